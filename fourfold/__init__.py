@@ -37,8 +37,14 @@ if TYPE_CHECKING:  # the types of what `_PUBLIC` names
 
 # ``pytest -p fourfold`` loads the plugin. Installing this package does not: options such as --device would collide with
 # those of other test suites. Of what is named here it loads `rootdir` alone, which has no options.
-# pytest configures the last first: what is timed follows from what a run selects.
-pytest_plugins = ["fourfold.pytest_plugin.rootdir", "fourfold.performance.plugin", "fourfold.pytest_plugin.hooks"]
+# The second comes before those that import torch. pytest configures the last first: what is timed follows from what a
+# run selects.
+pytest_plugins = [
+    "fourfold.pytest_plugin.rootdir",
+    "fourfold.pytest_plugin.early_start",
+    "fourfold.performance.plugin",
+    "fourfold.pytest_plugin.hooks",
+]
 
 # In a clone the operations lie beside this package, in impls/, oracles/ and properties/; a wheel holds them inside it.
 # Either way they are `fourfold.impls`, `fourfold.oracles` and `fourfold.properties`.

@@ -1,9 +1,15 @@
 """The command that runs the checks of the operations by pytest, in the user's project."""
 
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
+
+import pytest
 
 import fourfold
+from fourfold.processes.child import end_with
 from fourfold.pytest_plugin.rootdir import CONFIGURATIONS
 
 # Files that configure other tools as well, and the heading of pytest's part.
@@ -34,6 +40,17 @@ def pytest_command(*arguments: str) -> list[str]:
     # No assertion of the harness is worth the seconds that rewriting it takes.
     own = ["-p", "fourfold", "--assert=plain", *_WARNINGS]
     return [sys.executable, "-m", "pytest", str(operation_tests()), *own, *project, *arguments]
+
+
+def run_here(command: Sequence[str]) -> NoReturn:
+    """Run a command of `pytest_command` in this process, and end the process with its exit code.
+
+    A process of its own would start Python and import pytest once more.
+    """
+    sys.orig_argv, sys.argv = [*command], [*command[2:]]  # without the interpreter and its option -m
+    if not sys.flags.safe_path and sys.path[:1] != [os.getcwd()]:  # as `python -m` does
+        sys.path.insert(0, os.getcwd())
+    end_with(pytest.console_main)
 
 
 def configuration_of(folder: Path) -> Path | None:

@@ -12,10 +12,9 @@ import tempfile
 from pathlib import Path
 
 from fourfold.cli.parser import add_json, passing
-from fourfold.cli.pytest_command import pytest_command
+from fourfold.cli.pytest_command import pytest_command, run_here
 from fourfold.cli.settings import ProjectSettings
 from fourfold.cli.source import NotThere, require_function, require_operation
-from fourfold.processes.child import become
 from fourfold.processes.family import die_with, kill_descendants
 from fourfold.processes.stop import Stop
 from fourfold.pytest_plugin.options import add_options as add_options_of_plugin
@@ -75,7 +74,7 @@ def command(given: argparse.Namespace) -> int:
             one.passed.append(f"--claims={settings['claims']}")
         runs.append(command_of(one))
     if len(runs) == 1 and not (given.accept_claims or given.json):
-        become(runs[0])
+        run_here(runs[0])
     with Stop() as stop:
         try:
             return max(run(words, given) for words in runs)

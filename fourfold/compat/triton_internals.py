@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import triton
@@ -117,6 +117,8 @@ class Compilation(NamedTuple):
         num_warps: of a program.
         load: loads it from the cache, and raises `NotKept` if it is missing.
         run: compiles it if it is missing, and loads it.
+        specialised: what Triton compiles it for, apart from its options; empty where this is unknown.
+        run_as: compiles the kernel for something else if the cache lacks that, and loads it.
     """
 
     kernel: str
@@ -125,6 +127,63 @@ class Compilation(NamedTuple):
     num_warps: int
     load: Callable[[], Any]
     run: Callable[[], Any]
+    specialised: "Specialised"
+    run_as: Callable[["Specialised"], Any]
+
+
+class Specialised(NamedTuple):
+    """What Triton compiles a kernel for.
+
+    Attributes:
+        types: the type of each argument, by name, as "*fp16", "i32" and "constexpr".
+        constants: the constants by their place among the arguments.
+        multiples: by the place of an argument, Triton's words for a multiple of 16, or nothing for another number.
+    """
+
+    types: Mapping[str, str]
+    constants: Mapping[tuple[int, ...], Any]
+    multiples: Mapping[tuple[int, ...], Any]
+
+    @property
+    def name(self) -> str:
+        """Return a name, equal for equal specialisations."""
+        return repr([sorted(self.types.items()), sorted(self.constants.items()), sorted(self.multiples.items())])
+
+    def with_other_integers(self) -> "Specialised | None":
+        """Return it for integers that are multiples of 16, or for others if some are; None if it has no integers."""
+        places = [(place,) for place, kind in enumerate(self.types.values()) if kind == "i32"]
+        words = [told for place, told in self.multiples.items() if told and place not in places]
+        if not places or not words:
+            return None
+        told = [] if any(self.multiples.get(place) for place in places) else words[0]
+        return self._replace(multiples={**self.multiples, **dict.fromkeys(places, told)})
+
+    def dtype(self) -> str | None:
+        """Return the floating-point dtype of the tensors, or None if they have none, or several."""
+        found = {kind[1:] for kind in self.types.values() if kind.startswith("*")} & FLOATS.keys()
+        return FLOATS[found.pop()] if len(found) == 1 else None
+
+    def with_dtype(self, dtype: str) -> "Specialised":
+        """Return it for tensors of another floating-point dtype, and for computation in float64 if that is the dtype.
+
+        Args:
+            dtype: the name of the dtype, as "float16".
+        """
+        short = next(short for short, name in FLOATS.items() if name == dtype)
+        types = {
+            name: f"*{short}" if kind.startswith("*") and kind[1:] in FLOATS else kind
+            for name, kind in self.types.items()
+        }
+        wide, narrow = (tl.float64, tl.float32) if dtype == "float64" else (tl.float32, tl.float64)
+        constants = {
+            place: wide if isinstance(value, tl.dtype) and value == narrow else value
+            for place, value in self.constants.items()
+        }
+        return self._replace(types=types, constants=constants)
+
+
+# Triton's names of floating-point dtypes, and torch's.
+FLOATS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 
 
 _loading = threading.local()
@@ -163,11 +222,17 @@ def compilations_replaced(compilation: Callable[[Compilation], Any]) -> Iterator
             finally:
                 _loading.now = False
 
+        def run_as(other: Specialised) -> Any:
+            attributes = (other.multiples, *rest[1:])
+            return shipped(kernel, key, other.types, device, other.constants, options, *attributes)
+
         names = [parameter.name for parameter in parameters(kernel)]
         sizes = {names[path[0]]: value for path, value in constants.items() if type(value) is int}
-        found = Compilation(
-            kernel.__name__, kernel.cache_key, sizes, getattr(options, "num_warps", 1), load, compile_or_load
-        )
+        warps = getattr(options, "num_warps", 1)
+        plain = all(isinstance(kind, str) for kind in signature.values())  # the type of a tuple is a tuple
+        multiples = rest[0] if rest and isinstance(rest[0], Mapping) else {}
+        of = Specialised(signature if plain else {}, constants, multiples)
+        found = Compilation(kernel.__name__, kernel.cache_key, sizes, warps, load, compile_or_load, of, run_as)
         return compilation(found)
 
     def add_stages(*arguments: Any, **named: Any) -> Any:

@@ -24,7 +24,7 @@ from fourfold.candidates.load.cuda_candidates import load as load_cuda
 from fourfold.candidates.load.cuda_launches import Launch
 from fourfold.candidates.process.client import CannotBeImported, UntrustedFunction, started
 from fourfold.candidates.process.cuda_client import started as started_kernel
-from fourfold.candidates.process.session import Unanswered
+from fourfold.candidates.process.first_process import Unanswered
 from fourfold.checks.outputs import requires_gradient
 from fourfold.checks.records import named, reference_of
 from fourfold.checks.search import Subject

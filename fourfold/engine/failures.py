@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fourfold.candidates.frames import cause, own_frames, spelled, unwrapped, words
 from fourfold.candidates.integrity.escapes import Escape
-from fourfold.candidates.process.session import Unanswered
+from fourfold.candidates.process.first_process import Unanswered
 from fourfold.checks.grades import Imprecise
 from fourfold.compat import hypothesis_internals
 from fourfold.engine.cells import SelectionError

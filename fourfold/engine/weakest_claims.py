@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from fourfold.candidates.integrity.escapes import held
-from fourfold.candidates.process.session import Unanswered
+from fourfold.candidates.process.first_process import Unanswered
 from fourfold.checks.grades import Imprecise
 from fourfold.checks.search import Search, Subject
 from fourfold.operations.boundary import LAYOUTS

@@ -23,7 +23,7 @@ from fourfold.candidates.load.cuda_launches import Launch
 from fourfold.candidates.load.kernelbench_problems import KernelBenchProblem
 from fourfold.candidates.process.client import CannotBeImported, UntrustedFunction
 from fourfold.candidates.process.cuda_client import UntrustedKernel
-from fourfold.candidates.process.session import Unanswered
+from fourfold.candidates.process.first_process import Unanswered
 from fourfold.checks import catalogue
 from fourfold.checks.records import operations, reference_of
 from fourfold.declaration import defaults

@@ -23,7 +23,7 @@ import hypothesis
 import psutil
 import torch
 
-from fourfold.candidates.process import session
+from fourfold.candidates.process import first_process, session
 from fourfold.checks.records import operations
 from fourfold.grading.candidates import Submission
 from fourfold.grading.judging import failed, judge
@@ -121,7 +121,7 @@ class WorkerProcess:
     def _answer(self, job: Job) -> Reply:
         """Return the verdict on a candidate, or why there is none, which says nothing of the candidate."""
         if job.settings.device == "cpu":
-            session.first_process()
+            first_process.first_process()
         started = time.monotonic()
         folder = Path(tempfile.mkdtemp())
         own, other = Connection.pair()
@@ -156,7 +156,7 @@ class WorkerProcess:
         if job.settings.device == "cuda":
             os.environ.update(own_caches(folder))
         else:
-            session.first_process_of_parent().adopt()
+            first_process.adopt_first_process()
 
         def begin(stage: str, check: str, dtype: str) -> None:
             answers.send(CheckBegun(stage, check, dtype))
@@ -199,7 +199,7 @@ class WorkerProcess:
 
     def _too_much(self, judge: Judge, candidate: Submission, trusted: bool) -> str | None:
         """Return which limit the candidate exceeds, or None."""
-        judging = {judge.child.pid, session.first_process_number()}
+        judging = {judge.child.pid, first_process.first_process_number()}
         others = [child for child in descendants(self.own) if child.pid not in judging]
         if len(others) > MOST_PROCESSES:
             return f"crashed: it has started {len(others)} processes, and may have {MOST_PROCESSES}"
@@ -223,9 +223,9 @@ class WorkerProcess:
     def _clear(self, judge: Judge) -> None:
         """Remove the processes and files that a candidate left."""
         judge.child.kill()
-        if session.first_process_number() is not None and not session.first_process_of_parent().alive:
+        if first_process.first_process_number() is not None and not first_process.first_process_of_parent().alive:
             session.end_all()
-        first = {number for number in (session.first_process_number(),) if number is not None}
+        first = {number for number in (first_process.first_process_number(),) if number is not None}
         kill_descendants(first)
         kill_children(first)
         shutil.rmtree(judge.folder, ignore_errors=True)

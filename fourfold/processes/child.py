@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import fourfold
+from fourfold.compat.python_internals import handle_exit
 from fourfold.processes.family import die_with
 
 # The signals that stop a run.
@@ -121,7 +122,7 @@ class Child:
         printed: bool = False,
         limits: Limits | None = None,
         handlers: Mapping[Any, Any] | None = None,
-        unwinds: bool = False,
+        handles_exit: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> "Child":
         """Fork a process that does some work and exits.
@@ -136,7 +137,7 @@ class Child:
             limits: the limits of its resources.
             handlers: its handlers of `SIGNALS`, by number; otherwise signals have their default effect. Ignored
                 signals, as under `nohup`, stay ignored.
-            unwinds: whether it leaves by SystemExit through the frames of this call, so that exit handlers run.
+            handles_exit: whether it waits for its threads and runs the exit handlers, also the parent's, at its end.
             clock: the clock for `wait`, in seconds.
         """
         output = tempfile.TemporaryFile() if printed else None  # noqa: SIM115 - as long as the process
@@ -165,9 +166,7 @@ class Child:
                 os._exit(1)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, former)
-        if not unwinds:
-            _finish(work)
-        raise SystemExit(work())
+        return end_with(work, handles_exit)
 
     @classmethod
     def spawn(
@@ -270,15 +269,27 @@ def _redirect(descriptor: int) -> None:
         os.dup2(descriptor, standard)
 
 
-def _finish(work: Callable[[], object]) -> NoReturn:
-    """Do the work of this forked process, and end it: it must not return into its parent's code."""
+def end_with(work: Callable[[], object], handles_exit: bool = True) -> NoReturn:
+    """Do some work as the last of this process, and end the process without finalizing Python.
+
+    With torch loaded, finalizing takes up to two seconds.
+
+    Args:
+        work: returns the exit code, if it is an integer. An exception is printed; the exit code is 1.
+        handles_exit: whether to wait for threads and to run exit handlers before the end.
+    """
     code = 1
     try:
         result = work()
         code = result if isinstance(result, int) else 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
+        if handles_exit:
+            with contextlib.suppress(BaseException):
+                handle_exit()
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
             sys.stderr.flush()

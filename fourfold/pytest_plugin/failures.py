@@ -13,7 +13,7 @@ import pytest
 
 from fourfold.backends.cuda.declarations import SUFFIXES
 from fourfold.candidates.integrity.escapes import Escape
-from fourfold.candidates.process.session import Unanswered
+from fourfold.candidates.process.first_process import Unanswered
 from fourfold.checks.search import NAMED
 from fourfold.engine.cells import CANDIDATE, Selection, SelectionError, operation_in
 from fourfold.engine.failures import notes_of

@@ -4,11 +4,6 @@ import contextlib
 import ctypes
 import inspect
 import os
-
-# Set before NumPy is imported: the interpreter multiplies small tiles, and on a busy machine threads that wait for one
-# another are slower than one thread.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
 import zlib
 from collections.abc import Callable, Collection, Generator, Iterable
 from dataclasses import replace
@@ -106,7 +101,15 @@ def pytest_configure(config: pytest.Config) -> None:
     prepare(config)
     share_the_machine(config.stash[DEVICE])
     limits = contextlib.ExitStack()
-    limits.enter_context(compilation.compilation_limited(config.stash[DEVICE], config.getoption("compile_seconds")))
+    limits.enter_context(
+        compilation.compilation_limited(
+            config.stash[DEVICE],
+            config.getoption("compile_seconds"),
+            list(dict.fromkeys(cell.dtype for cell in config.stash[SELECTION].cells)),
+            # The workers of pytest-xdist leave no core idle.
+            1 if xdist_internals.is_asked_for(config) else len(os.sched_getaffinity(0)),
+        )
+    )
     config.add_cleanup(limits.close)
     if config.stash[DEVICE] == "cuda":  # on a CPU, neighbours in one process share the oracle's results
         xdist_internals.hand_out_one_by_one(config)

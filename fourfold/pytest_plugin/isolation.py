@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from fourfold.candidates.integrity.watch import WATCH
+from fourfold.candidates.process.first_process import adopt_first_process, end_first_process
 from fourfold.compat import pytest_internals, xdist_internals
 from fourfold.engine.verdict import Finding, Outcome
 from fourfold.instruments.line_coverage import Executed
@@ -321,6 +322,7 @@ def import_before_tests(config: pytest.Config) -> None:
     box = config.stash[TASK].box if TASK in config.stash else None
     if box is not None:
         box.open()
+        adopt_first_process()
     watch = config.stash.get(WATCH, None)
     if watch is not None:
         watch.settle()
@@ -378,10 +380,11 @@ def told_by_child(
     def run_as_child() -> int:
         return run_tests(config, RunTask(BlackBox(folder), told, pipe.for_child()))
 
-    child = stop.fork(run_as_child, unwinds=True)
+    child = stop.fork(run_as_child, handles_exit=True)
     pipe.listen()
     death = child.wait()
     assert death is not None
+    end_first_process()  # it served the child; another child starts its own
     if config.getoption("candidate"):
         end_orphans()
     code = int(pytest.ExitCode.INTERNAL_ERROR) if death.code is None else death.code

@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -917,6 +918,20 @@ def thread_that_python_did_not_start() -> None:
     assert done.wait(10)
     assert python_internals.is_foreign(found[0])
     assert not python_internals.is_foreign(threading.current_thread())
+
+
+@contract("threading._shutdown", "atexit._run_exitfuncs")
+def end_of_threads_and_exit_handlers() -> None:
+    program = """
+        import atexit, os, threading, time
+        from fourfold.compat.python_internals import handle_exit
+        atexit.register(print, "handler", flush=True)
+        threading.Thread(target=lambda: (time.sleep(0.2), print("thread", flush=True))).start()
+        handle_exit()
+        os._exit(3)
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout.split(), ended.stderr) == (3, ["thread", "handler"], "")
 
 
 # ---- what becomes of a part that is missing

@@ -19,7 +19,7 @@ FOLDERS["properties"] = "fourfold.properties"
 SIBLINGS = ("api", "grading", "mutation", "performance", "pytest_plugin", "sanitize")
 BELOW: Mapping[str, tuple[str, ...]] = {
     "compat": (),
-    "processes": (),
+    "processes": ("compat",),
     "numerics": ("compat",),
     "operations": ("numerics",),
     "backends": ("operations", "processes"),

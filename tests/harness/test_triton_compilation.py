@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 from subjects import subject_of
 
 from fourfold.backends.triton import compilation
@@ -18,6 +19,7 @@ from fourfold.backends.triton.compilation import ends_within
 from fourfold.checks.ahead_of_time import environment
 from fourfold.checks.records import operations
 from fourfold.checks.search import Search
+from fourfold.compat.triton_internals import Specialised
 from fourfold.numerics.compare import Agreement
 from fourfold.operations.case import Case
 from fourfold.operations.not_reached import NotReached
@@ -44,9 +46,9 @@ def wrong_kernel(x_ptr, output_ptr, cols, BLOCK_COLS: tl.constexpr):
     tl.store(x_ptr + tl.arange(0, BLOCK_COLS), there_is_no_such_name)
 
 
-def launch(kernel, cols, num_warps=4):
+def launch(kernel, cols, num_warps=4, dtype="float32"):
     try:
-        x, block = torch.empty(2, cols), triton.next_power_of_2(cols)
+        x, block = torch.empty(2, cols, dtype=getattr(torch, dtype)), triton.next_power_of_2(cols)
         kernel[(2,)](x, x.clone(), cols, block, num_warps=num_warps)
     except Exception as error:  # as those do who would take another way
         return type(error).__name__
@@ -54,7 +56,7 @@ def launch(kernel, cols, num_warps=4):
 """
 # Compiles what it is given, and prints for each kernel and size what became of it and how many children it took.
 COMPILES = """
-import json, os, sys
+import contextlib, json, os, sys
 sys.path.insert(0, sys.argv[1])
 import kernels
 from fourfold.backends.triton.compilation import compilation_limited
@@ -67,15 +69,17 @@ os.fork = lambda: forks.append(1) or shipped()
 def only_compile(shipped, kernel, *arguments, warmup, **options):
     return shipped(kernel, *arguments, warmup=True, **options)
 
-found = []
-with driver_replaced(AbsentDriver(90)), launches_replaced(only_compile), compilation_limited("cuda", 0.9):
-    for name, cols, warps in json.loads(sys.argv[2]):
+found, limits = [], json.loads(sys.argv[3])
+with driver_replaced(AbsentDriver(90)), launches_replaced(only_compile), compilation_limited("cuda", 0.9, **limits):
+    for name, *given in json.loads(sys.argv[2]):
         before = len(forks)
         try:
-            outcome = kernels.launch(getattr(kernels, name), cols, warps)
+            outcome = kernels.launch(getattr(kernels, name), *given)
         except NotReached as error:
             outcome = f"{error}{'' if error.is_of_this_package else ' says a kernel'}"
         found.append([outcome, len(forks) - before])
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # for the child that compiles ahead, if there is one
 try:
     os.waitpid(-1, os.WNOHANG)
     found.append("a child is left")
@@ -86,11 +90,11 @@ print(json.dumps(found))
 TOO_LONG = "not reached: softmax_kernel with BLOCK_COLS=65536 takes its compiler more than 1 s"
 
 
-def compiled(folder: Path, *wanted: tuple[str, int, int]) -> list[Any]:
-    """What became of kernels of so many columns and warps, in a process of its own."""
+def compiled(folder: Path, *wanted: tuple[Any, ...], **limits: Any) -> list[Any]:
+    """What became of kernels of so many columns and warps and a dtype, in a process of its own."""
     (folder / "kernels.py").write_text(KERNELS)
     caches = {"TRITON_CACHE_DIR": str(folder / "triton"), "FOURFOLD_CACHE": str(folder / "cache")}
-    command = [sys.executable, "-c", COMPILES, str(folder), json.dumps(wanted)]
+    command = [sys.executable, "-c", COMPILES, str(folder), json.dumps(wanted), json.dumps(limits)]
     variables = {**environment(), **caches, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, env=variables)
     assert not done.returncode, done.stderr
@@ -111,6 +115,30 @@ def test_a_block_that_takes_too_long_is_not_reached_and_larger_ones_are_not_comp
     ]
     # Another process, which finds in the caches what was compiled, and what was not.
     assert compiled(tmp_path, longer, small, long) == [[TOO_LONG, 0], ["launched", 0], [TOO_LONG, 0]]
+
+
+def test_other_dtypes_and_other_integers_are_compiled_ahead(tmp_path: Path) -> None:
+    wanted = [("softmax_kernel", cols, 4, dtype) for dtype in ("float16", "float64") for cols in (33, 48)]
+    # The first kernel, and a child for the other three of this block.
+    expected = [["launched", 2], *[["launched", 0]] * 3]
+    found = compiled(tmp_path, *wanted, dtypes=["float16", "float64"], cores=3)
+    assert found == expected
+
+
+def test_what_a_kernel_is_likely_to_be_compiled_for_next() -> None:
+    words, types = [["tt.divisibility", 16]], {"x_ptr": "*fp16", "ids_ptr": "*i32", "scale": "fp32", "n": "i32"}
+    first = Specialised(types, {(4,): tl.float32, (5,): 64}, {(0,): words, (1,): [], (3,): []})
+    other = first.with_other_integers()
+    assert other is not None
+    assert other.multiples == {(0,): words, (1,): [], (3,): words}
+    assert other.with_other_integers() == first
+    assert Specialised({"x_ptr": "*fp16"}, {}, {(0,): words}).with_other_integers() is None
+    assert first.dtype() == "float16"
+    assert Specialised({"x_ptr": "*fp16", "y_ptr": "*fp32"}, {}, {}).dtype() is None
+    wide = first.with_dtype("float64")
+    assert wide.types == {**types, "x_ptr": "*fp64"}
+    assert wide.constants == {(4,): tl.float64, (5,): 64}
+    assert wide.with_dtype("float16") == first
 
 
 def test_what_does_not_compile_raises_as_ever(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from fourfold.candidates.integrity.escapes import Escape
 from fourfold.candidates.load import modules
 from fourfold.candidates.process import client, cuda_client, protocol
 from fourfold.candidates.process.client import CannotBeImported, UntrustedFunction
-from fourfold.candidates.process.session import MOST_COPIED, Crashed
+from fourfold.candidates.process.first_process import Crashed
+from fourfold.candidates.process.session import MOST_COPIED
 from fourfold.checks.records import operations
 from fourfold.cli.main import parsed
 from fourfold.cli.verify import command_of

@@ -11,7 +11,8 @@ from fourfold.api.verify import verify
 from fourfold.backends.cuda.declarations import kernels
 from fourfold.backends.cuda.emulator import unavailable_reason
 from fourfold.candidates.process import client
-from fourfold.candidates.process.session import Crashed, Session, Unanswered
+from fourfold.candidates.process.first_process import Crashed, Unanswered
+from fourfold.candidates.process.session import Session
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.records import operations
 from fourfold.checks.search import Search

@@ -2,6 +2,9 @@
 
 A kernel that is not in the cache is compiled in a child process, which has the limit, and leaves it in the cache. A
 compiler within this process could not be interrupted.
+
+Where cores are idle, other children compile ahead what a run is likely to need next: the same kernel in the other
+dtypes, and for integers that are multiples of 16 or not.
 """
 
 import contextlib
@@ -10,9 +13,10 @@ import gc
 import hashlib
 import json
 import math
+import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fourfold.backends.cuda.compile import cache_folder
@@ -21,17 +25,19 @@ from fourfold.operations.refusals import chain
 from fourfold.processes.child import Child, Limits
 
 if TYPE_CHECKING:
-    from fourfold.compat.triton_internals import Compilation
+    from fourfold.compat.triton_internals import Compilation, Specialised
 
 # A child that takes this many times its limit by the clock does nothing but wait.
 CLOCK = 30
 _TOO_LONG = 3
+# The most children that compile ahead.
+MOST_AHEAD = 8
 # One compilation at a time, so that no thread holds one of the compiler's locks while another one forks.
 _turn = threading.RLock()
 
 
 @contextlib.contextmanager
-def compilation_limited(device: str, seconds: float) -> Iterator[None]:
+def compilation_limited(device: str, seconds: float, dtypes: Sequence[str] = (), cores: int = 1) -> Iterator[None]:
     """Context manager: on a GPU, raise `NotReached` for a launch whose kernel takes the compiler longer than this.
 
     A launch of the same kernel with constants at least as large raises it, too. The cache records exceeded limits.
@@ -39,36 +45,101 @@ def compilation_limited(device: str, seconds: float) -> Iterator[None]:
     Args:
         device: "cpu", where Triton compiles nothing, or "cuda".
         seconds: the limit of processor time for a kernel; it applies to the compiler and to the assembler separately.
+        dtypes: the floating-point dtypes of the run, in its order. What the first one needs is compiled ahead for the
+            others.
+        cores: the number of cores that this process may keep busy. With one, nothing is compiled ahead.
     """
     if device == "cpu":
         yield
         return
     # Imported here, because it imports Triton: whether kernels are interpreted is decided then.
-    from fourfold.compat.triton_internals import NotKept, compilations_replaced
+    from fourfold.compat.triton_internals import FLOATS, NotKept, compilations_replaced
 
-    with compilations_replaced(functools.partial(_compiled, math.ceil(seconds), NotKept)):
-        yield
+    known = [dtype for dtype in dtypes if dtype in FLOATS.values()]
+    ahead = Ahead(known, min(cores - 1, MOST_AHEAD), math.ceil(seconds))
+    try:
+        with compilations_replaced(functools.partial(_compiled, math.ceil(seconds), NotKept, ahead)):
+            yield
+    finally:
+        ahead.end()
 
 
-def _compiled(seconds: int, not_kept: type[BaseException], wanted: "Compilation") -> Any:
+def _compiled(seconds: int, not_kept: type[BaseException], ahead: "Ahead", wanted: "Compilation") -> Any:
     """Return the wanted kernel, from the cache or compiled within the limit.
 
     Raises:
         NotReached: it takes longer.
     """
     with _turn:
-        try:
+        with contextlib.suppress(not_kept):
             return wanted.load()
-        except not_kept:
-            pass
         abandoned = Abandoned(wanted)
-        if not abandoned.covers(seconds) and not ends_within(wanted.run, seconds):
-            abandoned.add(seconds)
+        if not abandoned.covers(seconds):
+            ahead.compile_with(wanted)
+            if not ends_within(wanted.run, seconds):
+                abandoned.add(seconds)
         if least := abandoned.covers(seconds):
             with_sizes = "".join(f" {name}={size}" for name, size in least["sizes"].items())
             said = f"{wanted.kernel}{' with' * bool(with_sizes)}{with_sizes} takes its compiler more than {seconds} s"
             raise NotReached(said)
         return wanted.run()
+
+
+class Ahead:
+    """The kernels that a run is likely to need next, and the children that compile them for Triton's cache.
+
+    Args:
+        dtypes: the floating-point dtypes of the run, in its order.
+        most: the most children at a time.
+        seconds: the limit of processor time for a child.
+    """
+
+    def __init__(self, dtypes: Sequence[str], most: int, seconds: int) -> None:
+        self.dtypes, self.most, self.seconds, self.owner = dtypes, most, seconds, os.getpid()
+        self._children: list[Child] = []
+        self._waiting: list[Callable[[], object]] = []
+        self._begun = set[tuple[str, str]]()  # the digest and the specialisation of each kernel
+
+    def compile_with(self, wanted: "Compilation") -> None:
+        """Compile others ahead while this process compiles a kernel.
+
+        They go to a single child: to fork a process with a GPU takes as long as to compile a small kernel.
+        """
+        if self.most < 1 or self.owner != os.getpid():
+            return
+        self._begun.add((wanted.digest, wanted.specialised.name))
+        for other in self._likely(wanted.specialised):
+            if (key := (wanted.digest, other.name)) not in self._begun:
+                self._begun.add(key)
+                self._waiting.append(functools.partial(wanted.run_as, other))
+        self._children = [child for child in self._children if child.poll() is None]
+        if self._waiting and len(self._children) < self.most:
+            work, limits = functools.partial(_compile_all, self._waiting), Limits(processor=self.seconds)
+            self._children.append(Child.fork(work, quiet=True, limits=limits))
+            self._waiting = []
+
+    def end(self) -> None:
+        """End the children."""
+        if self.owner == os.getpid():
+            for child in self._children:
+                child.kill()
+
+    def _likely(self, specialised: "Specialised") -> "Iterator[Specialised]":
+        """Yield what the kernel is likely to be needed for: other integers first, then other dtypes."""
+        other = specialised.with_other_integers()
+        if other is not None:
+            yield other
+        if specialised.dtype() in self.dtypes[:1]:
+            for each in filter(None, (specialised, other)):
+                yield from map(each.with_dtype, self.dtypes[1:])
+
+
+def _compile_all(works: Sequence[Callable[[], object]]) -> None:
+    """Compile some kernels in a child, whose other state is lost."""
+    gc.disable()  # garbage may hold memory of the GPU, which is the parent's
+    for work in works:
+        with contextlib.suppress(Exception):
+            work()
 
 
 class Abandoned:

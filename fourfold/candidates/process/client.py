@@ -25,8 +25,9 @@ from fourfold.backends.cuda.emulator.reached import Line
 from fourfold.backends.python_source import SizeComparison
 from fourfold.candidates.load.calling import CannotBeCalled
 from fourfold.candidates.process import protocol
+from fourfold.candidates.process.first_process import Unanswered
 from fourfold.candidates.process.foreign_exceptions import exception
-from fourfold.candidates.process.session import NotSent, Session, TimedOut, Unanswered, in_turn
+from fourfold.candidates.process.session import NotSent, Session, TimedOut, in_turn
 from fourfold.compat import torch_internals
 from fourfold.instruments import concurrent_calls
 from fourfold.instruments.concurrent_calls import NeverReturns

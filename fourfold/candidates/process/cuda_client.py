@@ -22,7 +22,8 @@ from fourfold.candidates.load.cuda_candidates import CudaCandidate
 from fourfold.candidates.load.cuda_launches import RESULT
 from fourfold.candidates.process import protocol
 from fourfold.candidates.process.client import MOST_BYTES, ThreadResults, UntrustedFunction
-from fourfold.candidates.process.session import Session, Unanswered
+from fourfold.candidates.process.first_process import Unanswered
+from fourfold.candidates.process.session import Session
 from fourfold.operations.claims import claims
 from fourfold.processes.child import printable
 

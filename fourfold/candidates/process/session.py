@@ -7,38 +7,25 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fourfold.candidates.process import protocol
+from fourfold.candidates.process.first_process import Crashed, Unanswered, end_first_process, first_process
 from fourfold.instruments import sparse_memory
-from fourfold.instruments.hide_test_runner import INTERPRETER, VARIABLES
 from fourfold.operations.blame import Blame
 from fourfold.operations.outcomes import Kind, Unsupported
 from fourfold.operations.refusals import OutOfTime
-from fourfold.processes.child import SHOWN_CHARACTERS, Child, Death, printable
+from fourfold.processes.child import SHOWN_CHARACTERS, Death, printable
 from fourfold.processes.messages import MOST_BYTES, Connection, Ended, Malformed
 
-# Seconds for the first process to import torch, and to answer.
-STARTING_SECONDS = 120.0
 # The most entries of the working folder that a candidate sees, and the most bytes of a file in it.
 MOST_ENTRIES, MOST_COPIED = 200, 1 << 20
 # Seconds for a process to end after it closed its connection.
 SECONDS_TO_END = 2.0
-
-
-class Unanswered(Exception):
-    """The candidate's process did not answer a call: a failure, not a refusal."""
-
-    fourfold_blame = Blame.BUG
-    kind = Kind.CRASHED
-
-
-class Crashed(Unanswered):
-    """The process died."""
 
 
 class TimedOut(Unanswered, OutOfTime):
@@ -51,79 +38,7 @@ class AnsweredWrongly(Unanswered):
     """The process sent an invalid answer, and was ended."""
 
 
-class FirstProcess:
-    """The process that imports torch, and forks a process for each candidate."""
-
-    def __init__(self) -> None:
-        self.connection, other = Connection.pair()
-        # Hide from kernels that they are being tested: their process shows the variables that it began with.
-        unseen = {name: value for name, value in os.environ.items() if not name.startswith((*VARIABLES, INTERPRETER))}
-        self.user, self.closed = os.getpid(), False
-        with other:
-            self.child = Child.spawn(
-                "fourfold.candidates.process.server",
-                other.fileno(),
-                files=[other.fileno()],
-                environment=unseen,
-                plain=True,
-                printed=True,
-            )
-
-    def ask(self, request: Any, answer: Any, files: Sequence[int] = ()) -> Any:
-        """Send a request; return the answer, which is of a given type.
-
-        Raises:
-            Crashed: the process has gone.
-        """
-        try:
-            self.connection.within(STARTING_SECONDS).send(request, files=files)
-            return self.connection.receive(answer)
-        except (Ended, TimeoutError, Malformed, OSError) as error:
-            self.close()
-            said = self.child.death.printed if self.child.death is not None else ""
-            raise Crashed(f"the process that starts those of candidates has gone: {error!r}\n{said}".rstrip()) from None
-
-    @property
-    def alive(self) -> bool:
-        """Return whether this process can send requests to it."""
-        if self.closed or self.user != os.getpid():
-            return False
-        return self.user != self.child.owner or self.child.poll() is None
-
-    def adopt(self) -> None:
-        """Take it over for this process, which was forked from the one that started it.
-
-        The parent must not use it before this process has ended. The parent ends it.
-        """
-        self.user = os.getpid()
-
-    def close(self) -> None:
-        """End it, and with it all candidates."""
-        self.closed = True
-        self.connection.close()
-        if self.user == os.getpid():
-            self.child.kill()
-
-
-_first: list[FirstProcess] = []
 _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
-
-
-def first_process() -> FirstProcess:
-    """Return the first process of this process; start it if necessary."""
-    if not _first or not _first[0].alive:
-        _first[:] = [FirstProcess()]
-    return _first[0]
-
-
-def first_process_of_parent() -> FirstProcess:
-    """Return the first process of this process, or of the parent that this one was forked from."""
-    return _first[0]
-
-
-def first_process_number() -> int | None:
-    """Return the process id of the first process, or None if there is none."""
-    return _first[0].child.pid if _first else None
 
 
 def end_candidates() -> None:
@@ -135,8 +50,7 @@ def end_candidates() -> None:
 def end_all() -> None:
     """End every candidate's process, its children, and the first process."""
     end_candidates()
-    while _first:
-        _first.pop().close()
+    end_first_process()
 
 
 atexit.register(end_all)

@@ -1,0 +1,53 @@
+"""What has to begin before torch is imported: a variable of NumPy, and the process that runs untrusted candidates.
+
+That process imports torch, too. It does so while this process does, if the command line promises that it is needed. A
+wrong guess costs time alone: a run without untrusted candidates ends the process, and a run that lacks it starts it.
+"""
+
+import argparse
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fourfold.candidates.process.first_process import first_process
+from fourfold.pytest_plugin.options import add_options
+
+# Set before NumPy is imported: the interpreter multiplies small tiles, and on a busy machine threads that wait for one
+# another are slower than one thread.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# What NVIDIA's driver shows of itself.
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Start the process of candidates, when pytest registers this plugin."""
+    config = pluginmanager.get_plugin("pytestconfig")
+    if config is not None and needs_process(list(map(str, config.invocation_params.args))):
+        first_process()
+
+
+def needs_process(arguments: Sequence[str]) -> bool:
+    """Return whether pytest, with these arguments, is going to run candidates in a process of their own on the CPU.
+
+    Workers of pytest-xdist start their own.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    add_options(parser.add_argument)
+    parser.add_argument("-n", "--numprocesses")
+    given = argparse.Namespace(candidate=[], untrusted=False, untrusted_where_possible=False)
+    with contextlib.suppress(argparse.ArgumentError, SystemExit):  # the run itself reports the mistake
+        given, _ = parser.parse_known_args(arguments)
+    if not given.candidate or not (given.untrusted or given.untrusted_where_possible) or given.numprocesses:
+        return False
+    on_cpu = given.device == "cpu" or (given.device == "auto" and not DRIVER.exists())
+    return on_cpu and not any(map(declares_its_operation, given.candidate))
+
+
+def declares_its_operation(candidate: str) -> bool:
+    """Return whether a candidate's own file declares its operation: then the judge imports it."""
+    operation, _, kernel = candidate.partition("=")
+    return ":" in operation and operation.rpartition(":")[0] == kernel.rpartition(":")[0]

@@ -1,0 +1,83 @@
+"""The process of untrusted candidates starts before torch is imported, and the child that runs the tests adopts it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from fourfold.candidates.process.first_process import (
+    adopt_first_process,
+    end_first_process,
+    first_process,
+    first_process_number,
+)
+from fourfold.processes.child import Child
+from fourfold.pytest_plugin import early_start
+from fourfold.pytest_plugin.early_start import needs_process
+
+CANDIDATE = "--candidate=softmax=kernels.py:softmax"
+
+
+@pytest.fixture
+def process() -> Iterator[int]:
+    """Return the number of a first process of this one, which has none otherwise."""
+    end_first_process()
+    first_process()
+    number = first_process_number()
+    assert number is not None
+    yield number
+    end_first_process()
+
+
+def test_the_early_modules_import_neither_torch_nor_numpy() -> None:
+    program = """
+import sys, fourfold.pytest_plugin.early_start
+sys.exit("torch" in sys.modules or "numpy" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        ([CANDIDATE, "--untrusted"], True),
+        (["tests", "-x", "--candidate", "softmax=kernels.py:softmax", "--untrusted-where-possible"], True),
+        ([CANDIDATE, "--untrusted", "--device=cpu", "-k", "forward"], True),
+        ([CANDIDATE], False),
+        (["--untrusted"], False),
+        ([CANDIDATE, "--untrusted", "-n", "2"], False),
+        ([CANDIDATE, "--untrusted-where-possible", "--device", "cuda"], False),
+        (["--candidate=my.py:op=my.py:kernel", "--untrusted-where-possible"], False),
+        (["--candidate=my.py:op=kernels.py:kernel", "--untrusted-where-possible"], True),
+        ([CANDIDATE, "--untrusted", "--examples=many"], False),
+    ],
+)
+def test_the_process_starts_early_only_for_a_run_that_needs_it(
+    arguments: list[str], needed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(early_start, "DRIVER", early_start.DRIVER / "missing")
+    assert needs_process(arguments) == needed
+
+
+def test_a_run_that_may_take_the_gpu_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early_start, "DRIVER", early_start.Path(__file__))
+    assert not needs_process([CANDIDATE, "--untrusted-where-possible"])
+    assert needs_process([CANDIDATE, "--untrusted-where-possible", "--device", "cpu"])
+
+
+@pytest.mark.parametrize(("name", "adopts"), [("TMPDIR", True), ("HYPOTHESIS_PROFILE", True), ("KERNEL_MODE", False)])
+def test_a_child_adopts_the_process_unless_variables_of_candidates_changed(
+    process: int, name: str, adopts: bool
+) -> None:
+    def takes_it_over() -> int:
+        os.environ[name] = "changed"
+        adopt_first_process()
+        first_process()
+        return int(first_process_number() == process)
+
+    child = Child.fork(takes_it_over, handles_exit=True)
+    death = child.wait(60)
+    assert death is not None
+    assert death.code == adopts
