@@ -1,4 +1,4 @@
-"""What has to begin before torch is imported: a variable of NumPy, and the process that runs untrusted candidates.
+"""What has to begin before torch is imported: variables of libraries, and the process that runs untrusted candidates.
 
 That process imports torch, too. It does so while this process does, if the command line promises that it is needed. A
 wrong guess costs time alone: a run without untrusted candidates ends the process, and a run that lacks it starts it.
@@ -15,9 +15,10 @@ import pytest
 from fourfold.candidates.process.first_process import first_process
 from fourfold.pytest_plugin.options import add_options
 
-# Set before NumPy is imported: the interpreter multiplies small tiles, and on a busy machine threads that wait for one
-# another are slower than one thread.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Set before NumPy and torch are imported: tensors are small, and on a busy machine threads that wait for one another are
+# slower than one thread. The child processes of a test have them, too.
+for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
 
 # What NVIDIA's driver shows of itself.
 DRIVER = Path("/proc/driver/nvidia/version")

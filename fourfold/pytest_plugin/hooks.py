@@ -153,10 +153,7 @@ def share_the_machine(device: str) -> None:
         if worker is not None:
             torch.cuda.set_device(worker % torch.cuda.device_count())
     else:
-        # Small tensors are computed faster by one thread, and there are as many workers as cores. Child processes of
-        # the tests read the variable.
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-        torch.set_num_threads(1)
+        torch.set_num_threads(1)  # there are as many workers as cores, and tensors are small
 
 
 def pytest_report_header(config: pytest.Config) -> str:
