@@ -389,18 +389,25 @@ def test_dot_with_a_number_is_a_product() -> None:
 # Extremes and choices.
 
 
-def test_the_extremes_of_many_have_the_largest_error() -> None:
-    x = Bounded(np.array([[1.0, 5.0], [7.0, -3.0]]), np.array([[0.1, 0.2], [0.3, 0.4]]), SINGLE)
-    for function, right in [(np.max, 7.0), (np.amax, 7.0), (np.min, -3.0), (np.amin, -3.0)]:
+def test_an_extreme_lies_between_those_of_both_ends() -> None:
+    x = Bounded(np.array([[1.0, 5.0], [7.0, -3.0]]), np.array([[0.125, 0.25], [0.5, 0.75]]), SINGLE)
+    for function, right, error in [
+        (np.max, 7.0, 0.5),
+        (np.amax, 7.0, 0.5),
+        (np.min, -3.0, 0.75),
+        (np.amin, -3.0, 0.75),
+    ]:
         assert function(x).value == right
-        assert function(x).error == 0.4
-    assert np.max(x, axis=1).error.tolist() == [0.2, 0.4]
-    assert np.min(x, axis=0, keepdims=True).error.tolist() == [[0.3, 0.4]]
+        assert function(x).error == error
+    assert np.max(x, axis=1).error.tolist() == [0.25, 0.5]
+    assert np.min(x, axis=0, keepdims=True).error.tolist() == [[0.125, 0.75]]
+    near = Bounded(np.array([5.0, 4.5]), np.array([0.25, 2.0]), SINGLE)
+    assert np.max(near).error == 1.5
     assert np.maximum.reduce(x).value.tolist() == [7, 5]
     assert np.minimum.reduce(x, axis=1).value.tolist() == [1, -3]
     assert np.min(x, initial=-9.0).value == -9
     assert np.max(x[:0], initial=2.0).value == 2
-    assert np.max(x, initial=0.1).error == 0.4
+    assert np.max(x, initial=0.1).error == 0.5
     assert np.max(exact(0.0), initial=0.1).error >= abs(float(np.float32(0.1)) - 0.1) > 0
     with pytest.raises(ValueError, match="zero-size"):
         np.max(x[:0])

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fourfold.numerics.bounded import IN_GRADIENTS, Arithmetic, Bounded, NoRule, as_others_scale, unspecified_where
-from fourfold.numerics.steps.along_axes import matrix_product, total
+from fourfold.numerics.steps.along_axes import matrix_product, mean, total
 from fourfold.numerics.steps.elementwise import (
     DIVISION,
     EXPONENTIAL,
@@ -119,27 +119,22 @@ def log_softmax_backward(grad: Any, output: Any, dim: int, input_dtype: Any = No
 # Normalizations.
 
 
-def average(a: Bounded, along: tuple[int, ...]) -> Bounded:
-    """Return the mean along axes, which are kept; 0 for no elements."""
-    count = math.prod(a.shape[i] for i in along)
-    return divide(total(a, along, keepdims=True), lifted(max(count, 1)))
-
-
 def normalized(a: Bounded, along: tuple[int, ...], eps: float) -> tuple[Bounded, Bounded, Bounded]:
     """Return (a - mean) / deviation, the mean, and 1 / deviation, along axes that are kept.
 
     The deviation is sqrt(variance + eps), where the variance is the mean of the squared deviations from the mean.
     """
     a = as_others_scale(a)
-    mean = average(a, along)
-    centred = subtract(a, mean)
-    deviation = sqrt(maximum(add(average(multiply(centred, centred), along), lifted(eps)), lifted(eps)))
+    middle = mean(a, along, keepdims=True)
+    centred = subtract(a, middle)
+    variance = mean(multiply(centred, centred), along, keepdims=True)
+    deviation = sqrt(maximum(add(variance, lifted(eps)), lifted(eps)))
     normal = divide(centred, deviation)
     if not a.arithmetic.documented_ties:  # kernels that scale first may overflow
         with np.errstate(all="ignore"):
             overflow = np.isfinite(a.value) & (abs(a.value / deviation.value) >= a.arithmetic.largest)
         normal = unspecified_where(normal, overflow)
-    return normal, mean, reciprocal(deviation)
+    return normal, middle, reciprocal(deviation)
 
 
 def scaled_and_shifted(a: Bounded, weight: Any, bias: Any) -> Bounded:
@@ -217,8 +212,8 @@ def of_normalized(
         along: the axes of the means.
     """
     g = grad if weight is None else multiply(grad, weight)
-    share = multiply(normal, average(multiply(g, normal), along))
-    result = multiply(subtract(subtract(g, average(g, along)), share), inverse)
+    share = multiply(normal, mean(multiply(g, normal), along, keepdims=True))
+    result = multiply(subtract(subtract(g, mean(g, along, keepdims=True)), share), inverse)
     arithmetic = result.arithmetic
     if arithmetic.documented_ties:
         return result
