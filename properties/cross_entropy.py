@@ -14,6 +14,7 @@ from fourfold.inputs.special_values import not_finite_in_turn
 from fourfold.numerics.bounded import Bounded, as_others_scale, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
+from fourfold.numerics.steps.orders import any_order, either_formula
 from fourfold.operations.arguments import KINDS, Values, integers, one_of, tensor
 from fourfold.operations.case import Case
 from fourfold.operations.declared_errors import Arguments
@@ -33,19 +34,12 @@ def of_others(result: Any) -> bool:
     return isinstance(result, Bounded) and not result.arithmetic.documented_ties
 
 
-def as_others_take(logits: Any) -> Any:
-    """Logits with the error of kernels that take them off a logarithm, which may be as large as they are."""
-    scaled = as_others_scale(logits)
-    if scaled is logits:
-        return logits
-    return Bounded(logits.value, np.where(np.isfinite(logits.value), scaled.error, logits.error), logits.arithmetic)
-
-
 def forward(
     logits: Any, target: Any, ignore_index: int = IGNORED, label_smoothing: float = 0.0, reduction: str = "mean"
 ) -> Any:
     """The oracle's output. Somebody else's mean over no rows is unspecified: torch gives NaN, others 0."""
-    output = oracle.forward(as_others_take(logits), target, ignore_index, label_smoothing, reduction)
+    # Other kernels take logits off a logarithm, which may be as large as they are.
+    output = oracle.forward(as_others_scale(logits), target, ignore_index, label_smoothing, reduction)
     if not of_others(output):
         return output
     if reduction == "mean" and bool((target == ignore_index).all()):
@@ -54,8 +48,8 @@ def forward(
         # torch sums logarithms over all classes before it divides by their number, which may overflow float16.
         kept = "none" if reduction == "none" else "sum"
         with np.errstate(all="ignore"):
-            reach = logits.shape[1] * oracle.forward(logits.value, target, ignore_index, 1.0, kept)
-        output = unspecified_where(output, reach >= output.arithmetic.storage.largest)
+            smooth = oracle.forward(logits.value, target, ignore_index, 1.0, kept)
+        output = any_order(output, (logits.shape[1], smooth), kept=True)
     return output
 
 
@@ -72,7 +66,7 @@ def backward(
     There the order of the steps decides between an infinity and NaN. Somebody else's gradient of a row that is ignored
     is unspecified where the row is not finite: torch multiplies its NaN by 0.
     """
-    arguments = as_others_take(logits), target, ignore_index, label_smoothing, reduction
+    arguments = as_others_scale(logits), target, ignore_index, label_smoothing, reduction
     (gradient,) = oracle.backward(grad_output, *arguments)
     if not isinstance(gradient, Bounded):
         return (gradient,)
@@ -82,8 +76,7 @@ def backward(
         if gradient.arithmetic.rounds_each_step:
             # Liger computes the gradient forward, and multiplies what it has stored by the cotangent.
             (stored,) = oracle.backward(np.ones_like(grad_output), *arguments)
-            scaled = stored * (grad_output[:, None] if reduction == "none" else grad_output)
-            gradient = Bounded(gradient.value, np.maximum(gradient.error, scaled.error), gradient.arithmetic)
+            gradient = either_formula(gradient, stored * (grad_output[:, None] if reduction == "none" else grad_output))
     return (unspecified_where(gradient, np.broadcast_to(unknown[:, None], gradient.shape)),)
 
 

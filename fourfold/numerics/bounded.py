@@ -519,36 +519,13 @@ def as_others_scale(a: Any, roundings: int = 2) -> Any:
     if not isinstance(a, Bounded) or a.arithmetic.documented_ties:
         return a
     with np.errstate(all="ignore"):
-        return Bounded(a.value, a.error + roundings * a.arithmetic.roundoff * abs(a.value), a.arithmetic)
+        scaled = np.where(np.isfinite(a.value), roundings * a.arithmetic.roundoff * abs(a.value), 0.0)
+        return Bounded(a.value, a.error + scaled, a.arithmetic)
 
 
 def unspecified_where(a: Bounded, where: np.ndarray) -> Bounded:
     """Return `a`, unbounded where the mask is set."""
     return Bounded(a.value, np.where(where, np.inf, a.error), a.arithmetic)
-
-
-def values_of(*arrays: Any) -> tuple[Any, ...]:
-    """Return the values of arrays, whether they are bounded or not."""
-    return tuple(a.value if isinstance(a, Bounded) else a for a in arrays)
-
-
-def in_other_steps(a: Any, reach: np.ndarray, lost: Callable[[float], np.ndarray]) -> Any:
-    """Return a result with the bound of kernels that take other steps than the oracle; a plain array unchanged.
-
-    Args:
-        a: the result.
-        reach: the largest intermediate result of any order of the steps. Where it overflows, the result is unspecified.
-        lost: returns the further error of the other steps for a roundoff.
-    """
-    if not isinstance(a, Bounded):
-        return a
-    arithmetic = a.arithmetic
-    kept = (arithmetic.rounds_each_step and arithmetic.storage) or arithmetic
-    with np.errstate(all="ignore"):
-        more = lost(arithmetic.roundoff)
-    # An infinity that is given comes to the right result here; others multiply it by 0, in whichever order.
-    overflows = (reach >= kept.largest / 2) & (np.isfinite(reach) | (not arithmetic.documented_ties))
-    return unspecified_where(Bounded(a.value, a.error + np.where(np.isfinite(more), more, 0), arithmetic), overflows)
 
 
 def rounded_step(rule: Rule, result: Any) -> Any:

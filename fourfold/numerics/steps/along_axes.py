@@ -28,7 +28,6 @@ from fourfold.numerics.bounded import (
     truth,
 )
 from fourfold.numerics.steps.elementwise import (
-    REORDERING,
     ROUNDED_ONCE,
     arithmetic_of,
     divide,
@@ -41,6 +40,7 @@ from fourfold.numerics.steps.elementwise import (
     subtract,
     summed_exactly,
 )
+from fourfold.numerics.steps.orders import partial_products
 
 # A tensor core truncates instead of rounding to nearest: an error of up to one ulp, two roundings.
 CUT_OFF = 2.0
@@ -173,8 +173,7 @@ def add_accumulate(a: Bounded, axis: int = 0) -> Bounded:
 def prod(a: Bounded, axis: Any = None, *, keepdims: bool = False) -> Bounded:
     """Return the product in any order: ``terms - 1`` roundings, and the relative errors of all factors.
 
-    Some order passes through the product of all factors above 1, which must not overflow. Where the product of all
-    factors below 1 underflows, the lost part is multiplied by the product of the others.
+    See `fourfold.numerics.steps.orders`.
     """
     along: dict[str, Any] = {"axis": axis, "keepdims": keepdims}
     arithmetic, size, terms = a.arithmetic, abs(a.value), counted(a, axis)
@@ -182,12 +181,12 @@ def prod(a: Bounded, axis: Any = None, *, keepdims: bool = False) -> Bounded:
     if terms == 1:
         return Bounded(value, np.prod(a.error, **along), arithmetic)
     inherited = np.prod(size + a.error, **along) - np.prod(size, **along)
-    farthest = np.prod(np.maximum(np.where(np.isinf(size), 1, size + a.error), 1), **along)
-    underflows = np.prod(np.clip(size - a.error, 0, 1), **along) < arithmetic.smallest_normal
-    lost = np.where(underflows, terms * arithmetic.smallest_normal * farthest, 0.0)
+    multiply = functools.partial(np.prod, **along)
+    farthest, lost, underflows = partial_products(
+        size - a.error, size + a.error, multiply, terms, arithmetic, arithmetic.smallest_normal
+    )
     infinite = np.any(np.isinf(size), **along)
-    unknown = ~(farthest * (1 + terms * REORDERING * arithmetic.roundoff) <= arithmetic.largest)
-    unknown |= np.any(np.isinf(a.error), **along) | (infinite & underflows)
+    unknown = ~(farthest <= arithmetic.largest) | np.any(np.isinf(a.error), **along) | (infinite & underflows)
     # A factor that is certainly 0 makes the product 0, or NaN if another is infinite.
     certain_zero = np.any((size == 0) & (a.error == 0), **along)
     lost, unknown = np.where(certain_zero, 0.0, lost), unknown & ~(certain_zero & infinite)
