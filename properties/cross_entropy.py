@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, repeated, sizes, values
 from fourfold.inputs.special_values import not_finite_in_turn
-from fourfold.numerics.bounded import Bounded, as_others_scale, unspecified_where
+from fourfold.numerics.bounded import Bounded, as_others_scale, contract_of, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
 from fourfold.numerics.steps.orders import any_order, either_formula
@@ -29,22 +29,23 @@ SMOOTHINGS = (0.0, 0.1, 0.75)
 ROW_KINDS = tuple(kind for kind in KINDS if kind != "huge")
 
 
-def of_others(result: Any) -> bool:
-    """Whether an array is a bound on the results of somebody else's kernel."""
-    return isinstance(result, Bounded) and not result.arithmetic.documented_ties
+def as_others_take(logits: Any) -> Any:
+    """Logits with the error of kernels that take them off a logarithm, which may be as large as they are."""
+    scaled = as_others_scale(logits)
+    if scaled is logits:
+        return logits
+    return Bounded(logits.value, np.where(np.isfinite(logits.value), scaled.error, logits.error), logits.arithmetic)
 
 
 def forward(
     logits: Any, target: Any, ignore_index: int = IGNORED, label_smoothing: float = 0.0, reduction: str = "mean"
 ) -> Any:
     """The oracle's output. Somebody else's mean over no rows is unspecified: torch gives NaN, others 0."""
-    # Other kernels take logits off a logarithm, which may be as large as they are.
-    output = oracle.forward(as_others_scale(logits), target, ignore_index, label_smoothing, reduction)
-    if not of_others(output):
-        return output
-    if reduction == "mean" and bool((target == ignore_index).all()):
+    output = oracle.forward(as_others_take(logits), target, ignore_index, label_smoothing, reduction)
+    contract = contract_of(output)
+    if contract.nonfinite and reduction == "mean" and bool((target == ignore_index).all()):
         return unspecified_where(output, np.array(True))
-    if output.arithmetic.rounds_each_step and label_smoothing:
+    if contract.reassociation and output.arithmetic.rounds_each_step and label_smoothing:
         # torch sums logarithms over all classes before it divides by their number, which may overflow float16.
         kept = "none" if reduction == "none" else "sum"
         with np.errstate(all="ignore"):
@@ -66,17 +67,18 @@ def backward(
     There the order of the steps decides between an infinity and NaN. Somebody else's gradient of a row that is ignored
     is unspecified where the row is not finite: torch multiplies its NaN by 0.
     """
-    arguments = as_others_scale(logits), target, ignore_index, label_smoothing, reduction
+    arguments = as_others_take(logits), target, ignore_index, label_smoothing, reduction
     (gradient,) = oracle.backward(grad_output, *arguments)
     if not isinstance(gradient, Bounded):
         return (gradient,)
     unknown = np.broadcast_to(~np.isfinite(grad_output.value), target.shape)
-    if of_others(gradient):
+    contract = contract_of(gradient)
+    if contract.nonfinite:
         unknown = unknown | ((target == ignore_index) & ~np.isfinite(logits.value).all(-1))
-        if gradient.arithmetic.rounds_each_step:
-            # Liger computes the gradient forward, and multiplies what it has stored by the cotangent.
-            (stored,) = oracle.backward(np.ones_like(grad_output), *arguments)
-            gradient = either_formula(gradient, stored * (grad_output[:, None] if reduction == "none" else grad_output))
+    if contract.reassociation and gradient.arithmetic.rounds_each_step:
+        # Liger computes the gradient forward, and multiplies what it has stored by the cotangent.
+        (stored,) = oracle.backward(np.ones_like(grad_output), *arguments)
+        gradient = either_formula(gradient, stored * (grad_output[:, None] if reduction == "none" else grad_output))
     return (unspecified_where(gradient, np.broadcast_to(unknown[:, None], gradient.shape)),)
 
 

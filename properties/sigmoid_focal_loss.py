@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fourfold.inputs.arrays import GENERATORS, cotangent, repeated
 from fourfold.inputs.elementwise import Elementwise
-from fourfold.numerics.bounded import Bounded, unspecified_where
+from fourfold.numerics.bounded import Bounded, contract_of, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
 from fourfold.numerics.steps.orders import any_order, either_formula
@@ -44,11 +44,14 @@ def as_others(found: Any, logits: Any, of_others: Callable[[], Bounded]) -> Any:
 
     Of infinite logits nothing is known there: 0 times infinity is NaN.
     """
-    if not isinstance(found, Bounded) or found.arithmetic.documented_ties:
+    contract = contract_of(found)
+    if contract.reassociation:
+        found = either_formula(found, of_others())
+    if not contract.nonfinite:
         return found
     infinite = np.isinf(logits.value)
     infinite = infinite if found.shape == infinite.shape else infinite.any()
-    return unspecified_where(either_formula(found, of_others()), infinite)
+    return unspecified_where(found, infinite)
 
 
 def forward(logits: Any, targets: Any, **parameters: Any) -> Any:

@@ -81,7 +81,7 @@ def any_order(result: Any, *products: Sequence[Any], axis: tuple[int, ...] = (),
             reach, lost, infinities = reach + farthest, lost + np.where(zero, 0.0, loss), infinities + infinite
             open_to_others = open_to_others | (infinite & (underflows | zero))
             spoiled = spoiled | np.isnan(most).any(0)
-        open_to_others = (open_to_others | (infinities > 1)) & (not arithmetic.documented_ties)
+        open_to_others = (open_to_others | (infinities > 1)) & arithmetic.contract.nonfinite
         unknown = ((reach > range_of.largest) | open_to_others) & ~spoiled
         result = Bounded(result.value, result.error + np.where(np.isfinite(lost), lost, 0.0), arithmetic)
     return unspecified_where(result, unknown)

@@ -407,7 +407,7 @@ def sign(a: Any) -> Bounded:
     result = NUMPY_RULES[np.sign].compute(a)
     result.error = np.where(np.isnan(a.value), np.inf, result.error)
     evaluation = current()
-    if evaluation.backward and evaluation.free_ties:
+    if evaluation.backward and evaluation.contract.ties:
         result.error = np.where((a.value == 0) & (a.error == 0), 1.0, result.error)
     return result
 
@@ -427,11 +427,11 @@ def compared(function: np.ufunc, equality: bool, scalar: bool) -> Callable[[Any,
         a, b = lifted(a), lifted(b)
         result = numpy_rule(a, b)
         evaluation = current()
-        if not evaluation.free_ties or (equality and scalar):
+        if not evaluation.contract.ties or (equality and scalar):
             return result
         ties = abs(a.value - b.value) <= a.error + b.error
         if evaluation.backward:
-            free = ties | np.isnan(a.value) | np.isnan(b.value)
+            free = ties | ((np.isnan(a.value) | np.isnan(b.value)) & evaluation.contract.nonfinite)
             return Comparison(result.outcome, result.uncertain | free, result.arithmetic)
         return Tied(result.outcome, result.uncertain, result.arithmetic, ties, np.zeros_like(ties))
 

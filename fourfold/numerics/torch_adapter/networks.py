@@ -142,7 +142,7 @@ def scaled_and_shifted(a: Bounded, weight: Any, bias: Any) -> Bounded:
 
 def of_others(result: Bounded, *products: Sequence[Any], axis: tuple[int, ...] = ()) -> Bounded:
     """Return `result` with the bound of `any_order`, unless kernels are held to the order of this library's."""
-    return result if result.arithmetic.documented_ties else any_order(result, *products, axis=axis)
+    return any_order(result, *products, axis=axis) if result.arithmetic.contract.reassociation else result
 
 
 def of_channels(normal: Bounded, a: Bounded, mean: Any, inverse: Bounded, weight: Any, bias: Any) -> Bounded:
@@ -602,7 +602,7 @@ def max_pool(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, A
 def max_pool_backward(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Return the gradient of the input: each window's gradient at its largest element, or at any of equal ones."""
     grad, a, kernel, stride, padding, dilation, ceil, index = args
-    spread = index.payload.spread(lifted(evaluation.given(grad)), evaluation.free_ties)
+    spread = index.payload.spread(lifted(evaluation.given(grad)), evaluation.contract.ties)
     numbers = Bounded.exact(np.arange(a.numel(), dtype=np.float64).reshape(a.shape), evaluation.dtype.arithmetic)
     places = pooled_windows(numbers, kernel, stride, padding, dilation, ceil, -1.0).value.astype(np.int64)
     inside, spread = places >= 0, spread.reshape(*places.shape)

@@ -119,7 +119,7 @@ def found_along(
         axis: the axis.
         **order: how the indices order the numbers: the arguments of `Ranking` after the numbers.
     """
-    unique = order.get("stable", False) and not evaluation.free_ties
+    unique = order.get("stable", False) and not evaluation.contract.ties
     if not source.ndim or not source.size or not (source.error.any() or not unique):
         return torch.from_numpy(np.array(index))
     places = Places(np.array(index, order="C"), source, values, axis)
@@ -277,7 +277,7 @@ def extreme_so_far(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[
     accumulate = (np.minimum if smallest else np.maximum).accumulate
     axis = dim % source.ndim
     values = in_order(lambda part: accumulate(part, axis=axis), source)
-    if not (source.error.any() or evaluation.free_ties):
+    if not (source.error.any() or evaluation.contract.ties):
         return evaluation.made(values, a.dtype), index
     places = RunningPlaces(np.array(index.numpy(), order="C"), source, values, axis)
     return evaluation.made(values, a.dtype), BoundedTensor.of(ViewedStorage(places), places, torch.int64)
@@ -298,7 +298,7 @@ def scatter(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, An
             return move(evaluation, func, (a, dim, plain(index), items), kwargs)
         index, given = evaluation.given(index), (evaluation.given(a), evaluation.given(items))
         return evaluation.made(scatter_add(given[0], dim, index, given[1]), a.dtype)
-    result = places.spread(lifted(evaluation.given(items)), evaluation.free_ties)
+    result = places.spread(lifted(evaluation.given(items)), evaluation.contract.ties)
     return evaluation.made(result, items.dtype)
 
 
