@@ -4,19 +4,22 @@ Right evaluations are in float32, by NumPy and by torch, with sums and products 
 every argument within the operand's error is right, too. Long doubles stand for exact values.
 """
 
+import functools
 import inspect
 import itertools
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fourfold.numerics.bounded import RULES, Bounded, Comparison, NoRule, certain
+from fourfold.numerics.bounded import DOCUMENTED, OPEN, RULES, Bounded, Comparison, NoRule, certain
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.numerics.steps.elementwise import POWER, REORDERING, WITHIN_1_ULP, WITHIN_2_ULP
+from fourfold.numerics.steps.orders import any_order, either_formula
 
 SINGLE = DTYPES["float32"].arithmetic
 COUNT = 20_000
@@ -796,3 +799,47 @@ def test_every_rule_takes_its_arguments_in_numpys_order(function: Any) -> None:
     if function not in MOVES or function in (np.stack, np.concatenate):
         assert by_position[1:] == theirs[1 : len(by_position)]
         assert {p.name for p in ours} - {by_position[0]} <= set(theirs) or "kwargs" in theirs
+
+
+# Products in any order.
+
+
+def test_every_order_of_the_factors_of_a_product_is_within_its_bound() -> None:
+    rng, left_range = np.random.default_rng(5), 0
+    for _ in range(200):
+        factors = (rng.normal(size=4) * 10.0 ** rng.uniform(-25, 25, 4)).astype(np.float32)
+        given = [Bounded.exact(np.asarray(factor, np.float64), SINGLE) for factor in factors]
+        first, *others = given
+        result = any_order(functools.reduce(np.multiply, others, first), given)
+        with np.errstate(all="ignore"):
+            found = [functools.reduce(np.multiply, order) for order in itertools.permutations(factors)]
+        exact = np.prod(factors.astype(np.float64))
+        within = abs(np.array(found, np.float64) - exact) <= result.error
+        assert within.all() or np.isinf(result.error)
+        left_range += not np.isfinite(found).all() or min(map(abs, found)) == 0
+    assert left_range > 20
+
+
+def test_an_ordinary_product_in_any_order_has_the_bound_of_its_steps() -> None:
+    a, b = exact(3.0, 0.0), exact(0.3, 7.0)
+    assert any_order(a * b, (a, b)).error.tolist() == (a * b).error.tolist()
+
+
+def test_a_number_is_unspecified_where_some_order_overflows() -> None:
+    a, b, c = exact(1e30), exact(1e20), exact(1e-30)
+    assert np.isfinite((a * c * b).error).all()
+    assert np.isinf(any_order(a * c * b, (a, b, c)).error).all()
+    assert np.isinf(any_order(a * c, (a, c), (exact(3e38),), (exact(3e38),)).error).all()
+
+
+def test_an_infinity_times_a_vanishing_factor_is_open_to_others_alone() -> None:
+    for contract, is_open in ((DOCUMENTED, False), (OPEN, True)):
+        arithmetic = replace(SINGLE, contract=contract)
+        large, small = (Bounded.exact(np.array([x]), arithmetic) for x in (np.inf, 1e-30))
+        assert np.isinf(any_order(large * small, (large, small, small)).error).all() == is_open
+
+
+def test_either_formula_admits_the_less_accurate_one() -> None:
+    a = Bounded(np.array([1.0, 2.0]), np.array([0.5, 0.0]), SINGLE)
+    b = Bounded(np.array([1.0, np.nan]), np.array([0.75, 0.0]), SINGLE)
+    assert either_formula(a, b).error.tolist() == [0.75, np.inf]
