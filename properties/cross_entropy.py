@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, repeated, sizes, values
 from fourfold.inputs.special_values import not_finite_in_turn
-from fourfold.numerics.bounded import Bounded, as_others_scale, unspecified_where
+from fourfold.numerics.bounded import Bounded, as_others_scale, contract_of, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
+from fourfold.numerics.steps.orders import any_order, either_formula
 from fourfold.operations.arguments import KINDS, Values, integers, one_of, tensor
 from fourfold.operations.case import Case
 from fourfold.operations.declared_errors import Arguments
@@ -26,11 +27,6 @@ REDUCTIONS = ("mean", "sum", "none")
 SMOOTHINGS = (0.0, 0.1, 0.75)
 # The difference of two huge numbers overflows, and then nothing is known of a row.
 ROW_KINDS = tuple(kind for kind in KINDS if kind != "huge")
-
-
-def of_others(result: Any) -> bool:
-    """Whether an array is a bound on the results of somebody else's kernel."""
-    return isinstance(result, Bounded) and not result.arithmetic.documented_ties
 
 
 def as_others_take(logits: Any) -> Any:
@@ -46,16 +42,15 @@ def forward(
 ) -> Any:
     """The oracle's output. Somebody else's mean over no rows is unspecified: torch gives NaN, others 0."""
     output = oracle.forward(as_others_take(logits), target, ignore_index, label_smoothing, reduction)
-    if not of_others(output):
-        return output
-    if reduction == "mean" and bool((target == ignore_index).all()):
+    contract = contract_of(output)
+    if contract.nonfinite and reduction == "mean" and bool((target == ignore_index).all()):
         return unspecified_where(output, np.array(True))
-    if output.arithmetic.rounds_each_step and label_smoothing:
+    if contract.reassociation and output.arithmetic.rounds_each_step and label_smoothing:
         # torch sums logarithms over all classes before it divides by their number, which may overflow float16.
         kept = "none" if reduction == "none" else "sum"
         with np.errstate(all="ignore"):
-            reach = logits.shape[1] * oracle.forward(logits.value, target, ignore_index, 1.0, kept)
-        output = unspecified_where(output, reach >= output.arithmetic.storage.largest)
+            smooth = oracle.forward(logits.value, target, ignore_index, 1.0, kept)
+        output = any_order(output, (logits.shape[1], smooth), kept=True)
     return output
 
 
@@ -77,13 +72,13 @@ def backward(
     if not isinstance(gradient, Bounded):
         return (gradient,)
     unknown = np.broadcast_to(~np.isfinite(grad_output.value), target.shape)
-    if of_others(gradient):
+    contract = contract_of(gradient)
+    if contract.nonfinite:
         unknown = unknown | ((target == ignore_index) & ~np.isfinite(logits.value).all(-1))
-        if gradient.arithmetic.rounds_each_step:
-            # Liger computes the gradient forward, and multiplies what it has stored by the cotangent.
-            (stored,) = oracle.backward(np.ones_like(grad_output), *arguments)
-            scaled = stored * (grad_output[:, None] if reduction == "none" else grad_output)
-            gradient = Bounded(gradient.value, np.maximum(gradient.error, scaled.error), gradient.arithmetic)
+    if contract.reassociation and gradient.arithmetic.rounds_each_step:
+        # Liger computes the gradient forward, and multiplies what it has stored by the cotangent.
+        (stored,) = oracle.backward(np.ones_like(grad_output), *arguments)
+        gradient = either_formula(gradient, stored * (grad_output[:, None] if reduction == "none" else grad_output))
     return (unspecified_where(gradient, np.broadcast_to(unknown[:, None], gradient.shape)),)
 
 

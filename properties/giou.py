@@ -239,7 +239,7 @@ def gradients_along_an_axis_cancel(evaluate: Evaluate, case: Case, dtype: DType)
     This holds for every choice of derivatives at ties. A choice at most doubles a term of the documented one, and so
     the bound is doubled.
     """
-    of_pair = [evaluate(case, documented_ties=True).gradients[name] for name in ("boxes1", "boxes2")]
+    of_pair = [evaluate(case, documented=True).gradients[name] for name in ("boxes1", "boxes2")]
     with np.errstate(invalid="ignore"):
         value = sum(gradient.value[..., :2] + gradient.value[..., 2:] for gradient in of_pair)
         error = 2 * sum(gradient.error[..., :2] + gradient.error[..., 2:] for gradient in of_pair)

@@ -8,7 +8,7 @@ from fourfold.oracles import giou_matrix as oracle
 from hypothesis import strategies as st
 
 from fourfold.inputs.arrays import GENERATORS, cotangent, layouts_for, repeated, sizes, sprinkle_special_values
-from fourfold.numerics.bounded import Bounded, unspecified_where
+from fourfold.numerics.bounded import contract_of, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.arguments import one_of, positive, tensor
 from fourfold.operations.case import Case
@@ -29,7 +29,7 @@ def backward(grad_output: Any, boxes_a: Any, boxes_b: Any, **parameters: Any) ->
     torch sums over pairs before the last step, and there infinities of both signs may meet.
     """
     of_a, of_b = oracle.backward(grad_output, boxes_a, boxes_b, **parameters)
-    if not isinstance(of_a, Bounded) or of_a.arithmetic.documented_ties:
+    if not contract_of(of_a).nonfinite:
         return of_a, of_b
     a, b = (~np.isfinite(boxes.value).all(-1, keepdims=True) for boxes in (boxes_a, boxes_b))
     return unspecified_where(of_a, a | b.any()), unspecified_where(of_b, b | a.any())

@@ -18,9 +18,10 @@ from fourfold.inputs.arrays import (
 )
 from fourfold.inputs.rows import row_examples
 from fourfold.inputs.special_values import not_finite_in_turn
-from fourfold.numerics.bounded import IN_GRADIENTS, Arithmetic, Bounded, as_others_scale, unspecified_where
+from fourfold.numerics.bounded import IN_GRADIENTS, Arithmetic, Bounded, as_others_scale
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
+from fourfold.numerics.steps.orders import any_order
 from fourfold.operations.arguments import positive, tensor
 from fourfold.operations.case import Case
 from fourfold.operations.declared_errors import Arguments
@@ -36,12 +37,12 @@ from .norms import (
     constant_cotangent,
     gradient_of_weight_weighs_the_normalized_rows,
     gradients_of_two_batches_add_up,
+    in_any_order,
     lowered,
     normalized_rows_have_at_most_unit_mean_square,
     scaling_a_row_scales_the_deviation_alone,
     squares_overflow,
     standard,
-    steps_overflow,
     summed_over_rows,
 )
 
@@ -54,23 +55,15 @@ def forward(x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
     output = oracle.forward(x, weight, bias, eps)
     if x is given:
         return output
-    _, deviation = oracle.normalized(x, eps)
-    with np.errstate(all="ignore"):
-        furthest = np.max(abs(x.value), axis=-1, keepdims=True, initial=0)
-        reach = furthest * np.maximum(abs(getattr(weight, "value", weight)), 1) / np.minimum(deviation.value, 1)
-    overflow = np.isfinite(furthest) & (reach >= output.arithmetic.largest)
-    return unspecified_where(output, overflow)
+    scale = weight, 1 / oracle.normalized(x, eps)[1]
+    return any_order(output, (x, *scale), (np.mean(x, axis=-1, keepdims=True), *scale), (bias,))
 
 
 def backward(grad_output: Any, x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> tuple[Any, Any, Any]:
     """The oracle's gradients. The gradient of x is unspecified in a row in which a step might overflow."""
     x = as_others_scale(x, IN_GRADIENTS)
     grad_x, *others = oracle.backward(grad_output, x, weight, bias, eps)
-    if isinstance(grad_x, Bounded):
-        _, deviation = oracle.normalized(x, eps)
-        overflow = steps_overflow(grad_output, x, weight, deviation)
-        grad_x = unspecified_where(grad_x, overflow)
-    return grad_x, *others
+    return in_any_order(grad_x, grad_output, weight, x, oracle.normalized(x, eps)[1]), *others
 
 
 @st.composite

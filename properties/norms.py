@@ -8,6 +8,7 @@ import numpy as np
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
+from fourfold.numerics.steps.orders import any_order, slopes_of_normalized
 from fourfold.operations.arguments import KINDS
 from fourfold.operations.case import Case
 from fourfold.operations.record import Evaluate, Relation
@@ -31,19 +32,11 @@ def squares_overflow(example: Callable[..., Callable[[DType], Case]]) -> Callabl
     return make
 
 
-def steps_overflow(grad_output: Any, x: Bounded, weight: Any, deviation: Bounded) -> np.ndarray:
-    """In which rows a step of the gradient of x might overflow, ``[..., 1]``.
-
-    There the order of the steps, any of which is right, decides between a number, an infinity and NaN.
-    """
-    with np.errstate(all="ignore"):
-        # The largest steps are torch's: sums of products of three, divided by the third power of the deviation. On a
-        # GPU it multiplies the weight by the number of columns first, also where the cotangent is below 1, or 0.
-        weights, cotangents = (getattr(array, "value", array) for array in (weight, grad_output))
-        products = abs(weights) * np.maximum(abs(cotangents), 1)
-        terms = products.shape[-1] * np.max(products, axis=-1, keepdims=True, initial=0)
-        furthest = np.max(abs(x.value), axis=-1, keepdims=True, initial=1)
-        return terms * furthest / np.minimum(deviation.value, 1) ** 3 >= x.arithmetic.largest
+def in_any_order(grad_x: Any, grad_output: Any, weight: Any, x: Any, deviation: Any) -> Any:
+    """The gradient of x, whose factors may be multiplied in any order."""
+    if not isinstance(grad_x, Bounded):
+        return grad_x
+    return any_order(grad_x, *slopes_of_normalized(grad_output, weight, x, 1 / deviation, x.shape[-1]), axis=(-1,))
 
 
 def constant_cotangent(case: Case) -> Case:

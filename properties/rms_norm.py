@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, repeated, rows_and_cols, values
 from fourfold.inputs.rows import row_examples
 from fourfold.inputs.special_values import not_finite_in_turn
-from fourfold.numerics.bounded import Bounded, unspecified_where
+from fourfold.numerics.bounded import Bounded, contract_of, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.arguments import positive, tensor
 from fourfold.operations.case import Case
@@ -26,10 +26,10 @@ from .norms import (
     constant_cotangent,
     gradient_of_weight_weighs_the_normalized_rows,
     gradients_of_two_batches_add_up,
+    in_any_order,
     normalized_rows_have_at_most_unit_mean_square,
     scaling_a_row_scales_the_deviation_alone,
     squares_overflow,
-    steps_overflow,
 )
 
 EPS = (1e-6, 1e-12, 1e-3, 0.25)
@@ -40,7 +40,7 @@ def rows_of_others_with_infinities(x: Any) -> np.ndarray:
 
     Ours divide by the infinite root, so that a finite entry gives 0. torch's own gives NaN throughout on a GPU.
     """
-    if not isinstance(x, Bounded) or x.arithmetic.documented_ties:
+    if not contract_of(x).nonfinite:
         return np.zeros(1, dtype=bool)
     return np.isinf(x.value).any(-1, keepdims=True)
 
@@ -59,11 +59,11 @@ def backward(grad_output: Any, x: Any, weight: Any, eps: float = EPS[0]) -> tupl
     """
     grad_x, grad_weight = oracle.backward(grad_output, x, weight, eps)
     if isinstance(grad_x, Bounded):
-        _, root = oracle.normalized(x, eps)
-        infinite = rows_of_others_with_infinities(x)
-        grad_x = unspecified_where(grad_x, steps_overflow(grad_output, x, weight, root) | infinite)
-        if np.any(infinite):
-            grad_weight = unspecified_where(grad_weight, np.ones(1, dtype=bool))
+        infinite = np.isinf(np.max(abs(x.value), axis=-1, keepdims=True, initial=0)) | rows_of_others_with_infinities(x)
+        grad_x = in_any_order(grad_x, grad_output, weight, x, oracle.normalized(x, eps)[1])
+        grad_x = unspecified_where(grad_x, infinite)
+    if np.any(rows_of_others_with_infinities(x)):
+        grad_weight = unspecified_where(grad_weight, np.ones(1, dtype=bool))
     return grad_x, grad_weight
 
 

@@ -1,5 +1,6 @@
 """The record of scaled_matmul: a product of float8 matrices with a float32 scale for each block of them."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from fourfold.inputs.arrays import FEW_ELEMENTS, SEEDS, cotangent, layouts_for, random_size, repeated, values
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DTYPES, QUANTISED, DType
+from fourfold.numerics.steps.orders import either_formula
 from fourfold.operations.arguments import Values, tensor
 from fourfold.operations.case import Case
 from fourfold.operations.declared_errors import Arguments
@@ -46,16 +48,8 @@ def forward(a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any = None) -
     if not isinstance(found, Bounded):
         return found
     orders = ORDERS[1:] if _is_extreme(scale_a.value) or _is_extreme(scale_b.value) else ("dequantised",)
-    error = found.error
-    for other in (oracle.forward(a, b, scale_a, scale_b, order=order) for order in orders):
-        error = np.maximum(error, np.where(_alike(found.value, other.value), other.error, np.inf))
-    return found.within(error)
-
-
-def _alike(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Where both numbers are finite, both are NaN, or both are the same infinity."""
-    finite = np.isfinite(one) & np.isfinite(other)
-    return finite | (np.isnan(one) & np.isnan(other)) | (one == other)
+    others = (oracle.forward(a, b, scale_a, scale_b, order=order) for order in orders)
+    return functools.reduce(either_formula, others, found)
 
 
 def _is_extreme(scale: np.ndarray) -> bool:

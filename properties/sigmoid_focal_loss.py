@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from fourfold.inputs.arrays import GENERATORS, cotangent, repeated
 from fourfold.inputs.elementwise import Elementwise
-from fourfold.numerics.bounded import Bounded, unspecified_where
+from fourfold.numerics.bounded import Bounded, contract_of, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
+from fourfold.numerics.steps.orders import any_order, either_formula
 from fourfold.numerics.torch_adapter.evaluate import backward_of, forward_of
 from fourfold.operations.arguments import Values, not_negative, one_of, tensor
 from fourfold.operations.case import Case
@@ -23,7 +24,6 @@ from fourfold.operations.relations import equal_where, only
 from fourfold.operations.workloads import Make, tiled, whole
 
 REDUCTIONS = ("none", "mean", "sum")
-FAR = 1e4
 LOGITS = Elementwise(logits="spread")
 
 
@@ -44,12 +44,14 @@ def as_others(found: Any, logits: Any, of_others: Callable[[], Bounded]) -> Any:
 
     Of infinite logits nothing is known there: 0 times infinity is NaN.
     """
-    if not isinstance(found, Bounded) or found.arithmetic.documented_ties:
+    contract = contract_of(found)
+    if contract.reassociation:
+        found = either_formula(found, of_others())
+    if not contract.nonfinite:
         return found
     infinite = np.isinf(logits.value)
     infinite = infinite if found.shape == infinite.shape else infinite.any()
-    error = np.fmax(found.error, of_others().error)
-    return unspecified_where(Bounded(found.value, error, found.arithmetic), infinite)
+    return unspecified_where(found, infinite)
 
 
 def forward(logits: Any, targets: Any, **parameters: Any) -> Any:
@@ -61,17 +63,18 @@ def forward(logits: Any, targets: Any, **parameters: Any) -> Any:
 def backward(grad_output: Any, logits: Any, targets: Any, **parameters: Any) -> tuple[Any]:
     """The oracle's gradient; unspecified where it hangs on the order of steps: of an infinite logit or cotangent.
 
-    So it is where the cotangent overflows when it is multiplied by gamma and the logit. Past FAR, no step depends on q.
+    The cotangent may be multiplied by gamma and the cross entropy first. That is no more than the logit and 1, and
+    multiplies 0 where the exponential of the logit underflows.
     """
     arguments = {"logits": logits, "targets": targets, **parameters}
     (grad,) = oracle.backward(grad_output, **arguments)
     if not isinstance(grad, Bounded):
         return (grad,)
     grad = as_others(grad, logits, lambda: backward_of(torchvisions, ["logits"])(grad_output, **arguments)[0])
-    size = np.fmin(abs(logits.value), FAR) + 1
-    with np.errstate(over="ignore"):
-        reach = abs(grad_output.value) * (size * max(parameters.get("gamma", 2.0), 1.0))
-    return (unspecified_where(grad, np.isinf(logits.value) | ~(reach < grad.arithmetic.largest / 2)),)
+    arithmetic = grad.arithmetic
+    far = -np.log(2 * arithmetic.roundoff * arithmetic.smallest_normal)
+    grad = any_order(grad, (grad_output, parameters.get("gamma", 2.0), np.fmin(abs(logits.value), far) + 1))
+    return (unspecified_where(grad, np.isinf(logits.value) | ~np.isfinite(grad_output.value)),)
 
 
 def labels(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, soft: float = 0.3) -> np.ndarray:

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import numpy as np
 from fourfold.oracles import swiglu as oracle
 
 from fourfold.inputs.elementwise import Elementwise
-from fourfold.numerics.bounded import in_other_steps, values_of
+from fourfold.numerics.steps.orders import any_order, either_formula
 from fourfold.operations.relations import law, linear_in
 
 PAIRS = Elementwise(gate="spread", up="normal")
@@ -22,12 +21,10 @@ a_gate_and_its_negative_add_up = law(
 def backward(grad_output: Any, gate: Any, up: Any) -> tuple[Any, Any]:
     """The oracle's gradients. For gate's, kernels may take 1 - sigmoid(gate), and multiply in any order."""
     grad_gate, grad_up = oracle.backward(grad_output, gate, up)
-    grad, x, y = values_of(grad_output, gate, up)
-    with np.errstate(all="ignore"):
-        product, share, rest = abs(grad * y), oracle.sigmoid(x), oracle.sigmoid(-x)
-        reach, slope = product * np.maximum(abs(x), 1), product * share * abs(x)
-    # 1 - share is 0 where rest is below a quarter of a roundoff.
-    return in_other_steps(grad_gate, reach, lambda u: np.where(rest < u / 4, rest, 4 * u) * slope), grad_up
+    share, rest = oracle.sigmoid(gate), oracle.sigmoid(-gate)
+    grad_gate = either_formula(grad_gate, grad_output * (up * (share * (1 + gate * (1 - share)))))
+    factors = grad_output, up, share
+    return any_order(grad_gate, factors, (*factors, gate, rest), kept=True), grad_up
 
 
 laws = (output_is_linear_in_up, a_gate_and_its_negative_add_up)

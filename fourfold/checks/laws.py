@@ -10,7 +10,7 @@ import torch
 from fourfold.checks.grades import graded
 from fourfold.checks.search import OUTPUT, Search, Subject
 from fourfold.instruments.evaluation import evaluate_tensors
-from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.bounded import DOCUMENTED, Bounded
 from fourfold.numerics.compare import Agreement, Disagreement, compare, expectation
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case, RecentCases
@@ -59,14 +59,14 @@ class _Evaluation:
         self.law, self.subject, self.kept = law, subject, kept
         self.with_gradients = False  # whether the law has used gradients; one call then computes both
 
-    def __call__(self, case: Case, operation: str | None = None, documented_ties: bool = False) -> Result:
+    def __call__(self, case: Case, operation: str | None = None, documented: bool = False) -> Result:
         """Return the results of a case: see `Evaluate`."""
         subject = self.subject
         record, implementation = subject.operation, subject.implementation
-        dtype = subject.dtype.with_documented_ties if documented_ties else subject.dtype
+        dtype = subject.dtype.with_contract(DOCUMENTED) if documented else subject.dtype
         if operation is not None:
             record, implementation = subject.sibling(operation)
-        elif self.kept is not None and case in self.kept.results and not documented_ties:
+        elif self.kept is not None and case in self.kept.results and not documented:
             return self.kept.results[case]
 
         @functools.cache

@@ -32,6 +32,7 @@ from fourfold.engine import profiles
 from fourfold.inputs.constants import Constants, constants_in, constants_of
 from fourfold.inputs.large_cases import LargeCases
 from fourfold.instruments.hide_test_runner import out_of_sight
+from fourfold.numerics.bounded import OPEN
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations import registry
 from fourfold.operations.case import Case
@@ -359,7 +360,7 @@ class Selection:
             memory = importlib.import_module("fourfold.backends.triton.interpreter.memory")
             memory.undefined_lanes_are_zero(claims.undefined_lanes_are_zero)
         operation = claims.restricted(self._record(cell))
-        dtype = DTYPES[cell.dtype].with_free_ties if foreign else DTYPES[cell.dtype]
+        dtype = DTYPES[cell.dtype].with_contract(OPEN) if foreign else DTYPES[cell.dtype]
         return Subject(
             operation=operation,
             backend=cell.backend,

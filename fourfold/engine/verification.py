@@ -37,6 +37,7 @@ from fourfold.engine.verdict import MAY_BE_WRONG, Outcome, Verdict, suggestion
 from fourfold.inputs.constants import Constants, constants_in, constants_of
 from fourfold.inputs.large_cases import LargeCases
 from fourfold.instruments.line_coverage import Executed, watched, watched_elsewhere
+from fourfold.numerics.bounded import OPEN
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.boundary import Boundary
 from fourfold.operations.claims import Claims, claims_of
@@ -287,7 +288,7 @@ class Trial:
         return Subject(
             operation=self.operation,
             backend=self.name,
-            dtype=DTYPES[dtype].with_free_ties,
+            dtype=DTYPES[dtype].with_contract(OPEN),
             device=self.device,
             implementation=self.implementation,
             sibling=sibling,
@@ -296,7 +297,7 @@ class Trial:
             foreign=True,
             elsewhere=isinstance(self.implementation, UntrustedFunction),
             strict_errors=self.strict_errors,
-            large=LargeCases(self.operation, self.claims, DTYPES[dtype].with_free_ties, self.constants),
+            large=LargeCases(self.operation, self.claims, DTYPES[dtype].with_contract(OPEN), self.constants),
         )
 
     def outcome(self, check: Check, dtype: str, search: Search) -> Outcome:

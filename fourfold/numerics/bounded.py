@@ -26,6 +26,27 @@ import numpy as np
 
 
 @dataclass(frozen=True)
+class Contract:
+    """What a result leaves open, beyond rounding, to a kernel that does not document it.
+
+    Attributes:
+        ties: a derivative at a tie may lie anywhere between the one-sided ones.
+        reassociation: the kernel may take steps in an order that costs more than the documented one, as scaling a
+            number before its mean is subtracted.
+        nonfinite: where the order of steps decides what infinities and NaN lead to, any result is right.
+    """
+
+    ties: bool = False
+    reassociation: bool = False
+    nonfinite: bool = False
+
+
+# This library's own kernels are held to what they document. Those of others may choose.
+DOCUMENTED = Contract()
+OPEN = Contract(ties=True, reassociation=True, nonfinite=True)
+
+
+@dataclass(frozen=True)
 class Arithmetic:
     """The floating-point arithmetic a kernel computes in."""
 
@@ -34,8 +55,7 @@ class Arithmetic:
     smallest_normal: float
     # The arithmetic of the type in which results are stored, if it is narrower than the type of the computation.
     storage: "Arithmetic | None" = None
-    # Whether a derivative at a tie must be the one that the oracle documents, or may lie between the one-sided ones.
-    documented_ties: bool = True
+    contract: Contract = DOCUMENTED
     # Whether each intermediate result is rounded to the storage type, as torch does in places.
     rounds_each_step: bool = False
 
@@ -328,7 +348,7 @@ class Bounded(FollowsNumPy):
 
     def between(self, low: "Bounded", high: "Bounded") -> "Bounded":
         """Return this value with a bound that admits every value from `low` to `high`: see `oracles.ties`."""
-        if self.arithmetic.documented_ties:
+        if not self.arithmetic.contract.ties:
             return self
         with np.errstate(invalid="ignore"):
             reach = [abs(end.value - self.value) + end.error for end in (low, high)]
@@ -501,6 +521,11 @@ def stored(a: Any) -> Any:
         return Bounded(a.value, np.where(exact, 0, error), a.arithmetic)
 
 
+def contract_of(a: Any) -> Contract:
+    """Return what an array leaves open; nothing for a plain one."""
+    return a.arithmetic.contract if isinstance(a, Bounded) else DOCUMENTED
+
+
 # For `as_others_scale`.
 IN_GRADIENTS = 6
 
@@ -516,7 +541,7 @@ def as_others_scale(a: Any, roundings: int = 2) -> Any:
         roundings: the number of roundings of a number of their size: two in the forward pass. The gradient, which torch
             computes as ``x * p + g * q + r``, where r contains a product of the mean and p, takes `IN_GRADIENTS`.
     """
-    if not isinstance(a, Bounded) or a.arithmetic.documented_ties:
+    if not contract_of(a).reassociation:
         return a
     with np.errstate(all="ignore"):
         return Bounded(a.value, a.error + roundings * a.arithmetic.roundoff * abs(a.value), a.arithmetic)
@@ -525,30 +550,6 @@ def as_others_scale(a: Any, roundings: int = 2) -> Any:
 def unspecified_where(a: Bounded, where: np.ndarray) -> Bounded:
     """Return `a`, unbounded where the mask is set."""
     return Bounded(a.value, np.where(where, np.inf, a.error), a.arithmetic)
-
-
-def values_of(*arrays: Any) -> tuple[Any, ...]:
-    """Return the values of arrays, whether they are bounded or not."""
-    return tuple(a.value if isinstance(a, Bounded) else a for a in arrays)
-
-
-def in_other_steps(a: Any, reach: np.ndarray, lost: Callable[[float], np.ndarray]) -> Any:
-    """Return a result with the bound of kernels that take other steps than the oracle; a plain array unchanged.
-
-    Args:
-        a: the result.
-        reach: the largest intermediate result of any order of the steps. Where it overflows, the result is unspecified.
-        lost: returns the further error of the other steps for a roundoff.
-    """
-    if not isinstance(a, Bounded):
-        return a
-    arithmetic = a.arithmetic
-    kept = (arithmetic.rounds_each_step and arithmetic.storage) or arithmetic
-    with np.errstate(all="ignore"):
-        more = lost(arithmetic.roundoff)
-    # An infinity that is given comes to the right result here; others multiply it by 0, in whichever order.
-    overflows = (reach >= kept.largest / 2) & (np.isfinite(reach) | (not arithmetic.documented_ties))
-    return unspecified_where(Bounded(a.value, a.error + np.where(np.isfinite(more), more, 0), arithmetic), overflows)
 
 
 def rounded_step(rule: Rule, result: Any) -> Any:

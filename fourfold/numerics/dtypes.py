@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from fourfold.numerics.bounded import Arithmetic
+from fourfold.numerics.bounded import Arithmetic, Contract
 from fourfold.numerics.steps import along_axes  # noqa: F401 - registers the rules
 
 
@@ -30,15 +30,9 @@ class DType:
     def __str__(self) -> str:
         return self.name
 
-    @cached_property
-    def with_free_ties(self) -> Self:
-        """The same dtype, with every derivative between the one-sided ones accepted at a tie."""
-        return replace(self, arithmetic=replace(self.arithmetic, documented_ties=False))
-
-    @cached_property
-    def with_documented_ties(self) -> Self:
-        """The same dtype, with only the documented derivative accepted at a tie."""
-        return replace(self, arithmetic=replace(self.arithmetic, documented_ties=True))
+    def with_contract(self, contract: Contract) -> Self:
+        """Return the same dtype for kernels that are held to another contract."""
+        return replace(self, arithmetic=replace(self.arithmetic, contract=contract))
 
     @cached_property
     def with_rounded_steps(self) -> Self:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from hypothesis import strategies as st
 
+from fourfold.numerics.bounded import DOCUMENTED, Contract
 from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.operations import axes as notation
 from fourfold.operations.case import Case, is_floating
@@ -228,8 +229,8 @@ def axes_of(operation: Operation) -> list[str]:
 
 def _has_ties(operation: Operation, case: Case, dtype: DType) -> bool:
     """Return whether a gradient of the case may have any value between one-sided derivatives."""
-    free = reference_gradients(operation, case, dtype.with_free_ties)
-    held = reference_gradients(operation, case, dtype.with_documented_ties)
+    free = reference_gradients(operation, case, dtype.with_contract(Contract(ties=True)))
+    held = reference_gradients(operation, case, dtype.with_contract(DOCUMENTED))
     return any(bool((free[name].error > held[name].error).any()) for name in free)
 
 

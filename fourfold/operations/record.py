@@ -43,13 +43,13 @@ class Result:
 class Evaluate(Protocol):
     """The type of functions that run the implementation under test, or another operation of its backend, on a case."""
 
-    def __call__(self, case: Case, operation: str | None = None, documented_ties: bool = False) -> Result:
+    def __call__(self, case: Case, operation: str | None = None, documented: bool = False) -> Result:
         """Return the output and the gradients for `case`.
 
         Args:
             case: the arguments of the call.
             operation: the name of another operation of the same backend; None for the one under test.
-            documented_ties: exclude the choice of a derivative at ties from the bounds, so that they cover rounding
+            documented: exclude the choice of a derivative at ties from the bounds, so that they cover rounding
                 alone. Laws that hold for every choice at ties set it.
         """
 
@@ -328,8 +328,7 @@ def computed_in(operation: Operation, dtype: DType) -> DType:
     coarse = max(of_inputs, key=lambda arithmetic: arithmetic.roundoff, default=dtype.arithmetic)
     if coarse.roundoff <= dtype.arithmetic.roundoff:
         return dtype
-    ties = dtype.arithmetic.documented_ties
-    return replace(dtype, arithmetic=replace(coarse, storage=None, documented_ties=ties))
+    return replace(dtype, arithmetic=replace(coarse, storage=None, contract=dtype.arithmetic.contract))
 
 
 def reference(operation: Operation, case: Case, dtype: DType) -> Bounded:

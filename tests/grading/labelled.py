@@ -105,7 +105,7 @@ def _planted() -> Iterator[Labelled]:
     for fault in FAULTS:
         check = getattr(fault.check, "__name__", "law")
         seen = check in ("forward_agrees", "backward_agrees", "memory_is_respected", "repeats_bit_for_bit", "law")
-        odd = fault.only_on == "cuda" or fault.documented_ties or fault.poisoned or fault.record
+        odd = fault.only_on == "cuda" or fault.documented or fault.poisoned or fault.record
         if odd or not seen or fault.seen_by or fault.dtype != "float32" or fault.language != "torch":
             continue
         source = (

@@ -37,6 +37,7 @@ from fourfold.declaration.definition import DefinedOperation
 from fourfold.inputs.combinations import combined
 from fourfold.inputs.extents import Extent, extent
 from fourfold.inputs.large_cases import LargeCases
+from fourfold.numerics.bounded import OPEN
 from fourfold.numerics.compare import Agreement
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations import axes as notation
@@ -77,7 +78,7 @@ def named(name: str) -> dict[str, Case]:
 
 
 def subject(made: DefinedOperation, implementation: Callable[..., Any], dtype: str = "float32") -> Subject:
-    return subject_of(made, implementation, DTYPES[dtype].with_free_ties)
+    return subject_of(made, implementation, DTYPES[dtype].with_contract(OPEN))
 
 
 # ---- drawn cases

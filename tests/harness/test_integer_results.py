@@ -13,13 +13,13 @@ import triton.language as tl
 import fourfold
 from fourfold import Claims, operation, result, tensor, values
 from fourfold.engine.verdict import Verdict
-from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.bounded import OPEN, Bounded
 from fourfold.numerics.compare import Disagreement, compare, expectation
 from fourfold.numerics.dtypes import DTYPES, INTEGERS
 from fourfold.numerics.torch_adapter.evaluate import forward_of
 from fourfold.numerics.torch_adapter.ranking import Ranking
 
-FLOAT32 = DTYPES["float32"].with_free_ties
+FLOAT32 = DTYPES["float32"].with_contract(OPEN)
 BINS = 16
 
 

@@ -284,7 +284,7 @@ RECORDS = {of.name: of for operation in OPERATIONS.values() for of in (operation
 
 
 def oracle_results(name: str, dtype: DType) -> Callable[..., Result]:
-    def evaluate(case: Case, operation: str | None = None, documented_ties: bool = False) -> Result:
+    def evaluate(case: Case, operation: str | None = None, documented: bool = False) -> Result:
         record = RECORDS[operation or name]
         return Result(lambda: reference(record, case, dtype), lambda: reference_gradients(record, case, dtype))
 

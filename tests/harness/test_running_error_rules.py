@@ -4,19 +4,22 @@ Right evaluations are in float32, by NumPy and by torch, with sums and products 
 every argument within the operand's error is right, too. Long doubles stand for exact values.
 """
 
+import functools
 import inspect
 import itertools
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fourfold.numerics.bounded import RULES, Bounded, Comparison, NoRule, certain
+from fourfold.numerics.bounded import DOCUMENTED, OPEN, RULES, Bounded, Comparison, NoRule, certain
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.numerics.steps.elementwise import POWER, REORDERING, WITHIN_1_ULP, WITHIN_2_ULP
+from fourfold.numerics.steps.orders import any_order, either_formula
 
 SINGLE = DTYPES["float32"].arithmetic
 COUNT = 20_000
@@ -389,18 +392,25 @@ def test_dot_with_a_number_is_a_product() -> None:
 # Extremes and choices.
 
 
-def test_the_extremes_of_many_have_the_largest_error() -> None:
-    x = Bounded(np.array([[1.0, 5.0], [7.0, -3.0]]), np.array([[0.1, 0.2], [0.3, 0.4]]), SINGLE)
-    for function, right in [(np.max, 7.0), (np.amax, 7.0), (np.min, -3.0), (np.amin, -3.0)]:
+def test_an_extreme_lies_between_those_of_both_ends() -> None:
+    x = Bounded(np.array([[1.0, 5.0], [7.0, -3.0]]), np.array([[0.125, 0.25], [0.5, 0.75]]), SINGLE)
+    for function, right, error in [
+        (np.max, 7.0, 0.5),
+        (np.amax, 7.0, 0.5),
+        (np.min, -3.0, 0.75),
+        (np.amin, -3.0, 0.75),
+    ]:
         assert function(x).value == right
-        assert function(x).error == 0.4
-    assert np.max(x, axis=1).error.tolist() == [0.2, 0.4]
-    assert np.min(x, axis=0, keepdims=True).error.tolist() == [[0.3, 0.4]]
+        assert function(x).error == error
+    assert np.max(x, axis=1).error.tolist() == [0.25, 0.5]
+    assert np.min(x, axis=0, keepdims=True).error.tolist() == [[0.125, 0.75]]
+    near = Bounded(np.array([5.0, 4.5]), np.array([0.25, 2.0]), SINGLE)
+    assert np.max(near).error == 1.5
     assert np.maximum.reduce(x).value.tolist() == [7, 5]
     assert np.minimum.reduce(x, axis=1).value.tolist() == [1, -3]
     assert np.min(x, initial=-9.0).value == -9
     assert np.max(x[:0], initial=2.0).value == 2
-    assert np.max(x, initial=0.1).error == 0.4
+    assert np.max(x, initial=0.1).error == 0.5
     assert np.max(exact(0.0), initial=0.1).error >= abs(float(np.float32(0.1)) - 0.1) > 0
     with pytest.raises(ValueError, match="zero-size"):
         np.max(x[:0])
@@ -789,3 +799,47 @@ def test_every_rule_takes_its_arguments_in_numpys_order(function: Any) -> None:
     if function not in MOVES or function in (np.stack, np.concatenate):
         assert by_position[1:] == theirs[1 : len(by_position)]
         assert {p.name for p in ours} - {by_position[0]} <= set(theirs) or "kwargs" in theirs
+
+
+# Products in any order.
+
+
+def test_every_order_of_the_factors_of_a_product_is_within_its_bound() -> None:
+    rng, left_range = np.random.default_rng(5), 0
+    for _ in range(200):
+        factors = (rng.normal(size=4) * 10.0 ** rng.uniform(-25, 25, 4)).astype(np.float32)
+        given = [Bounded.exact(np.asarray(factor, np.float64), SINGLE) for factor in factors]
+        first, *others = given
+        result = any_order(functools.reduce(np.multiply, others, first), given)
+        with np.errstate(all="ignore"):
+            found = [functools.reduce(np.multiply, order) for order in itertools.permutations(factors)]
+        exact = np.prod(factors.astype(np.float64))
+        within = abs(np.array(found, np.float64) - exact) <= result.error
+        assert within.all() or np.isinf(result.error)
+        left_range += not np.isfinite(found).all() or min(map(abs, found)) == 0
+    assert left_range > 20
+
+
+def test_an_ordinary_product_in_any_order_has_the_bound_of_its_steps() -> None:
+    a, b = exact(3.0, 0.0), exact(0.3, 7.0)
+    assert any_order(a * b, (a, b)).error.tolist() == (a * b).error.tolist()
+
+
+def test_a_number_is_unspecified_where_some_order_overflows() -> None:
+    a, b, c = exact(1e30), exact(1e20), exact(1e-30)
+    assert np.isfinite((a * c * b).error).all()
+    assert np.isinf(any_order(a * c * b, (a, b, c)).error).all()
+    assert np.isinf(any_order(a * c, (a, c), (exact(3e38),), (exact(3e38),)).error).all()
+
+
+def test_an_infinity_times_a_vanishing_factor_is_open_to_others_alone() -> None:
+    for contract, is_open in ((DOCUMENTED, False), (OPEN, True)):
+        arithmetic = replace(SINGLE, contract=contract)
+        large, small = (Bounded.exact(np.array([x]), arithmetic) for x in (np.inf, 1e-30))
+        assert np.isinf(any_order(large * small, (large, small, small)).error).all() == is_open
+
+
+def test_either_formula_admits_the_less_accurate_one() -> None:
+    a = Bounded(np.array([1.0, 2.0]), np.array([0.5, 0.0]), SINGLE)
+    b = Bounded(np.array([1.0, np.nan]), np.array([0.75, 0.0]), SINGLE)
+    assert either_formula(a, b).error.tolist() == [0.75, np.inf]

@@ -18,7 +18,7 @@ from fourfold.checks.outputs import of_output
 from fourfold.checks.records import operations
 from fourfold.engine.verdict import Verdict
 from fourfold.inputs.large_cases import LargeCases
-from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.bounded import OPEN, Bounded
 from fourfold.numerics.compare import Disagreement, compare, expectation
 from fourfold.numerics.dtypes import DTYPES, INTEGERS, returned
 from fourfold.numerics.torch_adapter.evaluate import backward_of
@@ -216,7 +216,7 @@ def test_a_zero_cotangent_times_an_infinity_is_free() -> None:
     def outputs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return 2 * x, x.reciprocal()
 
-    dtype = DTYPES["float32"].with_free_ties
+    dtype = DTYPES["float32"].with_contract(OPEN)
     given = {"x": Bounded.exact(np.array([0.0, 1.0]), dtype.arithmetic)}
     cotangent = Bounded.exact(np.ones(2), dtype.arithmetic)
     (gradient,) = backward_of(outputs, ["x"], places=[0, 1])(cotangent, **given)

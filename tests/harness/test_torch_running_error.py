@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from samples import sampled
 
 from fourfold.checks.records import operations
-from fourfold.numerics.bounded import Bounded, HangsOnRounding
+from fourfold.numerics.bounded import OPEN, Bounded, HangsOnRounding
 from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.numerics.steps.elementwise import rounded, units
 from fourfold.numerics.torch_adapter.evaluate import NoTorchRule, backward_of, forward_of, rule
@@ -22,7 +22,7 @@ from fourfold.operations.case import Case
 from fourfold.operations.record import wide
 
 OPERATIONS = operations()
-FREE = DTYPES["float32"].with_free_ties
+FREE = DTYPES["float32"].with_contract(OPEN)
 SINGLE = DTYPES["float32"].arithmetic
 Definition = Callable[..., torch.Tensor]
 
@@ -161,7 +161,7 @@ def test_a_definition_has_the_values_and_bounds_of_the_numpy_oracle(name: str, d
     @hypothesis.given(st.data())
     def agree(data: st.DataObject) -> None:
         nonlocal compared, results_seen, outliers
-        for tested in (DTYPES[dtype], DTYPES[dtype].with_free_ties):
+        for tested in (DTYPES[dtype], DTYPES[dtype].with_contract(OPEN)):
             case = data.draw(OPERATIONS[name].cases(tested, 48))
             for oracle, mine in both(name, case, tested):
                 assert oracle.shape == mine.shape
@@ -348,7 +348,7 @@ def random_inputs(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, seed: 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_torch_is_within_the_bounds_of_its_functions_and_three_faults_are_not(name: str, dtype: str) -> None:
     definition, shapes, faults = FUNCTIONS[name]
-    tested = DTYPES[dtype].with_free_ties
+    tested = DTYPES[dtype].with_contract(OPEN)
     compute = torch.float64 if dtype == "float64" else torch.float32
     caught = [False] * len(faults)
     for seed in range(3):

@@ -72,7 +72,7 @@ class Fault:
         search: the number of generated cases within which the check must find it; by default as many as a run has.
         poisoned: whether fresh allocations hold NaN.
         only_on: the device on which alone it shows: "cpu" if by the checked build or by the order of torch's sums.
-        documented_ties: whether it is right as a candidate, and wrong only for this library's own implementations,
+        documented: whether it is right as a candidate, and wrong only for this library's own implementations,
             which document how they choose at ties.
         seen_by: what it takes to see it: "large" for large cases, such as those that constants of its source ask for;
             beside them "combined" for combined cases, "settled" for the bounds of results that are rounded once or
@@ -95,7 +95,7 @@ class Fault:
     search: int = 25
     poisoned: bool = False
     only_on: str = ""
-    documented_ties: bool = False
+    documented: bool = False
     seen_by: str = ""
     record: Operation | None = None
     output: str = ""
@@ -489,7 +489,7 @@ def _faults() -> list[Fault]:
         add(name, "giou", backward, make, gradient, right_on=right_on, source=next(iter(source), None))
     for name, changes in AT_TIES:
         make = functools.partial(giou, **changes)
-        add(name, "giou", backward, make, gradient, right_on=one_pair, documented_ties=True)
+        add(name, "giou", backward, make, gradient, right_on=one_pair, documented=True)
     # Two equal edges may share the gradient in any way. But no subgradient gives all of it to both, or none to either.
     for name, changes in AT_TIES[:2]:
         which = giou_properties.gradients_along_an_axis_cancel

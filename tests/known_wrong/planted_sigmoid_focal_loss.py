@@ -77,7 +77,7 @@ def _triton_faults() -> tuple[Fault, ...]:
         of("softplus_overflows", ENTROPY.format("tl.where(t > 0, t * tl.log(1.0 + tl.exp(-x)), 0.0)"
                                                 " + tl.where(t < 1, (1.0 - t) * tl.log(1.0 + tl.exp(x)), 0.0)")),
         # log(1 + e) is 0 where e is below the roundoff. torch's own is no better.
-        of("log_of_1_plus_power", "libdevice.log1p(power) => tl.log(1.0 + power)", documented_ties=True),
+        of("log_of_1_plus_power", "libdevice.log1p(power) => tl.log(1.0 + power)", documented=True),
         of("power_of_what_is_right", f"{FACTOR} tl.exp(gamma * tl.log(1.0 - tl.exp(log_q)))"),
         of("alpha_of_any_negative_taken_for_a_weight", "WEIGHTED=alpha >= 0 => WEIGHTED=alpha != -1", **block),
         of("gamma_of_2", f"{FACTOR} tl.exp(2.0 * log_q)", **block),

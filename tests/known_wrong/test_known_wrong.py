@@ -37,7 +37,7 @@ from fourfold.inputs.large_cases import LargeCases
 from fourfold.instruments import tampering
 from fourfold.instruments.evaluation import evaluate_tensors
 from fourfold.instruments.redzones import POISONS, Arena
-from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.bounded import OPEN, Bounded
 from fourfold.numerics.compare import Disagreement, compare, expectation
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.case import Case
@@ -86,7 +86,7 @@ def subject(
     implementation: Callable,
     device: str,
     dtype: str = "float32",
-    documented_ties: bool = False,
+    documented: bool = False,
     output: str = "",
     **changes: object,
 ) -> Subject:
@@ -98,7 +98,7 @@ def subject(
     return Subject(
         operation=dataclasses.replace(record, **changes),
         backend="candidate",
-        dtype=DTYPES[dtype] if documented_ties else DTYPES[dtype].with_free_ties,
+        dtype=DTYPES[dtype] if documented else DTYPES[dtype].with_contract(OPEN),
         device=device,
         implementation=implementation,
         sibling=lambda name: (OPERATIONS[name], RIGHT[name]() if name in RIGHT else backends.load(name, "torch")),
@@ -138,7 +138,7 @@ def test_planted_fault_is_rejected_by_its_check(fault: Fault, device: str) -> No
         pytest.skip(f"it shows on {fault.only_on} alone")
     changes = {"examples": fault.examples} if fault.examples else {}
     record = fault.record or fault.operation
-    given = subject(record, fault.make(), device, fault.dtype, fault.documented_ties, fault.output, **changes)
+    given = subject(record, fault.make(), device, fault.dtype, fault.documented, fault.output, **changes)
     if fault.seen_by:
         given = with_large_cases(given)
     with (
@@ -200,7 +200,7 @@ def test_planted_fault_is_right_somewhere(fault: Fault, device: str) -> None:
 
 @pytest.mark.full(but=2)
 @pytest.mark.usefixtures("without_shrinking")
-@of_each(*[fault for fault in FAULTS if fault.documented_ties and fault.check is backward_agrees][2:])
+@of_each(*[fault for fault in FAULTS if fault.documented and fault.check is backward_agrees][2:])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_any_derivative_at_a_clamps_limit_is_right_for_a_candidate(fault: Fault, dtype: str, device: str) -> None:
     backward_agrees(subject(fault.operation, fault.make(), device, dtype), Search(examples=EXAMPLES))
@@ -512,7 +512,7 @@ def test_counterexample_of_the_oracle_is_two_boxes_apart(device: str, record_pro
 def test_counterexample_of_the_law_is_two_boxes_disjoint_along_both_axes(
     device: str, record_property: Callable
 ) -> None:
-    def evaluate(case: Case, operation: str | None = None, documented_ties: bool = False) -> Result:
+    def evaluate(case: Case, operation: str | None = None, documented: bool = False) -> Result:
         actual, expected = published_giou(case, device)
         return Result(lambda: Bounded(actual, expected.error, expected.arithmetic), dict)
 

@@ -28,7 +28,6 @@ from fourfold.numerics.bounded import (
     truth,
 )
 from fourfold.numerics.steps.elementwise import (
-    REORDERING,
     ROUNDED_ONCE,
     arithmetic_of,
     divide,
@@ -41,6 +40,7 @@ from fourfold.numerics.steps.elementwise import (
     subtract,
     summed_exactly,
 )
+from fourfold.numerics.steps.orders import partial_products
 
 # A tensor core truncates instead of rounding to nearest: an error of up to one ulp, two roundings.
 CUT_OFF = 2.0
@@ -56,15 +56,42 @@ CUT_OFF = 2.0
 SEQUENTIAL_TERMS = 4096
 
 
-def summation_growth(terms: int) -> float:
-    """Return the growth of the error of a sum, in roundoffs of the sum of magnitudes.
+def summation_growth(terms: int | np.ndarray) -> np.ndarray:
+    """Return the growth of the error of sums of so many terms, in roundoffs of the sum of magnitudes.
 
     Any order of up to `SEQUENTIAL_TERMS` terms is admitted (``terms - 1``); beyond that, blocked summation with blocks
     of about sqrt(terms), whose bound is ``2 sqrt(terms)``.
     """
-    if terms <= SEQUENTIAL_TERMS:
-        return float(max(terms - 1, 0))
-    return SEQUENTIAL_TERMS + 2.0 * float(np.sqrt(terms))
+    return np.where(terms <= SEQUENTIAL_TERMS, np.maximum(terms - 1.0, 0.0), SEQUENTIAL_TERMS + 2.0 * np.sqrt(terms))
+
+
+def summed(
+    a: Bounded,
+    terms: int | np.ndarray,
+    add: Callable[[np.ndarray], np.ndarray],
+    settled: Callable[[], np.ndarray] | None = None,
+) -> Bounded:
+    """Return sums of the elements of `a` in any order that `summation_growth` admits.
+
+    Args:
+        a: the terms of all sums.
+        terms: the number of terms of each sum.
+        add: returns the sums of an array of terms, such as numpy.sum along an axis.
+        settled: returns the error of the sums as results of the call: see `Bounded.settled`.
+    """
+    largest, value, inherited = a.arithmetic.largest, add(a.value), add(a.error)
+    magnitude, growth = add(abs(a.value) + a.error), summation_growth(terms) * a.arithmetic.roundoff
+    grown = growth * magnitude
+    # Some orders pass through the sum of all terms of one sign.
+    overflows = np.isfinite(magnitude) & ~(magnitude + grown <= largest)
+    infinite = np.isinf(value)
+    if infinite.any():
+        # The finite terms of the other sign may overflow first, which makes the sum NaN.
+        sizes = np.where(np.isfinite(a.value), abs(a.value) + a.error, 0.0)
+        opposite = np.where(value > 0, add(np.where(a.value < 0, sizes, 0.0)), add(np.where(a.value > 0, sizes, 0.0)))
+        overflows |= infinite & ~(opposite * (1 + growth) <= largest)
+    operand, steps = Bounded(value, inherited, a.arithmetic), np.where(growth > 0, ROUNDED_ONCE, 0.0)
+    return rounded(value, inherited + grown, (operand,), steps, overflows, settled=settled)
 
 
 # Sums, means and variances.
@@ -75,26 +102,15 @@ def total(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
     """Return numpy.sum in any order that `summation_growth` admits; for a comparison, the number of true elements."""
     if isinstance(a, Comparison):
         return np.sum(certain(a), axis=axis, keepdims=keepdims)
-    value = np.sum(a.value, axis=axis, keepdims=keepdims)
-    inherited = np.sum(a.error, axis=axis, keepdims=keepdims)
-    terms = a.value.size // max(np.size(value), 1)
+    add, terms = functools.partial(np.sum, axis=axis, keepdims=keepdims), counted(a, axis)
     if terms == 1:
-        limit = None if a.limit is None else np.sum(a.limit, axis=axis, keepdims=keepdims)
-        return Bounded(value, inherited, a.arithmetic, limit)
-    magnitude = np.sum(abs(a.value) + a.error, axis=axis, keepdims=keepdims)
-    grown = summation_growth(terms) * a.arithmetic.roundoff * magnitude
-    # Some orders pass through the sum of all terms of one sign.
-    overflows = np.isfinite(magnitude) & ~(magnitude + grown <= a.arithmetic.largest)
-    overflows |= _against_infinity(
-        a, value, summation_growth(terms), functools.partial(np.sum, axis=axis, keepdims=keepdims)
-    )
+        return Bounded(add(a.value), add(a.error), a.arithmetic, None if a.limit is None else add(a.limit))
 
     def settled() -> np.ndarray:
         unit = np.min(a.terms.unit, axis=axis, keepdims=keepdims, initial=np.inf)
-        return summed_exactly(Terms(unit, np.sum(a.terms.reach, axis=axis, keepdims=keepdims)), a.arithmetic)
+        return summed_exactly(Terms(unit, add(a.terms.reach)), a.arithmetic)
 
-    operand = Bounded(value, inherited, a.arithmetic)
-    result = rounded(value, inherited + grown, (operand,), ROUNDED_ONCE, overflows, settled=settled)
+    result = summed(a, terms, add, settled)
     if a.limit is None:
         return result
     return limited(result, np.where(np.min(a.limit, axis=axis, keepdims=keepdims, initial=0) >= 0, 0.0, -np.inf))
@@ -138,30 +154,13 @@ def std(a: Bounded, axis: Any = None, *, ddof: float = 0, correction: float = 0,
     return sqrt(var(a, axis, ddof=ddof, correction=correction, keepdims=keepdims))
 
 
-def _against_infinity(a: Bounded, value: np.ndarray, growth: Any, summed: Callable[..., np.ndarray]) -> np.ndarray:
-    """Return where a sum is infinite but its finite terms of the other sign may overflow first, which makes it NaN."""
-    infinite = np.isinf(value)
-    if not infinite.any():
-        return infinite
-    sizes = np.where(np.isfinite(a.value), abs(a.value) + a.error, 0.0)
-    opposite = np.where(value > 0, summed(np.where(a.value < 0, sizes, 0.0)), summed(np.where(a.value > 0, sizes, 0.0)))
-    return infinite & ~(opposite * (1 + growth * a.arithmetic.roundoff) <= a.arithmetic.largest)
-
-
 @rule_for(np.cumsum)
 def cumsum(a: Bounded, axis: int | None = None) -> Bounded:
     """Return each partial sum in any order that `summation_growth` admits for its number of terms."""
     if axis is None:
         return cumsum(a.reshape(-1), 0)
-    value, inherited = np.cumsum(a.value, axis), np.cumsum(a.error, axis)
-    growth = np.array([summation_growth(terms) for terms in range(1, a.shape[axis] + 1)])
-    growth = growth.reshape([-1 if i == axis % a.ndim else 1 for i in range(a.ndim)])
-    magnitude = np.cumsum(abs(a.value) + a.error, axis)
-    grown = growth * a.arithmetic.roundoff * magnitude
-    overflows = np.isfinite(magnitude) & ~(magnitude + grown <= a.arithmetic.largest)
-    overflows |= _against_infinity(a, value, growth, functools.partial(np.cumsum, axis=axis))
-    steps = np.where(growth > 0, ROUNDED_ONCE, 0.0)
-    return rounded(value, inherited + grown, (Bounded(value, inherited, a.arithmetic),), steps, overflows)
+    terms = np.arange(1, a.shape[axis] + 1).reshape([-1 if i == axis % a.ndim else 1 for i in range(a.ndim)])
+    return summed(a, terms, functools.partial(np.cumsum, axis=axis))
 
 
 @rule_for((np.add, "accumulate"))
@@ -174,8 +173,7 @@ def add_accumulate(a: Bounded, axis: int = 0) -> Bounded:
 def prod(a: Bounded, axis: Any = None, *, keepdims: bool = False) -> Bounded:
     """Return the product in any order: ``terms - 1`` roundings, and the relative errors of all factors.
 
-    Some order passes through the product of all factors above 1, which must not overflow. Where the product of all
-    factors below 1 underflows, the lost part is multiplied by the product of the others.
+    See `fourfold.numerics.steps.orders`.
     """
     along: dict[str, Any] = {"axis": axis, "keepdims": keepdims}
     arithmetic, size, terms = a.arithmetic, abs(a.value), counted(a, axis)
@@ -183,12 +181,12 @@ def prod(a: Bounded, axis: Any = None, *, keepdims: bool = False) -> Bounded:
     if terms == 1:
         return Bounded(value, np.prod(a.error, **along), arithmetic)
     inherited = np.prod(size + a.error, **along) - np.prod(size, **along)
-    farthest = np.prod(np.maximum(np.where(np.isinf(size), 1, size + a.error), 1), **along)
-    underflows = np.prod(np.clip(size - a.error, 0, 1), **along) < arithmetic.smallest_normal
-    lost = np.where(underflows, terms * arithmetic.smallest_normal * farthest, 0.0)
+    multiply = functools.partial(np.prod, **along)
+    farthest, lost, underflows = partial_products(
+        size - a.error, size + a.error, multiply, terms, arithmetic, arithmetic.smallest_normal
+    )
     infinite = np.any(np.isinf(size), **along)
-    unknown = ~(farthest * (1 + terms * REORDERING * arithmetic.roundoff) <= arithmetic.largest)
-    unknown |= np.any(np.isinf(a.error), **along) | (infinite & underflows)
+    unknown = ~(farthest <= arithmetic.largest) | np.any(np.isinf(a.error), **along) | (infinite & underflows)
     # A factor that is certainly 0 makes the product 0, or NaN if another is infinite.
     certain_zero = np.any((size == 0) & (a.error == 0), **along)
     lost, unknown = np.where(certain_zero, 0.0, lost), unknown & ~(certain_zero & infinite)
@@ -198,15 +196,26 @@ def prod(a: Bounded, axis: Any = None, *, keepdims: bool = False) -> Bounded:
 # Extremes.
 
 
+def in_order(order: Callable[[np.ndarray], np.ndarray], a: Bounded) -> Bounded:
+    """Return the result of `order`, a function that picks numbers and is monotonic in each of them."""
+    value, unknown = order(a.value), np.isinf(a.error)
+    high = order(np.where(unknown, np.inf, a.value + a.error))
+    low = order(np.where(unknown, -np.inf, a.value - a.error))
+    error = np.maximum(high - value, value - low)
+    settled = (high == low) | (np.isnan(value) & np.isnan(high) & np.isnan(low))
+    error = np.where(settled, 0.0, np.where(np.isnan(error), np.inf, error))
+    return Bounded(value, error, a.arithmetic, None if a.limit is None else order(a.limit))
+
+
 def extreme(choose: Callable[..., np.ndarray]) -> Callable[..., Bounded]:
-    """Return the rule of numpy.max or numpy.min: no rounding; the error is at most the largest of all."""
+    """Return the rule of numpy.max or numpy.min, which do not round."""
 
     def rule(a: Bounded, axis: Any = None, *, keepdims: bool = False, initial: float | None = None) -> Bounded:
         start: dict[str, Any] = {} if initial is None else {"initial": initial}
-        value = choose(a.value, axis=axis, keepdims=keepdims, **start)
-        of_start: Any = 0 if initial is None else lift(initial, a.arithmetic).error
-        error = np.max(a.error, axis=axis, keepdims=keepdims, initial=of_start)
-        return Bounded(value, np.where(np.isfinite(value) | np.isinf(error), error, 0), a.arithmetic)
+        result = in_order(functools.partial(choose, axis=axis, keepdims=keepdims, **start), a)
+        if initial is not None:
+            result.error = np.maximum(result.error, lift(initial, a.arithmetic).error)
+        return result
 
     return rule
 
@@ -357,8 +366,9 @@ def joined(join: Callable[..., np.ndarray]) -> Callable[..., Any]:
     return rule
 
 
-rule_for(np.stack)(joined(np.stack))
-rule_for(np.concatenate)(joined(np.concatenate))
+stack, concatenate = joined(np.stack), joined(np.concatenate)
+rule_for(np.stack)(stack)
+rule_for(np.concatenate)(concatenate)
 
 
 def moving(function: Callable[..., Any]) -> Rule:

@@ -457,13 +457,17 @@ def where(condition: Any, x: Any, y: Any) -> Bounded:
     value = np.where(condition.outcome, a.value, b.value)
     error = np.where(condition.outcome, a.error, b.error)
     if condition.uncertain.any():
-        either = np.maximum(a.error, b.error) + abs(a.value - b.value)
-        error = np.where(condition.uncertain, np.where(np.isnan(either), np.inf, either), error)
+        other = np.where(condition.outcome, b.error, a.error)
+        hull = np.maximum(error, np.where(a.value == b.value, 0.0, abs(a.value - b.value)) + other)
+        error = np.where(condition.uncertain, np.where(np.isnan(hull), np.inf, hull), error)
 
     def settled() -> np.ndarray:
         return np.where(condition.uncertain, np.inf, np.where(condition.outcome, a.settled, b.settled))
 
-    return Bounded(value, error, arithmetic, settled=settled)
+    result = Bounded(value, error, arithmetic, settled=settled)
+    if a.limit is None and b.limit is None:
+        return result
+    return limited(result, np.minimum(*np.broadcast_arrays(a.least, b.least)))
 
 
 # Comparisons and logical functions.

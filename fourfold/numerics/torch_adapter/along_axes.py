@@ -43,7 +43,7 @@ def count_of_ties(a: Comparison, along: Any, keepdim: bool) -> Any:
         return Bounded(count.astype(np.float64), error, a.arithmetic) if error.any() else count
     count = count.astype(np.float64)
     least = np.maximum(np.sum(a.outcome & ~a.uncertain, axis=along, keepdims=keepdim), np.minimum(count, 1))
-    if evaluation.free_ties:
+    if evaluation.contract.ties:
         error, least = error + np.maximum(count - 1, 0), np.minimum(count, 1)
     return Bounded(count, error, a.arithmetic, np.where(error > 0, np.maximum(least, count - error), count))
 
@@ -151,7 +151,7 @@ def slope_of_norm(difference: Bounded, length: Bounded, grad: Bounded, p: float)
     at_zero = (length.value == 0) & (length.error == 0)
     divisor = Bounded(np.where(at_zero, 1, length.value), length.error, length.arithmetic, length.limit)
     slope = divide(difference, divisor)
-    if current().free_ties:
+    if current().contract.ties:
         slope.error = np.where(at_zero, 1.0, slope.error)
     return multiply(grad, slope)
 

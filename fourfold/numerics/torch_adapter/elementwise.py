@@ -34,6 +34,7 @@ from fourfold.numerics.steps.elementwise import (
     sqrt,
     square,
     subtract,
+    where,
 )
 from fourfold.numerics.torch_adapter.tensors import (
     LOGICAL,
@@ -347,36 +348,21 @@ def broadcast(part: Array, shape: tuple[int, ...]) -> dict[str, Any]:
     return {"shape": shape, "strides": np.broadcast_to(part, shape).strides}
 
 
-def either(condition: Comparison, a: Bounded, b: Bounded) -> Bounded:
-    """Return a where the condition is true, else b; both are admitted where it is uncertain."""
-    value = np.where(condition.outcome, a.value, b.value)
-    error = np.where(condition.outcome, a.error, b.error)
-    if condition.uncertain.any():
-        other = np.where(condition.outcome, b.error, a.error)
-        hull = np.maximum(error, abs(a.value - b.value) + other)
-        hull = np.where(a.value == b.value, np.maximum(error, other), hull)
-        error = np.where(condition.uncertain, np.where(np.isnan(hull), np.inf, hull), error)
-    result = Bounded(value, error, arithmetic())
-    if a.limit is not None or b.limit is not None:
-        limited(result, np.minimum(*np.broadcast_arrays(a.least, b.least)))
-    return result
-
-
 @aten("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
-def where(condition: Any, a: Any, b: Any) -> Any:
+def chosen(condition: Any, a: Any, b: Any) -> Any:
     """Return torch.where; both choices are admitted where the condition is uncertain."""
     condition = as_comparison(condition)
     if all(isinstance(x, int | np.ndarray) for x in (a, b)) and not condition.uncertain.any():
         return np.where(condition.outcome, a, b)
     a, b = lifted(a), lifted(b)
     mark_kinks(condition, a, b)
-    return either(condition, a, b)
+    return where(condition, a, b)
 
 
 @aten("masked_fill.Scalar", "masked_fill.Tensor")
 def masked_fill(a: Any, mask: Any, fill: Any) -> Bounded:
     """Return the number `fill` where the mask is true."""
-    return where(mask, fill, a)
+    return chosen(mask, fill, a)
 
 
 @aten("clamp.default", "clamp.Tensor", "clamp_min.default", "clamp_min.Tensor")
@@ -402,7 +388,7 @@ def of_not_nan(choose: Callable[[Bounded, Bounded], Bounded]) -> Callable[[Any, 
 
     def compute(a: Any, b: Any) -> Bounded:
         a, b = lifted(a), lifted(b)
-        return either(np.isnan(a), b, either(np.isnan(b), a, choose(a, b)))
+        return where(np.isnan(a), b, where(np.isnan(b), a, choose(a, b)))
 
     return compute
 
@@ -421,7 +407,7 @@ def sign(a: Any) -> Bounded:
     result = NUMPY_RULES[np.sign].compute(a)
     result.error = np.where(np.isnan(a.value), np.inf, result.error)
     evaluation = current()
-    if evaluation.backward and evaluation.free_ties:
+    if evaluation.backward and evaluation.contract.ties:
         result.error = np.where((a.value == 0) & (a.error == 0), 1.0, result.error)
     return result
 
@@ -441,11 +427,11 @@ def compared(function: np.ufunc, equality: bool, scalar: bool) -> Callable[[Any,
         a, b = lifted(a), lifted(b)
         result = numpy_rule(a, b)
         evaluation = current()
-        if not evaluation.free_ties or (equality and scalar):
+        if not evaluation.contract.ties or (equality and scalar):
             return result
         ties = abs(a.value - b.value) <= a.error + b.error
         if evaluation.backward:
-            free = ties | np.isnan(a.value) | np.isnan(b.value)
+            free = ties | ((np.isnan(a.value) | np.isnan(b.value)) & evaluation.contract.nonfinite)
             return Comparison(result.outcome, result.uncertain | free, result.arithmetic)
         return Tied(result.outcome, result.uncertain, result.arithmetic, ties, np.zeros_like(ties))
 
@@ -529,7 +515,7 @@ def threshold_backward(evaluation: Any, func: Any, args: tuple, kwargs: dict[str
 @aten("leaky_relu.default")
 def leaky_relu(a: Any, slope: Any = 0.01) -> Bounded:
     """Return a above 0, else slope times a."""
-    return either(lifted(a) > 0.0, lifted(a), multiply(lifted(a), lifted(slope)))
+    return where(lifted(a) > 0.0, lifted(a), multiply(lifted(a), lifted(slope)))
 
 
 @aten("silu.default")
@@ -602,14 +588,14 @@ def passes(grad: Bounded, a: Bounded, threshold: Any, otherwise: Bounded) -> Bou
 
     Both are right at the threshold.
     """
-    return either(compared(np.less_equal, False, True)(a, threshold), otherwise, grad)
+    return where(compared(np.less_equal, False, True)(a, threshold), otherwise, grad)
 
 
 @aten("leaky_relu_backward.default")
 def leaky_relu_backward(grad: Any, a: Any, slope: Any, self_is_result: bool) -> Bounded:
     """Return the gradient where `a` is above 0, else the slope times the gradient."""
     above = compared(np.greater, False, True)(lifted(a), 0.0)
-    return either(above, lifted(grad), multiply(lifted(grad), lifted(slope)))
+    return where(above, lifted(grad), multiply(lifted(grad), lifted(slope)))
 
 
 @aten("elu.default")
@@ -617,11 +603,11 @@ def elu(a: Any, alpha: Any = 1.0, scale: Any = 1.0, input_scale: Any = 1.0) -> B
     """Return scale a above 0, else scale alpha (e^(input_scale a) - 1)."""
     a = lifted(a)
     below = multiply(np.expm1(scaled(a, input_scale)), lifted(alpha * scale))
-    return either(a > 0.0, scaled(a, scale), below)
+    return where(a > 0.0, scaled(a, scale), below)
 
 
 @aten("softshrink_backward.default", "hardshrink_backward.default")
 def shrink_backward(grad: Any, a: Any, limit: Any) -> Bounded:
     """Return the gradient where |a| exceeds the limit, else 0."""
     beyond = compared(np.greater, False, True)(absolute(lifted(a)), limit)
-    return either(beyond, lifted(grad), lifted(0.0))
+    return where(beyond, lifted(grad), lifted(0.0))

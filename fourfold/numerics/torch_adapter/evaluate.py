@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fourfold.numerics.bounded import Arithmetic, Bounded, lift
+from fourfold.numerics.bounded import DOCUMENTED, Arithmetic, Bounded, lift
 from fourfold.numerics.dtypes import DTYPES, QUANTISED, DType, is_chosen, name_of
 
 # These register the rules.
@@ -33,7 +33,7 @@ __all__ = ["NoTorchRule", "backward_of", "forward_of", "rule"]
 
 def _alike(one: Arithmetic, other: Arithmetic) -> bool:
     """Return whether two arithmetics represent the same numbers."""
-    ways = {"documented_ties": True, "rounds_each_step": False}
+    ways = {"contract": DOCUMENTED, "rounds_each_step": False}
     return replace(one, **ways) == replace(other, **ways)  # type: ignore[arg-type]
 
 
@@ -103,7 +103,7 @@ def gradient_of(tensor: torch.Tensor, evaluation: Evaluation) -> Bounded:
     Where autograd computes NaN, for example from 0 times infinity, another formula may give a number.
     """
     grad = bounded_of(tensor, evaluation)
-    unknown = np.isnan(grad.value) & evaluation.free_ties
+    unknown = np.isnan(grad.value) & evaluation.contract.nonfinite
     return Bounded(grad.value, np.where(unknown, np.inf, grad.error), grad.arithmetic)
 
 

@@ -8,8 +8,8 @@ import torch
 
 from fourfold.numerics.bounded import Bounded, Comparison, NoRule, certain, lift
 from fourfold.numerics.dtypes import QUANTISED
-from fourfold.numerics.steps.along_axes import SEQUENTIAL_TERMS
-from fourfold.numerics.steps.elementwise import ROUNDED_ONCE, divide, rounded
+from fourfold.numerics.steps.along_axes import concatenate, summed
+from fourfold.numerics.steps.elementwise import divide
 from fourfold.numerics.torch_adapter.elementwise import aten, lifted, scaled
 from fourfold.numerics.torch_adapter.integers import evaluate_integers, integers_of, truncated, whole_of
 from fourfold.numerics.torch_adapter.tensors import (
@@ -281,50 +281,17 @@ def sequence(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, A
 
 def added_at(a: Bounded, places: Array, items: Bounded) -> Bounded:
     """Return `a` with each item added at its place, in any order: the terms of each place form a sum."""
-    shape = a.shape
-    places = places.reshape(-1)
-    value, error, magnitude = a.value.reshape(-1).copy(), a.error.reshape(-1).copy(), abs(a.value).reshape(-1)
-    np.add.at(value, places, items.value.reshape(-1))
-    np.add.at(error, places, items.error.reshape(-1))
-    magnitude = magnitude + a.error.reshape(-1)
-    np.add.at(magnitude, places, (abs(items.value) + items.error).reshape(-1))
-    count = np.bincount(places, minlength=value.size) + ((a.value != 0) | (a.error != 0)).reshape(-1)
-    growth = np.where(count <= SEQUENTIAL_TERMS, np.maximum(count - 1, 0), SEQUENTIAL_TERMS + 2 * np.sqrt(count))
-    grown = growth * a.arithmetic.roundoff * magnitude
-    # Some orders pass through the sum of all terms of one sign.
-    overflows = np.isfinite(magnitude) & ~(magnitude + grown <= a.arithmetic.largest)
-    overflows |= against_infinity_at(value, places, (a.reshape(-1), items), growth)
-    steps = np.where(growth > 0, ROUNDED_ONCE, 0.0)
-    summed = rounded(value, error + grown, (Bounded(value, error, a.arithmetic),), steps, overflows)
-    exact = (count <= 1) & (error == 0)
-    summed.error = np.where(exact, 0.0, summed.error)
-    return summed.reshape(shape)
+    places, terms = places.reshape(-1), concatenate([a.reshape(-1), items.reshape(-1)])
 
+    def add(part: Array) -> Array:
+        sums = part[: a.size].copy()
+        np.add.at(sums, places, part[a.size :])
+        return sums
 
-def against_infinity_at(value: Array, places: Array, parts: tuple[Bounded, Bounded], growth: Array) -> Array:
-    """Return where a sum is infinite but its finite terms of the other sign may overflow first, which makes it NaN.
-
-    Args:
-        value: the sums.
-        places: the places of the items.
-        parts: the former elements, and the items.
-        growth: the roundings of each sum.
-    """
-    infinite = np.isinf(value)
-    if not infinite.any():
-        return infinite
-
-    def opposite(sign: int) -> Array:
-        found, added = (
-            np.where(np.isfinite(part.value) & (sign * part.value > 0), abs(part.value) + part.error, 0.0)
-            for part in parts
-        )
-        np.add.at(found, places, added.reshape(-1))
-        return found
-
-    against = np.where(value > 0, opposite(-1), opposite(1))
-    of = parts[0].arithmetic
-    return infinite & ~(against * (1 + growth * of.roundoff) <= of.largest)
+    count = np.bincount(places, minlength=a.size) + ((a.value != 0) | (a.error != 0)).reshape(-1)
+    result = summed(terms, count, add)
+    result.error = np.where((count <= 1) & (add(terms.error) == 0), 0.0, result.error)
+    return result.reshape(a.shape)
 
 
 def numbered(shape: Sequence[int]) -> torch.Tensor:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.numerics.bounded import IN_GRADIENTS, Arithmetic, Bounded, NoRule, as_others_scale, unspecified_where
-from fourfold.numerics.steps.along_axes import matrix_product, total
+from fourfold.numerics.bounded import IN_GRADIENTS, Bounded, NoRule, as_others_scale
+from fourfold.numerics.steps.along_axes import counted, matrix_product, mean, total
 from fourfold.numerics.steps.elementwise import (
     DIVISION,
     EXPONENTIAL,
@@ -24,6 +24,7 @@ from fourfold.numerics.steps.elementwise import (
     sqrt,
     subtract,
 )
+from fourfold.numerics.steps.orders import any_order, slopes_of_normalized
 from fourfold.numerics.torch_adapter.elementwise import aten, lifted
 from fourfold.numerics.torch_adapter.moves import added_at, pad
 from fourfold.numerics.torch_adapter.orders import amax
@@ -119,27 +120,18 @@ def log_softmax_backward(grad: Any, output: Any, dim: int, input_dtype: Any = No
 # Normalizations.
 
 
-def average(a: Bounded, along: tuple[int, ...]) -> Bounded:
-    """Return the mean along axes, which are kept; 0 for no elements."""
-    count = math.prod(a.shape[i] for i in along)
-    return divide(total(a, along, keepdims=True), lifted(max(count, 1)))
-
-
 def normalized(a: Bounded, along: tuple[int, ...], eps: float) -> tuple[Bounded, Bounded, Bounded]:
     """Return (a - mean) / deviation, the mean, and 1 / deviation, along axes that are kept.
 
     The deviation is sqrt(variance + eps), where the variance is the mean of the squared deviations from the mean.
     """
     a = as_others_scale(a)
-    mean = average(a, along)
-    centred = subtract(a, mean)
-    deviation = sqrt(maximum(add(average(multiply(centred, centred), along), lifted(eps)), lifted(eps)))
-    normal = divide(centred, deviation)
-    if not a.arithmetic.documented_ties:  # kernels that scale first may overflow
-        with np.errstate(all="ignore"):
-            overflow = np.isfinite(a.value) & (abs(a.value / deviation.value) >= a.arithmetic.largest)
-        normal = unspecified_where(normal, overflow)
-    return normal, mean, reciprocal(deviation)
+    middle = mean(a, along, keepdims=True)
+    centred = subtract(a, middle)
+    variance = mean(multiply(centred, centred), along, keepdims=True)
+    deviation = sqrt(maximum(add(variance, lifted(eps)), lifted(eps)))
+    normal, inverse = divide(centred, deviation), reciprocal(deviation)
+    return of_others(normal, (a, inverse), (middle, inverse)), middle, inverse
 
 
 def scaled_and_shifted(a: Bounded, weight: Any, bias: Any) -> Bounded:
@@ -148,101 +140,73 @@ def scaled_and_shifted(a: Bounded, weight: Any, bias: Any) -> Bounded:
     return a if bias is None else add(a, lifted(bias))
 
 
-def of_channels(normal: Bounded, furthest: np.ndarray, weight: Any, bias: Any) -> Bounded:
+def of_others(result: Bounded, *products: Sequence[Any], axis: tuple[int, ...] = ()) -> Bounded:
+    """Return `result` with the bound of `any_order`, unless kernels are held to the order of this library's."""
+    return any_order(result, *products, axis=axis) if result.arithmetic.contract.reassociation else result
+
+
+def of_channels(normal: Bounded, a: Bounded, mean: Any, inverse: Bounded, weight: Any, bias: Any) -> Bounded:
     """Return `scaled_and_shifted` for weights and biases of channels.
 
-    Other kernels compute a (weight inverse) + (bias - mean weight inverse). Their intermediate results may underflow,
-    and their result is unspecified where a step may overflow.
+    Other kernels compute a (weight inverse) + (bias - mean weight inverse).
 
     Args:
-        normal: the normalized numbers.
-        furthest: the bound of `_furthest`, for each element of `normal`.
+        normal: the normalized numbers, (a - mean) inverse.
+        a: the numbers.
+        mean: the mean of each.
+        inverse: 1 / deviation of each.
         weight: one for each channel, or None.
         bias: one for each channel, or None.
     """
     result = scaled_and_shifted(normal, weight, bias)
-    if weight is None or result.arithmetic.documented_ties:
+    if weight is None:
         return result
-    with np.errstate(all="ignore"):
-        steps = abs(weight.value) * furthest + (0 if bias is None else abs(bias.value))
-        result = Bounded(result.value, result.error + furthest * _lost(result.arithmetic), result.arithmetic)
-    return unspecified_where(result, np.isfinite(normal.value) & (steps >= result.arithmetic.largest))
+    shift = [] if bias is None else [(bias,)]
+    return of_others(result, (a, weight, inverse), (mean, weight, inverse), *shift)
 
 
-def of_weight(grad: Bounded, normal: Bounded, furthest: np.ndarray, along: tuple[int, ...]) -> Bounded:
+def of_weight(
+    grad: Bounded, normal: Bounded, a: Bounded, mean: Any, inverse: Bounded, along: tuple[int, ...]
+) -> Bounded:
     """Return the gradient of the weight: sum(g n).
 
-    Other kernels compute (sum(g a) - mean sum(g)) inverse. Their result is unspecified where one of these steps may
-    overflow.
+    Other kernels compute (sum(g a) - mean sum(g)) inverse.
 
     Args:
         grad: the gradient of the result.
-        normal: the normalized numbers.
-        furthest: the bound of `_furthest`, for each element of `normal`.
+        normal: the normalized numbers, (a - mean) inverse.
+        a: the numbers.
+        mean: the mean of each.
+        inverse: 1 / deviation of each.
         along: the axes of the sum.
     """
-    result = total(multiply(grad, normal), along)
-    if result.arithmetic.documented_ties:
-        return result
-    with np.errstate(all="ignore"):
-        reach = np.sum(abs(grad.value) * furthest, axis=along)
-    return unspecified_where(result, ~np.isnan(result.value) & (reach >= result.arithmetic.largest))
-
-
-def _furthest(a: Bounded, mean: Any, inverse: Any) -> np.ndarray:
-    """Return a bound of each product of a, the mean and 1 / deviation, and of each of them alone."""
-    with np.errstate(all="ignore"):
-        return np.maximum(abs(a.value) + abs(lifted(mean).value), 1) * np.maximum(lifted(inverse).value, 1)
+    result, terms = total(multiply(grad, normal), along, keepdims=True), counted(grad, along)
+    result = of_others(result, (terms, grad, a, inverse), (terms, grad, mean, inverse), axis=along)
+    return result.moved(lambda part: np.squeeze(part, along))
 
 
 def of_normalized(
     grad: Bounded,
     weight: Bounded | None,
     normal: Bounded,
-    furthest: np.ndarray,
+    a: Bounded,
     inverse: Bounded,
     along: tuple[int, ...],
 ) -> Bounded:
     """Return the gradient of the normalized input: (g - mean(g) - n mean(g n)) / deviation, with g = grad weight.
 
-    Kernels may multiply in any order. Their intermediate results may underflow, and their result is unspecified where a
-    step may overflow: there the order decides between a number, an infinity and NaN.
-
     Args:
         grad: the gradient of the result.
         weight: the factor of the normalized numbers; None stands for 1.
-        normal: the normalized numbers.
-        furthest: the bound of `_furthest`, for each of them.
+        normal: the normalized numbers, (a - mean) inverse.
+        a: the numbers.
         inverse: 1 / deviation.
         along: the axes of the means.
     """
     g = grad if weight is None else multiply(grad, weight)
-    share = multiply(normal, average(multiply(g, normal), along))
-    result = multiply(subtract(subtract(g, average(g, along)), share), inverse)
-    arithmetic = result.arithmetic
-    if arithmetic.documented_ties:
-        return result
-    with np.errstate(all="ignore"):
-        size = np.ones(1) if weight is None else abs(weight.value)
-        # Intermediate results may exceed these by a factor of about 2^6, or of their number, if the division by it
-        # comes last. The same holds for the weight.
-        count = math.prod(grad.shape[axis] for axis in along)
-        factor = max(64, count) * np.maximum(inverse.value, 1) ** 3
-        terms = np.sum(abs(grad.value) * np.maximum(size, 1), axis=along, keepdims=True)
-        reach = factor * terms * np.max(furthest, axis=along, keepdims=True, initial=1)
-        # The weight may be multiplied by 1 / deviation first, or by the number of columns.
-        reach = np.fmax(reach, count * size * np.maximum(inverse.value, 1))
-        if weight is not None:
-            terms = np.sum(abs(grad.value), axis=along, keepdims=True)
-            most = np.max(abs(normal.value), axis=along, keepdims=True, initial=1)
-            lost = factor * terms * most * _lost(arithmetic)
-            result = Bounded(result.value, result.error + lost, arithmetic)
-    return unspecified_where(result, reach >= arithmetic.largest)
-
-
-def _lost(arithmetic: Arithmetic) -> float:
-    """Return the largest error of a product below the smallest normal number."""
-    return 2 * arithmetic.roundoff * arithmetic.smallest_normal
+    share = multiply(normal, mean(multiply(g, normal), along, keepdims=True))
+    result = multiply(subtract(subtract(g, mean(g, along, keepdims=True)), share), inverse)
+    return of_others(result, *slopes_of_normalized(grad, weight, a, inverse, counted(grad, along)), axis=along)
 
 
 def last(a: Bounded, count: int) -> tuple[int, ...]:
@@ -268,10 +232,15 @@ def layer_norm_backward(
     normal = multiply(subtract(as_others_scale(a, IN_GRADIENTS), lifted(mean)), lifted(inverse))
     weight = None if weight is None else lifted(weight)
     return (
-        of_normalized(grad, weight, normal, _furthest(a, mean, inverse), lifted(inverse), along) if mask[0] else None,
+        of_normalized(grad, weight, normal, a, lifted(inverse), along) if mask[0] else None,
         total(multiply(grad, normal), rows) if mask[1] else None,
         total(grad, rows) if mask[2] else None,
     )
+
+
+def of_elements(a: Bounded, like: Bounded) -> Bounded:
+    """Repeat numbers of rows or channels for each element of `like`."""
+    return a.moved(lambda part: np.broadcast_to(part, like.shape))
 
 
 def as_channels(a: Any, like: Bounded) -> Any:
@@ -286,8 +255,8 @@ def group_norm(
     """Normalize each sample's groups of channels, then apply each channel's weight and bias."""
     a = lifted(a)
     normal, mean, inverse = normalized(a.reshape(batch, groups, -1), (2,), eps)
-    furthest = _furthest(a.reshape(batch, groups, -1), mean, inverse).reshape(a.shape)
-    result = of_channels(normal.reshape(a.shape), furthest, as_channels(weight, a), as_channels(bias, a))
+    means, inverses = (of_elements(x, normal).reshape(a.shape) for x in (mean, inverse))
+    result = of_channels(normal.reshape(a.shape), a, means, inverses, as_channels(weight, a), as_channels(bias, a))
     return result, mean.reshape(batch, groups), inverse.reshape(batch, groups)
 
 
@@ -309,14 +278,14 @@ def group_norm_backward(
     mean, inverse = (lifted(x).reshape(batch, groups, 1) for x in (mean, inverse))
     grouped = a.reshape(batch, groups, -1)
     normal = multiply(subtract(as_others_scale(grouped, IN_GRADIENTS), mean), inverse)
-    furthest = _furthest(grouped, mean, inverse)
     rows = (0, *range(2, a.ndim))
     if weight is not None:
-        weight = as_channels(weight, a).moved(lambda part: np.broadcast_to(part, a.shape).reshape(batch, groups, -1))
+        weight = of_elements(as_channels(weight, a), a).reshape(grouped.shape)
     grad_groups = grad.reshape(batch, groups, -1)
+    means, inverses = (of_elements(x, grouped).reshape(a.shape) for x in (mean, inverse))
     return (
-        of_normalized(grad_groups, weight, normal, furthest, inverse, (2,)).reshape(a.shape) if mask[0] else None,
-        of_weight(grad, normal.reshape(a.shape), furthest.reshape(a.shape), rows) if mask[1] else None,
+        of_normalized(grad_groups, weight, normal, grouped, inverse, (2,)).reshape(a.shape) if mask[0] else None,
+        of_weight(grad, normal.reshape(a.shape), a, means, inverses, rows) if mask[1] else None,
         total(grad, rows) if mask[2] else None,
     )
 
@@ -336,10 +305,10 @@ def batch_norm(a: Any, weight: Any, bias: Any, *given: Any) -> tuple[Bounded, ..
     if not train:
         normal, inverse = by_running(a, running[0], running[1], eps)
         nothing = Bounded.exact(np.zeros(0, a.dtype), a.arithmetic)
-        furthest = _furthest(a, as_channels(running[0], a), inverse)
-        return of_channels(normal, furthest, as_channels(weight, a), as_channels(bias, a)), nothing, nothing
+        mean, weight, bias = (as_channels(x, a) for x in (running[0], weight, bias))
+        return of_channels(normal, a, mean, inverse, weight, bias), nothing, nothing
     normal, mean, inverse = normalized(a, (0, *range(2, a.ndim)), eps)
-    result = of_channels(normal, _furthest(a, mean, inverse), as_channels(weight, a), as_channels(bias, a))
+    result = of_channels(normal, a, mean, inverse, as_channels(weight, a), as_channels(bias, a))
     return result, mean.reshape(-1), inverse.reshape(-1)
 
 
@@ -365,14 +334,17 @@ def batch_norm_backward(
     else:
         mean = as_channels(running_mean, a)
         normal, inverse = by_running(a, running_mean, running_variance, eps)
-    weight, furthest = as_channels(weight, a), _furthest(a, mean, inverse)
+    weight = as_channels(weight, a)
     if train:
-        grad_a = of_normalized(grad, weight, normal, furthest, inverse, along)
+        grad_a = of_normalized(grad, weight, normal, a, inverse, along)
     else:
-        grad_a = of_channels(multiply(grad, inverse), _furthest(grad, 0.0, inverse), weight, None)
+        grad_a = of_others(
+            scaled_and_shifted(multiply(grad, inverse), weight, None),
+            (grad, 1.0 if weight is None else weight, inverse),
+        )
     return (
         grad_a if mask[0] else None,
-        of_weight(grad, normal, furthest, along) if mask[1] else None,
+        of_weight(grad, normal, a, mean, inverse, along) if mask[1] else None,
         total(grad, along) if mask[2] else None,
     )
 
@@ -630,7 +602,7 @@ def max_pool(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, A
 def max_pool_backward(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Return the gradient of the input: each window's gradient at its largest element, or at any of equal ones."""
     grad, a, kernel, stride, padding, dilation, ceil, index = args
-    spread = index.payload.spread(lifted(evaluation.given(grad)), evaluation.free_ties)
+    spread = index.payload.spread(lifted(evaluation.given(grad)), evaluation.contract.ties)
     numbers = Bounded.exact(np.arange(a.numel(), dtype=np.float64).reshape(a.shape), evaluation.dtype.arithmetic)
     places = pooled_windows(numbers, kernel, stride, padding, dilation, ceil, -1.0).value.astype(np.int64)
     inside, spread = places >= 0, spread.reshape(*places.shape)

@@ -6,7 +6,7 @@ rounding, or be a choice among equal numbers. Autograd puts gradients at these i
 at a place may receive its gradient.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 
 from fourfold.compat.torch_internals import argument_names
 from fourfold.numerics.bounded import Bounded, Comparison, HangsOnRounding
+from fourfold.numerics.steps.along_axes import in_order, largest, smallest
 from fourfold.numerics.torch_adapter.elementwise import axes, compared, lifted
 from fourfold.numerics.torch_adapter.moves import move, scatter_add
 from fourfold.numerics.torch_adapter.ranking import Ranking
@@ -32,17 +33,6 @@ from fourfold.numerics.torch_adapter.tensors import (
 Array = np.ndarray
 
 
-def in_order(order: Callable[[Array], Array], a: Bounded) -> Bounded:
-    """Return the result of `order`, a function that picks numbers and is monotonic in each of them."""
-    value, unknown = order(a.value), np.isinf(a.error)
-    high = order(np.where(unknown, np.inf, a.value + a.error))
-    low = order(np.where(unknown, -np.inf, a.value - a.error))
-    error = np.maximum(high - value, value - low)
-    settled = (high == low) | (np.isnan(value) & np.isnan(high) & np.isnan(low))
-    error = np.where(settled, 0.0, np.where(np.isnan(error), np.inf, error))
-    return Bounded(value, error, a.arithmetic, None if a.limit is None else order(a.limit))
-
-
 @dataclass(frozen=True)
 class Extreme:
     """Link between a maximum or minimum and the memory of its source tensor."""
@@ -50,23 +40,24 @@ class Extreme:
     of: ViewedStorage
 
 
-def extreme(choose: Callable[..., Array]) -> Callable[..., Bounded]:
-    """Return the rule of torch.amax or torch.amin."""
-
-    def compute(a: Any, dim: Any = None, keepdim: bool = False) -> Bounded:
-        a = lifted(a)
-        return in_order(lambda part: choose(part, axis=axes(dim), keepdims=keepdim), a)
-
-    return compute
+def amax(a: Any, dim: Any = None, keepdim: bool = False) -> Bounded:
+    """Return the largest number along axes."""
+    return largest(lifted(a), axes(dim), keepdims=keepdim)
 
 
-def middle(part: Array, **_: Any) -> Array:
+def amin(a: Any, dim: Any = None, keepdim: bool = False) -> Bounded:
+    """Return the smallest number along axes."""
+    return smallest(lifted(a), axes(dim), keepdims=keepdim)
+
+
+def median(a: Any) -> Bounded:
     """Return the median of all numbers, the lower of the two middle ones; NaN if any number is NaN."""
-    flat = np.sort(part, axis=None)
-    return flat[-1 if flat.size and np.isnan(flat[-1]) else (flat.size - 1) // 2]
 
+    def middle(part: Array) -> Array:
+        flat = np.sort(part, axis=None)
+        return flat[-1 if flat.size and np.isnan(flat[-1]) else (flat.size - 1) // 2]
 
-amax, amin, median = extreme(np.max), extreme(np.min), extreme(middle)
+    return in_order(middle, lifted(a))
 
 
 @whole("amax.default", "max.default", "amin.default", "min.default", "median.default")
@@ -128,7 +119,7 @@ def found_along(
         axis: the axis.
         **order: how the indices order the numbers: the arguments of `Ranking` after the numbers.
     """
-    unique = order.get("stable", False) and not evaluation.free_ties
+    unique = order.get("stable", False) and not evaluation.contract.ties
     if not source.ndim or not source.size or not (source.error.any() or not unique):
         return torch.from_numpy(np.array(index))
     places = Places(np.array(index, order="C"), source, values, axis)
@@ -286,7 +277,7 @@ def extreme_so_far(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[
     accumulate = (np.minimum if smallest else np.maximum).accumulate
     axis = dim % source.ndim
     values = in_order(lambda part: accumulate(part, axis=axis), source)
-    if not (source.error.any() or evaluation.free_ties):
+    if not (source.error.any() or evaluation.contract.ties):
         return evaluation.made(values, a.dtype), index
     places = RunningPlaces(np.array(index.numpy(), order="C"), source, values, axis)
     return evaluation.made(values, a.dtype), BoundedTensor.of(ViewedStorage(places), places, torch.int64)
@@ -307,7 +298,7 @@ def scatter(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, An
             return move(evaluation, func, (a, dim, plain(index), items), kwargs)
         index, given = evaluation.given(index), (evaluation.given(a), evaluation.given(items))
         return evaluation.made(scatter_add(given[0], dim, index, given[1]), a.dtype)
-    result = places.spread(lifted(evaluation.given(items)), evaluation.free_ties)
+    result = places.spread(lifted(evaluation.given(items)), evaluation.contract.ties)
     return evaluation.made(result, items.dtype)
 
 

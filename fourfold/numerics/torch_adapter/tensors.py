@@ -14,7 +14,17 @@ import numpy as np
 import torch
 
 from fourfold.compat.torch_internals import decompositions, dispatch_mode, wrapper_tensor
-from fourfold.numerics.bounded import Arithmetic, Bounded, Comparison, HangsOnRounding, NoRule, certain, lift, stored
+from fourfold.numerics.bounded import (
+    Arithmetic,
+    Bounded,
+    Comparison,
+    Contract,
+    HangsOnRounding,
+    NoRule,
+    certain,
+    lift,
+    stored,
+)
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.torch_adapter.ranking import Ranking
 
@@ -443,9 +453,9 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         self.missing: NoTorchRule | None = None
 
     @property
-    def free_ties(self) -> bool:
-        """Whether every derivative between the one-sided ones is right at a tie."""
-        return not self.dtype.arithmetic.documented_ties
+    def contract(self) -> Contract:
+        """What results leave open."""
+        return self.dtype.arithmetic.contract
 
     def __enter__(self) -> Any:
         self.outer.append(getattr(_running, "evaluation", None))
