@@ -1,5 +1,6 @@
 """Named cases that follow from a declaration: sizes around blocks, layouts, ranks, parameters, special values."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -324,6 +325,22 @@ class SizedCases:
         allowed = all(size and self._allowed[axis].nearest(size) == size for axis, size in sizes.items())
         return allowed and self.largest(sizes) <= AFFORDABLE
 
+    def filling(self, elements: int, odd: bool = False) -> dict[str, int]:
+        """Return equal sizes, as far as the declaration allows, whose product is about `elements`.
+
+        The product of all axes is also what a contraction computes. A call with a larger intermediate result than that
+        has shorter axes.
+        """
+        most = {axis: self._allowed[axis].nearest(elements) for axis in self.axes}
+        while True:
+            sizes: dict[str, int] = {}
+            for axis in sorted(most, key=lambda axis: most[axis]):  # a short axis leaves more to the others
+                side = (elements / math.prod(sizes.values())) ** (1 / (len(most) - len(sizes)))
+                sizes[axis] = self._allowed[axis].nearest((1 << max(round(math.log2(side)), 1)) - odd)
+            if elements < 2 or self.largest(sizes) <= 4 * elements:
+                return sizes
+            elements //= 4
+
     def largest(self, sizes: Mapping[str, int]) -> float:
         """Estimate the number of elements of the largest intermediate result from calls with shorter long axes."""
         few, more = 32, 64
@@ -347,7 +364,7 @@ def sized(declaration: Declaration) -> Sized:
         for name, tensor in declaration.tensors.items()
         if isinstance(tensor.high, int) and tensor.make is None
     }
-    return Sized(of.axes, of.make, of.allows, of.largest, of.varied, integers)
+    return Sized(of.axes, of.make, of.allows, of.largest, of.varied, integers, of.filling)
 
 
 def examples(declaration: Declaration) -> dict[str, Make]:
