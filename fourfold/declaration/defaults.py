@@ -22,8 +22,8 @@ Examples = Mapping[str, Callable[[DType], Case]]
 FEW_ELEMENTS = 6
 # The approximate number of elements of all inputs in a workload that fills a GPU.
 MANY_ELEMENTS = 1 << 28
-# The elements of a declared operation's workloads: small, ragged and, on a GPU, large: more than its L2 cache holds, and
-# what the oracle evaluates in seconds.
+# The elements of a declared operation's workloads: small, ragged and, on a GPU, large. More would fill its L2 cache
+# often, but the oracle evaluates all of them.
 FILLED = {"cpu": (1 << 14, 1 << 14), "cuda": (1 << 14, 1 << 20, 1 << 23)}
 
 
@@ -85,7 +85,8 @@ def workloads(operation: Operation) -> Mapping[str, Mapping[str, Make]]:
     A declared operation has equal sizes that fill a number of elements, of which the oracle evaluates all. Any other
     has its largest examples, and a batch that repeats one of them and fills a GPU, if it declares batches.
     """
-    of, examples = operation.sized, operation.examples
+    examples, of = operation.examples, operation.sized
+    filling = of.filling if of else None
 
     def example(ragged: bool, dtype: DType) -> Case:
         return _largest(examples, ragged, dtype)
@@ -96,9 +97,11 @@ def workloads(operation: Operation) -> Mapping[str, Mapping[str, Make]]:
         return tiled(lambda dtype: case, 1 << (times.bit_length() - 1), *operation.batched)(dtype)
 
     def filled(elements: int, odd: bool = False) -> Make:
-        return whole(lambda dtype: of.make(of.filling(elements, odd))(dtype))
+        assert of is not None
+        assert filling is not None
+        return whole(lambda dtype: of.make(filling(elements, odd))(dtype))
 
-    if of is None or of.filling is None:
+    if filling is None:
         small, ragged = (whole(functools.partial(example, odd)) for odd in (False, True))
         found = {device: {"small": small, "ragged": ragged} for device in ("cpu", "cuda")}
     else:
