@@ -20,7 +20,7 @@ from fourfold.engine.cells import CANDIDATE, Cell, Selection
 from fourfold.numerics.compare import Disagreement
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.axes import LEADING
-from fourfold.operations.claims import Claims
+from fourfold.operations.claims import Claims, axes_of
 from fourfold.operations.outcomes import Exclusion, Unsupported
 from fourfold.operations.record import Cost, Operation
 from fourfold.operations.workloads import Make, Workload, whole
@@ -189,8 +189,11 @@ def workloads_of(
     found = {}
     for named in chosen:
         each = {LEADING if axis == "rows" and axis not in of.axes else axis: size for axis, size in named.items()}
+        if unknown := each.keys() - {*of.axes, *axes_of(operation)}:
+            there = ", ".join(of.axes)
+            raise ValueError(f"sizes: {operation.name} has no axis {', '.join(sorted(unknown))}; there are {there}")
         operation.of_sizes({axis: (size, size) for axis, size in each.items()})  # raises an error that names the axis
-        found["_".join(f"{axis}_{size}" for axis, size in named.items())] = whole(of.make(each))
+        found["_".join(f"{axis}_{size}" for axis, size in named.items())] = whole(of.make({**of.axes, **each}))
     return found
 
 

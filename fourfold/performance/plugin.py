@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -17,14 +18,13 @@ from fourfold.compat import pytest_benchmark_internals, xdist_internals
 from fourfold.engine.cells import Selection
 from fourfold.numerics.compare import Disagreement
 from fourfold.performance import machine, report, sources
-from fourfold.performance.beside import beside_the_best
 from fourfold.performance.gate_trial import GateTrial, trial
 from fourfold.performance.gated import BaselineHistory, Gated, Remeasuring
 from fourfold.performance.measurement import Bench, Measurement, measurements, ratios
 from fourfold.performance.peers import INSTALLED, LIBRARY
 from fourfold.performance.report import cause_of
 from fourfold.performance.timed_run import TimedRun
-from fourfold.performance.timings import CPU, Timing, lines, timings
+from fourfold.performance.timings import CPU, Timing, beside_the_best, lines, timings
 from fourfold.pytest_plugin.failures import DEVICE, REPEAT, SELECTION, reported_outcome
 from fourfold.pytest_plugin.hooks import TABLE, examples, is_benchmark
 from fourfold.pytest_plugin.identity import Identity
@@ -48,6 +48,11 @@ def performance_of(config: pytest.Config, device: str) -> "Performance":
         nothing = Selection(operations={}, candidates={}, cells=(), narrowed=True)
         found = Performance(config, nothing, device, Matrix())
         config.pluginmanager.register(found, "fourfold-performance")
+        if config.getoption("--benchmark-compare"):
+            try:
+                pytest_benchmark_internals.load_again(config)
+            except pytest.UsageError as error:
+                pytest.exit(str(error), pytest.ExitCode.USAGE_ERROR)
     if found.device != device:
         pytest.fail(f"this run times on {found.device}, and cannot time on {device} too", pytrace=False)
     return found
@@ -306,7 +311,7 @@ class Performance:
                 terminalreporter.line(str(each))
         if rows := self.rows():
             terminalreporter.section("timings", sep="=")
-            for line in lines(rows, terminalreporter._tw.fullwidth):
+            for line in lines(rows, shutil.get_terminal_size().columns):
                 terminalreporter.line(line)
             if self.device == "cpu":
                 terminalreporter.line(CPU)
@@ -318,7 +323,8 @@ class Performance:
         else:
             for line in self.gated.lines():
                 terminalreporter.line(line, red="is slower" in line)
-            if unconfirmed := self.regressed - {change.name for change in self.gated.slower}:
+            unconfirmed = self.regressed & {one.name for one in self.gated.changes if one.verdict != "slower"}
+            if unconfirmed:
                 terminalreporter.line(
                     f"{len(unconfirmed)} beyond --benchmark-compare-fail: not slower, measured in turns"
                 )

@@ -1,4 +1,4 @@
-"""The timings of a user's kernel: a row for each workload, with its rate, its ratio to torch, and what has changed."""
+"""The times of kernels beside those of their peers in the same run, and what has changed since a saved run."""
 
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +11,10 @@ from rich.table import Table
 from fourfold.engine.cells import CANDIDATE
 from fourfold.performance.charts import quantity
 from fourfold.performance.gate import Change
+from fourfold.performance.peers import COMPILED, INSTALLED, LIBRARY
 
+OWN = ("triton", "cuda", "candidate")
+PEERS = ("torch", COMPILED, LIBRARY, *INSTALLED)
 # The operations a byte from which a kernel's rate is told by its operations: any GPU can do more for each byte.
 INTENSE = 8
 CPU = "no GPU: interpreted and emulated kernels were timed, which says nothing about their speed on one"
@@ -89,3 +92,52 @@ def lines(rows: Sequence[Timing], width: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
     console.print(table)
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A kernel beside its fastest peer.
+
+    Attributes:
+        benchmark: operation, workload, dtype and direction.
+        kernel: "triton", "cuda" or "candidate".
+        speed: the peer's median time over the kernel's: above 1 the kernel is faster.
+        peer: the fastest one's name.
+        exact: whether the peer's result keeps to the bound, as the kernel's does.
+    """
+
+    benchmark: str
+    kernel: str
+    speed: float
+    peer: str
+    exact: bool
+
+    def __str__(self) -> str:
+        inexact = "" if self.exact else ", which is less exact"
+        return f"{self.speed:5.2f}  {self.benchmark}: {self.kernel} beside {self.peer}{inexact}"
+
+
+def beside_the_best(benchmarks: Iterable[Mapping[str, Any]]) -> list[Beside]:
+    """Each kernel of a run, as pytest-benchmark gives it to its table, beside its fastest peer; the slowest first."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for one in benchmarks:
+        groups.setdefault(one["group"], []).append(one)
+    return sorted((beside for group in groups.values() for beside in _of(group)), key=lambda beside: beside.speed)
+
+
+def _of(group: Sequence[Mapping[str, Any]]) -> Iterator[Beside]:
+    by_name = {one["extra_info"].get("contender"): one for one in group}
+    peers = [name for name in PEERS if name in by_name]
+    if not peers:
+        return
+    best = min(peers, key=lambda name: by_name[name]["median"])
+    for kernel in OWN:
+        if kernel in by_name:
+            info = by_name[kernel]["extra_info"]
+            yield Beside(
+                benchmark=" ".join(info[key] for key in ("operation", "workload", "dtype", "direction")),
+                kernel=kernel,
+                speed=by_name[best]["median"] / by_name[kernel]["median"],
+                peer=best,
+                exact="disagreement" not in by_name[best]["extra_info"],
+            )
