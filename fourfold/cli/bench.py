@@ -1,10 +1,11 @@
 """``fourfold bench``: time a kernel of the user's by pytest-benchmark, and compare it with a saved run by the gate."""
 
 import argparse
+import os
 from pathlib import Path
 
 from fourfold.cli.options import DEVICES
-from fourfold.cli.parser import add_json, passing
+from fourfold.cli.parser import STANDARD_OUTPUT, add_json, passing
 from fourfold.cli.pytest_command import pytest_command
 from fourfold.cli.verify import add_launch, candidate_of
 from fourfold.operations.registry import did_you_mean
@@ -46,6 +47,11 @@ def command(given: argparse.Namespace) -> int:
     words = [*given.passed, "--benchmark-only", f"--candidate={candidate_of(given)}"]
     words += [f"--benchmark-save={given.save}"] if given.save else []
     words += [f"--benchmark-compare={saved(given)}", "--perf-gate"] if given.compare else []
+    if given.json == STANDARD_OUTPUT:  # all else that pytest prints goes to standard error
+        output = os.dup(1)
+        os.set_inheritable(output, True)
+        os.dup2(2, 1)
+        given.json = f"/dev/fd/{output}"
     words += [f"--timings={given.json}"] if given.json else []
     become(pytest_command(*words, tests=TESTS))
 

@@ -42,13 +42,13 @@ def of_this_run(benchmarks: Iterable[Mapping[str, Any]]) -> list[Mapping[str, An
     return [one for one in benchmarks if one["path"] is None]
 
 
-@uses("pytest_benchmark.session.BenchmarkSession().handle_loading")
+@uses("pytest.Config()._benchmarksession.handle_loading")
 def load_again(config: pytest.Config) -> None:
     """Pass the run of ``--benchmark-compare`` to the hooks once more, for a plugin that was not there at the start."""
     config._benchmarksession.handle_loading()  # type: ignore[attr-defined]
 
 
-@uses("pytest_benchmark.session.BenchmarkSession().performance_regressions by name_format and compare_fail")
+@uses("pytest.Config()._benchmarksession.performance_regressions by name_format and compare_fail")
 def withdraw_regressions(config: pytest.Config, benchmarks: Iterable[Mapping[str, Any]]) -> set[str]:
     """Take back what ``--benchmark-compare-fail`` says of some benchmarks, and return the full names of those it fails.
 

@@ -111,9 +111,8 @@ def test_options_without_what_they_need_say_so(project: Path) -> None:
     assert "--benchmark-only: no collected test is a benchmark" in done.stdout
     done = run(project, "pytest", "test_own.py", "--perf-gate")
     assert "--perf-gate decides after a comparison: it needs --benchmark-compare" in done.stderr
-    done = benchmark(
-        project, "-k", f"my_doubled and {FEW}", "--benchmark-compare", "--benchmark-compare-fail=median:5%"
-    )
+    compared = ["--benchmark-compare", "--benchmark-compare-fail=median:5%"]
+    done = benchmark(project, *compared, "-k", f"my_doubled and {FEW}")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "there is no baseline" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
@@ -123,16 +122,9 @@ def test_options_without_what_they_need_say_so(project: Path) -> None:
 
 @pytest.mark.full
 def test_the_command_saves_and_compares(project: Path) -> None:
-    command = [
-        "fourfold.cli.main",
-        "bench",
-        "kernel.py:my_doubled",
-        "--as",
-        "declared.py:doubled",
-        "-q",
-        "--device=cpu",
-    ]
+    command = ["fourfold.cli.main", "bench", "kernel.py:my_doubled", "--as", "declared.py:doubled"]
     few = ["--benchmark-max-time=0.05", "-k", FEW.replace("small and ", ""), "--sizes", "rows=8,cols=1000"]
+    few += ["-q", "--device=cpu"]
     done = run(project, *command, *few, "--save", "before")
     assert done.returncode == 0, done.stdout
     assert re.search(r"doubled-rows_8_cols_1000-float32-forward +8x1000 ", done.stdout), done.stdout
@@ -140,10 +132,9 @@ def test_the_command_saves_and_compares(project: Path) -> None:
     assert done.returncode == 2
     assert "did you mean before?" in done.stderr
     (project / "steps.py").write_text(SLOWER)
-    times = project / "times.json"
-    done = run(project, *command, *few, "--compare", "before", "--json", str(times), "--perf-gate-seconds=0.2")
-    assert done.returncode == 1, done.stdout
-    (row,) = json.loads(times.read_text())["timings"]
+    done = run(project, *command, *few, "--compare", "before", "--json", "--perf-gate-seconds=0.2")
+    assert done.returncode == 1, done.stderr
+    (row,) = json.loads(done.stdout)["timings"]
     assert row["change"]["verdict"] == "slower"
     assert row["change"]["low"] > 1
     assert row["shapes"] == {"x": [8, 1000]}
