@@ -245,7 +245,7 @@ class Bench:
 
     def workload(self, measurement: Measurement) -> Workload:
         """Return a measurement's workload. Only the latest is cached: a large one fills gigabytes."""
-        key = measurement.operation.name, measurement.workload, measurement.dtype
+        key = id(measurement.operation), measurement.workload, measurement.dtype
         if self._workload is None or self._workload[0] != key:
             self._workload = None
             self._workload = key, measurement.make(DTYPES[measurement.dtype])
@@ -253,7 +253,7 @@ class Bench:
 
     def implementation(self, measurement: Measurement) -> Function:
         """Return a measurement's implementation, cached for all directions of a workload: it may have been compiled."""
-        key = measurement.operation.name, measurement.workload, measurement.dtype
+        key = id(measurement.operation), measurement.kernel, measurement.workload, measurement.dtype
         if self._functions is None or self._functions[0] != key:
             self._functions = key, {}
         functions = self._functions[1]
