@@ -336,7 +336,8 @@ class SizedCases:
             sizes: dict[str, int] = {}
             for axis in sorted(most, key=lambda axis: most[axis]):  # a short axis leaves more to the others
                 side = (elements / math.prod(sizes.values())) ** (1 / (len(most) - len(sizes)))
-                sizes[axis] = self._allowed[axis].nearest((1 << max(round(math.log2(side)), 1)) - odd)
+                even = self._allowed[axis].nearest(1 << max(round(math.log2(side)), 1))
+                sizes[axis] = self._allowed[axis].nearest(even - odd)
             if elements < 2 or self.largest(sizes) <= 4 * elements:
                 return sizes
             elements //= 4

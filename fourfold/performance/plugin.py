@@ -97,7 +97,9 @@ class Performance:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Parametrize tests that take a measurement, unless their module does, with those of the selected cells."""
-        if "performance" not in metafunc.fixturenames or hasattr(metafunc.module, "pytest_generate_tests"):
+        if not {"measurement", "performance"} <= {*metafunc.fixturenames} or hasattr(
+            metafunc.module, "pytest_generate_tests"
+        ):
             return
         dtypes, with_peers = self.dtypes, not self.config.getoption("backend")
         try:

@@ -149,7 +149,7 @@ def test_sizes_that_an_operation_does_not_have_are_named() -> None:
         benchmark_suite(negated, negated, device="cpu", sizes={"rows": 3, "cols": 65})
     with pytest.raises(ValueError, match="sizes: vector_add has no axis cols; there are"):
         benchmark_suite(torch.add, "vector_add", device="cpu", sizes={"cols": 65})
-    with pytest.raises(ValueError, match="dtypes: .* does not take float31: there are float16, "):
+    with pytest.raises(ValueError, match="dtypes: DefinedOperation does not take float31"):
         benchmark_suite(negated, negated, device="cpu", dtypes=["float31"])
     made = negated.workloads["cuda"]
     shapes = {name: made[name](DTYPES["float32"]).case["x"].shape for name in made}
