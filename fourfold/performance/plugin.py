@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -313,7 +312,7 @@ class Performance:
                 terminalreporter.line(str(each))
         if rows := self.rows():
             terminalreporter.section("timings", sep="=")
-            for line in lines(rows, shutil.get_terminal_size().columns):
+            for line in lines(rows):
                 terminalreporter.line(line)
             if self.device == "cpu":
                 terminalreporter.line(CPU)

@@ -17,6 +17,7 @@ OWN = ("triton", "cuda", "candidate")
 PEERS = ("torch", COMPILED, LIBRARY, *INSTALLED)
 # The operations a byte from which a kernel's rate is told by its operations: any GPU can do more for each byte.
 INTENSE = 8
+WIDEST = 1000
 CPU = "no GPU: interpreted and emulated kernels were timed, which says nothing about their speed on one"
 
 
@@ -79,8 +80,8 @@ def timings(benchmarks: Iterable[Mapping[str, Any]], changes: Iterable[Change] =
     ]
 
 
-def lines(rows: Sequence[Timing], width: int) -> list[str]:
-    """Return the table of timings, for a terminal of some columns."""
+def lines(rows: Sequence[Timing]) -> list[str]:
+    """Return the table of timings. It cuts nothing; a narrow terminal wraps it."""
     table = Table(box=None, pad_edge=False)
     table.add_column("workload", no_wrap=True)
     table.add_column("shapes")
@@ -89,9 +90,9 @@ def lines(rows: Sequence[Timing], width: int) -> list[str]:
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*row.cells)
-    console = Console(file=io.StringIO(), width=width)
+    console = Console(file=io.StringIO(), width=WIDEST)
     console.print(table)
-    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

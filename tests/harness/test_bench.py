@@ -164,4 +164,4 @@ def test_a_rate_is_told_by_what_limits_it() -> None:
     assert [*row.cells] == ["g", "4x4", "10 µs", "2 GB/s", "0.50", ""]
     info["flops_per_second"] = 2e9 * (INTENSE + 1)
     (row,) = timings([one, peer])
-    assert "18 Gflop/s" in lines([row], 80)[1]
+    assert "18 Gflop/s" in lines([row])[1]
