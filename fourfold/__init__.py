@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # the types of what `_PUBLIC` names
     from fourfold.operations.arguments import values as values
     from fourfold.operations.claims import Claims as Claims
     from fourfold.operations.claims import claims as claims
+    from fourfold.performance.suite import benchmark_suite as benchmark_suite
 
     __version__: str
 
@@ -57,6 +58,7 @@ _PUBLIC = {
     "Claims": "fourfold.operations.claims",
     "Verdict": "fourfold.engine.verdict",
     "assert_correct": "fourfold.api.verify",
+    "benchmark_suite": "fourfold.performance.suite",
     "claims": "fourfold.operations.claims",
     "cuda_kernel": "fourfold.backends.cuda.functions",
     "divisors": "fourfold.operations.arguments",

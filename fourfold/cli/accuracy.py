@@ -16,7 +16,7 @@ from fourfold.cli.source import NotThere, require_function, require_operation
 from fourfold.engine.cells import CANDIDATE, Selection, SelectionError, operation_in
 from fourfold.engine.exact_math import computing_exactly
 from fourfold.performance.accuracy import Accuracy, Errors, Row, measure
-from fourfold.performance.beside import OWN, PEERS
+from fourfold.performance.timings import OWN, PEERS
 from fourfold.pytest_plugin.preparation import triton_for
 
 EXPLANATION = (

@@ -49,6 +49,11 @@ COMMANDS = {
         ("fourfold.cli.verify", "add_options"),
         "fourfold.cli.verify",
     ),
+    "bench": Command(
+        "time a kernel of yours beside torch and torch.compile, and say whether it has become slower than a saved run",
+        ("fourfold.cli.bench", "add_options"),
+        "fourfold.cli.bench",
+    ),
     "grade": Command(
         "judge thousands of kernels, none of them trusted, on one machine or on many",
         ("fourfold.cli.options", "add_grade"),

@@ -18,19 +18,16 @@ _SHARED = {"tox.ini": "[pytest]", "setup.cfg": "[tool:pytest]"}
 _WARNINGS = ("-Wdefault", *(f"-Wignore::{name}Warning" for name in ("Deprecation", "Future", "Resource")))
 
 
-def operation_tests() -> Path:
-    """Return the folder with the pytest checks: tests/operations in a clone, fourfold/claims in a wheel."""
-    for folder in (
-        Path(fourfold.__file__).parent / "claims",
-        Path(fourfold.__file__).parents[1] / "tests" / "operations",
-    ):
-        if folder.is_dir():
-            return folder
-    raise FileNotFoundError("neither fourfold/claims nor tests/operations is there: the installation is incomplete")
+def tests_of(installed: str, in_clone: str) -> Path:
+    """Return the path of tests of this package: in a wheel the first, as "claims", in a clone "tests/operations"."""
+    for path in (Path(fourfold.__file__).parent / installed, Path(fourfold.__file__).parents[1] / in_clone):
+        if path.exists():
+            return path
+    raise FileNotFoundError(f"neither fourfold/{installed} nor {in_clone} is there: the installation is incomplete")
 
 
-def pytest_command(*arguments: str) -> list[str]:
-    """Return the command that runs the checks with the plugin, from any folder.
+def pytest_command(*arguments: str, tests: tuple[str, str] = ("claims", "tests/operations")) -> list[str]:
+    """Return the command that runs the checks with the plugin, or other `tests_of` this package, from any folder.
 
     pytest would look for its configuration above the checks, which lie in this package.
     """
@@ -39,7 +36,7 @@ def pytest_command(*arguments: str) -> list[str]:
     project = ["-c", str(configuration)] if configuration else [f"--rootdir={here}"]
     # No assertion of the harness is worth the seconds that rewriting it takes.
     own = ["-p", "fourfold", "--assert=plain", *_WARNINGS]
-    return [sys.executable, "-m", "pytest", str(operation_tests()), *own, *project, *arguments]
+    return [sys.executable, "-m", "pytest", str(tests_of(*tests)), *own, *project, *arguments]
 
 
 def run_here(command: Sequence[str]) -> NoReturn:

@@ -41,11 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="verify a kernel that fails once more, within the claims for which it is right, if there are any",
     )
     add_json(parser, "the verdict")
-    of_cuda = parser.add_argument_group("a kernel of a .cu file", "expressions over sizes, as rows or ceil(n / 256)")
-    of_cuda.add_argument("--grid", metavar="BLOCKS", help="the number of blocks, or up to three")
-    of_cuda.add_argument("--block", metavar="THREADS", help="the threads of a block, or up to three numbers")
-    of_cuda.add_argument("--shared", metavar="BYTES", help="dynamic shared memory: 0 unless told")
-    of_cuda.add_argument("--args", metavar="A, B, ...", help="the kernel's arguments, as x, out, rows, cols")
+    add_launch(parser)
     parser.set_defaults(passed=[])
     add_options_of_plugin(passing(parser.add_argument_group("checks").add_argument))
     add_passed = passing(parser.add_argument_group("pytest", "these, and all others: see pytest --help").add_argument)
@@ -57,6 +53,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_passed("--lf", action="store_true", help="only what failed in the last run")
     add_passed("--timeout", metavar="SECONDS", help="limit of each check")
     add_passed("--hypothesis-profile", metavar="NAME", help="default, full or nightly: more cases, and random ones")
+
+
+def add_launch(parser: argparse.ArgumentParser) -> None:
+    """Add the options that launch a kernel of a .cu file."""
+    of_cuda = parser.add_argument_group("a kernel of a .cu file", "expressions over sizes, as rows or ceil(n / 256)")
+    of_cuda.add_argument("--grid", metavar="BLOCKS", help="the number of blocks, or up to three")
+    of_cuda.add_argument("--block", metavar="THREADS", help="the threads of a block, or up to three numbers")
+    of_cuda.add_argument("--shared", metavar="BYTES", help="dynamic shared memory: 0 unless told")
+    of_cuda.add_argument("--args", metavar="A, B, ...", help="the kernel's arguments, as x, out, rows, cols")
 
 
 def command(given: argparse.Namespace) -> int:
@@ -108,20 +113,26 @@ def run(words: list[str], given: argparse.Namespace) -> int:
 
 def command_of(given: argparse.Namespace) -> list[str]:
     """Return the pytest command for the options of ``fourfold verify``."""
-    kernel, options = given.kernel, list(given.passed)
+    candidate, options = candidate_of(given), list(given.passed)
+    if LAUNCHED.search(given.kernel):
+        options.append("--forward-only")  # such a kernel has no gradient
+    if not given.trusted:
+        options.append("--untrusted-where-possible")
+    return pytest_command("--candidate", candidate, *options)
+
+
+def candidate_of(given: argparse.Namespace) -> str:
+    """Return the value of --candidate for a kernel and its operation: ``OPERATION=FILE_OR_MODULE:FUNCTION``."""
     try:
-        require_function(kernel)
+        require_function(given.kernel)
         require_operation(given.operation)
     except NotThere as error:
         given.error(str(error))
-    if LAUNCHED.search(kernel):
-        kernel = launched(given)
-        options.append("--forward-only")  # such a kernel has no gradient
-    elif given.grid or given.block or given.shared or given.args:
-        given.error(f"--grid, --block, --shared and --args are for a kernel of a .cu file, and {kernel} is none")
-    if not given.trusted:
-        options.append("--untrusted-where-possible")
-    return pytest_command("--candidate", f"{given.operation}={kernel}", *options)
+    if LAUNCHED.search(given.kernel):
+        return f"{given.operation}={launched(given)}"
+    if given.grid or given.block or given.shared or given.args:
+        given.error(f"--grid, --block, --shared and --args are for a kernel of a .cu file, and {given.kernel} is none")
+    return f"{given.operation}={given.kernel}"
 
 
 def launched(given: argparse.Namespace) -> str:

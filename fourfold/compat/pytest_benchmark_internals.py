@@ -42,6 +42,27 @@ def of_this_run(benchmarks: Iterable[Mapping[str, Any]]) -> list[Mapping[str, An
     return [one for one in benchmarks if one["path"] is None]
 
 
+@uses("pytest.Config()._benchmarksession.handle_loading")
+def load_again(config: pytest.Config) -> None:
+    """Pass the run of ``--benchmark-compare`` to the hooks once more, for a plugin that was not there at the start."""
+    config._benchmarksession.handle_loading()  # type: ignore[attr-defined]
+
+
+@uses("pytest.Config()._benchmarksession.performance_regressions by name_format and compare_fail")
+def withdraw_regressions(config: pytest.Config, benchmarks: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Take back what ``--benchmark-compare-fail`` says of some benchmarks, and return the full names of those it fails.
+
+    It raises an exception after the run, of which pytest prints all frames.
+    """
+    session = config._benchmarksession  # type: ignore[attr-defined]
+    names = {session.name_format(one): one["fullname"] for one in benchmarks}
+    failing = {names[name] for name, _ in session.performance_regressions if name in names}
+    session.performance_regressions[:] = [one for one in session.performance_regressions if one[0] not in names]
+    if not session.compared_mapping:  # else a traceback says that there is no baseline
+        session.compare_fail = []
+    return failing
+
+
 def processor(config: pytest.Config) -> Mapping[str, Any]:
     """Return py-cpuinfo's description of the processor, as pytest-benchmark records it."""
     return config.hook.pytest_benchmark_generate_machine_info(config=config).get("cpu", {})

@@ -22,6 +22,9 @@ Examples = Mapping[str, Callable[[DType], Case]]
 FEW_ELEMENTS = 6
 # The approximate number of elements of all inputs in a workload that fills a GPU.
 MANY_ELEMENTS = 1 << 28
+# The elements of a declared operation's workloads: small, ragged and, on a GPU, large. More would fill its L2 cache
+# often, but the oracle evaluates all of them.
+FILLED = {"cpu": (1 << 14, 1 << 14), "cuda": (1 << 14, 1 << 20, 1 << 23)}
 
 
 def completed(operation: Operation) -> Operation:
@@ -36,7 +39,7 @@ def completed(operation: Operation) -> Operation:
         if law.__name__ not in [each.__name__ for each in operation.laws]:
             changes["laws"] = (*operation.laws, law)
     if operation.workloads is FOLLOWS:
-        changes["workloads"] = workloads(operation.examples, operation.batched)
+        changes["workloads"] = workloads(operation)
     return replace(operation, **changes) if changes else operation
 
 
@@ -76,8 +79,14 @@ def errors(examples: Examples, dtypes: Collection[str] = ()) -> tuple[DeclaredEr
     return ()
 
 
-def workloads(examples: Examples, batched: Mapping[str, int]) -> Mapping[str, Mapping[str, Make]]:
-    """Return the workloads: the largest example, the largest with an odd last axis, and a batch that fills a GPU."""
+def workloads(operation: Operation) -> Mapping[str, Mapping[str, Make]]:
+    """Return the workloads: a small one, one with an odd last axis, and one on a GPU that its memory limits.
+
+    A declared operation has equal sizes that fill a number of elements, of which the oracle evaluates all. Any other
+    has its largest examples, and a batch that repeats one of them and fills a GPU, if it declares batches.
+    """
+    examples, of = operation.examples, operation.sized
+    filling = of.filling if of else None
 
     def example(ragged: bool, dtype: DType) -> Case:
         return _largest(examples, ragged, dtype)
@@ -85,11 +94,25 @@ def workloads(examples: Examples, batched: Mapping[str, int]) -> Mapping[str, Ma
     def large(dtype: DType) -> Workload:
         case = example(False, dtype)
         times = max(MANY_ELEMENTS // max(case.elements, 1), 4)
-        return tiled(lambda dtype: case, 1 << (times.bit_length() - 1), *batched)(dtype)
+        return tiled(lambda dtype: case, 1 << (times.bit_length() - 1), *operation.batched)(dtype)
 
-    small, ragged = (whole(functools.partial(example, odd)) for odd in (False, True))
-    on_both = {"small": small, "ragged": ragged}
-    return {"cpu": on_both, "cuda": {**on_both, "large": large} if batched else on_both}
+    def filled(elements: int, odd: bool = False) -> Make:
+        assert of is not None
+        assert filling is not None
+        return whole(lambda dtype: of.make(filling(elements, odd))(dtype))
+
+    if filling is None:
+        small, ragged = (whole(functools.partial(example, odd)) for odd in (False, True))
+        found = {device: {"small": small, "ragged": ragged} for device in ("cpu", "cuda")}
+    else:
+        sides = {"small": False, "ragged": True, "large": False}
+        found = {
+            device: {name: filled(elements, odd) for (name, odd), elements in zip(sides.items(), several)}
+            for device, several in FILLED.items()
+        }
+    if operation.batched:
+        found["cuda"]["large"] = large
+    return found
 
 
 def _largest(examples: Examples, ragged: bool, dtype: DType) -> Case:

@@ -61,12 +61,14 @@ class DefinedOperation(Operation):
         declaration: the declaration of its arguments.
         given: the examples that were given in addition to those that follow from the declaration.
         has_own_cases: whether a strategy of cases was given. The declaration may not describe all of its constraints.
+        has_own_workloads: whether workloads were given. They stay as they are on fewer sizes.
     """
 
     definition: Callable[..., Any]
     declaration: Declaration
     given: Mapping[str, named_cases.Make]
     has_own_cases: bool = False
+    has_own_workloads: bool = False
 
     def __post_init__(self) -> None:
         # `inspect.signature` and `help` then show the definition's. The instance is frozen, so plain assignment fails.
@@ -103,9 +105,9 @@ class DefinedOperation(Operation):
         smooth = fewer.smooth if self.smooth == self.declaration.smooth else self.smooth
         examples = {**named_cases.examples(fewer), **self.given}
         sized = named_cases.sized(fewer)
-        return dataclasses.replace(
-            self, cases=fewer.cases, smooth=smooth, examples=examples, declaration=fewer, sized=sized
-        )
+        workloads = self.workloads if self.has_own_workloads else FOLLOWS
+        changes: dict[str, Any] = {"examples": examples, "declaration": fewer, "sized": sized, "workloads": workloads}
+        return defaults.completed(dataclasses.replace(self, cases=fewer.cases, smooth=smooth, **changes))  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         return f"<operation {self.name}, defined in {self.source}>"
@@ -349,7 +351,12 @@ def _made(
     if "forward" not in record or "backward" not in record:
         record = _oracle(definition, declaration, gradients) | record
     made = DefinedOperation(
-        definition=definition, declaration=declaration, given=added, has_own_cases=own_cases is not None, **record
+        definition=definition,
+        declaration=declaration,
+        given=added,
+        has_own_cases=own_cases is not None,
+        has_own_workloads="workloads" in fields,
+        **record,
     )
     if made.errors is FOLLOWS:
         made = dataclasses.replace(made, errors=_errors(made, declaration))

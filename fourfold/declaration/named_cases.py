@@ -1,5 +1,6 @@
 """Named cases that follow from a declaration: sizes around blocks, layouts, ranks, parameters, special values."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,6 +70,13 @@ class NamedCases:
             place = taken if choices is LAST else len(self._base) - taken
             self._base[axis] = of.allowed[axis].nearest(choices[place % len(choices)])
 
+        # The axes whose sizes may be chosen, and their sizes in other cases.
+        self.axes = {
+            axis: allowed.nearest(SHORT[place % len(SHORT)])
+            for place, (axis, allowed) in enumerate(of.allowed.items())
+            if allowed.nearest(SHORT[0]) <= max(SHORT) and notation.of_item([notation.of_each(axis)], 0) == (axis,)
+        }
+
     def examples(self) -> dict[str, Make]:
         """Return all named cases: the ordinary one first, then the others in ascending order of their elements."""
         wanted = {"ordinary": Wanted()}
@@ -92,6 +100,23 @@ class NamedCases:
         """Return whether the declaration allows the sizes, and the case's largest intermediate result is affordable."""
         allowed = all(size and self._of.allowed[axis].nearest(size) == size for axis, size in sizes.items())
         return allowed and self.largest(sizes) <= AFFORDABLE
+
+    def filling(self, elements: int, odd: bool = False) -> dict[str, int]:
+        """Return equal sizes, as far as the declaration allows, whose product is about `elements`.
+
+        The product of all axes is also what a contraction computes. A call with a larger intermediate result than that
+        has shorter axes.
+        """
+        most = {axis: self._of.allowed[axis].nearest(elements) for axis in self.axes}
+        while True:
+            sizes: dict[str, int] = {}
+            for axis in sorted(most, key=lambda axis: most[axis]):  # a short axis leaves more to the others
+                side = (elements / math.prod(sizes.values())) ** (1 / (len(most) - len(sizes)))
+                even = self._of.allowed[axis].nearest(1 << max(round(math.log2(side)), 1))
+                sizes[axis] = self._of.allowed[axis].nearest(even - odd)
+            if elements < 2 or self.largest(sizes) <= 4 * elements:
+                return sizes
+            elements //= 4
 
     def largest(self, sizes: Mapping[str, int]) -> float:
         """Estimate the number of elements of the largest intermediate result from calls with shorter long axes."""
@@ -311,18 +336,13 @@ def _with_special_values(array: np.ndarray, dtype: DType, parameters: Mapping[st
 
 def sized(declaration: Declaration) -> Sized:
     """Return a declaration's cases of chosen sizes."""
-    named, allowed = NamedCases(declaration), declaration.allowed
-    axes = {
-        axis: of.nearest(SHORT[place % len(SHORT)])
-        for place, (axis, of) in enumerate(allowed.items())
-        if of.nearest(SHORT[0]) <= max(SHORT) and notation.of_item([notation.of_each(axis)], 0) == (axis,)
-    }
+    named = NamedCases(declaration)
     integers = {
         name: (tensor.low, tensor.high - 1)
         for name, tensor in declaration.tensors.items()
         if isinstance(tensor.high, int) and tensor.make is None
     }
-    return Sized(axes, named.of_sizes, named.allows, named.largest, named.varied, integers)
+    return Sized(named.axes, named.of_sizes, named.allows, named.largest, named.varied, integers, named.filling)
 
 
 def examples(declaration: Declaration) -> dict[str, Make]:

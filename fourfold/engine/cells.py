@@ -297,7 +297,7 @@ class Selection:
         else:
             kernel = self.candidates[cell.operation].of_cuda
             reason = kernel.unsupported(cell.dtype, device) if kernel else None
-            if not reason and cell.dtype not in (self._claims(cell).dtypes or DTYPES):
+            if not reason and cell.dtype not in (self.claims_of(cell).dtypes or DTYPES):
                 return Unclaimed(cell.dtype, Exclusion.DTYPE)
         return Unsupported(reason, Exclusion.CELL) if reason else None
 
@@ -328,6 +328,8 @@ class Selection:
         """Return the public function of an operation on a backend."""
         if backend == CANDIDATE:
             return self.candidates[operation].load()
+        if backend == "torch" and operation in self.candidates:
+            return self.candidates[operation].reference
         return backends.load(operation, backend)
 
     def origin(self, cell: Cell) -> Path:
@@ -355,7 +357,7 @@ class Selection:
 
         implementation = self.implementation(cell.operation, cell.backend)
         foreign = cell.backend == CANDIDATE
-        claims = self._claims(cell)
+        claims = self.claims_of(cell)
         if device == "cpu":
             memory = importlib.import_module("fourfold.backends.triton.interpreter.memory")
             memory.undefined_lanes_are_zero(claims.undefined_lanes_are_zero)
@@ -386,7 +388,7 @@ class Selection:
             ),
         )
 
-    def _claims(self, cell: Cell) -> Claims:
+    def claims_of(self, cell: Cell) -> Claims:
         """Return the claims of a cell's implementation: the run's, or else those in the candidate's source."""
         if cell.backend != CANDIDATE:
             return Claims()

@@ -114,6 +114,7 @@ class Sized:
         varied: returns a named case for the sizes, the shape of ``...`` (None: one axis), and the parameters. Unless
             given, parameters replace those of `make`'s case, and the shapes must not depend on them.
         integers: the least and the largest number of each input of integers whose range is the same for all sizes.
+        filling: returns the sizes of a call of about a number of elements, and odd ones if the second argument is True.
     """
 
     axes: Mapping[str, int]
@@ -124,6 +125,7 @@ class Sized:
         None
     )
     integers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    filling: Callable[[int, bool], Mapping[str, int]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

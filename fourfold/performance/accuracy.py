@@ -31,8 +31,8 @@ from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 from fourfold.operations.refusals import has_lost_device, reason
-from fourfold.performance.beside import OWN, PEERS
 from fourfold.performance.peers import COMPILED, LIBRARY, peers
+from fourfold.performance.timings import OWN, PEERS
 
 # torch's own: the definition in torch, and the kernel of torch or torchvision where there is one.
 OF_TORCH = ("torch", LIBRARY)

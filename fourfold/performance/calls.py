@@ -242,7 +242,7 @@ class References:
         """Return the oracle's output for the workload's part and, with `gradients`, its gradients, by name."""
         found: dict[str, Bounded] = {}
         for of_gradients in (False, True)[: 1 + gradients]:
-            key = operation.name, name, dtype.name, of_gradients
+            key = id(operation), name, dtype.name, of_gradients
             if key not in self._kept:
                 self._kept[key] = (
                     reference_gradients(operation, workload.part, dtype)

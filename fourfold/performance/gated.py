@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fourfold.engine.cells import CANDIDATE
+from fourfold.candidates.load.calling import as_operation
+from fourfold.checks.records import reference_of
 from fourfold.performance import code_identity, gate, machine, static
 from fourfold.performance.drift import Drift, drifts, unchanged_runs
 from fourfold.performance.gate import Change
@@ -290,18 +292,20 @@ def loaded(baseline: Baseline, measurement: Measurement, candidates: Mapping[str
     Args:
         baseline: the sources of the recorded run.
         measurement: a measurement of a cell.
-        candidates: the name of each candidate's function in the baseline, by operation.
+        candidates: the path of each candidate's file in the baseline, by its `Measurement.origin`.
 
     Raises:
         SourceError: the baseline does not have the implementation, or it does not load.
     """
     cell = measurement.cell
     assert cell is not None
-    if cell.backend != CANDIDATE:
+    if measurement.source is None:
         return baseline.load(cell.operation, cell.backend)
-    if cell.operation not in candidates:
-        raise SourceError(f"its candidate for {cell.operation} is not kept")
-    return baseline.candidate(cell.operation, candidates[cell.operation])
+    if measurement.origin not in candidates:
+        raise SourceError(f"its candidate {measurement.origin} is not kept")
+    operation, (_, function) = measurement.operation, measurement.source()
+    former = baseline.candidate(candidates[measurement.origin], function)
+    return as_operation(former, inspect.signature(reference_of(operation)), operation.name)
 
 
 def _kernel(function: Function) -> str:

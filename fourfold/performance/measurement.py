@@ -1,24 +1,40 @@
 """Measurements: the list of benchmarks, how each one runs, and what its record adds to pytest-benchmark's data."""
 
 import copy
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from itertools import starmap
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from fourfold.backends.launch_records import Code
+from fourfold.checks.outputs import requires_gradient
+from fourfold.checks.records import reference_of
 from fourfold.compat import pytest_benchmark_internals
 from fourfold.engine.cells import CANDIDATE, Cell, Selection
 from fourfold.numerics.compare import Disagreement
 from fourfold.numerics.dtypes import DTYPES
-from fourfold.operations.outcomes import Unsupported
+from fourfold.operations.axes import LEADING
+from fourfold.operations.claims import Claims, axes_of
+from fourfold.operations.outcomes import Exclusion, Unsupported
 from fourfold.operations.record import Cost, Operation
-from fourfold.operations.workloads import Make, Workload
+from fourfold.operations.workloads import Make, Workload, whole
 from fourfold.performance import code_identity, machine
-from fourfold.performance.calls import Call, Checkable, References, Replay, cost_of, directions_of, worst_error
+from fourfold.performance.calls import (
+    DIRECTIONS,
+    Call,
+    Checkable,
+    References,
+    Replay,
+    cost_of,
+    directions_of,
+    worst_error,
+)
 from fourfold.performance.ceilings import Ceilings, measured
 from fourfold.performance.gate import Round
 from fourfold.performance.peers import Function, peers
@@ -32,7 +48,31 @@ from fourfold.performance.timing import (
     plan_rounds,
 )
 
+UNLIMITED = Claims()
 HOST = "host"  # the direction of a benchmark that times the host
+
+
+Source = tuple[Path, str]  # the file of a candidate, and its name there
+
+
+class Contender(NamedTuple):
+    """An implementation that is timed.
+
+    Attributes:
+        name: the name of a backend, the candidate, a peer or a rung of a ladder.
+        function: returns the implementation.
+        cell: the verified cell that is timed; None for anything else, such as a peer, whose errors are only recorded.
+        source: returns where a candidate is defined; None for anything else.
+        claims: a candidate's.
+        kernel: the name of a suite's candidate; else "".
+    """
+
+    name: str
+    function: Callable[[], Function]
+    cell: Cell | None = None
+    source: Callable[[], Source] | None = None
+    claims: Claims = UNLIMITED
+    kernel: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +85,9 @@ class Measurement:
         make: makes the workload.
         dtype: the dtype of the tensors.
         direction: one of `DIRECTIONS`, or "host": the time that a forward call takes the host of a GPU.
-        contender: the name of a backend, the candidate, a peer or a rung of a ladder.
-        function: returns the contender's implementation.
+        contender, function, cell, source, claims: as a `Contender` has them.
         clock: the timer for pytest-benchmark.
-        cell: the verified cell that is timed; None for anything else, such as a peer, whose errors are only recorded.
+        kernel: the name of the suite's kernel, beside which the contender is timed; "" outside of a suite.
         in_ladder: whether this is a rung of a ladder, which may call the kernel in another way than its cell does.
     """
 
@@ -61,6 +100,9 @@ class Measurement:
     function: Callable[[], Function]
     clock: Clock
     cell: Cell | None = None
+    source: Callable[[], Source] | None = None
+    claims: Claims = UNLIMITED
+    kernel: str = ""
     in_ladder: bool = False
 
     @property
@@ -71,7 +113,13 @@ class Measurement:
     @property
     def group(self) -> str:
         """The name of the group of measurements that are compared with each other."""
-        return f"{self.operation.name}-{self.workload}-{self.dtype}-{self.direction}"
+        return f"{self.kernel or self.operation.name}-{self.workload}-{self.dtype}-{self.direction}"
+
+    @property
+    def origin(self) -> str:
+        """The candidate as ``FILE:FUNCTION``, from the folder of the run, which is another for each clone."""
+        file, function = self.source() if self.source else (Path(), "")
+        return f"{os.path.relpath(file)}:{function}"
 
     def __str__(self) -> str:
         return f"{self.group}-{self.contender}"
@@ -82,7 +130,9 @@ def clock_for(device: str, direction: str) -> Clock:
     return DeviceClock() if device == "cuda" and direction != HOST else HostClock()
 
 
-def measurements(selection: Selection, device: str, dtypes: Sequence[str], with_peers: bool) -> Iterator[Measurement]:
+def measurements(
+    selection: Selection, device: str, dtypes: Sequence[str], with_peers: bool, sizes: Sequence[Mapping[str, int]] = ()
+) -> Iterator[Measurement]:
     """Yield all measurements of the selected cells, group by group.
 
     Args:
@@ -90,33 +140,92 @@ def measurements(selection: Selection, device: str, dtypes: Sequence[str], with_
         device: "cpu" or "cuda".
         dtypes: the dtypes to time.
         with_peers: whether to time peers too.
+        sizes: as `workloads_of` takes them.
+
+    Raises:
+        ValueError: an operation has no such sizes.
     """
     pairs = dict.fromkeys((cell.operation, cell.dtype) for cell in selection.cells if cell.dtype in dtypes)
     for name, dtype in pairs:
-        backends = [c.backend for c in selection.cells if (c.operation, c.dtype) == (name, dtype)]
-        if with_peers and backends == [CANDIDATE]:
-            backends.append("torch")
-        cells = [Cell(name, backend, dtype) for backend in backends]
-        contenders: list[tuple[str, Callable[[], Function], Cell | None]] = [
-            (cell.backend, partial(selection.implementation, name, cell.backend), cell) for cell in cells
+        operation = selection.operations[name]
+        cells = [cell for cell in selection.cells if (cell.operation, cell.dtype) == (name, dtype)]
+        only_candidate = with_peers and [cell.backend for cell in cells] == [CANDIDATE]
+        contenders = [
+            Contender(
+                cell.backend,
+                partial(selection.implementation, name, cell.backend),
+                cell,
+                partial(selection.source, cell) if cell.backend == CANDIDATE else None,
+                selection.claims_of(cell),
+            )
+            for cell in cells
         ]
         if with_peers:
-            contenders += [(peer, function, None) for peer, function in peers(name).items()]
-        operation = selection.operations[name]
-        for workload, make in operation.workloads[device].items():
-            for direction in (*directions_of(operation), *([HOST] if device == "cuda" else [])):
-                for contender, function, cell in contenders:
-                    yield Measurement(
-                        operation=operation,
-                        workload=workload,
-                        make=make,
-                        dtype=dtype,
-                        direction=direction,
-                        contender=contender,
-                        function=function,
-                        clock=clock_for(device, direction),
-                        cell=cell,
-                    )
+            contenders += peers_of(operation)[0 if only_candidate else 1 :]
+        yield from compared(operation, dtype, device, contenders, workloads_of(operation, device, sizes))
+
+
+def peers_of(operation: Operation) -> list[Contender]:
+    """Return the contenders beside which a kernel is timed: the operation in torch first, then `peers`."""
+    reference = reference_of(operation)
+    own = None if is_known(operation) else reference
+    return [Contender("torch", lambda: reference), *starmap(Contender, peers(operation.name, own).items())]
+
+
+def workloads_of(
+    operation: Operation, device: str, sizes: Mapping[str, int] | Sequence[Mapping[str, int]] = ()
+) -> Mapping[str, Make]:
+    """Return the workloads of an operation, or one of each of the chosen sizes.
+
+    Raises:
+        ValueError: the operation has no cases of chosen sizes, or does not allow these.
+    """
+    chosen = [sizes] if isinstance(sizes, Mapping) else sizes
+    if not chosen:
+        return operation.workloads[device]
+    of = operation.sized
+    if of is None:
+        raise ValueError(f"sizes: {operation.name} has no cases of chosen sizes; only a declared operation has")
+    found = {}
+    for named in chosen:
+        each = {LEADING if axis == "rows" and axis not in of.axes else axis: size for axis, size in named.items()}
+        if unknown := each.keys() - {*of.axes, *axes_of(operation)}:
+            there = ", ".join(of.axes)
+            raise ValueError(f"sizes: {operation.name} has no axis {', '.join(sorted(unknown))}; there are {there}")
+        operation.of_sizes({axis: (size, size) for axis, size in each.items()})  # raises an error that names the axis
+        found["_".join(f"{axis}_{size}" for axis, size in named.items())] = whole(of.make({**of.axes, **each}))
+    return found
+
+
+def is_known(operation: Operation) -> bool:
+    """Return whether an operation is one of this library's, not one that a user declares."""
+    return reference_of(operation).__module__.partition(".")[0] == "fourfold"
+
+
+def compared(
+    operation: Operation, dtype: str, device: str, contenders: Sequence[Contender], workloads: Mapping[str, Make]
+) -> Iterator[Measurement]:
+    """Yield the measurements of contenders that are compared with each other, group by group."""
+    gradients = all(each.claims.gradients for each in contenders)
+    kernel = next((each.kernel for each in contenders if each.kernel), "")
+    directions = directions_of(operation) if gradients else DIRECTIONS[:1]
+    for workload, make in workloads.items():
+        for direction in (*directions, *([HOST] if device == "cuda" else [])):
+            for each in contenders:
+                yield Measurement(
+                    operation=operation,
+                    workload=workload,
+                    make=make,
+                    dtype=dtype,
+                    direction=direction,
+                    contender=each.name,
+                    function=each.function,
+                    clock=clock_for(device, direction),
+                    cell=each.cell,
+                    source=each.source,
+                    claims=each.claims,
+                    kernel=kernel,
+                )
 
 
 class Bench:
@@ -136,7 +245,7 @@ class Bench:
 
     def workload(self, measurement: Measurement) -> Workload:
         """Return a measurement's workload. Only the latest is cached: a large one fills gigabytes."""
-        key = measurement.operation.name, measurement.workload, measurement.dtype
+        key = id(measurement.operation), measurement.workload, measurement.dtype
         if self._workload is None or self._workload[0] != key:
             self._workload = None
             self._workload = key, measurement.make(DTYPES[measurement.dtype])
@@ -144,7 +253,7 @@ class Bench:
 
     def implementation(self, measurement: Measurement) -> Function:
         """Return a measurement's implementation, cached for all directions of a workload: it may have been compiled."""
-        key = measurement.operation.name, measurement.workload, measurement.dtype
+        key = id(measurement.operation), measurement.kernel, measurement.workload, measurement.dtype
         if self._functions is None or self._functions[0] != key:
             self._functions = key, {}
         functions = self._functions[1]
@@ -154,7 +263,18 @@ class Bench:
 
     def unsupported(self, measurement: Measurement) -> Unsupported | None:
         """Return why a measurement cannot run here, or None."""
-        return self.selection.unsupported(measurement.cell, self.device) if measurement.cell else None
+        cell = measurement.cell
+        if cell is None:
+            return None
+        if not measurement.kernel and (reason := self.selection.unsupported(cell, self.device)):
+            return reason
+        workload, dtype = self.workload(measurement), DTYPES[measurement.dtype]
+        if outside := measurement.claims.outside(measurement.operation, workload.part, dtype):
+            return Unsupported(f"outside of the claims: {outside}", Exclusion.UNCLAIMED)
+        forward = measurement.source is None or measurement.direction in ("forward", HOST)
+        if forward or requires_gradient(self.implementation(measurement), measurement.operation, dtype, self.device):
+            return None
+        return Unsupported("the kernel's output has no gradient", Exclusion.FORWARD_ONLY)
 
     def call(self, measurement: Measurement, implementation: Function | None = None) -> Call:
         """Return the call that a measurement times, on new tensors."""

@@ -317,15 +317,22 @@ def of_torchvision(operation: str) -> Function | None:
     return known.get(operation)
 
 
-def peers(operation: str) -> dict[str, Callable[[], Function]]:
-    """Return the functions that make each peer when it is needed, by the peer's name."""
+def peers(operation: str, reference: Function | None = None) -> dict[str, Callable[[], Function]]:
+    """Return the functions that make each peer when it is needed, by the peer's name.
+
+    Args:
+        operation: its name.
+        reference: the definition of an operation that a user declares. It has no peers but `COMPILED`.
+    """
 
     def compiled() -> Function:
         # As often as it is called with shapes of its own; each is to have code of its own.
         torch.compiler.reset()
-        return torch.compile(backends.load(operation, "torch"), dynamic=False)
+        return torch.compile(reference or backends.load(operation, "torch"), dynamic=False)
 
     found: dict[str, Any] = {COMPILED: compiled}
+    if reference is not None:
+        return found
     library = LIBRARIES.get(operation) or of_torchvision(operation)
     if library is not None:
         found[LIBRARY] = lambda: library

@@ -1,9 +1,11 @@
 """The benchmark plugin: hooks of pytest and pytest-benchmark that turn measurements into benchmarks and record them."""
 
 import contextlib
+import json
 import os
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,15 @@ import torch
 
 from fourfold.compat import pytest_benchmark_internals, xdist_internals
 from fourfold.engine.cells import Selection
+from fourfold.numerics.compare import Disagreement
 from fourfold.performance import machine, report, sources
-from fourfold.performance.beside import beside_the_best
 from fourfold.performance.gate_trial import GateTrial, trial
 from fourfold.performance.gated import BaselineHistory, Gated, Remeasuring
 from fourfold.performance.measurement import Bench, Measurement, measurements, ratios
 from fourfold.performance.peers import INSTALLED, LIBRARY
 from fourfold.performance.report import cause_of
 from fourfold.performance.timed_run import TimedRun
+from fourfold.performance.timings import CPU, Timing, beside_the_best, lines, timings
 from fourfold.pytest_plugin.failures import DEVICE, REPEAT, SELECTION, reported_outcome
 from fourfold.pytest_plugin.hooks import TABLE, examples, is_benchmark
 from fourfold.pytest_plugin.identity import Identity
@@ -37,6 +40,29 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(performance, "fourfold-performance")
 
 
+def performance_of(config: pytest.Config, device: str) -> "Performance":
+    """Return the hooks of a run that times on a device. Without ``-p fourfold``, the first benchmark registers them."""
+    found = config.pluginmanager.getplugin("fourfold-performance")
+    if found is None:
+        nothing = Selection(operations={}, candidates={}, cells=(), narrowed=True)
+        found = Performance(config, nothing, device, Matrix())
+        config.pluginmanager.register(found, "fourfold-performance")
+        if config.getoption("--benchmark-compare"):
+            try:
+                pytest_benchmark_internals.load_again(config)
+            except pytest.UsageError as error:
+                pytest.exit(str(error), pytest.ExitCode.USAGE_ERROR)
+    if found.device != device:
+        pytest.fail(f"this run times on {found.device}, and cannot time on {device} too", pytrace=False)
+    return found
+
+
+@pytest.fixture(scope="session")
+def performance(pytestconfig: pytest.Config) -> "Performance":
+    """Return the hooks of this run."""
+    return pytestconfig.pluginmanager.getplugin("fourfold-performance")
+
+
 class Performance:
     """The hooks of pytest and pytest-benchmark, and what they share during a run."""
 
@@ -51,10 +77,11 @@ class Performance:
         self.page: Path | None = None
         self.broken: list[str] = []
         self.directory: Path | None = None
-        if config.getoption("report") and not xdist_internals.is_worker(config):
+        self.regressed: set[str] = set()
+        # What the plugin of verification adds is not known in a run without it.
+        self.timings: Path | None = config.getoption("timings", None)
+        if config.getoption("report", None) and not xdist_internals.is_worker(config):
             self.directory = folder_to_write("--report", config.getoption("report"), config.invocation_params.dir)
-        if config.getoption("perf_gate") and not config.getoption("--benchmark-compare"):
-            raise pytest.UsageError("--perf-gate decides after a comparison: it needs --benchmark-compare")
         self.running = bool(config.getoption("--benchmark-only", False))
         if self.running and device == "cpu":
             # Use one thread, as the interpreter and the emulation do. Turn off the emulation's checks: the tests make
@@ -69,10 +96,16 @@ class Performance:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Parametrize tests that take a measurement, unless their module does, with those of the selected cells."""
-        if "measurement" not in metafunc.fixturenames or hasattr(metafunc.module, "pytest_generate_tests"):
+        if not {"measurement", "performance"} <= {*metafunc.fixturenames} or hasattr(
+            metafunc.module, "pytest_generate_tests"
+        ):
             return
         dtypes, with_peers = self.dtypes, not self.config.getoption("backend")
-        parametrize(metafunc, measurements(self.selection, self.device, dtypes, with_peers))
+        try:
+            found = [*measurements(self.selection, self.device, dtypes, with_peers, self.config.getoption("sizes"))]
+        except ValueError as error:
+            raise pytest.UsageError(f"--{error}") from error
+        parametrize(metafunc, found)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -89,6 +122,10 @@ class Performance:
         least, most = (self.config.getoption(f"--benchmark-{name}") for name in ("min-rounds", "max-time"))
         try:
             self.run.bench.time(benchmark, measurement, least, float(most))
+        except Disagreement as wrong:
+            pytest.fail(
+                f"{measurement}: its result is wrong on this workload, so it has no time: {wrong}", pytrace=False
+            )
         except Exception as error:
             # A library may say that it has no such kernel; whatever else it raises is an error.
             not_there = measurement.contender == LIBRARY and isinstance(error, NotImplementedError)
@@ -115,10 +152,15 @@ class Performance:
         own = [run for run in runs if not machine.incomparable(identity, run["machine_info"].get("fourfold", {}))]
         self.record = BaselineHistory(compared_benchmark, own, identity)
 
-    def pytest_benchmark_group_stats(self, benchmarks: Sequence[Mapping[str, Any]]) -> None:
-        """Keep today's, but those whose result was wrong: it has no time."""
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_benchmark_group_stats(self, config: pytest.Config, benchmarks: list[Mapping[str, Any]]) -> None:
+        """Keep today's, but those whose result was wrong; decide in place of --benchmark-compare-fail about them."""
         today = pytest_benchmark_internals.of_this_run(benchmarks)
         self.run.benchmarks = [one for one in today if one["fullname"] not in self.failed]
+        timed = [one for one in benchmarks if one["fullname"] in self.run.timed]
+        self.regressed = pytest_benchmark_internals.withdraw_regressions(config, timed)
+        if self.run.candidates:  # they have a table of their own
+            benchmarks[:] = [one for one in benchmarks if one["fullname"] not in self.run.timed]
 
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
         """Add the ratios, the ceilings, the kernels' resources and the digest of the sources; save the sources."""
@@ -154,6 +196,9 @@ class Performance:
         if self.running and self.config.getoption("perf_gate_trial"):
             with self._kept_from_the_end("--perf-gate-trial", session):
                 self.try_gate(session)
+        if self.timings is not None:
+            with self._kept_from_the_end(f"--timings {self.timings}", session):
+                self.timings.write_text(json.dumps({"timings": [asdict(row) for row in self.rows()]}, indent=1) + "\n")
         if self.directory is not None:
             with self._kept_from_the_end(f"--report {self.directory}", session):
                 self.report(self.directory)
@@ -176,8 +221,12 @@ class Performance:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def compare(self, session: pytest.Session) -> None:
-        """Compare the run with the baseline; with --perf-gate, fail the run if a benchmark is slower or drifts."""
-        gating = self.config.getoption("perf_gate")
+        """Compare the run with the baseline; fail the run if a benchmark is slower or drifts.
+
+        It takes --perf-gate. With --benchmark-compare-fail alone, a benchmark must exceed its limit too.
+        """
+        by_gate = self.config.getoption("perf_gate")
+        gating = by_gate or bool(self.config.getoption("--benchmark-compare-fail"))
         if self.record is None:
             if gating and not session.exitstatus:
                 session.exitstatus = pytest.ExitCode.USAGE_ERROR
@@ -186,7 +235,8 @@ class Performance:
         seconds = self.config.getoption("perf_gate_seconds")
         again = Remeasuring(seconds, self.record_directories(), terminal.write_line) if gating else None
         self.gated = Gated.of(self.run, self.record, again)
-        if gating and (self.gated.slower or self.gated.drifts) and not session.exitstatus:
+        slower = [change for change in self.gated.slower if by_gate or change.name in self.regressed]
+        if (slower or (by_gate and self.gated.drifts)) and not session.exitstatus:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -232,6 +282,10 @@ class Performance:
             content = report.verification(self.matrix, self.failures, about)
             self.page = report.write(directory, "verification", content)
 
+    def rows(self) -> list[Timing]:
+        """Return the timings of the user's kernels."""
+        return timings(self.run.benchmarks, self.gated.changes if self.gated else ())
+
     def recorded(self) -> list[Path]:
         """The records of former runs, oldest first: this one's, if it is kept, is the last and not among them."""
         folder = pytest_benchmark_internals.storage_folder(self.config)
@@ -256,6 +310,12 @@ class Performance:
             terminalreporter.section("times as fast as the fastest peer", sep="=")
             for each in beside:
                 terminalreporter.line(str(each))
+        if rows := self.rows():
+            terminalreporter.section("timings", sep="=")
+            for line in lines(rows):
+                terminalreporter.line(line)
+            if self.device == "cpu":
+                terminalreporter.line(CPU)
         if not self.running or not self.config.getoption("--benchmark-compare"):
             return
         terminalreporter.section("compared with the baseline", sep="=")
@@ -264,9 +324,18 @@ class Performance:
         else:
             for line in self.gated.lines():
                 terminalreporter.line(line, red="is slower" in line)
+            unconfirmed = self.regressed & {one.name for one in self.gated.changes if one.verdict != "slower"}
+            if unconfirmed:
+                terminalreporter.line(
+                    f"{len(unconfirmed)} beyond --benchmark-compare-fail: not slower, measured in turns"
+                )
 
 
 def parametrize(metafunc: pytest.Metafunc, timed: Iterable[Measurement]) -> None:
     """Make one test for each measurement, with its group and its clock."""
-    marked = [pytest.param(m, id=str(m), marks=pytest.mark.benchmark(group=m.group, timer=m.clock)) for m in timed]
-    metafunc.parametrize("measurement", marked)
+    metafunc.parametrize("measurement", marked(timed))
+
+
+def marked(timed: Iterable[Measurement]) -> list[Any]:
+    """Return measurements as the parameters of a test."""
+    return [pytest.param(m, id=str(m), marks=pytest.mark.benchmark(group=m.group, timer=m.clock)) for m in timed]

@@ -16,9 +16,9 @@ from markupsafe import Markup
 
 from fourfold.engine.verdict import Finding
 from fourfold.numerics.dtypes import DTYPES
-from fourfold.performance.beside import Beside, beside_the_best
 from fourfold.performance.charts import Point, chart, quantity, sparkline
 from fourfold.performance.gate import Change, short_name
+from fourfold.performance.timings import Beside, beside_the_best
 
 PARTS = ("verification", "performance")
 # A contender has the same colour in every chart. All others share one more colour.

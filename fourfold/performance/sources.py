@@ -1,15 +1,17 @@
 """The sources of a recorded run, saved with its times, and loaded later beside today's sources for a comparison."""
 
+import contextlib
 import hashlib
 import importlib
-import importlib.util
 import io
+import operator
 import os
 import re
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fourfold.backends import MODULES
@@ -17,17 +19,19 @@ from fourfold.backends.cuda.compile import cache_folder, locked, write_atomicall
 from fourfold.operations import registry
 
 SUFFIXES = {".py", ".cu", ".cuh", ".h", ".cpp"}
+INSTALLED = "site-packages"
 
 
 class SourceError(Exception):
     """The sources of a recorded run are missing or do not load."""
 
 
-def collected(candidates: Mapping[str, str]) -> dict[str, bytes]:
+def collected(candidates: Iterable[Path]) -> dict[str, bytes]:
     """Return the contents of the kernels' files, of the backends that launch them and of the candidates, by path.
 
     Args:
-        candidates: the place of each candidate by operation. Only a ``.py`` file is kept, not a module's name.
+        candidates: the file of each candidate. The loaded modules of its project are kept with it, and the CUDA C++ in
+            its folder.
     """
     files = {
         f"{part.replace('.', '/')}/{path.relative_to(folder).as_posix()}": path.read_bytes()
@@ -36,8 +40,35 @@ def collected(candidates: Mapping[str, str]) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.suffix in SUFFIXES
     }
-    files |= {f"candidates/{op}.py": Path(f).read_bytes() for op, f in candidates.items() if f.endswith(".py")}
+    for file, place in places(candidates).items():
+        top = place.removesuffix(file.relative_to(_root(file)).as_posix())
+        files |= {top + path.relative_to(_root(file)).as_posix(): path.read_bytes() for path in _project(file)}
     return files
+
+
+def places(candidates: Iterable[Path]) -> dict[Path, str]:
+    """Return the path of each candidate's file among the collected ones: ``candidates/0/package/module.py``."""
+    numbers: dict[Path, int] = {}
+    return {
+        file: f"candidates/{numbers.setdefault(_root(file), len(numbers))}/{file.relative_to(_root(file)).as_posix()}"
+        for file in candidates
+    }
+
+
+def _root(file: Path) -> Path:
+    """Return the folder in which Python finds a file's module."""
+    return next(folder for folder in file.parents if not (folder / "__init__.py").is_file())
+
+
+def _project(file: Path) -> set[Path]:
+    """Return a candidate's file, the loaded modules that Python finds in its `_root`, and the CUDA C++ beside it."""
+    root, first = _root(file), file.relative_to(_root(file)).parts[0]
+    loaded = {Path(path) for module in [*sys.modules.values()] if (path := getattr(module, "__file__", None))}
+    own = {path for path in loaded if path.suffix in SUFFIXES and path.is_relative_to(root)}
+    if root.name == INSTALLED:  # other packages lie there too
+        own = {path for path in own if path.relative_to(root).parts[0] == first}
+    beside = {path for path in file.parent.iterdir() if path.suffix in SUFFIXES - {".py"}}
+    return {file, *beside, *(path for path in own if INSTALLED not in path.relative_to(root).parts)}
 
 
 def digest(files: Mapping[str, bytes]) -> str:
@@ -136,24 +167,42 @@ class Baseline:
         except Exception as error:
             raise SourceError(f"its {operation} on {backend} does not load: {type(error).__name__}: {error}") from error
 
-    def candidate(self, operation: str, function: str) -> Callable[..., Any]:
-        """Return the recorded function of a candidate.
+    def candidate(self, place: str, function: str) -> Callable[..., Any]:
+        """Return the recorded function of a candidate. The modules that it imports are the recorded ones too.
+
+        Args:
+            place: what `places` returned for its file.
+            function: its name there.
 
         Raises:
             SourceError: its file was not kept, or no longer loads.
         """
-        path = self.directory / "candidates" / f"{operation}.py"
-        if not path.is_file():
-            raise SourceError(f"the file of its candidate for {operation} is not kept")
-        name = f"candidate_{self.suffix}_{operation}"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        path = self.directory / place
+        if path.suffix != ".py" or not path.is_file():
+            raise SourceError(f"the file of its candidate {function} is not kept")
+        root = self.directory.joinpath(*Path(place).parts[:2])
+        name = ".".join(path.relative_to(root).with_suffix("").parts)
         try:
-            spec.loader.exec_module(module)
-            return getattr(module, function)
+            with _alone(root):
+                return operator.attrgetter(function)(importlib.import_module(name))
         except Exception as error:
-            raise SourceError(
-                f"its candidate for {operation} does not load: {type(error).__name__}: {error}"
-            ) from error
+            raise SourceError(f"its candidate {function} does not load: {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Import the modules of a folder anew, whatever is loaded under their names; restore that afterwards."""
+    tops = {path.stem for path in root.iterdir()}
+
+    def hidden() -> dict[str, ModuleType]:
+        return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in tops}
+
+    kept = hidden()
+    sys.path.insert(0, str(root))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(root))
+        hidden()
+        sys.modules.update(kept)

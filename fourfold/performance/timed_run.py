@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from fourfold.backends.cuda.compile import CudaError
@@ -63,11 +64,14 @@ class TimedRun:
     @cached_property
     def sources(self) -> dict[str, bytes]:
         """The contents of today's sources, by path."""
-        candidates = self.bench.selection.candidates
-        return sources.collected({operation: candidate.place for operation, candidate in candidates.items()})
+        return sources.collected(self._files.values())
 
     @property
     def candidates(self) -> dict[str, str]:
-        """The name of each candidate's function, by operation."""
-        candidates = self.bench.selection.candidates
-        return {operation: candidate.function for operation, candidate in candidates.items()}
+        """The path of each candidate's file among the sources, by its `Measurement.origin`."""
+        found = sources.places(self._files.values())
+        return {origin: found[file] for origin, file in self._files.items()}
+
+    @cached_property
+    def _files(self) -> dict[str, Path]:
+        return {m.origin: m.source()[0] for m in self.timed.values() if m.source is not None}

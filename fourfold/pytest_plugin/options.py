@@ -68,6 +68,20 @@ def add_options(add: Callable[..., object]) -> None:
     )
     add("--reproduce", metavar="BLOB", help="run the one generated case that a failure has named")
     add(
+        "--sizes",
+        type=sizes,
+        action="append",
+        default=[],
+        metavar="AXIS=SIZE,...",
+        help="of a benchmarked operation, in place of its workloads (repeatable)",
+    )
+    add("--timings", type=Path, metavar="FILE", help="write the times of a benchmarked kernel as JSON")
+    add("--report", type=Path, metavar="DIR", help="write DIR/index.html, of this run and of others there")
+
+
+def add_gate_options(add: Callable[..., object]) -> None:
+    """Add the options of the gate, which compares the times of a run with those of another one."""
+    add(
         "--perf-gate",
         action="store_true",
         help="after --benchmark-compare: measure what seems to have changed again, in turns, and fail if it is slower",
@@ -85,7 +99,14 @@ def add_options(add: Callable[..., object]) -> None:
         metavar="PERCENT[,PERCENT...]",
         help="that a trial plants (1,2,5,10); 0 for none",
     )
-    add("--report", type=Path, metavar="DIR", help="write DIR/index.html, of this run and of others there")
+
+
+def sizes(text: str) -> dict[str, int]:
+    """Parse the sizes of an option: "rows=4096,cols=1024"."""
+    try:
+        return {axis.strip(): int(size) for axis, size in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"sizes are wanted, as in rows=4096,cols=1024, not {text!r}") from None
 
 
 def slowdowns(text: str) -> tuple[float, ...]:
@@ -102,5 +123,6 @@ def slowdowns(text: str) -> tuple[float, ...]:
 def names() -> dict[str, bool]:
     """Return the names of the options, each with whether it takes a value."""
     found: dict[str, bool] = {}
-    add_options(lambda name, **given: found.__setitem__(name, given.get("action") != "store_true"))
+    for add in (add_options, add_gate_options):
+        add(lambda name, **given: found.__setitem__(name, given.get("action") != "store_true"))
     return found

@@ -1,4 +1,6 @@
-"""Support for ``pytest --report DIR`` with an existing DIR: a plugin for every run of pytest, which adds no options.
+"""A plugin for every run of pytest. It adds the options of the gate, for benchmarks of kernels, and no others.
+
+It also supports ``pytest --report DIR`` with an existing DIR.
 
 Before pytest knows a plugin's options, it takes their values for tests if a file or a folder of that name exists. If no
 test is given, it looks for its configuration there, and misses the user's folder and its configuration: the same
@@ -14,16 +16,50 @@ import shlex
 import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fourfold.operations.registry import did_you_mean
-from fourfold.pytest_plugin.options import names
+from fourfold.pytest_plugin.options import add_gate_options, names
 
 # The options of `fourfold` that take a value.
 OPTIONS = tuple(name for name, takes_value in names().items() if takes_value)
 CONFIGURATIONS = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 _VARIABLE = "PYTEST_ADDOPTS"
+
+
+# What to say at the end of a run that was to time, and has nothing to time.
+_NOTHING = pytest.StashKey[str]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of the gate."""
+    add_gate_options(parser.getgroup("fourfold", "verification of kernels").addoption)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse --perf-gate without a comparison."""
+    if config.getoption("perf_gate") and not config.getoption("--benchmark-compare", None):
+        raise pytest.UsageError("--perf-gate decides after a comparison: it needs --benchmark-compare")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Note that --benchmark-only finds no benchmark."""
+    benchmarks = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
+    if config.getoption("--benchmark-only", False) and not benchmarks:
+        config.stash[_NOTHING] = (
+            "--benchmark-only: no collected test is a benchmark."
+            " Write TestSpeed = fourfold.benchmark_suite(kernel, operation), or run"
+            " fourfold bench FILE.py:KERNEL --as OPERATION"
+        )
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say that there was nothing to time."""
+    if nothing := config.stash.get(_NOTHING, ""):
+        terminalreporter.line(nothing, yellow=True)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

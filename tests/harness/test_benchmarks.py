@@ -27,7 +27,6 @@ from fourfold.operations.case import Case
 from fourfold.operations.record import Cost, Operation
 from fourfold.operations.workloads import Tiled, Workload, tiled, whole
 from fourfold.performance import machine
-from fourfold.performance.beside import beside_the_best
 from fourfold.performance.calls import DIRECTIONS, Call, References, Replay, directions_of, worst_error
 from fourfold.performance.ceilings import Ceilings
 from fourfold.performance.measurement import MeasuringError, of_the_ceiling, ratios
@@ -42,6 +41,7 @@ from fourfold.performance.timing import (
     one_round,
     plan_rounds,
 )
+from fourfold.performance.timings import beside_the_best
 
 ROOT = Path(__file__).parents[2]
 FLOAT32 = DTYPES["float32"]

@@ -743,11 +743,12 @@ def test_frames_of_pytest_are_told_from_those_of_a_test() -> None:
 
 
 BENCHMARKS = """
+import glob
 from fourfold.compat import pytest_benchmark_internals
 from conftest import say
 
 def test_kept(benchmark):
-    benchmark(lambda: sum(range(100)))
+    benchmark(lambda: sum(range(100 + 20_000 * len(glob.glob("kept/*/*.json")))))  # slower in the second run
     say(median=pytest_benchmark_internals.median_of(benchmark), name=pytest_benchmark_internals.name_of(benchmark))
 
 def test_discarded(benchmark):
@@ -761,11 +762,21 @@ from fourfold.compat import pytest_benchmark_internals
 def pytest_benchmark_compare_machine_info(config, benchmarksession, machine_info, compared_benchmark):
     runs = pytest_benchmark_internals.recorded_runs(benchmarksession)
     say(recorded=[[one["fullname"] for one in run["benchmarks"]] for run in runs])
+    loads.append(compared_benchmark)
+
+loads = []
+
+def pytest_collection_modifyitems(config):
+    if config.getoption("--benchmark-compare"):
+        before = len(loads)
+        pytest_benchmark_internals.load_again(config)
+        say(loads=[before, len(loads)])
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_benchmark_group_stats(config, benchmarks):
     today = pytest_benchmark_internals.of_this_run(benchmarks)
     say(today=[[one["fullname"], one["median"]] for one in today], compared=len(benchmarks))
+    say(withdrawn=sorted(pytest_benchmark_internals.withdraw_regressions(config, benchmarks)))
 
 def pytest_sessionfinish(session):
     folder = pytest_benchmark_internals.storage_folder(session.config)
@@ -783,7 +794,8 @@ def compared_benchmarks() -> dict[str, Any]:
     """A run of benchmarks that is compared with one before."""
     options = ["-n", "0", "--benchmark-autosave", "--benchmark-storage=file://kept", "--benchmark-json=record.json"]
     options += ["--benchmark-max-time=0.01", "--benchmark-min-rounds=3"]
-    said, printed = run_pytest(BENCHMARKS, options, [*options, "--benchmark-compare"], hooks=BENCHMARK_HOOKS)
+    compare = ["--benchmark-compare", "--benchmark-compare-fail=median:100%"]
+    said, printed = run_pytest(BENCHMARKS, options, [*options, *compare], hooks=BENCHMARK_HOOKS)
     return {"printed": printed, **{name: value for one in said for name, value in one.items()}}
 
 
@@ -814,6 +826,12 @@ gives(
     f"{STORAGE} of file://FOLDER",
     f"{STORAGE}.save to MACHINE/0001_NAME.json",
 )
+gives(
+    lambda: [*compared("withdrawn"), re.findall("PerformanceRegression", compared_benchmarks()["printed"])],
+    [["test_some.py::test_kept"], []],
+    "pytest.Config()._benchmarksession.performance_regressions by name_format and compare_fail",
+)
+gives(lambda: compared("loads"), [[1, 2]], "pytest.Config()._benchmarksession.handle_loading")
 gives(lambda: compared("json"), ["record.json"], "pytest.Config().option.benchmark_json")
 
 

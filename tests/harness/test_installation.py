@@ -106,6 +106,20 @@ def test_a_kernel_in_its_authors_project_is_verified(installed: Path, tmp_path: 
 
 
 @pytest.mark.full
+def test_a_kernel_in_its_authors_project_is_timed(installed: Path, tmp_path: Path) -> None:
+    for name, text in {"kernels": KERNELS, "operations": OPERATIONS}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    few = ["-k", "small and forward and not compile", "--benchmark-max-time=0.01", "--json"]
+    done = run(
+        installed, "-m", "fourfold", "bench", "kernels.py:add", "--as=operations.py:total", *few, folder=tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads(done.stdout)["timings"]
+    assert (row["benchmark"], row["ratio_to"].keys()) == ("total-small-float32-forward", {"torch"})
+    assert not list(installed.parents[1].rglob(".benchmarks"))
+
+
+@pytest.mark.full
 def test_the_public_interface_is_typed(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import fourfold\nfourfold.verify(abs, 'softmax', examples='many')\nfourfold.verify(abs, 'softmax').passed\n"
