@@ -69,7 +69,6 @@ class NamedCases:
             taken = sum(other in last and other != LEADING for other in self._base)
             place = taken if choices is LAST else len(self._base) - taken
             self._base[axis] = of.allowed[axis].nearest(choices[place % len(choices)])
-
         # The axes whose sizes may be chosen, and their sizes in other cases.
         self.axes = {
             axis: allowed.nearest(SHORT[place % len(SHORT)])

@@ -15,8 +15,8 @@ import pytest
 from fourfold.candidates.process.first_process import first_process
 from fourfold.pytest_plugin.options import add_options
 
-# Set before NumPy and torch are imported: tensors are small, and on a busy machine threads that wait for one another are
-# slower than one thread. The child processes of a test have them, too.
+# Set before NumPy and torch are imported: tensors are small, and on a busy machine threads that wait for one another
+# are slower than one thread. The child processes of a test have them, too.
 for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
