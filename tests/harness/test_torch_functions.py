@@ -283,7 +283,7 @@ def test_torchs_function_is_accepted(name: str, device: str) -> None:
     assert {o.grade for o in verdict.outcomes if o.dtype == "float32"} == {"exact"}
 
 
-@pytest.mark.full(but=2)
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("name", "fault"),
     # The default profile takes one fault of each function.
