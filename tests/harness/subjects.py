@@ -1,9 +1,11 @@
 """Subjects of checks, made by hand."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fourfold import backends
+from fourfold.backends.cuda.compile import cache_folder
 from fourfold.checks.records import operations
 from fourfold.checks.search import Subject
 from fourfold.numerics.dtypes import DTYPES, DType
@@ -40,3 +42,10 @@ def subject_of(
         **fields,
     }
     return Subject(operation=record, backend=backend, implementation=found, **fields)
+
+
+def cache_with_runtime(folder: Path) -> Path:
+    """Make a cache without kernels that shares the runtime of the emulation, which takes 8 s to compile."""
+    folder.mkdir()
+    (folder / "cuda_on_cpu_runtime").symlink_to(cache_folder("cuda_on_cpu_runtime"))
+    return folder

@@ -123,8 +123,8 @@ def test_failures_of_one_cause_are_shown_once_and_repeated_from_the_same_folder(
     written(tmp_path / "my kernels" / "softmax.py", WRONG)
     helper = written(tmp_path / "my kernels" / "helper.py", HELPER)
     candidate = ["--candidate", "softmax=my kernels/softmax.py:softmax"]
-    options = [*QUICK, "--no-refusals", "-k", "forward or laws"]
-    ended = run(tmp_path, OPERATIONS, *candidate, *options, verdict=tmp_path / "verdict.json")
+    options, tests = [*QUICK, "--no-refusals"], [FORWARD, OPERATIONS / "test_laws.py"]
+    ended = run(tmp_path, *tests, *candidate, *options, verdict=tmp_path / "verdict.json")
     assert ended.code == pytest.ExitCode.TESTS_FAILED
     failed = [entry for entry in ended.verdict["checks"] if entry["outcome"] == "failed"]
     assert len(failed) > 5

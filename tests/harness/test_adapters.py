@@ -110,10 +110,10 @@ def test_problem_and_solution_import_what_lies_beside_them(tmp_path: Path, monke
         (folder / "beside.py").write_text(f"def {doubled}(x):\n    return 2 * x\n")
         (folder / f"{name}.py").write_text(BESIDE.format(model=model, doubled=doubled))
     files = (tmp_path / "problem" / "problem.py", tmp_path / "solution" / "solution.py")
-    verdict = fourfold.verify_kernelbench(*files, **QUICK)
+    verdict = fourfold.verify_kernelbench(*files, only=["forward"], **QUICK)
     assert verdict.passed, str(verdict)
     files[1].write_text(files[1].read_text().replace("doubled(x)", "doubled(doubled(x))"))
-    assert fourfold.verify_kernelbench(*files, **QUICK).grade == "wrong"
+    assert fourfold.verify_kernelbench(*files, only=["forward"], **QUICK).grade == "wrong"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_batch_normalization_takes_the_statistics_of_the_batch(tmp_path: Path, t
         f"torch.nn.functional.batch_norm(x, self.norm.running_mean, self.norm.running_var, training={training})"
     )
     solution.write_text(text.replace("Model(", "ModelNew(").replace("self.norm(x)", normalized))
-    verdict = fourfold.verify_kernelbench(problem, solution, **QUICK)
+    verdict = fourfold.verify_kernelbench(problem, solution, only=["forward", "history", "memory"], **QUICK)
     assert verdict.passed == passes, str(verdict)
 
 
@@ -182,7 +182,7 @@ def test_a_solution_is_not_called_under_autocast_unless_it_claims_so(tmp_path: P
     )
     problem.write_text(text.replace("4096, 16384", "2, 4"))
     solution.write_text(problem.read_text().replace("Model(", "ModelNew("))
-    verdict = fourfold.verify_kernelbench(problem, solution, **QUICK)
+    verdict = fourfold.verify_kernelbench(problem, solution, only=["forward", "autocast"], **QUICK)
     assert verdict.passed, str(verdict)
     (reason,) = {each.reason for each in verdict.outcomes if each.check == "autocast"}
     assert reason == "not claimed: calls under autocast"

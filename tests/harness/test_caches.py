@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from samples import sampled
+from subjects import cache_with_runtime
 
 from fourfold.backends import tuning
 from fourfold.backends.cuda import compile as cuda_compile
@@ -32,7 +33,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     source = folder / "fill.cu"
     source.write_text(KERNEL)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FOURFOLD_CACHE", str(folder.parent / "the cache"))
+        patch.setenv("FOURFOLD_CACHE", str(cache_with_runtime(folder.parent / "the cache")))
         yield source
 
 

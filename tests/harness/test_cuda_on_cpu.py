@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import sampled
+from subjects import cache_with_runtime
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda.compile import CompilationError
@@ -636,7 +637,7 @@ def test_a_changed_header_is_compiled_anew(tmp_path):
 
 @pytest.mark.full
 def test_kernels_of_one_file_are_compiled_together_and_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FOURFOLD_CACHE", str(cache_with_runtime(tmp_path / "cache")))
     source = tmp_path / "k.cu"
     source.write_text("template <int N> __global__ void k(float* c) { c[0] = N; }")
     compiled = []
@@ -707,7 +708,7 @@ def test_a_shared_array_may_have_a_second_name(name, tmp_path, monkeypatch):
         return with_redzones(f"{assembly}\t.weak {name}\n\t.hidden {name}\n\t.set {name},{tile}\n")
 
     monkeypatch.setattr(build, "_with_redzones", with_alias)
-    monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FOURFOLD_CACHE", str(cache_with_runtime(tmp_path / "cache")))
     source = tmp_path / "k.cu"
     source.write_text(SHIFTED)
     x, out = torch.arange(64.0), torch.zeros(64)
@@ -723,7 +724,7 @@ def test_a_file_that_does_not_compile_is_compiled_once_until_it_changes(tmp_path
         return compiled(*arguments)
 
     monkeypatch.setattr(build, "_compile", counted)
-    monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FOURFOLD_CACHE", str(cache_with_runtime(tmp_path / "cache")))
     source.write_text('#include "missing.h"\n__global__ void k(float* c) { *c = 1; }')
     for _ in range(3):
         with pytest.raises(CompilationError, match=r"k\.cu:1:10: fatal error: missing\.h: No such file"):

@@ -36,6 +36,7 @@ def checked(kernel: Any, record: Any, *only: str, examples: int = 3, **options: 
     step=values(1, 7),
     sizes={"n": (0, 40)},
     mutates=("param", "m", "v"),
+    tried=False,
 )
 def adam_(param: Any, grad: Any, m: Any, v: Any, weight_decay: float = 0.0, step: int = 1) -> Any:
     g = grad.float() + weight_decay * param
@@ -153,12 +154,12 @@ def test_a_wrong_optimizer_is_rejected(wrong: Any, fails: Sequence[str], reason:
     assert reason in str(verdict)
 
 
-@operation(x=tensor("... n"), slope=values(0.5, 0.01), mutates="x")
+@operation(x=tensor("... n"), slope=values(0.5, 0.01), mutates="x", tried=False)
 def leaky_relu_(x: torch.Tensor, slope: float = 0.5) -> None:
     x.copy_(torch.where(x > 0, x, x * slope))
 
 
-@operation(x=tensor("... n"), slope=values(0.5, 0.01), mutates=["x"])
+@operation(x=tensor("... n"), slope=values(0.5, 0.01), mutates=["x"], tried=False)
 def leaky_relu(x: torch.Tensor, slope: float = 0.5) -> torch.Tensor:
     return torch.where(x > 0, x, x * slope)
 
@@ -238,6 +239,7 @@ def test_one_argument_is_changed_in_place(kernel: Any, check: str, reason: str) 
     sizes={"cols": (1, 64), "rows": (0, 16)},
     mutates="residual",
     returns={"y": None},
+    tried=False,
 )
 def add_norm_(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
     residual.add_(x)
@@ -278,6 +280,7 @@ def different_slots(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.
     slots=tensor("tokens", dtype="int64", make=different_slots),
     sizes={"slots": SLOTS, "tokens": (0, SLOTS), "dim": (1, 64)},
     mutates="cache",
+    tried=False,
 )
 def write_keys_(cache: torch.Tensor, keys: torch.Tensor, slots: torch.Tensor) -> None:
     cache[slots] = keys
@@ -313,7 +316,7 @@ def test_a_kernel_in_a_process_of_its_own_changes_the_same_memory(tmp_path: Path
     assert "the call has written nothing new into x" in str(wrong)
 
 
-@operation(x=tensor("rows n"), out=tensor("rows n"), mutates="out", sizes={"rows": (0, 9), "n": (0, 40)})
+@operation(x=tensor("rows n"), out=tensor("rows n"), mutates="out", sizes={"rows": (0, 9), "n": (0, 40)}, tried=False)
 def doubled(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     return 2 * x
 

@@ -72,7 +72,7 @@ def test_right_places_pass_every_check() -> None:
     made = {outcome.check for outcome in verdict.outcomes if outcome.outcome == "passed"}
     wanted = {"forward", "memory", "history", "many calls", "modes", "autocast", "threads", "offsets", "repeatability"}
     assert wanted <= made
-    assert checked(by_triton(-np.inf), place_of_the_largest, finite=True).passed
+    assert checked(by_triton(-np.inf), place_of_the_largest, "forward", "memory", "offsets", finite=True).passed
 
 
 def test_a_call_with_other_numbers_has_other_places() -> None:
@@ -93,7 +93,7 @@ def test_a_call_with_other_numbers_has_other_places() -> None:
 )
 def test_wrong_places_are_rejected(wrong: Callable[..., Any], reason: str) -> None:
     """Padding that is chosen, the last of equal numbers, another dtype, another number."""
-    verdict = checked(wrong, place_of_the_largest, finite=True)
+    verdict = checked(wrong, place_of_the_largest, "forward", finite=True)
     assert not verdict.passed
     assert re.search(reason, str(verdict))
 
@@ -170,7 +170,7 @@ def test_right_counts_pass() -> None:
 )
 def test_wrong_counts_are_rejected(wrong: Callable[..., Any]) -> None:
     """The lanes of padding, a counter of 7 bits, the last bin in another one, each bin in the next."""
-    verdict = checked(wrong, counts)
+    verdict = checked(wrong, counts, "forward")
     assert not verdict.passed
     assert "output[" in str(verdict)
 
@@ -188,14 +188,14 @@ def rows_above(x: torch.Tensor, threshold: float = 0.5) -> torch.Tensor:
 def test_a_comparison_that_rounding_decides_has_either_answer_and_others_have_one() -> None:
     backwards = lambda x, threshold: x[:, 0] + (x[:, 1] + x[:, 2]) > threshold  # noqa: E731
     for right in (rows_above.definition, backwards, lambda x, threshold: x.sum(-1) > threshold):
-        assert checked(right, rows_above, finite=True, largest=1e30).passed
+        assert checked(right, rows_above, "forward", finite=True, largest=1e30).passed
     for wrong in (
         lambda x, threshold: x.sum(-1) >= threshold,  # equal numbers that are exact
         lambda x, threshold: x[:, :-1].sum(-1) > threshold,
         lambda x, threshold: ~(x.sum(-1) > threshold),
         lambda x, threshold: (x.sum(-1) > threshold).to(torch.uint8),
     ):
-        assert not checked(wrong, rows_above, finite=True, largest=1e30).passed
+        assert not checked(wrong, rows_above, "forward", finite=True, largest=1e30).passed
 
 
 @operation(ids=tensor("n", dtype="int64", high=1 << 62))

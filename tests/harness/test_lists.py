@@ -28,12 +28,12 @@ from fourfold.operations.record import sizes_of
 FLOAT32 = DTYPES["float32"]
 
 
-@operation(xs=tensors("rows cols[i]", count=(0, 3)), sizes={"rows": (0, 5), "cols[i]": (0, 40)})
+@operation(xs=tensors("rows cols[i]", count=(0, 3)), sizes={"rows": (0, 5), "cols[i]": (0, 40)}, tried=False)
 def concat(xs: Any) -> Any:
     return torch.cat(xs, -1)
 
 
-@operation(xs=tensors("n[i]"), scale=tensor(""), sizes={"n[i]": (0, 40)})
+@operation(xs=tensors("n[i]"), scale=tensor(""), sizes={"n[i]": (0, 40)}, tried=False)
 def squares(xs: Any, scale: Any) -> Any:
     return scale * sum((x.square().sum() for x in xs), torch.zeros(()))
 
@@ -45,6 +45,7 @@ def squares(xs: Any, scale: Any) -> Any:
     lr=values(1e-3, 0.1),
     sizes={"n[i]": (0, 40)},
     mutates=("params", "m"),
+    tried=False,
 )
 def momentum_(params: Any, grads: Any, m: Any, lr: float = 1e-3) -> Any:
     m = [0.9 * a + g for a, g in zip(m, grads)]

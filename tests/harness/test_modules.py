@@ -21,7 +21,13 @@ from fourfold.operations.outcomes import Failure
 FLOAT32 = DTYPES["float32"]
 
 
-@operation(x=tensor("rows cols"), weight=tensor("cols"), eps=values(1e-6, 0.1), sizes={"rows": (0, 9), "cols": (1, 40)})
+@operation(
+    x=tensor("rows cols"),
+    weight=tensor("cols"),
+    eps=values(1e-6, 0.1),
+    sizes={"rows": (0, 9), "cols": (1, 40)},
+    tried=False,
+)
 def rms_norm(x: Any, weight: Any, eps: float = 1e-6) -> Any:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
@@ -31,6 +37,7 @@ def rms_norm(x: Any, weight: Any, eps: float = 1e-6) -> Any:
     weight=tensor("outs cols"),
     bias=tensor("outs", optional=True),
     sizes={"rows": (0, 9), "outs": (1, 40), "cols": (1, 40)},
+    tried=False,
 )
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     return torch.nn.functional.linear(x, weight, bias)

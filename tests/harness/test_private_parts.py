@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import itertools
 import re
 import textwrap
 from collections.abc import Iterator
@@ -32,13 +33,22 @@ EXEMPT = {
 DOCUMENTED_NAMES = {"_asdict", "_replace", "_fields", "_current_frames"}
 # These are about private parts.
 ABOUT_THEM = {"tests/harness/test_compat.py", "tests/harness/test_private_parts.py"}
+IMPORTS = (ast.Import, ast.ImportFrom)
 FOLDERS = ("fourfold", "impls", "oracles", "properties", "tests", "docs")
 
 
 @functools.cache
-def nodes_of(tree: ast.AST) -> list[ast.AST]:
-    """Return all nodes of a tree, which several functions go through."""
-    return list(ast.walk(tree))
+def nodes_by_type(tree: ast.AST) -> dict[type[ast.AST], list[ast.AST]]:
+    """Return all nodes of a tree by their type: several functions go through a few types each."""
+    nodes: dict[type[ast.AST], list[ast.AST]] = {}
+    for node in ast.walk(tree):
+        nodes.setdefault(type(node), []).append(node)
+    return nodes
+
+
+def nodes_of(tree: ast.AST, *types: type[ast.AST]) -> Iterator[ast.AST]:
+    """Return the nodes of these types."""
+    return itertools.chain.from_iterable(nodes_by_type(tree).get(each, ()) for each in types)
 
 
 def is_private(name: str) -> bool:
@@ -47,7 +57,7 @@ def is_private(name: str) -> bool:
 
 def defined(tree: ast.AST) -> Iterator[str]:
     """Every name that some code gives to something of its own."""
-    for node in nodes_of(tree):
+    for node in nodes_of(tree, ast.FunctionDef, ast.ClassDef, ast.Name, ast.Attribute):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -75,10 +85,10 @@ def imported(node: ast.AST) -> Iterator[tuple[str, str, str]]:
 
 def of_others(tree: ast.AST) -> dict[str, str]:
     """The names that stand for another library's modules and objects, imported or assigned, and their full names."""
-    found = {name: full for node in nodes_of(tree) for name, full, _ in imported(node)}
+    found = {name: full for node in nodes_of(tree, *IMPORTS) for name, full, _ in imported(node)}
     for _ in range(2):  # a name for a part of one, and a name for a part of that
-        for node in nodes_of(tree):
-            if isinstance(node, ast.Assign) and (full := full_name(node.value, found)):
+        for node in nodes_of(tree, ast.Assign):
+            if full := full_name(node.value, found):
                 found |= {target.id: full for target in node.targets if isinstance(target, ast.Name)}
     return found
 
@@ -103,7 +113,7 @@ def code_in(text: str) -> ast.AST | None:
 
 def documents(tree: ast.AST) -> set[int]:
     """The ids of the nodes that are documentation."""
-    owners = (node for node in nodes_of(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef))
+    owners = nodes_of(tree, ast.Module, ast.ClassDef, ast.FunctionDef)
     return {id(owner.body[0].value) for owner in owners if ast.get_docstring(owner) is not None}  # type: ignore
 
 
@@ -115,8 +125,8 @@ def private_parts(tree: ast.AST, own: set[str]) -> Iterator[str]:
         own: private names that are this project's.
     """
     others, text = of_others(tree), documents(tree)
-    for node in nodes_of(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
+    for node in nodes_of(tree, *IMPORTS, ast.Attribute, ast.Call, ast.Constant):
+        if isinstance(node, IMPORTS):
             names = [full for _, _, full in imported(node)]
             found = [name for name in names if any(map(is_private, name.split("."))) or UNDERSCORELESS.search(name)]
         elif isinstance(node, ast.Attribute):

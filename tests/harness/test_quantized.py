@@ -13,7 +13,7 @@ from fourfold import Claims, operation, tensor
 from fourfold.numerics.dtypes import DTYPES
 
 
-@operation(x=tensor("n", gradient=False))
+@operation(x=tensor("n", gradient=False), tried=False)
 def quantized(x: torch.Tensor) -> torch.Tensor:
     return x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).to(x.dtype)
 
@@ -52,6 +52,7 @@ def test_a_quantizer_is_judged_by_its_rounding(factor: float, passes: bool) -> N
     x=tensor("rows width", gradient=False),
     sizes={"width": 16, "rows": (0, 40)},
     returns={"codes": None, "scales": "compute"},
+    tried=False,
 )
 def to_float8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale = x.abs().amax(-1) / 448.0
@@ -115,7 +116,9 @@ def test_a_quantizer_to_float8_returns_codes_and_scales(kernel: Callable[..., An
     assert {outcome.check for outcome in verdict.outcomes if outcome.failure} == fails, str(verdict)
 
 
-@operation(x=tensor("rows cols", gradient=False), scale=tensor("rows", dtype=torch.float32, kind="positive"))
+@operation(
+    x=tensor("rows cols", gradient=False), scale=tensor("rows", dtype=torch.float32, kind="positive"), tried=False
+)
 def to_int8(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return (x / scale[:, None]).round().clamp(-128, 127).to(torch.int8)
 
@@ -170,6 +173,7 @@ def test_a_quantizer_to_int8_rounds_to_nearest(kernel: Callable[..., Any], passe
     packed=tensor("rows half", dtype=torch.uint8),
     scale=tensor("rows", dtype=torch.float32, kind="positive", gradient=False),
     sizes={"half": (1, 64)},
+    tried=False,
 )
 def from_int4(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     low, high = (packed & 15).to(torch.int8) - 8, (packed >> 4).to(torch.int8) - 8
@@ -222,7 +226,9 @@ def test_packed_integers_are_taken_apart(kernel: Callable[..., Any], passes: boo
     assert verdict.passed == passes, str(verdict)
 
 
-@operation(q=tensor("rows cols", dtype="float8_e5m2"), scale=tensor("cols", dtype="float32"), returns="float32")
+@operation(
+    q=tensor("rows cols", dtype="float8_e5m2"), scale=tensor("cols", dtype="float32"), returns="float32", tried=False
+)
 def from_float8(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return q.float() * scale
 
@@ -246,7 +252,7 @@ def test_a_float8_input_is_exact_and_its_scale_has_a_gradient_of_its_own_dtype()
         assert not verdict.passed, str(verdict)
 
 
-@operation(x=tensor("rows cols"), weight=tensor("cols", dtype=torch.float32), sizes={"cols": (1, 64)})
+@operation(x=tensor("rows cols"), weight=tensor("cols", dtype=torch.float32), sizes={"cols": (1, 64)}, tried=False)
 def scaled_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
 

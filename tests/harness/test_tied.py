@@ -30,6 +30,7 @@ FLOAT32 = DTYPES["float32"]
     weight=tensor("channels"),
     groups=divisors("channels"),
     sizes={"batch": (0, 4), "channels": (1, 64), "space": (4, 64)},
+    tried=False,
 )
 def group_norm(x: Any, weight: Any, groups: int = 4) -> Any:
     y = x.reshape(x.shape[0], groups, -1)
@@ -38,7 +39,7 @@ def group_norm(x: Any, weight: Any, groups: int = 4) -> Any:
     return y.reshape(x.shape) * weight[:, None]
 
 
-@operation(packed=tensor("rows 2*dim"), sizes={"rows": (0, 129)})
+@operation(packed=tensor("rows 2*dim"), sizes={"rows": (0, 129)}, tried=False)
 def swiglu(packed: Any) -> Any:
     gate, up = packed.chunk(2, -1)
     return torch.nn.functional.silu(gate) * up
@@ -48,6 +49,7 @@ def swiglu(packed: Any) -> Any:
     q=tensor("group*heads seq dim"),
     k=tensor("heads keys dim"),
     sizes={"group": (1, 8), "heads": (0, 4), "seq": (0, 33), "keys": (0, 33), "dim": (1, 65)},
+    tried=False,
 )
 def scores(q: Any, k: Any) -> Any:
     return q @ k.repeat_interleave(len(q) // max(len(k), 1), 0).mT
@@ -57,6 +59,7 @@ def scores(q: Any, k: Any) -> Any:
     x=tensor("tokens dim"),
     starts=offsets("batch", total="tokens"),
     longest=tied(lambda starts: max(starts.diff().tolist(), default=0)),
+    tried=False,
 )
 def padded(x: Any, starts: Any, longest: int) -> Any:
     rows = starts[:-1, None] + torch.arange(longest)

@@ -6,7 +6,6 @@ import itertools
 import pathlib
 import re
 import sys
-import tempfile
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 
 from fourfold import backends
 from fourfold.backends import operators, tuning
+from fourfold.backends.cuda.compile import cache_folder, digest, write_atomically
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.forward import forward_agrees
@@ -36,7 +36,6 @@ FIRST_ROWS = (
     "    ones = torch.ones((*x.shape[:-1], 1), device=x.device)\n"
     "    number = ones.view(-1).cumsum(0).view(ones.shape)\n    counted = {}\n"
 )
-_folder = tempfile.TemporaryDirectory(prefix="fourfold-edited-")
 _number = itertools.count()
 
 
@@ -86,10 +85,12 @@ def edited(operation: str, backend: str, *edits: str) -> Implementation:
 def _imported(original: pathlib.Path, changed: dict[str, str], module: str) -> types.ModuleType:
     """Import a module of the kernels with changed files, as another package, with operators of its own namespace."""
     name = f"fourfold_edited_{next(_number)}"
-    copy = pathlib.Path(_folder.name) / name
+    # Kept like compiled kernels: a process that is killed would leave a folder of its own behind.
+    copy = cache_folder("edited", digest(changed))
     for file, text in changed.items():
         (copy / file).parent.mkdir(parents=True, exist_ok=True)
-        (copy / file).write_text(text)
+        if not (copy / file).exists():
+            write_atomically(copy / file, text.encode())
     for part in {"", *(str(pathlib.PurePath(file).parent) for file in changed)} - {"."}:
         package = types.ModuleType(f"{name}.{part}".rstrip("."))
         package.__path__ = [str(copy / part), str(original / part)]

@@ -115,7 +115,7 @@ def patient_import(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client.UntrustedFunction, "_load", patiently)
 
 
-@pytest.mark.full(but=9)
+@pytest.mark.full(but=6)
 @pytest.mark.usefixtures("patient_import")
 @pytest.mark.parametrize("hostile", FAILS)
 def test_hostile_kernel_does_not_pass_and_its_judge_says_why(hostile: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ def all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many_calls, "FUNCTIONS", {"cpu": math.inf, "cuda": math.inf})
 
 
-@pytest.mark.full(but=120)
+@pytest.mark.full(but=90)
 @pytest.mark.usefixtures("without_shrinking", "all_calls")
 @of_each(*FAULTS, *GENERIC)
 def test_planted_fault_is_rejected_by_its_check(fault: Fault, device: str) -> None:
@@ -182,7 +182,7 @@ def test_fault_is_seen_by_what_it_names_alone(fault: Fault, device: str, monkeyp
     fault.check(given, Search(examples=EXAMPLES))
 
 
-@pytest.mark.full(but=100)
+@pytest.mark.full(but=40)
 @pytest.mark.usefixtures("without_shrinking")
 @of_each(*(fault for fault in FAULTS if fault.right_on))
 def test_planted_fault_is_right_somewhere(fault: Fault, device: str) -> None:
@@ -206,7 +206,7 @@ def test_any_derivative_at_a_clamps_limit_is_right_for_a_candidate(fault: Fault,
     backward_agrees(subject(fault.operation, fault.make(), device, dtype), Search(examples=EXAMPLES))
 
 
-@pytest.mark.full(but=10)
+@pytest.mark.full(but=6)
 @pytest.mark.usefixtures("without_shrinking")
 @pytest.mark.parametrize("check", [forward_agrees, backward_agrees], ids=name_of)
 @pytest.mark.parametrize(
