@@ -51,7 +51,6 @@ def test_one_top_level_name_is_added(installed: Path) -> None:
     assert {name for name in names if not name.endswith(".dist-info")} == {"fourfold"}
 
 
-@pytest.mark.full
 def test_its_operations_are_found_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     code = "import fourfold; from fourfold.checks.records import operations; print(fourfold.__file__, *operations())"
     done = run(installed, "-c", code, folder=tmp_path)
