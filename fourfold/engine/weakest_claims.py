@@ -99,7 +99,7 @@ def _remedies(subject: Subject, failure: _Attempt, claimed: Sequence[Claims]) ->
             yield ACCURACY
         return
     limits = [claim for claim in LIMITS if claim not in claimed and _excludes(claim, subject, failure)]
-    excluding = limits or list(_fewer_ranks(subject, failure))
+    excluding = limits or list(_fewer_ranks(subject, failure, claimed))
     yield from excluding
     if excluding:
         return
@@ -109,13 +109,14 @@ def _remedies(subject: Subject, failure: _Attempt, claimed: Sequence[Claims]) ->
         yield FORWARD_ONLY
 
 
-def _fewer_ranks(subject: Subject, failure: _Attempt) -> Iterator[Claims]:
-    """Yield the claim of all ranks but a failed case's, if that is the operation's lowest or highest."""
+def _fewer_ranks(subject: Subject, failure: _Attempt, claimed: Sequence[Claims]) -> Iterator[Claims]:
+    """Yield the claim of all ranks but the lowest or the highest, if that is a failed case's and others remain."""
     if failure.case is None or not failure.case.inputs:
         return
     ranks = {next(iter(make(subject.dtype).inputs.values())).ndim for make in subject.operation.examples.values()}
     rank = next(iter(failure.case.inputs.values())).ndim
-    if len(ranks) > 1 and rank in (min(ranks), max(ranks)):
+    left = {each for each in ranks - {rank} if all(not claim.ranks or each in claim.ranks for claim in claimed)}
+    if left and rank in (min(ranks), max(ranks)):
         yield Claims(ranks=tuple(sorted(ranks - {rank})))
 
 

@@ -85,7 +85,7 @@ def test_a_kernel_is_accepted_within_the_claims_for_which_it_is_right(kernel: An
     assert verdict.claims == claim
 
 
-@fourfold.operation(x=tensor("... cols"), sizes={"...": (0, 6), "cols": (0, 9)})
+@fourfold.operation(x=tensor("... cols"), sizes={"...": (0, 24), "cols": (0, 9)})
 def twice_of_any_rank(x: torch.Tensor) -> torch.Tensor:
     return 2 * x
 
