@@ -100,7 +100,7 @@ def verify(
         planned = [(check.name, dtype) for check, dtype in trial.planned(dtypes, only, forbid_fallback)]
         with display(planned) as tell:
             verdict = verified(trial, replace(plan, told=tell))
-        if verdict.passed or not accept or not verdict.suggested_claim:
+        if verdict.passed or not accept or verdict.suggested_claim in ("", verdict.claims):
             return verdict
     options["claims"] = Claims.parse(verdict.suggested_claim)
     forward_only = {o.check for o in verdict.outcomes if o.exclusion is Exclusion.FORWARD_ONLY}

@@ -29,9 +29,9 @@ def graded(check: Check) -> Check:
             again = replace(search, keeps=False)
             try:
                 check(replace(subject, dtype=dtype), again)
-            except Failure as worse:
+            except Exception as worse:
                 search.failing, search.subject, search.limit = again.failing, again.subject, again.limit
-                raise worse from None  # its case is wrong by both bounds
+                raise worse from None  # its case fails by both bounds
             search.ran, search.substantial, search.worst = again.ran, again.substantial, again.worst
             search.grade = STORAGE
             if subject.claims.accuracy != STORAGE:

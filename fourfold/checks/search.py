@@ -176,7 +176,8 @@ class Subject:
         """Return the subject with further claims, and with the cases that lie within them."""
         operation, claims = claims.restricted(self.operation), self.claims.joined(claims)
         large = self.large and replace(self.large, operation=claims.restricted(self.large.operation), claims=claims)
-        return replace(self, operation=operation, claims=claims, large=large)
+        differentiable = self.differentiable and claims.gradients
+        return replace(self, operation=operation, claims=claims, large=large, differentiable=differentiable)
 
     def call(self, **arguments: Any) -> torch.Tensor:
         """Call the implementation, and mark its exceptions as its own."""
@@ -306,6 +307,7 @@ class Search:
     failing: Case | None = None  # the last case that failed
     # Whether to look for claims within which a failed check holds. If one check finds none, others need not look.
     seeks_claims: bool = True
+    needed: Claims | None = None  # the claims that other checks need, which are tried first
     holds: Claims | None = None  # these claims, if there are any
     # After a failure: the first wrong result of the failing case, and the mistake that explains the results exactly.
     wrong: str = ""

@@ -9,17 +9,21 @@ from functools import reduce
 from fourfold.candidates.integrity.escapes import held
 from fourfold.candidates.process.first_process import Unanswered
 from fourfold.checks.grades import Imprecise
-from fourfold.checks.search import Search, Subject
+from fourfold.checks.search import GRADIENT_OF, Search, Subject
 from fourfold.operations.boundary import LAYOUTS
 from fourfold.operations.case import Case
 from fourfold.operations.claims import STORAGE, Claims
 from fourfold.operations.not_reached import NotReached
-from fourfold.operations.outcomes import Unsupported, Vacuous
+from fourfold.operations.outcomes import Failure, Unclaimed, Unsupported, Vacuous
 from fourfold.operations.refusals import Escape, Refusals, has_lost_device
 
 ACCURACY, LANES = Claims(accuracy=STORAGE), Claims(undefined_lanes_are_zero=True)
-# The claims that exclude cases. The claim that users give up least readily comes first, and is dropped first.
-LIMITS = (LAYOUTS["contiguous"], Claims(largest=1e4), Claims(finite=True))
+FORWARD_ONLY, NONEMPTY = Claims(gradients=False), Claims(empty=False)
+# The claims that exclude cases, besides the ranks. The claim that users give up least readily comes first, and is
+# dropped first.
+LIMITS = (LAYOUTS["contiguous"], Claims(largest=1e4), Claims(finite=True), NONEMPTY)
+# Claims are suggested only if they leave at least this share of the named examples.
+LEAST_LEFT = 1 / 4
 # Errors after which nothing holds: they say nothing of the results, or other cases would raise them as well.
 _HOPELESS = (Unsupported, NotReached, Vacuous, Unanswered, Escape)
 Judge = Callable[[Subject, Search], None]
@@ -27,17 +31,19 @@ Judge = Callable[[Subject, Search], None]
 
 @dataclass(frozen=True)
 class _Attempt:
-    """A check's failure: its error, and the case, if there is one."""
+    """A check's failure: its error, the case, if there is one, and whether the check replaces the case's layouts."""
 
     error: BaseException
     case: Case | None
+    lays_out: bool
 
 
 def weakest_claims(judge: Judge, subject: Subject, search: Search, error: BaseException) -> Claims | None:
     """Run a failed check again within claims; return the subject's with the weakest further ones that pass, or None.
 
-    Only claims that exclude a case that failed are tried. An implementation that is wrong for finite and moderate
-    numbers in contiguous tensors fails with such a case, so that a few calls, or none, decide.
+    Only claims that follow from a failure are tried: limits that exclude its case, zeros in undefined lanes if no limit
+    does, and a forward pass alone if nothing else helps and a gradient is wrong. An implementation that is wrong for
+    finite and moderate numbers in contiguous tensors fails with such a case, so that a few calls, or none, decide.
 
     Args:
         judge: the check, see `Check.judge`.
@@ -45,16 +51,19 @@ def weakest_claims(judge: Judge, subject: Subject, search: Search, error: BaseEx
         search: the search that failed.
         error: the failure.
     """
-    failures, claimed = [_Attempt(error, search.failing)], list[Claims]()
+    failures, claimed = [_Attempt(error, search.failing, search.lays_out)], list[Claims]()
+    needed = [] if search.needed is None else [search.needed]  # by other checks
+    if needed and _is_remedied(subject, failures[0], needed) and _attempt(judge, subject, search, needed) is None:
+        return subject.claims.joined(needed[0])
     while failures:
-        more = [claim for claim in _remedies(subject, failures[-1], claimed) if not _is_moot(claim, search)]
+        more = list(_remedies(subject, failures[-1], claimed))
         if not more:
             return None
         claimed += more
         if (failure := _attempt(judge, subject, search, claimed)) is None:
             break
         failures.append(failure)
-    for claim in [each for each in (*LIMITS, LANES) if each in claimed]:
+    for claim in sorted((each for each in claimed if each not in (ACCURACY, FORWARD_ONLY)), key=_readiness):
         without = [[each for each in claimed if each is not claim]]
         if claim is LAYOUTS["contiguous"]:
             without.append([LAYOUTS["aligned"], *without[0]])
@@ -64,7 +73,21 @@ def weakest_claims(judge: Judge, subject: Subject, search: Search, error: BaseEx
                     claimed = fewer
                     break
                 failures.append(failure)
-    return reduce(Claims.joined, claimed, subject.claims)
+    return reduce(Claims.joined, claimed, subject.claims) if _leave_enough(claimed, subject) else None
+
+
+def _readiness(claim: Claims) -> int:
+    """Return the place of a claim in the order in which claims are dropped."""
+    if claim.ranks:
+        return 1
+    return 2 * LIMITS.index(claim) if claim in LIMITS else 2 * len(LIMITS)
+
+
+def _leave_enough(claimed: Sequence[Claims], subject: Subject) -> bool:
+    """Return whether the claims exclude only a part of the named examples."""
+    every = subject.operation.examples
+    left = subject.within(reduce(Claims.joined, claimed)).operation.examples if claimed else every
+    return len(left) >= LEAST_LEFT * len(every)
 
 
 def _remedies(subject: Subject, failure: _Attempt, claimed: Sequence[Claims]) -> Iterator[Claims]:
@@ -72,32 +95,55 @@ def _remedies(subject: Subject, failure: _Attempt, claimed: Sequence[Claims]) ->
     if isinstance(failure.error, _HOPELESS) or has_lost_device(failure.error):
         return
     if isinstance(failure.error, Imprecise):
-        yield ACCURACY
+        if ACCURACY not in claimed:
+            yield ACCURACY
         return
-    excluding = [claim for claim in LIMITS if claim not in claimed and _excludes(claim, subject, failure.case)]
+    limits = [claim for claim in LIMITS if claim not in claimed and _excludes(claim, subject, failure)]
+    excluding = limits or list(_fewer_ranks(subject, failure, claimed))
     yield from excluding
-    if not excluding and subject.device == "cpu" and LANES not in claimed:
+    if excluding:
+        return
+    if subject.device == "cpu" and LANES not in claimed:
         yield LANES
+    elif FORWARD_ONLY not in claimed and _is_of_a_gradient(failure):
+        yield FORWARD_ONLY
+
+
+def _fewer_ranks(subject: Subject, failure: _Attempt, claimed: Sequence[Claims]) -> Iterator[Claims]:
+    """Yield the claim of all ranks but the lowest or the highest, if that is a failed case's and others remain."""
+    if failure.case is None or not failure.case.inputs:
+        return
+    ranks = {next(iter(make(subject.dtype).inputs.values())).ndim for make in subject.operation.examples.values()}
+    rank = next(iter(failure.case.inputs.values())).ndim
+    left = {each for each in ranks - {rank} if all(not claim.ranks or each in claim.ranks for claim in claimed)}
+    if left and rank in (min(ranks), max(ranks)):
+        yield Claims(ranks=tuple(sorted(ranks - {rank})))
+
+
+def _is_of_a_gradient(failure: _Attempt) -> bool:
+    """Return whether a wrong gradient is the failure."""
+    return isinstance(failure.error, Failure) and failure.error.result.startswith(GRADIENT_OF)
 
 
 def _is_remedied(subject: Subject, failure: _Attempt, claimed: Sequence[Claims]) -> bool:
     """Return whether some of the claims may be a remedy for a failure."""
     if isinstance(failure.error, Imprecise):
-        return ACCURACY in claimed
-    return LANES in claimed or any(_excludes(claim, subject, failure.case) for claim in claimed)
+        return any(claim.accuracy == STORAGE for claim in claimed)
+    if _is_of_a_gradient(failure) and not all(claim.gradients for claim in claimed):
+        return True
+    are_zero = any(claim.undefined_lanes_are_zero for claim in claimed)
+    return are_zero or any(_excludes(claim, subject, failure) for claim in claimed)
 
 
-def _is_moot(claim: Claims, search: Search) -> bool:
-    """Return whether the check gives its tensors other layouts than the case says."""
-    return search.lays_out and claim is LAYOUTS["contiguous"]
-
-
-def _excludes(claim: Claims, subject: Subject, case: Case | None) -> bool:
-    return case is not None and claim.excludes(subject.operation, case, subject.dtype)
+def _excludes(claim: Claims, subject: Subject, failure: _Attempt) -> bool:
+    """Return whether a claim excludes a failed case, or the layouts that the check gives it."""
+    if failure.lays_out and claim.contiguous:
+        return True
+    return failure.case is not None and claim.excludes(subject.operation, failure.case, subject.dtype)
 
 
 def _attempt(judge: Judge, subject: Subject, search: Search, claimed: Sequence[Claims]) -> _Attempt | None:
-    """Run the check within claims; return its failure, or None if it passes."""
+    """Run the check within claims; return its failure, or None if it passes or is not made within the claims."""
     claims = reduce(Claims.joined, claimed)
     again = Search(
         examples=search.examples,
@@ -111,8 +157,10 @@ def _attempt(judge: Judge, subject: Subject, search: Search, claimed: Sequence[C
     try:
         with held(), _undefined_lanes(subject.device, claims.undefined_lanes_are_zero):
             judge(subject.within(claims), again)
+    except Unclaimed:
+        return None
     except (Exception, NotReached) as error:
-        return _Attempt(error, again.failing)
+        return _Attempt(error, again.failing, again.lays_out)
     return None
 
 

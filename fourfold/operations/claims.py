@@ -31,6 +31,7 @@ class Claims:
         ranks: the supported numbers of axes of its first input; any if empty.
         sizes: by the name of an axis, the smallest and the largest size, ``{"cols": (1, 65536)}``, or a divisor of the
             sizes, ``{"cols": 64}``.
+        empty: False if it supports no tensors without elements.
         gradients: False for a forward pass alone.
         finite: whether it supports finite numbers only.
         largest: the largest supported magnitude of numbers; any if None.
@@ -53,6 +54,7 @@ class Claims:
     aligned: bool = False
     ranks: Collection[int] = ()
     sizes: Mapping[str, tuple[int, int] | int] = field(default_factory=dict)
+    empty: bool = True
     gradients: bool = True
     finite: bool = False
     largest: float | None = None
@@ -119,6 +121,7 @@ class Claims:
             numbers: numbers != "numbers",
             "contiguous tensors": self.contiguous,
             "aligned tensors": self.aligned and not self.contiguous,
+            "tensors with elements": not self.empty,
             "the forward pass alone": not self.gradients,
             "storage accuracy": self.accuracy == STORAGE,
             "zeros in the undefined lanes of masked loads": self.undefined_lanes_are_zero,
@@ -127,14 +130,21 @@ class Claims:
         return ", ".join([*(word for word, holds in words.items() if holds), *filter(None, [others])])
 
     def joined(self, other: "Claims") -> "Claims":
-        """Return these claims with those of `other` that are not the default."""
+        """Return these claims with those of `other` that are not the default, and the ranks that both support.
+
+        Contiguous tensors are aligned.
+        """
         claimed = {each.name: getattr(other, each.name) for each in fields(self)}
-        return replace(self, **{n: value for n, value in claimed.items() if value != getattr(NO_CLAIMS, n)})
+        claimed["aligned"] = not (self.contiguous or other.contiguous) and (self.aligned or other.aligned)
+        claimed["ranks"] = tuple(rank for rank in self.ranks if rank in other.ranks) or other.ranks
+        kept = {n: v for n, v in claimed.items() if n == "aligned" or v != getattr(NO_CLAIMS, n)}
+        return replace(self, **kept)
 
     def excludes(self, operation: Operation, case: Case, dtype: DType) -> bool:
         """Return whether the claims exclude a case, by its numbers, its sizes or its layouts."""
-        laid_out = {name: how for name, how in case.layouts.items() if how != "contiguous"}
-        return self.adapted(case).layouts != laid_out or self.outside(operation, case, dtype) is not None
+        adapted = self.adapted(case).layouts
+        changed = any(adapted.get(name, "contiguous") != how for name, how in case.layouts.items())
+        return changed or self.outside(operation, case, dtype) is not None
 
     def outside(self, operation: Operation, case: Case, dtype: DType) -> str | None:
         """Return the reason why a case lies outside of the claims, or None. Ignore layouts: see `adapted`."""
@@ -142,6 +152,10 @@ class Claims:
         first = next(iter(case.inputs.values()), None)
         if self.ranks and first is not None and first.ndim not in self.ranks:
             return f"{first.ndim} axes"
+        if not self.empty:
+            for name, array in {**case.inputs, "grad_output": case.grad_output}.items():
+                if not array.size:
+                    return f"{name} has no elements"
         if self.finite:
             for name, array in {**floating, "grad_output": case.grad_output}.items():
                 if not np.isfinite(array.astype(np.float64)).all():
@@ -172,7 +186,8 @@ class Claims:
     @property
     def _look_at_cases(self) -> bool:
         """Whether a case may lie outside of the claims."""
-        return bool(self.ranks or self.finite or self.largest is not None or self.sizes or not self.ties)
+        limits = self.ranks or self.finite or self.largest is not None or self.sizes
+        return bool(limits or not self.empty or not self.ties)
 
     def filtered(self, cases: st.SearchStrategy[Case], operation: Operation, dtype: DType) -> st.SearchStrategy[Case]:
         """Return the strategy without the cases that lie outside of the claims."""
@@ -216,7 +231,16 @@ class Claims:
 
 NO_CLAIMS = Claims()
 # The claims that `Claims.described` puts into words.
-_DESCRIBED = ("finite", "largest", "contiguous", "aligned", "gradients", "accuracy", "undefined_lanes_are_zero")
+_DESCRIBED = (
+    "finite",
+    "largest",
+    "contiguous",
+    "aligned",
+    "empty",
+    "gradients",
+    "accuracy",
+    "undefined_lanes_are_zero",
+)
 # Layouts whose memory does not begin at a multiple of 16 bytes.
 MISALIGNED = {"misaligned", "sliced_rows", "sliced_columns", "cut_from_wider"}
 

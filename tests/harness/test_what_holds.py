@@ -17,7 +17,7 @@ from fourfold.declaration import inference
 from fourfold.engine.diagnosis import IN_TF32
 from fourfold.engine.verification import Trial
 from fourfold.numerics.compare import Agreement
-from fourfold.numerics.dtypes import rounded_to_tf32
+from fourfold.numerics.dtypes import DTYPES, rounded_to_tf32
 from fourfold.operations.case import Case
 
 ONE: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "only": ["forward"], "examples": 12, "seed": 1}
@@ -83,6 +83,82 @@ def test_a_kernel_is_accepted_within_the_claims_for_which_it_is_right(kernel: An
     verdict = fourfold.verify(kernel, twice, **ONE, accept=True)
     assert verdict.passed == bool(claim), verdict
     assert verdict.claims == claim
+
+
+@fourfold.operation(x=tensor("... cols"), sizes={"...": (0, 24), "cols": (0, 9)})
+def twice_of_any_rank(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+class WithAWrongGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return 3 * gradients[0]
+
+
+class WithAnOverwrittenInput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return x.data.copy_(2 * gradients[0])
+
+
+def of_some_elements(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x + 0 // x.numel()
+
+
+def of_two_axes_or_more(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x + 0 * x.shape[-2]
+
+
+@pytest.mark.full(but=2)
+@pytest.mark.parametrize(
+    ("kernel", "claim"),
+    [
+        (of_some_elements, "empty=False"),
+        (of_two_axes_or_more, "ranks=(2, 3, 4)"),
+        (WithAWrongGradient, "gradients=False"),
+        (WithAnOverwrittenInput, ""),
+    ],
+)
+def test_claims_follow_from_the_failures(kernel: Any, claim: str) -> None:
+    options = {**ONE, "only": ["forward", "backward"], "examples": 6}
+    verdict = fourfold.verify(kernel, twice_of_any_rank, **options)
+    assert not verdict.passed
+    assert verdict.suggested_claim == claim, verdict
+
+
+def test_an_exception_by_both_bounds_is_shown_with_its_own_case() -> None:
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        if not x.numel():
+            return torch.softmax(x + 0 // x.numel(), -1)
+        return torch.softmax(x * 1.5, -1)
+
+    verdict = fourfold.verify(kernel, normal, claims=Claims(gradients=False), **{**ONE, "dtypes": ["float16"]})
+    assert verdict.suggested_claim == "empty=False, gradients=False, accuracy='storage'", verdict
+
+
+def test_a_claim_of_numbers_excludes_no_case_for_a_layout_that_is_named() -> None:
+    x = np.zeros((2, 3), np.float32)
+    case = Case(inputs={"x": x}, grad_output=x, layouts={"x": "contiguous"})
+    assert not Claims(finite=True).excludes(twice, case, DTYPES["float32"])
+    assert not Claims(contiguous=True).excludes(twice, case, DTYPES["float32"])
+    other = Case(inputs={"x": x}, grad_output=x, layouts={"x": "transposed"})
+    assert Claims(contiguous=True).excludes(twice, other, DTYPES["float32"])
+
+
+def test_joined_claims_support_what_both_support() -> None:
+    joined = Claims(ranks=(2, 3, 4), aligned=True).joined(Claims(ranks=(1, 2, 3), contiguous=True))
+    assert joined == Claims(ranks=(2, 3), contiguous=True)
 
 
 @fourfold.operation(x=tensor("rows cols"), sizes=FEW)
