@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import triton
@@ -131,7 +132,8 @@ class Compilation(NamedTuple):
     run_as: Callable[["Specialised"], Any]
 
 
-class Specialised(NamedTuple):
+@dataclass(frozen=True)
+class Specialised:
     """What Triton compiles a kernel for.
 
     Attributes:
@@ -156,7 +158,7 @@ class Specialised(NamedTuple):
         if not places or not words:
             return None
         told = [] if any(self.multiples.get(place) for place in places) else words[0]
-        return self._replace(multiples={**self.multiples, **dict.fromkeys(places, told)})
+        return replace(self, multiples={**self.multiples, **dict.fromkeys(places, told)})
 
     def dtype(self) -> str | None:
         """Return the floating-point dtype of the tensors, or None if they have none, or several."""
@@ -179,7 +181,7 @@ class Specialised(NamedTuple):
             place: wide if isinstance(value, tl.dtype) and value == narrow else value
             for place, value in self.constants.items()
         }
-        return self._replace(types=types, constants=constants)
+        return replace(self, types=types, constants=constants)
 
 
 # Triton's names of floating-point dtypes, and torch's.

@@ -165,11 +165,11 @@ def uses_by_file() -> dict[str, list[str]]:
     own, found = set[str](), {}
     for tree in trees.values():
         own |= {name for name in defined(tree) if is_private(name)}
-        nodes_of.cache_clear()  # the nodes of all files take 200 MB
+        nodes_by_type.cache_clear()  # the nodes of all files take 200 MB
     for file, tree in trees.items():
         if file not in ABOUT_THEM:
             found[file] = list(private_parts(tree, own))
-            nodes_of.cache_clear()
+            nodes_by_type.cache_clear()
     return found
 
 
