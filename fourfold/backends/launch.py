@@ -13,7 +13,7 @@ MAX_SHARED_BYTES = 232_448
 
 
 class ImpossibleLaunch(ValueError):
-    """A launch that every GPU refuses: its grid, its block or its shared memory exceeds a limit.
+    """A launch that every GPU refuses: a grid, a block or shared memory past a limit, or a tensor without data.
 
     On a GPU, Triton and the driver raise an error, too. A candidate counts it as a refusal, on the CPU as on a GPU.
     """

@@ -19,6 +19,7 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterError
 
+from fourfold.backends.launch import ImpossibleLaunch
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.operations.blame import Blame, blame_of
 from fourfold.operations.refusals import is_fault
@@ -49,6 +50,20 @@ def copied(n: int, first: int = 0, load_masked: bool = True, store_masked: bool 
     x, output = torch.arange(n, dtype=torch.float32), torch.full((n,), torch.nan)
     copy_kernel[(1,)](x, output, n, first, LOAD_MASKED=load_masked, STORE_MASKED=store_masked, BLOCK=BLOCK)
     return output
+
+
+class Reinterpreted:
+    """An object that Triton takes for a tensor, as libraries of kernels have for views that torch cannot make."""
+
+    def __init__(self, base: torch.Tensor) -> None:
+        self.dtype, self.device, self.data_ptr = base.dtype, base.device, base.data_ptr
+
+
+def test_a_tensor_without_data_is_refused_as_a_gpu_refuses_it() -> None:
+    x = torch.empty(BLOCK, device="meta")
+    for argument in (x, Reinterpreted(x)):
+        with pytest.raises(ImpossibleLaunch, match="copy_kernel: a tensor on the device meta has no data"):
+            copy_kernel[(1,)](argument, torch.empty(BLOCK), BLOCK, 0, True, True, BLOCK)
 
 
 @pytest.mark.parametrize("n", [1, BLOCK - 1, BLOCK])

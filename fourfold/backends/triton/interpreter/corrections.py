@@ -32,7 +32,7 @@ from triton.backends.nvidia.compiler import min_dot_size
 from triton.runtime import interpreter, jit
 
 from fourfold.backends import observers
-from fourfold.backends.launch import check_grid
+from fourfold.backends.launch import ImpossibleLaunch, check_grid
 from fourfold.backends.triton.interpreter import arithmetic, batches, libdevice, marks, replay, tuning
 from fourfold.backends.triton.interpreter.arithmetic import Handle, narrowed, numpy_type
 from fourfold.backends.triton.interpreter.memory import CheckedMemory, memory_of
@@ -134,9 +134,16 @@ class InterpretedLaunch(interpreter.GridExecutor):
             self.run_untraced(args_dev, kwargs)
 
     def run_untraced(self, args_dev: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Launch the kernel without tracing, as the kernel itself has marks."""
+        """Launch the kernel without tracing, as the kernel itself has marks.
+
+        Raises:
+            ImpossibleLaunch: a tensor is on the device meta.
+        """
         kwargs = {name: value for name, value in kwargs.items() if name in self.signature.parameters}
-        copied = any(_device(argument) != "cpu" for argument in (*args_dev, *kwargs.values()))
+        devices = {_device(argument) for argument in (*args_dev, *kwargs.values())}
+        if "meta" in devices:
+            raise ImpossibleLaunch(f"{self.fn.__name__}: a tensor on the device meta has no data")
+        copied = bool(devices - {"cpu"})
         args, named = self._init_args_hst(args_dev, kwargs) if copied else (args_dev, kwargs)
         for hook in self.pre_run_hooks:
             hook(*args, **named)
