@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from triton.errors import TritonError
+from triton.language.extra import libdevice
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterError
@@ -64,6 +65,21 @@ def test_a_tensor_without_data_is_refused_as_a_gpu_refuses_it() -> None:
     for argument in (x, Reinterpreted(x)):
         with pytest.raises(ImpossibleLaunch, match="copy_kernel: a tensor on the device meta has no data"):
             copy_kernel[(1,)](argument, torch.empty(BLOCK), BLOCK, 0, True, True, BLOCK)
+
+
+@triton.jit
+def tanh_kernel(x_ptr, output_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(output_ptr + at, libdevice.tanh(tl.load(x_ptr + at)))
+
+
+def test_a_type_that_libdevice_lacks_is_a_refusal() -> None:
+    x, output = torch.ones(BLOCK), torch.empty(BLOCK)
+    tanh_kernel[(1,)](x, output, BLOCK)
+    assert torch.allclose(output, x.tanh())
+    with pytest.raises(InterpreterError, match=r"libdevice\.tanh takes no arguments of the types") as caught:
+        tanh_kernel[(1,)](x.bfloat16(), output.bfloat16(), BLOCK)
+    assert blame_of(caught.value) is Blame.REFUSAL
 
 
 @pytest.mark.parametrize("n", [1, BLOCK - 1, BLOCK])
@@ -383,6 +399,7 @@ import sys
 import torch, triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterError
+from triton.language.extra import libdevice
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from fourfold.backends.triton.interpreter import corrections as triton_interpreter

@@ -33,7 +33,7 @@ JUDGEMENTS = {
     "conch-triton-kernels/fused_add_rms_norm": _LANES,
     "conch-triton-kernels/gemma_rms_norm": _LANES,
     "conch-triton-kernels/gemma_rms_norm (residual)": "[wrong](#conch)",
-    "conch-triton-kernels/silu_and_mul": _STORAGE,
+    "conch-triton-kernels/silu_and_mul": f"{_STORAGE}; divides by zero where there are no elements",
     "conch-triton-kernels/gelu_tanh_and_mul": "right in float32; raises for bfloat16",
     "flashnn/rms_norm": "right; has no gradients, and takes contiguous tensors alone",
     "torchvision/generalized_box_iou_loss": "right",
@@ -45,5 +45,5 @@ JUDGEMENTS = {
     "torchtune/RMSNorm": "right; on a GPU [torch's own `rms_norm`](#torchtune) overflows early",
     "rotary-embedding-torch/apply_rotary_emb": _STORAGE,
     "timm/mish": _STORAGE,
-    "timm/hard_swish_me": _STORAGE,
+    "timm/hard_swish_me": f"{_STORAGE}; NaN where the input is infinite",
 }

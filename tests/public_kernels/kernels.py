@@ -185,7 +185,7 @@ KERNELS = (
         "fla.modules.norm.layernorm:rms_norm",
         of.rms_norm,
         lambda f: lambda x, weight, eps: f(x, weight, None, eps=eps),
-        Claims(undefined_lanes_are_zero=True),
+        Claims(empty=False, undefined_lanes_are_zero=True),
         needs=("einops",),
     ),
     Kernel(
@@ -193,7 +193,7 @@ KERNELS = (
         "fla.modules.norm.layernorm:layer_norm",
         of.layer_norm,
         lambda f: lambda x, weight, bias, eps: f(x, weight, bias, eps=eps),
-        Claims(undefined_lanes_are_zero=True),
+        Claims(empty=False, undefined_lanes_are_zero=True),
         needs=("einops",),
     ),
     Kernel("fla-core/swish", "fla.modules.activations.ops:SwishFunction", of.silu, applied, needs=("einops",)),
@@ -274,14 +274,14 @@ KERNELS = (
         "conch.ops.activation.silu_and_mul:silu_and_mul",
         of.swiglu,
         halves,
-        Claims(gradients=False, ranks=(2, 3), accuracy="storage"),
+        Claims(gradients=False, ranks=(2, 3), empty=False, accuracy="storage"),
     ),
     Kernel(
         "conch-triton-kernels/gelu_tanh_and_mul",
         "conch.ops.activation.gelu_tanh_and_mul:gelu_tanh_and_mul",
         of.geglu,
         halves,
-        Claims(gradients=False, ranks=(2, 3), accuracy="storage"),
+        Claims(dtypes=("float32",), gradients=False, ranks=(2, 3), empty=False),
     ),
     Kernel(
         "flashnn/rms_norm",
@@ -369,7 +369,7 @@ KERNELS = (
         "timm.layers.activations_me:HardSwishAutoFn",
         of.hard_swish,
         applied,
-        Claims(accuracy="storage"),
+        Claims(finite=True, accuracy="storage"),
         bare=("timm", "timm.layers"),
     ),
 )

@@ -194,4 +194,12 @@ def _lead(shipped: FunctionType, call: Callable[..., Any]) -> None:
 
 
 def _call(member: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    return member(*args, **{"_semantic": interpreter.interpreter_semantic, **options})
+    """Call a function of Triton's library.
+
+    Raises:
+        ValueError: it has no implementation for these types. Triton raises a KeyError, which the compiler wraps.
+    """
+    try:
+        return member(*args, **{"_semantic": interpreter.interpreter_semantic, **options})
+    except KeyError as error:
+        raise ValueError(f"libdevice.{member.__name__} takes no arguments of the types {error}") from None
