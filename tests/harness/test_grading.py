@@ -142,7 +142,7 @@ CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "unknown": ({"source": RIGHT, "operation": "vector_ad"}, "invalid", "static", "there is no 'vector_ad'"),
     "reaches": ({"source": f"from fourfold.oracles import vector_add\n{RIGHT}"}, "tampered", "static", "line 1"),
     "exits": ({"source": f"{ADD}    import os; os._exit(0)\n"}, "crashed", "smoke", "exit code 0"),
-    "hangs": ({"source": f"{ADD}    while True: pass\n", "seconds": 6}, "timed out", "smoke", "timed out"),
+    "hangs": ({"source": f"{ADD}    import time; time.sleep(1000)\n", "seconds": 6}, "timed out", "smoke", "timed out"),
     "forks": (
         {"source": f"{ADD}    import os, time\n    while os.fork(): time.sleep(.01)\n    time.sleep(60)\n"},
         "crashed",
