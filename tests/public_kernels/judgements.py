@@ -27,7 +27,7 @@ JUDGEMENTS = {
     "fla-core/logsigmoid": "[0 where it should be a small number](#fla-logsigmoid)",
     "fla-core/cross_entropy": "right",
     "flag-gems/silu_and_mul": "right; as shipped not with Triton 3.9, which has no block pointers",
-    "flag-gems/rms_norm": "right; [overflows early in the gradient of the weight](#flag-gems), as orders of factors may",
+    "flag-gems/rms_norm": "right; [overflows early in the gradient of the weight](#flag-gems), as others may",
     "flag-gems/softmax": "right",
     "conch-triton-kernels/rms_norm": _LANES,
     "conch-triton-kernels/fused_add_rms_norm": _LANES,
