@@ -137,6 +137,16 @@ def test_claims_follow_from_the_failures(kernel: Any, claim: str) -> None:
     assert verdict.suggested_claim == claim, verdict
 
 
+def test_a_claim_that_drops_the_failed_check_is_not_suggested() -> None:
+    def with_offsets_of_32_bits(x: torch.Tensor) -> torch.Tensor:
+        last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
+        return 3 * x if last >= 1 << 31 else 2 * x
+
+    verdict = fourfold.verify(with_offsets_of_32_bits, twice, **{**ONE, "only": ["offsets"]})
+    assert not verdict.passed
+    assert verdict.suggested_claim == "", verdict
+
+
 def test_an_exception_by_both_bounds_is_shown_with_its_own_case() -> None:
     def kernel(x: torch.Tensor) -> torch.Tensor:
         if not x.numel():
