@@ -46,7 +46,7 @@ def command(given: argparse.Namespace) -> int:
     """Run the benchmarks; the exit code is pytest's."""
     words = [*given.passed, "--benchmark-only", f"--candidate={candidate_of(given)}"]
     words += [f"--benchmark-save={given.save}"] if given.save else []
-    words += [f"--benchmark-compare={saved(given)}", "--perf-gate"] if given.compare else []
+    words += [f"--benchmark-compare={last_record(given)}", "--perf-gate"] if given.compare else []
     if given.json == STANDARD_OUTPUT:  # all else that pytest prints goes to standard error
         output = os.dup(1)
         os.set_inheritable(output, True)
@@ -56,7 +56,7 @@ def command(given: argparse.Namespace) -> int:
     become(pytest_command(*words, tests=TESTS))
 
 
-def saved(given: argparse.Namespace) -> Path:
+def last_record(given: argparse.Namespace) -> Path:
     """Return the record of the last saved run of a name."""
     found = {path.stem.partition("_")[2]: path for path in sorted(SAVED.glob("*/[0-9]*_*.json"), key=lambda p: p.name)}
     if given.compare not in found:

@@ -118,7 +118,7 @@ class Compilation(NamedTuple):
         num_warps: of a program.
         load: loads it from the cache, and raises `NotKept` if it is missing.
         run: compiles it if it is missing, and loads it.
-        specialised: what Triton compiles it for, apart from its options; empty where this is unknown.
+        specialisation: what Triton compiles it for, apart from its options; empty where this is unknown.
         run_as: compiles the kernel for something else if the cache lacks that, and loads it.
     """
 
@@ -128,12 +128,12 @@ class Compilation(NamedTuple):
     num_warps: int
     load: Callable[[], Any]
     run: Callable[[], Any]
-    specialised: "Specialised"
-    run_as: Callable[["Specialised"], Any]
+    specialisation: "Specialisation"
+    run_as: Callable[["Specialisation"], Any]
 
 
 @dataclass(frozen=True)
-class Specialised:
+class Specialisation:
     """What Triton compiles a kernel for.
 
     Attributes:
@@ -151,7 +151,7 @@ class Specialised:
         """Return a name, equal for equal specialisations."""
         return repr([sorted(self.types.items()), sorted(self.constants.items()), sorted(self.multiples.items())])
 
-    def with_other_integers(self) -> "Specialised | None":
+    def with_other_integers(self) -> "Specialisation | None":
         """Return it for integers that are multiples of 16, or for others if some are; None if it has no integers."""
         places = [(place,) for place, kind in enumerate(self.types.values()) if kind == "i32"]
         words = [told for place, told in self.multiples.items() if told and place not in places]
@@ -165,7 +165,7 @@ class Specialised:
         found = {kind[1:] for kind in self.types.values() if kind.startswith("*")} & FLOATS.keys()
         return FLOATS[found.pop()] if len(found) == 1 else None
 
-    def with_dtype(self, dtype: str) -> "Specialised":
+    def with_dtype(self, dtype: str) -> "Specialisation":
         """Return it for tensors of another floating-point dtype, and for computation in float64 if that is the dtype.
 
         Args:
@@ -224,7 +224,7 @@ def compilations_replaced(compilation: Callable[[Compilation], Any]) -> Iterator
             finally:
                 _loading.now = False
 
-        def run_as(other: Specialised) -> Any:
+        def run_as(other: Specialisation) -> Any:
             attributes = (other.multiples, *rest[1:])
             return shipped(kernel, key, other.types, device, other.constants, options, *attributes)
 
@@ -233,7 +233,7 @@ def compilations_replaced(compilation: Callable[[Compilation], Any]) -> Iterator
         warps = getattr(options, "num_warps", 1)
         plain = all(isinstance(kind, str) for kind in signature.values())  # the type of a tuple is a tuple
         multiples = rest[0] if rest and isinstance(rest[0], Mapping) else {}
-        of = Specialised(signature if plain else {}, constants, multiples)
+        of = Specialisation(signature if plain else {}, constants, multiples)
         found = Compilation(kernel.__name__, kernel.cache_key, sizes, warps, load, compile_or_load, of, run_as)
         return compilation(found)
 

@@ -126,7 +126,7 @@ def _verified(trial: "Trial", plan: CheckPlan) -> Verdict:
                 brief=plan.brief or of in wrong,
                 shrinks=all(o.check != check.name for o in failures),  # once for all dtypes
                 seeks_claims=not plan.first_failure and all(o.holds for o in failures),
-                needed=_joined(failures),
+                needed=_claims_needed(failures),
             )
             outcome = trial.outcome(check, dtype, own)
             constants = constants or own.constants
@@ -165,7 +165,7 @@ def _verified(trial: "Trial", plan: CheckPlan) -> Verdict:
     )
 
 
-def _joined(outcomes: Sequence[Outcome]) -> Claims | None:
+def _claims_needed(outcomes: Sequence[Outcome]) -> Claims | None:
     """Return the claims that failed checks need together; None if they need none."""
     found = [Claims.parse(outcome.holds) for outcome in outcomes if outcome.holds]
     return functools.reduce(Claims.joined, found) if found else None

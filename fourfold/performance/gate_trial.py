@@ -111,7 +111,7 @@ class Waits:
     def of(cls, device: str, directory: Path) -> Waits:
         """Make the copies from today's sources, with their archives in `directory`."""
         lengths = torch.zeros(2, dtype=torch.int64, device=device)
-        today = sources.collected({})
+        today = sources.read_sources({})
         # Another process may use the same address and so have the same archive. The random bytes keep the copies apart,
         # so that neither process removes the other's.
         nobody_elses = {"trial": uuid.uuid4().bytes}

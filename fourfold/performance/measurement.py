@@ -162,7 +162,7 @@ def measurements(
         ]
         if with_peers:
             contenders += peers_of(operation)[0 if only_candidate else 1 :]
-        yield from compared(operation, dtype, device, contenders, workloads_of(operation, device, sizes))
+        yield from measurements_of(operation, dtype, device, contenders, workloads_of(operation, device, sizes))
 
 
 def peers_of(operation: Operation) -> list[Contender]:
@@ -202,7 +202,7 @@ def is_known(operation: Operation) -> bool:
     return reference_of(operation).__module__.partition(".")[0] == "fourfold"
 
 
-def compared(
+def measurements_of(
     operation: Operation, dtype: str, device: str, contenders: Sequence[Contender], workloads: Mapping[str, Make]
 ) -> Iterator[Measurement]:
     """Yield the measurements of contenders that are compared with each other, group by group."""

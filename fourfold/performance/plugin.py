@@ -333,9 +333,9 @@ class Performance:
 
 def parametrize(metafunc: pytest.Metafunc, timed: Iterable[Measurement]) -> None:
     """Make one test for each measurement, with its group and its clock."""
-    metafunc.parametrize("measurement", marked(timed))
+    metafunc.parametrize("measurement", parameter_sets(timed))
 
 
-def marked(timed: Iterable[Measurement]) -> list[Any]:
+def parameter_sets(timed: Iterable[Measurement]) -> list[Any]:
     """Return measurements as the parameters of a test."""
     return [pytest.param(m, id=str(m), marks=pytest.mark.benchmark(group=m.group, timer=m.clock)) for m in timed]

@@ -26,7 +26,7 @@ class SourceError(Exception):
     """The sources of a recorded run are missing or do not load."""
 
 
-def collected(candidates: Iterable[Path]) -> dict[str, bytes]:
+def read_sources(candidates: Iterable[Path]) -> dict[str, bytes]:
     """Return the contents of the kernels' files, of the backends that launch them and of the candidates, by path.
 
     Args:
@@ -194,15 +194,15 @@ def _alone(root: Path) -> Iterator[None]:
     """Import the modules of a folder anew, whatever is loaded under their names; restore that afterwards."""
     tops = {path.stem for path in root.iterdir()}
 
-    def hidden() -> dict[str, ModuleType]:
+    def hide() -> dict[str, ModuleType]:
         return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in tops}
 
-    kept = hidden()
+    kept = hide()
     sys.path.insert(0, str(root))
     importlib.invalidate_caches()
     try:
         yield
     finally:
         sys.path.remove(str(root))
-        hidden()
+        hide()
         sys.modules.update(kept)

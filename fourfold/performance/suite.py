@@ -11,8 +11,8 @@ from fourfold.engine.verification import Trial
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.claims import Claims
 from fourfold.operations.record import Operation
-from fourfold.performance.measurement import Contender, Measurement, compared, peers_of, workloads_of
-from fourfold.performance.plugin import DTYPES_TIMED, marked, performance_of
+from fourfold.performance.measurement import Contender, Measurement, measurements_of, peers_of, workloads_of
+from fourfold.performance.plugin import DTYPES_TIMED, parameter_sets, performance_of
 
 Sizes = Mapping[str, int] | Sequence[Mapping[str, int]]
 
@@ -57,7 +57,7 @@ def benchmark_suite(
 
     source = inspect.currentframe()
     module = source.f_back.f_globals.get("__name__", __name__) if source and source.f_back else __name__
-    test = pytest.mark.parametrize("measurement", marked(measured))(test_timed_call_is_right)
+    test = pytest.mark.parametrize("measurement", parameter_sets(measured))(test_timed_call_is_right)
     named = {"__doc__": f"The speed of {trial.name} as {trial.operation.name}", "__module__": module}
     return type("TestSpeed", (), {"test_timed_call_is_right": test, **named})
 
@@ -74,4 +74,4 @@ def _measurements(trial: Trial, dtypes: Collection[str], workloads: Mapping[str,
         candidate = Contender(
             CANDIDATE, lambda: trial.implementation, cell, lambda: (trial.origin, name), trial.claims, trial.name
         )
-        yield from compared(operation, dtype, trial.device, [candidate, *peers_of(operation)], workloads)
+        yield from measurements_of(operation, dtype, trial.device, [candidate, *peers_of(operation)], workloads)

@@ -64,7 +64,7 @@ class TimedRun:
     @cached_property
     def sources(self) -> dict[str, bytes]:
         """The contents of today's sources, by path."""
-        return sources.collected(self._files.values())
+        return sources.read_sources(self._files.values())
 
     @property
     def candidates(self) -> dict[str, str]:

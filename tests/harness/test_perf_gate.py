@@ -230,7 +230,7 @@ def test_variants_of_a_kernel_are_told_apart_and_new_ones_named() -> None:
 
 def test_sources_are_kept_once_and_loaded_beside_todays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path / "cache"))
-    files = sources.collected({})
+    files = sources.read_sources({})
     doubled = files["fourfold/impls/vector_add/torch_eager.py"].replace(b"return x + y", b"return x + y + y")
     assert doubled != files["fourfold/impls/vector_add/torch_eager.py"]
     files["fourfold/impls/vector_add/torch_eager.py"] = doubled

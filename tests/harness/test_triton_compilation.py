@@ -19,7 +19,7 @@ from fourfold.backends.triton.compilation import ends_within
 from fourfold.checks.ahead_of_time import environment
 from fourfold.checks.records import operations
 from fourfold.checks.search import Search
-from fourfold.compat.triton_internals import Specialised
+from fourfold.compat.triton_internals import Specialisation
 from fourfold.numerics.compare import Agreement
 from fourfold.operations.case import Case
 from fourfold.operations.not_reached import NotReached
@@ -127,14 +127,14 @@ def test_other_dtypes_and_other_integers_are_compiled_ahead(tmp_path: Path) -> N
 
 def test_what_a_kernel_is_likely_to_be_compiled_for_next() -> None:
     words, types = [["tt.divisibility", 16]], {"x_ptr": "*fp16", "ids_ptr": "*i32", "scale": "fp32", "n": "i32"}
-    first = Specialised(types, {(4,): tl.float32, (5,): 64}, {(0,): words, (1,): [], (3,): []})
+    first = Specialisation(types, {(4,): tl.float32, (5,): 64}, {(0,): words, (1,): [], (3,): []})
     other = first.with_other_integers()
     assert other is not None
     assert other.multiples == {(0,): words, (1,): [], (3,): words}
     assert other.with_other_integers() == first
-    assert Specialised({"x_ptr": "*fp16"}, {}, {(0,): words}).with_other_integers() is None
+    assert Specialisation({"x_ptr": "*fp16"}, {}, {(0,): words}).with_other_integers() is None
     assert first.dtype() == "float16"
-    assert Specialised({"x_ptr": "*fp16", "y_ptr": "*fp32"}, {}, {}).dtype() is None
+    assert Specialisation({"x_ptr": "*fp16", "y_ptr": "*fp32"}, {}, {}).dtype() is None
     wide = first.with_dtype("float64")
     assert wide.types == {**types, "x_ptr": "*fp64"}
     assert wide.constants == {(4,): tl.float64, (5,): 64}

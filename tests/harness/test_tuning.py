@@ -118,7 +118,7 @@ def test_a_baselines_kernels_run_as_todays_while_they_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
-    today = sources.collected({})
+    today = sources.read_sources({})
     changed = today | {name: text + b"\n" for name, text in today.items() if name.endswith("matmul/triton_kernel.py")}
     files = []
     for of in (today, changed):

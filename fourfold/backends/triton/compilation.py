@@ -25,7 +25,7 @@ from fourfold.operations.refusals import chain
 from fourfold.processes.child import Child, Limits
 
 if TYPE_CHECKING:
-    from fourfold.compat.triton_internals import Compilation, Specialised
+    from fourfold.compat.triton_internals import Compilation, Specialisation
 
 # A child that takes this many times its limit by the clock does nothing but wait.
 CLOCK = 30
@@ -107,8 +107,8 @@ class Ahead:
         """
         if self.most < 1 or self.owner != os.getpid():
             return
-        self._begun.add((wanted.digest, wanted.specialised.name))
-        for other in self._likely(wanted.specialised):
+        self._begun.add((wanted.digest, wanted.specialisation.name))
+        for other in self._likely(wanted.specialisation):
             if (key := (wanted.digest, other.name)) not in self._begun:
                 self._begun.add(key)
                 self._waiting.append(functools.partial(wanted.run_as, other))
@@ -124,13 +124,13 @@ class Ahead:
             for child in self._children:
                 child.kill()
 
-    def _likely(self, specialised: "Specialised") -> "Iterator[Specialised]":
+    def _likely(self, specialisation: "Specialisation") -> "Iterator[Specialisation]":
         """Yield what the kernel is likely to be needed for: other integers first, then other dtypes."""
-        other = specialised.with_other_integers()
+        other = specialisation.with_other_integers()
         if other is not None:
             yield other
-        if specialised.dtype() in self.dtypes[:1]:
-            for each in filter(None, (specialised, other)):
+        if specialisation.dtype() in self.dtypes[:1]:
+            for each in filter(None, (specialisation, other)):
                 yield from map(each.with_dtype, self.dtypes[1:])
 
 

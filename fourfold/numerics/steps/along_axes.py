@@ -65,7 +65,7 @@ def summation_growth(terms: int | np.ndarray) -> np.ndarray:
     return np.where(terms <= SEQUENTIAL_TERMS, np.maximum(terms - 1.0, 0.0), SEQUENTIAL_TERMS + 2.0 * np.sqrt(terms))
 
 
-def summed(
+def bounded_sum(
     a: Bounded,
     terms: int | np.ndarray,
     add: Callable[[np.ndarray], np.ndarray],
@@ -110,7 +110,7 @@ def total(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
         unit = np.min(a.terms.unit, axis=axis, keepdims=keepdims, initial=np.inf)
         return summed_exactly(Terms(unit, add(a.terms.reach)), a.arithmetic)
 
-    result = summed(a, terms, add, settled)
+    result = bounded_sum(a, terms, add, settled)
     if a.limit is None:
         return result
     return limited(result, np.where(np.min(a.limit, axis=axis, keepdims=keepdims, initial=0) >= 0, 0.0, -np.inf))
@@ -160,7 +160,7 @@ def cumsum(a: Bounded, axis: int | None = None) -> Bounded:
     if axis is None:
         return cumsum(a.reshape(-1), 0)
     terms = np.arange(1, a.shape[axis] + 1).reshape([-1 if i == axis % a.ndim else 1 for i in range(a.ndim)])
-    return summed(a, terms, functools.partial(np.cumsum, axis=axis))
+    return bounded_sum(a, terms, functools.partial(np.cumsum, axis=axis))
 
 
 @rule_for((np.add, "accumulate"))

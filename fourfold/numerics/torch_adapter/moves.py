@@ -8,7 +8,7 @@ import torch
 
 from fourfold.numerics.bounded import Bounded, Comparison, NoRule, certain, lift
 from fourfold.numerics.dtypes import QUANTISED
-from fourfold.numerics.steps.along_axes import concatenate, summed
+from fourfold.numerics.steps.along_axes import bounded_sum, concatenate
 from fourfold.numerics.steps.elementwise import divide
 from fourfold.numerics.torch_adapter.elementwise import aten, lifted, scaled
 from fourfold.numerics.torch_adapter.integers import evaluate_integers, integers_of, truncated, whole_of
@@ -289,7 +289,7 @@ def added_at(a: Bounded, places: Array, items: Bounded) -> Bounded:
         return sums
 
     count = np.bincount(places, minlength=a.size) + ((a.value != 0) | (a.error != 0)).reshape(-1)
-    result = summed(terms, count, add)
+    result = bounded_sum(terms, count, add)
     result.error = np.where((count <= 1) & (add(terms.error) == 0), 0.0, result.error)
     return result.reshape(a.shape)
 
@@ -325,8 +325,8 @@ def scatter_reduce(a: Any, dim: int, index: Array, items: Any, reduce: str, *, i
     replaced = (count > 0) & (not include_self)
     if reduce in ("sum", "mean"):
         start = Bounded(np.where(replaced, 0, a.value), np.where(replaced, 0, a.error), a.arithmetic)
-        summed = added_at(start, places, items)
-        return divide(summed, lifted(np.maximum(count + include_self, 1))) if reduce == "mean" else summed
+        sums = added_at(start, places, items)
+        return divide(sums, lifted(np.maximum(count + include_self, 1))) if reduce == "mean" else sums
     if reduce not in ("amax", "amin"):
         raise NoRule(f"scatter_reduce has no running-error rule for {reduce}")
     choose, last = (np.maximum, -np.inf) if reduce == "amax" else (np.minimum, np.inf)

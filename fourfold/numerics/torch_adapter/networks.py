@@ -131,7 +131,7 @@ def normalized(a: Bounded, along: tuple[int, ...], eps: float) -> tuple[Bounded,
     variance = mean(multiply(centred, centred), along, keepdims=True)
     deviation = sqrt(maximum(add(variance, lifted(eps)), lifted(eps)))
     normal, inverse = divide(centred, deviation), reciprocal(deviation)
-    return of_others(normal, (a, inverse), (middle, inverse)), middle, inverse
+    return reassociation_bound(normal, (a, inverse), (middle, inverse)), middle, inverse
 
 
 def scaled_and_shifted(a: Bounded, weight: Any, bias: Any) -> Bounded:
@@ -140,7 +140,7 @@ def scaled_and_shifted(a: Bounded, weight: Any, bias: Any) -> Bounded:
     return a if bias is None else add(a, lifted(bias))
 
 
-def of_others(result: Bounded, *products: Sequence[Any], axis: tuple[int, ...] = ()) -> Bounded:
+def reassociation_bound(result: Bounded, *products: Sequence[Any], axis: tuple[int, ...] = ()) -> Bounded:
     """Return `result` with the bound of `any_order`, unless kernels are held to the order of this library's."""
     return any_order(result, *products, axis=axis) if result.arithmetic.contract.reassociation else result
 
@@ -162,7 +162,7 @@ def of_channels(normal: Bounded, a: Bounded, mean: Any, inverse: Bounded, weight
     if weight is None:
         return result
     shift = [] if bias is None else [(bias,)]
-    return of_others(result, (a, weight, inverse), (mean, weight, inverse), *shift)
+    return reassociation_bound(result, (a, weight, inverse), (mean, weight, inverse), *shift)
 
 
 def of_weight(
@@ -181,7 +181,7 @@ def of_weight(
         along: the axes of the sum.
     """
     result, terms = total(multiply(grad, normal), along, keepdims=True), counted(grad, along)
-    result = of_others(result, (terms, grad, a, inverse), (terms, grad, mean, inverse), axis=along)
+    result = reassociation_bound(result, (terms, grad, a, inverse), (terms, grad, mean, inverse), axis=along)
     return result.moved(lambda part: np.squeeze(part, along))
 
 
@@ -206,7 +206,9 @@ def of_normalized(
     g = grad if weight is None else multiply(grad, weight)
     share = multiply(normal, mean(multiply(g, normal), along, keepdims=True))
     result = multiply(subtract(subtract(g, mean(g, along, keepdims=True)), share), inverse)
-    return of_others(result, *slopes_of_normalized(grad, weight, a, inverse, counted(grad, along)), axis=along)
+    return reassociation_bound(
+        result, *slopes_of_normalized(grad, weight, a, inverse, counted(grad, along)), axis=along
+    )
 
 
 def last(a: Bounded, count: int) -> tuple[int, ...]:
@@ -238,7 +240,7 @@ def layer_norm_backward(
     )
 
 
-def of_elements(a: Bounded, like: Bounded) -> Bounded:
+def repeat_like(a: Bounded, like: Bounded) -> Bounded:
     """Repeat numbers of rows or channels for each element of `like`."""
     return a.moved(lambda part: np.broadcast_to(part, like.shape))
 
@@ -255,7 +257,7 @@ def group_norm(
     """Normalize each sample's groups of channels, then apply each channel's weight and bias."""
     a = lifted(a)
     normal, mean, inverse = normalized(a.reshape(batch, groups, -1), (2,), eps)
-    means, inverses = (of_elements(x, normal).reshape(a.shape) for x in (mean, inverse))
+    means, inverses = (repeat_like(x, normal).reshape(a.shape) for x in (mean, inverse))
     result = of_channels(normal.reshape(a.shape), a, means, inverses, as_channels(weight, a), as_channels(bias, a))
     return result, mean.reshape(batch, groups), inverse.reshape(batch, groups)
 
@@ -280,9 +282,9 @@ def group_norm_backward(
     normal = multiply(subtract(as_others_scale(grouped, IN_GRADIENTS), mean), inverse)
     rows = (0, *range(2, a.ndim))
     if weight is not None:
-        weight = of_elements(as_channels(weight, a), a).reshape(grouped.shape)
+        weight = repeat_like(as_channels(weight, a), a).reshape(grouped.shape)
     grad_groups = grad.reshape(batch, groups, -1)
-    means, inverses = (of_elements(x, grouped).reshape(a.shape) for x in (mean, inverse))
+    means, inverses = (repeat_like(x, grouped).reshape(a.shape) for x in (mean, inverse))
     return (
         of_normalized(grad_groups, weight, normal, grouped, inverse, (2,)).reshape(a.shape) if mask[0] else None,
         of_weight(grad, normal.reshape(a.shape), a, means, inverses, rows) if mask[1] else None,
@@ -338,7 +340,7 @@ def batch_norm_backward(
     if train:
         grad_a = of_normalized(grad, weight, normal, a, inverse, along)
     else:
-        grad_a = of_others(
+        grad_a = reassociation_bound(
             scaled_and_shifted(multiply(grad, inverse), weight, None),
             (grad, 1.0 if weight is None else weight, inverse),
         )
