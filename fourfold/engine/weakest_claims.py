@@ -53,11 +53,7 @@ def weakest_claims(judge: Judge, subject: Subject, search: Search, error: BaseEx
     """
     failures, claimed = [_Attempt(error, search.failing, search.lays_out)], list[Claims]()
     needed = [] if search.needed is None else [search.needed]  # by other checks
-    if (
-        needed
-        and _is_remedied(subject, failures[0], needed)
-        and _attempt(judge, subject, search, needed, may_drop=True) is None
-    ):
+    if needed and _is_remedied(subject, failures[0], needed) and _attempt(judge, subject, search, needed) is None:
         return subject.claims.joined(needed[0])
     while failures:
         more = list(_remedies(subject, failures[-1], claimed))
@@ -146,13 +142,11 @@ def _excludes(claim: Claims, subject: Subject, failure: _Attempt) -> bool:
     return failure.case is not None and claim.excludes(subject.operation, failure.case, subject.dtype)
 
 
-def _attempt(
-    judge: Judge, subject: Subject, search: Search, claimed: Sequence[Claims], may_drop: bool = False
-) -> _Attempt | None:
+def _attempt(judge: Judge, subject: Subject, search: Search, claimed: Sequence[Claims]) -> _Attempt | None:
     """Run the check within claims; return its failure, or None if it passes.
 
-    Claims may drop the check if others need them, or if it is of gradients. Otherwise a mistake that it alone finds
-    would be claimed away, such as offsets of 32 bits by contiguous tensors.
+    Claims may drop the check if it is of gradients, or if other checks need contiguous tensors. Otherwise a mistake
+    that it alone finds would be claimed away, such as offsets of 32 bits by contiguous tensors.
     """
     claims = reduce(Claims.joined, claimed)
     again = Search(
@@ -168,7 +162,8 @@ def _attempt(
         with held(), _undefined_lanes(subject.device, claims.undefined_lanes_are_zero):
             judge(subject.within(claims), again)
     except Unclaimed as error:
-        return None if may_drop or FORWARD_ONLY in claimed else _Attempt(error, None, again.lays_out)
+        may_drop = not claims.gradients or (search.needed is not None and search.needed.contiguous)
+        return None if may_drop else _Attempt(error, None, again.lays_out)
     except (Exception, NotReached) as error:
         return _Attempt(error, again.failing, again.lays_out)
     return None
