@@ -50,9 +50,9 @@ def load_again(config: pytest.Config) -> None:
 
 @uses("pytest.Config()._benchmarksession.performance_regressions by name_format and compare_fail")
 def withdraw_regressions(config: pytest.Config, benchmarks: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Take back what ``--benchmark-compare-fail`` says of some benchmarks, and return the full names of those it fails.
+    """Remove the regressions of some benchmarks from those of ``--benchmark-compare-fail``; return their full names.
 
-    It raises an exception after the run, of which pytest prints all frames.
+    pytest-benchmark raises an exception for a regression after the run, and pytest prints its whole traceback.
     """
     session = config._benchmarksession  # type: ignore[attr-defined]
     names = {session.name_format(one): one["fullname"] for one in benchmarks}

@@ -82,8 +82,9 @@ def errors(examples: Examples, dtypes: Collection[str] = ()) -> tuple[DeclaredEr
 def workloads(operation: Operation) -> Mapping[str, Mapping[str, Make]]:
     """Return the workloads: a small one, one with an odd last axis, and one on a GPU that its memory limits.
 
-    A declared operation has equal sizes that fill a number of elements, of which the oracle evaluates all. Any other
-    has its largest examples, and a batch that repeats one of them and fills a GPU, if it declares batches.
+    The axes of a declared operation get equal sizes, which fill a number of elements; the oracle evaluates them all.
+    Other operations take their largest examples. If an operation declares batches, a batch that fills a GPU repeats one
+    of them.
     """
     examples, of = operation.examples, operation.sized
     filling = of.filling if of else None

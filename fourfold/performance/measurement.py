@@ -117,7 +117,7 @@ class Measurement:
 
     @property
     def origin(self) -> str:
-        """The candidate as ``FILE:FUNCTION``, from the folder of the run, which is another for each clone."""
+        """Return the candidate as ``FILE:FUNCTION``, from the folder of the run, which is another for each clone."""
         file, function = self.source() if self.source else (Path(), "")
         return f"{os.path.relpath(file)}:{function}"
 
@@ -143,7 +143,7 @@ def measurements(
         sizes: as `workloads_of` takes them.
 
     Raises:
-        ValueError: an operation has no such sizes.
+        ValueError: an operation does not allow the sizes: see `workloads_of`.
     """
     pairs = dict.fromkeys((cell.operation, cell.dtype) for cell in selection.cells if cell.dtype in dtypes)
     for name, dtype in pairs:

@@ -68,7 +68,7 @@ class TimedRun:
 
     @property
     def candidates(self) -> dict[str, str]:
-        """The path of each candidate's file among the sources, by its `Measurement.origin`."""
+        """Return the path of each candidate's file among the sources, by its `Measurement.origin`."""
         found = sources.places(self._files.values())
         return {origin: found[file] for origin, file in self._files.items()}
 

@@ -15,7 +15,7 @@ from fourfold.performance.peers import COMPILED, INSTALLED, LIBRARY
 
 OWN = ("triton", "cuda", "candidate")
 PEERS = ("torch", COMPILED, LIBRARY, *INSTALLED)
-# The operations a byte from which a kernel's rate is told by its operations: any GPU can do more for each byte.
+# Above this number of operations a byte the rate is shown in flop/s, otherwise in B/s. Every GPU computes more a byte.
 INTENSE = 8
 WIDEST = 1000
 CPU = "no GPU: interpreted and emulated kernels were timed, which says nothing about their speed on one"
@@ -44,7 +44,7 @@ class Timing:
 
     @property
     def cells(self) -> Iterator[str]:
-        """The texts of its row; of the peers the two that all operations have."""
+        """Return the texts of its row, with the two peers that all operations have."""
         shapes = " ".join("x".join(map(str, shape)) or "1" for shape in self.shapes.values())
         yield from (self.benchmark, shapes, quantity(self.seconds, "s"))
         moved, computed = self.bytes_per_second or 0.0, self.flops_per_second or 0.0
@@ -119,7 +119,7 @@ class Beside:
 
 
 def beside_the_best(benchmarks: Iterable[Mapping[str, Any]]) -> list[Beside]:
-    """Each kernel of a run, as pytest-benchmark gives it to its table, beside its fastest peer; the slowest first."""
+    """Return each kernel of a run beside its fastest peer, the slowest first, from pytest-benchmark's rows."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for one in benchmarks:
         groups.setdefault(one["group"], []).append(one)

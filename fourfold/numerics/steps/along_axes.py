@@ -57,7 +57,10 @@ SEQUENTIAL_TERMS = 4096
 
 
 def summation_growth(terms: int | np.ndarray) -> np.ndarray:
-    """Return the growth of the error of sums of so many terms, in roundoffs of the sum of magnitudes.
+    """Return the growth of the error of sums, in roundoffs of the sum of magnitudes.
+
+    Args:
+        terms: the number of terms of each sum.
 
     Any order of up to `SEQUENTIAL_TERMS` terms is admitted (``terms - 1``); beyond that, blocked summation with blocks
     of about sqrt(terms), whose bound is ``2 sqrt(terms)``.

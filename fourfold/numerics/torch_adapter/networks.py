@@ -145,7 +145,7 @@ def reassociation_bound(result: Bounded, *products: Sequence[Any], axis: tuple[i
     return any_order(result, *products, axis=axis) if result.arithmetic.contract.reassociation else result
 
 
-def of_channels(normal: Bounded, a: Bounded, mean: Any, inverse: Bounded, weight: Any, bias: Any) -> Bounded:
+def channel_scaling(normal: Bounded, a: Bounded, mean: Any, inverse: Bounded, weight: Any, bias: Any) -> Bounded:
     """Return `scaled_and_shifted` for weights and biases of channels.
 
     Other kernels compute a (weight inverse) + (bias - mean weight inverse).
@@ -165,7 +165,7 @@ def of_channels(normal: Bounded, a: Bounded, mean: Any, inverse: Bounded, weight
     return reassociation_bound(result, (a, weight, inverse), (mean, weight, inverse), *shift)
 
 
-def of_weight(
+def weight_gradient(
     grad: Bounded, normal: Bounded, a: Bounded, mean: Any, inverse: Bounded, along: tuple[int, ...]
 ) -> Bounded:
     """Return the gradient of the weight: sum(g n).
@@ -185,7 +185,7 @@ def of_weight(
     return result.moved(lambda part: np.squeeze(part, along))
 
 
-def of_normalized(
+def input_gradient(
     grad: Bounded,
     weight: Bounded | None,
     normal: Bounded,
@@ -234,7 +234,7 @@ def layer_norm_backward(
     normal = multiply(subtract(as_others_scale(a, IN_GRADIENTS), lifted(mean)), lifted(inverse))
     weight = None if weight is None else lifted(weight)
     return (
-        of_normalized(grad, weight, normal, a, lifted(inverse), along) if mask[0] else None,
+        input_gradient(grad, weight, normal, a, lifted(inverse), along) if mask[0] else None,
         total(multiply(grad, normal), rows) if mask[1] else None,
         total(grad, rows) if mask[2] else None,
     )
@@ -258,7 +258,7 @@ def group_norm(
     a = lifted(a)
     normal, mean, inverse = normalized(a.reshape(batch, groups, -1), (2,), eps)
     means, inverses = (repeat_like(x, normal).reshape(a.shape) for x in (mean, inverse))
-    result = of_channels(normal.reshape(a.shape), a, means, inverses, as_channels(weight, a), as_channels(bias, a))
+    result = channel_scaling(normal.reshape(a.shape), a, means, inverses, as_channels(weight, a), as_channels(bias, a))
     return result, mean.reshape(batch, groups), inverse.reshape(batch, groups)
 
 
@@ -286,8 +286,8 @@ def group_norm_backward(
     grad_groups = grad.reshape(batch, groups, -1)
     means, inverses = (repeat_like(x, grouped).reshape(a.shape) for x in (mean, inverse))
     return (
-        of_normalized(grad_groups, weight, normal, grouped, inverse, (2,)).reshape(a.shape) if mask[0] else None,
-        of_weight(grad, normal.reshape(a.shape), a, means, inverses, rows) if mask[1] else None,
+        input_gradient(grad_groups, weight, normal, grouped, inverse, (2,)).reshape(a.shape) if mask[0] else None,
+        weight_gradient(grad, normal.reshape(a.shape), a, means, inverses, rows) if mask[1] else None,
         total(grad, rows) if mask[2] else None,
     )
 
@@ -308,9 +308,9 @@ def batch_norm(a: Any, weight: Any, bias: Any, *given: Any) -> tuple[Bounded, ..
         normal, inverse = by_running(a, running[0], running[1], eps)
         nothing = Bounded.exact(np.zeros(0, a.dtype), a.arithmetic)
         mean, weight, bias = (as_channels(x, a) for x in (running[0], weight, bias))
-        return of_channels(normal, a, mean, inverse, weight, bias), nothing, nothing
+        return channel_scaling(normal, a, mean, inverse, weight, bias), nothing, nothing
     normal, mean, inverse = normalized(a, (0, *range(2, a.ndim)), eps)
-    result = of_channels(normal, a, mean, inverse, as_channels(weight, a), as_channels(bias, a))
+    result = channel_scaling(normal, a, mean, inverse, as_channels(weight, a), as_channels(bias, a))
     return result, mean.reshape(-1), inverse.reshape(-1)
 
 
@@ -338,7 +338,7 @@ def batch_norm_backward(
         normal, inverse = by_running(a, running_mean, running_variance, eps)
     weight = as_channels(weight, a)
     if train:
-        grad_a = of_normalized(grad, weight, normal, a, inverse, along)
+        grad_a = input_gradient(grad, weight, normal, a, inverse, along)
     else:
         grad_a = reassociation_bound(
             scaled_and_shifted(multiply(grad, inverse), weight, None),
@@ -346,7 +346,7 @@ def batch_norm_backward(
         )
     return (
         grad_a if mask[0] else None,
-        of_weight(grad, normal, a, mean, inverse, along) if mask[1] else None,
+        weight_gradient(grad, normal, a, mean, inverse, along) if mask[1] else None,
         total(grad, along) if mask[2] else None,
     )
 

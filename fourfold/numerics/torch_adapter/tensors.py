@@ -454,7 +454,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
 
     @property
     def contract(self) -> Contract:
-        """What results leave open."""
+        """Return what results leave open."""
         return self.dtype.arithmetic.contract
 
     def __enter__(self) -> Any:
