@@ -325,11 +325,18 @@ class Bench:
         return replay, f"graph of {replay.calls_per_run} calls, rotating buffers"
 
     def launched(self, measurement: Measurement, runnable: Checkable) -> dict[str, Any] | None:
-        """Return what a warmed-up call launches, for the record: only of Triton and CUDA C++ on a GPU's clock."""
-        own = measurement.cell is not None and measurement.cell.backend in ("triton", "cuda")
-        if not own or self.device != "cuda" or measurement.direction == HOST:
+        """Return what a warmed-up call of Triton, CUDA C++ or a candidate launches on a GPU, for the record."""
+        backend = measurement.cell and measurement.cell.backend
+        if backend not in ("triton", "cuda", CANDIDATE) or self.device != "cuda" or measurement.direction == HOST:
             return None
         record = code_identity.on_gpu(runnable.one)
+        if backend == CANDIDATE:
+            try:
+                if not isinstance(runnable, Replay):
+                    runnable = Replay(lambda: self.call(measurement, self.implementation(measurement)), 0)
+                code_identity.refuse_unrecorded(record, runnable)
+            except RuntimeError as error:  # a call that cannot be captured is judged by its time
+                record.refuse(str(error).splitlines()[0])
         return code_identity.described(record, self.workload(measurement), self.codes)
 
     def between_rounds(self, runnable: Checkable, clock: Clock) -> Callable[[], None]:
