@@ -88,6 +88,8 @@ class Performance:
             # them, and here they would take most of the time.
             torch.set_num_threads(1)
             os.environ.setdefault("FOURFOLD_CUDA_ON_CPU", "fast")
+        elif self.running:
+            os.environ.update(machine.toolchain())
 
     @property
     def dtypes(self) -> Sequence[str]:

@@ -1,6 +1,7 @@
 """Benchmarks know compiled code again: what a call launches on a GPU, tested with a GPU whose driver is simulated."""
 
 import json
+import os
 import runpy
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from fourfold.engine.cells import CANDIDATE, Cell
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.case import Case
 from fourfold.operations.workloads import Workload, tiled, whole
-from fourfold.performance import code_identity
+from fourfold.performance import code_identity, machine
 from fourfold.performance.calls import DIRECTIONS, Call, Replay
 from fourfold.performance.ceilings import Ceilings
 from fourfold.performance.measurement import HOST, Bench, Measurement
@@ -482,6 +483,19 @@ def test_a_candidates_record_explains_every_node_of_its_graph(
     graph: Any = SimpleNamespace(graph=0, calls_per_run=3)
     code_identity.refuse_unrecorded(record, graph)
     assert (record.unknown == "") == complete
+
+
+def test_torch_compile_keeps_the_assembler_and_the_cache_of_a_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.runtime import cache_dir_utils, compile_tasks
+
+    for name in ("TRITON_PTXAS_PATH", "TRITON_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    fixed = machine.toolchain()
+    for name, value in fixed.items():
+        monkeypatch.setenv(name, value)
+    compile_tasks._set_triton_ptxas_path()
+    assert {name: os.environ[name] for name in fixed} == fixed == machine.toolchain()
+    assert cache_dir_utils.triton_cache_dir(0) == fixed["TRITON_CACHE_DIR"]
 
 
 HIDES_A_LAUNCH = """
