@@ -26,7 +26,7 @@ from fourfold.operations.workloads import Workload, tiled, whole
 from fourfold.performance import code_identity
 from fourfold.performance.calls import DIRECTIONS, Call
 from fourfold.performance.ceilings import Ceilings
-from fourfold.performance.measurement import HOST, Bench, Measurement
+from fourfold.performance.measurement import HOST, Bench, Contender, Measurement
 from fourfold.performance.timing import HostClock
 
 FLOAT32 = DTYPES["float32"]
@@ -425,10 +425,8 @@ def measurement_of(contender: str, direction: str = "forward") -> Measurement:
         make=operations()["vector_add"].workloads["cpu"]["small"],
         dtype="float32",
         direction=direction,
-        contender=contender,
-        function=lambda: lambda x, y: x + y,
+        of=Contender(contender, lambda: lambda x, y: x + y, cell),
         clock=HostClock(),
-        cell=cell,
     )
 
 
