@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import jinja2
 from markupsafe import Markup
 
+from fourfold.backends.cuda.compile import write_atomically
 from fourfold.engine.verdict import Finding
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.performance.charts import Point, chart, quantity, sparkline
@@ -114,10 +115,10 @@ def write(directory: Path, part: str, content: Mapping[str, Any]) -> Path:
         The path of the page.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    _write(directory / f"{part}.json", json.dumps(content))
+    write_atomically(directory / f"{part}.json", json.dumps(content).encode())
     parts = {name: read(directory / f"{name}.json") for name in PARTS}
     page = directory / "index.html"
-    _write(page, render(parts["verification"], parts["performance"]))
+    write_atomically(page, render(parts["verification"], parts["performance"]).encode())
     return page
 
 
@@ -128,13 +129,6 @@ def read(path: Path) -> dict[str, Any] | None:
         if isinstance(found, dict):
             return found
     return None
-
-
-def _write(path: Path, text: str) -> None:
-    """A file, whole or not at all."""
-    unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
 
 
 def render(verified: Mapping[str, Any] | None, timed: Mapping[str, Any] | None) -> str:

@@ -18,6 +18,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -102,10 +103,9 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
 
 def write_atomically(path: pathlib.Path, content: bytes) -> None:
     """Write a file so that other processes see all of it or none of it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    os.replace(temporary, path)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.unfinished")
+    unfinished.write_bytes(content)
+    unfinished.replace(path)
 
 
 def checksum(path: pathlib.Path) -> str:
