@@ -108,15 +108,7 @@ class Given(Search):
                 with _of_case(name):
                     self._ran(functools.partial(run, name), case)
 
-    def for_all(
-        self,
-        name: str,
-        strategy: Any,
-        body: Callable[[Case], None],
-        shrink: bool = True,
-        examples: int | None = None,
-        seed: str | None = None,
-    ) -> None:
+    def for_all(self, name: str, strategy: Any, body: Callable[[Case], None], *limits: Any, **options: Any) -> None:
         """Do the same as `cases`."""
         self.cases(None, name, body)  # type: ignore[arg-type]
 

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -48,26 +48,20 @@ def cause_of(failure: Finding | None) -> str:
     return f"{failure.kind}: {NUMBERS.sub('N', said)}" if said else ""
 
 
-class Tallied(Protocol):
-    """An object with the tallies of a run by cell, like the table at the end of a run."""
-
-    @property
-    def tallies(self) -> Mapping[Any, Any]:
-        """The tallies."""
-
-
-def verification(matrix: Tallied, failures: Sequence[Mapping[str, Any]], about: Mapping[str, str]) -> dict[str, Any]:
+def verification(
+    tallies: Mapping[Any, Any], failures: Sequence[Mapping[str, Any]], about: Mapping[str, str]
+) -> dict[str, Any]:
     """Return a verification run's part of the report.
 
     Args:
-        matrix: the tallies of the run.
+        tallies: those of the run, by cell, as in the table at its end.
         failures: for each failed test its name, its message, the command that repeats it, its cell (None if it has
             none) and its cause.
         about: date, commit, device, profile and versions.
     """
     cells = [
         {**vars(cell), **vars(tally), "kinds": sorted(tally.kinds), "boundary": tally.boundary.claim()}
-        for cell, tally in matrix.tallies.items()
+        for cell, tally in tallies.items()
     ]
     return {"about": dict(about), "cells": cells, "failures": list(failures)}
 
