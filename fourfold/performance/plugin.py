@@ -281,7 +281,7 @@ class Performance:
                 "examples a check": str(examples(self.config)),
                 **machine.versions(),
             }
-            content = report.verification(self.matrix, self.failures, about)
+            content = report.verification(self.matrix.tallies, self.failures, about)
             self.page = report.write(directory, "verification", content)
 
     def rows(self) -> list[Timing]:

@@ -29,7 +29,7 @@ from fourfold.operations.workloads import Workload, tiled, whole
 from fourfold.performance import code_identity, machine
 from fourfold.performance.calls import DIRECTIONS, Call, Replay
 from fourfold.performance.ceilings import Ceilings
-from fourfold.performance.measurement import HOST, Bench, Measurement
+from fourfold.performance.measurement import HOST, Bench, Contender, Measurement
 from fourfold.performance.timing import HostClock
 
 FLOAT32 = DTYPES["float32"]
@@ -428,10 +428,8 @@ def measurement_of(contender: str, direction: str = "forward") -> Measurement:
         make=operations()["vector_add"].workloads["cpu"]["small"],
         dtype="float32",
         direction=direction,
-        contender=contender,
-        function=lambda: lambda x, y: x + y,
+        of=Contender(contender, lambda: lambda x, y: x + y, cell),
         clock=HostClock(),
-        cell=cell,
     )
 
 
