@@ -5,11 +5,11 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import filelock
 
-Result = TypeVar("Result")
+Arguments, Result = ParamSpec("Arguments"), TypeVar("Result")
 _folders: list[Path] = []
 
 
@@ -18,20 +18,22 @@ def keep_results_in(folder: Path) -> None:
     _folders[:] = [folder]
 
 
-def one_run(make: Callable[[], Result]) -> Callable[[], Result]:
-    """Return a function that returns `make()`, which is called once for all workers.
+def one_run(make: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Return a function that returns what `make` returns, which is called once for all workers with these arguments.
 
     Args:
-        make: returns what pickle can write, the same in each worker. A worker in which it raises keeps nothing.
+        make: returns what pickle can write, the same in each worker. A worker in which it raises keeps nothing. Its
+            arguments are names and numbers.
     """
 
     @functools.cache
-    def result() -> Result:
+    def result(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
         (folder,) = _folders
-        file = folder / f"{make.__module__}.{make.__qualname__}.pickle"
+        words = [make.__module__, make.__qualname__, *map(str, arguments), *(f"{k}={v}" for k, v in named.items())]
+        file = folder / f"{'.'.join(words)}.pickle"
         with filelock.FileLock(f"{file}.lock"):
             if not file.is_file():
-                made = pickle.dumps(make())
+                made = pickle.dumps(make(*arguments, **named))
                 # The lock of a worker that dies while it writes goes to the next one.
                 part = file.with_suffix(f".{os.getpid()}")
                 part.write_bytes(made)
