@@ -3,9 +3,11 @@
 import pytest
 from one_run import keep_results_in
 
+from fourfold.compat import xdist_internals
+
 
 @pytest.fixture(autouse=True, scope="session")
-def _shared_results(worker_id: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep results of `one_run` in the folder of the whole run: that of a worker lies in it."""
+def _shared_results(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep results of `one_run` in the folder of the whole run, in which each worker has a folder of its own."""
     folder = tmp_path_factory.getbasetemp()
-    keep_results_in(folder if worker_id == "master" else folder.parent)
+    keep_results_in(folder.parent if xdist_internals.is_worker(pytestconfig) else folder)
