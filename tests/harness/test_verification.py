@@ -607,7 +607,7 @@ def test_a_verdict_is_told_as_json_and_as_a_page() -> None:
     verdict = fourfold.verify(without_maximum, "softmax", only=["forward"], **ONE)
     told = json.loads(verdict.json())
     assert told["passed"] is False
-    assert told["outcomes"][0]["failure"]["counterexample"].startswith("Case(")
+    assert told["checks"][0]["counterexample"].startswith("Case(")
     assert {"torch", "numpy"} <= told["versions"].keys()
     assert "<h1>without_maximum as softmax</h1>" in verdict.html()
     assert "&lt;" in fourfold.verify(lambda x: x, "softmax", only=["forward"], **ONE).html()
