@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 TOUR = ROOT / "docs" / "adding_an_operation.md"
-MOST_WORDS, MOST_LINES_OF_TOUR = 900, 250
+SKILL = ROOT / "skills" / "fourfold" / "SKILL.md"
+MOST_WORDS, MOST_LINES_OF_TOUR, MOST_LINES_OF_SKILL = 900, 250, 50
 # Files that a page asks its reader for.
 OF_THE_READER = {"my_kernels.py", "softmax.cu"}
 
@@ -207,6 +208,26 @@ def test_a_cheap_command_finds_its_tests(line: str) -> None:
     assert "::test_" in done.stdout
 
 
+# ---- the skill
+
+
+def test_the_skill_is_of_one_screen_and_says_what_exists() -> None:
+    text = SKILL.read_text()
+    head = re.match(r"---\nname: ([a-z-]+)\ndescription: (.+)\n---\n", text)
+    assert head
+    assert head[1] == SKILL.parent.name
+    assert len(head[2]) <= 1024  # what agents read of a skill that they do not use
+    assert len(text.splitlines()) <= MOST_LINES_OF_SKILL
+    assert "Never report a kernel as done before `fourfold verify` passes" in text
+    known = help_of("fourfold")
+    named = re.findall(r"`fourfold ([a-z]+)([^`]*)`", text)
+    assert {"verify", "sanitize", "bench", "explain", "mcp", "list"} <= {name for name, _ in named}
+    for name, words in named:
+        assert name in known
+        assert options_of(words) <= options_of(help_of("fourfold", name))
+    assert options_of(text) - {"--compare", "--save"} <= options_of(help_of("fourfold", "verify"))
+
+
 # ---- options and variables
 
 
@@ -293,7 +314,12 @@ def test_ci_runs_the_readmes_commands_with_the_versions_of_today_and_with_the_ol
 ) -> None:
     code, calls = calls_of_ci("run", tmp_path, failing)
     *today, install, contract, operations = calls
-    expected = ["pip install ray CI=1 ", "pip install -e . CI=1 ", "fourfold tour CI=1 ", "pytest -n auto CI=1 "]
+    expected = [
+        "pip install ray mcp jsonschema check-jsonschema CI=1 ",
+        "pip install -e . CI=1 ",
+        "fourfold tour CI=1 ",
+        "pytest -n auto CI=1 ",
+    ]
     assert today == expected[: 3 if failing == "fourfold" else 4]
     assert install == "pip install -e . CI=1 floors.txt"
     for call, least in ((contract, 10), (operations, 2)):

@@ -1,5 +1,6 @@
 """An installed wheel works from any folder, adds one top-level name, and needs nothing of a clone."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import sysconfig
 import venv
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,6 +120,76 @@ def test_a_kernel_in_its_authors_project_is_timed(installed: Path, tmp_path: Pat
     (row,) = json.loads(done.stdout)["timings"]
     assert (row["benchmark"], row["ratio_to"].keys()) == ("total-small-float32-forward", {"torch"})
     assert not list(installed.parents[1].rglob(".benchmarks"))
+
+
+CRASHING = """
+import os
+import signal
+
+def crash(x, y):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+def hang(x, y):
+    while True:
+        pass
+"""
+FEW = ["--device=cpu", "--dtype=float32", "--examples=1", "-k=test_output_agrees"]
+
+
+def answers(python: Path, folder: Path, *calls: tuple[str, dict[str, object]], seconds: int) -> list[dict[str, Any]]:
+    """Return the answers to calls of tools by one client over standard input, with one server."""
+    mcp = pytest.importorskip("mcp", reason="mcp is not installed: pip install 'fourfold[mcp]'")
+    words = ["-m", "fourfold", "mcp", f"--seconds={seconds}"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHONPATH"))}
+
+    async def ask() -> list[dict[str, Any]]:
+        server = mcp.StdioServerParameters(command=str(python), args=words, cwd=folder, env=environment)
+        async with mcp.stdio_client(server) as streams, mcp.ClientSession(*streams) as session:
+            await session.initialize()
+            tools = (await session.list_tools()).tools
+            assert [tool.name for tool in tools] == ["verify", "sanitize", "bench", "explain"]
+            found = [await session.call_tool(name, given) for name, given in calls]
+            return [json.loads(answer.content[0].text) for answer in found]
+
+    return asyncio.run(ask())
+
+
+def test_a_crashing_kernel_leaves_the_server_of_tools_alive(installed: Path, tmp_path: Path) -> None:
+    for name, text in {"kernels": CRASHING, "operations": OPERATIONS}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    crash = {"kernel": "kernels.py:crash", "operation": "operations.py:total", "options": FEW}
+    missing = {"kernel": "kernels.py:crsh", "operation": "operations.py:total"}
+    calls = [("verify", crash), ("verify", missing), ("explain", {"topic": "crashed"})]
+    crashed, misspelt, explained = answers(installed, tmp_path, *calls, seconds=600)
+    assert (crashed["exit_code"], crashed["result"]["kind"]) == (1, "crashed")
+    assert not crashed["result"]["passed"]
+    schema = json.loads((ROOT / "docs" / "verdict.schema.json").read_text())
+    pytest.importorskip("jsonschema", reason="jsonschema is not installed").validate(crashed["result"], schema)
+    assert "did you mean crash?" in misspelt["output"]
+    assert (misspelt["exit_code"], misspelt["result"]) == (2, None)
+    assert "its process died" in explained["output"]
+
+
+@pytest.mark.full
+def test_the_tools_verify_sanitize_and_time_and_end_what_hangs(installed: Path, tmp_path: Path) -> None:
+    texts = {"kernels": KERNELS, "ill": CRASHING, "operations": OPERATIONS, "script": "print('launches nothing')"}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    add = {"kernel": "kernels.py:add", "operation": "operations.py:total"}
+    few = ["-k", "small and forward and not compile", "--benchmark-max-time=0.01"]
+    calls: list[tuple[str, dict[str, object]]] = [
+        ("verify", {**add, "options": FEW}),
+        ("sanitize", {"script": "script.py"}),
+        ("bench", {**add, "options": few}),
+    ]
+    verified, sanitized, timed = answers(installed, tmp_path, *calls, seconds=600)
+    assert (verified["exit_code"], verified["result"]["passed"]) == (0, True)
+    assert (sanitized["exit_code"], sanitized["result"]["findings"]) == (0, [])
+    assert timed["result"]["timings"][0]["benchmark"] == "total-small-float32-forward"
+    hang = {"kernel": "ill.py:hang", "operation": "operations.py:total", "options": FEW}
+    (late, after) = answers(installed, tmp_path, ("verify", hang), ("explain", {"topic": "memory"}), seconds=15)
+    assert (late["exit_code"], late["output"]) == (None, "not done after 15 s")
+    assert after["exit_code"] == 0
 
 
 @pytest.mark.full

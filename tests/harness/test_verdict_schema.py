@@ -83,6 +83,7 @@ def test_a_verdict_of_another_version_is_named() -> None:
         Verdict.from_json(json.dumps({"schema_version": 2}))
 
 
+@pytest.mark.full
 def test_a_run_is_as_the_schema_says(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(KERNELS)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_INT"))}
