@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -190,6 +191,57 @@ def test_the_tools_verify_sanitize_and_time_and_end_what_hangs(installed: Path, 
     (late, after) = answers(installed, tmp_path, ("verify", hang), ("explain", {"topic": "memory"}), seconds=15)
     assert (late["exit_code"], late["output"]) == (None, "not done after 15 s")
     assert after["exit_code"] == 0
+
+
+SCRIPT = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def fill(x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, 1.0)
+
+
+fill[(1,)](torch.empty(5, device="cuda"), 5, BLOCK=8)
+"""
+
+
+def test_the_action_annotates_the_lines_that_fail_in_its_users_repository(installed: Path, tmp_path: Path) -> None:
+    yaml = pytest.importorskip("ruamel.yaml", reason="ruamel.yaml is not installed: pip install -e '.[dev]'")
+    action = yaml.YAML(typ="safe").load(ROOT / "action.yml")
+    for name, text in {"kernels": KERNELS, "operations": OPERATIONS, "script": SCRIPT}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    fake = tmp_path / "fake" / "pip"
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\necho "$@"\n')
+    fake.chmod(0o755)
+    inputs = {f"${{{{ inputs.{name} }}}}": given["default"] for name, given in action["inputs"].items()}
+    inputs |= {"${{ inputs.kernel }}": "kernels.py:subtract", "${{ inputs.as }}": "operations.py:total"}
+    inputs |= {"${{ inputs.options }}": " ".join(FEW[1:]), "${{ inputs.sanitize }}": "script.py"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHONPATH"))}
+    kept |= {"GITHUB_ACTIONS": "true", "GITHUB_WORKSPACE": str(tmp_path)}
+    kept["PATH"] = os.pathsep.join([str(fake.parent), str(installed.parent), kept["PATH"]])
+    done = {}
+    for step in action["runs"]["steps"]:
+        if "run" in step:
+            environment = kept | {name: inputs[value] for name, value in step["env"].items()}
+            command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+            done[step["name"]] = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done["install"].stdout.splitlines() == [
+        "install --quiet torch --index-url https://download.pytorch.org/whl/cpu",
+        "install --quiet fourfold",
+    ]
+    assert (done["verify"].returncode, done["sanitize"].returncode) == (1, 1), done
+    (annotated,) = re.findall(r"^::error file=kernels.py,line=7,title=(.*)$", done["verify"].stdout, re.MULTILINE)
+    assert "forward%3A output agrees with the oracle" in annotated
+    assert "%0ACase(x=" in annotated
+    out_of_bounds = "::error file=script.py,line=10,title=out of bounds in fill::"
+    assert out_of_bounds in done["sanitize"].stdout + done["sanitize"].stderr
+    report = tmp_path / "fourfold-report"
+    assert {path.name for path in report.iterdir()} >= {"index.html", "verdict.json", "sanitize-script.py.json"}
 
 
 @pytest.mark.full
