@@ -24,6 +24,8 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 TOUR = ROOT / "docs" / "adding_an_operation.md"
 SKILL = ROOT / "skills" / "fourfold" / "SKILL.md"
+# Pages with complete files, which are followed below.
+FOLLOWED = [ROOT / "docs" / "tutorial.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
 MOST_WORDS, MOST_LINES_OF_TOUR, MOST_LINES_OF_SKILL = 900, 250, 50
 # Files that a page asks its reader for.
 OF_THE_READER = {"my_kernels.py", "softmax.cu"}
@@ -61,6 +63,18 @@ def prose(page: Path) -> str:
 
 def test_the_readme_is_short() -> None:
     assert len(README.read_text().split()) <= MOST_WORDS
+
+
+def test_a_figure_that_changes_stands_in_one_place() -> None:
+    amount = r"(?:\d[\d,.]*|half an|a quarter of an|ten|fifteen|twenty|thirty|forty|an?) (?:min|hour)"
+    figures = {
+        "the time of all tests": rf"(?:[Aa]ll tests|every test|whole run|verify every operation)[^.]*? {amount}",
+        "the number of all tests": r"\d,?\d{3} tests",
+        "the number of our mutants": r"\b[45],?\d{3}(?= mutants|\. Those| \|\n\|---)",
+    }
+    for figure, pattern in figures.items():
+        found = [(name_of(page), each) for page in PAGES for each in re.findall(pattern, prose(page))]
+        assert len(found) == 1, f"{figure}: {found}"
 
 
 # ---- links
@@ -101,7 +115,7 @@ def test_every_page_is_linked_from_the_readme_or_the_index() -> None:
 def commands() -> Iterator[tuple[Path, str]]:
     for page in PAGES:
         for language, block in FENCE.findall(page.read_text()):
-            if language == "sh":
+            if language == "sh" and page not in FOLLOWED:
                 yield from ((page, line) for line in block.splitlines())
 
 
@@ -345,6 +359,39 @@ def test_a_release_that_cannot_be_installed_fails_and_the_others_are_tried(tmp_p
     code, calls = calls_of_ci("versions", tmp_path, "pip", "2.12", "2.15")
     assert code == 1
     assert [call.split()[-1] for call in calls] == ["2.12.txt", "2.15.txt"]
+
+
+# ---- the tutorial and the pages that say how to
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page", FOLLOWED, ids=name_of)
+def test_who_follows_a_page_sees_what_it_says(page: Path, tmp_path: Path) -> None:
+    seen, ran, block = "", 0, re.compile(f"(?:{FILE.pattern})|(?:{FENCE.pattern})", re.MULTILINE | re.DOTALL)
+    for name, content, language, text in block.findall(page.read_text()):
+        if name:
+            (tmp_path / name).write_text(content)
+        for line in text.splitlines() if language == "sh" else ():
+            words = shlex.split(line) + ["--device=cpu"] * line.startswith("fourfold verify")
+            done = python(*words, cwd=tmp_path, PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
+            seen, ran = done.stdout + done.stderr, ran + 1
+        for line in text.splitlines() if not language else ():
+            expected = ".*".join(map(re.escape, line.strip().split("...")))
+            assert re.search(expected, seen), f"{line}\n\n{seen}"
+    assert ran >= 2
+
+
+@pytest.mark.full
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed: pip install -e '.[docs]'")
+    done = python("mkdocs", "build", "--strict", "--site-dir", str(tmp_path), NO_MKDOCS_2_WARNING="1")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "reference" / "index.html").read_text()
+    source = (ROOT / "fourfold" / "__init__.py").read_text()
+    public = re.findall(r'^    "(\w+)": "([\w.]+)",$', source, re.MULTILINE)
+    assert len(public) > 20
+    assert [name for name, module in public if f'id="{module}.{name}"' not in page] == []
+    assert json.loads((tmp_path / "verdict.schema.json").read_text())["$id"]
 
 
 # ---- the tour
