@@ -1,7 +1,6 @@
 """The verdict on one implementation: the outcome of each check, and every distinct failure."""
 
 import functools
-import html
 import json
 import math
 from collections import Counter
@@ -10,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Self
 
+from fourfold.engine.pages import page
 from fourfold.instruments.line_coverage import Unexecuted, shown
 from fourfold.operations.boundary import Boundary
 from fourfold.operations.claims import EXACT, STORAGE, Claims
@@ -382,18 +382,13 @@ class Verdict:
         checks = [outcome.as_check() for outcome in self.outcomes]
         return json.dumps({**head, **own, "checks": checks}, indent=1, default=str)
 
-    def html(self) -> str:
-        """Return the whole verdict as an HTML page."""
-        title = html.escape(f"{self.implementation} as {self.operation}")
-        text = html.escape("\n".join(self._lines()))
-        colour = "#1a7f37" if self.passed else "#c0232c"
-        return (
-            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-            "<style>body{font:16px/1.5 system-ui;max-width:76rem;margin:1rem auto;padding:0 1rem}"
-            "pre{white-space:pre-wrap;font:13px/1.45 ui-monospace,monospace}</style>"
-            f'<h1>{title}</h1><p style="color:{colour};font-weight:600">{html.escape(self.summary)}</p>'
-            f"<pre>{text}</pre></html>\n"
-        )
+    def html(self, back: str = "") -> str:
+        """Return the whole verdict as an HTML page.
+
+        Args:
+            back: the address of the page that links to it; "" for none.
+        """
+        return page("engine/verdict.html", verdict=self, back=back)
 
 
 def kind_of(outcomes: Collection[Outcome], passed: bool, left_out: int = 0) -> Kind:
