@@ -11,22 +11,10 @@ from fourfold.impls.giou.torch_eager import pairwise_giou
 from fourfold.impls.giou_loss.torch_eager import concatenated_loss, looped_loss
 
 from . import (
-    planted_add_rms_norm,
     planted_attention_hopper,
-    planted_cross_entropy,
-    planted_cuda,
     planted_diou_losses,
-    planted_giou_losses,
     planted_hopper,
-    planted_layer_norm,
-    planted_matmul,
-    planted_nms,
-    planted_rms_norm,
     planted_scaled_matmul,
-    planted_softmax,
-    planted_softmax_kernels,
-    planted_topk,
-    planted_vector_add,
 )
 from .steps import Implementation, giou, loss, one_term_after_another
 
@@ -173,15 +161,6 @@ CONTROLS = (
     ),
     Control(name="looped", operation="giou_loss_ragged", make=lambda: by_samples(looped_loss), dtypes=("float32",)),
     Control(name="concatenated", operation="giou_loss_ragged", make=lambda: by_samples(concatenated_loss)),
-    Control(name="cuda", operation="giou", make=planted_cuda.giou, dtypes=("float32",)),
-    Control(name="cuda", operation="giou_loss", make=planted_cuda.giou_loss, dtypes=("float32",)),
-    *(
-        Control(name="torch", operation=operation, make=make, dtypes=("float16",), examples=10, elements=3000)
-        for operation, make in (
-            ("vector_add", planted_softmax.vector_add),
-            ("softmax", planted_softmax.softmax),
-        )
-    ),
     # It scales before it subtracts.
     Control(name="torchs_own", operation="layer_norm", make=lambda: torchs_layer_norm, dtypes=("float32", "float64")),
     Control(name="torchs_own", operation="rms_norm", make=lambda: torchs_rms_norm, dtypes=("float32", "float64")),
@@ -198,52 +177,13 @@ CONTROLS = (
         Control(name="as_torchvision", operation=name, make=functools.partial(planted_diou_losses.as_torchvision, name))
         for name in planted_diou_losses.RECORDS
     ),
-    # The small planted kernels without their mistakes.
-    *(
-        Control(name=name, operation=operation, make=make, dtypes=("float32",), examples=4, elements=300)
-        for operation, in_triton, in_cuda in (("vector_add", planted_vector_add.in_triton, planted_vector_add.in_cuda),)
-        for name, make in (("small_triton", in_triton), ("small_cuda", in_cuda))
-    ),
-    # Small CUDA C++ kernels, as above.
-    *(
-        Control(name="small_cuda", operation=name, make=make, dtypes=("float32",), examples=4, elements=300)
-        for name, make in (
-            ("layer_norm", planted_layer_norm.in_cuda),
-            ("rms_norm", planted_rms_norm.in_cuda),
-            ("softmax", planted_softmax_kernels.in_cuda),
-            ("cross_entropy", planted_cross_entropy.in_cuda),
-            ("matmul", planted_matmul.in_cuda),
-            ("giou_loss", planted_giou_losses.padded_in_cuda),
-            ("giou_loss_ragged", planted_giou_losses.ragged_in_cuda),
-            *((name, functools.partial(planted_diou_losses.in_cuda, name)) for name in planted_diou_losses.RECORDS),
-        )
-    ),
-    *(
-        Control(name=name, operation=f"topk.{output}", make=make, dtypes=("float32",), examples=10, elements=3000)
-        for output in ("values", "indices")
-        for name, make in (("small_triton", planted_topk.in_triton), ("small_cuda", planted_topk.in_cuda))
-    ),
-    *(
-        Control(
-            name="small_cuda",
-            operation=f"add_rms_norm.{output}",
-            make=planted_add_rms_norm.in_cuda,
-            dtypes=("float32",),
-            examples=10,
-            elements=3000,
-        )
-        for output in ("y", "residual_out")
-    ),
-    *(
-        Control(name=name, operation="scaled_matmul", make=make, dtypes=("float32",), examples=10, elements=3000)
-        for name, make in (
-            ("small_cuda", planted_scaled_matmul.in_cuda),
-            # Numbers times scales, which are rounded before all of them are summed in one go.
-            ("dequantised", functools.partial(planted_scaled_matmul.checked, planted_scaled_matmul.dequantised)),
-        )
-    ),
-    *(
-        Control(name=name, operation="nms", make=make, dtypes=("float32",), examples=10, elements=1000)
-        for name, make in (("small_cuda", planted_nms.in_cuda),)
+    # Numbers times scales, which are rounded before all of them are summed in one go.
+    Control(
+        name="dequantised",
+        operation="scaled_matmul",
+        make=functools.partial(planted_scaled_matmul.checked, planted_scaled_matmul.dequantised),
+        dtypes=("float32",),
+        examples=10,
+        elements=3000,
     ),
 )

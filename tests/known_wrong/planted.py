@@ -19,7 +19,6 @@ from fourfold.properties.boxes import box_pairs
 from fourfold.properties.giou import example
 
 from fourfold.backends.arguments import check_floating
-from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.forward import forward_agrees
@@ -34,8 +33,6 @@ from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure
 from fourfold.operations.record import Law, Operation
 
-from . import planted_cuda
-from .far_apart import pairs_far_apart
 from .published import giou_without_clamp
 from .steps import (
     Implementation,
@@ -106,41 +103,6 @@ OUTPUT, GRADIENT = r"output\[.*is .*expected", r"gradient of \w+\[.*is .*expecte
 UNWRITTEN = "was never written"
 
 
-def cuda_fault(
-    operation: str,
-    in_cuda: Callable[..., Implementation],
-    name: str,
-    raises: type[Exception] | None = None,
-    **fields: Any,
-) -> Fault:
-    """Return a fault of a CUDA C++ kernel, by default of the output. Its name in capitals selects the mistake.
-
-    The checked build detects one that ``raises``, and names the line.
-    """
-    common = {"check": forward_agrees, "says": OUTPUT}
-    if raises:
-        common |= {"raises": raises, "says": r"\w\.cu:\d+\)", "only_on": "cpu"}
-    make = functools.partial(in_cuda, name.upper())
-    return Fault(**{"operation": operation, "name": name, "language": "cuda", "make": make, **common, **fields})
-
-
-def kernel_faults(
-    operation: str, in_triton: Callable[..., Implementation], in_cuda: Callable[..., Implementation], **common: Any
-) -> tuple[Callable[..., Fault], Callable[..., Fault]]:
-    """Return two functions that make an operation's faults by name, one in Triton and one in CUDA C++."""
-    common = {"check": forward_agrees, "says": OUTPUT, **common}
-
-    def of_triton(name: str, **more: Any) -> Fault:
-        make = functools.partial(in_triton, name)
-        return Fault(**{"operation": operation, "name": name, "language": "triton", "make": make, **common, **more})
-
-    def of_cuda(name: str, raises: type[Exception] | None = None, **more: Any) -> Fault:
-        given = {key: value for key, value in common.items() if not raises or key != "says"}
-        return cuda_fault(operation, in_cuda, name, raises, **{**given, **more})
-
-    return of_triton, of_cuda
-
-
 A_PAIR = [0.0, 0.0, 4.0, 3.0], [1.0, 1.0, 6.0, 5.0]
 
 
@@ -167,8 +129,8 @@ def one_row(dtype: DType) -> Case:
 
 
 def thousand_rows(dtype: DType) -> Case:
-    """Return one sample of 1024 valid rows, as many as a block of the CUDA kernel has threads."""
-    boxes = np.tile(np.array(A_PAIR, dtype=dtype.numpy)[:, None, None], (1, 1, 1024, 1))
+    """Return one sample of 16384 valid rows, which keep all warps busy."""
+    boxes = np.tile(np.array(A_PAIR, dtype=dtype.numpy)[:, None, None], (1, 1, 16384, 1))
     return Case({"pred": boxes[0], "target": boxes[1]}, np.array(-1.5, dtype=dtype.numpy), {"eps": 1e-5})
 
 
@@ -535,54 +497,6 @@ def _faults() -> list[Fault]:
     ):
         add("law", "giou", law(which), make, f"{which.__name__}: left side", right_on=right_on)
 
-    # ---- CUDA C++: faults in memory accesses
-
-    cuda: Any = functools.partial(add, language="cuda", only_on="cpu")
-    cuda(
-        "store_unmasked", "giou", forward, lambda: planted_cuda.giou("STORE_UNMASKED"),
-        r"planted\.cu:\d+\).*write of 4 bytes, just past the end", right_on=sixty_four_pairs,
-        raises=cuda_on_cpu.OutOfBounds,
-    )  # fmt: skip
-    # The arena's redzones lie past the tensor's end. The checked build stops a kernel before the arena sees the write.
-    cuda(
-        "store_unmasked", "giou", memory, lambda: planted_cuda.giou("STORE_UNMASKED"),
-        r"planted\.cu:\d+\).*write of 4 bytes, just past the end", right_on=sixty_four_pairs,
-        raises=cuda_on_cpu.OutOfBounds,
-    )  # fmt: skip
-    cuda(
-        "load_unmasked", "giou", forward, lambda: planted_cuda.giou("LOAD_UNMASKED"),
-        r"planted\.cu:\d+\).*read of 4 bytes", right_on=sixty_four_pairs, raises=cuda_on_cpu.OutOfBounds,
-    )  # fmt: skip
-    cuda(
-        "offsets_in_32_bits", "giou", forward, lambda: planted_cuda.giou("OFFSETS_IN_32_BITS"),
-        r"planted\.cu:\d+\).*overflow", right_on=sixty_four_pairs, raises=cuda_on_cpu.UndefinedArithmetic,
-        examples={"rows_2_28_elements_apart": pairs_far_apart},
-    )  # fmt: skip
-    cuda(
-        "contiguous_assumed", "giou", forward, lambda: planted_cuda.giou("CONTIGUOUS_ASSUMED"),
-        r"planted\.cu:\d+\).*read of 4 bytes", right_on=one_pair, raises=cuda_on_cpu.OutOfBounds,
-    )  # fmt: skip
-    cuda(
-        "grad_output_contiguous_assumed", "giou", backward,
-        lambda: planted_cuda.giou("NONE", "CONTIGUOUS_ASSUMED"),
-        r"planted\.cu:\d+\).*read of 4 bytes", right_on=one_pair, raises=cuda_on_cpu.OutOfBounds,
-    )  # fmt: skip
-    cuda(
-        "nan_dropped", "giou", forward, lambda: planted_cuda.giou("NAN_DROPPED"), output, right_on=one_pair,
-        only_on="",
-    )  # fmt: skip
-    cuda(
-        "barrier_missing", "giou_loss", forward, lambda: planted_cuda.giou_loss("BARRIER_MISSING"),
-        r"planted\.cu:\d+\).*", right_on=None, raises=cuda_on_cpu.Race,
-    )  # fmt: skip
-    cuda(
-        "idle_warps_unwritten", "giou_loss", forward, lambda: planted_cuda.giou_loss("IDLE_WARPS_UNWRITTEN"),
-        r"planted\.cu:\d+\).*", right_on=thousand_rows, raises=cuda_on_cpu.UninitialisedShared,
-    )  # fmt: skip
-    cuda(
-        "atomic_sum", "giou_loss", repeats_bit_for_bit, lambda: planted_cuda.giou_loss("ATOMIC_SUM"),
-        "output differs between two calls", right_on=one_row,
-    )  # fmt: skip
     return faults
 
 

@@ -4,11 +4,14 @@ from fourfold.properties import giou as properties
 from fourfold.properties import giou_loss as padded
 from fourfold.properties import giou_loss_ragged as ragged
 
+from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.checks.memory import memory_is_respected
+from fourfold.checks.offsets import offsets_may_pass_32_bits
 
 from .edits import OFFSETS_OF_ROWS, Edits
 from .far_apart import pairs_far_apart
 from .planted import Fault, named, one_pair, one_row, ragged_row, sixty_four_pairs
+from .planted_giou_matrix import NAN_DROPPED
 
 # fmt: off
 SIDE = "clamped(torch.minimum(bottom1, bottom2) - torch.maximum(top1, top2), 0) =>"
@@ -153,5 +156,31 @@ def _in_triton() -> tuple[Fault, ...]:
     )
 
 
+IN_32_BITS = "giou/boxes.cuh: row < inner ? row * inner_stride => row < inner ? int(row) * int(inner_stride)"
+UP_TO_64, STORED = "if (row < (num_rows + 63) / 64 * 64)", "if (row < num_rows) giou[row] ="
+
+
+def _in_cuda() -> tuple[Fault, ...]:
+    of, one, whole = Edits("giou", "cuda"), {"right_on": one_pair}, {"right_on": sixty_four_pairs}
+    out_of_bounds, past_the_end = cuda_on_cpu.OutOfBounds, r"\.cu:\d+\).*write of 4 bytes, just past the end"
+    unmasked = f"{STORED} => {UP_TO_64} giou[row] ="
+    return (
+        of.stopped("store_unmasked", out_of_bounds, unmasked, **whole, says=past_the_end),
+        # The arena's redzones lie past the tensor's end. The checked build stops a kernel before the arena sees it.
+        of.stopped("store_unmasked", out_of_bounds, unmasked, check=memory_is_respected, **whole, says=past_the_end),
+        of.stopped("load_unmasked", out_of_bounds, "if (row < num_rows) {\n            a[k] = => "
+                   f"{UP_TO_64} {{\n            a[k] =", **whole),
+        of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, IN_32_BITS, **whole,
+                   examples={"rows_2_28_elements_apart": pairs_far_apart}),
+        of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, IN_32_BITS, check=offsets_may_pass_32_bits,
+                   **one),
+        of.stopped("contiguous_assumed", out_of_bounds, "at[coordinate_stride], at[2 * coordinate_stride],"
+                   " at[3 * coordinate_stride] => at[1], at[2], at[3]", **one),
+        of.gradient("grad_output_contiguous_assumed",
+                    "grad_output[place(row, inner, outer_stride, inner_stride)] => grad_output[row]", **one),
+        of("nan_dropped", NAN_DROPPED, **one),
+    )
+
+
 # fmt: on
-FAULTS = (*_in_torch(), *_padded(), *_ragged(), *_in_triton())
+FAULTS = (*_in_torch(), *_padded(), *_ragged(), *_in_triton(), *_in_cuda())

@@ -24,7 +24,7 @@ from fourfold.checks.forward import forward_agrees
 from .planted import GRADIENT, OUTPUT, Check, Fault, law
 from .planted_combinations import BLOCK, normalized, rms_norm
 from .planted_sizes import product
-from .planted_softmax import zeros_added
+from .planted_vector_add import zeros_added
 from .steps import Implementation
 
 Tensor = torch.Tensor

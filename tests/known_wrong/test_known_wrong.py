@@ -125,13 +125,20 @@ def of_each(*faults: Fault) -> pytest.MarkDecorator:
 
 
 @pytest.fixture
+def compiled_alone() -> Iterator[None]:
+    """Compile each CUDA kernel when it is launched: an edited source launches few of its kernels."""
+    with cuda_launch.compiling_only(()):
+        yield
+
+
+@pytest.fixture
 def all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let many calls be made of an interpreted kernel, too."""
     monkeypatch.setattr(many_calls, "FUNCTIONS", {"cpu": math.inf, "cuda": math.inf})
 
 
 @pytest.mark.full(but=90)
-@pytest.mark.usefixtures("without_shrinking", "all_calls")
+@pytest.mark.usefixtures("without_shrinking", "all_calls", "compiled_alone")
 @of_each(*FAULTS, *GENERIC)
 def test_planted_fault_is_rejected_by_its_check(fault: Fault, device: str) -> None:
     if fault.only_on not in ("", device):
@@ -183,7 +190,7 @@ def test_fault_is_seen_by_what_it_names_alone(fault: Fault, device: str, monkeyp
 
 
 @pytest.mark.full(but=40)
-@pytest.mark.usefixtures("without_shrinking")
+@pytest.mark.usefixtures("without_shrinking", "compiled_alone")
 @of_each(*(fault for fault in FAULTS if fault.right_on))
 def test_planted_fault_is_right_somewhere(fault: Fault, device: str) -> None:
     """Guard against a check that rejects everything."""
