@@ -71,7 +71,7 @@ def half_under_autocast(right: Implementation, half: Implementation) -> Implemen
 
 
 HALF = {
-    "torch": "x + y => (x.half() + y.half()).to(x.dtype)",
+    "torch": "return x + y => return (x.half() + y.half()).to(x.dtype)",
     "triton": "return x + y => return x.to(tl.float16) + y.to(tl.float16)",
     "cuda": "return x + y; => return C(__half(float(x + y)));",
 }

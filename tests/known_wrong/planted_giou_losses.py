@@ -91,6 +91,9 @@ def _padded_in_cuda() -> tuple[Fault, ...]:
         of.stopped("barrier_missing", cuda_on_cpu.Race, BARRIER),
         of.stopped("idle_warps_unwritten", cuda_on_cpu.UninitialisedShared,
                    f"{MEAN}if (lane == 0) of_warp => if (lane == 0 && mine.count) of_warp", right_on=thousand_rows),
+        of("gradient_of_padding_unwritten", "if (grad_pred) grad_pred => if (grad_pred && valid[k]) grad_pred",
+           check=memory_is_respected, says=r"gradient of \w+\[.* was never written", **one,
+           source="https://github.com/pytorch/FBGEMM/pull/5754"),
         of("atomic_sum", ATOMIC.format("(double)count"), check=repeats_bit_for_bit,
            says="output differs between two calls", only_on="cpu", **one),
     )

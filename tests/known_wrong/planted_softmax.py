@@ -50,7 +50,7 @@ PADDED = (
     f"{RIGHT} torch.softmax(torch.nn.functional.pad(in_compute_dtype(x), (0, -x.shape[-1] % 16)), dim=-1)"
     "[..., : x.shape[-1]]"
 )
-OF_ALL, NO_SUM = steps(largest="(wide.max() if x.numel() else 0)"), steps(f"{SUM}.detach()")
+OF_ALL, NO_SUM = steps(largest="(wide.detach().max() if x.numel() else 0)"), steps(f"{SUM}.detach()")
 
 
 def _torch_faults() -> tuple[Fault, ...]:

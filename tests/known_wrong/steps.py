@@ -1,7 +1,6 @@
-"""The GIoU family in torch, correct, with explicit gradients, in steps that a fault can replace one at a time."""
+"""The GIoU family in torch, correct, with explicit gradients."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,7 @@ ARGUMENTS = {
 def wire(
     operation: str,
     forward: Callable[..., torch.Tensor],
-    backward: Callable[..., tuple] | None = None,
-    check: Callable[..., None] | None = None,
+    backward: Callable[..., tuple],
 ) -> Implementation:
     """Make the public function of an operation of the GIoU family from a forward and a backward pass.
 
@@ -29,9 +27,8 @@ def wire(
         operation: the operation's name, which determines the arguments.
         forward: takes ``(*tensors, eps)``; returns the output.
         backward: takes ``(grad_output, *tensors, eps)``; returns the gradients of the first two, None if not needed.
-        check: replaces the operation's own argument check.
     """
-    names, default_check = ARGUMENTS[operation]
+    names, check = ARGUMENTS[operation]
 
     class Wired(torch.autograd.Function):
         @staticmethod
@@ -42,13 +39,12 @@ def wire(
 
         @staticmethod
         def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-            assert backward is not None
             gradients = backward(grad_output, *ctx.saved_tensors, ctx.eps)
             return (None, *gradients, *([None] * (len(names) - 2)))
 
     def implementation(eps: float = 1e-5, **tensors: Any) -> torch.Tensor:
         ordered = [tensors[name] for name in names]
-        (check or default_check)(*ordered, eps)
+        check(*ordered, eps)
         return Wired.apply(eps, *ordered)
 
     return implementation
@@ -98,10 +94,6 @@ def differentiable(
     return implementation
 
 
-def passes(operand: torch.Tensor, bound: float) -> torch.Tensor:
-    return operand >= bound
-
-
 def padded_rows(pred: torch.Tensor, target: torch.Tensor) -> tuple[tuple, tuple]:
     valid = (target[..., 3] > 0).nonzero(as_tuple=True)
     return valid, valid
@@ -120,28 +112,8 @@ def one_term_after_another(losses: torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(np.cumsum(losses.cpu().numpy())[-1], device=losses.device)
 
 
-def zeros(like: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Steps:
-    """The steps that a fault may replace."""
-
-    # Steps of the gradient.
-    tie: float = 0.5
-    side_passes: Callable = passes
-    area_passes: Callable = passes
-    cotangent: Callable = lambda grad_output: grad_output
-    gradients: Callable = lambda grad_a, grad_b: (grad_a, grad_b)
-    # Steps of the losses.
-    rows: Callable = padded_rows
-    total: Callable = torch.sum
-    blank: Callable = zeros
-
-
 def score_gradients(
-    steps: Steps, grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, eps: float
+    grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the gradients of ``sum(grad * pairwise_giou(a, b, eps))``."""
     lower, upper = torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:])
@@ -154,17 +126,17 @@ def score_gradients(
     union, hull = raw_union.clamp(min=eps), raw_hull.clamp(min=eps)
     zero = torch.zeros((), dtype=a.dtype, device=a.device)
 
-    by_union = torch.where(steps.area_passes(raw_union, eps), grad / hull - grad * (intersection / union) / union, zero)
-    by_hull = torch.where(steps.area_passes(raw_hull, eps), grad * ((hull - union) / hull) / hull - grad / hull, zero)
+    by_union = torch.where(raw_union >= eps, grad / hull - grad * (intersection / union) / union, zero)
+    by_hull = torch.where(raw_hull >= eps, grad * ((hull - union) / hull) / hull - grad / hull, zero)
     by_intersection = grad / union - by_union
-    by_width = torch.where(steps.side_passes(width, 0), by_intersection * height.clamp(min=0), zero)
-    by_height = torch.where(steps.side_passes(height, 0), by_intersection * width.clamp(min=0), zero)
+    by_width = torch.where(width >= 0, by_intersection * height.clamp(min=0), zero)
+    by_height = torch.where(height >= 0, by_intersection * width.clamp(min=0), zero)
 
     def lesser(part: torch.Tensor, mine: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return torch.where(mine == other, steps.tie * part, torch.where(mine > other, zero, part))
+        return torch.where(mine == other, 0.5 * part, torch.where(mine > other, zero, part))
 
     def greater(part: torch.Tensor, mine: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return torch.where(mine == other, steps.tie * part, torch.where(mine < other, zero, part))
+        return torch.where(mine == other, 0.5 * part, torch.where(mine < other, zero, part))
 
     def along(lower: int, mine: torch.Tensor, other: torch.Tensor, side: Any, hull_side: Any, area: Any) -> tuple:
         first, last = mine[..., lower], mine[..., lower + 2]
@@ -180,43 +152,38 @@ def score_gradients(
         y1, y2 = along(1, mine, other, by_height, by_hull * hull_width, by_union * box_width)
         return torch.stack([x1, y1, x2, y2], -1)
 
-    return steps.gradients(of(a, b), of(b, a))
+    return of(a, b), of(b, a)
 
 
-def giou(
-    check: Callable[..., None] | None = None, pairwise: Callable[..., torch.Tensor] = pairwise_giou, **changes: Any
-) -> Implementation:
-    """Return giou with some steps of its gradient changed, or with another forward pass in the compute dtype."""
-    steps = Steps(**changes)
+def giou(pairwise: Callable[..., torch.Tensor] = pairwise_giou) -> Implementation:
+    """Return giou with its gradient written out, or with another forward pass in the compute dtype."""
 
     def forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
         return pairwise(in_compute_dtype(boxes1), in_compute_dtype(boxes2), eps).to(boxes1.dtype)
 
-    def backward(grad_output: torch.Tensor, boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> tuple:
-        grad = steps.cotangent(in_compute_dtype(grad_output))
-        gradients = score_gradients(steps, grad, in_compute_dtype(boxes1), in_compute_dtype(boxes2), eps)
+    def backward(grad: torch.Tensor, boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> tuple:
+        gradients = score_gradients(*map(in_compute_dtype, (grad, boxes1, boxes2)), eps)
         return tuple(g.to(boxes1.dtype) for g in gradients)
 
-    return wire("giou", forward, backward, check)
+    return wire("giou", forward, backward)
 
 
-def loss(operation: str, check: Callable[..., None] | None = None, **changes: Any) -> Implementation:
-    """Return giou_loss or giou_loss_ragged with some steps changed."""
-    default_rows = ragged_rows if operation == "giou_loss_ragged" else padded_rows
-    steps = Steps(**{"rows": default_rows, **changes})
+def loss(operation: str, total: Callable[[torch.Tensor], torch.Tensor] = torch.sum) -> Implementation:
+    """Return giou_loss or giou_loss_ragged with its gradient written out, or with another sum of the losses."""
+    rows = ragged_rows if operation == "giou_loss_ragged" else padded_rows
 
     def forward(pred: torch.Tensor, target: torch.Tensor, *offsets: Any) -> torch.Tensor:
-        pred_at, target_at = steps.rows(pred, target, *offsets[:-1])
+        pred_at, target_at = rows(pred, target, *offsets[:-1])
         losses = 1 - pairwise_giou(in_compute_dtype(pred[pred_at]), in_compute_dtype(target[target_at]), offsets[-1])
-        return (steps.total(losses) / max(len(losses), 1)).to(pred.dtype)
+        return (total(losses) / max(len(losses), 1)).to(pred.dtype)
 
     def backward(grad_output: torch.Tensor, pred: torch.Tensor, target: torch.Tensor, *offsets: Any) -> tuple:
-        pred_at, target_at = steps.rows(pred, target, *offsets[:-1])
+        pred_at, target_at = rows(pred, target, *offsets[:-1])
         a, b = in_compute_dtype(pred[pred_at]), in_compute_dtype(target[target_at])
-        row = steps.cotangent(-in_compute_dtype(grad_output) / max(len(a), 1)).expand(len(a))
-        grad_a, grad_b = score_gradients(steps, row, a, b, offsets[-1])
-        grad_pred, grad_target = steps.blank(pred), steps.blank(target)
+        row = (-in_compute_dtype(grad_output) / max(len(a), 1)).expand(len(a))
+        grad_a, grad_b = score_gradients(row, a, b, offsets[-1])
+        grad_pred, grad_target = pred.new_zeros(pred.shape), target.new_zeros(target.shape)
         grad_pred[pred_at], grad_target[target_at] = grad_a.to(pred.dtype), grad_b.to(pred.dtype)
         return grad_pred, grad_target
 
-    return wire(operation, forward, backward, check)
+    return wire(operation, forward, backward)
