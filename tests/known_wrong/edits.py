@@ -23,8 +23,7 @@ from fourfold.checks.laws import law_holds
 from fourfold.mutation.trial import KernelPackage
 from fourfold.operations.record import Law
 
-from .planted import GRADIENT, OUTPUT, Fault
-from .steps import Implementation
+from .planted import GRADIENT, OUTPUT, Fault, Implementation
 
 ARROW = re.compile(r"\s=>(\d*)(?:\s|$)")
 FILE = re.compile(r"([\w/]+\.(?:py|cuh?)): ")

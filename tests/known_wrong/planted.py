@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 
 import numpy as np
+import torch
 from fourfold.properties import giou_loss as giou_loss_properties
 from fourfold.properties import giou_loss_ragged
 from fourfold.properties.boxes import box_pairs
@@ -18,10 +19,7 @@ from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure
 from fourfold.operations.record import Law, Operation
 
-from .steps import (
-    Implementation,
-)
-
+Implementation = Callable[..., torch.Tensor]
 Check = Callable[[Subject, Search], None]
 CaseOf = Callable[[DType], Case]
 

@@ -11,8 +11,7 @@ from fourfold.checks.modes import autocast_changes_precision_alone
 from fourfold.checks.parameters import defaults_are_the_definitions, parameters_may_be_far_from_the_usual
 
 from .edits import edited
-from .planted import Check, Fault
-from .steps import Implementation
+from .planted import Check, Fault, Implementation
 
 Tensor = torch.Tensor
 

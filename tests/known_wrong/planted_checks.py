@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from fourfold.impls.giou.torch_eager import in_compute_dtype
 from fourfold.impls.softmax.arguments import check_softmax
 from fourfold.properties import softmax as softmax_properties
 
@@ -16,12 +17,12 @@ from fourfold.checks.batches import many_samples_are_alike, the_batch_does_not_m
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.history import history_does_not_matter, late_inputs_are_waited_for
 from fourfold.checks.offsets import offsets_may_pass_32_bits
+from fourfold.checks.saved_tensors import backward_is_of_the_call
 from fourfold.checks.search import Search, Subject
 
 from .edits import OFFSETS_OF_ROWS, edited
-from .planted import Check, Fault, one_pair
+from .planted import Check, Fault, Implementation, one_pair
 from .planted_softmax import OF_ALL
-from .steps import Implementation, differentiable, in_compute_dtype
 
 Tensor = torch.Tensor
 Key = Callable[[Tensor], Any]
@@ -41,14 +42,31 @@ def softmax(
     forward: Callable[[Tensor], Tensor] = right,
     backward: Callable[[Tensor, Tensor], Tensor] = gradient,
     compute: Callable[[Tensor], Tensor] = in_compute_dtype,
+    guarded: bool = True,
 ) -> Implementation:
-    """Return softmax with some steps changed."""
-    return differentiable(
-        ("x",),
-        lambda x: forward(compute(x)).to(x.dtype),
-        lambda grad, y, _: (backward(compute(grad), compute(y)).to(y.dtype),),
-        check_softmax,
-    )
+    """Return softmax with some steps changed.
+
+    Unless `guarded`, the output is kept without save_for_backward, and autograd cannot detect a change to it.
+    """
+
+    class Softmax(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            y = forward(compute(x)).to(x.dtype)
+            ctx.kept = None if guarded else y.detach()
+            ctx.save_for_backward(*[y] * guarded)
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            y = ctx.saved_tensors[0] if guarded else ctx.kept
+            return backward(compute(grad), compute(y)).to(y.dtype)
+
+    def implementation(x: Tensor) -> Tensor:
+        check_softmax(x)
+        return Softmax.apply(x)
+
+    return implementation
 
 
 def cached(key: Key, step: Callable[..., Tensor], handed_out: Callable[[Tensor], Tensor] = Tensor.clone) -> Callable:
@@ -195,6 +213,13 @@ def _faults() -> list[Fault]:
         right_on="two_columns",
         examples=plain,
         search=300,
+    )
+    add(
+        "output_kept_unguarded",
+        lambda: softmax(guarded=False),
+        backward_is_of_the_call,
+        "after the output was",
+        right_on=None,
     )
     offsets = offsets_may_pass_32_bits
     faults.append(

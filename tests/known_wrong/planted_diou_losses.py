@@ -17,8 +17,7 @@ from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 
 from .edits import Edits
-from .planted import Fault, named
-from .steps import Implementation
+from .planted import Fault, Implementation, named
 
 Tensor = torch.Tensor
 Pairwise = Callable[[Tensor, Tensor, float], Tensor]

@@ -12,8 +12,7 @@ from fourfold.checks.memory import memory_is_respected
 
 from .edits import Edits
 from .far_apart import far_apart
-from .planted import UNWRITTEN, Fault, named
-from .steps import Implementation
+from .planted import UNWRITTEN, Fault, Implementation, named
 
 Tensor = torch.Tensor
 

@@ -1,35 +1,22 @@
 """Planted faults in softmax: edits of its versions in torch, Triton and CUDA C++."""
 
 import numpy as np
-import torch
-from fourfold.impls.softmax.arguments import check_softmax
 from fourfold.properties import softmax
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.memory import memory_is_respected
-from fourfold.checks.saved_tensors import backward_is_of_the_call
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 
 from .edits import OFFSETS_OF_ROWS, Edits
 from .far_apart import far_apart
 from .planted import UNWRITTEN, Fault, named
-from .steps import Implementation, differentiable
 
 
 def cotangent_of_zeros(dtype: DType) -> Case:
     """Return a case with a grad_output of 0, whose gradient is 0 with or without the sum."""
     return Case({"x": np.eye(3).astype(dtype.numpy)}, np.zeros((3, 3), dtype=dtype.numpy))
-
-
-def output_kept_unguarded() -> Implementation:
-    """Keep the output for backward without save_for_backward, so autograd cannot detect a change to it."""
-
-    def backward(grad: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor]:
-        return (y * (grad - (grad * y).sum(-1, keepdim=True)),)
-
-    return differentiable(("x",), lambda x: x.softmax(-1), backward, check_softmax, guarded=False)
 
 
 # fmt: off
@@ -82,8 +69,6 @@ def _torch_faults() -> tuple[Fault, ...]:
         of.law(softmax.a_constant_cotangent_gives_no_gradient, NO_SUM, name="sum_left_out"),
         of.gradient("no_gradient", f"{RIGHT} (x.softmax(-1).detach() + 0 * x.softmax(-1))", **one),
         of.gradient("mean_for_sum", steps(f"{SUM}.detach() + ({SUM} - {SUM}.detach()) / x.shape[-1]"), **one),
-        Fault(name="output_kept_unguarded", operation="softmax", make=output_kept_unguarded,
-              check=backward_is_of_the_call, says="after the output was", right_on=None),
         of.unchecked("scalars_accepted"),
     )
 

@@ -27,8 +27,7 @@ from fourfold.checks.modes import modes_do_not_matter
 from fourfold.checks.search import Search, Subject
 from fourfold.checks.threads import threads_do_not_matter
 
-from .planted import Check, Fault
-from .steps import Implementation
+from .planted import Check, Fault, Implementation
 
 Tensor = torch.Tensor
 # What kernels may do wrong; all other faults are in how they are called.

@@ -101,11 +101,8 @@ def subject(
         dtype=DTYPES[dtype] if documented else DTYPES[dtype].with_contract(OPEN),
         device=device,
         implementation=implementation,
-        sibling=lambda name: (OPERATIONS[name], RIGHT[name]() if name in RIGHT else backends.load(name, "torch")),
+        sibling=lambda name: (OPERATIONS[name], backends.load(name, "torch")),
     )
-
-
-RIGHT = {control.operation: control.make for control in CONTROLS if control.name == "gradient_written_out"}
 
 
 def notes(error: BaseException) -> str:
