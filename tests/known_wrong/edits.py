@@ -96,8 +96,8 @@ def _sources(folder: pathlib.Path, module: str, edits: tuple[str, ...]) -> dict[
     """Return the texts of the modules and sources that find each other, or their headers, beside themselves."""
     modules = [module, *(f"{of}/cuda_kernel.py" for of in SIBLING.findall((folder / module).read_text()))]
     named = [named[1] for edit in edits if (named := FILE.match(edit)) and "/" in named[1]]
-    folders = {str(pathlib.PurePath(file).parent) for file in (*modules, *named)}
-    sources = [file.relative_to(folder) for of in folders for file in (folder / of).glob("*.cu*")]
+    folders = sorted({str(pathlib.PurePath(file).parent) for file in (*modules, *named)})
+    sources = [file.relative_to(folder) for of in folders for file in sorted((folder / of).glob("*.cu*"))]
     return {str(file): (folder / file).read_text() for file in (*modules, *sources)}
 
 

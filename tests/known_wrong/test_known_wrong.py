@@ -128,16 +128,12 @@ def compiled_alone() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let many calls be made of an interpreted kernel, too."""
-    monkeypatch.setattr(many_calls, "FUNCTIONS", {"cpu": math.inf, "cuda": math.inf})
-
-
 @pytest.mark.full(but=90)
-@pytest.mark.usefixtures("without_shrinking", "all_calls", "compiled_alone")
+@pytest.mark.usefixtures("without_shrinking", "compiled_alone")
 @of_each(*FAULTS, *GENERIC)
-def test_planted_fault_is_rejected_by_its_check(fault: Fault, device: str) -> None:
+def test_planted_fault_is_rejected_by_its_check_and_right_elsewhere(
+    fault: Fault, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if fault.only_on not in ("", device):
         pytest.skip(f"it shows on {fault.only_on} alone")
     changes = {"examples": fault.examples} if fault.examples else {}
@@ -146,11 +142,34 @@ def test_planted_fault_is_rejected_by_its_check(fault: Fault, device: str) -> No
     if fault.seen_by:
         given = with_large_cases(given)
     with (
+        all_calls(monkeypatch),
         Arena(POISONS[0]) if fault.poisoned else contextlib.nullcontext(),
         pytest.raises(fault.raises, match=fault.says) as caught,
     ):
         fault.check(given, Search(examples=fault.search))
     print(notes(caught.value))
+    if fault.right_on:
+        is_right_on_a_case(fault, device)
+
+
+@contextlib.contextmanager
+def all_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let many calls be made of an interpreted kernel, too."""
+    with monkeypatch.context() as patch:
+        patch.setattr(many_calls, "FUNCTIONS", {"cpu": math.inf, "cuda": math.inf})
+        yield
+
+
+def is_right_on_a_case(fault: Fault, device: str) -> None:
+    """Guard against a check that rejects everything."""
+    assert fault.right_on is not None
+    make = fault.right_on if callable(fault.right_on) else OPERATIONS[fault.operation].examples[fault.right_on]
+    case = make(DTYPES[fault.dtype])
+    search = Search(examples=1)
+    record = fault.record or fault.operation
+    changes = {"examples": {}, "cases": lambda *_: st.just(case), "output": fault.output}
+    fault.check(subject(record, fault.make(), device, fault.dtype, **changes), search)
+    assert search.substantial
 
 
 def with_large_cases(given: Subject) -> Subject:
@@ -184,22 +203,6 @@ def test_fault_is_seen_by_what_it_names_alone(fault: Fault, device: str, monkeyp
     else:
         given = dataclasses.replace(given, large=dataclasses.replace(given.large, every=0))
     fault.check(given, Search(examples=EXAMPLES))
-
-
-@pytest.mark.full(but=40)
-@pytest.mark.usefixtures("without_shrinking", "compiled_alone")
-@of_each(*(fault for fault in FAULTS if fault.right_on))
-def test_planted_fault_is_right_somewhere(fault: Fault, device: str) -> None:
-    """Guard against a check that rejects everything."""
-    if fault.only_on not in ("", device):
-        pytest.skip(f"it shows on {fault.only_on} alone")
-    make = fault.right_on if callable(fault.right_on) else OPERATIONS[fault.operation].examples[fault.right_on]
-    case = make(DTYPES[fault.dtype])
-    search = Search(examples=1)
-    record = fault.record or fault.operation
-    changes = {"examples": {}, "cases": lambda *_: st.just(case), "output": fault.output}
-    fault.check(subject(record, fault.make(), device, fault.dtype, **changes), search)
-    assert search.substantial
 
 
 @pytest.mark.full(but=2)
