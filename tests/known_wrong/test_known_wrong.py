@@ -117,8 +117,12 @@ def described(fault: Fault) -> str:
     return f"{fault.name}-{fault.language}-{fault.operation}-{name_of(fault.check)}-{fault.dtype}"
 
 
-def of_each(*faults: Fault) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("fault", [pytest.param(fault, id=described(fault)) for fault in faults])
+def of_each(*faults: Fault, compiled: int = 0) -> pytest.MarkDecorator:
+    """Return a mark for one test a fault. The default profile runs `compiled` of those in CUDA C++, if it is not 0."""
+    few = {"cuda": [pytest.mark.full(but=compiled)]} if compiled else {}
+    return pytest.mark.parametrize(
+        "fault", [pytest.param(fault, id=described(fault), marks=few.get(fault.language, ())) for fault in faults]
+    )
 
 
 @pytest.fixture
@@ -128,9 +132,9 @@ def compiled_alone() -> Iterator[None]:
         yield
 
 
-@pytest.mark.full(but=90)
+@pytest.mark.full(but=82)
 @pytest.mark.usefixtures("without_shrinking", "compiled_alone")
-@of_each(*FAULTS, *GENERIC)
+@of_each(*FAULTS, *GENERIC, compiled=8)
 def test_planted_fault_is_rejected_by_its_check_and_right_elsewhere(
     fault: Fault, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
