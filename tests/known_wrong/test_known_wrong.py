@@ -132,9 +132,9 @@ def compiled_alone() -> Iterator[None]:
         yield
 
 
-@pytest.mark.full(but=82)
+@pytest.mark.full(but=85)
 @pytest.mark.usefixtures("without_shrinking", "compiled_alone")
-@of_each(*FAULTS, *GENERIC, compiled=8)
+@of_each(*FAULTS, *GENERIC, compiled=5)
 def test_planted_fault_is_rejected_by_its_check_and_right_elsewhere(
     fault: Fault, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
