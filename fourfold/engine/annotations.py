@@ -14,7 +14,7 @@ _ESCAPED = {"%": "%25", "\r": "%0D", "\n": "%0A"}
 _ESCAPED_IN_PROPERTY = {**_ESCAPED, ":": "%3A", ",": "%2C"}
 
 
-def wanted() -> bool:
+def in_github_actions() -> bool:
     """Return whether this process runs in a step of GitHub Actions."""
     return os.environ.get("GITHUB_ACTIONS") == "true"
 

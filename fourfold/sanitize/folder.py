@@ -46,7 +46,7 @@ def run(
             for script, result in zip(scripts, pool.map(run_one, scripts)):
                 results[script.name] = result
                 print(describe(script.name, result), flush=True)
-                if annotations.wanted():
+                if annotations.in_github_actions():
                     print(*annotations.of_violations(result["findings"]), sep="\n", flush=True)
                 if output:  # also what an interrupted run has found
                     output.write_text(json.dumps({"scripts": results}, indent=2))
