@@ -18,7 +18,7 @@ from fourfold.inputs.arrays import (
 )
 from fourfold.inputs.rows import row_examples
 from fourfold.inputs.special_values import not_finite_in_turn
-from fourfold.numerics.bounded import IN_GRADIENTS, Arithmetic, Bounded, as_others_scale
+from fourfold.numerics.bounded import IN_GRADIENTS, Arithmetic, Bounded, as_others_scale, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
 from fourfold.numerics.steps.orders import any_order
@@ -60,10 +60,18 @@ def forward(x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
 
 
 def backward(grad_output: Any, x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> tuple[Any, Any, Any]:
-    """The oracle's gradients. The gradient of x is unspecified in a row in which a step might overflow."""
+    """The oracle's gradients. The gradient of x is unspecified in a row in which a step might overflow.
+
+    In a row with an infinite product of cotangent and weight, each infinity of that gradient is unspecified, too. It is
+    NaN if the means are subtracted in the other order, as in the torch implementation.
+    """
     x = as_others_scale(x, IN_GRADIENTS)
     grad_x, *others = oracle.backward(grad_output, x, weight, bias, eps)
-    return in_any_order(grad_x, grad_output, weight, x, oracle.normalized(x, eps)[1]), *others
+    grad_x = in_any_order(grad_x, grad_output, weight, x, oracle.normalized(x, eps)[1])
+    if isinstance(grad_x, Bounded):
+        infinite = np.isinf((grad_output * weight).value).any(axis=-1, keepdims=True)
+        grad_x = unspecified_where(grad_x, infinite & np.isinf(grad_x.value))
+    return grad_x, *others
 
 
 @st.composite
@@ -134,6 +142,13 @@ def large_mean(dtype: DType) -> Case:
     return example(lambda rng: x)(dtype)
 
 
+def cotangent_not_finite(dtype: DType) -> Case:
+    """Four rows with a cotangent that has one infinity in each, of both signs and in different columns."""
+    case = rows(4, 17)(dtype)
+    infinities = np.where(np.eye(4, 17, 5), np.inf, 1).astype(case.grad_output.dtype)
+    return Case(case.inputs, case.grad_output * infinities, case.parameters)
+
+
 examples: Mapping[str, Callable[[DType], Case]] = {
     **row_examples(rows),
     # The variance is 0, and the output the bias.
@@ -158,6 +173,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
         ]
     ),
     "each_entry_in_turn_not_finite": lambda dtype: example(lambda rng: not_finite_in_turn(rng, 17, dtype))(dtype),
+    "cotangent_not_finite": cotangent_not_finite,
     "eps_far_above_the_variance": rows(3, 24, deviation=0.01, eps=0.25),
     "eps_far_below_the_variance": rows(3, 24, mean=0, deviation=1e-4, eps=1e-12),
     "columns_not_a_multiple_of_16": rows(5, 15),
