@@ -112,7 +112,9 @@ def run(words: list[str], given: argparse.Namespace) -> int:
             given.json.write_text(text)
         if annotations.in_github_actions() and text:
             print(
-                *annotations.of_checks(json.loads(text)["checks"], *definition_of(given.kernel)), sep="\n", flush=True
+                *annotations.check_annotations(json.loads(text)["checks"], *definition_of(given.kernel)),
+                sep="\n",
+                flush=True,
             )
         return code
 

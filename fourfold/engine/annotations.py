@@ -36,7 +36,7 @@ def annotation(message: str, title: str, file: str | Path, line: int, level: str
     return f"::{level} {given}::{_escaped(message, _ESCAPED)}"
 
 
-def of_checks(checks: Sequence[Mapping[str, Any]], file: Path, line: int) -> Iterator[str]:
+def check_annotations(checks: Sequence[Mapping[str, Any]], file: Path, line: int) -> Iterator[str]:
     """Yield an annotation for each distinct failure among a verdict's checks.
 
     Args:
@@ -55,7 +55,7 @@ def of_checks(checks: Sequence[Mapping[str, Any]], file: Path, line: int) -> Ite
             yield annotation(message, title, file, int(raised[-1]) if raised else line)
 
 
-def of_violations(violations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def violation_annotations(violations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield an annotation for each finding of the sanitizer, as its JSON holds it."""
     for found in violations:
         level = "warning" if found["warning"] else "error"

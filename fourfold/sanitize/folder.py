@@ -47,7 +47,7 @@ def run(
                 results[script.name] = result
                 print(describe(script.name, result), flush=True)
                 if annotations.in_github_actions():
-                    print(*annotations.of_violations(result["findings"]), sep="\n", flush=True)
+                    print(*annotations.violation_annotations(result["findings"]), sep="\n", flush=True)
                 if output:  # also what an interrupted run has found
                     output.write_text(json.dumps({"scripts": results}, indent=2))
         except KeyboardInterrupt:
