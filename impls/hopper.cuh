@@ -1,8 +1,10 @@
-// What kernels for compute capability 9.0 are made of: mbarriers, the copy engine (TMA), barriers of some threads, and
-// wgmma.
+// What kernels for compute capability 9.0 are made of, beside mbarriers: the copy engine (TMA), barriers of some threads,
+// and wgmma.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+
+#include "mbarriers.cuh"
 
 // The copy engine's description of a tensor: a CUtensorMap, encoded by the driver.
 struct __align__(64) TensorMap { unsigned char bytes[128]; };
@@ -11,31 +13,8 @@ constexpr int WARPGROUP = 128;
 // A line is 64 elements of 2 bytes. The copy engine's swizzle permutes its 16-byte chunks, with a period of 8 lines.
 constexpr int LINE = 64, LINE_BYTES = 128, SWIZZLED = 8 * LINE_BYTES;
 
-// ---- mbarriers and the copy engine
+// ---- the copy engine
 
-__device__ inline unsigned shared_address(const void* pointer) {
-    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
-}
-__device__ inline void barrier_init(unsigned barrier, unsigned arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ inline void barrier_arrive(unsigned barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ inline void barrier_arrive_expecting(unsigned barrier, unsigned bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ inline void barrier_wait(unsigned barrier, unsigned parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra.uni over;\n"
-        "bra.uni again;\n"
-        "over:\n"
-        "}" ::"r"(barrier), "r"(parity) : "memory");
-}
 // Loads a box of a tensor [outer, inner, columns].
 __device__ inline void load_box(
     unsigned to, const TensorMap& map, unsigned barrier, int column, int inner, int outer) {
@@ -46,8 +25,6 @@ __device__ inline void load_box(
 __device__ inline void prefetch(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
-__device__ inline void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-__device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- barriers of some threads, by numbers from 1 on: number 0 is __syncthreads
 

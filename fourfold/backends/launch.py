@@ -82,6 +82,12 @@ def multiprocessors(device: torch.device) -> int:
 
 
 @functools.cache
+def has_clusters(device: torch.device) -> bool:
+    """Return whether the blocks of a cluster may share a row: on GPUs of compute capability 9.0 or later."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
 def shared_memory(device: torch.device) -> int:
     """Return the bytes of shared memory available to a block beside the kernel's own, which may be 2 KiB."""
     if device.type == "cpu":

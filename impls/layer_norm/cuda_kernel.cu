@@ -1,5 +1,6 @@
 #include "rows.cuh"
 #include "shifted.cuh"
+#include "staged.cuh"
 
 // A product that is rounded by itself. Fused with the subtraction of its mean, it would leave its rounding error where
 // all products of a row are equal, and the gradient is 0.
@@ -315,6 +316,198 @@ layer_norm_backward_kernel(
         C *of_weight = partial + column, *of_bias = of_weight + gridDim.x * cols;
         if constexpr (SHIFTED) accumulators.store_some(k, of_weight, of_bias, end - column);
         else accumulators.store(k, of_weight, of_bias);
+    }
+}
+
+// Rows in whole vectors, which the copy engine brings to shared memory.
+template <class T, int VECTORS>
+__global__ void __launch_bounds__(512) layer_norm_forward_staged_kernel(
+    const T* __restrict__ x,           // [outer, inner, cols], strided, in whole vectors
+    const T* __restrict__ weight,      // [cols]
+    const T* __restrict__ bias,        // [cols]
+    T* __restrict__ output,            // [outer * inner, cols]
+    Compute<T>* __restrict__ mean_of,  // [outer * inner]
+    Compute<T>* __restrict__ rstd_of,  // [outer * inner]
+    long long num_rows, long long cols, long long inner, long long outer_stride, long long inner_stride, double eps,
+    int stages) {
+    // One block or cluster owns one row in as many as there are blocks or clusters.
+    using C = Compute<T>;
+    constexpr int WIDTH = IN_16_BYTES<T>;
+    const int block = block_in_cluster(), blocks = blocks_in_cluster();
+    if (blocks > 1) cluster_arrive();
+    const long long rows_apart = num_clusters();
+    long long row = cluster_id();
+    Stages<1> staged(stages, Slice(cols / WIDTH, block, blocks));
+    const int first = staged.slice.first, count = staged.slice.count;
+    auto fill = [&](int stage, long long row) {
+        if (threadIdx.x > 0 || row >= num_rows) return;
+        staged.fill(stage, x + row_offset(row, inner, outer_stride, inner_stride));
+    };
+    for (int i = 0; i < stages; i++) fill(i, row + i * rows_apart);
+    Vector<T, WIDTH> weights[VECTORS], biases[VECTORS];
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+        const int i = threadIdx.x + k * blockDim.x;
+        if (i >= count) continue;
+        weights[k] = Vector<T, WIDTH>::load(weight + (long long)(first + i) * WIDTH);
+        biases[k] = Vector<T, WIDTH>::load(bias + (long long)(first + i) * WIDTH);
+    }
+    if (blocks > 1) cluster_wait();
+    for (; row < num_rows; row += rows_apart) {
+        staged.wait();
+        auto numbers_of = [&](int i, C (&numbers)[WIDTH]) {
+            vector_at<T>(staged.of(staged.present, 0) + i).unpack(numbers);
+        };
+        Sums<C> sum{0, 0};
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            const int i = threadIdx.x + k * blockDim.x;
+            if (i >= count) continue;
+            C numbers[WIDTH];
+            numbers_of(i, numbers);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) sum.first += numbers[j];
+        }
+        C mean = sum_over_row(sum, 0).first;
+        if (blocks > 1) mean = sum_of_blocks(mean, block, blocks, 0);
+        mean /= C(cols);
+        sum = {0, 0};
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            const int i = threadIdx.x + k * blockDim.x;
+            if (i >= count) continue;
+            C numbers[WIDTH];
+            numbers_of(i, numbers);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) sum.first += (numbers[j] - mean) * (numbers[j] - mean);
+        }
+        C variance = sum_over_row(sum, 1).first;
+        if (blocks > 1) variance = sum_of_blocks(variance, block, blocks, 1);
+        variance /= C(cols);
+        const C rstd = rsqrt(variance + C(eps));
+        if (threadIdx.x == 0 && block == 0) {
+            mean_of[row] = mean;
+            rstd_of[row] = rstd;
+        }
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            const int i = threadIdx.x + k * blockDim.x;
+            if (i >= count) continue;
+            C numbers[WIDTH], w[WIDTH], b[WIDTH];
+            numbers_of(i, numbers);
+            weights[k].unpack(w);
+            biases[k].unpack(b);
+            Vector<T, WIDTH> result;
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) result.at[j] = T((numbers[j] - mean) * rstd * w[j] + b[j]);
+            result.store_streaming(output + row * cols + (long long)(first + i) * WIDTH);
+        }
+        staged.release();
+        fill(staged.present, row + stages * rows_apart);
+        staged.pass_on();
+    }
+}
+
+template <class T, int VECTORS>
+__global__ void __launch_bounds__(512) layer_norm_backward_staged_kernel(
+    const T* __restrict__ grad_output,       // [outer, inner, cols], strided, in whole vectors
+    const T* __restrict__ x,                 // [outer, inner, cols], strided, in whole vectors
+    const T* __restrict__ weight,            // [cols]
+    const Compute<T>* __restrict__ mean_of,  // [outer * inner]
+    const Compute<T>* __restrict__ rstd_of,  // [outer * inner]
+    T* __restrict__ grad_x,                  // [outer * inner, cols], or null where not needed
+    Compute<T>* __restrict__ partial,        // [2, clusters, cols], or null: the sums over a cluster's rows
+    long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
+    long long x_outer_stride, long long x_inner_stride, int stages) {
+    // One block or cluster owns one row in as many as there are blocks or clusters.
+    using C = Compute<T>;
+    constexpr int WIDTH = IN_16_BYTES<T>;
+    const int block = block_in_cluster(), blocks = blocks_in_cluster();
+    if (blocks > 1) cluster_arrive();
+    const long long rows_apart = num_clusters();
+    long long row = cluster_id();
+    Stages<2> staged(stages, Slice(cols / WIDTH, block, blocks));
+    const int first = staged.slice.first, count = staged.slice.count;
+    auto fill = [&](int stage, long long row) {
+        if (threadIdx.x > 0 || row >= num_rows) return;
+        staged.fill(stage, x + row_offset(row, inner, x_outer_stride, x_inner_stride),
+                    grad_output + row_offset(row, inner, grad_outer_stride, grad_inner_stride));
+    };
+    for (int i = 0; i < stages; i++) fill(i, row + i * rows_apart);
+    Vector<T, WIDTH> weights[VECTORS];
+    C of_weight[VECTORS][WIDTH] = {}, of_bias[VECTORS][WIDTH] = {};
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+        const int i = threadIdx.x + k * blockDim.x;
+        if (i < count) weights[k] = Vector<T, WIDTH>::load(weight + (long long)(first + i) * WIDTH);
+    }
+    C next_mean = row < num_rows ? mean_of[row] : C(0), next_rstd = row < num_rows ? rstd_of[row] : C(0);
+    if (blocks > 1) cluster_wait();
+    int turn = 0;
+    for (; row < num_rows; row += rows_apart, turn ^= 1) {
+        const C mean = next_mean, rstd = next_rstd;
+        if (row + rows_apart < num_rows) next_mean = mean_of[row + rows_apart], next_rstd = rstd_of[row + rows_apart];
+        staged.wait();
+        // The normalized numbers of a vector, the cotangent, and its product with weight.
+        auto load = [&](int k, int i, C (&normals)[WIDTH], C (&grads)[WIDTH], C (&of_normals)[WIDTH]) {
+            vector_at<T>(staged.of(staged.present, 0) + i).unpack(normals);
+            vector_at<T>(staged.of(staged.present, 1) + i).unpack(grads);
+            weights[k].unpack(of_normals);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                normals[j] = (normals[j] - mean) * rstd;
+                of_normals[j] = rounded_product(grads[j], of_normals[j]);
+            }
+        };
+        Sums<C> sums{0, 0};
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            const int i = threadIdx.x + k * blockDim.x;
+            if (i >= count) continue;
+            C normals[WIDTH], grads[WIDTH], of_normals[WIDTH];
+            load(k, i, normals, grads, of_normals);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                sums.first += of_normals[j];
+                sums.second += of_normals[j] * normals[j];
+                of_weight[k][j] += grads[j] * normals[j];
+                of_bias[k][j] += grads[j];
+            }
+        }
+        if (grad_x) {
+            sums = sum_over_row(sums, turn);
+            C means[] = {sums.first, sums.second};
+            if (blocks > 1) add_over_blocks(means, block, blocks, turn);
+            means[0] /= C(cols);
+            means[1] /= C(cols);
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++) {
+                const int i = threadIdx.x + k * blockDim.x;
+                if (i >= count) continue;
+                C normals[WIDTH], grads[WIDTH], of_normals[WIDTH];
+                load(k, i, normals, grads, of_normals);
+                Vector<T, WIDTH> grad;
+#pragma unroll
+                for (int j = 0; j < WIDTH; j++)
+                    grad.at[j] = T((of_normals[j] - means[0] - normals[j] * means[1]) * rstd);
+                grad.store_streaming(grad_x + row * cols + (long long)(first + i) * WIDTH);
+            }
+        }
+        staged.release();
+        fill(staged.present, row + stages * rows_apart);
+        staged.pass_on();
+    }
+    if (!partial) return;
+    partial += cluster_id() * cols + (long long)first * WIDTH;
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+        const int i = threadIdx.x + k * blockDim.x;
+        if (i >= count) continue;
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) {
+            partial[(long long)i * WIDTH + j] = of_weight[k][j];
+            partial[num_clusters() * cols + (long long)i * WIDTH + j] = of_bias[k][j];
+        }
     }
 }
 

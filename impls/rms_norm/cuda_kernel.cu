@@ -1,5 +1,6 @@
 #include "rows.cuh"
 #include "shifted.cuh"
+#include "staged.cuh"
 
 // The sum over the threads of a row. Short rows may share a warp: a power of two of lanes each.
 template <bool SHORT, class C> __device__ C row_sum(C value, int turn) {
@@ -171,26 +172,11 @@ __global__ void __launch_bounds__(512) add_rms_norm_forward_kernel(
         eps, {residual, sums, residual_outer_stride, residual_inner_stride, residual_column_stride});
 }
 
-// The sums of weight's gradient over the columns of a thread: in registers, or in shared memory where a row leaves none.
-template <class C, int NUMBERS, bool SHARED> struct ColumnSums {
-    C own[SHARED ? 1 : NUMBERS] = {};
-
-    __device__ C& at(int i) {
-        if constexpr (SHARED) {
-            extern __shared__ __align__(16) unsigned char memory[];
-            return reinterpret_cast<C*>(memory)[i * blockDim.x + threadIdx.x];
-        } else {
-            return own[i];
-        }
-    }
-};
-
 // Threads of a block of several rows, each of which has a power of two of lanes of one warp.
 constexpr int TOGETHER = 256;
 
-// How backward walks through rows: a block has one at a time, or several short ones, or a long one, whose sums lie in
-// shared memory.
-enum Rows { ONE, SEVERAL, LONG };
+// How backward walks through rows: a block has one at a time, or several short ones.
+enum Rows { ONE, SEVERAL };
 
 // A vector of a row, as its numbers where registers are left for them.
 template <class T, int WIDTH, bool AS_NUMBERS> struct Kept {
@@ -230,9 +216,7 @@ __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
     constexpr bool AHEAD = !SHIFTED && VECTORS * WIDTH * sizeof(T) <= 64;
     const int step = blockDim.x * WIDTH, first = threadIdx.x * WIDTH, end = cols;
     const long long rows_apart = gridDim.x * (long long)blockDim.y;
-    ColumnSums<C, VECTORS * WIDTH, ROWS == LONG> sums;
-#pragma unroll
-    for (int i = 0; i < VECTORS * WIDTH; i++) sums.at(i) = 0;
+    C sums[VECTORS * WIDTH] = {};
     Vector<T, WIDTH> next_x[VECTORS], next_grad[VECTORS];
     Kept<T, WIDTH, ROWS == ONE> this_x[VECTORS], this_grad[VECTORS];
     auto number = [&](int k) { return int(threadIdx.x) + k * int(blockDim.x); };
@@ -286,7 +270,7 @@ __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
             for (int j = 0; j < WIDTH; j++) {
                 const C normal = numbers[j] * rstd, of_normal = grads[j] * w[j];
                 product += of_normal * normal;
-                sums.at(k * WIDTH + j) += grads[j] * normal;
+                sums[k * WIDTH + j] += grads[j] * normal;
                 // Keep the products, so that they are not computed twice.
                 if constexpr (ROWS == ONE) this_x[k].numbers[j] = normal, this_grad[k].numbers[j] = of_normal;
             }
@@ -331,7 +315,7 @@ __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
 #pragma unroll
         for (int i = 0; i < VECTORS * WIDTH; i++) {
             const int column = first + i / WIDTH * step + i % WIDTH;
-            if (column < end) partial[column] = sums.at(i);
+            if (column < end) partial[column] = sums[i];
         }
     } else {
         // The sums of the rows of a warp are added up, and then those of the warps.
@@ -339,7 +323,7 @@ __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
         const int thread = threadIdx.y * blockDim.x + threadIdx.x;
 #pragma unroll
         for (int i = 0; i < VECTORS * WIDTH; i++) {
-            C sum = sums.at(i);
+            C sum = sums[i];
             for (int lanes = blockDim.x; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
             const int column = first + i / WIDTH * step + i % WIDTH;
             if (thread % 32 < blockDim.x && column < end) of_warps[thread / 32][column] = sum;
@@ -351,6 +335,203 @@ __global__ void __launch_bounds__(512) rms_norm_backward_kernel(
             for (int warp = 0; warp < TOGETHER / 32; warp++) sum += of_warps[warp][column];
             partial[column] = sum;
         }
+    }
+}
+
+// One row at a time is normalized of those that a block or a cluster owns: one in as many as there are of these.
+template <class T, int VECTORS, bool ADDED>
+__device__ __forceinline__ void normalize_staged_rows(
+    const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ output, Compute<T>* __restrict__ rstd_of,
+    long long num_rows, long long cols, long long inner, long long outer_stride, long long inner_stride, double eps,
+    int stages, Residual<T, ADDED> added) {
+    using C = Compute<T>;
+    constexpr int WIDTH = IN_16_BYTES<T>;
+    const int block = block_in_cluster(), blocks = blocks_in_cluster();
+    if (blocks > 1) cluster_arrive();
+    const long long rows_apart = num_clusters();
+    long long row = cluster_id();
+    Stages<ADDED ? 2 : 1> staged(stages, Slice(cols / WIDTH, block, blocks));
+    const int first = staged.slice.first, count = staged.slice.count;
+    auto fill = [&](int stage, long long row) {
+        if (threadIdx.x > 0 || row >= num_rows) return;
+        const T* x_row = x + row_offset(row, inner, outer_stride, inner_stride);
+        if constexpr (ADDED)
+            staged.fill(stage, x_row, added.residual + row_offset(row, inner, added.outer_stride, added.inner_stride));
+        else staged.fill(stage, x_row);
+    };
+    for (int i = 0; i < stages; i++) fill(i, row + i * rows_apart);
+    Vector<T, WIDTH> weights[VECTORS];
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+        const int i = threadIdx.x + k * blockDim.x;
+        if (i < count) weights[k] = Vector<T, WIDTH>::load(weight + (long long)(first + i) * WIDTH);
+    }
+    if (blocks > 1) cluster_wait();
+    int turn = 0;
+    for (; row < num_rows; row += rows_apart, turn ^= 1) {
+        staged.wait();
+        C sum = 0;
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            const int i = threadIdx.x + k * blockDim.x;
+            if (i >= count) continue;
+            auto data = vector_at<T>(staged.of(staged.present, 0) + i);
+            if constexpr (ADDED) {
+                add_to(data, vector_at<T>(staged.of(staged.present, 1) + i));
+                data.store(added.sums + row * cols + (long long)(first + i) * WIDTH);
+                data.store(reinterpret_cast<T*>(staged.of(staged.present, 0) + i));
+            }
+            C numbers[WIDTH];
+            data.unpack(numbers);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) sum += numbers[j] * numbers[j];
+        }
+        sum = row_sum(sum, turn);
+        if (blocks > 1) sum = sum_of_blocks(sum, block, blocks, turn);
+        const C rstd = rsqrt(sum / C(cols) + C(eps));
+        if (threadIdx.x == 0 && block == 0) rstd_of[row] = rstd;
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            const int i = threadIdx.x + k * blockDim.x;
+            if (i >= count) continue;
+            auto data = vector_at<T>(staged.of(staged.present, 0) + i);
+            C numbers[WIDTH], w[WIDTH];
+            data.unpack(numbers);
+            weights[k].unpack(w);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) data.at[j] = T(numbers[j] * rstd * w[j]);
+            data.store_streaming(output + row * cols + (long long)(first + i) * WIDTH);
+        }
+        staged.release();
+        fill(staged.present, row + stages * rows_apart);
+        staged.pass_on();
+    }
+}
+
+template <class T, int VECTORS>
+__global__ void __launch_bounds__(512) rms_norm_forward_staged_kernel(
+    const T* __restrict__ x,           // [outer, inner, cols], strided, in whole vectors
+    const T* __restrict__ weight,      // [cols]
+    T* __restrict__ output,            // [outer * inner, cols]
+    Compute<T>* __restrict__ rstd_of,  // [outer * inner]
+    long long num_rows, long long cols, long long inner, long long outer_stride, long long inner_stride, double eps,
+    int stages) {
+    // One block or cluster owns one row in as many as there are blocks or clusters.
+    normalize_staged_rows<T, VECTORS, false>(
+        x, weight, output, rstd_of, num_rows, cols, inner, outer_stride, inner_stride, eps, stages, {});
+}
+
+template <class T, int VECTORS>
+__global__ void __launch_bounds__(512) add_rms_norm_forward_staged_kernel(
+    const T* __restrict__ x,           // [outer, inner, cols], strided, in whole vectors
+    const T* __restrict__ weight,      // [cols]
+    T* __restrict__ output,            // [outer * inner, cols]
+    Compute<T>* __restrict__ rstd_of,  // [outer * inner]
+    const T* __restrict__ residual,    // [outer, inner, cols], strided, in whole vectors
+    T* __restrict__ sums,              // [outer * inner, cols]: x + residual
+    long long num_rows, long long cols, long long inner, long long outer_stride, long long inner_stride,
+    long long residual_outer_stride, long long residual_inner_stride, double eps, int stages) {
+    // One block or cluster owns one row in as many as there are blocks or clusters.
+    normalize_staged_rows<T, VECTORS, true>(
+        x, weight, output, rstd_of, num_rows, cols, inner, outer_stride, inner_stride, eps, stages,
+        {residual, sums, residual_outer_stride, residual_inner_stride, 1});
+}
+
+template <class T, int VECTORS, bool ADDED = false>
+__global__ void __launch_bounds__(512) rms_norm_backward_staged_kernel(
+    const T* __restrict__ grad_output,       // [outer, inner, cols], strided, in whole vectors
+    const T* __restrict__ x,                 // [outer, inner, cols], strided, in whole vectors
+    const T* __restrict__ weight,            // [cols]
+    const Compute<T>* __restrict__ rstd_of,  // [outer * inner]
+    T* __restrict__ grad_x,                  // [outer * inner, cols], or null where not needed
+    Compute<T>* __restrict__ partial,        // [clusters, cols], or null: the sums over a cluster's rows
+    long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
+    long long x_outer_stride, long long x_inner_stride,
+    const T* __restrict__ added,  // [outer * inner, cols], or null unless ADDED
+    int stages) {
+    // One block or cluster owns one row in as many as there are blocks or clusters.
+    using C = Compute<T>;
+    constexpr int WIDTH = IN_16_BYTES<T>;
+    const int block = block_in_cluster(), blocks = blocks_in_cluster();
+    if (blocks > 1) cluster_arrive();
+    const long long rows_apart = num_clusters();
+    long long row = cluster_id();
+    Stages<ADDED ? 3 : 2> staged(stages, Slice(cols / WIDTH, block, blocks));
+    const int first = staged.slice.first, count = staged.slice.count;
+    auto fill = [&](int stage, long long row) {
+        if (threadIdx.x > 0 || row >= num_rows) return;
+        const T* x_row = x + row_offset(row, inner, x_outer_stride, x_inner_stride);
+        const T* grad_row = grad_output + row_offset(row, inner, grad_outer_stride, grad_inner_stride);
+        if constexpr (ADDED) staged.fill(stage, x_row, grad_row, added + row * cols);
+        else staged.fill(stage, x_row, grad_row);
+    };
+    for (int i = 0; i < stages; i++) fill(i, row + i * rows_apart);
+    Vector<T, WIDTH> weights[VECTORS];
+    C sums[VECTORS][WIDTH] = {};
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+        const int i = threadIdx.x + k * blockDim.x;
+        if (i < count) weights[k] = Vector<T, WIDTH>::load(weight + (long long)(first + i) * WIDTH);
+    }
+    C next_rstd = row < num_rows ? rstd_of[row] : C(0);
+    if (blocks > 1) cluster_wait();
+    int turn = 0;
+    for (; row < num_rows; row += rows_apart, turn ^= 1) {
+        const C rstd = next_rstd;
+        if (row + rows_apart < num_rows) next_rstd = rstd_of[row + rows_apart];
+        staged.wait();
+        C product = 0;
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            const int i = threadIdx.x + k * blockDim.x;
+            if (i >= count) continue;
+            C numbers[WIDTH], grads[WIDTH], w[WIDTH];
+            vector_at<T>(staged.of(staged.present, 0) + i).unpack(numbers);
+            vector_at<T>(staged.of(staged.present, 1) + i).unpack(grads);
+            weights[k].unpack(w);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                const C normal = numbers[j] * rstd;
+                product += grads[j] * w[j] * normal;
+                sums[k][j] += grads[j] * normal;
+            }
+        }
+        if (grad_x) {
+            product = row_sum(product, turn);
+            if (blocks > 1) product = sum_of_blocks(product, block, blocks, turn);
+            product /= C(cols);
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++) {
+                const int i = threadIdx.x + k * blockDim.x;
+                if (i >= count) continue;
+                C numbers[WIDTH], grads[WIDTH], w[WIDTH];
+                vector_at<T>(staged.of(staged.present, 0) + i).unpack(numbers);
+                vector_at<T>(staged.of(staged.present, 1) + i).unpack(grads);
+                weights[k].unpack(w);
+                [[maybe_unused]] C others[WIDTH];
+                if constexpr (ADDED) vector_at<T>(staged.of(staged.present, 2) + i).unpack(others);
+                Vector<T, WIDTH> grad;
+#pragma unroll
+                for (int j = 0; j < WIDTH; j++) {
+                    const C of_x = (grads[j] * w[j] - numbers[j] * rstd * product) * rstd;
+                    if constexpr (ADDED) grad.at[j] = T(of_x + others[j]);
+                    else grad.at[j] = T(of_x);
+                }
+                grad.store_streaming(grad_x + row * cols + (long long)(first + i) * WIDTH);
+            }
+        }
+        staged.release();
+        fill(staged.present, row + stages * rows_apart);
+        staged.pass_on();
+    }
+    if (!partial) return;
+    partial += cluster_id() * cols + (long long)first * WIDTH;
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+        const int i = threadIdx.x + k * blockDim.x;
+        if (i >= count) continue;
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) partial[(long long)i * WIDTH + j] = sums[k][j];
     }
 }
 

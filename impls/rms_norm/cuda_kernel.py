@@ -1,4 +1,4 @@
-"""rms_norm in CUDA C++: rows that fit in registers are read once, longer rows twice."""
+"""rms_norm in CUDA C++: rows that fit in registers or in shared memory are read once, longer rows twice."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,9 +7,10 @@ from typing import NamedTuple
 import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
-from fourfold.backends.launch import cdiv, multiprocessors, shared_memory
+from fourfold.backends.launch import cdiv, multiprocessors
 from fourfold.backends.strides import Rows, as_rows
 
+from ..staged_rows import staging
 from .arguments import check_rms_norm
 from .operators import register_rms_norm
 
@@ -25,8 +26,12 @@ BLOCKS = 8
 # Vectors of a row that a thread holds forward, by whether they are shifted into place: the same as in cuda_kernel.cu.
 KEPT = {False: 4, True: 8}
 # Vectors of 16 bytes of a row that a thread holds backward, by the bytes of a number: so many as leave registers to
-# compute with, and with the sums of its columns in shared memory.
-HELD, HELD_LONG = {2: 2, 4: 4, 8: 4}, {2: 4, 4: 8, 8: 8}
+# compute with.
+HELD = {2: 2, 4: 4, 8: 4}
+# Vectors of a row in shared memory that a thread computes, forward and backward.
+STAGED, STAGED_BACKWARD = 8, 4
+# The least bytes of such a row: forward, shorter rows are faster in registers. On the CPU shorter rows are staged.
+STAGED_BYTES, STAGED_BYTES_BACKWARD = {"cuda": 65536, "cpu": 4096}, 4096
 # The same of a row whose vectors are shifted into place: a warp shifts and exchanges for three as it does for two.
 HELD_SHIFTED = {2: 3, 4: 4, 8: 4}
 # Columns that it holds of a row that does not lie in whole vectors.
@@ -47,10 +52,11 @@ class Kernels(NamedTuple):
         forward: for rows of any length.
         forward_shifted: of rows that begin between two vectors.
         forward_strided: of all others.
+        forward_staged: of rows that the copy engine brings to shared memory.
         one: backward, of rows that a block holds one at a time.
         several: of short rows.
-        long: of rows whose sums are in shared memory.
         one_shifted: of rows that begin between two vectors.
+        staged: of rows that the copy engine brings to shared memory.
         one_single: of rows that are held in single columns.
         several_single: of short ones of these.
         products: of all other rows, their means of grad_normal * normal.
@@ -61,9 +67,10 @@ class Kernels(NamedTuple):
     forward: ByDType
     forward_shifted: ByDType
     forward_strided: ByDType
+    forward_staged: ByDType
     one: ByDType
     several: ByDType
-    long: ByDType
+    staged: ByDType
     one_shifted: ByDType
     one_single: ByDType
     several_single: ByDType
@@ -78,7 +85,7 @@ class Kernels(NamedTuple):
 
 
 def instances(name: str) -> ByDType:
-    """The instances of a template, by dtype: {T} is the element type, {W}, {H}, {L}, {M} and {S} what a thread has."""
+    """The instances of a template, by dtype: {T} is the element type, {W}, {H}, {M} and {S} what a thread has."""
     return {
         dtype: CudaKernel(
             SOURCE,
@@ -86,7 +93,6 @@ def instances(name: str) -> ByDType:
                 T=cpp,
                 W=16 // dtype.itemsize,
                 H=HELD[dtype.itemsize],
-                L=HELD_LONG[dtype.itemsize],
                 M=HELD_SHIFTED[dtype.itemsize],
                 S=HELD_SINGLE,
             ),
@@ -107,9 +113,10 @@ def kernels_of(forward: str, added: bool) -> Kernels:
         forward=instances(f"{forward}<{{T}}, {{W}}>"),
         forward_shifted=instances(f"{forward}<{{T}}, {{W}}, true>"),
         forward_strided=instances(f"{forward}<{{T}}, 1>"),
+        forward_staged=instances(f"{forward.replace('_kernel', '_staged_kernel')}<{{T}}, {STAGED}>"),
         one=instances(f"rms_norm_backward_kernel<{{T}}, {{W}}, {{H}}, ONE{aligned}>"),
         several=instances(f"rms_norm_backward_kernel<{{T}}, {{W}}, {{H}}, SEVERAL{aligned}>"),
-        long=instances(f"rms_norm_backward_kernel<{{T}}, {{W}}, {{L}}, LONG{aligned}>"),
+        staged=instances(f"rms_norm_backward_staged_kernel<{{T}}, {STAGED_BACKWARD}{last}>"),
         one_shifted=instances(f"rms_norm_backward_kernel<{{T}}, {{W}}, {{M}}, ONE, true{last}>"),
         one_single=instances(f"rms_norm_backward_kernel<{{T}}, 1, {{S}}, ONE{aligned}>"),
         several_single=instances(f"rms_norm_backward_kernel<{{T}}, 1, {{S}}, SEVERAL{aligned}>"),
@@ -151,9 +158,9 @@ def in_vectors(cols: int, weight: torch.Tensor, rows: list[Rows]) -> bool:
 
 
 def backward_kernel(
-    kernels: Kernels, cols: int, dtype: torch.dtype, weight: torch.Tensor, rows: list[Rows], most_shared: int
+    kernels: Kernels, cols: int, dtype: torch.dtype, weight: torch.Tensor, rows: list[Rows]
 ) -> tuple[ByDType | None, int]:
-    """The kernel that reads rows once, and the columns of a row that a thread holds; None if there is no such kernel.
+    """The kernel that holds rows in registers, and the columns of a row that a thread holds; None if there is none.
 
     Args:
         kernels: of the operation.
@@ -161,16 +168,12 @@ def backward_kernel(
         dtype: of the numbers.
         weight: the weight.
         rows: of the cotangent, of x, and of a gradient that is added.
-        most_shared: bytes of shared memory that a block may have.
     """
     size = dtype.itemsize
     width = 16 // size
     if in_vectors(cols, weight, rows):
-        held, held_long = HELD[size] * width, HELD_LONG[size] * width
-        if cols <= held * MOST_THREADS:
-            return kernels.one, held
-        if cols <= held_long * MOST_THREADS and held_long * MOST_THREADS * max(size, 4) <= most_shared:
-            return kernels.long, held_long
+        if cols <= HELD[size] * width * MOST_THREADS:
+            return kernels.one, HELD[size] * width
     elif adjacent(cols, weight, rows):
         if cols <= HELD_SINGLE * SINGLE_THREADS:
             return kernels.one_single, HELD_SINGLE
@@ -195,10 +198,18 @@ def launch_forward(
     """
     cols, num_rows = x.shape[-1], rstd.shape[0]
     inner, given = as_rows(x) if residual is None else as_rows(x, residual)
+    inputs = (given[0].tensor, weight, output, rstd, *(() if residual is None else (given[1].tensor, sums)))
     width = 16 // x.element_size()
     vectors = in_vectors(cols, weight, given)
     # Vectors are shifted into place by whole warps, and the number of one is an int.
     shifted = not vectors and adjacent(cols, weight, given) and WARP * width <= cols < 2**31
+    if vectors and cols * x.element_size() >= STAGED_BYTES[x.device.type]:
+        staged = staging(cols, x.element_size(), len(given), x.device, STAGED)
+        if staged is not None:
+            kernel, steps = kernels.forward_staged[x.dtype], (step for rows in given for step in rows[1:3])
+            groups = staged.groups(kernel, x.device, num_rows)
+            staged.launch(kernel, groups, (*inputs, num_rows, cols, inner, *steps, eps))
+            return
     threads, together = threads_of_row(cols, KEPT[shifted] * (width if vectors or shifted else 1))
     shared = 0
     if shifted:
@@ -207,8 +218,6 @@ def launch_forward(
         shared = threads * together // WARP * EXCHANGED_BYTES
     kernel = (kernels.forward if vectors else kernels.forward_shifted if shifted else kernels.forward_strided)[x.dtype]
     sizes = (num_rows, cols, inner, *(stride for rows in given for stride in rows[1:]), weight.stride(0))
-    added = () if residual is None else (given[1].tensor, sums)
-    inputs = (given[0].tensor, weight, output, rstd, *added)
     kernel.launch(cdiv(num_rows, together), (threads, together), *inputs, *sizes, eps, shared_bytes=shared)
 
 
@@ -229,31 +238,33 @@ def launch_backward(
     dtype, cols, num_rows = x.dtype, x.shape[-1], rstd.shape[0]
     inner, (grad_rows, rows) = as_rows(grad_output, x)
     inputs = (grad_rows.tensor, rows.tensor, weight, rstd)
-    bytes_of_sum = rstd.element_size()
-    shared, together = 0, 1
     walked = [grad_rows, rows] if added is None else [grad_rows, rows, Rows(added, 0, cols, 1)]
-    kernel, each = backward_kernel(kernels, cols, dtype, weight, walked, shared_memory(x.device))
-    if kernel is None:
+    staged = None
+    if in_vectors(cols, weight, walked) and cols * x.element_size() >= STAGED_BYTES_BACKWARD:
+        staged = staging(cols, x.element_size(), len(walked), x.device, STAGED_BACKWARD, sums=True)
+    kernel, each = backward_kernel(kernels, cols, dtype, weight, walked)
+    shared, together = 0, 1
+    if staged is not None:
+        partials = staged.groups(kernels.staged[dtype], x.device, num_rows)
+    elif kernel is None:
         threads, together = threads_of_row(cols, 4)
-    elif kernel is kernels.one_shifted:
-        threads = cdiv(cols, each * WARP) * WARP
-        shared = threads // WARP * EXCHANGED_BYTES
-    else:
-        threads, together = threads_of_row(cols, each)
-        if kernel is kernels.long:
-            shared = each * threads * bytes_of_sum
-        if together > 1:
-            kernel = kernels.several_single if kernel is kernels.one_single else kernels.several
-    if kernel is not None:
-        blocks = max(RESIDENT // (threads * together), 1)
-        partials = min(cdiv(num_rows, together), multiprocessors(x.device) * blocks)
-    else:
         column_blocks = cdiv(cols, COLUMN_THREADS)
         partials = min(cdiv(num_rows, 4), max(1, multiprocessors(x.device) * BLOCKS // column_blocks))
+    else:
+        if kernel is kernels.one_shifted:
+            threads = cdiv(cols, each * WARP) * WARP
+            shared = threads // WARP * EXCHANGED_BYTES
+        else:
+            threads, together = threads_of_row(cols, each)
+        if together > 1:
+            kernel = kernels.several_single if kernel is kernels.one_single else kernels.several
+        blocks = max(RESIDENT // (threads * together), 1)
+        partials = min(cdiv(num_rows, together), multiprocessors(x.device) * blocks)
     partial = None if grad_weight is None else rstd.new_empty((partials, cols))
-    if kernel is not None:
-        strides = (*grad_rows[1:3], *rows[1:3])
-        rest = (grad_x, partial, num_rows, cols, inner, *strides, added)
+    rest = (grad_x, partial, num_rows, cols, inner, *grad_rows[1:3], *rows[1:3], added)
+    if staged is not None:
+        staged.launch(kernels.staged[dtype], partials, (*inputs, *rest))
+    elif kernel is not None:
         kernel[dtype].launch(partials, (threads, together), *inputs, *rest, shared_bytes=shared)
     else:
         sizes = (num_rows, cols, inner, *grad_rows[1:], *rows[1:], weight.stride(0))

@@ -1,5 +1,6 @@
 #include <math_constants.h>
 
+#include "clusters.cuh"
 #include "exponential.cuh"
 #include "shifted.cuh"
 
@@ -16,7 +17,6 @@ constexpr int KEPT = (sizeof(T) == 8 ? 8 : 32) * ((EXCESS && WIDTH > 1) || (SPLI
 template <bool EXCESS> constexpr int MAX_THREADS = EXCESS ? 512 : 1024;
 // The number of vectors, of those not kept in registers, that are loaded before the first is used.
 constexpr int BATCH = 4;
-constexpr int MAX_BLOCKS = 8;  // per cluster
 
 template <class C> __device__ inline C minus_infinity() { return C(-CUDART_INF_F); }
 
@@ -32,28 +32,6 @@ template <class C> __device__ inline C sum_of_lanes(C value, int lanes) {
     return value;
 }
 
-// The barriers of a cluster's blocks. Each block must have begun before another writes to its shared memory, and all
-// must have written before one reads. A block arrives early and waits later, so as not to idle.
-#if __CUDA_ARCH__ >= 900
-__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
-__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
-__device__ inline unsigned in_block(const void* own, int block) {
-    unsigned there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(unsigned(__cvta_generic_to_shared(own))), "r"(block));
-    return there;
-}
-__device__ inline void store_in_block(float* own, int block, float value) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(in_block(own, block)), "f"(value) : "memory");
-}
-__device__ inline void store_in_block(double* own, int block, double value) {
-    asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(in_block(own, block)), "d"(value) : "memory");
-}
-#else
-__device__ inline void cluster_arrive() {}
-__device__ inline void cluster_wait() {}
-template <class C> __device__ inline void store_in_block(C* own, int, C value) { *own = value; }
-#endif
-
 template <class C> __device__ inline C sum_of_row(C value, int threads) {
     value = sum_of_lanes(value, min(threads, 32));
     if (threads <= 32) return value;
@@ -63,17 +41,6 @@ template <class C> __device__ inline C sum_of_row(C value, int threads) {
     __syncthreads();
     return sum_of_lanes(lane < threads / 32 ? of_warps[lane] : C(0), 32);
 }
-// The sum over a row that a cluster shares, from the sums of its blocks. The caller has arrived at the barrier.
-template <class C> __device__ inline C sum_of_blocks(C value, int block, int blocks) {
-    __shared__ C of_blocks[MAX_BLOCKS];
-    cluster_wait();
-    if (threadIdx.x < blocks) store_in_block(of_blocks + block, threadIdx.x, value);
-    cluster_arrive();
-    cluster_wait();
-    const int lane = threadIdx.x % MAX_BLOCKS;
-    return sum_of_lanes(lane < blocks ? of_blocks[lane] : C(0), MAX_BLOCKS);
-}
-
 // The largest number of a part of a row, and the sum of exp(x - largest) over it. max() drops a NaN, the sum keeps it.
 template <class C> struct Terms {
     C largest = minus_infinity<C>(), sum = 0;
@@ -389,7 +356,10 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
     for (int k = 0; k < KEEP; k++)
         if (k < present) product += product_of<T, WIDTH, C>(kept_grad[k], kept[k]);
     product = sum_of_row(product, share.of_block());
-    if (share.blocks > 1) product = sum_of_blocks(product, share.block, share.blocks);
+    if (share.blocks > 1) {
+        cluster_wait();
+        product = sum_of_blocks(product, share.block, share.blocks);
+    }
 
 #pragma unroll
     for (int k = 0; k < KEEP; k++)

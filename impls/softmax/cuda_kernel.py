@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from fourfold.backends.cuda.launch import CudaKernel
+from fourfold.backends.launch import has_clusters
 from fourfold.backends.strides import Rows, as_rows
 
 from .arguments import check_softmax
@@ -142,11 +143,6 @@ def _shared_bytes(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - other
 
 
-@functools.cache
-def _has_clusters(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
 def _in_vectors(cols: int, rows: Sequence[Rows], output: torch.Tensor) -> tuple[bool, bool]:
     """Whether columns are adjacent, so that rows are moved in vectors, and whether these have to be shifted into place.
 
@@ -195,7 +191,7 @@ def _run(kernels: dict, *tensors: torch.Tensor) -> torch.Tensor:
         if shifted and cols >= 2**31:
             vectors = shifted = False  # the number of a vector that is shifted is an int
         device = given.device
-        chosen = plan(cols, itemsize, vectors, len(rows), _shared_bytes(device), _has_clusters(device), shifted)
+        chosen = plan(cols, itemsize, vectors, len(rows), _shared_bytes(device), has_clusters(device), shifted)
         launch(kernels, rows, inner, output, chosen)
     return output
 

@@ -75,7 +75,19 @@ def test_a_template_has_instances_for_each_dtype_and_option():
     assert kernels[torch.float64, True].name == "copies<double, 2>"
 
 
+def test_only_a_gpu_runs_clusters():
+    with pytest.raises(ValueError, match="device must be a GPU"):
+        SUM.resident_clusters(torch.device("cpu"), 64, 2)
+
+
 # ---- tests that need a GPU
+
+
+@on_gpu
+def test_a_gpu_holds_fewer_clusters_of_more_blocks():
+    device = torch.device("cuda", torch.cuda.current_device())
+    pairs, eights = (SUM.resident_clusters(device, 1024, blocks, 200_000) for blocks in (2, 8))
+    assert 1 <= eights <= pairs // 4 <= torch.cuda.get_device_properties(device).multi_processor_count // 8
 
 
 @on_gpu

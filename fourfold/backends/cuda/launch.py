@@ -103,6 +103,7 @@ class CudaKernel:
         self.launches_on_cpu = 0
         self._on_cpu: dict[str, CpuKernel] = {}
         self._on_gpu: dict[int, _GpuKernel] = {}
+        self._resident_clusters: dict[tuple[torch.device, Size, Size, int], int] = {}
         # By the arguments' types: the positions of the tensors, and those of the Nones.
         self._pointers: dict[tuple[type, ...], tuple[tuple[int, ...], tuple[int, ...]]] = {}
         _kernels_of.setdefault(self.source, weakref.WeakSet()).add(self)
@@ -180,6 +181,46 @@ class CudaKernel:
             _ready_devices().discard(device)
             self._launch_on_gpu(device, grid, block, args, types, tensors, nulls, shared_bytes, cluster)
 
+    def resident_clusters(self, device: torch.device, block: Size, cluster: Size, shared_bytes: int = 0) -> int:
+        """Return how many clusters of the kernel a GPU of compute capability 9.0 or later runs at once.
+
+        A grid of more clusters ends with a second round. The number is less than the multiprocessors suggest, because
+        a cluster lies within a group of them, and the groups of one GPU differ in size.
+
+        Args:
+            device: the GPU.
+            block: threads per block.
+            cluster: blocks per cluster.
+            shared_bytes: size of the `extern __shared__` array, in bytes.
+
+        Raises:
+            ValueError: the device is no GPU.
+            CudaError: the file does not compile, or the driver refuses the configuration.
+        """
+        if device.type != "cuda":
+            raise ValueError(f"{self.name}: device must be a GPU to run clusters, not {device}")
+        key = (device, block, cluster, shared_bytes)
+        if key not in self._resident_clusters:
+            index = torch.cuda.current_device() if device.index is None else device.index
+            with torch.cuda.device(index):
+                config = _config(self.name, cluster, block, shared_bytes, cluster)
+                stream = _stream(index, torch_internals.current_stream(index))
+                loaded = self._loaded(index)
+                loaded.allow_shared_bytes(max(shared_bytes, loaded.allowed_shared_bytes))
+                try:
+                    most = loaded.handle.occupancy.max_active_clusters(config, stream=stream)
+                except Exception as error:
+                    raise CudaError(f"{self.name} cannot be launched in clusters of {cluster}: {error}") from error
+            self._resident_clusters[key] = most
+        return self._resident_clusters[key]
+
+    def _loaded(self, device: int) -> _GpuKernel:
+        kernel = self._on_gpu.get(device)
+        if kernel is None:
+            with _compiling:
+                kernel = self._on_gpu[device] = _GpuKernel(self.source, self.name, _compiled_along(self.source), device)
+        return kernel
+
     def _launch_on_cpu(
         self, grid: Size, block: Size, args: tuple[Argument, ...], shared_bytes: int, cluster: Size | None
     ) -> None:
@@ -234,10 +275,7 @@ class CudaKernel:
             return
         core = _core()
         stream = _stream(device, torch_internals.current_stream(device))
-        kernel = self._on_gpu.get(device)
-        if kernel is None:
-            with _compiling:
-                kernel = self._on_gpu[device] = _GpuKernel(self.source, self.name, _compiled_along(self.source), device)
+        kernel = self._loaded(device)
         conversions = kernel.conversions.get(types)
         if conversions is None:
             conversions = kernel.conversions[types] = kernel.check(args)
