@@ -137,16 +137,19 @@ def bulk_pairs(draw: st.DrawFn, dtype: DType, count: int) -> tuple[np.ndarray, n
 
 
 @st.composite
-def explicit_pairs(draw: st.DrawFn, dtype: DType, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """`count` pairs drawn coordinate by coordinate, so that a counterexample shrinks to small whole numbers."""
+def explicit_pairs(draw: st.DrawFn, dtype: DType, count: int, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """`count` pairs, or up to `most`, drawn coordinate by coordinate: a counterexample shrinks to small whole numbers.
+
+    To draw their number as a list's length lets Hypothesis delete a pair in one step.
+    """
     # Whole numbers and halves up to 12 are exact in every dtype, and make many ties and degenerate boxes.
     coordinate = st.one_of(st.integers(0, 12), st.integers(-24, 24).map(lambda half: half / 2))
     corner = st.tuples(coordinate, coordinate)
     size = st.tuples(st.integers(1, 12), st.integers(1, 12))
     proper = st.tuples(corner, size).map(lambda b: (b[0][0], b[0][1], b[0][0] + b[1][0], b[0][1] + b[1][1]))
     box = st.one_of(proper, proper, st.tuples(coordinate, coordinate, coordinate, coordinate))
-    flat = draw(st.lists(st.tuples(box, box), min_size=count, max_size=count))
-    pairs = np.array(flat, dtype=np.float64).reshape(count, 2, 4)
+    flat = draw(st.lists(st.tuples(box, box), min_size=count, max_size=most or count))
+    pairs = np.array(flat, dtype=np.float64).reshape(-1, 2, 4)
     return pairs[:, 0].astype(dtype.numpy), pairs[:, 1].astype(dtype.numpy)
 
 

@@ -26,8 +26,13 @@ VARIABLE = "FOURFOLD_OPERATIONS"
 def packages() -> list[str]:
     """Return the names of all packages that hold records, without duplicates."""
     named = [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
-    installed = sorted(point.value for point in importlib.metadata.entry_points(group=GROUP))
-    return list(dict.fromkeys(name for name in [*named, *installed] if name))
+    return list(dict.fromkeys(name for name in [*named, *_installed(tuple(sys.path))] if name))
+
+
+@functools.cache
+def _installed(path: tuple[str, ...]) -> list[str]:
+    """Return the packages that entry points name along this path. To read those of every installed package is slow."""
+    return sorted(point.value for point in importlib.metadata.entry_points(group=GROUP))
 
 
 def files() -> dict[str, Path]:

@@ -153,23 +153,37 @@ def alternate(
 
 
 @functools.cache
-def _resamples(count: int) -> np.ndarray:
-    """Return the sorted indices of the `count` values in each resample, shape [RESAMPLES, count]."""
-    return np.sort(np.random.default_rng(0).integers(0, count, (RESAMPLES, count)))
+def _shares(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the shares of `count` sorted values in a sample and its resamples, trimmed and winsorized.
+
+    The first row is of the sample, which has each value once; the others are of its RESAMPLES resamples.
+    """
+    drawn = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
+    indices = np.sort(np.concatenate([np.arange(count)[None], drawn]))
+    cut = int(TRIMMED * count)
+    inner = indices[:, cut : count - cut]
+    winsorized = np.clip(indices, inner[:, :1], inner[:, -1:])
+
+    def shares(chosen: np.ndarray) -> np.ndarray:
+        return np.stack([(chosen == value).mean(axis=-1) for value in range(count)], axis=-1)
+
+    return shares(inner), shares(winsorized)
 
 
-def trimmed_mean(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the trimmed mean along the last axis and its standard error (Tukey and McLaughlin, 1963).
+def trimmed_means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the trimmed means of a sample and its resamples, and their standard errors (Tukey and McLaughlin, 1963).
 
     Args:
-        values: sorted along the last axis, which has at least two values.
+        values: sorted, at least two.
     """
-    count = values.shape[-1]
-    cut = int(TRIMMED * count)
-    inner = values[..., cut : count - cut]
-    winsorized = np.clip(values, inner[..., :1], inner[..., -1:])
-    share = inner.shape[-1] / count
-    return inner.mean(axis=-1), winsorized.std(axis=-1, ddof=1) / (share * math.sqrt(count))
+    count = len(values)
+    inner, winsorized = _shares(count)
+    # Deviations, because squares of the values would hide a small variance.
+    center = values.mean()
+    deviations = values - center
+    variances = np.maximum(winsorized @ deviations**2 - (winsorized @ deviations) ** 2, 0) * count / (count - 1)
+    share = 1 - 2 * int(TRIMMED * count) / count
+    return center + inner @ deviations, np.sqrt(variances) / (share * math.sqrt(count))
 
 
 @dataclass(frozen=True)
@@ -186,11 +200,11 @@ class Estimate:
     @classmethod
     def of(cls, ratios: np.ndarray) -> "Estimate":
         """Estimate from one log ratio per epoch (Efron, Tibshirani, An Introduction to the Bootstrap, section 12.5)."""
-        ordered = np.sort(ratios)
-        mean, error = map(float, trimmed_mean(ordered))
-        means, errors = trimmed_mean(ordered[_resamples(len(ordered))])
+        means, errors = trimmed_means(np.sort(ratios))
+        mean, error = float(means[0]), float(errors[0])
         # A resample that repeats one value has no standard error to divide by.
         kept = errors > 1e-3 * error
+        kept[0] = False  # the sample itself
         return cls(mean, error, np.sort((means[kept] - mean) / errors[kept]))
 
     @property

@@ -448,6 +448,7 @@ def _may_refuse(identity: Identity | None, config: pytest.Config) -> bool:
     return identity is not None and identity.cell.backend == CANDIDATE and not config.getoption("no_refusals")
 
 
+@pytest.hookimpl(trylast=True)  # when the fixtures have released their tensors, and a simulated GPU is gone
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """Release cached memory of the GPU and of the host for other workers."""
     if not xdist_internals.is_worker(item.config):

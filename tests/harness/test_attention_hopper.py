@@ -121,7 +121,7 @@ def test_what_the_copy_engine_does_not_take_is_left_to_the_portable_kernel(
 def test_products_do_not_wait_for_one_another_and_no_register_is_spilled(configuration: Configuration) -> None:
     """Of wgmma that the compiler makes wait one by one, a wait follows each."""
     columns, keys = configuration.options["columns"], configuration.options["keys"]
-    names = [kernel.name for kernel in cuda_kernel.HOPPER_KERNELS]
+    names = [kernel.name for kernel in configuration.options["kernels"].values()]
     resources = compile_ahead_of_time(cuda_kernel.HOPPER_SOURCE, names, "sm_90a")
     for kernel in configuration.options["kernels"].values():
         made = resources[kernel.name]

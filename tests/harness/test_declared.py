@@ -531,7 +531,11 @@ def test_every_example_of_the_page_works() -> None:
     made = [each for each in names.values() if isinstance(each, DefinedOperation)]
     assert len(made) >= 9
     for each in made:
-        backward_agrees(together(subject(each, each.definition)), Search(examples=4))
+        if each.mutates:  # a definition works out of place: it is no implementation
+            continue
+        search, given = Search(examples=3, brief=True), together(subject(each, each.definition))
+        (backward_agrees if given.operation.differentiable else forward_agrees)(given, search)
+        assert search.substantial, each.name
 
 
 # ---- axes

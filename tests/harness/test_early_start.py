@@ -1,5 +1,6 @@
 """The process of untrusted candidates starts before torch is imported, and the child that runs the tests adopts it."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -81,3 +82,8 @@ def test_a_child_adopts_the_process_unless_variables_of_candidates_changed(
     death = child.wait(60)
     assert death is not None
     assert death.code == adopts
+
+
+def test_the_garbage_collector_leaves_out_what_pytest_collected_and_runs_during_tests() -> None:
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 100_000
