@@ -14,12 +14,12 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from fourfold.backends.cuda.compile import write_atomically
 from fourfold.engine.verdict import Finding
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.performance.charts import Point, chart, quantity, sparkline
 from fourfold.performance.gate import Change, short_name
 from fourfold.performance.timings import Beside, beside_the_best
+from fourfold.processes.files import write_atomically
 
 PARTS = ("verification", "performance")
 # A contender has the same colour in every chart. All others share one more colour.
