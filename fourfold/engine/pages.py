@@ -1,9 +1,10 @@
 """HTML pages, by Jinja: every page extends page.html, so that all have one look."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, select_autoescape
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import fourfold
 
@@ -15,8 +16,10 @@ def page(template: str, **given: Any) -> str:
         template: its file, within this package.
         **given: the names that it reads.
     """
+    return _environment().get_template(template).render(**given) + "\n"
+
+
+@functools.cache
+def _environment() -> Environment:
     loader = FileSystemLoader(Path(fourfold.__file__).parent)
-    environment = Environment(
-        loader=loader, autoescape=select_autoescape(default=True), trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template(template).render(**given) + "\n"
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
+from fourfold.engine.pages import page
 from fourfold.engine.verdict import Finding
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.performance.charts import Point, chart, quantity, sparkline
@@ -111,9 +111,9 @@ def write(directory: Path, part: str, content: Mapping[str, Any]) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     write_atomically(directory / f"{part}.json", json.dumps(content).encode())
     parts = {name: read(directory / f"{name}.json") for name in PARTS}
-    page = directory / "index.html"
-    write_atomically(page, render(parts["verification"], parts["performance"]).encode())
-    return page
+    index = directory / "index.html"
+    write_atomically(index, render(parts["verification"], parts["performance"]).encode())
+    return index
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -127,16 +127,12 @@ def read(path: Path) -> dict[str, Any] | None:
 
 def render(verified: Mapping[str, Any] | None, timed: Mapping[str, Any] | None) -> str:
     """Render the page from the parts that exist."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     causes = _causes(verified["failures"]) if verified else []
-    environment.filters |= {"quantity": quantity, "short": short_name, "plain": lambda text: ESCAPES.sub("", text)}
-    return environment.get_template("report.html").render(
+    return page(
+        "performance/report.html",
+        quantity=quantity,
+        short=short_name,
+        plain=lambda text: ESCAPES.sub("", text),
         verified=verified,
         timed=timed,
         matrix=_matrix(verified) if verified else {},
