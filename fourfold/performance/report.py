@@ -216,7 +216,7 @@ def _rooflines(timed: Mapping[str, Any]) -> list[dict[str, Any]]:
         ]
         label = f"Roofline of {dtype}: operations a second over operations a byte"
         classes = {name: colour(name) for name in series}
-        svg = chart(series, classes, "flop per byte", "flop/s", label, joined=False, limits=limits)
+        svg = chart(series, classes, ("flop per byte", ""), ("computed", "flop/s"), label, joined=False, limits=limits)
         found.append({"dtype": dtype, "svg": Markup(svg), "classes": classes})
     return found
 
@@ -234,7 +234,7 @@ def _sizes(timed: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
         ordered = {name: sorted(points, key=lambda point: point.x) for name, points in own.items()}
         label = f"{operation}, {dtype}, {direction}: seconds over bytes"
         classes = {name: colour(name) for name in ordered}
-        svg = Markup(chart(ordered, classes, "bytes", "seconds", label))
+        svg = Markup(chart(ordered, classes, ("moved", "B"), ("time", "s"), label))
         found.setdefault(operation, []).append({"title": f"{dtype} {direction}", "svg": svg, "classes": classes})
     return found
 
