@@ -9,14 +9,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 import fourfold
 
 
-def page(template: str, **given: Any) -> str:
+def page(template: str, back: str = "", **given: Any) -> str:
     """Return a page.
 
     Args:
         template: its file, within this package.
+        back: the address of the page that links to it; "" for none.
         **given: the names that it reads.
     """
-    return _environment().get_template(template).render(**given) + "\n"
+    return _environment().get_template(template).render(back=back, **given) + "\n"
 
 
 @functools.cache

@@ -401,7 +401,7 @@ class Verdict:
             back: the address of the page that links to it; "" for none.
         """
         lines = {line: failure.message for _, failure in self.failures if (line := failure.line_of(self.file))}
-        return page("engine/verdict.html", verdict=self, back=back, source=self.source.splitlines(), failing=lines)
+        return page("engine/verdict.html", back, verdict=self, source=self.source.splitlines(), failing=lines)
 
 
 def kind_of(outcomes: Collection[Outcome], passed: bool, left_out: int = 0) -> Kind:

@@ -165,11 +165,11 @@ def _verified(trial: "Trial", plan: CheckPlan) -> Verdict:
         suggested_claim=suggestion(outcomes, boundary, not failed and not shortcomings),
         left_out=0 if failed else len(left),
         file=str(trial.origin),
-        source=_source_of(trial.origin),
+        source=source_of(trial.origin),
     )
 
 
-def _source_of(file: Path) -> str:
+def source_of(file: Path) -> str:
     """Return the text of a file for the page of a verdict; "" if it cannot be read or is long."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if file.is_file() and file.stat().st_size <= SOURCE_BYTES:

@@ -8,6 +8,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,32 @@ def performance(
     }
 
 
-def write(directory: Path, part: str, content: Mapping[str, Any]) -> Path:
+def saved_performance(run: Mapping[str, Any], history: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Return the part of the report from a run that pytest-benchmark has saved.
+
+    Args:
+        run: its JSON.
+        history: earlier runs on the same machine, oldest first.
+
+    Raises:
+        KeyError: the run is not one of this project's benchmarks.
+    """
+    commit = run["commit_info"]["id"][:12] + ("-dirty" if run["commit_info"]["dirty"] else "")
+    date = datetime.fromisoformat(run["datetime"]).strftime("%Y-%m-%d %H:%M UTC")
+    of_run = {"date": date, "commit": "" if run["commit_info"]["id"] == "unversioned" else commit}
+    benchmarks = [{**one, **one["stats"]} for one in run["benchmarks"]]
+    machine = {**of_run, **run["machine_info"]["fourfold"]}
+    return performance(benchmarks, machine, run["ceilings"], run["static"], history, [], [])
+
+
+def write(directory: Path, part: str, content: Mapping[str, Any], back: str = "") -> Path:
     """Write one of `PARTS` into the folder and render the page.
+
+    Args:
+        directory: the folder.
+        part: the part's name.
+        content: the part.
+        back: the address of the page that links to it; "" for none.
 
     Returns:
         The path of the page.
@@ -112,7 +137,7 @@ def write(directory: Path, part: str, content: Mapping[str, Any]) -> Path:
     write_atomically(directory / f"{part}.json", json.dumps(content).encode())
     parts = {name: read(directory / f"{name}.json") for name in PARTS}
     index = directory / "index.html"
-    write_atomically(index, render(parts["verification"], parts["performance"]).encode())
+    write_atomically(index, render(parts["verification"], parts["performance"], back).encode())
     return index
 
 
@@ -125,11 +150,12 @@ def read(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def render(verified: Mapping[str, Any] | None, timed: Mapping[str, Any] | None) -> str:
+def render(verified: Mapping[str, Any] | None, timed: Mapping[str, Any] | None, back: str = "") -> str:
     """Render the page from the parts that exist."""
     causes = _causes(verified["failures"]) if verified else []
     return page(
         "performance/report.html",
+        back,
         quantity=quantity,
         short=short_name,
         plain=lambda text: ESCAPES.sub("", text),

@@ -5,21 +5,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import test_report
 
-from fourfold.engine.verdict import Finding, Outcome, Verdict
+from fourfold.cli.main import main
+from fourfold.engine.verdict import Verdict
 from fourfold.grading import report as grading_report
 from fourfold.grading.results import Graded
-from fourfold.operations.case import Case
-from fourfold.operations.outcomes import Kind, Status
+from fourfold.operations.outcomes import Kind
 from fourfold.performance import report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing: pip install -e '.[browser]'")
 SIZES = {"telephone": (390, 844), "desk": (1280, 900)}
-PAGES = ("verdict", "grading", "candidate", "report")
-SOURCE = f"import torch\n\n\ndef softmax(x):\n    raise KeyError(x.shape)  # {'long ' * 60}\n"
+PAGES = ("verdict", "grading", "candidate", "report", "index", "timings")
 # Returns the text whose contrast with its background is below 4.5, as WCAG 2 computes it.
 FAINT = """() => {
   const light = colour => {
@@ -61,46 +59,15 @@ EMPTY = """() => [...document.querySelectorAll("h2, h3")].filter(heading => {
 }).map(heading => heading.textContent)"""
 
 
-def verdict(kind: type[Verdict], **more: Any) -> Any:
-    short = np.arange(4, dtype=np.float32)
-    case = Case({"x": np.arange(120, dtype=np.float32).reshape(3, 40), "y": short}, short)
-    failure = Finding(
-        message=f"KeyError: {'1234567890' * 12}",
-        frames='  File "/somewhere/kernel.py", line 5, in softmax\n    raise KeyError(x.shape)',
-        cause="kernel.py:5: KeyError",
-        counterexample=repr(case),
-        arguments=case.arguments(),
-        repeat=f"fourfold.verify(softmax, 'softmax', reproduce='{'A' * 200}')",
-    )
-    failed = Outcome(check="forward", dtype="float32", outcome=Status.FAILED, grade="wrong", worst=2.0, failure=failure)
-    others = [
-        Outcome(check=f"law: {'shifting_' * 8}", dtype="float16", outcome=status, examples=3)
-        for status in Status
-        if status is not Status.FAILED
-    ]
-    return kind(
-        implementation="softmax",
-        operation="softmax",
-        device="cpu",
-        claims="",
-        outcomes=(failed, *others),
-        shortcomings=(),
-        warnings=(),
-        versions={"torch": "2.14"},
-        seed=1,
-        seconds=2.0,
-        file="/somewhere/kernel.py",
-        source=SOURCE,
-        **more,
-    )
-
-
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Write one page of each sort; return their paths."""
     folder = tmp_path_factory.mktemp("pages")
-    (folder / "verdict.html").write_text(verdict(Verdict).html())
-    graded = [verdict(Graded, id=f"{'long-' * 20}{n}", stage="full", repeat="fourfold grade --id x") for n in range(3)]
+    (folder / "verdict.html").write_text(test_report.verdict(Verdict).html())
+    graded = [
+        test_report.verdict(Graded, id=f"{'long-' * 20}{n}", stage="full", repeat="fourfold grade --id x")
+        for n in range(3)
+    ]
     index = grading_report.write(graded, folder / "grading")
     part = test_report.measured()
     part["benchmarks"] += [test_report.timed("triton", 10**n, 8e-12 * 10**n + 3e-6) for n in range(3, 10)]
@@ -110,8 +77,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     failures, about = test_report.FAILURES, test_report.ABOUT
     report.write(folder / "report", "verification", report.verification(test_report.matrix().tallies, failures, about))
     (candidate, *_) = sorted((folder / "grading" / "candidates").iterdir())
+    saved = test_report.saved_results(folder)
+    main(["report", *map(str, saved), "--out", str(folder / "all")])
+    (timings,) = (folder / "all").glob("*-timings/index.html")
     found = (folder / "verdict.html", index, candidate, folder / "report" / "index.html")
-    return dict(zip(PAGES, found, strict=True))
+    return dict(zip(PAGES, (*found, folder / "all" / "index.html", timings), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +159,7 @@ def test_the_page_of_a_candidate_marks_the_line_that_failed_and_leads_back(
     assert first.locator("td").count() == 21  # 3 rows of 6 numbers of a long array, and what is left out
     assert "float32[3, 40]" in first.inner_text()
     assert second.locator("td").all_inner_texts() == third.locator("td").all_inner_texts() == ["0", "1", "2", "3"]
-    tab.click("text=all candidates")
+    tab.click("text=all results")
     assert tab.url == pages["grading"].as_uri()
 
 
