@@ -59,6 +59,11 @@ COMMANDS = {
         ("fourfold.cli.options", "add_grade"),
         "fourfold.cli.grade",
     ),
+    "report": Command(
+        "write pages from saved results of verify, grade and bench, and an index of them",
+        ("fourfold.cli.options", "add_report"),
+        "fourfold.cli.report",
+    ),
     "accuracy": Command(
         "measure the rounding errors of kernels in ulp, beside those of torch and of other libraries",
         ("fourfold.cli.options", "add_accuracy"),

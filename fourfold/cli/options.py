@@ -88,3 +88,18 @@ def add_grade(parser: argparse.ArgumentParser) -> None:
     add("--forbid-fallback", action="store_true", help="torch may allocate memory, and not compute")
     add("--forbid-imports", default="", metavar="A,B", help="modules that no source may import")
     add("--speed", action="store_true", help="time what is right beside the reference; needs --gpus 1")
+
+
+def add_report(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fourfold report``."""
+    add = parser.add_argument
+    add(
+        "results",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="what verify --json, grade --out (as .jsonl), bench --json or bench --save (in .benchmarks) has written",
+    )
+    add(
+        "--out", type=Path, default=Path("fourfold-report"), metavar="DIR", help="the folder: fourfold-report if absent"
+    )

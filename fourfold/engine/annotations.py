@@ -36,6 +36,11 @@ def annotation(message: str, title: str, file: str | Path, line: int, level: str
     return f"::{level} {given}::{_escaped(message, _ESCAPED)}"
 
 
+def lines_in(text: str, file: str | Path) -> list[int]:
+    """Return the lines of a file that a failure's text names, in its order: the innermost frame is the last."""
+    return [int(line) for line in re.findall(rf'{re.escape(Path(file).name)}(?:", line |:)(\d+)', text)]
+
+
 def check_annotations(checks: Sequence[Mapping[str, Any]], file: Path, line: int) -> Iterator[str]:
     """Yield an annotation for each distinct failure among a verdict's checks.
 
@@ -49,10 +54,10 @@ def check_annotations(checks: Sequence[Mapping[str, Any]], file: Path, line: int
         cause = check.get("cause") or check.get("message")
         if check["outcome"] == "failed" and cause not in seen:
             seen.add(cause)
-            raised = re.findall(rf'{re.escape(file.name)}(?:", line |:)(\d+)', f"{check.get('frames', '')}\n{cause}")
+            raised = lines_in(f"{check.get('frames', '')}\n{cause}", file)
             parts = (check["message"], check.get("likely_cause"), check.get("counterexample"), check.get("repeat"))
             message, title = "\n".join(filter(None, parts)), f"{check['check']}, {check['dtype']}"
-            yield annotation(message, title, file, int(raised[-1]) if raised else line)
+            yield annotation(message, title, file, raised[-1] if raised else line)
 
 
 def violation_annotations(violations: Sequence[Mapping[str, Any]]) -> Iterator[str]:

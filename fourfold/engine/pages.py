@@ -1,22 +1,26 @@
 """HTML pages, by Jinja: every page extends page.html, so that all have one look."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, select_autoescape
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import fourfold
 
 
-def page(template: str, **given: Any) -> str:
+def page(template: str, back: str = "", **given: Any) -> str:
     """Return a page.
 
     Args:
         template: its file, within this package.
+        back: the address of the page that links to it; "" for none.
         **given: the names that it reads.
     """
+    return _environment().get_template(template).render(back=back, **given) + "\n"
+
+
+@functools.cache
+def _environment() -> Environment:
     loader = FileSystemLoader(Path(fourfold.__file__).parent)
-    environment = Environment(
-        loader=loader, autoescape=select_autoescape(default=True), trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template(template).render(**given) + "\n"
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

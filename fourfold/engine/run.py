@@ -138,8 +138,10 @@ def outcome_of(
     if isinstance(error, Unsupported | NotReached):
         return replace(outcome, outcome=error.status, reason=str(error), exclusion=error.exclusion)
     if error is not None:
-        case = search.shown(search.failing) if search is not None and search.failing is not None else last
-        failure = finding(error, origin, case)
+        failing = search.failing if search is not None else None
+        failure = finding(error, origin, search.shown(failing) if search is not None and failing is not None else last)
+        if search is not None and failing is not None:
+            failure = replace(failure, arguments=failing.arguments(search.takes_cotangent))
         if search is not None and failure.blob and search.limit:
             failure = replace(failure, blob=f"{search.limit}-{failure.blob}")
         if search is not None and failure.kind in (Kind.WRONG, Kind.IMPRECISE) and failure.result:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Self
 
+from fourfold.engine.annotations import lines_in
 from fourfold.engine.pages import page
 from fourfold.instruments.line_coverage import Unexecuted, shown
 from fourfold.numerics.dtypes import DTYPES
@@ -57,6 +58,7 @@ class Finding:
         repeat: the call of `fourfold.verify` that repeats it; "" in a run of pytest, which has a command.
         result: the name of the result whose values are wrong, "output" or "gradient of x"; "" for another failure.
             `Outcome.as_check` leaves it out.
+        arguments: the counterexample as tables: see `fourfold.operations.case.tabulate`.
     """
 
     message: str
@@ -68,6 +70,11 @@ class Finding:
     likely_cause: str = ""
     repeat: str = ""
     result: str = field(default="", compare=False)
+    arguments: tuple[dict[str, Any], ...] = field(default=(), hash=False)
+
+    def line_of(self, file: str) -> int | None:
+        """Return the line of a file at which the failure arose; None if it names none, as for a wrong result."""
+        return next(reversed(lines_in(f"{self.frames}\n{self.cause or self.message}", file)), None) if file else None
 
     def __str__(self) -> str:
         labelled = {"likely cause:": self.likely_cause, "at": self.counterexample, "repeat with": self.repeat}
@@ -212,6 +219,8 @@ class Verdict:
         never_executed: lines of the implementation that never ran; None if unknown, as for a wrong implementation.
         left_out: the number of checks that were not made because time ran out.
         speeds: its speeds, if they were requested and it passed.
+        file: the path of its file; "" if unknown.
+        source: the text of that file; "" if it is unknown or long.
     """
 
     implementation: str
@@ -229,6 +238,8 @@ class Verdict:
     never_executed: tuple[Unexecuted, ...] | None = None
     left_out: int = 0
     speeds: tuple[Speed, ...] = ()
+    file: str = ""
+    source: str = ""
 
     @property
     def kind(self) -> Kind:
@@ -389,7 +400,8 @@ class Verdict:
         Args:
             back: the address of the page that links to it; "" for none.
         """
-        return page("engine/verdict.html", verdict=self, back=back)
+        lines = {line: failure.message for _, failure in self.failures if (line := failure.line_of(self.file))}
+        return page("engine/verdict.html", back, verdict=self, source=self.source.splitlines(), failing=lines)
 
 
 def kind_of(outcomes: Collection[Outcome], passed: bool, left_out: int = 0) -> Kind:

@@ -49,6 +49,8 @@ from fourfold.operations.refusals import Refusals
 
 # The number of cases tried outside of the claims.
 OUTSIDE = 12
+# The size of a file whose text a verdict holds.
+SOURCE_BYTES = 100_000
 ACCEPT = "Claims(gradients=False) accepts a forward pass alone"
 
 
@@ -162,7 +164,17 @@ def _verified(trial: "Trial", plan: CheckPlan) -> Verdict:
         constants=constants,
         suggested_claim=suggestion(outcomes, boundary, not failed and not shortcomings),
         left_out=0 if failed else len(left),
+        file=str(trial.origin),
+        source=source_of(trial.origin),
     )
+
+
+def source_of(file: Path) -> str:
+    """Return the text of a file for the page of a verdict; "" if it cannot be read or is long."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if file.is_file() and file.stat().st_size <= SOURCE_BYTES:
+            return file.read_text(encoding="utf-8")
+    return ""
 
 
 def _claims_needed(outcomes: Sequence[Outcome]) -> Claims | None:

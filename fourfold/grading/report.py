@@ -9,12 +9,13 @@ from fourfold.grading.results import Graded
 from fourfold.operations.outcomes import Kind
 
 
-def write(graded: Sequence[Graded], folder: Path) -> Path:
+def write(graded: Sequence[Graded], folder: Path, back: str = "") -> Path:
     """Write the pages; return the path of the index.
 
     Args:
         graded: the verdicts.
         folder: the folder for the pages. It is created if necessary.
+        back: the address of the page that links to the index; "" for none.
     """
     pages = folder / "candidates"
     pages.mkdir(parents=True, exist_ok=True)
@@ -39,5 +40,5 @@ def write(graded: Sequence[Graded], folder: Path) -> Path:
     counts = {kind: sum(one.kind == kind for one in graded) for kind in Kind}
     index = folder / "index.html"
     shown = {kind: count for kind, count in counts.items() if count}
-    index.write_text(page("grading/report.html", rows=rows, counts=shown, total=len(graded)), encoding="utf-8")
+    index.write_text(page("grading/report.html", back, rows=rows, counts=shown, total=len(graded)), encoding="utf-8")
     return index

@@ -14,6 +14,8 @@ from fourfold.operations.layouts import layout
 
 # Show a larger array by its shape and range. The command that repeats a case still rebuilds it in full.
 SHOWN_ELEMENTS = 64
+# The part of such an array that a table shows.
+SHOWN_ROWS, SHOWN_COLUMNS = 4, 6
 
 
 def is_floating(array: np.ndarray) -> bool:
@@ -33,11 +35,40 @@ def show(array: np.ndarray) -> str:
         return f"zeros({list(array.shape)}, {array.dtype.name})"
     if array.size <= SHOWN_ELEMENTS:
         return f"array({array.tolist()}, {array.dtype.name})"
+    return f"<{array.dtype.name}{list(array.shape)}, {extent_of(array)}>"
+
+
+def extent_of(array: np.ndarray) -> str:
+    """Return the range of an array's finite numbers, and the number of the others, as text."""
     wide = array.astype(np.float64)
     finite = wide[np.isfinite(wide)]
     extent = f"{finite.min():.4g} to {finite.max():.4g}" if finite.size else "nothing finite"
     special = array.size - finite.size
-    return f"<{array.dtype.name}{list(array.shape)}, {extent}{f', {special} not finite' if special else ''}>"
+    return f"{extent}{f', {special} not finite' if special else ''}"
+
+
+def tabulate(name: str, array: np.ndarray, layout: str = "contiguous") -> dict[str, Any]:
+    """Return an array as a table for people: its rows, or the first ones of a long array, and its range.
+
+    Args:
+        name: the argument's name.
+        array: the values. The last axis gives the columns; all others together give the rows.
+        layout: the layout of the tensor in memory.
+
+    Returns:
+        ``name``; ``type``, as float32[2, 3]; ``layout``, "" for a contiguous tensor; ``rows``, a list of texts each;
+        and ``rest``, the range of an array of which not everything is shown, or "".
+    """
+    rows = array.reshape(-1, array.shape[-1] if array.ndim and array.size else 1)
+    whole = array.size <= SHOWN_ELEMENTS
+    part = rows if whole else rows[:SHOWN_ROWS, :SHOWN_COLUMNS]
+    return {
+        "name": name,
+        "type": f"{array.dtype.name}{list(array.shape)}",
+        "layout": "" if layout == "contiguous" else layout,
+        "rows": [[f"{value:.9g}" if is_floating(array) else str(value) for value in row] for row in part.tolist()],
+        "rest": "" if whole else extent_of(array),
+    }
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -80,6 +111,17 @@ class Case:
         if strided:
             parts.append(f"layouts={strided}")
         return "Case(" + ", ".join(parts) + ")"
+
+    def arguments(self, cotangent: bool = True) -> tuple[dict[str, Any], ...]:
+        """Return the arguments as tables: see `tabulate`. A parameter that is no tensor has one row of one column."""
+        arrays = {**self.inputs, **({"grad_output": self.grad_output} if cotangent else {})}
+        tables = [tabulate(name, array, self.layouts.get(name, "contiguous")) for name, array in arrays.items()]
+        for name, value in self.parameters.items():
+            if "[" not in name:
+                tables.append(
+                    {"name": name, "type": type(value).__name__, "layout": "", "rows": [[repr(value)]], "rest": ""}
+                )
+        return tuple(tables)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         # Without this method Hypothesis prints a dataclass field by field.

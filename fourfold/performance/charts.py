@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 360, 250
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 22, 36
-LEAST_GAP, LEAST_HEIGHT = 40, 18  # pixels between the middles of labels, side by side and one above the other
+LEFT, RIGHT, TOP, BOTTOM = 78, 12, 22, 36
+LEAST_GAP, LEAST_HEIGHT = 62, 18  # pixels between the middles of labels, side by side and one above the other
 # What a tick may be in its decade, the roundest first.
 STEPS = (1, 5, 2, 3, 7, 1.5, 4, 2.5, 6, 8, 9, 1.2, 1.8, 3.5)
 PREFIXES = {-9: "n", -6: "µ", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P"}
@@ -25,7 +25,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Axis:
-    """A logarithmic axis; `low` and `high` are the log10 of its ends."""
+    """A logarithmic axis; `low` and `high` are the log10 of its ends.
+
+    The unit takes SI prefixes. An axis without a unit is of a ratio, whose numbers are plain.
+    """
 
     low: float
     high: float
@@ -41,6 +44,10 @@ class Axis:
     def share(self, value: float) -> float:
         """Return the position of a value on the axis, from 0 to 1."""
         return (math.log10(value) - self.low) / (self.high - self.low)
+
+    def label(self, tick: float) -> str:
+        """Return the text of a tick."""
+        return quantity(tick, self.unit) if self.unit else f"{tick:.3g}"
 
     def ticks(self, pixels: float, gap: float) -> list[float]:
         """Return round numbers that are at least `gap` of the axis's `pixels` apart, in ascending order.
@@ -71,8 +78,8 @@ def quantity(value: float, unit: str) -> str:
 def chart(
     series: Mapping[str, Sequence[Point]],
     classes: Mapping[str, str],
-    x_unit: str,
-    y_unit: str,
+    x: tuple[str, str],
+    y: tuple[str, str],
     label: str,
     joined: bool = True,
     limits: Sequence[tuple[Point, Point]] = (),
@@ -82,8 +89,8 @@ def chart(
     Args:
         series: the points of each series, by name.
         classes: the CSS class of each series, by name.
-        x_unit: the unit of the horizontal axis.
-        y_unit: the unit of the vertical axis.
+        x: the name of the horizontal axis and its unit, "" for a ratio.
+        y: those of the vertical axis.
         label: a text description of the chart.
         joined: whether a line connects the points of a series.
         limits: the two ends of each line that marks a ceiling.
@@ -92,6 +99,7 @@ def chart(
     ends = [end for limit in limits for end in limit]
     if not points:
         return ""
+    (x_name, x_unit), (y_name, y_unit) = x, y
     x_axis = Axis.over([p.x for p in (*points, *ends)], x_unit)
     y_axis = Axis.over([p.y for p in (*points, *ends)], y_unit)
 
@@ -103,16 +111,16 @@ def chart(
 
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">']
     for tick in y_axis.ticks(HEIGHT - TOP - BOTTOM, LEAST_HEIGHT):
-        _, y = at(Point(10**x_axis.low, tick, ""))
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text x="{LEFT - 5}" y="{y + 4}" text-anchor="end">{escape(quantity(tick, ""))}</text>')
+        _, height = at(Point(10**x_axis.low, tick, ""))
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{height}" y2="{height}"/>')
+        parts.append(f'<text x="{LEFT - 5}" y="{height + 4}" text-anchor="end">{escape(y_axis.label(tick))}</text>')
     for tick in x_axis.ticks(WIDTH - LEFT - RIGHT, LEAST_GAP):
-        x, _ = at(Point(tick, 10**y_axis.low, ""))
-        parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
-        text = escape(quantity(tick, ""))
-        parts.append(f'<text x="{x}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{text}</text>')
-    parts.append(f'<text x="4" y="{TOP - 9}">{escape(y_axis.unit)}</text>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{escape(x_axis.unit)}</text>')
+        place, _ = at(Point(tick, 10**y_axis.low, ""))
+        parts.append(f'<line class="grid" x1="{place}" x2="{place}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
+        text = escape(x_axis.label(tick))
+        parts.append(f'<text x="{place}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{text}</text>')
+    parts.append(f'<text x="4" y="{TOP - 9}">{escape(y_name)}</text>')
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{escape(x_name)}</text>')
     for start, end in limits:
         (x1, y1), (x2, y2) = at(start), at(end)
         title = f"<title>{escape(end.title)}</title>"
@@ -122,9 +130,9 @@ def chart(
         if joined and len(own) > 1:
             path = " ".join(f"{x},{y}" for x, y in places)
             parts.append(f'<polyline class="{classes[name]}" points="{path}"/>')
-        for (x, y), point in zip(places, own):
+        for (across, up), point in zip(places, own):
             title = f"<title>{escape(point.title)}</title>"
-            parts.append(f'<circle class="{classes[name]}" cx="{x}" cy="{y}" r="4">{title}</circle>')
+            parts.append(f'<circle class="{classes[name]}" cx="{across}" cy="{up}" r="4">{title}</circle>')
     return "".join([*parts, "</svg>"])
 
 

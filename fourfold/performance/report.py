@@ -8,18 +8,19 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
-from fourfold.backends.cuda.compile import write_atomically
+from fourfold.engine.pages import page
 from fourfold.engine.verdict import Finding
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.performance.charts import Point, chart, quantity, sparkline
 from fourfold.performance.gate import Change, short_name
 from fourfold.performance.timings import Beside, beside_the_best
+from fourfold.processes.files import write_atomically
 
 PARTS = ("verification", "performance")
 # A contender has the same colour in every chart. All others share one more colour.
@@ -102,8 +103,32 @@ def performance(
     }
 
 
-def write(directory: Path, part: str, content: Mapping[str, Any]) -> Path:
+def saved_performance(run: Mapping[str, Any], history: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Return the part of the report from a run that pytest-benchmark has saved.
+
+    Args:
+        run: its JSON.
+        history: earlier runs on the same machine, oldest first.
+
+    Raises:
+        KeyError: the run is not one of this project's benchmarks.
+    """
+    commit = run["commit_info"]["id"][:12] + ("-dirty" if run["commit_info"]["dirty"] else "")
+    date = datetime.fromisoformat(run["datetime"]).strftime("%Y-%m-%d %H:%M UTC")
+    of_run = {"date": date, "commit": "" if run["commit_info"]["id"] == "unversioned" else commit}
+    benchmarks = [{**one, **one["stats"]} for one in run["benchmarks"]]
+    machine = {**of_run, **run["machine_info"]["fourfold"]}
+    return performance(benchmarks, machine, run["ceilings"], run["static"], history, [], [])
+
+
+def write(directory: Path, part: str, content: Mapping[str, Any], back: str = "") -> Path:
     """Write one of `PARTS` into the folder and render the page.
+
+    Args:
+        directory: the folder.
+        part: the part's name.
+        content: the part.
+        back: the address of the page that links to it; "" for none.
 
     Returns:
         The path of the page.
@@ -111,9 +136,9 @@ def write(directory: Path, part: str, content: Mapping[str, Any]) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     write_atomically(directory / f"{part}.json", json.dumps(content).encode())
     parts = {name: read(directory / f"{name}.json") for name in PARTS}
-    page = directory / "index.html"
-    write_atomically(page, render(parts["verification"], parts["performance"]).encode())
-    return page
+    index = directory / "index.html"
+    write_atomically(index, render(parts["verification"], parts["performance"], back).encode())
+    return index
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -125,18 +150,15 @@ def read(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def render(verified: Mapping[str, Any] | None, timed: Mapping[str, Any] | None) -> str:
+def render(verified: Mapping[str, Any] | None, timed: Mapping[str, Any] | None, back: str = "") -> str:
     """Render the page from the parts that exist."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     causes = _causes(verified["failures"]) if verified else []
-    environment.filters |= {"quantity": quantity, "short": short_name, "plain": lambda text: ESCAPES.sub("", text)}
-    return environment.get_template("report.html").render(
+    return page(
+        "performance/report.html",
+        back,
+        quantity=quantity,
+        short=short_name,
+        plain=lambda text: ESCAPES.sub("", text),
         verified=verified,
         timed=timed,
         matrix=_matrix(verified) if verified else {},
@@ -220,7 +242,7 @@ def _rooflines(timed: Mapping[str, Any]) -> list[dict[str, Any]]:
         ]
         label = f"Roofline of {dtype}: operations a second over operations a byte"
         classes = {name: colour(name) for name in series}
-        svg = chart(series, classes, "flop per byte", "flop/s", label, joined=False, limits=limits)
+        svg = chart(series, classes, ("flop per byte", ""), ("computed", "flop/s"), label, joined=False, limits=limits)
         found.append({"dtype": dtype, "svg": Markup(svg), "classes": classes})
     return found
 
@@ -238,7 +260,7 @@ def _sizes(timed: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
         ordered = {name: sorted(points, key=lambda point: point.x) for name, points in own.items()}
         label = f"{operation}, {dtype}, {direction}: seconds over bytes"
         classes = {name: colour(name) for name in ordered}
-        svg = Markup(chart(ordered, classes, "bytes", "seconds", label))
+        svg = Markup(chart(ordered, classes, ("moved", "B"), ("time", "s"), label))
         found.setdefault(operation, []).append({"title": f"{dtype} {direction}", "svg": svg, "classes": classes})
     return found
 

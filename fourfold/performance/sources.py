@@ -14,8 +14,9 @@ from types import ModuleType
 from typing import Any
 
 from fourfold.backends import MODULES
-from fourfold.backends.cuda.compile import cache_folder, locked, write_atomically
+from fourfold.backends.cuda.compile import cache_folder, locked
 from fourfold.operations import registry
+from fourfold.processes.files import write_atomically
 
 SUFFIXES = {".py", ".cu", ".cuh", ".h", ".cpp"}
 INSTALLED = "site-packages"

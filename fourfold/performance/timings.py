@@ -18,6 +18,8 @@ PEERS = ("torch", COMPILED, LIBRARY, *INSTALLED)
 # Above this number of operations a byte the rate is shown in flop/s, otherwise in B/s. Every GPU computes more a byte.
 INTENSE = 8
 WIDEST = 1000
+# The heads of the columns; the last one only in a comparison.
+NAMES = ("workload", "shapes", "time", "rate", "x torch", "x compile", "change")
 CPU = "no GPU: interpreted and emulated kernels were timed, which says nothing about their speed on one"
 
 
@@ -83,11 +85,8 @@ def timings(benchmarks: Iterable[Mapping[str, Any]], changes: Iterable[Change] =
 def lines(rows: Sequence[Timing]) -> list[str]:
     """Return the table of timings. It cuts nothing; a narrow terminal wraps it."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("workload", no_wrap=True)
-    table.add_column("shapes")
-    changed = ["change"] if any(row.change for row in rows) else []
-    for head in ("time", "rate", "x torch", "x compile", *changed):
-        table.add_column(head, justify="right", no_wrap=True)
+    for name in NAMES if any(row.change for row in rows) else NAMES[:-1]:
+        table.add_column(name, justify="left" if name in NAMES[:2] else "right", no_wrap=name != "shapes")
     for row in rows:
         table.add_row(*row.cells)
     console = Console(file=io.StringIO(), width=WIDEST)

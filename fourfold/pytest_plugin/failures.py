@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from fourfold.backends.cuda.compile import write_atomically
 from fourfold.backends.cuda.declarations import SUFFIXES
 from fourfold.candidates.integrity.escapes import Escape
 from fourfold.candidates.process.first_process import Unanswered
@@ -23,6 +22,7 @@ from fourfold.instruments.tampering import Tampered
 from fourfold.operations.boundary import Boundary
 from fourfold.operations.limits import CALL_SECONDS, COMPILE_SECONDS
 from fourfold.operations.outcomes import Failure, Status
+from fourfold.processes.files import write_atomically
 from fourfold.pytest_plugin.identity import Identity
 
 # The name of its outcome among the user properties of a test's report.

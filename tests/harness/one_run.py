@@ -1,13 +1,14 @@
 """Results that take long and that many tests read: one worker computes each, and the others read it from disk."""
 
 import functools
-import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import filelock
+
+from fourfold.processes.files import write_atomically
 
 Arguments, Result = ParamSpec("Arguments"), TypeVar("Result")
 _folders: list[Path] = []
@@ -33,11 +34,7 @@ def one_run(make: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         file = folder / f"{'.'.join(words)}.pickle"
         with filelock.FileLock(f"{file}.lock"):
             if not file.is_file():
-                made = pickle.dumps(make(*arguments, **named))
-                # The lock of a worker that dies while it writes goes to the next one.
-                part = file.with_suffix(f".{os.getpid()}")
-                part.write_bytes(made)
-                part.replace(file)
+                write_atomically(file, pickle.dumps(make(*arguments, **named)))
             return pickle.loads(file.read_bytes())
 
     return result

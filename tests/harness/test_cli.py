@@ -12,6 +12,7 @@ import warm
 
 import fourfold
 from fourfold.api import progress
+from fourfold.cli import verify
 from fourfold.cli.main import COMMANDS, main, parsed
 from fourfold.cli.pytest_command import configuration_of
 from fourfold.cli.settings import BadSettings, ProjectSettings
@@ -193,6 +194,38 @@ def test_settings_hold_where_no_option_says_otherwise(project: Path) -> None:
     assert given.passed == ["--device=cpu", "--examples=3", "--dtype=float64"]
     given = parsed("accuracy", [])
     assert (given.device, given.dtype, given.examples) == ("cpu", ["float32", "float16"], 3)
+
+
+SECOND_KERNEL = """
+[tool.fourfold.kernels."kernels.py:my_softmax"]
+as = "softmax"
+"""
+# Stands for pytest: names its candidate and its claims, and fails for the first kernel.
+FAKE_PYTEST = """
+import sys
+
+words = sys.argv
+print("verified", *(word for word in words if "kernels.py:" in word or word.startswith("--claims=")))
+sys.exit(any("fast_scale" in word for word in words))
+"""
+
+
+def test_each_kernel_of_the_settings_is_verified_though_one_fails(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (project / "pyproject.toml").write_text(SETTINGS + SECOND_KERNEL)
+    (project / "fake.py").write_text(FAKE_PYTEST)
+    monkeypatch.setattr(verify, "pytest_command", lambda *words: [sys.executable, str(project / "fake.py"), *words])
+    assert main(["verify"]) == 1
+    expected = [
+        "verified ops.py:scale=kernels.py:fast_scale --claims=finite=True",
+        "verified softmax=kernels.py:my_softmax",
+    ]
+    assert capfd.readouterr().out.splitlines() == expected
+    assert main(["verify", "--claims", "contiguous=True"]) == 1
+    said = capfd.readouterr().out
+    assert said.count("--claims=contiguous=True") == 2
+    assert "finite" not in said
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,23 @@
 
 import html.parser
 import itertools
+import json
 import os
 import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import warm
 
+from fourfold.cli.main import main
 from fourfold.engine.cells import Cell
-from fourfold.engine.verdict import Finding
+from fourfold.engine.verdict import Finding, Outcome, Verdict
+from fourfold.grading.results import Graded
+from fourfold.operations.case import Case
+from fourfold.operations.outcomes import Status
 from fourfold.performance import machine, report
 from fourfold.performance.charts import (
     BOTTOM,
@@ -33,7 +39,8 @@ from fourfold.performance.gate import Change
 from fourfold.pytest_plugin.table import Matrix, Tally
 
 ROOT = Path(__file__).parents[2]
-VOID = {"meta", "link", "br"}
+VOID = {"meta", "link", "br", "input"}
+SOURCE = f"import torch\n\n\ndef softmax(x):\n    raise KeyError(x.shape)  # {'long ' * 60}\n"
 
 
 class Page(html.parser.HTMLParser):
@@ -128,6 +135,75 @@ def measured() -> dict[str, Any]:
     )
 
 
+def verdict(kind: type[Verdict], **more: Any) -> Any:
+    short = np.arange(4, dtype=np.float32)
+    case = Case({"x": np.arange(120, dtype=np.float32).reshape(3, 40), "y": short}, short)
+    failure = Finding(
+        message=f"KeyError: {'1234567890' * 12}",
+        frames='  File "/somewhere/kernel.py", line 5, in softmax\n    raise KeyError(x.shape)',
+        cause="kernel.py:5: KeyError",
+        counterexample=repr(case),
+        arguments=case.arguments(),
+        repeat=f"fourfold.verify(softmax, 'softmax', reproduce='{'A' * 200}')",
+    )
+    failed = Outcome(check="forward", dtype="float32", outcome=Status.FAILED, grade="wrong", worst=2.0, failure=failure)
+    others = [
+        Outcome(check=f"law: {'shifting_' * 8}", dtype="float16", outcome=status, examples=3)
+        for status in Status
+        if status is not Status.FAILED
+    ]
+    return kind(
+        implementation="softmax",
+        operation="softmax",
+        device="cpu",
+        claims="",
+        outcomes=(failed, *others),
+        shortcomings=(),
+        warnings=(),
+        versions={"torch": "2.14"},
+        seed=1,
+        seconds=2.0,
+        file="/somewhere/kernel.py",
+        source=SOURCE,
+        **more,
+    )
+
+
+def saved_results(folder: Path) -> list[Path]:
+    """Write what verify, grade and bench save; return the files."""
+    part = measured()
+    benchmarks = [
+        {**one, "stats": {key: one[key] for key in ("median", "iqr", "rounds")}} for one in part["benchmarks"]
+    ]
+    saved = {
+        "datetime": "2026-07-01T12:00:00+00:00",
+        "commit_info": {"id": "0123456789abcdef", "dirty": True},
+        "machine_info": {"fourfold": part["machine"]},
+        **{name: part[name] for name in ("ceilings", "static")},
+        "benchmarks": benchmarks,
+    }
+    moved = {"seconds": 2e-5, "bytes_per_second": 3e9, "flops_per_second": None, "ratio_to": {"torch": 0.5}}
+    timing = {"benchmark": "softmax-small", "shapes": {"x": [32, 256]}, **moved, "change": None}
+    one = verdict(Verdict)
+    run = json.loads(one.json())
+    for name in ("implementation", "operation", "seed", "seconds", "source", "file"):
+        del run[name]
+    (folder / "kernel.py").write_text(SOURCE)
+    run["candidates"] = [f"ops.py:mine={folder}/kernel.py:softmax"]
+    for check in run["checks"]:
+        check |= {"operation": "mine", "backend": "candidate"}
+    contents = {
+        "verdict.json": one.json(),
+        "run.json": json.dumps(run),
+        "graded.jsonl": "".join(f"{verdict(Graded, id=name, stage='full').line()}\n" for name in ("a", "b")),
+        "timings.json": json.dumps({"timings": [timing]}),
+        "0001_a.json": json.dumps(saved),
+    }
+    for name, text in contents.items():
+        (folder / name).write_text(text)
+    return [folder / name for name in contents]
+
+
 def failure(dtype: str, cause: str, check: str = "test_x") -> dict[str, Any]:
     return {
         "name": f"{check}[softmax-cuda-{dtype}]",
@@ -203,7 +279,7 @@ def test_a_run_of_nothing_makes_a_page_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("values", [[(1.0, 1.0)], [(1e-9, 1e12), (1e15, 1e-6)], [(5.0, 7.0), (5.1, 7.1), (4.9, 7.0)]])
 def test_charts_stay_inside_of_their_frame(values: list[tuple[float, float]]) -> None:
     points = [Point(x, y, "<p>") for x, y in values]
-    svg = chart({"a": points}, {"a": "c0"}, "bytes", "s", "label", limits=[(points[0], points[-1])])
+    svg = chart({"a": points}, {"a": "c0"}, ("moved", "B"), ("time", "s"), "label", limits=[(points[0], points[-1])])
     Page(svg)
     assert svg.count("<circle") == len(points)
     assert "&lt;p&gt;" in svg
@@ -225,7 +301,7 @@ def test_labels_of_an_axis_lie_apart(start: float, decades: float) -> None:
         assert all(after - before >= gap for before, after in itertools.pairwise(places))
         assert all(0 <= place <= pixels for place in places)
         # A label has room for five characters.
-        assert all(len(quantity(tick, "")) <= 5 for tick in ticks)
+        assert all(len(axis.label(tick)) <= 7 for tick in ticks)
 
 
 def test_failures_of_one_cause_are_together_and_their_cells_lead_to_them(tmp_path: Path) -> None:
@@ -313,3 +389,36 @@ def test_verification_is_reported_with_its_counterexamples(tmp_path: Path) -> No
     assert "examples a check 1" in page.text
     assert "Named example" in page.text
     assert "pytest 'tests/operations/test_forward.py::test_output_agrees" in page.text
+
+
+def test_saved_results_become_pages_with_an_index(tmp_path: Path) -> None:
+    files = saved_results(tmp_path)
+    assert main(["report", *map(str, files), "--out", str(tmp_path / "out")]) == 0
+    index = Page((tmp_path / "out" / "index.html").read_text())
+    links = [str(attributes["href"]) for tag, attributes in index.tags if tag == "a"]
+    assert len(links) == len(files)
+    texts = [(tmp_path / "out" / link).read_text() for link in links]
+    assert all('<a href="../index.html">' in text for text in texts)
+    own, of_run, graded, timings, benchmarks = (Page(text).text for text in texts)
+    for text in (own, of_run):
+        assert "raise KeyError(x.shape)  # long" in text  # in the source alone
+        assert "shifting_" in text
+    assert "kernel.py:softmax as mine" in of_run
+    assert "2 candidates" in graded
+    assert "softmax-small32x25620 µs3 GB/s0.50" in timings.replace("\n", "")
+    assert "date 2026-07-01 12:00 UTC; commit 0123456789ab-dirty" in benchmarks
+    assert "softmax_kernel<float, 4>" in benchmarks
+
+
+@pytest.mark.parametrize(("text", "said"), [(None, "No such file"), ("x = 1", "Expecting value"), ("{}", "nothing")])
+def test_a_file_that_holds_no_result_is_named(
+    text: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(SystemExit, match="2"):
+        main(["report", str(file), "--out", str(tmp_path / "out")])
+    error = capsys.readouterr().err
+    assert f"error: {file}: expected what verify --json" in error
+    assert said in error

@@ -15,13 +15,14 @@ import torch
 
 from fourfold import backends
 from fourfold.backends import operators, tuning
-from fourfold.backends.cuda.compile import cache_folder, digest, write_atomically
+from fourfold.backends.cuda.compile import cache_folder, digest
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.laws import law_holds
 from fourfold.mutation.trial import KernelPackage
 from fourfold.operations.record import Law
+from fourfold.processes.files import write_atomically
 
 from .planted import GRADIENT, OUTPUT, Fault, Implementation
 

@@ -13,9 +13,10 @@ from fourfold.impls.attention.torch_eager import attention as right
 from fourfold.properties import attention as properties
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
-from fourfold.backends.cuda.compile import cache_folder, digest, source_closure, write_atomically
+from fourfold.backends.cuda.compile import cache_folder, digest, source_closure
 from fourfold.backends.tuning import Configuration
 from fourfold.checks.forward import forward_agrees
+from fourfold.processes.files import write_atomically
 
 from .generic import with_torchs_gradient
 from .planted import OUTPUT, CaseOf, Fault, Implementation, named

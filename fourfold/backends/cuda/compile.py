@@ -17,7 +17,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -26,6 +25,7 @@ from typing import Any, TypeVar
 from fourfold.backends.cuda.device_code import for_nvrtc, needs_torch
 from fourfold.backends.cuda.machine_code import code_sha256
 from fourfold.processes.family import temporary_folder
+from fourfold.processes.files import write_atomically
 
 Entry = TypeVar("Entry")
 
@@ -94,13 +94,6 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
             directory.mkdir(parents=True, exist_ok=True)
             fcntl.flock(held.enter_context(open(directory / "lock", "w")), fcntl.LOCK_EX)
         yield
-
-
-def write_atomically(path: pathlib.Path, content: bytes) -> None:
-    """Write a file so that other processes see all of it or none of it."""
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.unfinished")
-    unfinished.write_bytes(content)
-    unfinished.replace(path)
 
 
 def checksum(path: pathlib.Path) -> str:

@@ -27,12 +27,12 @@ from fourfold.backends.cuda.compile import (
     locked,
     own_include_directories,
     source_closure,
-    write_atomically,
     write_entry,
 )
 from fourfold.backends.cuda.device_code import device_code, own_headers
 from fourfold.backends.cuda.emulator import ptx
 from fourfold.backends.launch import MAX_SHARED_BYTES
+from fourfold.processes.files import write_atomically
 
 HERE = pathlib.Path(__file__).resolve().parent
 

@@ -1,0 +1,111 @@
+"""``fourfold report``: write pages from saved results of verify, grade and bench, and an index of them."""
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fourfold.engine.cells import CANDIDATE
+from fourfold.engine.pages import page
+from fourfold.engine.verdict import Outcome, Verdict
+from fourfold.engine.verification import source_of
+from fourfold.grading import report as grading
+from fourfold.grading.results import Graded
+from fourfold.performance import report as performance
+from fourfold.performance.timings import NAMES, Timing
+
+BACK = "../index.html"
+
+
+class Row(NamedTuple):
+    """A line of a table.
+
+    Attributes:
+        cells: its texts; the first leads to the page.
+        link: the address of the page; "" for none.
+        kind: the class of the second text; "" for none.
+    """
+
+    cells: tuple[str, ...]
+    link: str = ""
+    kind: str = ""
+
+
+class NoResult(ValueError):
+    """A file holds no result that this command knows."""
+
+
+def command(given: argparse.Namespace) -> int:
+    """Write the pages; return 0, or 2 if a file holds no result."""
+    rows = []
+    for number, file in enumerate(given.results):
+        name = f"{number:02}-{re.sub(r'[^A-Za-z0-9._-]+', '_', file.stem)[:60]}"
+        try:
+            rows += [row._replace(link=f"{name}/{row.link}") for row in pages_of(file, given.out / name)]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            said = f"{type(error).__name__}: {error}" if not isinstance(error, OSError | ValueError) else error
+            given.error(f"{file}: expected what verify --json, grade --out, bench --json or --save write: {said}")
+    index = given.out / "index.html"
+    index.write_text(page("engine/table.html", title="Results", about="", names=("result", "", "of"), rows=rows))
+    print(f"report: {index}")
+    return 0
+
+
+def pages_of(file: Path, folder: Path) -> Iterator[Row]:
+    """Write the pages of a file of results; yield a row of the index for each, with the address in the folder."""
+    text = file.read_text(encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    if file.suffix == ".jsonl":
+        graded = [Graded.from_json(line) for line in text.splitlines()]
+        grading.write(graded, folder, BACK)
+        right = sum(one.passed for one in graded)
+        yield Row((f"{len(graded)} candidates", f"{right} right", str(file)), "index.html")
+        return
+    found = json.loads(text)
+    if "benchmarks" in found:
+        performance.write(folder, "performance", performance.saved_performance(found), BACK)
+        yield Row((f"{len(found['benchmarks'])} benchmarks", "timed", str(file)), "index.html")
+    elif "timings" in found:
+        rows = [Row(tuple(Timing(**one).cells)) for one in found["timings"]]
+        table = page("engine/table.html", BACK, title="Timings", about=str(file), names=NAMES, rows=rows)
+        (folder / "index.html").write_text(table, encoding="utf-8")
+        yield Row((f"{len(rows)} timings", "timed", str(file)), "index.html")
+    elif "checks" in found:
+        for number, verdict in enumerate(verdicts_of(found, text)):
+            (folder / f"{number}.html").write_text(verdict.html(BACK), encoding="utf-8")
+            name = f"{verdict.implementation} as {verdict.operation}"
+            yield Row((name, verdict.kind, str(file)), f"{number}.html", verdict.kind)
+    else:
+        raise NoResult(f"found {', '.join(found) or 'nothing'}")
+
+
+def verdicts_of(found: Mapping[str, Any], text: str) -> Iterator[Verdict]:
+    """Yield the verdict of a JSON, or those of a run of pytest, one for each implementation of an operation."""
+    if "implementation" in found:
+        yield Verdict.from_json(text)
+        return
+    split = (each.partition("=") for each in found.get("candidates", []))
+    places = {operation.rpartition(":")[2]: place for operation, _, place in split}
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for check in found["checks"]:
+        groups.setdefault((check["operation"], check["backend"]), []).append(check)
+    for (operation, backend), checks in groups.items():
+        place = places.get(operation, "") if backend == CANDIDATE else ""
+        file = Path(place.partition("<<<")[0].rpartition(":")[0])
+        yield Verdict(
+            implementation=place or backend,
+            operation=operation,
+            device=found["device"],
+            claims=found["claims"],
+            outcomes=tuple(Outcome.of_check(check) for check in checks),
+            shortcomings=tuple(found["shortcomings"]),
+            warnings=(),
+            versions=found["versions"],
+            seed=0,
+            seconds=sum(check.get("seconds", 0.0) for check in checks),
+            suggested_claim=found["suggested_claim"],
+            file=str(file),
+            source=source_of(file),
+        )
