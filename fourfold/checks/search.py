@@ -61,7 +61,8 @@ FEW_NAMED = 6
 LONG = 16_384
 # The number of generated cases for an implementation that refused every named example.
 AFTER_REFUSALS = 5
-# The search stops after this many refusals per wanted case, if no result could have failed. Hypothesis would try hundreds.
+# While no result could have failed, the search stops after this many refusals per wanted case. Hypothesis would try
+# hundreds.
 REFUSED_TRIES = 10
 # The large cases that are tried of an implementation that has refused every other one with elements.
 REFUSED_LARGE = 50
