@@ -5,6 +5,7 @@ option serves ``pytest -p fourfold`` and ``fourfold verify``, which passes optio
 """
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,7 +35,7 @@ class Parser(argparse.ArgumentParser):
     @property
     def names(self) -> list[str]:
         """Return the long names of the options."""
-        return [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+        return re.findall(r"--[a-z-]+", self.format_help())
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse the words of a command; unknown ones go to `passed` where the command passes words on."""
