@@ -6,6 +6,7 @@ import torch
 
 from fourfold.candidates.integrity.escapes import held
 from fourfold.checks.search import OUTPUT, Search, Subject
+from fourfold.instruments import line_coverage
 from fourfold.numerics.compare import Agreement
 from fourfold.operations.outcomes import Failure
 from fourfold.operations.refusals import has_lost_device, is_fault, is_rejection, reason
@@ -16,9 +17,11 @@ def declared_errors_are_raised(subject: Subject, search: Search) -> None:
 
     If errors are not strict, bad input that gives a result is only a warning.
     """
-    if not subject.strict_errors:
-        _bad_input_is_noticed(subject, search)
-        return
+    with line_coverage.bad_input(subject.implementation):
+        (_errors_are_raised if subject.strict_errors else _bad_input_is_noticed)(subject, search)
+
+
+def _errors_are_raised(subject: Subject, search: Search) -> None:
     for declared in subject.operation.errors:
         arguments = declared.arguments(subject.device)
         try:

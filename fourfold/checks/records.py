@@ -1,7 +1,7 @@
 """The records of all operations, by name."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,20 @@ from fourfold.operations import registry
 from fourfold.operations.record import Operation
 
 
-def operations() -> dict[str, Operation]:
+def operations(names: Collection[str] | None = None) -> dict[str, Operation]:
     """Return the operations of this library and of other installed packages, by name.
 
     See `fourfold.operations.registry`. Their oracles judge implementations, so that from now on they are watched for
     tampering.
 
+    Args:
+        names: import only the modules of these names; None for all modules.
+
     Raises:
         ValueError: a record is not an Operation, or two records have the same name.
     """
     found: dict[str, Operation] = {}
-    for name, module in registry.modules().items():
+    for name, module in registry.modules(names).items():
         operation = module.operation
         if not isinstance(operation, Operation):
             raise ValueError(f"operation in {name} must be an Operation, not {type(operation).__name__}")

@@ -61,8 +61,11 @@ FEW_NAMED = 6
 LONG = 16_384
 # The number of generated cases for an implementation that refused every named example.
 AFTER_REFUSALS = 5
-# The search stops after this many refusals per wanted case. Hypothesis would try hundreds.
+# While no result could have failed, the search stops after this many refusals per wanted case. Hypothesis would try
+# hundreds.
 REFUSED_TRIES = 10
+# The large cases that are tried of an implementation that has refused every other one with elements.
+REFUSED_LARGE = 50
 # Retries of a case after other processes released GPU memory.
 AGAIN = 3
 # A search without a case that could have failed draws more cases, up to this many times the wanted number. A few cases
@@ -365,7 +368,7 @@ class Search:
         before, limit = self._passed_over(), REFUSED_TRIES * (examples or self.examples)
 
         def holds(case: Case) -> None:
-            if not self.ran and self._passed_over() - before >= limit:
+            if not self.substantial and self._passed_over() - before >= limit:
                 raise _PassedOverEnough
             self.note(case)
             if not self._ran(body, case):
@@ -505,8 +508,13 @@ class Search:
 
         def first() -> None:
             named_cases = self._named(subject, named and not few, also, most_named)
-            for name, case in itertools.chain(named_cases, self._large(subject, dear) if large else ()):
+            for name, case in named_cases:
                 self.one(name, case, body)
+            before = self._passed_over()
+            for name, case in self._large(subject, dear) if large else ():
+                self.one(name, case, body)
+                if not self.substantial and self._passed_over() - before >= REFUSED_LARGE:
+                    break
 
         def among(elements: int, shrink: bool = True) -> None:
             self.limit = elements
@@ -518,7 +526,7 @@ class Search:
             drawn, seed = f"{alike or check} {subject.operation.name} {subject.dtype} {elements}", self.seed
             if alike and seed is None:
                 seed = SEED
-            wanted = min(examples, AFTER_REFUSALS) if self._passed_over() and not self.ran else examples
+            wanted = min(examples, AFTER_REFUSALS) if self._passed_over() and not self.substantial else examples
             self.for_all(name, strategy, body, shrink, wanted, None if seed is None else f"{seed} {drawn}")
 
         most = self.elements // 4 if few else self.elements

@@ -1,6 +1,7 @@
 """Cells: one operation on one backend for one dtype, the selection that a run verifies, and its candidates."""
 
 import contextlib
+import functools
 import importlib
 import inspect
 import os
@@ -108,7 +109,7 @@ class Candidate:
         except ValueError as error:
             raise SelectionError(f"--candidate {error}") from None
 
-    @property
+    @functools.cached_property
     def record(self) -> Operation:
         """Return the operation.
 
@@ -233,7 +234,7 @@ class Selection:
     """The cells and candidates that a run verifies.
 
     Attributes:
-        operations: all known operations, by name.
+        operations: the known operations, by name; those of the candidates at least.
         candidates: by the name of the operation.
         cells: of the chosen operations, backends and dtypes, in order.
         narrowed: whether an option selected cells; the run then deselects tests that belong to no cell.

@@ -1,7 +1,8 @@
 """Run one check of one implementation, and sum up its outcome, for every user of the engine."""
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,6 +62,17 @@ def judge(check: Judge, subject: Subject, search: Search) -> None:
     except Exception as error:
         examine(check, subject, search, error)
         raise
+
+
+def seeks_claims(failures: Iterable[Outcome]) -> bool:
+    """Return whether a failed check looks for claims within which it holds: unless an earlier failed check has none."""
+    return all(failure.holds for failure in failures)
+
+
+def claims_needed(failures: Iterable[Outcome]) -> Claims | None:
+    """Return the claims that failed checks need together; None if they need none."""
+    found = [Claims.parse(failure.holds) for failure in failures if failure.holds]
+    return functools.reduce(Claims.joined, found) if found else None
 
 
 def examine(check: Judge, subject: Subject, search: Search, error: Exception) -> None:

@@ -31,7 +31,7 @@ from fourfold.checks.records import named, operations, reference_of
 from fourfold.checks.search import Search, Subject
 from fourfold.declaration import defaults
 from fourfold.engine.exact_math import computing_exactly
-from fourfold.engine.run import run
+from fourfold.engine.run import claims_needed, run, seeks_claims
 from fourfold.engine.shortcomings import listed
 from fourfold.engine.verdict import MAY_BE_WRONG, Outcome, Verdict, suggestion
 from fourfold.inputs.constants import Constants, constants_in, constants_of
@@ -127,8 +127,8 @@ def _verified(trial: "Trial", plan: CheckPlan) -> Verdict:
                 search,
                 brief=plan.brief or of in wrong,
                 shrinks=all(o.check != check.name for o in failures),  # once for all dtypes
-                seeks_claims=not plan.first_failure and all(o.holds for o in failures),
-                needed=_claims_needed(failures),
+                seeks_claims=not plan.first_failure and seeks_claims(failures),
+                needed=claims_needed(failures),
             )
             outcome = trial.outcome(check, dtype, own)
             constants = constants or own.constants
@@ -175,12 +175,6 @@ def source_of(file: Path) -> str:
         if file.is_file() and file.stat().st_size <= SOURCE_BYTES:
             return file.read_text(encoding="utf-8")
     return ""
-
-
-def _claims_needed(outcomes: Sequence[Outcome]) -> Claims | None:
-    """Return the claims that failed checks need together; None if they need none."""
-    found = [Claims.parse(outcome.holds) for outcome in outcomes if outcome.holds]
-    return functools.reduce(Claims.joined, found) if found else None
 
 
 class RefusedCases(UserWarning):

@@ -221,6 +221,9 @@ class Elsewhere(Protocol):
     def lines(self) -> tuple[dict[str, set[int]], bool]:
         """Return the executed lines, and whether the recorder missed some."""
 
+    def forget_lines(self, lines: Mapping[str, Collection[int]]) -> None:
+        """See `fourfold.candidates.process.client.UntrustedFunction.forget_lines`."""
+
     def kernel_lines(self) -> list[Line]:
         """Return the lines of its `.cu` file, if it has one."""
 
@@ -496,3 +499,46 @@ def watched(implementation: Any, device: str) -> Iterator[Executed]:
     finally:
         recorder.users -= 1
         recorder.close()
+
+
+@contextlib.contextmanager
+def bad_input(implementation: Any) -> Iterator[None]:
+    """Let calls inside the block, all with bad input, execute no lines but those of branches that raise an error.
+
+    A line that only bad input reaches was never compared with anything. Lines of kernels count as executed.
+    """
+    elsewhere = implementation if hasattr(type(implementation), "forget_lines") else None
+
+    def lines() -> dict[str, set[int]]:
+        return recorder.lines() if elsewhere is None else elsewhere.lines()[0]
+
+    before = {file: {*ran} for file, ran in lines().items()}
+    try:
+        yield
+    finally:
+        more = {file: ran - before.get(file, set()) for file, ran in lines().items()}
+        forgotten = {file: {n for n in ran if n % PARTS not in error_lines(file)} for file, ran in more.items()}
+        if any(forgotten.values()):
+            (recorder.forget if elsewhere is None else elsewhere.forget_lines)(forgotten)
+
+
+@functools.lru_cache(64)
+def error_lines(file: str) -> frozenset[int]:
+    """Return the lines of a file's branches that end with `raise`, and of the functions that only they name."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return frozenset()
+    every = [*ast.walk(tree)]
+    blocks = (getattr(node, name, None) for node in every for name in ("body", "orelse", "finalbody"))
+    raising = [block for block in blocks if isinstance(block, list) and block and isinstance(block[-1], ast.Raise)]
+    whole = {id(node.body) for node in every if isinstance(node, ast.FunctionDef) and _has_branches(node)}
+    found = [node for block in raising for node in (block[-1:] if id(block) in whole else block)]
+    named = Counter(map(_name_of, every))
+    named.subtract(_name_of(node) for node in {id(n): n for top in found for n in ast.walk(top)}.values())
+    found += [node for node in every if isinstance(node, ast.FunctionDef) and named.get(node.name) == 0]
+    return frozenset(line for node in found for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
+
+
+def _has_branches(function: ast.FunctionDef) -> bool:
+    return any(hasattr(statement, "body") for statement in function.body)

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
@@ -59,6 +59,16 @@ class LineRecorder:
         """Return the first line of each executed statement, by file."""
         return {file: ran | self._marks.lines(file) for file, ran in self._ran.items()}
 
+    def forget(self, lines: Mapping[str, Iterable[int]]) -> None:
+        """Count statements in Python as not executed until they run again.
+
+        Args:
+            lines: the first lines of the statements, by file.
+        """
+        for file, firsts in lines.items():
+            self._ran[file].difference_update(firsts)
+        self._more()
+
     def _file(self, name: str) -> str | None:
         """Return the real name of a watched file, or None."""
         file = self._files.get(name, _ABSENT)
@@ -68,7 +78,7 @@ class LineRecorder:
         return file
 
     def _more(self) -> None:
-        """Handle newly watched files."""
+        """Handle newly watched files, and statements that count as not executed again."""
 
     def begin(self) -> bool:
         """Start recording a call of an implementation in this thread; return the argument for `end`."""

@@ -15,7 +15,7 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -49,11 +49,17 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def modules() -> dict[str, ModuleType]:
-    """Import every module of the packages that defines an `operation`; return them by full name."""
+def modules(names: Collection[str] | None = None) -> dict[str, ModuleType]:
+    """Import each module of the packages that defines an `operation`; return them by full name.
+
+    Args:
+        names: the last parts of the names of the modules to import; None for all.
+    """
     found = {}
     for package in packages():
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+            if names is not None and module.name.rpartition(".")[2] not in names:
+                continue
             record = importlib.import_module(module.name)
             if hasattr(record, "operation"):
                 found[module.name] = record

@@ -28,13 +28,13 @@ from fourfold.compat import pytest_internals, xdist_internals
 from fourfold.engine import profiles
 from fourfold.engine.cells import CANDIDATE, Cell
 from fourfold.engine.exact_math import compute_exactly
-from fourfold.engine.run import containment, examine, outcome_of
-from fourfold.engine.verdict import holding_lines
+from fourfold.engine.run import claims_needed, containment, examine, outcome_of, seeks_claims
+from fourfold.engine.verdict import Outcome, holding_lines
 from fourfold.instruments.line_coverage import Executed
 from fourfold.instruments.line_recorder import recorder
 from fourfold.operations.case import Case
 from fourfold.operations.not_reached import NotReached
-from fourfold.operations.outcomes import NOT_MADE, Failure, Status, Unsupported
+from fourfold.operations.outcomes import NOT_MADE, Status, Unsupported
 from fourfold.operations.record import Law, Operation
 from fourfold.operations.refusals import Refusals
 from fourfold.pytest_plugin import isolation
@@ -63,7 +63,7 @@ TABLE = pytest.StashKey[Matrix]()
 # The cells of candidates known to be wrong.
 WRONG = pytest.StashKey[WrongCells]()
 # The operations whose candidates fail a check within any claims.
-HOPELESS = pytest.StashKey[set[str]]()
+FAILURES = pytest.StashKey[dict[str, list[Outcome]]]()
 # The packages whose warnings are errors in CI.
 OWN = ("fourfold", "tests", "conftest")
 # The first words of warnings about a folder without write permission: pytest cannot store test durations and the last
@@ -95,7 +95,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("examples") is not None and config.getoption("examples") < 1:
         raise pytest.UsageError(f"--examples must be at least 1, not {config.getoption('examples')}")
     config.stash[LEFT_BEHIND] = LeftBehind()
-    config.stash[HOPELESS] = set()
+    config.stash[FAILURES] = {}
     config.stash[WRONG] = WrongCells(isolation.folder_of_workers(config))
     hear_ctrl_c()
     prepare(config)
@@ -429,6 +429,7 @@ def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Ca
     identity, check = Identity.of_item(request.node), check_of(request.node)
     own = identity is not None and identity.cell.backend != CANDIDATE
     most = examples(pytestconfig, own)
+    failures = pytestconfig.stash[FAILURES].get(identity.cell.operation, []) if identity is not None else []
     made = Search(
         shares=own,
         examples=min(most, check.examples) if check and check.examples else most,
@@ -436,7 +437,8 @@ def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Ca
         note=note,
         refusals=Refusals() if _may_refuse(identity, pytestconfig) else None,
         brief=identity is not None and identity.cell in pytestconfig.stash[WRONG],
-        seeks_claims=identity is not None and identity.cell.operation not in pytestconfig.stash[HOPELESS],
+        seeks_claims=identity is not None and seeks_claims(failures),
+        needed=claims_needed(failures),
     )
     if WATCH in pytestconfig.stash:
         pytestconfig.stash[WATCH].hold_search(made)
@@ -478,13 +480,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
             try:
                 return (yield)
             except Exception as error:
-                judge_again(pyfuncitem, identity.cell.operation, error)
+                judge_again(pyfuncitem, error)
                 raise
     except (Unsupported, NotReached) as reason:
         raise pytest.skip.Exception(str(reason)) from reason
 
 
-def judge_again(item: pytest.Function, operation: str, error: Exception) -> None:
+def judge_again(item: pytest.Function, error: Exception) -> None:
     """Examine the failure of a check of an operation, by running its test on other subjects."""
     given: dict[str, Any] = {name: item.funcargs[name] for name in inspect.signature(item.obj).parameters}
     if {"subject", "search"} <= given.keys():
@@ -493,8 +495,6 @@ def judge_again(item: pytest.Function, operation: str, error: Exception) -> None
             item.obj(**{**given, "subject": subject, "search": search})
 
         examine(check, given["subject"], given["search"], error)
-        if isinstance(error, Failure) and given["search"].holds is None:
-            item.config.stash[HOPELESS].add(operation)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -517,6 +517,7 @@ def pytest_runtest_makereport(
     last = item.config.stash[BLACK_BOX].last
     outcome = outcome_of(error, identity.check, identity.cell.dtype, search, origin, last)
     if outcome.failure is not None and error is not None:
+        item.config.stash[FAILURES].setdefault(identity.cell.operation, []).append(outcome)
         cause = tell(item, report, error, identity, outcome.failure)
         outcome = replace(outcome, failure=replace(outcome.failure, cause=cause))
         if identity.cell.backend == CANDIDATE and item.get_closest_marker("decisive"):

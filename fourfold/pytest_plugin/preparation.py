@@ -5,15 +5,16 @@ import importlib
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import FrameType
 
 import pytest
 import torch
 
 from fourfold.checks.records import operations
-from fourfold.engine.cells import Candidate, Selection, SelectionError
+from fourfold.engine.cells import Candidate, Selection, SelectionError, operation_in
 from fourfold.operations.claims import Claims
+from fourfold.operations.record import Operation
 from fourfold.pytest_plugin.black_box import BlackBox
 from fourfold.pytest_plugin.failures import DEVICE, SELECTION
 
@@ -41,11 +42,12 @@ def prepare(config: pytest.Config) -> None:
         raise pytest.UsageError("--device cuda: torch finds no GPU")
     triton_for(device)
     try:
-        if config.getoption("untrusted_where_possible") and may_be_untrusted(config):
+        known = known_operations(config)
+        if config.getoption("untrusted_where_possible") and may_be_untrusted(config, known):
             config.option.untrusted = True
         claims = None if config.getoption("claims") is None else Claims.parse(config.getoption("claims"))
         config.stash[SELECTION] = Selection.of(
-            operations(),
+            known,
             config.getoption("candidate"),
             op=config.getoption("op"),
             backend=config.getoption("backend"),
@@ -66,13 +68,27 @@ def triton_for(device: str) -> None:
         importlib.import_module("fourfold.backends.triton.interpreter.corrections").install()
 
 
-def may_be_untrusted(config: pytest.Config) -> bool:
+def known_operations(config: pytest.Config) -> dict[str, Operation]:
+    """Return the known operations; those of the candidates alone, if the run is about nothing else.
+
+    To import the records of all operations takes as long as the first failure of a wrong kernel.
+    """
+    candidates = config.getoption("candidate")
+    if candidates and not (config.getoption("op") or config.getoption("backend")):
+        named = {operation_in(text) for text in candidates if ":" not in text.partition("=")[0]}
+        found = operations(named)
+        if named <= found.keys():
+            return found
+    return operations()
+
+
+def may_be_untrusted(config: pytest.Config, known: Collection[str]) -> bool:
     """Return whether all candidates can run in their own process, and no debugger is requested.
 
     A candidate that declares its own operation cannot: the judge imports its file.
     """
     looked_into = config.getoption("usepdb") or config.getoption("trace")
-    candidates = [Candidate.parse(text, operations()) for text in config.getoption("candidate")]
+    candidates = [Candidate.parse(text, known) for text in config.getoption("candidate")]
     return chosen_device(config) == "cpu" and not looked_into and not any(each.judges_itself for each in candidates)
 
 

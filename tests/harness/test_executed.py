@@ -21,10 +21,11 @@ from samples import sampled
 import fourfold
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.candidates.load import modules
+from fourfold.candidates.process.client import started
 from fourfold.instruments import line_recorder
 from fourfold.instruments.cuda_line_coverage import condition_of
 from fourfold.instruments.evaluation import by_the_implementation
-from fourfold.instruments.line_coverage import BLIND, COMPILED, SHOWN, Executed, StatementMap
+from fourfold.instruments.line_coverage import BLIND, COMPILED, SHOWN, Executed, StatementMap, bad_input
 
 ROOT = Path(__file__).parents[2]
 # A wrapper, what it calls, and a Triton kernel, each with a branch that no case reaches.
@@ -173,6 +174,41 @@ def never_of(text: str, call: Callable[[ModuleType], Any], folder: Path, name: s
 def test_what_never_ran_is_named_with_its_condition(text: str, expected: list[tuple[str, str]], tmp_path: Path) -> None:
     source = "def run(n):\n" + textwrap.indent(text, "    ")
     assert never_of(source, lambda module: module.run(1), tmp_path) == expected
+
+
+FOR_BAD_INPUT = """
+    def described(shape):
+        return tuple(shape)
+
+    def run(x, y):
+        if x.ndim > 1:
+            raise ValueError(f"x has the shape {described(x.shape)}")
+        if y.shape != x.shape:
+            y = y.expand_as(x)
+            y = y.clone()
+        return x + y if x.ndim else y + x
+"""
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_lines_that_only_bad_input_reaches_are_named(elsewhere: bool, tmp_path: Path) -> None:
+    file, told = written(tmp_path, textwrap.dedent(FOR_BAD_INPUT)), Executed()
+    run: Any = modules.of_file(file, anew=True).run
+    if elsewhere:
+        run = started(str(file), "run", inspect.signature(run), "run", 60.0, os.getpid())
+    told.watch(file, "run", "cpu", run if elsewhere else None)
+    one, row = torch.ones(1), torch.ones(3)
+    with bad_input(run), by_the_implementation():
+        run(row, one)
+        run(one[0], row[0])
+        with pytest.raises(ValueError, match="x has the shape"):
+            run(row.view(1, 3), row)
+    with by_the_implementation():
+        run(row, row)
+    told.gather()
+    line_recorder.recorder.close()
+    told.add(told.told())
+    assert entries(told) == [("11", "not x.ndim"), ("9-10", "y.shape != x.shape")]
 
 
 PARTS_OF_LINES = """

@@ -42,7 +42,7 @@ from fourfold.operations.claims import claims_of
 from fourfold.operations.outcomes import Unsupported
 from fourfold.operations.refusals import chain, is_fault, is_refusal, reason
 from fourfold.processes.messages import Malformed
-from fourfold.pytest_plugin.preparation import are_untrusted, may_be_untrusted
+from fourfold.pytest_plugin.preparation import are_untrusted, known_operations, may_be_untrusted
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "softmax.py"
@@ -803,7 +803,7 @@ def test_where_it_is_not_possible_a_candidate_runs_in_the_process_that_judges(
     changed: dict[str, Any], may_be: bool
 ) -> None:
     given = {"candidate": ["softmax=mine.py:f"], "device": "cpu", "usepdb": False, "trace": False}
-    assert may_be_untrusted(Options(given | changed)) is may_be
+    assert may_be_untrusted(Options(given | changed), ["softmax"]) is may_be
 
 
 def test_file_may_read_others_on_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -910,3 +910,18 @@ def test_threads_are_tried_of_each_of_several_outputs(place: Path) -> None:
 
     assert found("sum_and_product") == ["passed", "passed"]
     assert found("sum_and_product_of_what_is_held") == ["passed", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "known"),
+    [
+        ({}, {"softmax"}),
+        ({"candidate": ["mine.py:mine=mine.py:f"]}, set()),
+        ({"op": ["softmax"]}, {*operations()}),
+        ({"backend": ["triton"]}, {*operations()}),
+        ({"candidate": ["sofmax=mine.py:f"]}, {*operations()}),
+    ],
+)
+def test_a_run_of_candidates_alone_reads_only_their_records(changed: dict[str, Any], known: set[str]) -> None:
+    given = {"candidate": ["softmax=mine.py:f"], "op": [], "backend": []}
+    assert known_operations(Options(given | changed)).keys() == known

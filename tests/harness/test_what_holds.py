@@ -296,24 +296,47 @@ def test_an_operation_may_be_given_as_its_own_kernel() -> None:
     assert verdict.passed, verdict
 
 
-KERNEL = """
+KERNELS = """
 import torch
+import triton
+import triton.language as tl
 
 def add_numbers(x, y):
     return torch.where(x.isnan() | y.isnan(), 0, x + y)
+
+@triton.jit
+def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x, y = tl.load(x_ptr + at, mask=at < n), tl.load(y_ptr + at, mask=at < n)
+    tl.store(out_ptr + at, x + y, mask=at < n)
+
+def add_in_memory_order(x, y):
+    out = torch.empty(x.shape, dtype=x.dtype)
+    if out.numel():
+        add_kernel[(triton.cdiv(out.numel(), 256),)](x, y, out, out.numel(), 256)
+    return out
 """
 
 
 @pytest.mark.full
-def test_the_command_accepts_a_kernel_within_the_claims_for_which_it_is_right(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(KERNEL)
-    words = ["mine.py:add_numbers", "--as", "vector_add", "--dtype", "float32", "-k", "oracle and forward", "-n", "0"]
-    command = [sys.executable, "-m", "fourfold", "verify", *words, "--verdict", "verdict.json"]
+@pytest.mark.parametrize(
+    ("kernel", "checks", "claim", "words"),
+    [
+        ("add_numbers", "oracle and forward", "finite=True", "finite numbers"),
+        ("add_in_memory_order", "(oracle and forward) or 32_bits", "contiguous=True", "contiguous tensors"),
+    ],
+)
+def test_the_command_accepts_a_kernel_within_the_claims_for_which_it_is_right(
+    kernel: str, checks: str, claim: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(KERNELS)
+    options = [f"mine.py:{kernel}", "--as", "vector_add", "--dtype", "float32", "-k", checks, "-n", "0"]
+    command = [sys.executable, "-m", "fourfold", "verify", *options, "--verdict", "verdict.json"]
     refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
-    assert "right for finite numbers: claim `finite=True`; --accept-claims accepts it" in refused.stdout
-    assert json.loads((tmp_path / "verdict.json").read_text())["suggested_claim"] == "finite=True"
+    assert f"right for {words}: claim `{claim}`; --accept-claims accepts it" in refused.stdout
+    assert json.loads((tmp_path / "verdict.json").read_text())["suggested_claim"] == claim
     accepted = subprocess.run([*command, "--accept-claims"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert accepted.returncode == 0, accepted.stdout
     said = json.loads((tmp_path / "verdict.json").read_text())
-    assert (said["passed"], said["claims"]) == (True, "finite=True")
+    assert (said["passed"], said["claims"]) == (True, claim)

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +281,13 @@ class UntrustedFunction:
                 answer, _ = self._ask(self.session, protocol.ReadLines(), protocol.LinesRead)
                 return {file: set(answer.lines.get(file, ())) for file in self._watched}, answer.blind
         return {}, True
+
+    def forget_lines(self, lines: Mapping[str, Collection[int]]) -> None:
+        """Count statements as not executed until they run again: see `LineRecorder.forget`."""
+        with self.lock, contextlib.suppress(Unanswered):
+            if self.session is not None and not self.session.over:
+                ask = protocol.ForgetLines({file: sorted(firsts) for file, firsts in lines.items()})
+                self._ask(self.session, ask, protocol.Done)
 
     def kernel_lines(self) -> list[Line]:
         """Return the lines of a `.cu` file, and whether they ran in its process; a Python function has none."""

@@ -349,6 +349,13 @@ class ReadLines:
 
 
 @dataclass(frozen=True)
+class ForgetLines:
+    """Count statements as not executed until they run again: their first lines, by file."""
+
+    lines: dict[str, list[int]]
+
+
+@dataclass(frozen=True)
 class ReadKernelLines:
     """Return the executed lines of a `.cu` file."""
 
@@ -381,6 +388,7 @@ class Request:
         | CompareSizes
         | WatchLines
         | ReadLines
+        | ForgetLines
         | ReadKernelLines
         | CountTensors
     )

@@ -206,6 +206,7 @@ class Served:
             protocol.CompareSizes: self.compare,
             protocol.WatchLines: self.watch,
             protocol.ReadLines: self.lines,
+            protocol.ForgetLines: self.forget_lines,
             protocol.ReadKernelLines: self.kernel_lines,
             protocol.CountTensors: self.count_tensors,
         }
@@ -365,6 +366,11 @@ class Served:
     def lines(self, ask: protocol.ReadLines) -> protocol.LinesRead:
         """Return the executed lines."""
         return protocol.LinesRead({file: sorted(lines) for file, lines in recorder.lines().items()}, recorder.blind)
+
+    def forget_lines(self, ask: protocol.ForgetLines) -> protocol.Done:
+        """Count statements as not executed until they run again."""
+        recorder.forget(ask.lines)
+        return protocol.Done()
 
     def kernel_lines(self, ask: protocol.ReadKernelLines) -> protocol.KernelLinesRead:
         """Return the executed lines of a `.cu` file."""
