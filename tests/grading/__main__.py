@@ -51,8 +51,8 @@ def check(file: Path, results: Path) -> int:
         bad = sum(name in off for name in of_label)
         low, high = wilson(bad, len(of_label))
         print(f"{what}: {bad} of {len(of_label)}, {low:.2%} to {high:.2%} with 95% confidence")
-    for kind in sorted({_kind(name) for name in known}):
-        of_kind = [name for name in known if _kind(name) == kind]
+    for kind in sorted({kind_of(name) for name in known}):
+        of_kind = [name for name in known if kind_of(name) == kind]
         agreed = sum(name not in off for name in of_kind)
         low, high = wilson(agreed, len(of_kind))
         print(f"{kind}: {agreed} of {len(of_kind)} as labelled, {low:.1%} to {high:.1%}")
@@ -64,7 +64,7 @@ def check(file: Path, results: Path) -> int:
     return len(off - told) + len(missing)
 
 
-def _kind(name: str) -> str:
+def kind_of(name: str) -> str:
     """Return the kind of a labelled candidate: the words of its name before its operation or its file."""
     return next((kind for kind in labelled.DEADLY if name.startswith(kind)), name.partition(" ")[0])
 
