@@ -75,7 +75,8 @@ def _right(of: Sequence[str], times: int) -> Iterator[Labelled]:
             for language in ("torch", "triton"):
                 file = "torch_eager" if language == "torch" else "triton_kernel"
                 text = _absolute((IMPLS / operation / f"{file}.py").read_text(), operation) + remark
-                yield RIGHT, _candidate(f"right {operation} {language} {time}", operation, text, language)
+                if f"{operation}.torch_eager import" not in text:  # that holds the reference
+                    yield RIGHT, _candidate(f"right {operation} {language} {time}", operation, text, language)
         if operation in IN_CUDA:
             text = _in_cuda(operation, (IMPLS / operation / "cuda_kernel.cu").read_text())
             yield RIGHT, _candidate(f"right {operation} cuda", operation, text, "torch")
