@@ -79,7 +79,9 @@ class LocalWorker:
             environment[_DEVICES] = gpu
         with other:
             given = other.fileno(), device, self.folder
-            self.child = Child.spawn("fourfold.grading.worker", *given, files=[given[0]], environment=environment)
+            self.child = Child.spawn(
+                "fourfold.grading.worker", *given, files=[given[0]], environment=environment, plain=True
+            )
         self.gone = self._received(STARTING_SECONDS).gone
         if self.gone:
             self.close()

@@ -125,7 +125,7 @@ class Results:
 
     Raises:
         InUse: another run uses it.
-        ValueError: a line before the last is no result, and none before it is one.
+        ValueError: a line before the last is no result, and no line is one of this user's runs.
     """
 
     def __init__(self, path: Path) -> None:
@@ -146,23 +146,27 @@ class Results:
     def _read(self) -> Iterator[Graded]:
         """Yield the results whose seals are right, and note the other lines."""
         self._file.seek(0)
+        sealed, wrong = bool(self.keys), None
         for number, line in enumerate(self._file, 1):
             if not line.endswith(b"\n"):
-                self._file.truncate(self._file.tell() - len(line))
-                return
+                if sealed or wrong is None:  # otherwise it is a file of something else
+                    self._file.truncate(self._file.tell() - len(line))
+                break
             self._written.update(line)
             try:
                 graded = Graded.from_json(line.decode())
             except ValueError as error:
-                if not self.keys:  # the file has no results at all
-                    raise ValueError(f"{self.path}, line {number}: {error}") from None
+                wrong = wrong or ValueError(f"{self.path}, line {number}: {error}")
                 self.forged.append(f"line {number}")
                 continue
             said = json.loads(line)
             if hmac.compare_digest(str(said.pop(SEAL, "")).encode(), self._seal(said).encode()):
+                sealed = True
                 yield graded
             else:
                 self.forged.append(f"line {number} (id {graded.id!r})")
+        if wrong is not None and not sealed:
+            raise wrong
 
     def _seal(self, said: dict[str, Any]) -> str:
         """Return the seal of a line's fields, whatever their order and the spaces between them."""

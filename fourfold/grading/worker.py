@@ -15,6 +15,7 @@ import signal
 import socket
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -269,6 +270,7 @@ def _sizes(folder: Path) -> Iterator[int]:
 
 def main(descriptor: str, device: str, folder: str) -> None:
     """Serve the driver until it closes the connection, with `folder` for temporary files."""
+    warnings.simplefilter("ignore")
     tempfile.tempdir = os.environ["TMPDIR"] = folder
     adopt_orphans()  # processes that a candidate leaves behind become children of this process
     connection = Connection(int(descriptor))

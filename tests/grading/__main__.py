@@ -51,12 +51,22 @@ def check(file: Path, results: Path) -> int:
         bad = sum(name in off for name in of_label)
         low, high = wilson(bad, len(of_label))
         print(f"{what}: {bad} of {len(of_label)}, {low:.2%} to {high:.2%} with 95% confidence")
+    for kind in sorted({kind_of(name) for name in known}):
+        of_kind = [name for name in known if kind_of(name) == kind]
+        agreed = sum(name not in off for name in of_kind)
+        low, high = wilson(agreed, len(of_kind))
+        print(f"{kind}: {agreed} of {len(of_kind)} as labelled, {low:.1%} to {high:.1%}")
     print(f"accepted, but the line of the mistake is told as never executed: {len(told)}")
     seconds = sorted(row["seconds"] for row in graded.values() if not row.get("same_as"))
     if len(seconds) > 1:
         late = seconds[int(0.95 * (len(seconds) - 1))]
         print(f"seconds: median {statistics.median(seconds):.1f}, 95% within {late:.1f}")
     return len(off - told) + len(missing)
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a labelled candidate: the words of its name before its operation or its file."""
+    return next((kind for kind in labelled.DEADLY if name.startswith(kind)), name.partition(" ")[0])
 
 
 def _is_told(name: str, graded: dict[str, Any]) -> bool:
@@ -83,6 +93,7 @@ def main() -> int:
     writing.add_argument("candidates", type=Path)
     writing.add_argument("--count", type=int, default=1000)
     writing.add_argument("--seed", type=int, default=0)
+    writing.add_argument("--operations", default=",".join(labelled.OPERATIONS), help="of which it writes kernels")
     taking = commands.add_parser("public")
     taking.add_argument("candidates", type=Path)
     taking.add_argument("--checkout", type=Path, required=True, help="of a source that tests/grading/public.py names")
@@ -94,7 +105,7 @@ def main() -> int:
     checking.add_argument("results", type=Path)
     given = parser.parse_args()
     if given.command == "write":
-        write(given.candidates, labelled.candidates(given.count, given.seed))
+        write(given.candidates, labelled.candidates(given.count, given.seed, given.operations.split(",")))
         return 0
     if given.command == "public":
         of_source = public.candidates(given.checkout)

@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,18 @@ SECONDS = 300
 Labelled = tuple[str, dict[str, Any]]  # the label, and the candidate
 
 
-def candidates(count: int, seed: int) -> list[Labelled]:
-    """So many candidates: a twelfth are right, a twentieth are hostile, the others have one mistake each."""
+def candidates(count: int, seed: int, of: Sequence[str] = OPERATIONS) -> list[Labelled]:
+    """Return candidates for some operations, drawn by a seed.
+
+    A twelfth are right, a twentieth are hostile, a fiftieth crash, hang or take all memory, and the others have one
+    mistake each.
+    """
     chance = random.Random(seed)
-    right, hostile, planted = list(_right()), list(_hostile()), list(_planted())
-    many_right, many_hostile, many_planted = count // 12, count // 20, count // 10
-    found = [*_some(right, many_right, chance), *_some(hostile, many_hostile, chance)]
-    found += _some(planted, many_planted, chance)
-    in_cuda, in_triton = (list(_mutants(language, chance)) for language in ("cuda", "triton"))
+    found = _some(list(_right(of, 4 + count // 100)), count // 12, chance)
+    found += _some(list(_hostile()), count // 20, chance)
+    found += _some(list(_deadly(of)), count // 50, chance)
+    found += _some([each for each in _planted() if each[1]["operation"] in of], count // 10, chance)
+    in_cuda, in_triton = (list(_mutants(language, of)) for language in ("cuda", "triton"))
     found += _some(in_cuda, count // 20, chance)
     found += _some(in_triton, count - len(found), chance)
     chance.shuffle(found)
@@ -63,24 +67,25 @@ def _included(operation: str, found: re.Match) -> str:
     return f'#include "{beside if beside.is_file() else IMPLS / found[1]}"'
 
 
-def _right() -> Iterator[Labelled]:
+def _right(of: Sequence[str], times: int) -> Iterator[Labelled]:
     """The kernels themselves, each a few times: with a remark that makes it another text."""
-    for operation in OPERATIONS:
-        for time in range(4):
+    for operation in of:
+        for time in range(times):
             remark = f"\n# {time}\n"
             for language in ("torch", "triton"):
                 file = "torch_eager" if language == "torch" else "triton_kernel"
                 text = _absolute((IMPLS / operation / f"{file}.py").read_text(), operation) + remark
-                yield RIGHT, _candidate(f"right {operation} {language} {time}", operation, text, language)
+                if f"{operation}.torch_eager import" not in text:  # that holds the reference
+                    yield RIGHT, _candidate(f"right {operation} {language} {time}", operation, text, language)
         if operation in IN_CUDA:
             text = _in_cuda(operation, (IMPLS / operation / "cuda_kernel.cu").read_text())
             yield RIGHT, _candidate(f"right {operation} cuda", operation, text, "torch")
 
 
-def _mutants(language: str, chance: random.Random) -> Iterator[Labelled]:
-    """Half of the mutants that the checks are known to reject."""
+def _mutants(language: str, of: Sequence[str]) -> Iterator[Labelled]:
+    """The mutants that the checks are known to reject."""
     entries = known.read(EQUIVALENT)
-    for operation in OPERATIONS:
+    for operation in of:
         if language == "cuda" and operation not in IN_CUDA:
             continue
         texts = sources(operation, language)
@@ -89,7 +94,7 @@ def _mutants(language: str, chance: random.Random) -> Iterator[Labelled]:
         mutants = [m for m in mutants_of_files(own, language) if (m.file, m.function) in of_operation]
         listed, _ = known.classified(entries, mutants, {})
         for number, mutant in enumerate(mutants):
-            if mutant.identity in listed or chance.random() > 0.5:
+            if mutant.identity in listed:
                 continue
             name = f"mutant {operation} {language} {number}: {mutant.operator}, line {mutant.line}"
             if language == "triton" and mutant.file.endswith("triton_kernel.py"):
@@ -116,6 +121,36 @@ def _planted() -> Iterator[Labelled]:
         )
         name = f"planted {fault.operation} {fault.name}"
         yield WRONG, _candidate(name, fault.operation, source, "torch", "kernel")
+
+
+# What ends a process or a machine, by kind: executed by a call of a right kernel.
+DEADLY = {
+    "crashing": ("os.kill(os.getpid(), 11)", "ctypes.string_at(1)", "os.abort()"),
+    "hanging": ("threading.Event().wait()", "[None for _ in iter(int, 1)]", "os.read(os.pipe()[0], 1)"),
+    "eating memory": ("[bytearray(1 << 26) for _ in iter(int, 1)]", "b'x' * (1 << 40)", "torch.ones(1 << 38)"),
+}
+
+ENDING = """
+import ctypes, functools, itertools, os, threading
+import torch
+_calls, _right = itertools.count(1), {name}
+
+@functools.wraps(_right)
+def {name}(*args, **kwargs):
+    if next(_calls) >= 3: {end}
+    return _right(*args, **kwargs)
+"""
+
+
+def _deadly(of: Sequence[str]) -> Iterator[Labelled]:
+    """Right kernels that crash, hang or take all memory from the third call on."""
+    for operation in of:
+        text = _absolute((IMPLS / operation / "torch_eager.py").read_text(), operation)
+        for kind, ends in DEADLY.items():
+            for number, end in enumerate(ends):
+                source = text + ENDING.format(name=operation, end=end)
+                candidate = _candidate(f"{kind} {operation} {number}", operation, source, "torch")
+                yield WRONG, {**candidate, "seconds": 30}
 
 
 def _hostile() -> Iterator[Labelled]:

@@ -499,6 +499,19 @@ def test_forged_lines_are_named_and_no_results(tmp_path: Path) -> None:
         assert list(file.known) == ["a", "c"]
 
 
+def test_a_forged_first_line_does_not_hide_the_results_after_it(tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    seal_results(out, "a")
+    out.write_text('{"id": "a", "kind": "right"}\n' + out.read_text() + '{"id": "b"')
+    with pytest.warns(ForgedLines, match="wrote line 1: not"), Results(out) as file:
+        assert list(file.known) == ["a"]
+    text = '{"id": "a", "operation": "softmax"}\n{"id": "b"'
+    out.write_text(text)
+    with pytest.raises(ValueError, match="line 1: this is no verdict"):
+        Results(out)
+    assert out.read_text() == text
+
+
 def test_a_line_that_another_writes_during_a_run_is_named(tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     seal_results(out, "a")

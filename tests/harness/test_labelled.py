@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fourfold.grading.candidates import Submission
-from tests.grading.__main__ import check, wilson, write
-from tests.grading.labelled import RIGHT, WRONG, candidates
+from tests.grading.__main__ import check, kind_of, wilson, write
+from tests.grading.labelled import DEADLY, RIGHT, WRONG, candidates
 from tests.grading.public import UNKNOWN, on_cpu
 from tests.grading.public import candidates as public
 
@@ -22,7 +22,9 @@ def test_candidates_are_of_every_kind_and_complete() -> None:
     found = candidates(60, seed=0)
     assert len(found) == 60
     names = [candidate["id"] for _, candidate in found]
-    assert {name.split()[0] for name in names} == {"right", "hostile", "planted", "mutant"}
+    kinds = {kind_of(name) for name in names}
+    assert kinds - DEADLY.keys() == {"right", "hostile", "planted", "mutant"}
+    assert kinds & DEADLY.keys()
     assert {label for label, _ in found} == {RIGHT, WRONG}
     assert all((label == RIGHT) == name.startswith("right") for (label, _), name in zip(found, names))
     for _, candidate in found:
@@ -42,6 +44,7 @@ def test_results_are_held_against_the_labels(tmp_path: Path, capsys: pytest.Capt
     said = capsys.readouterr().out
     assert "bad: labelled wrong, graded right" in said
     assert "right ones rejected: 1 of 2" in said
+    assert "mutant: 0 of 1 as labelled" in said
     assert "accepted, but the line of the mistake is told as never executed: 1" in said
 
 

@@ -133,6 +133,31 @@ def test_hostile_kernel_does_not_pass_and_its_judge_says_why(hostile: str, monke
         assert kind.upper() in str(verdict)
 
 
+DIFFERS = "differs between a call in this process and one in another process|raised RuntimeError in another process"
+# Kernels that are right in each process that is judged, by function: what the failure in a plain process is, and says.
+ELSEWHERE = {
+    "by_its_ancestors": (WRONG, DIFFERS),
+    "by_its_callers": (WRONG, DIFFERS),
+    "by_its_importers": (WRONG, DIFFERS),
+    "by_its_program": (WRONG, DIFFERS),
+    "by_its_folders": (WRONG, DIFFERS),
+    "by_its_limits": (WRONG, DIFFERS),
+    "by_the_callers_of_its_gradient": (WRONG, DIFFERS),
+    "to_die_elsewhere": (CRASHED, "crashed: the candidate's process"),
+}
+
+
+@pytest.mark.full(but=3)
+@pytest.mark.parametrize("function", ELSEWHERE)
+def test_kernel_that_recognises_a_judged_process_fails_in_a_plain_one(function: str) -> None:
+    kind, says = ELSEWHERE[function]
+    verdict = verdict_on(f"knows_where_it_runs:{function}", only=["repeatability"], first_failure=True)
+    (outcome,) = verdict.outcomes
+    assert outcome.failure is not None, f"{function} {outcome.outcome}"
+    assert outcome.failure.kind == kind
+    assert re.search(says, outcome.failure.message), outcome.failure.message
+
+
 def test_every_hostile_kernel_is_tried() -> None:
     tried = {name.partition(":")[0] for name in (*FAILS, *REFUSES, "exits_on_import:kernel")}
     assert {path.stem for path in HOSTILE.glob("*.py")} == {*tried, "zeros"}

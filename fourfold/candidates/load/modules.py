@@ -3,15 +3,21 @@
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 # The folders of the imported files.
 _folders: set[Path] = set()
 
 
-def of_file(file: Path, anew: bool = False) -> ModuleType:
+def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function."""
+    return function(*args, **kwargs)
+
+
+def of_file(file: Path, anew: bool = False, run: Callable[..., Any] = call) -> ModuleType:
     """Return the module of a Python file, which may import the modules of its folder.
 
     It is registered under its path, so that two candidates of one file share the module, and pickling finds it.
@@ -19,6 +25,7 @@ def of_file(file: Path, anew: bool = False) -> ModuleType:
     Args:
         file: its absolute path.
         anew: whether to run the file again if it was imported before.
+        run: calls the function that runs the file.
 
     Raises:
         ImportError: the file is no Python file. Exceptions of the file itself propagate.
@@ -32,7 +39,7 @@ def of_file(file: Path, anew: bool = False) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         with _siblings(file.parent):
-            spec.loader.exec_module(module)
+            run(spec.loader.exec_module, module)
     except BaseException:
         del sys.modules[name]
         raise

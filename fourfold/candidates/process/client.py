@@ -140,6 +140,8 @@ class UntrustedFunction:
         self.costly: list[Unanswered] = []  # calls that took too long, or ended the first process
         self.lock = threading.RLock()
         self.session: Session | None = None
+        self._other: Session | None = None  # the process of the calls inside `afresh`, and inside it the first one
+        self._plain = False  # whether the calls are inside `afresh`
         self._watched: dict[str, dict[int, int]] = {}
         self.file = Path(place) if place.endswith(".py") else Path(os.devnull)
         try:
@@ -301,20 +303,22 @@ class UntrustedFunction:
 
     @contextlib.contextmanager
     def afresh(self) -> Iterator[None]:
-        """Make the calls inside in another process, which has made none before."""
+        """Make the calls inside in a second process, which makes no others, and is like a user's own.
+
+        So a candidate that recognises its judge is called where it finds none.
+        """
         with self.lock:
-            former, self.session = self.session, None
+            self.session, self._other, self._plain = self._other, self.session, True
             try:
                 yield
             finally:
-                self.end()
-                self.session = former
+                self.session, self._other, self._plain = self._other, self.session, False
 
     def end(self) -> None:
-        """End its process. The next call starts another."""
-        if self.session is not None:
-            self.session.end()
-            self.session = None
+        """End its processes. The next call starts another."""
+        for session in filter(None, (self.session, self._other)):
+            session.end()
+        self.session = self._other = None
 
     def _started(self) -> Session:
         """Return the running process with the candidate imported."""
@@ -322,8 +326,9 @@ class UntrustedFunction:
             late = f"{len(self.costly)} calls took longer than {self.seconds:g} s, or ended every candidate"
             raise type(self.costly[-1])(f"{self.costly[-1].kind}: {late}; it is called no more")
         if self.session is None or self.session.over or not self.session.first.alive:
-            self.end()
-            self.session = Session(self.most_bytes)
+            if self.session is not None:
+                self.session.end()
+            self.session = Session(self.most_bytes, self._plain)
             self._load(self.session)
         return self.session
 
@@ -350,7 +355,7 @@ class UntrustedFunction:
             raise CannotBeCalled(printable(answer.why))
         self.file = Path(answer.file)
         claims(**_claims(answer.claims))(self)
-        if self._watched:
+        if self._watched and not self._plain:
             self._watch(session)
 
     def _ask(self, session: Session, request: Any, expected: Any) -> tuple[Any, dict[int, torch.UntypedStorage]]:

@@ -185,10 +185,14 @@ Result = TensorResult | OtherResult
 
 @dataclass(frozen=True)
 class StartCandidate:
-    """Fork a candidate's process with a working folder and a limit of memory in bytes; carry a descriptor."""
+    """Fork a candidate's process with a working folder and a limit of memory in bytes; carry a descriptor.
+
+    A plain one shows what a user's own process shows, and has no limit of memory.
+    """
 
     folder: str
     most_bytes: int
+    plain: bool
 
 
 @dataclass(frozen=True)

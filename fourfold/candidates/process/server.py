@@ -42,7 +42,7 @@ from fourfold.operations.case import Case
 from fourfold.operations.outputs import outputs_of, packed
 from fourfold.operations.refusals import Fault, chain, is_order
 from fourfold.processes.child import Child, Limits
-from fourfold.processes.family import adopt_orphans, kill_children
+from fourfold.processes.family import adopt_orphans, kill_children, show_command
 from fourfold.processes.messages import MOST_STORAGES, Connection, Ended
 
 # The most causes, frames and characters of an exception in its description.
@@ -51,6 +51,10 @@ MOST_CAUSES, MOST_FRAMES, MOST_WORDS = 8, 50, 20_000
 JUDGE = HiddenModules(["fourfold"])
 # The largest file that a candidate can write.
 MOST_FILE_BYTES = 1 << 32
+# The command line of a plain process names this script.
+SCRIPT = "main.py"
+# The limit in seconds of processor time for a plain process. It outlives a judge that is killed while it calculates.
+PLAIN_SECONDS = 3600
 
 
 # ---- the first process
@@ -72,15 +76,25 @@ def main(descriptor: str) -> None:
         while True:
             ask, _, files = control.receive_with_storages(protocol.StartCandidate | protocol.EndCandidate)
             if isinstance(ask, protocol.StartCandidate):
-                begun = functools.partial(become_candidate, control, files[0], Path(ask.folder))
-                limits = Limits(memory=ask.most_bytes, file=MOST_FILE_BYTES)
+                become = become_plain_process if ask.plain else become_candidate
+                begun = functools.partial(become, control, files[0], Path(ask.folder))
+                limits = (
+                    Limits(processor=PLAIN_SECONDS)
+                    if ask.plain
+                    else Limits(memory=ask.most_bytes, file=MOST_FILE_BYTES)
+                )
                 handlers = {signal.SIGINT: signal.default_int_handler}
+                adopt_orphans(not ask.plain)
                 child = Child.fork(begun, printed=True, limits=limits, handlers=handlers)
+                if ask.plain:
+                    child.wait()  # the process that it forked has no parent here from now on
+                    adopt_orphans()
                 running[child.pid] = child
                 control.send(protocol.CandidateStarted(child.pid))
             else:
                 child = running.pop(ask.process)
-                by_itself = child.wait(ask.seconds)
+                plain = child.death is not None
+                by_itself = None if plain else child.wait(ask.seconds)
                 killed = child.kill()
                 kill_children(running)
                 printed = killed.printed if killed is not None else ""
@@ -91,16 +105,32 @@ def main(descriptor: str) -> None:
 
 def become_candidate(control: Connection, descriptor: int, folder: Path) -> None:
     """Run a candidate in this freshly forked process until the judge closes the connection."""
-    control.close()
+    os.environ["TMPDIR"] = str(folder.parent)
     adopt_orphans(False)
+    serve(control, descriptor, folder)
+
+
+def become_plain_process(control: Connection, descriptor: int, folder: Path) -> None:
+    """Run a candidate in a process like a user's own: an orphan, which runs a script in the user's folder."""
+    if os.fork():
+        os._exit(0)
+    os.environ.pop("TMPDIR", None)  # of the judge
+    sys.argv[:] = [SCRIPT]
+    sys.orig_argv[:] = ["python3", SCRIPT]
+    show_command(sys.orig_argv)
+    serve(control, descriptor, folder, ThreadPoolExecutor(1))
+
+
+def serve(control: Connection, descriptor: int, folder: Path, thread: ThreadPoolExecutor | None = None) -> None:
+    """Serve the judge in this process: see `Served`."""
+    control.close()
     with contextlib.suppress(OSError):  # if memory runs out, the system kills this process before the judge
         Path("/proc/self/oom_score_adj").write_text("1000")
     faulthandler.enable(all_threads=False)
-    os.environ["TMPDIR"] = str(folder.parent)
     os.chdir(folder)
     JUDGE.install()
     with contextlib.suppress(Ended):
-        Served(Connection(descriptor)).run()
+        Served(Connection(descriptor), thread).run()
 
 
 # ---- a candidate's own process
@@ -182,10 +212,16 @@ class Unspecified(torch.autograd.Function):
 
 
 class Served:
-    """The server that answers the judge."""
+    """The server that answers the judge.
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
+    Args:
+        connection: to the judge.
+        thread: a thread for the candidate's code, which finds none of this package's functions among its callers;
+            None for this thread.
+    """
+
+    def __init__(self, connection: Connection, thread: ThreadPoolExecutor | None = None) -> None:
+        self.connection, self.thread = connection, thread
         self.function: Callable[..., Any] = lambda: None
         self.origin = Path(os.devnull)
         self.storages: dict[int, torch.UntypedStorage] = {}
@@ -257,9 +293,9 @@ class Served:
         with contextlib.chdir(ask.folder):
             if ask.place.endswith(".py"):
                 self.origin = Path(ask.place)
-                found: Any = modules.of_file(self.origin)
+                found: Any = modules.of_file(self.origin, run=self._run)
             else:
-                found = importlib.import_module(ask.place)
+                found = self._run(importlib.import_module, ask.place)
                 self.origin = Path(getattr(found, "__file__", None) or os.devnull)
         for name in ask.function.split("."):
             found = getattr(found, name, None)
@@ -305,8 +341,8 @@ class Served:
         }
         arguments = given(ask.arguments, self.storages, {name: twin.tensor for name, twin in twins.items()})
         watch = watching(ask.conditions)
-        with in_conditions(ask.conditions, watch):
-            output = self.function(**arguments)
+        with self._in_conditions(ask.conditions, watch):
+            output = self._run(self.function, **arguments)
         # The numbers of tensors are looked up only now, because a candidate may return one of its inputs.
         several = isinstance(output, tuple | list) and 0 < len(output) <= protocol.MOST_RESULTS
         outputs = list(output) if several else [output]
@@ -329,8 +365,9 @@ class Served:
             cotangents = [torch.zeros_like(output)]
 
         def passed_back() -> tuple[torch.Tensor | None, ...]:
-            with in_conditions(ask.conditions, kept.watch):
-                return torch.autograd.grad(outputs, inputs, cotangents, retain_graph=True, allow_unused=True)
+            with self._in_conditions(ask.conditions, kept.watch):
+                options = {"retain_graph": True, "allow_unused": True}
+                return self._run(torch.autograd.grad, outputs, inputs, cotangents, **options)
 
         if ask.another_thread:
             with ThreadPoolExecutor(1) as another:
@@ -376,6 +413,24 @@ class Served:
         """Return the executed lines of a `.cu` file."""
         on_cpu = importlib.import_module("fourfold.backends.cuda.emulator.launcher")
         return protocol.KernelLinesRead([tuple(line) for line in on_cpu.lines_that_ran()])
+
+    def _run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function in the thread for the candidate's code."""
+        if self.thread is None:
+            return function(*args, **kwargs)
+        return self.thread.submit(function, *args, **kwargs).result()
+
+    @contextlib.contextmanager
+    def _in_conditions(self, conditions: protocol.Conditions, watch: AbstractContextManager) -> Iterator[None]:
+        """Reproduce the conditions of a call in the thread for the candidate's code."""
+        entered = in_conditions(conditions, watch)
+        self._run(entered.__enter__)
+        try:
+            yield
+        except BaseException as error:
+            self._run(entered.__exit__, type(error), error, error.__traceback__)
+            raise
+        self._run(entered.__exit__, None, None, None)
 
     def _called(self, ask: protocol.ThreadCall, wanted: tuple[list[str], int] | None) -> list[Any]:
         """Return the output, the gradients, and the output under `no_grad`, of calls on copies of the tensors.

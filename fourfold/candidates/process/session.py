@@ -59,6 +59,11 @@ atexit.register(end_all)
 class Session:
     """A candidate's process, from its start to its end.
 
+    Args:
+        most_bytes: the limit of its own memory.
+        plain: whether it shows what a user's process shows: it works in the judge's working folder itself, it has no
+            limits, and no ancestor of it is a judge unless that adopts orphans.
+
     Attributes:
         connection: the connection to it.
         folder: the folder of its files, among them its working folder, which is removed at its end.
@@ -67,13 +72,13 @@ class Session:
             not yet reported to it.
     """
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, most_bytes: int, plain: bool = False) -> None:
         self.connection, other = Connection.pair()
         self.folder = Path(tempfile.mkdtemp())
-        work = copy_folder(self.folder)
+        work = Path.cwd() if plain else copy_folder(self.folder)
         self.first = first_process()
         with other:
-            start = protocol.StartCandidate(str(work), most_bytes)
+            start = protocol.StartCandidate(str(work), most_bytes, plain)
             self.process: int = self.first.ask(start, protocol.CandidateStarted, [other.fileno()]).process
         _sessions.add(self)
         self.owner, self.over = os.getpid(), False
