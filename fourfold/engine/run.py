@@ -72,7 +72,7 @@ def examine(check: Judge, subject: Subject, search: Search, error: Exception) ->
         return
     if isinstance(error, Failure) and error.result:
         diagnose(search)
-    if search.seeks_claims and not search.blob:
+    if search.seeks_claims and not search.blob and search.case is None:
         with random_state_kept():
             search.holds = weakest_claims(check, subject, search, error)
     if search.failing is not None:
@@ -140,7 +140,9 @@ def outcome_of(
     if error is not None:
         case = search.shown(search.failing) if search is not None and search.failing is not None else last
         failure = finding(error, origin, case)
-        if search is not None and failure.blob and search.limit:
+        if search is not None and search.case is not None:
+            failure = replace(failure, blob=None)  # it repeats generated cases alone
+        elif search is not None and failure.blob and search.limit:
             failure = replace(failure, blob=f"{search.limit}-{failure.blob}")
         if search is not None and failure.kind in (Kind.WRONG, Kind.IMPRECISE) and failure.result:
             # A law or a later check may fail by the same wrong result.
