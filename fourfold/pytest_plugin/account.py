@@ -105,7 +105,7 @@ def is_of_all_checks(config: pytest.Config) -> bool:
     """Return whether a run makes every check of its selection, or must list unexecuted lines anyway."""
     if config.getoption("executed"):
         return True
-    narrowing = ("keyword", "markexpr", "deselect", "lf", "stepwise", "ignore", "ignore_glob", "dtype", "reproduce", "case")
+    narrowing = ("keyword", "markexpr", "deselect", "lf", "stepwise", "ignore", "ignore_glob", "dtype", "reproduce")
     given = config.getoption("examples")
     few = given is not None and given < hypothesis.settings().max_examples
     parts = any("::" in argument or Path(argument).is_file() for argument in config.args)

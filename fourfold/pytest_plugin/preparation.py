@@ -37,8 +37,8 @@ def prepare(config: pytest.Config) -> None:
     """Determine the device and the selection of the run.
 
     Raises:
-        pytest.UsageError: an option names something unknown, or there is no GPU for --device cuda, or the file of --case
-            holds no case of the candidate's operation.
+        pytest.UsageError: an option names something unknown, there is no GPU for --device cuda, or --case is no case of
+            the candidate's operation.
     """
     device = config.stash[DEVICE] = chosen_device(config)
     if device == "cuda" and not torch.cuda.is_available():
