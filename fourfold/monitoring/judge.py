@@ -155,13 +155,15 @@ def judgement(subject: Subject, case: Case) -> dict[str, str]:
     """Return the status of a recorded call, "right", "imprecise", "wrong" or "refused", with a message and a cause."""
     try:
         for part in [of_output(subject, name) for name in subject.operation.outputs] or [subject]:
-            if why := why_outside(part, with_cotangent(part.operation, case, part.dtype)):
-                return {"status": "refused", "message": why, "cause": why}
-            search = Search(examples=1, case=case, shrinks=False, seeks_claims=False)
+            why = why_outside(part, case)
+            given = case if why else with_cotangent(part.operation, case, part.dtype)
+            if why := why or part.claims.outside(part.operation, given, part.dtype):
+                return {"status": "refused", "message": why, "cause": ""}
+            search = Search(examples=1, case=given, shrinks=False, seeks_claims=False)
             named(FORWARD).judge(part, search)
     except Exception as error:
         if not isinstance(error, Failure | Fault):
-            return {"status": "refused", "message": reason(error), "cause": type(error).__name__}
+            return {"status": "refused", "message": reason(error), "cause": ""}
         found = finding(error, Path(os.devnull), "")
         status = "imprecise" if isinstance(error, Imprecise) else "wrong"
         return {"status": status, "message": found.message, "cause": found.cause}
@@ -169,7 +171,7 @@ def judgement(subject: Subject, case: Case) -> dict[str, str]:
 
 
 def why_outside(subject: Subject, case: Case) -> str | None:
-    """Return why the operation or the claims say nothing about a case; None if they do.
+    """Return why the operation says nothing about a case, or the claims about its dtype; None if they do.
 
     Raises:
         ValueError: the shapes do not fit the operation.
@@ -178,6 +180,10 @@ def why_outside(subject: Subject, case: Case) -> str | None:
     if claims.dtypes and dtype.name not in claims.dtypes:
         return f"the claims exclude {dtype}"
     sizes = sizes_of(operation, case)
+    for name, array in case.inputs.items():
+        wanted = operation.input_dtype(name, dtype).name
+        if array.dtype.name in DTYPES and array.dtype.name != wanted:
+            return f"{name} has dtype {array.dtype.name}, expected {wanted}"
     for name in operation.ordinary:
         if name in case.inputs and is_floating(case[name]) and not np.isfinite(case[name].astype(np.float64)).all():
             return f"{name} has numbers that are not finite"
@@ -199,4 +205,4 @@ def why_outside(subject: Subject, case: Case) -> str | None:
                 return f"{name} has numbers outside of {low:g} to {high:g}"
         if not operation.allows(case):
             return "a parameter has none of its values for the sizes"
-    return claims.outside(operation, case, dtype)
+    return None

@@ -41,6 +41,8 @@ LOOKS = 4
 FIRST_UNUSUAL = 64
 # The most keys of calls that are remembered.
 MOST_KEYS = 4096
+# The most reasons of refused calls that are counted apart.
+MOST_REASONS = 32
 # A magnitude is unusual if none within this factor of 2^n was seen.
 BINADES = 4
 JUDGE_SECONDS, CLOSE_SECONDS = 300.0, 10.0
@@ -65,6 +67,10 @@ class WrongResult(UserWarning):
 
 class NotMonitored(UserWarning):
     """Calls pass through a monitor that cannot record them."""
+
+
+class NotOfOperation(ValueError):
+    """A call is none of the operation."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +187,8 @@ class Monitor:
         self._closed = False
         self._judge = Judge(self.operation, self.claims, self.name, JUDGE_SECONDS)
         self._queue: queue.Queue[_Record | None] = queue.Queue(most_calls)
-        self._tell_compiled = torch.compiler.assume_constant_result(functools.partial(self._pass_over, "torch.compile"))
+        # torch.compile calls such a function once, as it traces, and not in what it compiles.
+        self._tell_compiled = torch.compiler.assume_constant_result(lambda: self._pass_over("torch.compile"))
         self._thread = threading.Thread(target=self._work, name=f"fourfold.monitor {self.name}", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -266,9 +273,11 @@ class Monitor:
             copies = {name: each.detach().clone() for name, each in tensors.items()}
             layouts = {name: closest(each) for name, each in tensors.items()}
             return _Record(reason, {**arguments, **copies}, layouts, size, tensors, {}, [])
+        except NotOfOperation as error:
+            self._refuse(str(error))
         except Exception:
             self._fail("a call was not recorded")
-            return None
+        return None
 
     def _finish(self, record: _Record, result: Any) -> None:
         """Copy the results of a call, and hand the record to the thread."""
@@ -305,6 +314,12 @@ class Monitor:
         with self._lock:
             self.counts[name] += 1
 
+    def _refuse(self, reason: str) -> None:
+        """Count a call of which the operation and the claims say nothing."""
+        self._count("refused")
+        if reason in self.reasons or len(self.reasons) < MOST_REASONS:
+            self.reasons[reason] += 1
+
     def _pass_over(self, what: str) -> None:
         """Count a call that passes through, and say so once."""
         self._count("passed over")
@@ -338,21 +353,22 @@ class Monitor:
             if not is_new:
                 return
             self._count("unusual")
-        found = self._judge.judge(file.encode())
-        self._count("refused" if found["status"] == "refused" else "judged")
+        try:
+            found = self._judge.judge(file.encode())
+        except TypeError as error:  # of a parameter
+            self._refuse(str(error))
+            return
         if found["status"] == "refused":
-            self.reasons[found["cause"]] += 1
-        elif found["status"] != "right":
+            self._refuse(found["message"])
+            return
+        self._count("judged")
+        if found["status"] != "right":
             self._count(found["status"])
         if found["status"] == "wrong":
             self._report(replace(file, message=found["message"]), (found["cause"], file.dtype))
 
     def _file(self, record: _Record) -> CaseFile:
-        """Return a recorded call with its tensors on the host, copied on a stream of its own.
-
-        Raises:
-            ValueError: an input has a dtype that does not fit the tested one.
-        """
+        """Return a recorded call with its tensors on the host, copied on a stream of its own."""
         tensors = {name: each for name, each in record.arguments.items() if isinstance(each, torch.Tensor)}
         with contextlib.ExitStack() as streams:
             for device in {each.device for each in (*tensors.values(), *record.results.values()) if each.is_cuda}:
@@ -362,14 +378,11 @@ class Monitor:
                     own.wait_event(event)
             inputs = {name: exact_array(each) for name, each in tensors.items()}
             results = {name: exact_array(each) for name, each in record.results.items()}
-        fixed = self.operation.dtypes
-        tested = next((a.dtype.name for n, a in inputs.items() if is_floating(a) and n not in fixed), "float32")
+        of_inputs = (array.dtype.name for name, array in inputs.items() if name not in self.operation.dtypes)
+        of_results = (array.dtype.name for array in results.values())
+        tested = next((name for name in (*of_inputs, *of_results) if name in DTYPES), "float32")
         parameters = {name: each for name, each in record.arguments.items() if name not in inputs}
         case = Case(inputs, np.zeros((), np.float32), parameters, record.layouts)
-        for name, array in inputs.items():
-            wanted = self.operation.input_dtype(name, DTYPES[tested]).name if is_floating(array) else array.dtype.name
-            if array.dtype.name != wanted:
-                raise ValueError(f"{name} has dtype {array.dtype.name}, expected {wanted}")
         return CaseFile(operation=self.operation.name, dtype=tested, case=case, results=results)
 
     def _report(self, file: CaseFile, cause: tuple[str, str]) -> None:
@@ -429,7 +442,8 @@ def _magnitudes(case: Case) -> Any:
     found = []
     for name, array in case.inputs.items():
         if is_floating(array) and array.size:
-            largest = float(np.max(np.abs(array)))
+            with np.errstate(all="ignore"):
+                largest = float(np.max(np.abs(array)))
             found.append((name, round(math.frexp(largest)[1] / BINADES) if math.isfinite(largest) else repr(largest)))
     return tuple(found)
 
@@ -450,7 +464,7 @@ def _binding(kernel: Any, wanted: inspect.Signature) -> Callable[[tuple[Any, ...
         found = {**usual, **{names.get(name, name): value for name, value in bound.arguments.items()}}
         for name in found.keys() - wanted.parameters.keys():
             if name not in own.parameters or found[name] is not own.parameters[name].default:
-                raise ValueError(f"the operation has no argument {name}")
+                raise NotOfOperation(f"the operation has no argument {name}")
         return {name: found[name] for name in wanted.parameters}
 
     return bind
