@@ -325,7 +325,16 @@ class Monitor:
         self._count("passed over")
         if what not in self._warned:
             self._warned.add(what)
-            warnings.warn(f"{self.name}: calls under {what} are not monitored", NotMonitored, stacklevel=4)
+            self._warn(f"{self.name}: calls under {what} are not monitored", NotMonitored)
+
+    def _warn(self, message: str, category: type[Warning]) -> None:
+        """Issue a warning at the kernel's location; log it if a filter makes it an error."""
+        code = getattr(inspect.unwrap(self._kernel), "__code__", None)
+        place = (code.co_filename, code.co_firstlineno) if code else ("fourfold.monitor", 1)
+        try:
+            warnings.warn_explicit(message, category, *place)
+        except Warning:
+            logger.warning("%s", message)
 
     def _fail(self, what: str) -> None:
         """Count the exception that is being handled, and log the first of its type: it must not reach the run."""
@@ -394,7 +403,7 @@ class Monitor:
             self._warned.add(cause)
             command = shlex.join(["fourfold", "verify", "KERNEL", "--as", self._place, "--case", str(path)])
             repeat = f"\nrepeat with: {command}" if path else ""
-            warnings.warn(f"a live call of {self.name} is wrong: {file.message}{repeat}", WrongResult, stacklevel=2)
+            self._warn(f"a live call of {self.name} is wrong: {file.message}{repeat}", WrongResult)
 
     def _written(self, file: CaseFile) -> Path | None:
         path = self._folder / f"{file.operation}-{file.case.digest.hex()[:12]}{SUFFIX}"
