@@ -44,7 +44,7 @@ class JudgeDied(Exception):
     """The judge's process ended, or took too long."""
 
 
-class Judge:
+class JudgeProcess:
     """The process that judges, started at the first call and again after its death.
 
     Args:
@@ -104,7 +104,7 @@ def serve(operation: Operation, claims: Claims, name: str, connection: Connectio
     """Judge each call that comes, until the other side closes the connection."""
     torch.set_num_threads(1)
     os.nice(NICE)
-    replay = Replay()
+    replay = RecordedCall()
 
     def sibling(name: str) -> Any:
         raise NotImplementedError("a recorded call has no siblings")
@@ -130,7 +130,7 @@ def serve(operation: Operation, claims: Claims, name: str, connection: Connectio
         connection.send_bytes(json.dumps(judgement(subjects[file.dtype], file.case)).encode())
 
 
-class Replay:
+class RecordedCall:
     """An implementation that repeats a recorded call: it changes and returns what the call did."""
 
     file: CaseFile

@@ -26,7 +26,7 @@ import torch
 from fourfold.backends.cuda.compile import write_atomically
 from fourfold.checks.records import named, reference_of
 from fourfold.declaration import defaults
-from fourfold.monitoring.judge import CHANGED, RETURNED, Judge
+from fourfold.monitoring.judge import CHANGED, RETURNED, JudgeProcess
 from fourfold.numerics.dtypes import DTYPES, exact_array
 from fourfold.operations.case import Case, is_floating
 from fourfold.operations.case_file import SUFFIX, CaseFile
@@ -113,7 +113,7 @@ def monitor(
     most_calls: int = 8,
     most_bytes: int = 1 << 28,
     seed: int | None = None,
-) -> "Monitor":
+) -> "LiveMonitor":
     """Return the kernel with a sample of its calls compared with the operation's bounds, forward only.
 
     A call returns what the kernel returns. Calls are recorded at random, and if their shapes, strides, dtypes or
@@ -144,10 +144,10 @@ def monitor(
         ValueError: `rate` is not between 0 and 1, or there is no such operation.
         TypeError: `kernel` is no function.
     """
-    return Monitor(kernel, operation, rate, claims, folder, files, on_failure, most_calls, most_bytes, seed)
+    return LiveMonitor(kernel, operation, rate, claims, folder, files, on_failure, most_calls, most_bytes, seed)
 
 
-class Monitor:
+class LiveMonitor:
     """A kernel with a sample of its calls compared: see `monitor`. It is a context that closes at its end."""
 
     def __init__(
@@ -185,7 +185,7 @@ class Monitor:
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._closed = False
-        self._judge = Judge(self.operation, self.claims, self.name, JUDGE_SECONDS)
+        self._judge = JudgeProcess(self.operation, self.claims, self.name, JUDGE_SECONDS)
         self._queue: queue.Queue[_Record | None] = queue.Queue(most_calls)
         # torch.compile calls such a function once, as it traces, and not in what it compiles.
         self._tell_compiled = torch.compiler.assume_constant_result(lambda: self._pass_over("torch.compile"))
@@ -422,7 +422,7 @@ class Monitor:
         return "\n".join([f"{self.name} as {self.operation.name}: {counts}", *reasons])
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Judge the records that wait, for at most some seconds, and end the thread. Later calls pass through."""
+        """JudgeProcess the records that wait, for at most some seconds, and end the thread. Later calls pass through."""
         atexit.unregister(self.close)
         if self._closed or os.getpid() != self._process:
             return

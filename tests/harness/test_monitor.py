@@ -21,7 +21,7 @@ import fourfold
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.search import Search
 from fourfold.monitoring import judge
-from fourfold.monitoring.monitor import LOOKS, Monitor, NotMonitored, WrongResult
+from fourfold.monitoring.monitor import LOOKS, LiveMonitor, NotMonitored, WrongResult
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.case import Case
 from fourfold.operations.case_file import BadCaseFile, CaseFile
@@ -33,16 +33,16 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 120.0
 # The most functions of Python and of C that a call makes more because it is monitored, at three arguments.
 MOST_FUNCTIONS = 40
-Make = Callable[..., Monitor]
+Make = Callable[..., LiveMonitor]
 WEIGHT = torch.linspace(-2, 3, 8)
 
 
 @pytest.fixture
 def monitor(tmp_path: Path) -> Iterator[Make]:
     """Return a function that makes a monitor, which is closed at the end."""
-    made: list[Monitor] = []
+    made: list[LiveMonitor] = []
 
-    def make(kernel: Any, operation: Any = rms_norm, **options: Any) -> Monitor:
+    def make(kernel: Any, operation: Any = rms_norm, **options: Any) -> LiveMonitor:
         made.append(fourfold.monitor(kernel, operation, **{"folder": tmp_path / "cases", "seed": 0, **options}))
         return made[-1]
 
@@ -63,7 +63,7 @@ def wrong_for_large_numbers(x: torch.Tensor, weight: torch.Tensor, eps: float = 
     return right(x.clamp(-1000, 1000), weight, eps)
 
 
-def judged(found: Monitor) -> dict[str, int]:
+def judged(found: LiveMonitor) -> dict[str, int]:
     """Close a monitor; return what it has found, without zeros."""
     found.close(SECONDS)
     return {name: found.counts[name] for name in ("judged", "wrong", "imprecise", "refused", "dropped", "errors")}
@@ -238,7 +238,7 @@ def test_records_beyond_the_queue_and_the_bytes_are_dropped(monitor: Make, monke
         go_on.wait(SECONDS)
         return {"status": "right", "message": "", "cause": ""}
 
-    monkeypatch.setattr(judge.Judge, "judge", wait)
+    monkeypatch.setattr(judge.JudgeProcess, "judge", wait)
     found = monitor(right, rate=1.0, most_calls=1, most_bytes=5000)
     found(torch.ones(4, 8), WEIGHT)
     assert busy.wait(SECONDS)
