@@ -422,7 +422,7 @@ class LiveMonitor:
         return "\n".join([f"{self.name} as {self.operation.name}: {counts}", *reasons])
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """JudgeProcess the records that wait, for at most some seconds, and end the thread. Later calls pass through."""
+        """Judge the records that wait, for at most some seconds, and end the thread. Later calls pass through."""
         atexit.unregister(self.close)
         if self._closed or os.getpid() != self._process:
             return
