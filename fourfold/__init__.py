@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the types of what `_PUBLIC` names
     from fourfold.declaration.inference import like as like
     from fourfold.engine.verdict import Verdict as Verdict
     from fourfold.grading.driver import grade as grade
+    from fourfold.monitoring.monitor import monitor as monitor
     from fourfold.numerics.philox import philox as philox
     from fourfold.numerics.philox import rand as rand
     from fourfold.operations.arguments import divisors as divisors
@@ -66,6 +67,7 @@ _PUBLIC = {
     "like": "fourfold.declaration.inference",
     "lengths": "fourfold.operations.arguments",
     "module": "fourfold.candidates.load.models",
+    "monitor": "fourfold.monitoring.monitor",
     "offsets": "fourfold.operations.arguments",
     "operation": "fourfold.declaration.definition",
     "philox": "fourfold.numerics.philox",

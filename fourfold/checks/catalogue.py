@@ -264,6 +264,10 @@ def outputs_for(check: Check | None, operation: Operation) -> list[str]:
     return [*found, ALL] if check is BACKWARD and len(found) > 1 else found
 
 
+# The checks of a case from a file: those that run any case alone.
+OF_A_CASE = (FORWARD, BACKWARD.name, "single gradients", "memory", "repeatability")
+
+
 def parts_of(name: str) -> tuple[str, str]:
     """Split a name into the name of the check and the name of the output, which is empty for an only output."""
     check, _, output = name.partition(OF)

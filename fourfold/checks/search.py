@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from fourfold.candidates.integrity.escapes import held
 from fourfold.candidates.process.client import UntrustedFunction
 from fourfold.checks.database import Filed
+from fourfold.checks.given_case import smaller_cases, with_cotangent
 from fourfold.checks.threshold_cases import cases_past_comparisons
 from fourfold.compat.hypothesis_internals import shrinking_at_most
 from fourfold.inputs.combinations import combined
@@ -77,6 +78,8 @@ FEW_ELEMENTS = 8
 # A failing case is made smaller at most this many times. Drawing a case takes longer than a call, and most of the 500
 # times that Hypothesis allows make numbers rounder.
 SHRINKS = 20
+# The same for a given case, which costs nothing to draw.
+SHRINKS_OF_GIVEN = 200
 SEED = secrets.randbits(32)  # one for this process
 # Cases of this library's own implementations. Checks and backends share them, so that the oracle computes each once.
 shared = RecentCases(500_000)
@@ -296,6 +299,7 @@ class Search:
     elements: int = 2048
     # Hypothesis's blob of the one generated case to repeat, after its limit of elements and a hyphen: "8-AXic...".
     blob: str | None = None
+    case: Case | None = None  # the only case to run, which is made smaller if it fails
     limit: int = 0  # the limit of elements of the last generated cases
     # Whether the implementation is known to be wrong. A few small cases then show further failures, without shrinking.
     brief: bool = False
@@ -402,7 +406,7 @@ class Search:
             blob = self.blob.rpartition("-")[2].encode()
             test = hypothesis.reproduce_failure(hypothesis.__version__, blob)(test)
         try:
-            with shrinking_at_most(SHRINKS):
+            with shrinking_at_most(SHRINKS if self.case is None else SHRINKS_OF_GIVEN):
                 test()
         except _PassedOverEnough:
             return
@@ -502,6 +506,9 @@ class Search:
             most_named: the most elements of a named example; larger ones are skipped.
         """
         self.subject = subject
+        if self.case is not None:
+            self._run_given(subject, check, self.case, body)
+            return
         examples = min(self.examples, max(3, self.examples // 8)) if few else self.examples
         if self.brief:
             examples = min(examples, BRIEF_GENERATED)
@@ -544,6 +551,25 @@ class Search:
                 examples *= 2
                 self._shrunk(functools.partial(among, most, shrink=False), among, most, 0)
         if not self.brief:
+            self.must_have_seen_something(subject, check)
+
+    def _run_given(self, subject: Subject, check: str, case: Case, body: Callable[[Case], None]) -> None:
+        """Run `body` on the given case; on failure search for a smaller case like it that fails."""
+        case = with_cotangent(subject.operation, case, subject.dtype)
+        try:
+            self.one("given", case, body)
+        except Exception:
+            if not (hypothesis.Phase.shrink in hypothesis.settings().phases and self.shrinks and not self.brief):
+                raise
+            try:
+                smaller_ones = smaller_cases(subject.operation, case, subject.dtype)
+                self.for_all(f"{check} {subject} given", smaller_ones, body)
+            except (hypothesis.errors.Unsatisfiable, NotReached):
+                pass
+            except Exception as smaller:
+                raise smaller from None
+            raise
+        if not self.substantial and self._passed_over():
             self.must_have_seen_something(subject, check)
 
     def _shrunk(self, run: Callable[[], None], among: Callable[..., None], most: int, few: int) -> None:

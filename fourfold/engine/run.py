@@ -84,7 +84,7 @@ def examine(check: Judge, subject: Subject, search: Search, error: Exception) ->
         return
     if isinstance(error, Failure) and error.result:
         diagnose(search)
-    if search.seeks_claims and not search.blob:
+    if search.seeks_claims and not search.blob and search.case is None:
         with random_state_kept():
             search.holds = weakest_claims(check, subject, search, error)
     if search.failing is not None:
@@ -154,7 +154,9 @@ def outcome_of(
         failure = finding(error, origin, search.shown(failing) if search is not None and failing is not None else last)
         if search is not None and failing is not None:
             failure = replace(failure, arguments=failing.arguments(search.takes_cotangent))
-        if search is not None and failure.blob and search.limit:
+        if search is not None and search.case is not None:
+            failure = replace(failure, blob=None)  # it repeats generated cases alone
+        elif search is not None and failure.blob and search.limit:
             failure = replace(failure, blob=f"{search.limit}-{failure.blob}")
         if search is not None and failure.kind in (Kind.WRONG, Kind.IMPRECISE) and failure.result:
             # A law or a later check may fail by the same wrong result.

@@ -126,6 +126,15 @@ def on_host(*tensors: torch.Tensor) -> list[torch.Tensor]:
     return copies
 
 
+def exact_array(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor's values in its own dtype, as `DType.tensor` takes them."""
+    (tensor,) = on_host(tensor)
+    name = name_of(tensor.dtype)
+    if name in ("bfloat16", *QUANTISED):  # a type of ml_dtypes, which torch gives as bits
+        return bits(tensor).numpy().view({**DTYPES, **QUANTISED}[name].numpy)
+    return tensor.contiguous().numpy()
+
+
 def differing(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[int]:
     """Count the elements of each pair that differ in any bit (all if the shapes differ).
 

@@ -1,6 +1,7 @@
 """Memory layouts: arrangements of the same values that expose a kernel which assumes one of them."""
 
 import functools
+import math
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
@@ -121,6 +122,28 @@ COMPOSED: Mapping[str, Layout] = MappingProxyType(
 def layout(name: str) -> Layout:
     """Return the layout of a name, from `LAYOUTS` or `COMPOSED`."""
     return LAYOUTS[name] if name in LAYOUTS else COMPOSED[name]
+
+
+def closest(tensor: torch.Tensor) -> str:
+    """Return the name of the layout that is most like a tensor's, by its order of axes, gaps and alignment."""
+    if any(stride == 0 for size, stride in zip(tensor.shape, tensor.stride()) if size > 1):
+        return "expanded"
+    few = torch.Size(min(size, 3) for size in tensor.shape)
+    probe = torch.arange(few.numel(), dtype=torch.float32).reshape(few)
+
+    def differences(name: str) -> list[bool]:
+        return [one != other for one, other in zip(_traits(tensor), _traits(layout(name)(probe)))]
+
+    return min((*LAYOUTS, *COMPOSED), key=differences)
+
+
+def _traits(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Return the order of a tensor's axes in memory, and whether it is contiguous, has gaps, is aligned to 16 bytes."""
+    long = [axis for axis, size in enumerate(tensor.shape) if size > 1]
+    order = sorted(long, key=lambda axis: -tensor.stride(axis))
+    dense = math.prod(tensor.shape) == 1 + sum((tensor.shape[axis] - 1) * tensor.stride(axis) for axis in long)
+    unit = bool(order) and tensor.stride(order[-1]) == 1
+    return order, tensor.is_contiguous(), unit, dense, tensor.data_ptr() % 16 == 0
 
 
 def parts(name: str) -> list[str]:

@@ -119,6 +119,8 @@ def repeat(config: pytest.Config, path: Path, nodeid: str, identity: Identity | 
             command += ["--claims", config.getoption("claims")]
     if blob:
         command += ["--reproduce", blob]
+    if config.getoption("case"):
+        command += ["--case", str(config.getoption("case"))]
     return shlex.join(command)
 
 

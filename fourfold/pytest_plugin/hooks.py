@@ -21,7 +21,7 @@ from fourfold.candidates.integrity.escapes import hear_ctrl_c
 from fourfold.candidates.integrity.watch import WATCH, ProgramWatch
 from fourfold.candidates.process.client import UntrustedFunction
 from fourfold.candidates.process.session import end_all
-from fourfold.checks.catalogue import ALL, PLAIN, Check, named, outputs_for
+from fourfold.checks.catalogue import ALL, OF_A_CASE, PLAIN, Check, named, outputs_for
 from fourfold.checks.outputs import of_output, together
 from fourfold.checks.search import Search, Subject
 from fourfold.compat import pytest_internals, xdist_internals
@@ -45,7 +45,7 @@ from fourfold.pytest_plugin.isolation import BLACK_BOX, LEFT_BEHIND, LINES
 from fourfold.pytest_plugin.leftover_threads import LeftBehind
 from fourfold.pytest_plugin.options import add_options
 from fourfold.pytest_plugin.paths import file_to_write
-from fourfold.pytest_plugin.preparation import chosen_device, prepare
+from fourfold.pytest_plugin.preparation import CASE, chosen_device, prepare
 from fourfold.pytest_plugin.progress import ProgressReporter
 from fourfold.pytest_plugin.table import Matrix
 from fourfold.pytest_plugin.wrong_cells import WrongCells
@@ -289,6 +289,9 @@ def computes(cell: Cell, config: pytest.Config) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not profiles.is_full():
         leave_out(config, items, beyond_default(items))
+    if CASE in config.stash:
+        others = (item for item in items if (check := check_of(item)) is None or check.name not in OF_A_CASE)
+        leave_out(config, items, list(others))
     if config.getoption("candidate"):
         # Its result decides whether the other checks are brief.
         items.sort(key=lambda item: item.get_closest_marker("decisive") is None)
@@ -434,6 +437,7 @@ def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Ca
         shares=own,
         examples=min(most, check.examples) if check and check.examples else most,
         blob=pytestconfig.getoption("reproduce"),
+        case=pytestconfig.stash[CASE].case if CASE in pytestconfig.stash else None,
         note=note,
         refusals=Refusals() if _may_refuse(identity, pytestconfig) else None,
         brief=identity is not None and identity.cell in pytestconfig.stash[WRONG],

@@ -67,6 +67,7 @@ def add_options(add: Callable[..., object]) -> None:
         help="name the lines that never ran, of the library's own kernels too, whatever the run leaves out",
     )
     add("--reproduce", metavar="BLOB", help="run the one generated case that a failure has named")
+    add("--case", type=Path, metavar="FILE", help="run the one case that fourfold.monitor kept, and make it smaller")
     add(
         "--sizes",
         type=sizes,

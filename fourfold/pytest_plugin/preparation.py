@@ -13,10 +13,13 @@ import torch
 
 from fourfold.checks.records import operations
 from fourfold.engine.cells import Candidate, Selection, SelectionError, operation_in
+from fourfold.operations.case_file import CaseFile
 from fourfold.operations.claims import Claims
 from fourfold.operations.record import Operation
 from fourfold.pytest_plugin.black_box import BlackBox
 from fourfold.pytest_plugin.failures import DEVICE, SELECTION
+
+CASE = pytest.StashKey[CaseFile]()
 
 
 class _Late(BaseException):
@@ -35,7 +38,8 @@ def prepare(config: pytest.Config) -> None:
     """Determine the device and the selection of the run.
 
     Raises:
-        pytest.UsageError: an option names something unknown, or there is no GPU for --device cuda.
+        pytest.UsageError: an option names something unknown, there is no GPU for --device cuda, or --case is no case of
+            the candidate's operation.
     """
     device = config.stash[DEVICE] = chosen_device(config)
     if device == "cuda" and not torch.cuda.is_available():
@@ -46,6 +50,9 @@ def prepare(config: pytest.Config) -> None:
         if config.getoption("untrusted_where_possible") and may_be_untrusted(config, known):
             config.option.untrusted = True
         claims = None if config.getoption("claims") is None else Claims.parse(config.getoption("claims"))
+        if config.getoption("case"):
+            config.stash[CASE] = CaseFile.read(config.getoption("case"))
+            config.option.dtype = [config.stash[CASE].dtype]
         config.stash[SELECTION] = Selection.of(
             known,
             config.getoption("candidate"),
@@ -56,6 +63,9 @@ def prepare(config: pytest.Config) -> None:
             strict_errors=config.getoption("strict_errors"),
             call_seconds=config.getoption("call_seconds") if are_untrusted(config, device) else None,
         )
+        if CASE in config.stash and (of := config.stash[CASE].operation) not in config.stash[SELECTION].candidates:
+            found = ", ".join(config.stash[SELECTION].candidates) or "none"
+            raise ValueError(f"--case {config.getoption('case')}: expected a kernel of {of}, found {found}")
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
 

@@ -372,7 +372,7 @@ def test_who_follows_a_page_sees_what_it_says(page: Path, tmp_path: Path) -> Non
         if name:
             (tmp_path / name).write_text(content)
         for line in text.splitlines() if language == "sh" else ():
-            words = shlex.split(line) + ["--device=cpu"] * line.startswith("fourfold verify")
+            words = shlex.split(line.removeprefix("python -m ")) + ["--device=cpu"] * line.startswith("fourfold verify")
             done = python(*words, cwd=tmp_path, PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
             seen, ran = done.stdout + done.stderr, ran + 1
         for line in text.splitlines() if not language else ():

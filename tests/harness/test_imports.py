@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = {"fourfold": "fourfold", "impls": "fourfold.impls", "oracles": "fourfold.oracles"}
 FOLDERS["properties"] = "fourfold.properties"
 # Each package may import those named here, what these may import, and itself. A kernel needs only `backends`.
-SIBLINGS = ("api", "grading", "mutation", "performance", "pytest_plugin", "sanitize")
+SIBLINGS = ("api", "grading", "monitoring", "mutation", "performance", "pytest_plugin", "sanitize")
 BELOW: Mapping[str, tuple[str, ...]] = {
     "compat": (),
     "processes": ("compat",),

@@ -13,7 +13,7 @@ from fourfold.compat.test_runners import RUNNERS
 # The packages that judge and report: this one, and the test runners.
 OWN, OTHERS = "fourfold", RUNNERS
 # The attributes of its `fourfold.checks.search.Search` that a check does not change.
-LIMITS = ("elements", "blob", "brief", "keeps", "seed", "refusals", "note")
+LIMITS = ("elements", "blob", "case", "brief", "keeps", "seed", "refusals", "note")
 WATCH = pytest.StashKey["ProgramWatch"]()
 
 

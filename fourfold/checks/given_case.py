@@ -1,0 +1,102 @@
+"""One case from a file: its cotangent, and smaller cases like it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import hypothesis
+import numpy as np
+from hypothesis import strategies as st
+
+from fourfold.declaration.definition import DefinedOperation
+from fourfold.numerics.dtypes import DTYPES, DType
+from fourfold.operations import axes as notation
+from fourfold.operations.case import Case, is_floating
+from fourfold.operations.record import Operation, reference, sizes_of
+
+# An integer is drawn up to this many times a size, and then limited to it: most cases keep the whole axis.
+WHOLE = 4
+# The most bits of a number's fraction: those of float64.
+BITS = 53
+Cuts = Mapping[str, slice]
+
+
+def with_cotangent(operation: Operation, case: Case, dtype: DType) -> Case:
+    """Return the case with a cotangent of the shape of the operation's output, unless it has one."""
+    shape = reference(operation, case, dtype).shape
+    if case.grad_output.shape == shape:
+        return case
+    kept = operation.result_dtype(dtype).numpy if operation.differentiable else DTYPES["float32"].numpy
+    numbers = np.linspace(-1.5, 2, int(np.prod(shape, dtype=np.int64)))
+    return replace(case, grad_output=numbers.reshape(shape).astype(kept))
+
+
+@st.composite
+def smaller_cases(draw: st.DrawFn, operation: Operation, case: Case, dtype: DType) -> Case:
+    """Draw cases like another one: a part of each axis, and numbers with fewer bits. Most are the case itself.
+
+    The draws are whole numbers, less of which make a smaller case, so that Hypothesis shrinks it. Inputs that are
+    limited to a range keep their numbers. Integers stay, and so do the axes that they may be indices of.
+    """
+    cuts = {axis: _part(draw, size) for axis, size in _axes(operation, case).items()}
+    inputs = {name: _cut(operation, name, array, cuts) for name, array in case.inputs.items()}
+    for name, array in inputs.items():
+        if is_floating(array) and name not in operation.ordinary:
+            inputs[name] = _rounded(array, min(draw(st.integers(0, WHOLE * BITS)), BITS))
+    found = replace(case, inputs=inputs)
+    sized = operation.sized
+    if sized is not None and any(array.shape != case[name].shape for name, array in inputs.items()):
+        sizes = sizes_of(operation, found)
+        if not sized.allows({axis: sizes[axis] for axis in sized.axes if axis in sizes}):
+            hypothesis.reject()
+    try:
+        return with_cotangent(operation, found, dtype)
+    except Exception:  # the definition does not take the smaller case
+        hypothesis.reject()
+
+
+def _part(draw: st.DrawFn, size: int) -> slice:
+    """Draw a part of an axis: its end, then its length, each of which shrinks independently."""
+    end = min(draw(st.integers(min(size, 1), WHOLE * size)), size)
+    return slice(end - min(draw(st.integers(min(size, 1), WHOLE * size)), end), end)
+
+
+def _written(operation: Operation, name: str, axes: int) -> Iterator[str]:
+    """Yield the axes of an input; those of ``...`` with their places."""
+    written = notation.parse(operation.axes[name])
+    for axis in written:
+        if axis == notation.LEADING:
+            yield from (f"{axis}{place}" for place in range(axes - len(written) + 1))
+        else:
+            yield axis
+
+
+def _axes(operation: Operation, case: Case) -> dict[str, int]:
+    """Return the sizes of the axes of which a part makes a valid case."""
+    whole = {name for name, array in case.inputs.items() if array.dtype.kind in "iu"}
+    declaration = operation.declaration if isinstance(operation, DefinedOperation) else None
+    if case.inputs.keys() - operation.axes.keys() or (whole and (declaration is None or declaration.ragged)):
+        return {}
+    found: dict[str, int] = {}
+    fixed = {of.high for of in declaration.tensors.values()} if declaration else set()
+    for name, array in case.inputs.items():
+        for axis, size in zip(_written(operation, name, array.ndim), array.shape):
+            found[axis] = size
+            if not axis.startswith(notation.LEADING) and notation.split(axis).names != (axis,):
+                fixed |= {axis, *notation.split(axis).names}
+    return {axis: size for axis, size in found.items() if axis not in fixed}
+
+
+def _cut(operation: Operation, name: str, array: np.ndarray, cuts: Cuts) -> np.ndarray:
+    if not cuts:
+        return array
+    return array[tuple(cuts.get(axis, slice(None)) for axis in _written(operation, name, array.ndim))]
+
+
+def _rounded(array: np.ndarray, bits: int) -> np.ndarray:
+    """Return numbers rounded to some bits of fraction; infinities and NaN as they are."""
+    if bits == BITS:
+        return array
+    with np.errstate(all="ignore"):
+        fraction, exponent = np.frexp(array.astype(np.float64))
+        found = np.ldexp(np.round(np.ldexp(fraction, bits + 1)), exponent - bits - 1)
+        return np.where(np.isfinite(found), found, array).astype(array.dtype)

@@ -1,0 +1,208 @@
+"""The judge of recorded calls: a process of its own, which compares their results with the operation's bounds.
+
+The oracle changes settings of torch while it runs, takes seconds for a large call, and may need much memory: the run
+that is monitored notices none of this.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fourfold.checks.catalogue import FORWARD, named
+from fourfold.checks.given_case import with_cotangent
+from fourfold.checks.grades import Imprecise
+from fourfold.checks.outputs import of_output
+from fourfold.checks.search import Search, Subject
+from fourfold.declaration.definition import DefinedOperation
+from fourfold.engine.failures import finding
+from fourfold.numerics.bounded import OPEN
+from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.arguments import LIMITED
+from fourfold.operations.case import Case, is_floating
+from fourfold.operations.case_file import CaseFile
+from fourfold.operations.claims import Claims
+from fourfold.operations.outcomes import Failure
+from fourfold.operations.outputs import list_of
+from fourfold.operations.record import Operation, sizes_of
+from fourfold.operations.refusals import Fault, reason
+from fourfold.processes.child import Child
+
+# The prefixes of what a call returned, and of the new values of what it changed, among the results of a recorded call.
+RETURNED, CHANGED = "returned", "changed "
+# The priority of the judge's process below that of the run.
+NICE = 10
+
+
+class JudgeDied(Exception):
+    """The judge's process ended, or took too long."""
+
+
+class JudgeProcess:
+    """The process that judges, started at the first call and again after its death.
+
+    Args:
+        operation: the operation.
+        claims: the kernel's claims.
+        name: the kernel's name.
+        seconds: the time limit of a call.
+    """
+
+    def __init__(self, operation: Operation, claims: Claims, name: str, seconds: float) -> None:
+        self._operation, self._claims, self._name, self._seconds = operation, claims, name, seconds
+        self._child: Child | None = None
+        self._connection: Connection | None = None
+        self._lock = threading.Lock()
+
+    def judge(self, content: bytes) -> dict[str, str]:
+        """Return the status, message and cause of a call that `CaseFile.encode` encodes.
+
+        Raises:
+            JudgeDied: the process died or took too long.
+        """
+        connection = self._started()
+        try:
+            connection.send_bytes(content)
+            if connection.poll(self._seconds):
+                return json.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            death = self.end()
+            raise JudgeDied(f"the judge {death or 'ended'}") from None
+        self.end()
+        raise JudgeDied(f"the judge took more than {self._seconds:g} s")
+
+    def end(self) -> object:
+        """Kill the process; return its end."""
+        with self._lock:
+            child, self._child = self._child, None
+            if self._connection is not None:
+                self._connection.close()
+            return child and child.kill()
+
+    def _started(self) -> Connection:
+        with self._lock:
+            if self._child is None or self._connection is None:
+                self._connection, other = Pipe()
+                own = self._connection
+
+                def work() -> None:
+                    own.close()
+                    serve(self._operation, self._claims, self._name, other)
+
+                self._child = Child.fork(work, quiet=True)
+                other.close()
+            return self._connection
+
+
+def serve(operation: Operation, claims: Claims, name: str, connection: Connection) -> None:
+    """Judge each call that comes, until the other side closes the connection."""
+    torch.set_num_threads(1)
+    os.nice(NICE)
+    replay = RecordedCall()
+
+    def sibling(name: str) -> Any:
+        raise NotImplementedError("a recorded call has no siblings")
+
+    subjects: dict[str, Subject] = {}
+    while True:
+        try:
+            file = replay.file = CaseFile.decode(connection.recv_bytes())
+        except EOFError:
+            return
+        if file.dtype not in subjects:
+            subjects[file.dtype] = Subject(
+                operation=operation,
+                backend=name,
+                dtype=DTYPES[file.dtype].with_contract(OPEN),
+                device="cpu",
+                implementation=replay.call,
+                sibling=sibling,
+                differentiable=False,
+                claims=claims,
+                foreign=True,
+            )
+        connection.send_bytes(json.dumps(judgement(subjects[file.dtype], file.case)).encode())
+
+
+class RecordedCall:
+    """An implementation that repeats a recorded call: it changes and returns what the call did."""
+
+    file: CaseFile
+
+    def call(self, **arguments: Any) -> Any:
+        """Write the new values of the changed arguments; return what the call returned."""
+        dtype, results = DTYPES[self.file.dtype], self.file.results
+        for name, values in results.items():
+            if name.startswith(CHANGED):
+                tensor_of(arguments, name.removeprefix(CHANGED)).copy_(dtype.tensor(values, "cpu"))
+        returned = {n: dtype.tensor(values, "cpu") for n, values in results.items() if n.startswith(RETURNED)}
+        return returned[RETURNED] if RETURNED in returned else tuple(returned.values()) or None
+
+
+def tensor_of(arguments: Mapping[str, Any], name: str) -> torch.Tensor:
+    """Return a tensor of a call by its name, such as ``x`` or ``xs[0]``."""
+    found = arguments[list_of(name)]
+    return found if name in arguments else found[int(name.rpartition("[")[2][:-1])]
+
+
+def judgement(subject: Subject, case: Case) -> dict[str, str]:
+    """Return the status of a recorded call, "right", "imprecise", "wrong" or "refused", with a message and a cause."""
+    try:
+        for part in [of_output(subject, name) for name in subject.operation.outputs] or [subject]:
+            why = why_outside(part, case)
+            given = case if why else with_cotangent(part.operation, case, part.dtype)
+            if why := why or part.claims.outside(part.operation, given, part.dtype):
+                return {"status": "refused", "message": why, "cause": ""}
+            search = Search(examples=1, case=given, shrinks=False, seeks_claims=False)
+            named(FORWARD).judge(part, search)
+    except Exception as error:
+        if not isinstance(error, Failure | Fault):
+            return {"status": "refused", "message": reason(error), "cause": ""}
+        found = finding(error, Path(os.devnull), "")
+        status = "imprecise" if isinstance(error, Imprecise) else "wrong"
+        return {"status": status, "message": found.message, "cause": found.cause}
+    return {"status": "right", "message": "", "cause": ""}
+
+
+def why_outside(subject: Subject, case: Case) -> str | None:
+    """Return why the operation says nothing about a case, or the claims about its dtype; None if they do.
+
+    Raises:
+        ValueError: the shapes do not fit the operation.
+    """
+    operation, claims, dtype = subject.operation, subject.claims, subject.dtype
+    if claims.dtypes and dtype.name not in claims.dtypes:
+        return f"the claims exclude {dtype}"
+    sizes = sizes_of(operation, case)
+    for name, array in case.inputs.items():
+        wanted = operation.input_dtype(name, dtype).name
+        if array.dtype.name in DTYPES and array.dtype.name != wanted:
+            return f"{name} has dtype {array.dtype.name}, expected {wanted}"
+    for name in operation.ordinary:
+        if name in case.inputs and is_floating(case[name]) and not np.isfinite(case[name].astype(np.float64)).all():
+            return f"{name} has numbers that are not finite"
+    if isinstance(operation, DefinedOperation):
+        declaration = operation.declaration
+        for axis, size in sizes.items():
+            if axis in declaration.allowed and declaration.allowed[axis].nearest(size) != size:
+                return f"{axis} = {size}"
+        for name, array in case.inputs.items():
+            of = declaration.tensors[name]
+            if of.is_floating and not any(kind not in LIMITED for kind in of.kinds):
+                low, high = 0.0, np.inf if "positive" in of.kinds else 1.0
+            elif not of.is_floating and of.high is not None:
+                low, high = float(of.low), float(of.range(sizes)[1] - 1)
+            else:
+                continue
+            inside = (low <= array) & (array <= high)
+            if not (inside | np.isin(array, of.also)).all():
+                return f"{name} has numbers outside of {low:g} to {high:g}"
+        if not operation.allows(case):
+            return "a parameter has none of its values for the sizes"
+    return None

@@ -1,0 +1,487 @@
+"""`fourfold.monitor`: a kernel in a training or serving run, with a sample of its calls compared off the path."""
+
+import atexit
+import contextlib
+import functools
+import inspect
+import logging
+import math
+import os
+import queue
+import random
+import shlex
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from fourfold.backends.cuda.compile import write_atomically
+from fourfold.checks.records import named, reference_of
+from fourfold.declaration import defaults
+from fourfold.monitoring.judge import CHANGED, RETURNED, JudgeProcess
+from fourfold.numerics.dtypes import DTYPES, exact_array
+from fourfold.operations.case import Case, is_floating
+from fourfold.operations.case_file import SUFFIX, CaseFile
+from fourfold.operations.claims import Claims, claims_of
+from fourfold.operations.layouts import closest
+from fourfold.operations.outputs import list_of
+from fourfold.operations.record import Operation
+
+# For each sampled call so many are recorded, and judged if their numbers are unusual.
+LOOKS = 4
+# Each of the first unusual calls is judged, and a falling share of later ones: a parameter may be new in every call.
+FIRST_UNUSUAL = 64
+# The most keys of calls that are remembered.
+MOST_KEYS = 4096
+# The most reasons of refused calls that are counted apart.
+MOST_REASONS = 32
+# A magnitude is unusual if none within this factor of 2^n was seen.
+BINADES = 4
+JUDGE_SECONDS, CLOSE_SECONDS = 300.0, 10.0
+COUNTS = (
+    "calls",
+    "sampled",
+    "unusual",
+    "dropped",
+    "passed over",
+    "judged",
+    "imprecise",
+    "refused",
+    "wrong",
+    "errors",
+)
+logger = logging.getLogger("fourfold.monitor")
+
+
+class WrongResult(UserWarning):
+    """A live call gave a wrong result."""
+
+
+class NotMonitored(UserWarning):
+    """Calls pass through a monitor that cannot record them."""
+
+
+class NotOfOperation(ValueError):
+    """A call is none of the operation."""
+
+
+@dataclass(frozen=True)
+class Counterexample:
+    """A live call with a wrong result.
+
+    Attributes:
+        message: the wrong element, with its bound.
+        case: the inputs.
+        path: the file that holds them; None if none was written.
+    """
+
+    message: str
+    case: Case
+    path: Path | None
+
+
+@dataclass
+class _Record:
+    """One recorded call: copies of its tensors, on their device."""
+
+    reason: str
+    arguments: Mapping[str, Any]
+    layouts: Mapping[str, str]
+    bytes: int
+    given: Mapping[str, torch.Tensor]
+    results: dict[str, torch.Tensor]
+    events: list[torch.cuda.Event]
+
+
+def monitor(
+    kernel: Callable[..., Any],
+    operation: Operation | str,
+    *,
+    rate: float = 0.001,
+    claims: Claims | None = None,
+    folder: str | Path = ".fourfold",
+    files: int = 16,
+    on_failure: Callable[[Counterexample], object] | None = None,
+    most_calls: int = 8,
+    most_bytes: int = 1 << 28,
+    seed: int | None = None,
+) -> "LiveMonitor":
+    """Return the kernel with a sample of its calls compared with the operation's bounds, forward only.
+
+    A call returns what the kernel returns. Calls are recorded at random, and if their shapes, strides, dtypes or
+    parameters are new; of the random ones, more are recorded and compared if their magnitudes are new. A thread hands
+    the records to a process that judges them on the CPU. A wrong result is a warning, `WrongResult`, once for each
+    cause and dtype, and a file, which ``fourfold verify KERNEL --as OPERATION --case FILE`` repeats and makes smaller.
+
+    Gradients are not compared: other consumers of an input add to its gradient. Neither are unchanged inputs. Under
+    torch.compile, while a CUDA graph is captured, under autocast and in forked processes calls pass through; a warning,
+    `NotMonitored`, says so for the first two. A replayed graph does not call the kernel.
+
+    Args:
+        kernel: a function, or an ``autograd.Function``, that takes the operation's arguments by their names or in their
+            order.
+        operation: a record, see `fourfold.operation`, or the name of a known one, as ``"softmax"`` or
+            ``"FILE.py:OPERATION"``.
+        rate: the share of calls to compare, from 0 to 1.
+        claims: the kernel's claims; by default those of the decorator `fourfold.claims`. Calls outside of them are
+            refused. Storage accuracy counts as imprecise, not as wrong.
+        folder: the folder for files. It is made at the first wrong result.
+        files: the most files for the operation in the folder.
+        on_failure: called with each `Counterexample` in the thread.
+        most_calls: the most records that wait. Further ones are dropped.
+        most_bytes: the most bytes of all records. Larger calls are dropped.
+        seed: of the sample; random by default.
+
+    Raises:
+        ValueError: `rate` is not between 0 and 1, or there is no such operation.
+        TypeError: `kernel` is no function.
+    """
+    return LiveMonitor(kernel, operation, rate, claims, folder, files, on_failure, most_calls, most_bytes, seed)
+
+
+class LiveMonitor:
+    """A kernel with a sample of its calls compared: see `monitor`. It is a context that closes at its end."""
+
+    def __init__(
+        self,
+        kernel: Any,
+        operation: Operation | str,
+        rate: float,
+        claims: Claims | None,
+        folder: str | Path,
+        files: int,
+        on_failure: Callable[[Counterexample], object] | None,
+        most_calls: int,
+        most_bytes: int,
+        seed: int | None,
+    ) -> None:
+        if not 0 <= rate <= 1:
+            raise ValueError(f"rate must be between 0 and 1, not {rate!r}")
+        if isinstance(kernel, type) and issubclass(kernel, torch.autograd.Function):
+            kernel = kernel.apply  # type: ignore[attr-defined]
+        if not callable(kernel) or isinstance(kernel, type):
+            raise TypeError(f"kernel must be a function, not {kernel!r}")
+        functools.update_wrapper(self, kernel)
+        self.operation = defaults.completed(operation) if isinstance(operation, Operation) else named(operation)
+        self.claims = claims_of(kernel) if claims is None else claims
+        self.counts: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()
+        self._kernel, self._rate, self._random = kernel, rate, random.Random(seed).random
+        self._place = operation if isinstance(operation, str) else self.operation.name
+        self._bind = _binding(kernel, inspect.signature(reference_of(self.operation)))
+        self._folder, self._files, self._on_failure = Path(folder), files, on_failure
+        self._most_bytes, self._bytes = most_bytes, 0
+        self._seen: dict[Any, None] = {}
+        self._new = 0
+        self._warned: set[Any] = set()
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._closed = False
+        self._judge = JudgeProcess(self.operation, self.claims, self.name, JUDGE_SECONDS)
+        self._queue: queue.Queue[_Record | None] = queue.Queue(most_calls)
+        # torch.compile calls such a function once, as it traces, and not in what it compiles.
+        self._tell_compiled = torch.compiler.assume_constant_result(lambda: self._pass_over("torch.compile"))
+        self._thread = threading.Thread(target=self._work, name=f"fourfold.monitor {self.name}", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    @property
+    def name(self) -> str:
+        """Return the kernel's name."""
+        return str(getattr(self._kernel, "__name__", type(self._kernel).__name__))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self  # a model that is copied calls the same kernel
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the kernel; record the call if it is drawn or unusual."""
+        if torch.compiler.is_compiling():
+            self._tell_compiled()
+            return self._kernel(*args, **kwargs)
+        self.counts["calls"] += 1
+        reason = self._drawn(args, kwargs)
+        record = self._recorded(reason, args, kwargs) if reason else None
+        if record is None:
+            return self._kernel(*args, **kwargs)
+        try:
+            result = self._kernel(*args, **kwargs)
+        except BaseException:
+            self._release(record)
+            raise
+        self._finish(record, result)
+        return result
+
+    # ---- in the thread of the run
+
+    def _drawn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Return why a call is recorded, "sampled", "unusual" or "looked at"; "" if it is not."""
+        key = (*[_key(each) for each in args], *[(name, _key(each)) for name, each in kwargs.items()])
+        drawn = self._random()
+        try:
+            if key not in self._seen and self._is_new(key):
+                return "unusual"
+        except TypeError:  # an argument without a hash
+            pass
+        return "" if drawn >= LOOKS * self._rate else "sampled" if drawn < self._rate else "looked at"
+
+    def _is_new(self, key: Any) -> bool:
+        """Remember a key; return whether to judge its call."""
+        with self._lock:
+            if key in self._seen:
+                return False
+            self._seen[key] = None
+            if len(self._seen) > MOST_KEYS:
+                del self._seen[next(iter(self._seen))]
+            self._new += 1
+            return self._random() * self._new < FIRST_UNUSUAL
+
+    def _recorded(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Record | None:
+        """Copy the arguments of a call; return None if it cannot be recorded."""
+        if self._closed or os.getpid() != self._process:
+            return None
+        try:
+            if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+                self._pass_over("CUDA graphs")
+                return None
+            arguments = _one_by_one(self._bind(args, kwargs), self.operation.lists)
+            tensors = {name: each for name, each in arguments.items() if isinstance(each, torch.Tensor)}
+            if any(type(each) not in (torch.Tensor, torch.nn.Parameter) for each in tensors.values()) or any(
+                torch.is_autocast_enabled(kind) for kind in {each.device.type for each in tensors.values()}
+            ):
+                self._count("passed over")
+                return None
+            if reason != "looked at":
+                self._count(reason)
+            size = 2 * sum(each.numel() * each.element_size() for each in tensors.values())
+            if self._queue.full() or not self._reserved(size):
+                self._count("dropped")
+                return None
+            copies = {name: each.detach().clone() for name, each in tensors.items()}
+            layouts = {name: closest(each) for name, each in tensors.items()}
+            return _Record(reason, {**arguments, **copies}, layouts, size, tensors, {}, [])
+        except NotOfOperation as error:
+            self._refuse(str(error))
+        except Exception:
+            self._fail("a call was not recorded")
+        return None
+
+    def _finish(self, record: _Record, result: Any) -> None:
+        """Copy the results of a call, and hand the record to the thread."""
+        try:
+            changed = {n: each for n, each in record.given.items() if list_of(n) in self.operation.mutates}
+            found = {f"{CHANGED}{name}": each for name, each in changed.items()}
+            several = isinstance(result, tuple | list)
+            for place, each in enumerate(result if several else [result]):
+                if isinstance(each, torch.Tensor) and not any(each is one for one in changed.values()):
+                    found[f"{RETURNED} {place}" if several else RETURNED] = each
+            record.results = {name: each.detach().clone() for name, each in found.items()}
+            for device in {each.device for each in record.results.values() if each.is_cuda}:
+                record.events.append(torch.cuda.current_stream(device).record_event())
+            record.given = {}
+            self._queue.put_nowait(record)
+        except queue.Full:
+            self._release(record)
+            self._count("dropped")
+        except Exception:
+            self._release(record)
+            self._fail("a result was not recorded")
+
+    def _reserved(self, size: int) -> bool:
+        with self._lock:
+            fits = self._bytes + size <= self._most_bytes
+            self._bytes += size * fits
+            return fits
+
+    def _release(self, record: _Record) -> None:
+        with self._lock:
+            self._bytes -= record.bytes
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self.counts[name] += 1
+
+    def _refuse(self, reason: str) -> None:
+        """Count a call of which the operation and the claims say nothing."""
+        self._count("refused")
+        if reason in self.reasons or len(self.reasons) < MOST_REASONS:
+            self.reasons[reason] += 1
+
+    def _pass_over(self, what: str) -> None:
+        """Count a call that passes through, and say so once."""
+        self._count("passed over")
+        if what not in self._warned:
+            self._warned.add(what)
+            self._warn(f"{self.name}: calls under {what} are not monitored", NotMonitored)
+
+    def _warn(self, message: str, category: type[Warning]) -> None:
+        """Issue a warning at the kernel's location; log it if a filter makes it an error."""
+        code = getattr(inspect.unwrap(self._kernel), "__code__", None)
+        place = (code.co_filename, code.co_firstlineno) if code else ("fourfold.monitor", 1)
+        try:
+            warnings.warn_explicit(message, category, *place)
+        except Warning:
+            logger.warning("%s", message)
+
+    def _fail(self, what: str) -> None:
+        """Count the exception that is being handled, and log the first of its type: it must not reach the run."""
+        self._count("errors")
+        kind = sys.exc_info()[0]
+        if (what, kind) not in self._warned:
+            self._warned.add((what, kind))
+            logger.warning("%s: %s", self.name, what, exc_info=True)
+
+    # ---- in the thread of the monitor
+
+    def _work(self) -> None:
+        while (record := self._queue.get()) is not None:
+            try:
+                self._examine(record)
+            except Exception:
+                self._fail("a call was not judged")
+            self._release(record)
+            del record
+
+    def _examine(self, record: _Record) -> None:
+        file = self._file(record)
+        is_new = self._is_new(_magnitudes(file.case))
+        if record.reason == "looked at":
+            if not is_new:
+                return
+            self._count("unusual")
+        try:
+            found = self._judge.judge(file.encode())
+        except TypeError as error:  # of a parameter
+            self._refuse(str(error))
+            return
+        if found["status"] == "refused":
+            self._refuse(found["message"])
+            return
+        self._count("judged")
+        if found["status"] != "right":
+            self._count(found["status"])
+        if found["status"] == "wrong":
+            self._report(replace(file, message=found["message"]), (found["cause"], file.dtype))
+
+    def _file(self, record: _Record) -> CaseFile:
+        """Return a recorded call with its tensors on the host, copied on a stream of its own."""
+        tensors = {name: each for name, each in record.arguments.items() if isinstance(each, torch.Tensor)}
+        with contextlib.ExitStack() as streams:
+            for device in {each.device for each in (*tensors.values(), *record.results.values()) if each.is_cuda}:
+                own = torch.cuda.Stream(device)
+                streams.enter_context(torch.cuda.stream(own))
+                for event in record.events:
+                    own.wait_event(event)
+            inputs = {name: exact_array(each) for name, each in tensors.items()}
+            results = {name: exact_array(each) for name, each in record.results.items()}
+        of_inputs = (array.dtype.name for name, array in inputs.items() if name not in self.operation.dtypes)
+        of_results = (array.dtype.name for array in results.values())
+        tested = next((name for name in (*of_inputs, *of_results) if name in DTYPES), "float32")
+        parameters = {name: each for name, each in record.arguments.items() if name not in inputs}
+        case = Case(inputs, np.zeros((), np.float32), parameters, record.layouts)
+        return CaseFile(operation=self.operation.name, dtype=tested, case=case, results=results)
+
+    def _report(self, file: CaseFile, cause: tuple[str, str]) -> None:
+        """Write a wrong call to a file, call `on_failure`, and warn of a new cause."""
+        path = self._written(file)
+        if self._on_failure is not None:
+            self._on_failure(Counterexample(file.message, file.case, path))
+        if cause not in self._warned:
+            self._warned.add(cause)
+            command = shlex.join(["fourfold", "verify", "KERNEL", "--as", self._place, "--case", str(path)])
+            repeat = f"\nrepeat with: {command}" if path else ""
+            self._warn(f"a live call of {self.name} is wrong: {file.message}{repeat}", WrongResult)
+
+    def _written(self, file: CaseFile) -> Path | None:
+        path = self._folder / f"{file.operation}-{file.case.digest.hex()[:12]}{SUFFIX}"
+        if not path.exists() and len([*self._folder.glob(f"{file.operation}-*{SUFFIX}")]) >= self._files:
+            return None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, file.encode())
+        return path
+
+    # ---- for the user
+
+    def summary(self) -> str:
+        """Return the counts of calls in a line, and the reasons of refused ones."""
+        counts = ", ".join(f"{self.counts[name]} {name}" for name in COUNTS)
+        reasons = [f"  refused {count}: {reason}" for reason, count in self.reasons.most_common()]
+        return "\n".join([f"{self.name} as {self.operation.name}: {counts}", *reasons])
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Judge the records that wait, for at most some seconds, and end the thread. Later calls pass through."""
+        atexit.unregister(self.close)
+        if self._closed or os.getpid() != self._process:
+            return
+        self._closed = True
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=seconds)
+        self._thread.join(max(deadline - time.monotonic(), 0))
+        with contextlib.suppress(queue.Empty):
+            while self._thread.is_alive() and self._queue.get_nowait() is not None:
+                self._count("dropped")
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(None)
+        self._judge.end()
+
+
+def _key(value: Any) -> Any:
+    """Return what makes an argument usual: a tensor's shape, strides, dtype and device; other values themselves."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype, value.get_device()
+    return tuple(map(_key, value)) if isinstance(value, tuple | list) else value
+
+
+def _magnitudes(case: Case) -> Any:
+    """Return the rough magnitude of each floating-point input, and whether it has NaN or infinities."""
+    found = []
+    for name, array in case.inputs.items():
+        if is_floating(array) and array.size:
+            with np.errstate(all="ignore"):
+                largest = float(np.max(np.abs(array)))
+            found.append((name, round(math.frexp(largest)[1] / BINADES) if math.isfinite(largest) else repr(largest)))
+    return tuple(found)
+
+
+def _binding(kernel: Any, wanted: inspect.Signature) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+    """Return a function that names the arguments of a kernel's call as the operation does, with those left out."""
+    try:
+        own = inspect.signature(kernel)
+        by_name = wanted.parameters.keys() <= own.parameters.keys()
+    except (TypeError, ValueError):  # it is not written in Python
+        own, by_name = wanted, True
+    names = {name: name for name in own.parameters} if by_name else dict(zip(own.parameters, wanted.parameters))
+    usual = {name: of.default for name, of in wanted.parameters.items() if of.default is not of.empty}
+
+    def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        bound = own.bind(*args, **kwargs)
+        bound.apply_defaults()
+        found = {**usual, **{names.get(name, name): value for name, value in bound.arguments.items()}}
+        for name in found.keys() - wanted.parameters.keys():
+            if name not in own.parameters or found[name] is not own.parameters[name].default:
+                raise NotOfOperation(f"the operation has no argument {name}")
+        return {name: found[name] for name in wanted.parameters}
+
+    return bind
+
+
+def _one_by_one(arguments: Mapping[str, Any], lists: tuple[str, ...]) -> dict[str, Any]:
+    """Return arguments with the tensors of lists one by one, by names such as ``xs[0]``."""
+    found: dict[str, Any] = {}
+    for name, value in arguments.items():
+        found |= {f"{name}[{place}]": each for place, each in enumerate(value)} if name in lists else {name: value}
+    return found
