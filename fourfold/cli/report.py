@@ -19,7 +19,7 @@ from fourfold.performance.timings import NAMES, Timing
 BACK = "../index.html"
 
 
-class Row(NamedTuple):
+class Entry(NamedTuple):
     """A line of a table.
 
     Attributes:
@@ -53,7 +53,7 @@ def command(given: argparse.Namespace) -> int:
     return 0
 
 
-def pages_of(file: Path, folder: Path) -> Iterator[Row]:
+def pages_of(file: Path, folder: Path) -> Iterator[Entry]:
     """Write the pages of a file of results; yield a row of the index for each, with the address in the folder."""
     text = file.read_text(encoding="utf-8")
     folder.mkdir(parents=True, exist_ok=True)
@@ -61,22 +61,22 @@ def pages_of(file: Path, folder: Path) -> Iterator[Row]:
         graded = [Graded.from_json(line) for line in text.splitlines()]
         grading.write(graded, folder, BACK)
         right = sum(one.passed for one in graded)
-        yield Row((f"{len(graded)} candidates", f"{right} right", str(file)), "index.html")
+        yield Entry((f"{len(graded)} candidates", f"{right} right", str(file)), "index.html")
         return
     found = json.loads(text)
     if "benchmarks" in found:
         performance.write(folder, "performance", performance.saved_performance(found), BACK)
-        yield Row((f"{len(found['benchmarks'])} benchmarks", "timed", str(file)), "index.html")
+        yield Entry((f"{len(found['benchmarks'])} benchmarks", "timed", str(file)), "index.html")
     elif "timings" in found:
-        rows = [Row(tuple(Timing(**one).cells)) for one in found["timings"]]
+        rows = [Entry(tuple(Timing(**one).cells)) for one in found["timings"]]
         table = page("engine/table.html", BACK, title="Timings", about=str(file), names=NAMES, rows=rows)
         (folder / "index.html").write_text(table, encoding="utf-8")
-        yield Row((f"{len(rows)} timings", "timed", str(file)), "index.html")
+        yield Entry((f"{len(rows)} timings", "timed", str(file)), "index.html")
     elif "checks" in found:
         for number, verdict in enumerate(verdicts_of(found, text)):
             (folder / f"{number}.html").write_text(verdict.html(BACK), encoding="utf-8")
             name = f"{verdict.implementation} as {verdict.operation}"
-            yield Row((name, verdict.kind, str(file)), f"{number}.html", verdict.kind)
+            yield Entry((name, verdict.kind, str(file)), f"{number}.html", verdict.kind)
     else:
         raise NoResult(f"found {', '.join(found) or 'nothing'}")
 

@@ -356,10 +356,7 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
     for (int k = 0; k < KEEP; k++)
         if (k < present) product += product_of<T, WIDTH, C>(kept_grad[k], kept[k]);
     product = sum_of_row(product, share.of_block());
-    if (share.blocks > 1) {
-        cluster_wait();
-        product = sum_of_blocks(product, share.block, share.blocks);
-    }
+    if (share.blocks > 1) cluster_wait(), product = sum_of_blocks(product, share.block, share.blocks);
 
 #pragma unroll
     for (int k = 0; k < KEEP; k++)
