@@ -23,7 +23,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from fourfold.backends.cuda.compile import write_atomically
 from fourfold.checks.records import named, reference_of
 from fourfold.declaration import defaults
 from fourfold.monitoring.judge import CHANGED, RETURNED, JudgeProcess
@@ -34,6 +33,7 @@ from fourfold.operations.claims import Claims, claims_of
 from fourfold.operations.layouts import closest
 from fourfold.operations.outputs import list_of
 from fourfold.operations.record import Operation
+from fourfold.processes.files import write_atomically
 
 # For each sampled call so many are recorded, and judged if their numbers are unusual.
 LOOKS = 4
