@@ -53,7 +53,7 @@ def named(text: str) -> Operation:
             raise ValueError(f"operation: there is no {text!r}: there are {', '.join(known)}{suggestion}")
         return known[text]
     try:
-        module = modules.import_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
+        module = modules.of_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:
         raise ValueError(f"operation {text}: {type(error).__name__}: {error}") from error
     record = getattr(module, name, None)

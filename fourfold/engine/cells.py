@@ -200,9 +200,7 @@ class Candidate:
 
     def _module(self) -> ModuleType:
         with out_of_sight(interpreter=False):  # Triton's decorators need the interpreter
-            return (
-                modules.import_file(self.file()) if self.place.endswith(".py") else importlib.import_module(self.place)
-            )
+            return modules.of_file(self.file()) if self.place.endswith(".py") else importlib.import_module(self.place)
 
     def file(self) -> Path:
         """Return the file that defines the candidate; a module's is known once it is imported."""

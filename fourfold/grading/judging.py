@@ -289,7 +289,7 @@ def _file(path: str, source: str, otherwise: Path) -> Path:
 
 
 def _function(file: Path, name: str) -> Any:
-    found: Any = modules.import_file(file)
+    found: Any = modules.of_file(file)
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is None:
@@ -323,7 +323,7 @@ def _record(candidate: Submission, folder: Path) -> Operation:
     file = folder / "definition.py"
     file.write_text(candidate.definition, encoding="utf-8")
     try:
-        record = getattr(modules.import_file(file, anew=True), candidate.operation, None)
+        record = getattr(modules.of_file(file, anew=True), candidate.operation, None)
     except Exception as error:
         raise BadDefinition(f"definition: {type(error).__name__}: {error}") from error
     if not isinstance(record, Operation):

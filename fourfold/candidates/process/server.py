@@ -306,7 +306,7 @@ class Served:
         with contextlib.chdir(ask.folder):
             if ask.place.endswith(".py"):
                 self.origin = Path(ask.place)
-                found: Any = modules.import_file(self.origin, run=self._run)
+                found: Any = modules.of_file(self.origin, run=self._run)
             else:
                 found = self._run(importlib.import_module, ask.place)
                 self.origin = Path(getattr(found, "__file__", None) or os.devnull)
