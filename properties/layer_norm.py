@@ -324,6 +324,7 @@ workloads: Mapping[str, Mapping[str, Make]] = {
         "shortest_rows": tiled(rows(256, 256), 512, "x"),
         "short_rows": tiled(rows(256, 1024), 128, "x"),
         "long_rows": tiled(rows(16, 16384), 1024, "x"),
+        "longest_rows": tiled(rows(16, 65536), 256, "x"),
         "ragged": tiled(rows(33, 1001), 256, "x"),
         # Rows that begin between two multiples of 16 bytes.
         "misaligned": tiled(rows(32, 4099), 1024, "x"),
