@@ -19,7 +19,7 @@ from fourfold.engine.verdict import Finding
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.performance.charts import Point, chart, quantity, sparkline
 from fourfold.performance.gate import Change, short_name
-from fourfold.performance.timings import Comparison, comparisons, contenders
+from fourfold.performance.timings import PeerComparison, comparisons, contenders
 from fourfold.processes.files import write_atomically
 
 PARTS = ("verification", "performance")
@@ -278,7 +278,7 @@ def _histories(timed: Mapping[str, Any]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: -row["change"])
 
 
-def compared(timed: Mapping[str, Any]) -> list[Comparison]:
+def compared(timed: Mapping[str, Any]) -> list[PeerComparison]:
     """Return a part's comparisons; none on the CPU, whose times say nothing about kernels."""
     return comparisons(timed["benchmarks"]) if timed["machine"].get("device") == "cuda" else []
 

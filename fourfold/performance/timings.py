@@ -96,7 +96,7 @@ def lines(rows: Sequence[Timing]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PeerComparison:
     """The times of this library's kernels, or of a candidate, and of their peers on one workload.
 
     Attributes:
@@ -132,7 +132,7 @@ class Comparison:
         return f"{self.worst:5.2f}  {self.benchmark}: {speeds} beside {self.best}{inexact}"
 
 
-def comparisons(benchmarks: Iterable[Mapping[str, Any]]) -> list[Comparison]:
+def comparisons(benchmarks: Iterable[Mapping[str, Any]]) -> list[PeerComparison]:
     """Return the comparison of each group of rows that has a kernel and a peer, the slowest first."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for one in benchmarks:
@@ -143,7 +143,7 @@ def comparisons(benchmarks: Iterable[Mapping[str, Any]]) -> list[Comparison]:
         seconds = {one["extra_info"].get("contender", ""): one["median"] for one in group}
         if {*seconds} & {*PEERS} and {*seconds} & {*OWN}:
             found.append(
-                Comparison(
+                PeerComparison(
                     benchmark=" ".join(info[key] for key in ("operation", "workload", "dtype", "direction")),
                     shapes=info.get("shapes", {}),
                     seconds=seconds,
@@ -155,13 +155,13 @@ def comparisons(benchmarks: Iterable[Mapping[str, Any]]) -> list[Comparison]:
     return sorted(found, key=lambda one: one.worst)
 
 
-def contenders(rows: Iterable[Comparison]) -> list[str]:
+def contenders(rows: Iterable[PeerComparison]) -> list[str]:
     """Return the names of the peers and kernels that any comparison has, peers first."""
     there = {name for row in rows for name in row.seconds}
     return [name for name in (*PEERS, *OWN) if name in there]
 
 
-def markdown(runs: Iterable[tuple[Mapping[str, Any], Sequence[Comparison]]]) -> str:
+def markdown(runs: Iterable[tuple[Mapping[str, Any], Sequence[PeerComparison]]]) -> str:
     """Return the comparisons of runs as a page in Markdown.
 
     Args:
@@ -188,7 +188,7 @@ def _shapes(shapes: Mapping[str, Sequence[int]]) -> str:
     return " ".join("x".join(map(str, shape)) or "1" for shape in shapes.values())
 
 
-def _cells(row: Comparison, names: Iterable[str]) -> Iterator[str]:
+def _cells(row: PeerComparison, names: Iterable[str]) -> Iterator[str]:
     for name in names:
         if name not in row.seconds:
             yield ""
