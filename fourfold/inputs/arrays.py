@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fourfold.numerics.dtypes import QUANTISED, DType
-from fourfold.operations.arguments import KINDS
+from fourfold.operations.arguments import KINDS, MASKED
 from fourfold.operations.layouts import LAYOUTS
 
 # At and next to the sizes of vectors, warps and blocks, with some small and odd sizes.
@@ -68,7 +68,7 @@ def rows_and_cols(draw: st.DrawFn, elements: int) -> tuple[int, ...]:
 
 
 def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, kind: str) -> np.ndarray:
-    """Return a random array of a kind, rounded to the dtype: one of `KINDS`, of `LIMITED` beside them, or `ZERO`."""
+    """Return a random array of a kind, rounded to the dtype: one of `KINDS`, `MASKED`, `LIMITED`, or `ZERO`."""
     drawn = np.asarray(rng.normal(0, 2, shape))
     if kind == "whole":  # many ties, and exact sums
         drawn = np.rint(drawn)
@@ -84,6 +84,8 @@ def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, kind:
         drawn = np.asarray(rng.uniform(-1, 1, shape)) * dtype.largest
     elif kind == "tiny":  # subnormal numbers
         drawn = drawn * dtype.smallest_subnormal
+    elif kind == MASKED:
+        drawn = np.where(rng.random(shape) < rng.choice([0.1, 0.5, 0.95]), -np.inf, drawn)
     elif kind == "positive":  # from about 1/500 to 500
         drawn = np.exp(drawn)
     elif kind == "unit":  # between 0 and 1

@@ -367,7 +367,7 @@ def gpu(device: str) -> None:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("backend", backends.BACKENDS)
 def test_a_replayed_graph_leaves_the_results_of_its_calls(backend: str, direction: str) -> None:
-    record, workload = operations()["softmax"], small(softmax.random_rows(64, 256))
+    record, workload = operations()["softmax"], small(softmax.rows(64, cols=256))
     function = backends.load("softmax", backend)
     replay = Replay(lambda: Call(function, record, workload, FLOAT32, "cuda", direction), cuda_device().cache_bytes)
     expected = References().of(record, "", workload, FLOAT32)

@@ -30,7 +30,7 @@ FLOAT32 = DTYPES["float32"]
 SOFTMAX, VECTOR_ADD = OPERATIONS["softmax"], OPERATIONS["vector_add"]
 
 
-ORDINARY = [SOFTMAX.examples[name](FLOAT32) for name in ("columns_not_a_multiple_of_16", "many_short_rows")]
+ORDINARY = [SOFTMAX.examples[name](FLOAT32) for name in ("ordinary", "many_short_rows")]
 
 
 def loosened(function: Callable, by: float) -> Callable:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fourfold.impls.layer_norm.arguments import check_layer_norm
+from fourfold.impls.layer_norm.torch_eager import layer_norm as layer_norm_in_torch
 from fourfold.properties import layer_norm as properties
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
+from fourfold.backends.signature import signature_of
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.gradcheck import gradcheck
 from fourfold.checks.repeatability import repeats_bit_for_bit
@@ -78,11 +79,11 @@ def _torch_faults() -> tuple[Fault, ...]:
         of("mean_summed_in_bfloat16", f"wide_x.mean(-1, keepdim=True) => {BFLOAT16}.float() / max(x.shape[-1], 1)",
            dtype="bfloat16", right_on="one_column"),
         of("computed_in_half", "(t.to(torch.promote_types(t.dtype, torch.float32)) for => (t for", dtype="float16"),
-        of("one_mean_for_all_rows", OVER_ALL, right_on="one_row_without_leading_axes"),
+        of("one_mean_for_all_rows", OVER_ALL, right_on="without_leading_axes"),
         of("weight_of_the_next_column", NEXT_COLUMN, right_on="one_column"),
         of.gradient("mean_of_gradient_left_out", NO_MEAN),
         of.gradient("product_left_out", "+ eps).sqrt() => + eps).sqrt().detach()", right_on="one_column"),
-        of.gradient("rows_past_256_left_out", *parameters_of("number <= 256"), right_on="one_short_of_1024_columns"),
+        of.gradient("rows_past_256_left_out", *parameters_of("number <= 256"), right_on="cols_1023"),
         of.gradient("weight_not_normalized", "* wide_weight + => * wide_weight.detach()"
                     " + centred.detach() * (wide_weight - wide_weight.detach()) +", right_on="one_column"),
         of.gradient("no_gradient", "(centred / deviation * => ((centred / deviation).detach() *",
@@ -111,18 +112,20 @@ WEIGHT = "weight = load_parameter(weight_ptr, columns, cols, {}, COMPUTE)\n    b
 
 
 def _triton_faults() -> tuple[Fault, ...]:
-    of, strided = Edits("layer_norm", "triton"), named(properties, "columns_with_gaps")
+    of, strided = Edits("layer_norm", "triton"), named(properties, "all_sliced_columns")
     return (
         of("square_of_mean", f"{SQUARES} => squares = x * x", "axis=1) / num + => axis=1) / num - mean * mean +",
            right_on=one_row, source="https://github.com/pytorch/pytorch/pull/55044"),
-        of("padding_in_the_variance", f"{SQUARES} => squares = centred * centred", right_on=properties.rows(2, 1024),
+        of("padding_in_the_variance", f"{SQUARES} => squares = centred * centred",
+           right_on=properties.rows(2, cols=1024),
            source="https://github.com/triton-lang/triton/issues/9838"),
         of("columns_past_a_block", "for piece in range(pieces):\n        columns = piece * =>"
            " for piece in range(min(pieces, 1)):\n        columns = piece *", right_on="one_column",
            source="https://github.com/facebookresearch/xformers/issues/785"),
         of("sum_in_half", "tl.sum(x, axis=1) / num => tl.sum(x, axis=1).to(tl.float16).to(COMPUTE) / num",
            right_on=one_row),
-        of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(properties.rows(9, 5)), right_on="one_column"),
+        of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(properties.rows(9, cols=5)),
+           right_on="one_column"),
         of("variance_of_a_sample", "axis=1) / num + => axis=1) / tl.maximum(num - 1, 1) +", right_on="one_column"),
         of("eps_outside_the_root", f"{ROOT} =>"
            " rstd = 1 / (tl.sqrt(tl.sum(squares, axis=1) / num) + tl.full((), eps, COMPUTE))", right_on="one_column",
@@ -172,7 +175,7 @@ def wired(forward_launch: Callable, backward_launch: Callable) -> Implementation
         of_x, of_weight, of_bias = backward_launch(as_rows(grad), rows, weight, mean, deviation)
         return of_x.view(x.shape), of_weight, of_bias
 
-    return differentiable(NAMES, forward, backward, check_layer_norm, eps=1e-5)
+    return differentiable(NAMES, forward, backward, signature_of(layer_norm_in_torch).check, eps=1e-5)
 
 
 KERNELS = Planted(
@@ -219,20 +222,20 @@ def _cuda_faults() -> tuple[Fault, ...]:
     of_cuda = functools.partial(cuda_fault, "layer_norm", in_cuda, right_on="one_column")
     slope = {"check": backward_agrees, "says": GRADIENT}
     out_of_bounds, race = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race
-    a_warp_each = properties.rows(2, 64)
+    a_warp_each = properties.rows(2, cols=64)
     return (
         of_cuda("square_of_mean", right_on=one_row, source="https://github.com/microsoft/onnxruntime/pull/31973"),
         of_cuda("variance_of_sample"),
-        of_cuda("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, examples=far_apart(properties.rows(9, 5))),
+        of_cuda("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, examples=far_apart(properties.rows(9, cols=5))),
         of_cuda("eps_outside_the_root"),
         of_cuda("eps_typed_in", right_on=one_row),
         of_cuda("counts_taken_as_equal", right_on=a_warp_each),
         # NaN for one column of huge numbers: this repository's own kernels are held to a number there.
         of_cuda("empty_parts_merged", right_on=one_row, documented=True),
         of_cuda("barrier_missing", race, right_on=None),
-        of_cuda("first_warp_only", right_on="columns_not_a_multiple_of_16"),
+        of_cuda("first_warp_only", right_on="two_columns"),
         of_cuda("stride_dropped_in_second_pass", out_of_bounds),
-        of_cuda("weight_of_first_columns", right_on="columns_not_a_multiple_of_16"),
+        of_cuda("weight_of_first_columns", right_on="two_columns"),
         of_cuda("row_of_fixed_length", out_of_bounds),
         of_cuda("mean_of_gradient_left_out", **slope, right_on=None),
         of_cuda("grad_output_contiguous_assumed", out_of_bounds, check=backward_agrees),

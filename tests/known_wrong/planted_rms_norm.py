@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fourfold.impls.rms_norm.arguments import check_rms_norm
+from fourfold.impls.rms_norm.torch_eager import rms_norm as rms_norm_in_torch
 from fourfold.properties import rms_norm as properties
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
+from fourfold.backends.signature import signature_of
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.gradcheck import gradcheck
 from fourfold.numerics.dtypes import DType
@@ -87,7 +88,7 @@ def _torch_faults() -> tuple[Fault, ...]:
         of.law(properties.scaling_a_row_scales_the_deviation_alone, TYPED_IN, right_on=one_row),
         of.law(properties.columns_may_change_places, NEXT_COLUMN, right_on=without_cotangent),
         of.law(properties.normalized_rows_have_at_most_unit_mean_square, f"{SQUARES} =>"
-               " (wide_x * wide_x)[..., : max(x.shape[-1] - 1, 1)].mean(-1, keepdim=True)", right_on="one_column"),
+               " (wide_x * wide_x)[..., : max(x.shape[-1] - 1, 1)].mean(-1, keepdim=True)", right_on="cols_1"),
         of.law(properties.gradient_of_weight_weighs_the_normalized_rows, *FIRST_ROW, right_on=one_row),
         of.law(properties.a_row_does_not_see_the_others, OVER_ALL, right_on=one_row),
         of.law(properties.gradients_of_two_batches_add_up, *FIRST_ROW, right_on=one_row),
@@ -102,8 +103,8 @@ PIECES = "for start in range(0, cols, BLOCK_COLS): =>"
 
 
 def _triton_faults() -> tuple[Fault, ...]:
-    of, strided = Edits("rms_norm", "triton"), named(properties, "columns_with_gaps")
-    whole_block, weight = properties.rows(4, 1024), {"says": "gradient of weight", "right_on": without_cotangent}
+    of, strided = Edits("rms_norm", "triton"), named(properties, "all_sliced_columns")
+    whole_block, weight = properties.rows(4, cols=1024), {"says": "gradient of weight", "right_on": without_cotangent}
     return (
         of("eps_outside_the_root", f"rstd = tl.rsqrt({MEAN} + tl.full((), eps, COMPUTE)) =>"
            f" rstd = 1 / (tl.sqrt({MEAN}) + tl.full((), eps, COMPUTE))",
@@ -113,7 +114,7 @@ def _triton_faults() -> tuple[Fault, ...]:
         of("columns_past_a_block", f"{PIECES} for start in range(0, BLOCK_COLS, BLOCK_COLS):", right_on=one_row),
         of("columns_past_16_bits", f"{PIECES} for start in range(0, cols % 65536, BLOCK_COLS):", right_on=one_row,
            examples=named(properties, "one_past_65536_columns")),
-        of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(properties.rows(9, 5)), right_on=one_row),
+        of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(properties.rows(9, cols=5)), right_on=one_row),
         of("column_stride_dropped", f"{HELD}, x_column_stride) => {HELD}, 1)", examples=strided, right_on=one_row,
            source="https://github.com/ModelTC/LightLLM/issues/1467"),
         of.gradient("grad_output_contiguous_assumed", "(inner, *grad_rows[1:], => (inner, inner * cols, cols, 1,",
@@ -158,7 +159,7 @@ def wired(forward_launch: Callable[..., Tensor], backward_launch: Callable[..., 
         grad_x, grad_weight = backward_launch(as_rows(grad), as_rows(x), weight, rstd)
         return grad_x.view(x.shape), grad_weight
 
-    return differentiable(NAMES, forward, backward, check_rms_norm, eps=1e-6)
+    return differentiable(NAMES, forward, backward, signature_of(rms_norm_in_torch).check, eps=1e-6)
 
 
 KERNELS = Planted(
@@ -195,7 +196,7 @@ def in_cuda(fault: str = "NONE") -> Implementation:
 def _cuda_faults() -> tuple[Fault, ...]:
     of_cuda = functools.partial(cuda_fault, "rms_norm", in_cuda, right_on=one_row)
     slope = {"check": backward_agrees, "says": GRADIENT}
-    apart = far_apart(properties.rows(9, 5))
+    apart = far_apart(properties.rows(9, cols=5))
     return (
         of_cuda("eps_outside_the_root", right_on=None),
         of_cuda("barrier_missing", cuda_on_cpu.Race, right_on=None),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fourfold.impls.softmax.arguments import check_softmax
+from fourfold.impls.softmax.torch_eager import softmax as softmax_in_torch
 from fourfold.impls.vector_add.torch_eager import vector_add as definition
 from fourfold.properties import softmax as softmax_properties
 from fourfold.properties import vector_add as vector_add_properties
@@ -23,6 +23,8 @@ from .planted import Check, Fault, law
 from .steps import Implementation, differentiable, in_compute_dtype
 
 Tensor = torch.Tensor
+
+CHECK = signature_of(softmax_in_torch).check
 
 
 check_vector_add = signature_of(definition).check
@@ -74,7 +76,7 @@ def gradient(grad: Tensor, y: Tensor) -> Tensor:
 def softmax(
     forward: Callable[[Tensor], Tensor] = right,
     backward: Callable[[Tensor, Tensor], Tensor] = gradient,
-    check: Callable[..., None] = check_softmax,
+    check: Callable[..., None] = CHECK,
     compute: Callable[[Tensor], Tensor] = in_compute_dtype,
 ) -> Implementation:
     """Return softmax with some steps changed."""
@@ -89,7 +91,11 @@ def softmax(
 def output_kept_unguarded() -> Implementation:
     """Keep the output for backward without save_for_backward, so autograd cannot detect a change to it."""
     return differentiable(
-        ("x",), right, lambda grad, y, x: (gradient(grad, y),), lambda x: check_softmax(x), guarded=False
+        ("x",),
+        right,
+        lambda grad, y, x: (gradient(grad, y),),
+        lambda x: CHECK(x),
+        guarded=False,
     )
 
 
@@ -196,16 +202,16 @@ def _faults() -> tuple[Fault, ...]:
     output, slope = r"output.* is .*expected", r"gradient of x.* is .*expected"
     return (
         of("no_maximum", forward, lambda: softmax(lambda x: quotient(x.exp())), output, "two_columns"),
-        of("last_column_forgotten", forward, forgotten, output, "one_column"),
-        of("last_column_forgotten", law(laws.rows_sum_to_one), forgotten, left, "one_column"),
-        of("last_column_forgotten", law(laws.entries_lie_between_zero_and_one), forgotten, left, "one_column"),
-        of("last_column_forgotten", law(laws.columns_may_change_places), forgotten, left, "one_column"),
+        of("last_column_forgotten", forward, forgotten, output, "cols_1"),
+        of("last_column_forgotten", law(laws.rows_sum_to_one), forgotten, left, "cols_1"),
+        of("last_column_forgotten", law(laws.entries_lie_between_zero_and_one), forgotten, left, "cols_1"),
+        of("last_column_forgotten", law(laws.columns_may_change_places), forgotten, left, "cols_1"),
         of("tail_of_16_forgotten", forward, lambda: softmax(tail_of_16_forgotten), output, "long_row"),
         of("padded_with_zeros", forward, zeros, output, "long_row"),
         of("padded_with_zeros", law(laws.adding_a_number_to_a_row_changes_nothing), zeros, left, "long_row"),
         of("padded_with_zeros", law(laws.masked_columns_add_nothing), zeros, left, None),
         of("summed_in_bfloat16", forward, lambda: softmax(summed_in_bfloat16), output, "two_columns", dtype="bfloat16"),
-        of("computed_in_half", forward, lambda: softmax(compute=lambda x: x), output, "one_column", dtype="bfloat16"),
+        of("computed_in_half", forward, lambda: softmax(compute=lambda x: x), output, "cols_1", dtype="bfloat16"),
         of("online_without_rescaling", forward, lambda: softmax(online_without_rescaling), output, "two_columns"),
         of("nan_dropped", forward, lambda: softmax(nan_dropped), output, "two_columns"),
         of("masked_rows_zero", forward, lambda: softmax(nothing_for_masked_rows), output, "two_columns"),
@@ -217,17 +223,17 @@ def _faults() -> tuple[Fault, ...]:
             left,
             "two_columns",
         ),
-        of("first_axis", forward, lambda: softmax(lambda x: x.softmax(0)), output, "one_row_without_leading_axes"),
+        of("first_axis", forward, lambda: softmax(lambda x: x.softmax(0)), output, "without_leading_axes"),
         of("sum_left_out", backward, without_sum, slope, cotangent_of_zeros),
         of("sum_left_out", law(laws.gradients_of_a_row_sum_to_zero), without_sum, left, None),
         of("sum_left_out", law(laws.a_constant_cotangent_gives_no_gradient), without_sum, left, None),
-        of("no_gradient", backward, lambda: softmax(backward=lambda g, y: y * 0), slope, "one_column"),
+        of("no_gradient", backward, lambda: softmax(backward=lambda g, y: y * 0), slope, "cols_1"),
         of(
             "mean_for_sum",
             backward,
             lambda: softmax(backward=lambda g, y: y * (g - (g * y).mean(-1, keepdim=True))),
             slope,
-            "one_column",
+            "cols_1",
         ),
         of("output_kept_unguarded", backward_is_of_the_call, output_kept_unguarded, "after the output was", None),
         of(

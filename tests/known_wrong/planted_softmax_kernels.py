@@ -5,10 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from fourfold.impls.softmax.arguments import check_softmax
+from fourfold.impls.softmax.torch_eager import softmax as softmax_in_torch
 from fourfold.properties import softmax
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
+from fourfold.backends.signature import signature_of
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.memory import memory_is_respected
 
@@ -39,10 +40,10 @@ def wired(forward_launch: Launch, backward_launch: Callable) -> Implementation:
             backward_launch(as_rows(grad_output), y, grad_x, *as_rows(x).shape)
         return (grad_x,)
 
-    return differentiable(("x",), forward, backward, check_softmax)
+    return differentiable(("x",), forward, backward, signature_of(softmax_in_torch).check)
 
 
-WHOLE_BLOCK = softmax.random_rows(2, 1024)
+WHOLE_BLOCK = softmax.rows(2, cols=1024)
 # fmt: off
 LARGEST, TOTAL = "tl.max(x, axis=1)", "1.0 / tl.sum(terms, axis=1)"
 RESCALED = "total = total * exponential(largest - reference) + tl.sum( =>"
@@ -50,7 +51,7 @@ STORE = "tl.store(output_ptr + output_at, output.to(output_ptr.dtype.element_ty)
 
 
 def _triton_faults() -> tuple[Fault, ...]:
-    of, strided, two = Edits("softmax", "triton"), named(softmax, "columns_with_gaps"), {"right_on": "two_columns"}
+    of, strided, two = Edits("softmax", "triton"), named(softmax, "all_sliced_columns"), {"right_on": "two_columns"}
     return (
         of("other_is_zero", 'other=float("-inf")).to(COMPUTE)\n    # => other=0.0).to(COMPUTE)\n    #',
            right_on=WHOLE_BLOCK),
@@ -61,7 +62,7 @@ def _triton_faults() -> tuple[Fault, ...]:
         of("maximum_from_a_finite_number", f"{LARGEST} => tl.maximum({LARGEST}, -5e4)",
            source="https://github.com/flashinfer-ai/flashinfer/pull/4401", **two),
         of("maximum_of_magnitudes", f"{LARGEST} => tl.max(tl.where(mask, tl.abs(x), 0.0), axis=1)",
-           right_on="one_column"),
+           right_on="cols_1"),
         of("sum_not_rescaled", f"{RESCALED} total = total + tl.sum(", **two),
         of("maximum_not_kept", "largest = new => largest = new if tile == 0 else largest",
            source="https://github.com/KarhouTam/cuda-kernels/issues/1", **two),
@@ -71,7 +72,7 @@ def _triton_faults() -> tuple[Fault, ...]:
         of("sum_in_half", f"{TOTAL} => {TOTAL}.to(tl.float16).to(COMPUTE)", right_on="equal_entries"),
         of("contiguous_assumed", "[:, None] + (columns * x_column_stride)[None, :] => [:, None] + columns[None, :]",
            examples=strided, **two),
-        of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(softmax.random_rows(9, 5)),
+        of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(softmax.rows(9, cols=5)),
            source="https://github.com/databricks/megablocks/pull/185", **two),
         of("rows_past_the_grid", "(cdiv(num_rows, by.block_rows),) => (min(cdiv(num_rows, by.block_rows), 4),)",
            check=memory_is_respected, says=UNWRITTEN, **two),
@@ -117,11 +118,11 @@ def _cuda_faults() -> tuple[Fault, ...]:
     return (
         of_cuda("no_maximum"),
         of_cuda("maximum_from_zero"),
-        of_cuda("maximum_of_magnitudes", right_on="one_column"),
+        of_cuda("maximum_of_magnitudes", right_on="cols_1"),
         of_cuda(
-            "maximum_of_own_columns", right_on="one_column", source="https://github.com/Infatoshi/cuda-course/issues/10"
+            "maximum_of_own_columns", right_on="cols_1", source="https://github.com/Infatoshi/cuda-course/issues/10"
         ),
-        of_cuda("first_warp_only", right_on="columns_not_a_multiple_of_16"),
+        of_cuda("first_warp_only", right_on="two_columns"),
         of_cuda("barrier_missing", race, right_on=None, source="https://github.com/JustVugg/colibri/pull/1098"),
         of_cuda("buffer_used_again", race, right_on=None, source="https://github.com/ggml-org/llama.cpp/pull/26385"),
         of_cuda(
@@ -134,7 +135,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of_cuda(
             "idle_threads_return",
             cuda_on_cpu.DivergentBarrier,
-            right_on="one_past_1024_columns",
+            right_on="cols_1025",
             source="https://github.com/karpathy/llm.c/issues/776",
         ),
         of_cuda(
@@ -142,15 +143,15 @@ def _cuda_faults() -> tuple[Fault, ...]:
         ),
         of_cuda("barrier_in_a_loop", cuda_on_cpu.DivergentBarrier, right_on=WHOLE_BLOCK),
         of_cuda("row_of_fixed_length", out_of_bounds),
-        of_cuda("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, examples=far_apart(softmax.random_rows(9, 5))),
+        of_cuda("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, examples=far_apart(softmax.rows(9, cols=5))),
         of_cuda("rows_past_the_grid", **written),
         of_cuda("contiguous_assumed", out_of_bounds),
         of_cuda("zero_where_nothing_is_left", source="https://github.com/pytorch/pytorch/pull/131060"),
         of_cuda("sum_in_half", right_on="equal_entries"),
         of_cuda("last_columns_dropped", **written),
-        of_cuda("reciprocal_of_half", right_on="one_column"),
+        of_cuda("reciprocal_of_half", right_on="cols_1"),
         of_cuda("grad_output_contiguous_assumed", out_of_bounds, check=backward_agrees),
-        of_cuda("sum_of_first_warp", **slope, right_on="columns_not_a_multiple_of_16"),
+        of_cuda("sum_of_first_warp", **slope, right_on="two_columns"),
     )
 
 
