@@ -145,12 +145,17 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of_cuda("row_of_fixed_length", out_of_bounds),
         of_cuda("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, examples=far_apart(softmax.rows(9, cols=5))),
         of_cuda("rows_past_the_grid", **written),
-        of_cuda("contiguous_assumed", out_of_bounds),
+        of_cuda("contiguous_assumed", out_of_bounds, examples=named(softmax, "all_sliced_columns")),
         of_cuda("zero_where_nothing_is_left", source="https://github.com/pytorch/pytorch/pull/131060"),
         of_cuda("sum_in_half", right_on="equal_entries"),
         of_cuda("last_columns_dropped", **written),
         of_cuda("reciprocal_of_half", right_on="cols_1"),
-        of_cuda("grad_output_contiguous_assumed", out_of_bounds, check=backward_agrees),
+        of_cuda(
+            "grad_output_contiguous_assumed",
+            out_of_bounds,
+            check=backward_agrees,
+            examples=named(softmax, "all_sliced_columns"),
+        ),
         of_cuda("sum_of_first_warp", **slope, right_on="two_columns"),
     )
 
