@@ -2,11 +2,14 @@
 
 import ast
 import contextlib
+import functools
 import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
+from types import CodeType
 
 # A part of a line has a number of its own in place of a line: see `part_of_line`.
 PARTS = 1 << 24
@@ -28,6 +31,40 @@ def conditional_parts(tree: ast.AST) -> Iterator[tuple[ast.IfExp, int, int]]:
     for _, of_line in itertools.groupby(ordered, lambda node: node.lineno):
         for place, node in enumerate(of_line):
             yield node, 2 * place + 2, 2 * place + 3
+
+
+def spans(tree: ast.AST) -> Iterator[tuple[int, tuple[int, int], tuple[int, int]]]:
+    """Yield the place of each part of a line, with the positions of its begin and end: line, and column in bytes."""
+    for conditional, *numbers in conditional_parts(tree):
+        for number, side in zip(numbers, (conditional.body, conditional.orelse)):
+            yield part_of_line(conditional.lineno, number), *_span(side, side)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(node, ast.stmt) and isinstance(body, list) and body[0].lineno == node.lineno:
+            yield part_of_line(node.lineno, 1), *_span(body[0], body[-1])
+
+
+def _span(first: ast.expr | ast.stmt, last: ast.expr | ast.stmt) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (first.lineno, first.col_offset), (last.end_lineno or last.lineno, last.end_col_offset or 0)
+
+
+@functools.lru_cache(64)
+def spans_of(file: str) -> tuple[tuple[int, tuple[int, int], tuple[int, int]], ...]:
+    """Return the spans of a file's parts; none if it cannot be read."""
+    with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return tuple(spans(ast.parse(Path(file).read_bytes())))
+    return ()
+
+
+def parts_of_code(file: str, code: CodeType) -> dict[int, tuple[int, ...]]:
+    """Return the parts of lines that each instruction of a file's function belongs to, by its offset in bytes."""
+    known, found = spans_of(file), dict[int, tuple[int, ...]]()
+    for number, (line, last, column, end) in enumerate(code.co_positions() if known else ()):
+        if line is not None and last is not None and column is not None and end is not None:
+            parts = tuple(part for part, begin, past in known if begin <= (line, column) and (last, end) <= past)
+            if parts:
+                found[2 * number] = parts
+    return found
 
 
 class Marks:

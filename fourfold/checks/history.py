@@ -10,10 +10,10 @@ import torch
 from fourfold.checks.grades import graded
 from fourfold.checks.results import (
     compare_results,
-    describe,
     expected_results,
     given_tensors,
     named_results,
+    require_same_bits,
     storage_of,
 )
 from fourfold.checks.search import OUTPUT, Search, Subject, need
@@ -177,10 +177,8 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
                 _once(tensor.data).zero_()
             when = "on the values of an earlier call at another place"
             again = history.call(when, given_tensors(subject, case), expected)
-            for name, count in zip(again, differing((again[name], first[name]) for name in again)):
-                if count and subject.claims.deterministic:
-                    what = f"{when}: {name} is not the same bit for bit"
-                    raise Failure(f"{subject}: {what}\nwith {describe(given)}", name)
+            if subject.claims.deterministic:
+                require_same_bits(subject, again, first, given, f"{when}: ")
         search.saw(*(Agreement(0.0, result.value.size, 0) for result in expected.values()))
 
     search.cases(subject, "history", body, few=True, also=subject.examples_of_integers())

@@ -11,7 +11,14 @@ import numpy as np
 import torch
 
 from fourfold.checks.grades import graded
-from fourfold.checks.results import compare_results, describe, expected_results, named_gradients, named_results
+from fourfold.checks.results import (
+    compare_results,
+    describe,
+    expected_results,
+    named_gradients,
+    named_results,
+    require_same_bits,
+)
 from fourfold.checks.search import OUTPUT, Search, Subject
 from fourfold.inputs.combinations import combined
 from fourfold.instruments.evaluation import gradients_of
@@ -19,7 +26,7 @@ from fourfold.instruments.hide_test_runner import out_of_sight
 from fourfold.instruments.tampering import default_dtype
 from fourfold.numerics.bounded import Bounded, HangsOnRounding, NoRule, stored
 from fourfold.numerics.compare import Agreement, Disagreement, compare, expectation
-from fourfold.numerics.dtypes import DTYPES, DType, differing
+from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.operations.case import Case, is_floating
 from fourfold.operations.outcomes import Failure, Unclaimed
 from fourfold.operations.record import reference
@@ -80,10 +87,8 @@ def modes_do_not_matter(subject: Subject, search: Search) -> None:
             output, tensors = _called(subject, case, when)
             agreements += compare_results(subject, {"output": output.detach()}, expected, tensors, f"{when}: ")
             outputs.append(output.detach())
-            (count,) = differing([(outputs[0], outputs[-1])])
-            if count and not subject.foreign and subject.claims.deterministic:
-                what = f"{when}: output is not the same bit for bit"
-                raise Failure(f"{subject}: {what}\nwith {describe(tensors)}", OUTPUT)
+            if not subject.foreign and subject.claims.deterministic:
+                require_same_bits(subject, {OUTPUT: outputs[-1]}, {OUTPUT: outputs[0]}, tensors, f"{when}: ")
         search.saw(*agreements)
 
     also = subject.small_example() | combinations

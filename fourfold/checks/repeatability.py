@@ -11,13 +11,12 @@ import torch
 
 from fourfold import backends
 from fourfold.backends.triton.compilation import ends_within
-from fourfold.checks.results import describe, named_results
+from fourfold.checks.results import named_results, require_same_bits
 from fourfold.checks.search import Search, Subject
 from fourfold.numerics.compare import Agreement
-from fourfold.numerics.dtypes import differing
 from fourfold.operations.case import Case
 from fourfold.operations.not_reached import NotReached
-from fourfold.operations.outcomes import Failure, Unclaimed
+from fourfold.operations.outcomes import Unclaimed
 
 # The most elements of the named example that is repeated in another process.
 MOST_ELEMENTS = 4096
@@ -35,14 +34,16 @@ def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
 
     def body(case: Case) -> None:
         first, tensors = _results(subject, case)
-        _compare(subject, first, _results_in_other_order(subject, case), tensors, "two calls")
+        second = _results_in_other_order(subject, case)
+        require_same_bits(subject, first, second, tensors, "the ", "differs between two calls")
         search.saw(*(Agreement(0.0, result.numel(), 0) for result in first.values()))
 
     def elsewhere(case: Case) -> None:
         second = _results_of_another_process(subject, case)
         if second is not None:
             first, tensors = _results(subject, case, gradients=False)
-            _compare(subject, first, second, tensors, "a call in this process and one in another")
+            problem = "differs between a call in this process and one in another"
+            require_same_bits(subject, first, second, tensors, "the ", problem)
 
     # Few cases are enough if threads run in one order only. Two calls then differ only by the memory that they read,
     # and `memory_is_respected` is the stricter check of that.
@@ -66,12 +67,6 @@ def _results(subject: Subject, case: Case, gradients: bool = True) -> tuple[Resu
 def _results_in_other_order(subject: Subject, case: Case, gradients: bool = True) -> Results:
     with backends.other_order(subject.device):
         return _results(subject, case, gradients)[0]
-
-
-def _compare(subject: Subject, first: Results, second: Results, tensors: dict[str, torch.Tensor], between: str) -> None:
-    for name, count in zip(first, differing(zip(first.values(), second.values()))):
-        if count:
-            raise Failure(f"{subject}: the {name} differs between {between}\nwith {describe(tensors)}", name)
 
 
 def _results_of_another_process(subject: Subject, case: Case) -> Results | None:

@@ -87,6 +87,24 @@ def inputs_are_unchanged(subject: Subject, case: Case, tensors: dict[str, torch.
             raise Failure(f"{subject}: the call changed its input {name}\nwith {describe(tensors)}")
 
 
+def require_same_bits(
+    subject: Subject,
+    results: Mapping[str, torch.Tensor],
+    others: Mapping[str, torch.Tensor],
+    tensors: dict[str, torch.Tensor],
+    when: str = "",
+    problem: str = "is not the same bit for bit",
+) -> None:
+    """Require that results have the bits of those of another call.
+
+    Raises:
+        Failure: one has not. The message names the result, `when` and the `problem`.
+    """
+    for name, count in zip(results, differing((results[name], others[name]) for name in results)):
+        if count:
+            raise Failure(f"{subject}: {when}{name} {problem}\nwith {describe(tensors)}", name)
+
+
 def given_tensors(subject: Subject, case: Case) -> dict[str, torch.Tensor]:
     """Return the inputs of a case and its "grad_output", by name."""
     grad_output = {"grad_output": case.tensor("grad_output", subject.dtype, subject.device)}

@@ -30,6 +30,7 @@ from fourfold.inputs.special_values import cases_with_special_values
 from fourfold.instruments.evaluation import by_the_implementation, evaluate_tensors
 from fourfold.instruments.gpu_memory_lock import wait_for_others
 from fourfold.instruments.sparse_memory import others_hold_the_memory
+from fourfold.instruments.tampering import random_state_kept
 from fourfold.numerics.compare import Agreement
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.blame import Blame, marked
@@ -92,6 +93,28 @@ def need(condition: Any) -> None:
     """
     if not condition:
         raise Unsuitable
+
+
+def generated_cases(strategy: st.SearchStrategy[Case], count: int, seed: int) -> dict[str, Case]:
+    """Return generated cases by name: the same for a seed and a version of Hypothesis."""
+    cases: list[Case] = []
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=count,
+        phases=[hypothesis.Phase.generate],
+        deadline=None,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(strategy)
+    def keep(case: Case) -> None:
+        cases.append(case)
+
+    if count:
+        with random_state_kept():
+            keep()
+    return {f"generated {number}": case for number, case in enumerate(cases)}
 
 
 class _PassedOverEnough(BaseException):

@@ -9,12 +9,11 @@ import torch
 
 from fourfold.checks.grades import graded
 from fourfold.checks.history import changed, tells_apart
-from fourfold.checks.results import compare_results, describe, expected_results, named_results
+from fourfold.checks.results import compare_results, expected_results, named_results, require_same_bits
 from fourfold.checks.search import Search, Subject, need
 from fourfold.instruments.concurrent_calls import FUNCTIONS, NeverReturns, called_at_once
 from fourfold.instruments.costs import need_all
 from fourfold.instruments.evaluation import by_the_implementation, gradients_of
-from fourfold.numerics.dtypes import differing
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure, Unsupported
 
@@ -116,11 +115,8 @@ def threads_do_not_matter(subject: Subject, search: Search) -> None:
             for results in itertools.chain.from_iterable(calls):
                 when = f"where {THREADS} threads call at once: "
                 agreements += compare_results(subject, results, expected[place % 2], given, when)
-                same = differing((results[name], alone[place % 2][name]) for name in results) if same_bits else []
-                for name, count in zip(results, same):
-                    if count:
-                        what = f"{when}{name} is not the same bit for bit"
-                        raise Failure(f"{subject}: {what}\nwith {describe(given)}", name)
+                if same_bits:
+                    require_same_bits(subject, results, alone[place % 2], given, when)
         search.saw(*agreements)
         need_all(sum(map(len, found)), wanted * THREADS)
 

@@ -6,11 +6,12 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Self
 
 from fourfold.instruments.line_coverage import Unexecuted, shown
+from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.boundary import Boundary
 from fourfold.operations.claims import EXACT, STORAGE, Claims
 from fourfold.operations.outcomes import WRONG, Exclusion, Kind, Status
@@ -378,11 +379,15 @@ def suggestion(outcomes: Iterable[Outcome], boundary: Boundary, passed: bool) ->
     """Return `Verdict.suggested_claim` from the outcomes, and the boundary of the refused cases."""
     if passed:
         return boundary.claim()
-    failed = [o for o in outcomes if o.outcome is Status.FAILED]
-    if not all(o.holds for o in failed):
-        return ""
+    outcomes = list(outcomes)
     claims = [o.holds for o in outcomes if o.holds] or [boundary.claim()]
-    return str(functools.reduce(Claims.joined, map(Claims.parse, claims)))
+    joined = functools.reduce(Claims.joined, map(Claims.parse, claims))
+    if joined.dtypes:  # of the dtypes that were checked
+        joined = replace(joined, dtypes=tuple(dict.fromkeys(o.dtype for o in outcomes if o.dtype in joined.dtypes)))
+        if not joined.dtypes:
+            return ""
+    failed = [o for o in outcomes if o.outcome is Status.FAILED and o.dtype in (joined.dtypes or DTYPES)]
+    return str(joined) if all(o.holds for o in failed) else ""
 
 
 def holding_lines(claim: str, accept: str = "") -> Iterator[str]:

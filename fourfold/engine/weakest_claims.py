@@ -3,18 +3,19 @@
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from fourfold.candidates.integrity.escapes import held
 from fourfold.candidates.process.first_process import Unanswered
 from fourfold.checks.grades import Imprecise
 from fourfold.checks.search import GRADIENT_OF, Search, Subject
+from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.boundary import LAYOUTS
 from fourfold.operations.case import Case
 from fourfold.operations.claims import STORAGE, Claims
 from fourfold.operations.not_reached import NotReached
-from fourfold.operations.outcomes import Failure, Unclaimed, Unsupported, Vacuous
+from fourfold.operations.outcomes import Failure, Refused, Unclaimed, Unsupported, Vacuous
 from fourfold.operations.refusals import Escape, Refusals, has_lost_device
 
 ACCURACY, LANES = Claims(accuracy=STORAGE), Claims(undefined_lanes_are_zero=True)
@@ -43,7 +44,8 @@ def weakest_claims(judge: Judge, subject: Subject, search: Search, error: BaseEx
 
     Only claims that follow from a failure are tried: limits that exclude its case, zeros in undefined lanes if no limit
     does, and a forward pass alone if nothing else helps and a gradient is wrong. An implementation that is wrong for
-    finite and moderate numbers in contiguous tensors fails with such a case, so that a few calls, or none, decide.
+    finite and moderate numbers in contiguous tensors fails with such a case, so that a few calls, or none, decide. If
+    it refuses every case within the limits, the claim is that of the other dtypes.
 
     Args:
         judge: the check, see `Check.judge`.
@@ -53,12 +55,14 @@ def weakest_claims(judge: Judge, subject: Subject, search: Search, error: BaseEx
     """
     failures, claimed = [_Attempt(error, search.failing, search.lays_out)], list[Claims]()
     needed = [] if search.needed is None else [search.needed]  # by other checks
+    if needed and needed[0].dtypes and subject.dtype.name not in needed[0].dtypes:
+        return needed[0]
     if needed and _is_remedied(subject, failures[0], needed) and _attempt(judge, subject, search, needed) is None:
         return subject.claims.joined(needed[0])
     while failures:
         more = list(_remedies(subject, failures[-1], claimed))
         if not more:
-            return None
+            return _other_dtypes(subject) if isinstance(failures[-1].error, Refused) else None
         claimed += more
         if (failure := _attempt(judge, subject, search, claimed)) is None:
             break
@@ -74,6 +78,12 @@ def weakest_claims(judge: Judge, subject: Subject, search: Search, error: BaseEx
                     break
                 failures.append(failure)
     return reduce(Claims.joined, claimed, subject.claims) if _leave_enough(claimed, subject) else None
+
+
+def _other_dtypes(subject: Subject) -> Claims | None:
+    """Return the subject's claims without its dtype, or None if they leave no other."""
+    left = tuple(name for name in subject.claims.dtypes or DTYPES if name != subject.dtype.name)
+    return replace(subject.claims, dtypes=left) if left else None
 
 
 def _readiness(claim: Claims) -> int:
@@ -146,7 +156,8 @@ def _attempt(judge: Judge, subject: Subject, search: Search, claimed: Sequence[C
     """Run the check within claims; return its failure, or None if it passes.
 
     Claims may drop the check if it is of gradients, or if other checks need contiguous tensors. Otherwise a mistake
-    that it alone finds would be claimed away, such as offsets of 32 bits by contiguous tensors.
+    that it alone finds would be claimed away, such as offsets of 32 bits by contiguous tensors. An implementation may
+    refuse every case of the check if other checks need claims, and pass within them.
     """
     claims = reduce(Claims.joined, claimed)
     again = Search(
@@ -165,6 +176,8 @@ def _attempt(judge: Judge, subject: Subject, search: Search, claimed: Sequence[C
         may_drop = not claims.gradients or (search.needed is not None and search.needed.contiguous)
         return None if may_drop else _Attempt(error, None, again.lays_out)
     except (Exception, NotReached) as error:
+        if isinstance(error, Refused) and search.needed is not None:
+            return None
         return _Attempt(error, again.failing, again.lays_out)
     return None
 

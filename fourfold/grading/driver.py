@@ -1,5 +1,6 @@
 """Grading: judge a stream of candidates with workers on one machine or many."""
 
+import contextlib
 import os
 import secrets
 import shlex
@@ -167,15 +168,15 @@ def _graded(
     seed: int,
     repeat: Callable[[str], str],
 ) -> Generator[Graded, None, None]:
-    with _Run(out, settings, seed, repeat) as run:
-        yield from run.all(given, start)
+    with contextlib.nullcontext() if out is None else Results(out) as results:
+        yield from _Run(results, settings, seed, repeat).all(given, start)
 
 
 class _Run:
     """The state of a run: its verdicts, and the candidates that wait for one."""
 
-    def __init__(self, out: Path | None, settings: Settings, seed: int, repeat: Callable[[str], str]) -> None:
-        self.results = None if out is None else Results(out)
+    def __init__(self, results: Results | None, settings: Settings, seed: int, repeat: Callable[[str], str]) -> None:
+        self.results = results
         self.settings, self.seed, self.repeat = settings, seed, repeat
         self.keys: dict[str, str] = {}  # by id, of the candidates so far
         self.judged = Shelf()  # by key
@@ -184,13 +185,6 @@ class _Run:
             for name, key in self.results.keys.items():
                 if key not in self.judged:
                     self.judged[key] = self.results.known[name]
-
-    def __enter__(self) -> "_Run":
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        if self.results is not None:
-            self.results.close()
 
     def all(self, given: Iterator[Given], start: Callable[[], Pool]) -> Iterator[Graded]:
         """Judge all candidates; yield each verdict as it comes."""

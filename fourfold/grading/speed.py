@@ -17,7 +17,7 @@ from fourfold.operations.record import Operation
 from fourfold.operations.workloads import Make, whole
 from fourfold.performance import machine
 from fourfold.performance.calls import cost_of
-from fourfold.performance.measurement import Bench, Measurement, MeasuringError, clock_for, of_the_ceiling
+from fourfold.performance.measurement import Bench, Contender, Measurement, MeasuringError, clock_for, of_the_ceiling
 from fourfold.performance.timing import one_round, plan_rounds
 
 Function = Callable[..., torch.Tensor]
@@ -57,8 +57,7 @@ def speeds_of(
                 make=make,
                 dtype=dtype,
                 direction=direction,
-                contender="candidate" if of is candidate else "reference",
-                function=lambda: of,
+                of=Contender("candidate" if of is candidate else "reference", lambda: of),
                 clock=clock_for(device, direction),
             )
 

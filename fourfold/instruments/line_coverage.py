@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from fourfold.backends.cuda.declarations import SUFFIXES
 from fourfold.backends.cuda.emulator import launcher
 from fourfold.backends.cuda.emulator.reached import Line
-from fourfold.backends.observers import PARTS, conditional_parts, part_of_line
+from fourfold.backends.observers import PARTS, conditional_parts, part_of_line, parts_of_code
 from fourfold.backends.python_source import Module
 from fourfold.instruments import cuda_line_coverage
 from fourfold.instruments.line_recorder import recorder, sees_all_threads
@@ -174,7 +174,8 @@ class StatementMap:
         lines, text = _lines_with_code(module.file), module.file.read_text(encoding="utf-8", errors="replace")
         found = self.statements.setdefault(file, {})
         for each in _Reader(text, function).statements():
-            if any(line in lines for line in range(each.line, each.last + 1)):
+            reached = range(each.line, each.last + 1) if each.kernel or not each.is_part else (each.first,)
+            if any(line in lines for line in reached):
                 found.setdefault(each.first, each)
 
     @property
@@ -185,7 +186,11 @@ class StatementMap:
     def watched(self) -> dict[str, dict[int, int]]:
         """Return the argument for `LineRecorder.watch`."""
         return {
-            file: {line: each.first for each in of.values() for line in range(each.first, each.last + 1)}
+            file: {
+                line: each.first
+                for each in of.values()
+                for line in range(each.first, max(each.last, each.first if not each.kernel else 0) + 1)
+            }
             for file, of in self.statements.items()
         }
 
@@ -376,8 +381,10 @@ class _Reader:
         decorators = [ast.unparse(each) for each in node.decorator_list]
         kernel = any("jit" in each for each in decorators)
         kept = any(word in each for each in decorators for word in _KEEPS)
-        if kernel and not kept:
+        if not kept:
             for conditional, *numbers in conditional_parts(node):
+                if conditional.lineno < node.body[0].lineno:  # a default
+                    continue
                 line, test = conditional.lineno, conditional.test
                 for number, condition in zip(numbers, (self._said(self._written(test)), self._not(test))):
                     yield Statement(part_of_line(line, number), line, condition, name, node.lineno, kernel)
@@ -396,7 +403,7 @@ class _Reader:
             inner = list(self._parts(statement))
             heads = [_begin(part[0]) - 1 for part, _ in inner if part and _begin(part[0]) > statement.lineno]
             last = min(heads, default=statement.lineno) if inner else statement.end_lineno or statement.lineno
-            first = statement.lineno if statement.lineno != head or not function[2] else part_of_line(head, 1)
+            first = statement.lineno if statement.lineno != head else part_of_line(head, 1)
             yield Statement(first, max(last, statement.lineno), condition, *function)
             for part, of_part in inner:
                 yield from self._of_body(part, of_part or condition, function, statement.lineno)
@@ -452,7 +459,7 @@ def _begin(statement: ast.stmt) -> int:
 
 @functools.lru_cache(64)
 def _lines_with_code(file: Path) -> frozenset[int]:
-    """Return the lines of a file that have bytecode; Python omits branches that it optimizes away."""
+    """Return the lines of a file, and their parts, that have bytecode; Python omits branches that it optimizes away."""
     waiting = list[CodeType]()
     with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         waiting.append(compile(file.read_bytes(), str(file), "exec", dont_inherit=True))
@@ -461,6 +468,7 @@ def _lines_with_code(file: Path) -> frozenset[int]:
         code = waiting.pop()
         waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
         found.update(line for _, _, line in code.co_lines() if line is not None)
+        found.update(itertools.chain.from_iterable(parts_of_code(str(file), code).values()))
     return frozenset(found)
 
 

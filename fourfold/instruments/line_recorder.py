@@ -7,6 +7,7 @@ gets marks: see `fourfold.backends.triton.interpreter.marks`.
 
 import atexit
 import contextlib
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -100,6 +101,7 @@ class Tracer(LineRecorder):
         # The trace function of each function, by its file, first line and name; None if all its lines have run.
         self._functions: dict[tuple[str, int, str], Callable[..., Any] | None] = {}
         self._left: dict[str, set[int]] = {}
+        self._in_parts = set[tuple[str, int, str]]()  # the functions whose lines have parts
 
     def _more(self) -> None:
         self._functions = {}
@@ -149,18 +151,26 @@ class Tracer(LineRecorder):
         trace = self._functions.get(key, _ABSENT)
         if trace is _ABSENT:
             trace = self._functions[key] = self._of_function(file, code)
+        frame.f_trace_opcodes = trace is not None and key in self._in_parts
         return trace
 
     def _of_function(self, file: str, code: CodeType) -> Callable[..., Any] | None:
         """Return a function's trace function, which ends when all statements of the function have run."""
         statements, ran, left_in_file = self._statements[file], self._ran[file], self._left[file]
         lines = (line for _, _, line in code.co_lines() if line is not None)
-        left = {statements[line] for line in lines if line in statements} - ran
+        parts = observers.parts_of_code(file, code)
+        of_code = {*lines, *itertools.chain.from_iterable(parts.values())}
+        left = {statements[line] for line in of_code if line in statements} - ran
         key = file, code.co_firstlineno, code.co_name
+        if parts:
+            self._in_parts.add(key)
 
         def trace(frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
-            first = statements.get(frame.f_lineno)
-            if event == "line" and first in left:
+            reached = (
+                (frame.f_lineno,) if event == "line" else parts.get(frame.f_lasti, ()) if event == "opcode" else ()
+            )
+            firsts = [first for line in reached if (first := statements.get(line)) in left]
+            for first in firsts:
                 ran.add(first)
                 left.discard(first)
                 left_in_file.discard(first)
@@ -182,6 +192,7 @@ class Monitor(LineRecorder):
         super().__init__(marks)
         self._tool: int | None = None
         self._code: list[CodeType] = []
+        self._parts: dict[CodeType, dict[int, tuple[int, ...]]] = {}
 
     def _more(self) -> None:
         if self._tool is None:
@@ -193,6 +204,7 @@ class Monitor(LineRecorder):
             monitoring.use_tool_id(self._tool, "fourfold")
             monitoring.register_callback(self._tool, monitoring.events.PY_START, self._started)
             monitoring.register_callback(self._tool, monitoring.events.LINE, self._reached)
+            monitoring.register_callback(self._tool, monitoring.events.INSTRUCTION, self._reached_instruction)
             monitoring.set_events(self._tool, monitoring.events.PY_START)
         monitoring.restart_events()  # running functions may belong to the new files
 
@@ -200,7 +212,7 @@ class Monitor(LineRecorder):
         """Enable line events for a function of an implementation when it is first called."""
         if self._file(code.co_filename) is not None and self._tool is not None:
             self._code.append(code)
-            monitoring.set_local_events(self._tool, code, monitoring.events.LINE)
+            monitoring.set_local_events(self._tool, code, monitoring.events.LINE | monitoring.events.INSTRUCTION)
         return monitoring.DISABLE
 
     def _reached(self, code: CodeType, line: int) -> Any:
@@ -211,6 +223,15 @@ class Monitor(LineRecorder):
             self._ran[file].add(first)
         return monitoring.DISABLE
 
+    def _reached_instruction(self, code: CodeType, offset: int) -> Any:
+        """Record the parts of a line when one of their instructions is first reached."""
+        file = self._file(code.co_filename)
+        if file is not None:
+            if code not in self._parts:
+                self._parts[code] = observers.parts_of_code(file, code)
+            self._ran[file].update(part for part in self._parts[code].get(offset, ()) if part in self._statements[file])
+        return monitoring.DISABLE
+
     def _stop(self) -> None:
         """Free the tool."""
         if self._tool is None:
@@ -218,10 +239,10 @@ class Monitor(LineRecorder):
         for code in self._code:
             monitoring.set_local_events(self._tool, code, monitoring.events.NO_EVENTS)
         monitoring.set_events(self._tool, monitoring.events.NO_EVENTS)
-        for event in (monitoring.events.PY_START, monitoring.events.LINE):
+        for event in (monitoring.events.PY_START, monitoring.events.LINE, monitoring.events.INSTRUCTION):
             monitoring.register_callback(self._tool, event, None)
         monitoring.free_tool_id(self._tool)
-        self._tool, self._code = None, []
+        self._tool, self._code, self._parts = None, [], {}
 
 
 def new_recorder(marks: Marks) -> LineRecorder:

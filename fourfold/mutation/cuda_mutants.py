@@ -29,21 +29,12 @@ COMPARISONS = {
 ARITHMETIC = {"+": "-", "-": "+", "*": "+", "/": "*", "%": "/", "&": "|", "|": "&", "^": "|"}
 ARITHMETIC |= {"<<": ">>", ">>": "<<", "&&": "||", "||": "&&"}
 ARITHMETIC |= {"+=": "-=", "-=": "+=", "*=": "+=", "/=": "*=", "|=": "&=", "&=": "|=", "^=": "|="}
-OTHER_FUNCTIONS = {
-    "max": "min",
-    "min": "max",
-    "maximum": "minimum",
-    "minimum": "maximum",
-    "fmaxf": "fminf",
-    "fminf": "fmaxf",
-    "fmax": "fmin",
-    "fmin": "fmax",
-    "through_maximum": "through_minimum",
-    "through_minimum": "through_maximum",
-    "rsqrt": "sqrt",
-    "__shfl_xor_sync": "__shfl_down_sync",
-    "atomicAdd": "atomicMax",
-}
+_OPPOSITES = (
+    *(("max", "min"), ("maximum", "minimum"), ("fmaxf", "fminf"), ("fmax", "fmin")),
+    ("through_maximum", "through_minimum"),
+)
+OTHER_FUNCTIONS = {one: other for pair in _OPPOSITES for one, other in (pair, pair[::-1])}
+OTHER_FUNCTIONS |= {"rsqrt": "sqrt", "__shfl_xor_sync": "__shfl_down_sync", "atomicAdd": "atomicMax"}
 # Barriers and fences: without them a kernel may read data that is not written yet.
 ORDER = {"__syncthreads", "__syncwarp", "__threadfence", "__threadfence_block"}
 _ASSIGNMENTS = {"=", "+=", "-=", "*=", "/=", "|=", "&=", "^=", "<<=", ">>="}

@@ -20,20 +20,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import hypothesis
-
 from fourfold.checks import ahead_of_time
 from fourfold.checks.catalogue import BACKWARD, BAD_INPUT, FORWARD, LAW, named
 from fourfold.checks.outputs import of_output, together
 from fourfold.checks.records import operations
-from fourfold.checks.search import Search, Subject
+from fourfold.checks.search import Search, Subject, generated_cases
 from fourfold.engine.cells import Candidate, Cell, Selection
 from fourfold.mutation.mutant import Mutant
 from fourfold.numerics.compare import Agreement
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations import registry
 from fourfold.operations.case import Case
-from fourfold.operations.outcomes import Failure, Unsuitable, Unsupported
+from fourfold.operations.outcomes import Failure, Unsupported
 from fourfold.operations.record import reference, reference_gradients
 from fourfold.processes.child import Child
 from fourfold.processes.messages import Connection, Ended
@@ -44,6 +42,7 @@ GRACE_SECONDS = 10.0
 # C++ is compiled when a kernel is first launched.
 COMPILING_SECONDS = {"cuda": 240.0}
 # The errors of a mutant that does not compile. It is invalid.
+SEED = 1  # of the generated cases, which are always the same
 INVALID = ("CompilationError", "SyntaxError")
 # Held from the opening of a connection to the fork, so that no other trial's process keeps the connection open.
 _forking = threading.Lock()
@@ -82,10 +81,12 @@ class Given(Search):
     Attributes:
         given: the cases, by name.
         wanted: whether to run a case.
+        around: a context for each case that runs, given its name.
     """
 
     given: Mapping[str, Case]
     wanted: Callable[[str], bool]
+    around: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     # Keep no results: each check must really run, so that the trace sees the lines.
     keeps: bool = False
 
@@ -97,20 +98,17 @@ class Given(Search):
         **options: Any,
     ) -> None:
         """Run the body on the wanted cases, whatever the check's own strategy."""
+
+        def run(name: str, case: Case) -> None:
+            with self.around(name):
+                body(case)
+
         for name, case in self.given.items():
             if self.wanted(name):
                 with _of_case(name):
-                    self._ran(body, case)
+                    self._ran(functools.partial(run, name), case)
 
-    def for_all(
-        self,
-        name: str,
-        strategy: Any,
-        body: Callable[[Case], None],
-        shrink: bool = True,
-        examples: int | None = None,
-        seed: str | None = None,
-    ) -> None:
+    def for_all(self, name: str, strategy: Any, body: Callable[[Case], None], *limits: Any, **options: Any) -> None:
         """Do the same as `cases`."""
         self.cases(None, name, body)  # type: ignore[arg-type]
 
@@ -283,7 +281,7 @@ class Trials:
 
     def _cases(self, dtype: str, examples: int) -> dict[str, Case]:
         named = {name: make(DTYPES[dtype]) for name, make in self.operation.examples.items()}
-        return {**named, **_drawn(self.operation.cases(DTYPES[dtype], 2048), examples)}
+        return {**named, **generated_cases(self.operation.cases(DTYPES[dtype], 2048), examples, SEED)}
 
     def _steps(self, drawn: Mapping[str, Mapping[str, Case]]) -> Iterator[Step]:
         """Yield the steps, with those first that reject most mutants for the least time."""
@@ -302,13 +300,13 @@ class Trials:
             for dtype in self.dtypes if place not in self.operation.joined else ():
                 yield Step(f"forward of {output}", forward, dtype, drawn[dtype], quick=True, output=output)
         half = DTYPES["float16"]
-        apart = {**self.operation.examples_for_offsets(half), **_drawn(small(half, 512), 8)}
+        apart = {**self.operation.examples_for_offsets(half), **generated_cases(small(half, 512), 8, SEED)}
         yield Step("offsets", named("offsets").run, "float16", apart, quick=True)
         yield from each("single gradients", first)
         yield from each("repeatability", first)
         for dtype in self.dtypes:
             if dtype == "float64":
-                smooth = _drawn(self.operation.smooth(DTYPES[dtype]), 3)
+                smooth = generated_cases(self.operation.smooth(DTYPES[dtype]), 3, SEED)
                 yield Step("gradcheck", named("gradcheck").run, dtype, smooth)
         yield Step(BAD_INPUT.name, BAD_INPUT.run, first[0], {})
         for name in self._configurations():
@@ -431,15 +429,16 @@ class Trials:
         if this.configuration:
             force = tuning.forced(f"{self.operation.name}_{self.backend}", this.configuration)
 
-        def traced(name: str, body: Callable[[Case], None], case: Case) -> None:
-            with _of_case(name), _lines_that_run(self._places()) as lines:
-                body(case)
+        @contextlib.contextmanager
+        def traced(name: str) -> Iterator[None]:
+            with _lines_that_run(self._places()) as lines:
+                yield
             assert say is not None
             say(CaseRan(step, name, {file: sorted(found) for file, found in lines.items()}))
 
         given = Given(examples=len(cases), given=cases, wanted=wanted)
         if say is not None and self.backend != "cuda":
-            given.cases = functools.partial(_each, cases, traced)  # type: ignore[method-assign]
+            given.around = traced
         # What a candidate does not claim, as gradients, is not checked.
         with force, contextlib.suppress(*[Unsupported] * bool(self.candidate)):
             this.check(of_output(subject, this.output) if this.output else together(subject), given)
@@ -643,41 +642,3 @@ def _claimed(subject: Subject, cases: Mapping[str, Case]) -> dict[str, Case]:
     claims, operation, dtype = subject.claims, subject.operation, subject.dtype
     within = {name: case for name, case in cases.items() if claims.outside(operation, case, dtype) is None}
     return {name: claims.adapted(case) for name, case in within.items()}
-
-
-def _each(
-    cases: Mapping[str, Case],
-    run: Callable[[str, Callable[[Case], None], Case], None],
-    subject: Subject,
-    check: str,
-    body: Callable[[Case], None],
-    **options: Any,
-) -> None:
-    """Replace `Search.cases`: run each given case."""
-    for name, case in cases.items():
-        with contextlib.suppress(Unsuitable):
-            run(name, body, case)
-
-
-def _drawn(strategy: Any, examples: int) -> dict[str, Case]:
-    """Draw cases from a strategy with a fixed seed, so that they are always the same."""
-    drawn: list[Case] = []
-
-    @hypothesis.seed(1)
-    @hypothesis.settings(
-        max_examples=examples,
-        database=None,
-        deadline=None,
-        phases=[hypothesis.Phase.generate],
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    @hypothesis.given(strategy)
-    def draw(case: Case) -> None:
-        drawn.append(case)
-
-    draw()
-    return _numbered(drawn, "generated")
-
-
-def _numbered(cases: Iterable[Case], kind: str = "case") -> dict[str, Case]:
-    return {f"{kind} {i}": case for i, case in enumerate(cases)}

@@ -130,13 +130,14 @@ class Claims:
         return ", ".join([*(word for word, holds in words.items() if holds), *filter(None, [others])])
 
     def joined(self, other: "Claims") -> "Claims":
-        """Return these claims with those of `other` that are not the default, and the ranks that both support.
+        """Return these claims with those of `other` that are not the default, and the ranks and dtypes of both.
 
         Contiguous tensors are aligned.
         """
         claimed = {each.name: getattr(other, each.name) for each in fields(self)}
         claimed["aligned"] = not (self.contiguous or other.contiguous) and (self.aligned or other.aligned)
         claimed["ranks"] = tuple(rank for rank in self.ranks if rank in other.ranks) or other.ranks
+        claimed["dtypes"] = tuple(name for name in self.dtypes if name in other.dtypes) or other.dtypes
         kept = {n: v for n, v in claimed.items() if n == "aligned" or v != getattr(NO_CLAIMS, n)}
         return replace(self, **kept)
 

@@ -17,16 +17,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import hypothesis
 import numpy as np
 import torch
-from hypothesis import strategies as st
 
 from fourfold.checks.outputs import of_output
 from fourfold.checks.results import expected_results, named_results
-from fourfold.checks.search import Subject
+from fourfold.checks.search import Subject, generated_cases
 from fourfold.engine.cells import CANDIDATE, Cell, Selection
-from fourfold.instruments.tampering import random_state_kept
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
@@ -201,28 +198,6 @@ def errors_in_ulp(actual: np.ndarray, expected: Bounded, dtype: DType) -> np.nda
     return np.where(np.isnan(error), np.inf, error)[held]
 
 
-def drawn(strategy: st.SearchStrategy[Case], count: int, seed: int) -> dict[str, Case]:
-    """Generated cases by name: the same for a seed and a version of Hypothesis."""
-    cases: list[Case] = []
-
-    @hypothesis.seed(seed)
-    @hypothesis.settings(
-        max_examples=count,
-        phases=[hypothesis.Phase.generate],
-        deadline=None,
-        database=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    @hypothesis.given(strategy)
-    def keep(case: Case) -> None:
-        cases.append(case)
-
-    if count:
-        with random_state_kept():
-            keep()
-    return {f"generated {number}": case for number, case in enumerate(cases)}
-
-
 def measure(
     selection: Selection, device: str, examples: int, seed: int, say: Callable[[str], None] = lambda line: None
 ) -> Accuracy:
@@ -280,7 +255,7 @@ def _measure(subjects: Mapping[str, Subject], name: str, examples: int, seed: in
     if not operation.result_dtype(dtype).roundoff:
         return  # integers are right or wrong
     cases = {case: make(dtype) for case, make in operation.examples.items()}
-    cases |= drawn(operation.cases(dtype, ELEMENTS), examples, seed)
+    cases |= generated_cases(operation.cases(dtype, ELEMENTS), examples, seed)
     results: dict[str, AccuracyResult] = {}
     for case_name, case in cases.items():
         expected = expected_results(first, case)

@@ -174,14 +174,20 @@ class Replay:
             for call in self._calls:
                 call.run(1)
         torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
+        self._graph = torch.cuda.CUDAGraph(keep_graph=True)
         with garbage_kept(), warnings.catch_warnings():
             # A call that launches nothing gives an empty graph: the gradient of a sum is grad_output itself.
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")
             with torch.cuda.graph(self._graph, stream=stream):
                 for call in self._calls:
                     call.run(1)
+        self._graph.instantiate()
         self._captured = [dict(call.parts) for call in self._calls]
+
+    @property
+    def graph(self) -> int:
+        """The address of the captured graph."""
+        return self._graph.raw_cuda_graph()
 
     @property
     def calls_per_run(self) -> int:

@@ -24,7 +24,7 @@ from fourfold.backends.launch_records import Code, Launched, LaunchRecord, recor
 from fourfold.checks.ahead_of_time import needs
 from fourfold.compat import torch_internals
 from fourfold.operations.workloads import Workload
-from fourfold.performance.calls import Call
+from fourfold.performance.calls import Call, Replay
 from fourfold.performance.static import paired
 
 # What a record shows. The hash covers all.
@@ -86,6 +86,47 @@ def on_gpu(call: Call) -> LaunchRecord:
     from fourfold.backends.triton.launch import triton_recorded
 
     return record_of(call, triton_recorded)
+
+
+def refuse_unrecorded(record: LaunchRecord, replay: Replay) -> None:
+    """Refuse a candidate's record if its captured graph has nodes that the record does not explain.
+
+    A candidate may launch kernels that no hook sees, such as those of an extension. Its graph has them all.
+
+    Args:
+        record: what one call launched.
+        replay: the graph of that call and others like it.
+    """
+    nodes = _nodes(replay.graph)
+    for launch in record.launches:
+        nodes[launch.code.mangled] -= replay.calls_per_run
+    unexplained = [name for name, count in nodes.items() if count]
+    if unexplained:
+        record.refuse(f"the candidate's call has nodes that are not recorded: {', '.join(unexplained)}"[:WIDTH])
+
+
+def _nodes(graph: int) -> Counter[str]:
+    """Count the nodes of a CUDA graph: kernels by their mangled names, others by their types."""
+    from cuda.bindings import driver
+
+    def result(status: Any, *values: Any) -> Any:
+        if status.value:
+            raise CudaError(f"the nodes of a CUDA graph cannot be read: {status.name}")
+        return values[0] if values else None
+
+    def name(node: Any) -> str:
+        kind = result(*driver.cuGraphNodeGetType(node))
+        if kind != driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
+            return str(kind.name)
+        parameters = result(*driver.cuGraphKernelNodeGetParams(node))
+        if int(parameters.func):
+            return str(result(*driver.cuFuncGetName(parameters.func)).decode())
+        return str(result(*driver.cuKernelGetName(parameters.kern)).decode())
+
+    status, _, count = driver.cuGraphGetNodes(graph, 0)
+    result(status)
+    nodes = result(*driver.cuGraphGetNodes(graph, count)[:2]) if count else []
+    return Counter(map(name, nodes))
 
 
 def described(record: LaunchRecord, workload: Workload, codes: MutableMapping[str, Code]) -> dict[str, Any]:

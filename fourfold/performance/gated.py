@@ -299,11 +299,11 @@ def loaded(baseline: Baseline, measurement: Measurement, candidates: Mapping[str
     """
     cell = measurement.cell
     assert cell is not None
-    if measurement.source is None:
+    if measurement.of.source is None:
         return baseline.load(cell.operation, cell.backend)
     if measurement.origin not in candidates:
         raise SourceError(f"its candidate {measurement.origin} is not kept")
-    operation, (_, function) = measurement.operation, measurement.source()
+    operation, (_, function) = measurement.operation, measurement.of.source()
     former = baseline.candidate(candidates[measurement.origin], function)
     return as_operation(former, inspect.signature(reference_of(operation)), operation.name)
 

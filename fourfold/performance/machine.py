@@ -29,6 +29,16 @@ REASONS = {
 IDENTITY = ("device", "gpu", "cpu", "architecture")
 
 
+def toolchain() -> dict[str, str]:
+    """Return the environment variables that keep Triton's assembler and cache as they are.
+
+    torch.compile sets those that are not set, to an assembler of its own: kernels compiled later have other code.
+    """
+    from triton import knobs
+
+    return {"TRITON_PTXAS_PATH": knobs.nvidia.ptxas.path, "TRITON_CACHE_DIR": knobs.cache.dir}
+
+
 def machine(device: str, cpu: Mapping[str, Any]) -> dict[str, str]:
     """Describe the hardware and the versions that times depend on.
 

@@ -85,7 +85,7 @@ class Measurement:
         make: makes the workload.
         dtype: the dtype of the tensors.
         direction: one of `DIRECTIONS`, or "host": the time that a forward call takes the host of a GPU.
-        contender, function, cell, source, claims: as a `Contender` has them.
+        of: the contender.
         clock: the timer for pytest-benchmark.
         kernel: the name of the suite's kernel, beside which the contender is timed; "" outside of a suite.
         in_ladder: whether this is a rung of a ladder, which may call the kernel in another way than its cell does.
@@ -96,14 +96,20 @@ class Measurement:
     make: Make
     dtype: str
     direction: str
-    contender: str
-    function: Callable[[], Function]
+    of: Contender
     clock: Clock
-    cell: Cell | None = None
-    source: Callable[[], Source] | None = None
-    claims: Claims = UNLIMITED
     kernel: str = ""
     in_ladder: bool = False
+
+    @property
+    def contender(self) -> str:
+        """The name of the contender."""
+        return self.of.name
+
+    @property
+    def cell(self) -> Cell | None:
+        """The verified cell that is timed, if it is one."""
+        return self.of.cell
 
     @property
     def gated(self) -> bool:
@@ -118,7 +124,7 @@ class Measurement:
     @property
     def origin(self) -> str:
         """Return the candidate as ``FILE:FUNCTION``, from the folder of the run, which is another for each clone."""
-        file, function = self.source() if self.source else (Path(), "")
+        file, function = self.of.source() if self.of.source else (Path(), "")
         return f"{os.path.relpath(file)}:{function}"
 
     def __str__(self) -> str:
@@ -218,12 +224,8 @@ def measurements_of(
                     make=make,
                     dtype=dtype,
                     direction=direction,
-                    contender=each.name,
-                    function=each.function,
+                    of=each,
                     clock=clock_for(device, direction),
-                    cell=each.cell,
-                    source=each.source,
-                    claims=each.claims,
                     kernel=kernel,
                 )
 
@@ -258,7 +260,7 @@ class Bench:
             self._functions = key, {}
         functions = self._functions[1]
         if measurement.contender not in functions:
-            functions[measurement.contender] = measurement.function()
+            functions[measurement.contender] = measurement.of.function()
         return functions[measurement.contender]
 
     def unsupported(self, measurement: Measurement) -> Unsupported | None:
@@ -269,9 +271,9 @@ class Bench:
         if not measurement.kernel and (reason := self.selection.unsupported(cell, self.device)):
             return reason
         workload, dtype = self.workload(measurement), DTYPES[measurement.dtype]
-        if outside := measurement.claims.outside(measurement.operation, workload.part, dtype):
+        if outside := measurement.of.claims.outside(measurement.operation, workload.part, dtype):
             return Unsupported(f"outside of the claims: {outside}", Exclusion.UNCLAIMED)
-        forward = measurement.source is None or measurement.direction in ("forward", HOST)
+        forward = measurement.of.source is None or measurement.direction in ("forward", HOST)
         if forward or requires_gradient(self.implementation(measurement), measurement.operation, dtype, self.device):
             return None
         return Unsupported("the kernel's output has no gradient", Exclusion.FORWARD_ONLY)
@@ -325,11 +327,18 @@ class Bench:
         return replay, f"graph of {replay.calls_per_run} calls, rotating buffers"
 
     def launched(self, measurement: Measurement, runnable: Checkable) -> dict[str, Any] | None:
-        """Return what a warmed-up call launches, for the record: only of Triton and CUDA C++ on a GPU's clock."""
-        own = measurement.cell is not None and measurement.cell.backend in ("triton", "cuda")
-        if not own or self.device != "cuda" or measurement.direction == HOST:
+        """Return what a warmed-up call of Triton, CUDA C++ or a candidate launches on a GPU, for the record."""
+        backend = measurement.cell and measurement.cell.backend
+        if backend not in ("triton", "cuda", CANDIDATE) or self.device != "cuda" or measurement.direction == HOST:
             return None
         record = code_identity.on_gpu(runnable.one)
+        if backend == CANDIDATE:
+            try:
+                if not isinstance(runnable, Replay):
+                    runnable = Replay(lambda: self.call(measurement, self.implementation(measurement)), 0)
+                code_identity.refuse_unrecorded(record, runnable)
+            except RuntimeError as error:  # a call that cannot be captured is judged by its time
+                record.refuse(str(error).splitlines()[0])
         return code_identity.described(record, self.workload(measurement), self.codes)
 
     def between_rounds(self, runnable: Checkable, clock: Clock) -> Callable[[], None]:

@@ -16,36 +16,13 @@ import torch.nn.functional as F
 
 from fourfold import backends
 
-Function = Callable[..., Any]  # to a tensor, or to a tuple of the outputs
+Function = Callable[..., Any]  # takes the operation's arguments by name; returns a tensor, or a tuple of the outputs
 COMPILED, LIBRARY = "compile", "library"
 
 
-def softmax(x: torch.Tensor) -> torch.Tensor:
-    """Call torch's own kernel."""
-    return torch.softmax(x, -1)
-
-
-def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Call torch's own kernel."""
-    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """Call torch's own kernel."""
-    return F.rms_norm(x, x.shape[-1:], weight, eps)
-
-
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Call torch's own kernels, of the sum and of the norm."""
+def _add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> Any:
     residual_out = x + residual
     return F.rms_norm(residual_out, x.shape[-1:], weight, eps), residual_out
-
-
-def cross_entropy(logits: torch.Tensor, target: torch.Tensor, **parameters: Any) -> torch.Tensor:
-    """Call torch's own kernels."""
-    return F.cross_entropy(logits, target, **parameters)
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_slope: float = 0.01) -> torch.Tensor:
@@ -101,12 +78,13 @@ def attention(
     return found.transpose(1, 2).values()
 
 
+# torch's own kernels.
 LIBRARIES: Mapping[str, Function] = {
-    "softmax": softmax,
-    "layer_norm": layer_norm,
-    "rms_norm": rms_norm,
-    "add_rms_norm": add_rms_norm,
-    "cross_entropy": cross_entropy,
+    "softmax": lambda x: torch.softmax(x, -1),
+    "layer_norm": lambda x, weight, bias, eps=1e-5: F.layer_norm(x, x.shape[-1:], weight, bias, eps),
+    "rms_norm": lambda x, weight, eps=1e-6: F.rms_norm(x, x.shape[-1:], weight, eps),
+    "add_rms_norm": _add_rms_norm,
+    "cross_entropy": lambda logits, target, **parameters: F.cross_entropy(logits, target, **parameters),
     "matmul": matmul,
     "scaled_matmul": scaled_matmul,
     "attention": attention,
@@ -120,34 +98,6 @@ def _as_rows(kernel: Function) -> Function:
         return kernel(x.reshape(-1, x.shape[-1]), *others, **parameters).reshape(x.shape)
 
     return on_rows
-
-
-def _liger_softmax(module: Any) -> Function:
-    return lambda x: module.LigerSoftmaxFunction.apply(x)
-
-
-def _liger_layer_norm(module: Any) -> Function:
-    return lambda x, weight, bias, eps=1e-5: module.LigerLayerNormFunction.apply(x, weight, bias, eps)
-
-
-def _liger_rms_norm(module: Any) -> Function:
-    # Not in place: otherwise its backward pass would write over the cotangent.
-    return lambda x, weight, eps=1e-6: module.LigerRMSNormFunction.apply(x, weight, eps, 0.0, "llama", False)
-
-
-def _liger_add_rms_norm(module: Any) -> Function:
-    # Its mode "gemma" rounds once, as the operation does; the offset of the weight is left out.
-    return lambda x, residual, weight, eps=1e-6: module.LigerFusedAddRMSNormFunction.apply(
-        x, residual, weight, eps, 0.0, "gemma", False
-    )
-
-
-def _quack_softmax(module: Any) -> Function:
-    return _as_rows(module.softmax)
-
-
-def _quack_rms_norm(module: Any) -> Function:
-    return _as_rows(lambda x, weight, eps=1e-6: module.rmsnorm(x, weight, eps=eps))
 
 
 def _quack_cross_entropy(module: Any) -> Function:
@@ -194,22 +144,6 @@ def _flaggems_layer_norm(module: Any) -> Function:
     return _as_rows(lambda x, weight, bias, eps=1e-5: LayerNorm.apply(x, weight, bias, eps))
 
 
-def _flaggems_rms_norm(module: Any) -> Function:
-    return lambda x, weight, eps=1e-6: module.rms_norm(x, x.shape[-1:], weight, eps)
-
-
-def _flaggems_cross_entropy(module: Any) -> Function:
-    return lambda logits, target, **parameters: module.cross_entropy_loss(logits, target, **parameters)
-
-
-def _flaggems_swiglu(module: Any) -> Function:
-    return lambda gate, up: module.silu_and_mul(gate, up)
-
-
-def _flaggems_topk(module: Any) -> Function:
-    return lambda x, k, largest=True: module.topk(x, k, -1, largest)
-
-
 def _flaggems_cumsum(module: Any) -> Function:
     def cumsum(
         x: torch.Tensor, offsets: torch.Tensor | None = None, exclusive: bool = False, reverse: bool = False
@@ -237,17 +171,39 @@ INSTALLED: Mapping[str, tuple[str, Mapping[str, tuple[str, Callable[[Any], Funct
     "liger": (
         "liger_kernel.ops",
         {
-            "softmax": ("softmax", _liger_softmax),
-            "layer_norm": ("layer_norm", _liger_layer_norm),
-            "rms_norm": ("rms_norm", _liger_rms_norm),
-            "add_rms_norm": ("fused_add_rms_norm", _liger_add_rms_norm),
+            "softmax": ("softmax", lambda liger: lambda x: liger.LigerSoftmaxFunction.apply(x)),
+            "layer_norm": (
+                "layer_norm",
+                lambda liger: (
+                    lambda x, weight, bias, eps=1e-5: liger.LigerLayerNormFunction.apply(x, weight, bias, eps)
+                ),
+            ),
+            "rms_norm": (
+                "rms_norm",
+                # Not in place: otherwise its backward pass would write over the cotangent.
+                lambda liger: (
+                    lambda x, weight, eps=1e-6: liger.LigerRMSNormFunction.apply(x, weight, eps, 0.0, "llama", False)
+                ),
+            ),
+            "add_rms_norm": (
+                "fused_add_rms_norm",
+                # Its mode "gemma" rounds once, as the operation does; the offset of the weight is left out.
+                lambda liger: (
+                    lambda x, residual, weight, eps=1e-6: liger.LigerFusedAddRMSNormFunction.apply(
+                        x, residual, weight, eps, 0.0, "gemma", False
+                    )
+                ),
+            ),
         },
     ),
     "quack": (
         "quack",
         {
-            "softmax": ("softmax", _quack_softmax),
-            "rms_norm": ("rmsnorm", _quack_rms_norm),
+            "softmax": ("softmax", lambda quack: _as_rows(quack.softmax)),
+            "rms_norm": (
+                "rmsnorm",
+                lambda quack: _as_rows(lambda x, weight, eps=1e-6: quack.rmsnorm(x, weight, eps=eps)),
+            ),
             "cross_entropy": ("cross_entropy", _quack_cross_entropy),
         },
     ),
@@ -257,10 +213,16 @@ INSTALLED: Mapping[str, tuple[str, Mapping[str, tuple[str, Callable[[Any], Funct
         {
             "softmax": ("ops.softmax", _flaggems_softmax),
             "layer_norm": ("ops.layernorm", _flaggems_layer_norm),
-            "rms_norm": ("ops.rms_norm", _flaggems_rms_norm),
-            "cross_entropy": ("fused.cross_entropy_loss", _flaggems_cross_entropy),
-            "swiglu": ("fused.silu_and_mul", _flaggems_swiglu),
-            "topk": ("ops.topk", _flaggems_topk),
+            "rms_norm": (
+                "ops.rms_norm",
+                lambda gems: lambda x, weight, eps=1e-6: gems.rms_norm(x, x.shape[-1:], weight, eps),
+            ),
+            "cross_entropy": (
+                "fused.cross_entropy_loss",
+                lambda gems: lambda logits, target, **rest: gems.cross_entropy_loss(logits, target, **rest),
+            ),
+            "swiglu": ("fused.silu_and_mul", lambda gems: lambda gate, up: gems.silu_and_mul(gate, up)),
+            "topk": ("ops.topk", lambda gems: lambda x, k, largest=True: gems.topk(x, k, -1, largest)),
             "cumsum": ("ops.cumsum", _flaggems_cumsum),
             "matmul": ("ops.mm", _flaggems_matmul),
         },
@@ -290,17 +252,6 @@ def of_torchvision(operation: str) -> Function | None:
     except ImportError:
         return None
 
-    def giou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-        return 1 - ops.generalized_box_iou_loss(boxes1, boxes2, eps=eps)
-
-    def giou_matrix(
-        boxes_a: torch.Tensor, boxes_b: torch.Tensor, mode: str = "giou", eps: float = 1e-5
-    ) -> torch.Tensor:
-        return (ops.generalized_box_iou if mode == "giou" else ops.box_iou)(boxes_a, boxes_b)
-
-    def sigmoid_focal_loss(logits: torch.Tensor, targets: torch.Tensor, **parameters: Any) -> torch.Tensor:
-        return ops.sigmoid_focal_loss(logits, targets, **parameters)
-
     def nms(
         boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float, idxs: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -308,10 +259,15 @@ def of_torchvision(operation: str) -> Function | None:
             return ops.nms(boxes, scores, iou_threshold)
         return ops.batched_nms(boxes, scores, idxs, iou_threshold)
 
+    def giou_matrix(
+        boxes_a: torch.Tensor, boxes_b: torch.Tensor, mode: str = "giou", eps: float = 1e-5
+    ) -> torch.Tensor:
+        return (ops.generalized_box_iou if mode == "giou" else ops.box_iou)(boxes_a, boxes_b)
+
     known: dict[str, Function] = {
-        "giou": giou,
+        "giou": lambda boxes1, boxes2, eps=1e-5: 1 - ops.generalized_box_iou_loss(boxes1, boxes2, eps=eps),
         "giou_matrix": giou_matrix,
-        "sigmoid_focal_loss": sigmoid_focal_loss,
+        "sigmoid_focal_loss": lambda logits, targets, **rest: ops.sigmoid_focal_loss(logits, targets, **rest),
         "nms": nms,
     }
     return known.get(operation)

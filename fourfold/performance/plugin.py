@@ -88,6 +88,8 @@ class Performance:
             # them, and here they would take most of the time.
             torch.set_num_threads(1)
             os.environ.setdefault("FOURFOLD_CUDA_ON_CPU", "fast")
+        elif self.running:
+            os.environ.update(machine.toolchain())
 
     @property
     def dtypes(self) -> Sequence[str]:
@@ -279,7 +281,7 @@ class Performance:
                 "examples a check": str(examples(self.config)),
                 **machine.versions(),
             }
-            content = report.verification(self.matrix, self.failures, about)
+            content = report.verification(self.matrix.tallies, self.failures, about)
             self.page = report.write(directory, "verification", content)
 
     def rows(self) -> list[Timing]:

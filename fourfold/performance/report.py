@@ -9,11 +9,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
+from fourfold.backends.cuda.compile import write_atomically
 from fourfold.engine.verdict import Finding
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.performance.charts import Point, chart, quantity, sparkline
@@ -47,26 +48,20 @@ def cause_of(failure: Finding | None) -> str:
     return f"{failure.kind}: {NUMBERS.sub('N', said)}" if said else ""
 
 
-class Tallied(Protocol):
-    """An object with the tallies of a run by cell, like the table at the end of a run."""
-
-    @property
-    def tallies(self) -> Mapping[Any, Any]:
-        """The tallies."""
-
-
-def verification(matrix: Tallied, failures: Sequence[Mapping[str, Any]], about: Mapping[str, str]) -> dict[str, Any]:
+def verification(
+    tallies: Mapping[Any, Any], failures: Sequence[Mapping[str, Any]], about: Mapping[str, str]
+) -> dict[str, Any]:
     """Return a verification run's part of the report.
 
     Args:
-        matrix: the tallies of the run.
+        tallies: those of the run, by cell, as in the table at its end.
         failures: for each failed test its name, its message, the command that repeats it, its cell (None if it has
             none) and its cause.
         about: date, commit, device, profile and versions.
     """
     cells = [
         {**vars(cell), **vars(tally), "kinds": sorted(tally.kinds), "boundary": tally.boundary.claim()}
-        for cell, tally in matrix.tallies.items()
+        for cell, tally in tallies.items()
     ]
     return {"about": dict(about), "cells": cells, "failures": list(failures)}
 
@@ -114,10 +109,10 @@ def write(directory: Path, part: str, content: Mapping[str, Any]) -> Path:
         The path of the page.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    _write(directory / f"{part}.json", json.dumps(content))
+    write_atomically(directory / f"{part}.json", json.dumps(content).encode())
     parts = {name: read(directory / f"{name}.json") for name in PARTS}
     page = directory / "index.html"
-    _write(page, render(parts["verification"], parts["performance"]))
+    write_atomically(page, render(parts["verification"], parts["performance"]).encode())
     return page
 
 
@@ -128,13 +123,6 @@ def read(path: Path) -> dict[str, Any] | None:
         if isinstance(found, dict):
             return found
     return None
-
-
-def _write(path: Path, text: str) -> None:
-    """A file, whole or not at all."""
-    unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
 
 
 def render(verified: Mapping[str, Any] | None, timed: Mapping[str, Any] | None) -> str:

@@ -5,7 +5,6 @@ import hashlib
 import importlib
 import io
 import operator
-import os
 import re
 import sys
 import zipfile
@@ -90,9 +89,7 @@ def save(directory: Path, files: Mapping[str, bytes]) -> Path:
         with zipfile.ZipFile(held, "w") as archive:
             for name, content in sorted(files.items()):
                 archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-        unfinished.write_bytes(held.getvalue())
-        unfinished.replace(path)
+        write_atomically(path, held.getvalue())
     return path
 
 

@@ -74,4 +74,4 @@ class TimedRun:
 
     @cached_property
     def _files(self) -> dict[str, Path]:
-        return {m.origin: m.source()[0] for m in self.timed.values() if m.source is not None}
+        return {m.origin: m.of.source()[0] for m in self.timed.values() if m.of.source is not None}

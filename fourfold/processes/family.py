@@ -1,9 +1,12 @@
-"""The parent of a process, and its descendants."""
+"""The parent of a process, its descendants and its temporary folders."""
 
+import atexit
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -50,6 +53,18 @@ def kill_children(but: Collection[int] = ()) -> None:
                 os.kill(process, signal.SIGKILL)
                 os.waitpid(process, os.WNOHANG)
         time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def temporary_folder(prefix: str = "fourfold-") -> Path:
+    """Create a folder that this process removes when it ends; processes forked from it do not."""
+    folder, owner = tempfile.mkdtemp(prefix=prefix), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return Path(folder)
 
 
 def descendants(process: int) -> list[psutil.Process]:

@@ -1,13 +1,10 @@
 """A black box: what a process that runs kernels leaves behind to explain its death."""
 
-import atexit
 import contextlib
 import faulthandler
 import json
 import os
 import re
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -143,15 +140,3 @@ def _write_anew(file: IO[bytes] | None, text: str) -> None:
         encoded = text.encode()
         os.pwrite(file.fileno(), encoded, 0)
         os.ftruncate(file.fileno(), len(encoded))
-
-
-def new_folder() -> Path:
-    """Create a folder that this process removes when it ends; processes forked from it do not."""
-    folder, owner = tempfile.mkdtemp(prefix="fourfold-"), os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(remove)
-    return Path(folder)

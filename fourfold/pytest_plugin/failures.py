@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fourfold.backends.cuda.compile import write_atomically
 from fourfold.backends.cuda.declarations import SUFFIXES
 from fourfold.candidates.integrity.escapes import Escape
 from fourfold.candidates.process.first_process import Unanswered
@@ -167,6 +168,4 @@ class Entries:
             "versions": {name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy", "hypothesis")},
             "checks": list(self.checks.values()),
         }
-        unfinished = path.with_name(path.name + ".unfinished")
-        unfinished.write_text(json.dumps(content, indent=1, default=str) + "\n")
-        unfinished.replace(path)
+        write_atomically(path, (json.dumps(content, indent=1, default=str) + "\n").encode())

@@ -29,7 +29,7 @@ from fourfold.processes import family
 from fourfold.processes.child import Death
 from fourfold.processes.stop import Stop
 from fourfold.pytest_plugin.account import Account, conclude
-from fourfold.pytest_plugin.black_box import SILENT, BlackBox, Found, new_folder
+from fourfold.pytest_plugin.black_box import SILENT, BlackBox, Found
 from fourfold.pytest_plugin.failures import OUTCOME, REPEAT, SELECTION, repeat
 from fourfold.pytest_plugin.journal import Journal, Pipe
 from fourfold.pytest_plugin.leftover_threads import LeftBehind
@@ -213,7 +213,7 @@ def pytest_configure(config: pytest.Config) -> None:
         family.die_with(os.getppid())
         task = RunTask(BlackBox(Path(xdist_internals.inputs(config)[_KEY])))
     else:
-        task = config.stash.get(TASK, None) or RunTask(BlackBox(new_folder()))
+        task = config.stash.get(TASK, None) or RunTask(BlackBox(family.temporary_folder()))
     task.box.open()
     config.stash[BLACK_BOX] = task.box
     config.pluginmanager.register(Isolation(config, task), "fourfold-isolated")
@@ -223,19 +223,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Run the tests in a child, unless this process is the child."""
     xdist_internals.replace_all_workers(config)  # each worker that dies has ended a test
-    if is_distributed(config) or runs_no_test_of_its_own(config) or any_of(config, INTERACTIVE):
+    if xdist_internals.is_asked_for(config) or runs_no_test_of_its_own(config) or any_of(config, INTERACTIVE):
         return None
-    return supervise(config)
+    if config.getoption("candidate"):
+        adopt_orphans()
+    with Stop(relays=True) as stop:
+        return supervise(config, stop)
 
 
 def folder_of_workers(config: pytest.Config) -> Path | None:
     """Return the folder that all workers of the run share, or None outside of a worker."""
     return Path(xdist_internals.inputs(config)[_KEY]).parent if xdist_internals.is_worker(config) else None
-
-
-def is_distributed(config: pytest.Config) -> bool:
-    """Return whether pytest-xdist was told who runs the tests: workers, or with -n 0 this process."""
-    return xdist_internals.is_asked_for(config)
 
 
 def runs_no_test_of_its_own(config: pytest.Config) -> bool:
@@ -257,7 +255,7 @@ class TrialImport:
     def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, Any, Any]:
         """Try to import the candidates before workers start."""
         watched = any_of(config, INTERACTIVE) or runs_no_test_of_its_own(config)
-        if config.getoption("candidate") and is_distributed(config) and not watched:
+        if config.getoption("candidate") and xdist_internals.is_asked_for(config) and not watched:
             try_import(config)
         return (yield)
 
@@ -268,7 +266,7 @@ def try_import(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: one cannot be imported; says why.
     """
-    box = BlackBox(new_folder())
+    box = BlackBox(family.temporary_folder())
     said = box.folder / "said"
     with Stop(relays=True) as stop:
         death = stop.fork(functools.partial(import_in_child, config, box, said)).wait()
@@ -338,16 +336,12 @@ def died_of_import(found: Found) -> str:
     return f"{found.importing}: the process that imports it {found.cause}"
 
 
-def supervise(config: pytest.Config) -> int:
-    """Fork children, each of which runs the remaining tests, until one finishes; return its exit code."""
-    if config.getoption("candidate"):
-        adopt_orphans()
-    with Stop(relays=True) as stop:
-        return ended_children(config, stop)
+def supervise(config: pytest.Config, stop: Stop) -> int:
+    """Fork children, each of which runs the tests that the one before it left, until one finishes.
 
-
-def ended_children(config: pytest.Config, stop: Stop) -> int:
-    """Return the exit code of a run by children, each of which continues where the one before it died."""
+    Returns:
+        the exit code of the run.
+    """
     told: list[dict[str, Any]] = []
     false = 0
     while True:
@@ -375,7 +369,7 @@ def told_by_child(
     config: pytest.Config, told: list[dict[str, Any]], stop: Stop
 ) -> tuple[int, list[dict[str, Any]], Found, int]:
     """Fork a child that runs tests; return its exit code, entries and black box, and the number of false entries."""
-    folder, pipe = new_folder(), Pipe()
+    folder, pipe = family.temporary_folder(), Pipe()
 
     def run_as_child() -> int:
         return run_tests(config, RunTask(BlackBox(folder), told, pipe.for_child()))
@@ -497,7 +491,7 @@ class Workers:
     """The plugin in the controller of pytest-xdist's workers."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.config, self.folder = config, new_folder()
+        self.config, self.folder = config, family.temporary_folder()
         self.changed: list[str] = []
         self.executed: list[Any] = []
 

@@ -346,11 +346,17 @@ class Modes:
         return call
 
 
+def _answer(value: Any) -> Callable[..., Any]:
+    return lambda *args, **options: value
+
+
 class Event:
-    """An emulation of ``torch.cuda.Event`` with the processor's clock."""
+    """An emulation of ``torch.cuda.Event`` with the processor's clock. It is over as soon as it is recorded."""
+
+    query, synchronize, wait = _answer(True), _answer(None), _answer(None)
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self.seconds = time.perf_counter()
+        self.record()
 
     def record(self, *args: Any) -> None:
         """Record the current time."""
@@ -360,23 +366,12 @@ class Event:
         """Return the milliseconds between two events."""
         return max(1e3 * (end.seconds - self.seconds), 1e-3)
 
-    def query(self) -> bool:
-        """Return True: the event is over."""
-        return True
-
-    def synchronize(self) -> None:
-        """Do nothing: the event is over."""
-
-    wait = synchronize
-
 
 class Stream:
-    """An emulation of ``torch.cuda.Stream``: all work is already in order."""
+    """An emulation of ``torch.cuda.Stream``: all work is already done, in order."""
 
-    cuda_stream = 0
-    stream_id = 0
-    device_index = 0
-    priority = 0
+    cuda_stream = stream_id = device_index = priority = 0
+    query, synchronize, wait_stream, wait_event = _answer(True), _answer(None), _answer(None), _answer(None)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.device = torch.device("cuda", 0)
@@ -387,23 +382,11 @@ class Stream:
     def __exit__(self, *error: Any) -> None:
         pass
 
-    def synchronize(self) -> None:
-        """Do nothing: all work is done."""
-
-    def wait_stream(self, stream: Any) -> None:
-        """Do nothing: all work is done."""
-
-    wait_event = wait_stream
-
     def record_event(self, event: Any = None) -> Any:
         """Record and return an event."""
         event = event or Event()
         event.record()
         return event
-
-    def query(self) -> bool:
-        """Return True: all work is done."""
-        return True
 
 
 class _Nothing(contextlib.nullcontext):
@@ -416,10 +399,6 @@ class _Nothing(contextlib.nullcontext):
 def properties(*device: Any) -> types.SimpleNamespace:
     """Emulate ``torch.cuda.get_device_properties()``."""
     return types.SimpleNamespace(**PROPERTIES)
-
-
-def _answer(value: Any) -> Callable[..., Any]:
-    return lambda *args, **options: value
 
 
 def replace_cuda() -> None:
@@ -516,8 +495,24 @@ def replace_classes() -> None:
     torch.amp.autocast_mode.autocast.__init__ = init
 
 
+def do_bench(
+    fn: Callable[[], Any], *args: Any, quantiles: Any = None, return_mode: str = "mean", **options: Any
+) -> Any:
+    """Emulate ``triton.testing.do_bench``: run the function once, and report a millisecond."""
+    fn()
+    if quantiles is not None:
+        return 1.0 if len(quantiles) == 1 else [1.0] * len(quantiles)
+    return [1.0] if return_mode == "all" else 1.0
+
+
 class Driver(triton_internals.AbsentDriver):
-    """An emulation of Triton's driver for the absent GPU."""
+    """An emulation of Triton's driver for the absent GPU, the only device. No benchmark has a cache to clear."""
+
+    get_current_device, set_current_device = _answer(0), _answer(None)
+    get_active_torch_device = _answer(torch.device("cuda", 0))
+    get_device_interface = _answer(torch.cuda)
+    get_benchmarker = _answer(do_bench)
+    get_empty_cache_for_benchmark, clear_cache = _answer(torch.zeros(1)), _answer(None)
 
     def __init__(self) -> None:
         super().__init__(10 * int(str(PROPERTIES["major"])) + int(str(PROPERTIES["minor"])))
@@ -536,45 +531,9 @@ class Driver(triton_internals.AbsentDriver):
             "mem_bus_width": 5120,
         }
 
-    def get_current_device(self) -> int:
-        """Return the index of the only device."""
-        return 0
-
-    def set_current_device(self, device: int) -> None:
-        """Do nothing: there is only one device."""
-
-    def get_active_torch_device(self) -> torch.device:
-        """Return the only device."""
-        return torch.device("cuda", 0)
-
-    def get_device_interface(self) -> Any:
-        """Return the module that describes devices."""
-        return torch.cuda
-
     def get_device_capability(self, *device: Any) -> tuple[Any, Any]:
         """Return the compute capability."""
         return PROPERTIES["major"], PROPERTIES["minor"]
-
-    def get_benchmarker(self) -> Callable[..., Any]:
-        """Return the function that measures times."""
-        return do_bench
-
-    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
-        """Return the tensor that a benchmark clears."""
-        return torch.zeros(1)
-
-    def clear_cache(self, cache: torch.Tensor) -> None:
-        """Do nothing: nothing is cached."""
-
-
-def do_bench(
-    fn: Callable[[], Any], *args: Any, quantiles: Any = None, return_mode: str = "mean", **options: Any
-) -> Any:
-    """Emulate ``triton.testing.do_bench``: run the function once, and report a millisecond."""
-    fn()
-    if quantiles is not None:
-        return 1.0 if len(quantiles) == 1 else [1.0] * len(quantiles)
-    return [1.0] if return_mode == "all" else 1.0
 
 
 class CublasLt:

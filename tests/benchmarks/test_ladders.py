@@ -17,7 +17,7 @@ from fourfold import backends
 from fourfold.engine.cells import Cell
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.workloads import Make, tiled, whole
-from fourfold.performance.measurement import Measurement, clock_for
+from fourfold.performance.measurement import Contender, Measurement, clock_for
 from fourfold.performance.plugin import Performance, parametrize
 from fourfold.performance.timing import HostClock
 
@@ -157,17 +157,16 @@ def rung_measurements(performance: Performance, names: Sequence[str]) -> Iterato
         for dtype in performance.dtypes if name in names else ():
             for rung, function in rungs.items():
                 own = next((backend for backend in backends.BACKENDS if rung.endswith(backend)), None)
+                # Without a cell a larger error of an article's kernel, as in half types, is recorded only.
+                cell = Cell(name, own, dtype) if own and ("ours" in rung or name != "giou_loss") else None
                 yield Measurement(
                     operation=performance.selection.operations[name],
                     workload=workload,
                     make=make,
                     dtype=dtype,
                     direction="forward",
-                    contender=rung,
-                    function=function,
+                    of=Contender(rung, function, cell),
                     clock=clock_for(device, "forward"),
-                    # Without a cell a larger error of an article's kernel, as in half types, is recorded only.
-                    cell=Cell(name, own, dtype) if own and ("ours" in rung or name != "giou_loss") else None,
                     in_ladder=True,
                 )
 

@@ -1,6 +1,9 @@
 """Benchmarks know compiled code again: what a call launches on a GPU, tested with a GPU whose driver is simulated."""
 
 import json
+import os
+import runpy
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +26,10 @@ from fourfold.engine.cells import CANDIDATE, Cell
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.case import Case
 from fourfold.operations.workloads import Workload, tiled, whole
-from fourfold.performance import code_identity
-from fourfold.performance.calls import DIRECTIONS, Call
+from fourfold.performance import code_identity, machine
+from fourfold.performance.calls import DIRECTIONS, Call, Replay
 from fourfold.performance.ceilings import Ceilings
-from fourfold.performance.measurement import HOST, Bench, Measurement
+from fourfold.performance.measurement import HOST, Bench, Contender, Measurement
 from fourfold.performance.timing import HostClock
 
 FLOAT32 = DTYPES["float32"]
@@ -425,10 +428,8 @@ def measurement_of(contender: str, direction: str = "forward") -> Measurement:
         make=operations()["vector_add"].workloads["cpu"]["small"],
         dtype="float32",
         direction=direction,
-        contender=contender,
-        function=lambda: lambda x, y: x + y,
+        of=Contender(contender, lambda: lambda x, y: x + y, cell),
         clock=HostClock(),
-        cell=cell,
     )
 
 
@@ -439,19 +440,97 @@ def measurement_of(contender: str, direction: str = "forward") -> Measurement:
         ("cuda", measurement_of("triton", "both"), True),
         ("cuda", measurement_of("torch"), False),
         ("cuda", measurement_of("library"), False),
-        ("cuda", measurement_of(CANDIDATE), False),  # it may launch in ways that are not seen
+        ("cuda", measurement_of(CANDIDATE), True),
         ("cuda", measurement_of("cuda", HOST), False),  # the host's time does not depend on this code alone
         ("cpu", measurement_of("cuda"), False),
     ],
     ids=str,
 )
-def test_only_our_kernels_on_a_gpus_clock_are_recorded(
+def test_kernels_on_a_gpus_clock_are_recorded(
     device: str, of: Measurement, recorded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(code_identity, "on_gpu", lambda call: launch_records.LaunchRecord(lambda tensor: None))
     selection: Any = None
     found = Bench(selection, device).launched(of, SimpleNamespace(one=None))  # type: ignore[arg-type]
     assert (found is not None) == recorded
+
+
+def nodes_of(monkeypatch: pytest.MonkeyPatch, **nodes: int) -> None:
+    """Give every graph these nodes."""
+    monkeypatch.setattr(code_identity, "_nodes", lambda graph: Counter(nodes))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "complete"),
+    [
+        ({"scale_kernel": 3}, True),
+        ({"scale_kernel": 4}, False),
+        ({"scale_kernel": 3, "hidden_kernel": 3}, False),
+        ({"hidden_kernel": 3}, False),
+        ({"scale_kernel": 3, "CU_GRAPH_NODE_TYPE_MEMCPY": 3}, False),
+    ],
+    ids=str,
+)
+def test_a_candidates_record_explains_every_node_of_its_graph(
+    nodes: dict[str, int], complete: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_internals, "calls_are_watched", lambda: True)
+    nodes_of(monkeypatch, **nodes)
+    record = launch_records.LaunchRecord(lambda tensor: None)
+    record.launched(launch_records.Code("scale_kernel", "scale_kernel", "sm_90", b""), "grid (1, 1, 1)", ())
+    graph: Any = SimpleNamespace(graph=0, calls_per_run=3)
+    code_identity.refuse_unrecorded(record, graph)
+    assert (record.unknown == "") == complete
+
+
+def test_torch_compile_keeps_the_assembler_and_the_cache_of_a_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.runtime import cache_dir_utils, compile_tasks
+
+    for name in ("TRITON_PTXAS_PATH", "TRITON_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    fixed = machine.toolchain()
+    for name, value in fixed.items():
+        monkeypatch.setenv(name, value)
+    compile_tasks._set_triton_ptxas_path()
+    assert {name: os.environ[name] for name in fixed} == fixed == machine.toolchain()
+    assert cache_dir_utils.triton_cache_dir(0) == fixed["TRITON_CACHE_DIR"]
+
+
+HIDES_A_LAUNCH = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def double_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + places, mask=places < n)
+    tl.store(y_ptr + places, 2.0 * x, mask=places < n)
+
+def doubled(x, hidden):
+    y = torch.empty_like(x)
+    compiled = double_kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, x.numel(), BLOCK=128)
+    if hidden:
+        compiled[(1, 1, 1)](x, y, x.numel(), 128, stream=torch.cuda.current_stream().cuda_stream)
+    return y
+"""
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_launch_that_no_hook_sees_makes_a_candidates_record_incomplete(hidden: bool, tmp_path: Path) -> None:
+    path = tmp_path / "hides_a_launch.py"
+    path.write_text(HIDES_A_LAUNCH)
+    function = runpy.run_path(str(path))["doubled"]
+    operation = operations()["softmax"]
+    workload = operation.workloads["cuda"]["small"](FLOAT32)
+    replay = Replay(
+        lambda: Call(lambda x, *rest: function(x, hidden), operation, workload, FLOAT32, "cuda", "forward"), 0
+    )
+    record = code_identity.on_gpu(replay.one)
+    assert record.unknown == ""
+    code_identity.refuse_unrecorded(record, replay)
+    assert ("double_kernel" in record.unknown) == hidden
 
 
 class Fixture:

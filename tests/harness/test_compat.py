@@ -30,6 +30,7 @@ import torch
 import triton
 import triton.language as tl
 from hypothesis import strategies as st
+from one_run import one_run
 from torch.autograd import forward_ad
 
 from fourfold import compat
@@ -487,7 +488,7 @@ print(json.dumps(found))
 """
 
 
-@functools.cache
+@one_run
 def compiled_without_a_gpu() -> dict[str, Any]:
     """What `COMPILES` has found."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
@@ -627,7 +628,7 @@ def run_pytest(tests: str, *runs: Sequence[str], hooks: str = "") -> tuple[Said,
 CRASHES = "import os\n" + "".join(f"def test_{number}(): os._exit(1)\n" for number in range(6))
 
 
-@functools.cache
+@one_run
 def crashing_workers() -> tuple[Said, str]:
     """One worker, which dies more often than four times: by default pytest-xdist gives up then."""
     return run_pytest(CRASHES, ("-n", "1"))
@@ -653,10 +654,29 @@ def pytest_testnodedown(node, error):
 """
 
 
+WAITS = """
+import pathlib, time
+import pytest
+
+@pytest.mark.parametrize("number", range(64))
+def test_it(number):
+    here = pathlib.Path(__file__).parent
+    (here / f"ran{number}").touch()
+    while number == 0 and len(list(here.glob("ran*"))) < 63:
+        time.sleep(0.01)
+"""
+
+
+@one_run
+def two_workers() -> tuple[Said, str]:
+    """Return what two workers say: one is at the first test until the other has run all but two."""
+    return run_pytest(WAITS, ("-n", "2"), hooks=WORKERS_TELL)
+
+
 @contract("pytest.Config().workeroutput", "xdist.workermanage.WorkerController().workeroutput")
 def what_workers_tell() -> None:
-    said, printed = run_pytest("def test_it(): pass\n", ("-n", "1"), hooks=WORKERS_TELL)
-    assert [one["down"] for one in said if "down" in one] == [["all", "done"]], printed
+    said, printed = two_workers()
+    assert [one["down"] for one in said if "down" in one] == [["all", "done"]] * 2, printed
 
 
 @contract("xdist.workermanage.WorkerController().gateway.id")
@@ -678,32 +698,10 @@ def workers_that_are_replaced() -> None:
     assert re.search(r"\b6 failed\b", crashing_workers()[1])
 
 
-WAITS = """
-import pathlib, time
-import pytest
-
-@pytest.mark.parametrize("number", range(64))
-def test_it(number):
-    here = pathlib.Path(__file__).parent
-    (here / f"ran{number}").touch()
-    while number == 0 and len(list(here.glob("ran*"))) < 63:
-        time.sleep(0.01)
-"""
-
-
 @contract("pytest.Config().option.maxschedchunk")
 def tests_that_are_handed_out_one_by_one() -> None:
     """While a worker is at the first test it keeps one other; by default seven, and then the first never ends."""
-    _, printed = run_pytest(WAITS, ("-n", "2"))
-    assert "64 passed" in printed
-
-
-@pytest.mark.parametrize(("options", "asked"), [(("-n", "0"), True), (("--dist", "load"), False)], ids=str)
-def test_this_process_runs_the_tests_itself_where_there_are_no_workers(options: tuple[str, ...], asked: bool) -> None:
-    said, printed = run_pytest("def test_one(): pass", options)
-    assert re.search(r"\b1 passed\b", printed)
-    assert said[0] == {"asked": asked}
-    assert [(one["controller"], one["worker"]) for one in said[1:]] == [(False, False)]
+    assert "64 passed" in two_workers()[1]
 
 
 OUTCOMES = """
@@ -717,10 +715,18 @@ def test_after(): pass
 """
 
 
-@functools.cache
+@one_run
 def outcomes() -> tuple[Said, str]:
     """A run that fails, skips, and is stopped."""
     return run_pytest(OUTCOMES, ("-n", "0"))
+
+
+def test_this_process_runs_the_tests_itself_where_there_are_no_workers() -> None:
+    load = run_pytest("def test_one(): pass", ("--dist", "load"))
+    for (said, printed), asked, passed in ((outcomes(), True, "1 failed"), (load, False, "1 passed")):
+        assert passed in printed
+        assert said[0] == {"asked": asked}
+        assert [(one["controller"], one["worker"]) for one in said if "controller" in one] == [(False, False)]
 
 
 def said_of(what: str) -> list[Any]:
@@ -789,7 +795,7 @@ def pytest_sessionfinish(session):
 """
 
 
-@functools.cache
+@one_run
 def compared_benchmarks() -> dict[str, Any]:
     """A run of benchmarks that is compared with one before."""
     options = ["-n", "0", "--benchmark-autosave", "--benchmark-storage=file://kept", "--benchmark-json=record.json"]

@@ -16,6 +16,7 @@ import torch
 from declared_operations import DECLARED, IGNORED, attention, embedding, masked_softmax, ragged_mean, rms_norm
 from drawing import collect
 from hypothesis import strategies as st
+from one_run import one_run
 from samples import sampled
 from subjects import subject_of
 
@@ -62,12 +63,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@functools.cache
+@one_run
 def cases_of(name: str) -> list[Case]:
     return collect(DECLARED[name].cases(FLOAT32, ELEMENTS), DRAWS)
 
 
-@functools.cache
+@one_run
 def small_cases_of(name: str) -> list[Case]:
     return collect(DECLARED[name].cases(FLOAT32, FEW), 100)
 

@@ -157,7 +157,13 @@ def never_of(text: str, call: Callable[[ModuleType], Any], folder: Path, name: s
         ("while n > 9:\n    n -= 1\nreturn n", [("3", "n > 9")]),
         ("try:\n    n += 1\nexcept (OSError, TypeError):\n    n = 0\nreturn n", [("5", "except (OSError, TypeError)")]),
         ("match n:\n    case 1:\n        n = 2\n    case [a, *b]:\n        n = a\nreturn n", [("6", "case [a, *b]")]),
-        ("if n > 5: return 1\nreturn n", []),
+        ("if n > 5: return 1\nreturn n", [("2", "n > 5")]),
+        ("if n < 5: return 1\nreturn n", [("3", "not (n < 5)")]),
+        ("return -n if n > 5 else 2 * n", [("2", "n > 5")]),
+        ("return n + (n if n < 5 else 2 * n)", [("2", "not (n < 5)")]),
+        ("return [i if i else n for i in range(n)]", [("2", "i")]),
+        ("return -n if n else ~n if n > 5 else 2 * n", [("2", "not n"), ("2", "n > 5"), ("2", "not (n > 5)")]),
+        ("def inner(a=-n if n > 5 else 2 * n): return a\nreturn inner()", [("2", "n > 5")]),
         ('"""Says nothing."""\nx: int\nif False:\n    n = 1\nreturn n', []),
         ("def inner():\n    return 1\nreturn n", [("3", "inner is never called")]),
         ("n = sum(\n    i\n    for i in range(n)\n)\nreturn n", []),
@@ -364,7 +370,7 @@ import atexit, sys, types
 callbacks = {}
 if not hasattr(sys, "monitoring"):  # before Python 3.12
     sys.monitoring = types.SimpleNamespace(
-        events=types.SimpleNamespace(PY_START=1, LINE=2, NO_EVENTS=0),
+        events=types.SimpleNamespace(PY_START=1, LINE=2, INSTRUCTION=4, NO_EVENTS=0),
         get_tool=lambda tool: None,
         use_tool_id=lambda tool, name: None,
         register_callback=lambda tool, event, callback: None,
@@ -387,7 +393,7 @@ from fourfold.instruments.line_recorder import recorder
 
 recorder.users += 1
 recorder.watch({"/nowhere.py": {1: 1}})
-assert all(callbacks.values()) and len(callbacks) == 2
+assert all(callbacks.values()) and len(callbacks) == 3
 """
 
 

@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from one_run import one_run
 from samples import sampled
 
 import fourfold
@@ -229,10 +231,20 @@ CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
 PLAIN = ["right", "same", "wrong", "no function", "does not parse", "unknown", "reaches", "exits", "hangs"]
 
 
-@pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Graded]:
+@one_run
+def verdicts_by_name() -> dict[str, Graded]:
     """Return the verdicts by one run with two workers."""
-    folder = tmp_path_factory.mktemp("candidates")
+    with tempfile.TemporaryDirectory() as folder:
+        return {one.id: one for one in fourfold.grade(write_candidates(Path(folder)), workers=2, **QUICK)}
+
+
+@pytest.fixture
+def verdicts() -> dict[str, Graded]:
+    return verdicts_by_name()
+
+
+def write_candidates(folder: Path) -> Path:
+    """Return the file of the candidates, with the modules that these import beside it."""
     (folder / "neighbour.py").write_text("import torch\nadd = torch.add\n")
     (folder / "mine.py").write_text("from neighbour import add\ndef vector_add(x, y): return add(x, y)\n")
     names = CANDIDATES if is_full() else PLAIN
@@ -242,7 +254,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Graded]:
             del each["source"]
     file = folder / "candidates.jsonl"
     file.write_text("".join(json.dumps(each) + "\n" for each in given))
-    return {one.id: one for one in fourfold.grade(file, workers=2, **QUICK)}
+    return file
 
 
 @pytest.mark.parametrize("name", sampled(CANDIDATES, *PLAIN))

@@ -143,7 +143,7 @@ ABOUT = {"date": "2026-07-01 12:00 UTC", "commit": "abc123-dirty", "device": "NV
 
 
 def test_page_shows_verification_and_speed_and_needs_no_network(tmp_path: Path) -> None:
-    report.write(tmp_path, "verification", report.verification(matrix(), FAILURES, ABOUT))
+    report.write(tmp_path, "verification", report.verification(matrix().tallies, FAILURES, ABOUT))
     alone = Page((tmp_path / "index.html").read_text())
     assert "0.25 300" in alone.text
     assert all(f"{key} {value}" in alone.text for key, value in ABOUT.items())
@@ -196,7 +196,7 @@ def test_a_run_of_nothing_makes_a_page_too(tmp_path: Path) -> None:
     nothing = report.performance(
         [], {"device": "cpu"}, measured()["ceilings"], {"kernels": {}, "error": "x"}, [], [], []
     )
-    report.write(tmp_path, "verification", report.verification(Matrix(), [], {"device": "CPU"}))
+    report.write(tmp_path, "verification", report.verification({}, [], {"device": "CPU"}))
     assert "not the kernels' speed" in Page(report.write(tmp_path, "performance", nothing).read_text()).text
 
 
@@ -235,7 +235,7 @@ def test_failures_of_one_cause_are_together_and_their_cells_lead_to_them(tmp_pat
         failure("float16", "mine.py:3: ValueError", "test_y"),
         {**failure("float32", "", "test_z"), "cell": None},
     ]
-    content = report.verification(matrix(), found, ABOUT)
+    content = report.verification(matrix().tallies, found, ABOUT)
     text = report.write(tmp_path, "verification", content).read_text()
     page = Page(text)
     (cell,) = re.findall(r'<td class="bad">(.*?)</td>', text)
@@ -265,7 +265,7 @@ def test_a_cause_is_the_line_that_raised_or_the_result_that_is_wrong_or_the_mess
 
 
 def test_headers_of_tables_say_what_they_are_of(tmp_path: Path) -> None:
-    report.write(tmp_path, "verification", report.verification(matrix(), FAILURES, ABOUT))
+    report.write(tmp_path, "verification", report.verification(matrix().tallies, FAILURES, ABOUT))
     page = Page(report.write(tmp_path, "performance", measured()).read_text())
     scopes = [attributes.get("scope") for tag, attributes in page.tags if tag == "th"]
     assert set(scopes) == {"col", "row", "rowgroup"}

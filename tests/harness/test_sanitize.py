@@ -7,12 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from one_run import one_run
 
 from fourfold.backends.triton.sanitizer.races import Accesses, load_in_step, stamps_of, store_in_step
 
@@ -590,9 +592,13 @@ class Result(NamedTuple):
     printed: str
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    folder = tmp_path_factory.mktemp("scripts")
+@one_run
+def script_results() -> dict[str, Result]:
+    with tempfile.TemporaryDirectory() as folder:
+        return results_of(Path(folder))
+
+
+def results_of(folder: Path) -> dict[str, Result]:
     scripts = {**RIGHT, **{name: script for name, (script, _) in WRONG.items()}, "warned": WARNED}
     scripts |= {"waits": WAITS, "unwritten_twice": UNWRITTEN_TWICE, "neighbours": NEIGHBOURS, "fails": FAILS}
     paths = {name: folder / f"{name}.py" for name in scripts}
@@ -608,6 +614,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         )
         for name, path in paths.items()
     }
+
+
+@pytest.fixture
+def results() -> dict[str, Result]:
+    return script_results()
 
 
 @pytest.mark.parametrize("name", RIGHT)

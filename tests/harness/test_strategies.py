@@ -1,6 +1,5 @@
 """The strategies generate what their names promise, in every dtype and often enough."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -24,6 +23,7 @@ from fourfold.properties.boxes import (
 )
 from fourfold.properties.giou import EPS
 from hypothesis import strategies as st
+from one_run import one_run
 from samples import sampled
 
 from fourfold.checks.records import operations
@@ -46,7 +46,7 @@ DRAWS = 300
 ELEMENTS = 4 * 4100
 
 
-@functools.cache
+@one_run
 def drawn_cases(name: str, dtype: str = "float32", count: int = DRAWS, elements: int = ELEMENTS) -> list[Case]:
     return collect(OPERATIONS[name].cases(DTYPES[dtype], elements), count)
 
@@ -123,7 +123,7 @@ def test_inputs_stay_within_the_elements_asked_for(name: str) -> None:
             assert all(boxes.size <= elements for boxes in boxes_of(case))
 
 
-@functools.cache
+@one_run
 def drawn_sizes() -> list[int]:
     # Hypothesis also draws constants that it finds in this repository. With so many draws the shares hardly change.
     return collect(sizes(1025), 8000)
@@ -346,7 +346,7 @@ def same(a: np.ndarray, b: float) -> np.ndarray:
     return np.isnan(a) if np.isnan(b) else (a == b) & (np.signbit(a) == np.signbit(b))
 
 
-@functools.cache
+@one_run
 def special_cases() -> list[Case]:
     # As many cases as one implementation sees in a run over its checks and dtypes, each made from another case.
     plain = st.integers(1, 2**16).map(lambda n: replace(PLAIN, grad_output=np.full(7, n + 1, np.float32)))

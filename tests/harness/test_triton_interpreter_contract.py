@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import triton
+from one_run import one_run
 
 from fourfold.backends.triton.interpreter import parts as triton_interpreter_parts
 from fourfold.backends.triton.interpreter.parts import PARTS, PrivatePart
@@ -14,7 +15,7 @@ from fourfold.backends.triton.interpreter.parts import PARTS, PrivatePart
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
+@one_run
 def missing() -> list[str]:
     """Of a Triton that nobody has corrected yet, which that of this process may be."""
     script = "import json; from fourfold.backends.triton.interpreter.parts import missing; print(json.dumps(missing()))"
@@ -24,8 +25,8 @@ def missing() -> list[str]:
 
 
 @pytest.mark.parametrize("part", PARTS, ids=[part.path.partition(":")[2] for part in PARTS])
-def test_part_is_there(part: PrivatePart, missing: list[str]) -> None:
-    changed = [line for line in missing if line.startswith(f"{part.path} ")]
+def test_part_is_there(part: PrivatePart) -> None:
+    changed = [line for line in missing() if line.startswith(f"{part.path} ")]
     assert not changed, f"Triton {triton.__version__} has changed what its interpreter's corrections use: {changed[0]}"
 
 

@@ -147,6 +147,31 @@ def test_a_claim_that_drops_the_failed_check_is_not_suggested() -> None:
     assert verdict.suggested_claim == "", verdict
 
 
+def test_a_refusal_within_claims_that_other_checks_need_is_no_failure() -> None:
+    def of_contiguous_memory(x: torch.Tensor) -> torch.Tensor:
+        if x.stride(-2) != x.shape[-1]:  # an IndexError for one axis
+            raise ValueError("expected contiguous rows")
+        return 2 * x
+
+    options = {**ONE, "only": ["forward", "offsets"], "examples": 6, "accept": True}
+    verdict = fourfold.verify(of_contiguous_memory, twice_of_any_rank, **options)
+    assert verdict.passed, verdict
+    assert verdict.claims == "ranks=(2, 3, 4)"
+
+
+def test_the_other_dtypes_are_suggested_if_a_dtype_is_refused_within_the_claims() -> None:
+    def of_float32(x: torch.Tensor) -> torch.Tensor:
+        two = 2 + 0 // x.numel()
+        if x.dtype != torch.float32:
+            raise ValueError("expected float32")
+        return two * x
+
+    options = {**ONE, "dtypes": ["float16", "float32"], "only": ["forward", "history"], "examples": 6, "accept": True}
+    verdict = fourfold.verify(of_float32, twice, **options)
+    assert verdict.passed, verdict
+    assert verdict.claims == "dtypes=('float32',), empty=False"
+
+
 def test_an_exception_by_both_bounds_is_shown_with_its_own_case() -> None:
     def kernel(x: torch.Tensor) -> torch.Tensor:
         if not x.numel():

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
 import fcntl
@@ -18,13 +17,17 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from fourfold.backends.cuda.device_code import for_nvrtc, needs_torch
 from fourfold.backends.cuda.machine_code import code_sha256
+from fourfold.processes.family import temporary_folder
+
+Entry = TypeVar("Entry")
 
 
 class CudaError(RuntimeError):
@@ -77,14 +80,7 @@ def _usable(folder: pathlib.Path, mode: int = 0o777) -> bool:
 
 @functools.cache
 def _cache_of_this_process() -> pathlib.Path:
-    folder, owner = tempfile.mkdtemp(prefix="fourfold-cache-"), os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:  # not when a child that was forked from it ends
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(remove)
-    return pathlib.Path(folder)
+    return temporary_folder("fourfold-cache-")
 
 
 @contextlib.contextmanager
@@ -102,10 +98,9 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
 
 def write_atomically(path: pathlib.Path, content: bytes) -> None:
     """Write a file so that other processes see all of it or none of it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    os.replace(temporary, path)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.unfinished")
+    unfinished.write_bytes(content)
+    unfinished.replace(path)
 
 
 def checksum(path: pathlib.Path) -> str:
@@ -138,6 +133,43 @@ def find_entry(
             if name in about[key] and about["sha256"] == checksum(path):
                 return path, about
     return None
+
+
+def found_or_compiled(
+    directory: pathlib.Path,
+    name: str,
+    also: Collection[str],
+    find: Callable[[str], Entry | None],
+    compile_names: Callable[[list[str]], object],
+) -> Entry:
+    """Return the entry of a kernel in a cache's folder; compile it first if it is missing.
+
+    Args:
+        directory: the folder.
+        name: the kernel, a C++ name expression.
+        also: other kernels of the file, to compile together with it if it has to be compiled.
+        find: returns the entry of a kernel, or None.
+        compile_names: compiles kernels into the folder.
+
+    Raises:
+        CudaError: the kernel does not compile.
+    """
+    if found := find(name):
+        return found
+    with locked(directory):
+        if found := find(name):
+            return found
+        missing = sorted({name, *(n for n in also if not find(n))})
+        try:
+            compile_names(missing)
+        except CudaError:
+            # The error may lie in one of the other kernels, so compile this one alone.
+            if missing == [name]:
+                raise
+            compile_names([name])
+        made = find(name)
+        assert made is not None
+        return made
 
 
 def digest(*parts: object) -> str:
@@ -285,19 +317,13 @@ def compile_kernels(source: pathlib.Path, name: str, also: Collection[str], arch
     prepared = for_nvrtc(str(source), texts)
     changed = [] if prepared == (texts[str(source)], {}) else [prepared]
     directory = cache_folder("cuda", digest(_nvrtc_version(), options, texts, *changed))
-    if found := _find(directory, name):
-        return found
-    with locked(directory):
-        if found := _find(directory, name):
-            return found
-        missing = sorted({name, *(n for n in also if not _find(directory, n))})
-        try:
-            return _compile(source, missing, options, directory)
-        except CudaError:
-            # The error may lie in one of the other kernels, so compile this one alone.
-            if missing == [name]:
-                raise
-        return _compile(source, [name], options, directory)
+    return found_or_compiled(
+        directory,
+        name,
+        also,
+        lambda name: _find(directory, name),
+        lambda names: _compile(source, names, options, directory),
+    )
 
 
 def shared_bytes_ahead_of_time(source: pathlib.Path, names: Sequence[str], arch: str) -> dict[str, int]:
@@ -474,7 +500,7 @@ def _find(directory: pathlib.Path, name: str) -> CompiledKernels | None:
     return None
 
 
-def _compile(source: pathlib.Path, names: list[str], options: list[str], directory: pathlib.Path) -> CompiledKernels:
+def _compile(source: pathlib.Path, names: list[str], options: list[str], directory: pathlib.Path) -> None:
     nvrtc = _nvrtc()
     if _nvrtc_version() >= (13, 0):
         # Split compilation uses all cores and gives the same code. A result from the driver's cache has no log.
@@ -500,4 +526,3 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
     path = directory / f"{digest(names)}.cubin"
     write_atomically(path, cubin)
     write_entry(path, {"lowered_names": lowered, "log": log})
-    return CompiledKernels(path, lowered, log)

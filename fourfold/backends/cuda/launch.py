@@ -22,7 +22,7 @@ from fourfold.backends import known_calls, launch_records
 from fourfold.backends.cuda import declarations
 from fourfold.backends.cuda.compile import CudaError, compile_kernels
 from fourfold.backends.cuda.emulator.launcher import CpuKernel, mode
-from fourfold.backends.cuda.parameters import Argument, KernelParameter, check_count, mismatch, too_large
+from fourfold.backends.cuda.parameters import Argument, KernelParameter, LoadedKernel
 from fourfold.backends.launch import check_block, check_grid, check_shared_bytes
 from fourfold.compat import torch_internals
 from fourfold.operations.blame import Lack
@@ -249,7 +249,7 @@ class CudaKernel:
         for i in nulls:
             values[i] = 0
         for i in conversions:
-            values[i] = kernel.converted(i, values[i])
+            values[i] = kernel.converted(i, values[i], for_gpu=True)
         try:
             core.launch(stream, config, kernel.handle, *values)
         except Exception as error:
@@ -286,13 +286,12 @@ def _again(
     return again
 
 
-class _GpuKernel:
+class _GpuKernel(LoadedKernel):
     """One kernel loaded on one device."""
 
     def __init__(self, source: pathlib.Path, name: str, also: set[str], device: int) -> None:
         from cuda.bindings import driver
 
-        self.name = name
         # By the types of the arguments: the positions of those that are not passed on as they are.
         self.conversions: dict[tuple[type, ...], tuple[int, ...]] = {}
         self._arch = architecture(*torch.cuda.get_device_capability(device))
@@ -303,8 +302,8 @@ class _GpuKernel:
             sizes = [parameter.size for parameter in self.handle.arguments_info]
         except Exception as error:
             raise CudaError(f"{name} cannot be loaded: {error}") from error
-        self._declared = declarations.declared(source, name)
-        self.parameters = _parameters(compiled.lowered_names[name], sizes, self._declared)
+        declared = declarations.declared(source, name)
+        super().__init__(source, name, _parameters(compiled.lowered_names[name], sizes, declared))
         self._shared_limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._device = _driver_result(driver.cuDeviceGet(device))
         self.allowed_shared_bytes = _driver_result(
@@ -322,25 +321,15 @@ class _GpuKernel:
         Raises:
             TypeError: the number or the types of the arguments do not fit the kernel.
         """
-        check_count(self.name, len(self.parameters), len(args))
+        self.check_count(len(args))
         for position, (parameter, argument) in enumerate(zip(self.parameters, args, strict=True)):
             if not parameter.takes(argument):
-                raise mismatch(self.name, self._place(position), parameter, argument)
+                raise self.mismatch(position, argument)
         return tuple(
             position
             for position, (parameter, argument) in enumerate(zip(self.parameters, args, strict=True))
             if parameter.kind in "iufheb" and type(argument) is not parameter.python_type
         )
-
-    def converted(self, position: int, argument: Argument) -> Any:
-        """Return a number as cuda-core takes it."""
-        try:
-            return self.parameters[position].for_gpu(argument)
-        except OverflowError:
-            raise too_large(self.name, self._place(position), self.parameters[position], argument) from None
-
-    def _place(self, position: int) -> str:
-        return self._declared.position(position) if self._declared else f"argument {position}"
 
     def allow_shared_bytes(self, shared_bytes: int) -> None:
         """Raise the kernel's limit of dynamic shared memory above the default."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+import pathlib
 import re
 import struct
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
 import torch
+
+from fourfold.backends.cuda import declarations
 
 Argument: TypeAlias = torch.Tensor | int | float | bool | None
 
@@ -129,24 +133,50 @@ class KernelParameter:
         return self.size if pointee in _SCALARS else 0
 
 
-def check_count(name: str, parameters: int, given: int) -> None:
-    """Raise TypeError if a kernel gets too many or too few arguments."""
-    if given != parameters:
-        raise TypeError(f"{name} takes {parameters} arguments, but {given} were given")
+class LoadedKernel:
+    """A kernel that is loaded on a device, with the parameters of its compiled code.
 
+    Args:
+        source: the `.cu` file, which has the parameters' names.
+        name: the kernel, a C++ name expression.
+        parameters: in order.
+    """
 
-def mismatch(name: str, place: str, parameter: KernelParameter, argument: Argument) -> TypeError:
-    """Return the error for an argument that does not fit its parameter; `place` names it: "argument 2 (cols)"."""
-    given = type(argument).__name__
-    if isinstance(argument, torch.Tensor):
-        given = f"a tensor of {short(argument.dtype)}"
-    hint = "; kernels take pointers and numbers" if parameter.kind == "s" else ""
-    return TypeError(f"{name}: {place} is {parameter.spelling} in C++, but {given} was given{hint}")
+    def __init__(self, source: pathlib.Path, name: str, parameters: Sequence[KernelParameter]) -> None:
+        self.name, self.parameters = name, tuple(parameters)
+        self._declared = declarations.declared(source, name)
 
+    def place(self, position: int) -> str:
+        """Return a parameter as an error names it: "argument 2 (cols)"."""
+        return self._declared.position(position) if self._declared else f"argument {position}"
 
-def too_large(name: str, place: str, parameter: KernelParameter, argument: Any) -> OverflowError:
-    """Return the error for a number that its parameter's type cannot hold."""
-    return OverflowError(f"{name}: {place} is {parameter.spelling} in C++, which cannot hold {argument}")
+    def check_count(self, given: int) -> None:
+        """Raise TypeError if the kernel gets too many or too few arguments."""
+        if given != len(self.parameters):
+            raise TypeError(f"{self.name} takes {len(self.parameters)} arguments, but {given} were given")
+
+    def mismatch(self, position: int, argument: Argument) -> TypeError:
+        """Return the error for an argument that does not fit its parameter."""
+        parameter, given = self.parameters[position], type(argument).__name__
+        if isinstance(argument, torch.Tensor):
+            given = f"a tensor of {short(argument.dtype)}"
+        hint = "; kernels take pointers and numbers" if parameter.kind == "s" else ""
+        return TypeError(
+            f"{self.name}: {self.place(position)} is {parameter.spelling} in C++, but {given} was given{hint}"
+        )
+
+    def converted(self, position: int, argument: Any, for_gpu: bool) -> Any:
+        """Convert a number to the type of its parameter: see `KernelParameter.converted` and `for_gpu`.
+
+        Raises:
+            OverflowError: the type cannot hold the number.
+        """
+        parameter = self.parameters[position]
+        try:
+            return parameter.for_gpu(argument) if for_gpu else parameter.converted(argument)
+        except OverflowError:
+            what = f"{self.place(position)} is {parameter.spelling} in C++, which cannot hold {argument}"
+            raise OverflowError(f"{self.name}: {what}") from None
 
 
 def short(dtype: torch.dtype) -> str:

@@ -94,17 +94,25 @@ def triton_recorded(record: launch_records.LaunchRecord) -> Iterator[None]:
     """Context manager: record the launches that Triton itself makes, of any kernel. `launch` records the others."""
 
     def run(shipped: Callable[..., Any], kernel: Any, *arguments: Any, **options: Any) -> Any:
-        compiled, grid = shipped(kernel, *arguments, **options), options["grid"]
+        given_grid = options.pop("grid")
+        grid = () if callable(given_grid) else tuple(given_grid or ())
+
+        def grid_of(bound: Mapping[str, Any]) -> tuple[int, ...]:
+            nonlocal grid
+            grid = tuple(given_grid(bound))
+            return grid
+
+        compiled = shipped(kernel, *arguments, grid=grid_of if callable(given_grid) else given_grid, **options)
         if options.get("warmup"):
             return compiled
-        if not isinstance(grid, tuple | list) or compiled is None:
-            record.refuse(f"the grid of {kernel.__name__} is decided at its launch")
+        if not grid or compiled is None:
+            record.refuse(f"the grid of {kernel.__name__} is not known")
             return compiled
         names = [parameter.name for parameter in triton_internals.parameters(kernel)]
         constants = {parameter.name for parameter in triton_internals.parameters(kernel) if parameter.is_constexpr}
         given = {**dict(zip(names, arguments)), **{name: options[name] for name in names if name in options}}
         passed = [given[name] for name in names if name in given and name not in constants]
-        _record(record, compiled, tuple(grid), passed)
+        _record(record, compiled, grid, passed)
         return compiled
 
     with triton_internals.launches_replaced(run):

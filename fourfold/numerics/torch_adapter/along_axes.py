@@ -12,7 +12,6 @@ from fourfold.numerics.steps.along_axes import (
     cumsum,
     largest,
     matrix_product,
-    mean,
     total,
     var,
 )
@@ -57,10 +56,21 @@ def sum_along(a: Any, dim: Any = None, keepdim: bool = False) -> Any:
     return total(lifted(a), axes(dim), keepdims=keepdim)
 
 
-@aten("mean.default", "mean.dim")
-def mean_along(a: Any, dim: Any = None, keepdim: bool = False) -> Bounded:
-    """Return the sum divided by the number of its terms."""
-    return mean(lifted(a), axes(dim), keepdims=keepdim)
+def numpy_along(function: Any, lift: Callable[[Any], Payload] = lifted) -> Callable[..., Any]:
+    """Return the rule of an operator that is a function of NumPy along axes."""
+    compute = NUMPY_RULES[function].compute
+    return lambda a, dim=None, keepdim=False: compute(lift(a), axes(dim), keepdims=keepdim)
+
+
+def lifted_truth(a: Any) -> Payload:
+    """Return a comparison unchanged, and numbers lifted."""
+    return a if isinstance(a, Comparison) else lifted(a)
+
+
+mean_along = aten("mean.default", "mean.dim")(numpy_along(np.mean))
+product = aten("prod.default", "prod.dim_int")(numpy_along(np.prod))
+aten("any.default", "any.dim", "any.dims")(numpy_along(np.any, lifted_truth))
+aten("all.default", "all.dim", "all.dims")(numpy_along(np.all, lifted_truth))
 
 
 @aten("var.correction")
@@ -96,18 +106,20 @@ def partial_sums(a: Any, dim: int) -> Bounded:
     return cumsum(a, dim) if a.ndim else a
 
 
-def by_prefix(function: Callable[[Bounded], Bounded], a: Bounded, dim: int) -> Bounded:
-    """Apply a function of the first axis to all elements up to each one."""
-    if not a.size or not a.ndim:
-        return a
-    rows = a.moved(lambda part: np.moveaxis(part, dim, 0))
-    return NUMPY_RULES[np.stack].compute([function(rows[: i + 1]) for i in range(len(rows))], dim)
+def by_prefix(function: Callable[[Bounded, int], Bounded]) -> Callable[[Any, int], Bounded]:
+    """Return the rule of a function along an axis that is applied to all elements up to each one."""
+
+    def rule(a: Any, dim: int) -> Bounded:
+        a = lifted(a)
+        if not a.size or not a.ndim:
+            return a
+        rows = a.moved(lambda part: np.moveaxis(part, dim, 0))
+        return NUMPY_RULES[np.stack].compute([function(rows[: i + 1], 0) for i in range(len(rows))], dim)
+
+    return rule
 
 
-@aten("cumprod.default")
-def partial_products(a: Any, dim: int) -> Bounded:
-    """Return the product of all elements up to each one."""
-    return by_prefix(lambda prefix: product(prefix, 0), lifted(a), dim)
+aten("cumprod.default")(by_prefix(product))
 
 
 @aten("dist.default")
@@ -173,12 +185,6 @@ def distances_within_backward(grad: Any, a: Any, p: float, found: Any) -> Bounde
     return index_add(empty, 0, np.concatenate([first, second]), both)
 
 
-@aten("logcumsumexp.default")
-def partial_logsumexp(a: Any, dim: int) -> Bounded:
-    """Return the logarithm of the sum of the exponentials of all elements up to each one."""
-    return by_prefix(lambda prefix: logsumexp(prefix, 0), lifted(a), dim)
-
-
 @aten("linalg_vector_norm.default")
 def norm(a: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Bounded:
     """Return (sum |a|^p)^(1 / p), with the largest and the smallest |a| for infinite p."""
@@ -189,12 +195,6 @@ def norm(a: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype:
         return sum_along(size != 0.0, dim, keepdim)
     powers = total(to_the_power(size, ord), axes(dim), keepdims=keepdim)
     return powers if ord == 1 else to_the_power(powers, 1 / ord)
-
-
-@aten("prod.default", "prod.dim_int")
-def product(a: Any, dim: Any = None, keepdim: bool = False) -> Bounded:
-    """Return the product in any order."""
-    return NUMPY_RULES[np.prod].compute(lifted(a), axes(dim), keepdims=keepdim)
 
 
 @aten("logsumexp.default")
@@ -212,22 +212,7 @@ def logsumexp(a: Any, dim: Any, keepdim: bool = False) -> Bounded:
     return result if keepdim else result.moved(lambda part: np.squeeze(part, along))
 
 
-@aten("any.default", "any.dim", "any.dims")
-def any_along(a: Any, dim: Any = None, keepdim: bool = False) -> Comparison:
-    """Return whether any is true."""
-    return NUMPY_RULES[np.any].compute(lifted_truth(a), axes(dim), keepdims=keepdim)
-
-
-@aten("all.default", "all.dim", "all.dims")
-def all_along(a: Any, dim: Any = None, keepdim: bool = False) -> Comparison:
-    """Return whether all are true."""
-    return NUMPY_RULES[np.all].compute(lifted_truth(a), axes(dim), keepdims=keepdim)
-
-
-def lifted_truth(a: Any) -> Payload:
-    """Return a comparison unchanged, and numbers lifted."""
-    return a if isinstance(a, Comparison) else lifted(a)
-
+aten("logcumsumexp.default")(by_prefix(logsumexp))
 
 # Products of matrices.
 

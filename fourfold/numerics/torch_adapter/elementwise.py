@@ -70,38 +70,21 @@ def axes(dim: Any) -> Any:
     return tuple(dim) or None
 
 
-# Names of aten operators that NumPy's rule covers completely. Operands are lifted.
-ELEMENTWISE = {
-    np.absolute: "abs.default",
-    np.negative: "neg.default",
-    np.exp: "exp.default",
-    np.exp2: "exp2.default",
-    np.expm1: "expm1.default",
-    np.log: "log.default",
-    np.log1p: "log1p.default",
-    np.log2: "log2.default",
-    np.sqrt: "sqrt.default",
-    np.square: "square.default",
-    np.reciprocal: "reciprocal.default",
-    np.sin: "sin.default",
-    np.cos: "cos.default",
-    np.tanh: "tanh.default",
-    np.maximum: "maximum.default",
-    np.minimum: "minimum.default",
-    np.isnan: "isnan.default",
-    np.isinf: "isinf.default",
-    np.isfinite: "isfinite.default",
-}
-
-
 def by_numpy(function: Any) -> Callable[..., Any]:
     """NumPy's rule with its operands lifted."""
     compute = NUMPY_RULES[function].compute
     return lambda *operands: compute(*map(lifted, operands))
 
 
-for _function, _name in ELEMENTWISE.items():
-    aten(_name)(by_numpy(_function))
+# NumPy's functions whose rule covers the aten operator of the same name completely.
+_SAME: tuple[Any, ...] = (
+    *(np.exp, np.exp2, np.expm1, np.log, np.log1p, np.log2, np.sqrt, np.square, np.reciprocal, np.sin, np.cos, np.tanh),
+    *(np.maximum, np.minimum, np.isnan, np.isinf, np.isfinite),
+)
+for _function in _SAME:
+    aten(f"{_function.__name__}.default")(by_numpy(_function))
+aten("abs.default")(by_numpy(np.absolute))
+aten("neg.default")(by_numpy(np.negative))
 
 
 # Sums, products and quotients.

@@ -117,7 +117,8 @@ def log_softmax_backward(grad: Any, output: Any, dim: int, input_dtype: Any = No
     return subtract(grad, multiply(np.exp(output), total(grad, dim, keepdims=True)))
 
 
-# Normalizations.
+# Normalizations. Of numbers `a`, `normal` is (a - mean) inverse, and `inverse` 1 / deviation; `grad` is the gradient of
+# the result, and `along` the axes of means and sums. A weight or bias that is None is left out.
 
 
 def normalized(a: Bounded, along: tuple[int, ...], eps: float) -> tuple[Bounded, Bounded, Bounded]:
@@ -149,14 +150,6 @@ def channel_scaling(normal: Bounded, a: Bounded, mean: Any, inverse: Bounded, we
     """Return `scaled_and_shifted` for weights and biases of channels.
 
     Other kernels compute a (weight inverse) + (bias - mean weight inverse).
-
-    Args:
-        normal: the normalized numbers, (a - mean) inverse.
-        a: the numbers.
-        mean: the mean of each.
-        inverse: 1 / deviation of each.
-        weight: one for each channel, or None.
-        bias: one for each channel, or None.
     """
     result = scaled_and_shifted(normal, weight, bias)
     if weight is None:
@@ -171,14 +164,6 @@ def weight_gradient(
     """Return the gradient of the weight: sum(g n).
 
     Other kernels compute (sum(g a) - mean sum(g)) inverse.
-
-    Args:
-        grad: the gradient of the result.
-        normal: the normalized numbers, (a - mean) inverse.
-        a: the numbers.
-        mean: the mean of each.
-        inverse: 1 / deviation of each.
-        along: the axes of the sum.
     """
     result, terms = total(multiply(grad, normal), along, keepdims=True), counted(grad, along)
     result = reassociation_bound(result, (terms, grad, a, inverse), (terms, grad, mean, inverse), axis=along)
@@ -193,16 +178,7 @@ def input_gradient(
     inverse: Bounded,
     along: tuple[int, ...],
 ) -> Bounded:
-    """Return the gradient of the normalized input: (g - mean(g) - n mean(g n)) / deviation, with g = grad weight.
-
-    Args:
-        grad: the gradient of the result.
-        weight: the factor of the normalized numbers; None stands for 1.
-        normal: the normalized numbers, (a - mean) inverse.
-        a: the numbers.
-        inverse: 1 / deviation.
-        along: the axes of the means.
-    """
+    """Return the gradient of the normalized input: (g - mean(g) - n mean(g n)) / deviation, with g = grad weight."""
     g = grad if weight is None else multiply(grad, weight)
     share = multiply(normal, mean(multiply(g, normal), along, keepdims=True))
     result = multiply(subtract(subtract(g, mean(g, along, keepdims=True)), share), inverse)

@@ -23,6 +23,7 @@ from fourfold.backends.cuda.compile import (
     cuda_include_directories,
     digest,
     find_entry,
+    found_or_compiled,
     locked,
     own_include_directories,
     source_closure,
@@ -146,31 +147,22 @@ def build(source: pathlib.Path, name: str, also: Collection[str], checked: bool,
     options = _FAST if not checked else _TRACED if traced else _CHECKED
     runtime_key = digest(_command(), _compiler_version(), [p.read_text() for p in (*_runtime_files(), HERE / "ptx.py")])
     directory = cache_folder("cuda_on_cpu", digest(runtime_key, options, closure, _unit(source)))
-    if built := _find(directory, name, closure):
-        return built
     if output := _rejected.get((directory, name)):
         raise CompilationError(output)
-    with locked(directory):
-        if built := _find(directory, name, closure):
-            return built
-        alike = [n for n in also if _types(n) == _types(name)]
-        missing = sorted({name, *(n for n in alike if not _find(directory, n, closure))})
-        try:
-            try:
-                _compile(source, missing, options, directory, runtime_key)
-            except CudaError:
-                # The error may lie in one of the other kernels, so compile this one alone.
-                if missing == [name]:
-                    raise
-                _compile(source, [name], options, directory, runtime_key)
-        except CompilationError as error:
-            # An error without a place in the code may be due to the machine, for example to a lack of memory.
-            if re.search(r":\d+:\d+: (?:fatal )?error: ", str(error)):
-                _rejected[directory, name] = str(error)
-            raise
-        built = _find(directory, name, closure)
-        assert built is not None
-        return built
+    alike = [n for n in also if _types(n) == _types(name)]
+    try:
+        return found_or_compiled(
+            directory,
+            name,
+            alike,
+            lambda name: _find(directory, name, closure),
+            lambda names: _compile(source, names, options, directory, runtime_key),
+        )
+    except CompilationError as error:
+        # An error without a place in the code may be due to the machine, for example to a lack of memory.
+        if re.search(r":\d+:\d+: (?:fatal )?error: ", str(error)):
+            _rejected[directory, name] = str(error)
+        raise
 
 
 def _types(name: str) -> frozenset[str]:

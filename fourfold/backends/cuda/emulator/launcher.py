@@ -15,11 +15,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 
-from fourfold.backends.cuda import declarations
 from fourfold.backends.cuda.emulator import build, reached
 from fourfold.backends.cuda.emulator.faults import FAULTS, Index
 from fourfold.backends.cuda.emulator.tensor_map import TensorMapOnCpu
-from fourfold.backends.cuda.parameters import Argument, KernelParameter, check_count, mismatch, short, too_large
+from fourfold.backends.cuda.parameters import Argument, KernelParameter, LoadedKernel, short
 
 _order = contextvars.ContextVar("order", default=(0, 0))
 
@@ -121,11 +120,10 @@ def lines_that_ran() -> Iterator[reached.Line]:
         yield from reached.lines(library.built, library.handle.fourfold_reached)
 
 
-class CpuKernel:
+class CpuKernel(LoadedKernel):
     """One kernel compiled for the CPU."""
 
     def __init__(self, source: pathlib.Path, name: str, also: Collection[str], checked: bool) -> None:
-        self.name = name
         self._checked = checked
         traced = checked and _tracing[0]
         self._library = _library(build.build(source, name, also, checked, traced))
@@ -134,8 +132,7 @@ class CpuKernel:
         self._index = self._library.built.kernels.index(name)
         signature = self._library.handle.fourfold_signature(self._index).decode()
         rows = re.findall(r"^(.) (\d+) .*?\[with T = (.*)\]$", signature, re.MULTILINE)
-        self.parameters = tuple(_parameter(kind, int(size), type_.strip()) for kind, size, type_ in rows)
-        self._declared = declarations.declared(source, name)
+        super().__init__(source, name, [_parameter(kind, int(size), type_.strip()) for kind, size, type_ in rows])
         codes = "".join(parameter.pack_code for parameter in self.parameters)
         self._pack: Callable[..., bytes] = struct.Struct(f"={_HEADER_WORDS}q{codes}").pack
         self._expected = [
@@ -149,7 +146,7 @@ class CpuKernel:
             TypeError: the arguments do not fit the kernel's signature.
             KernelFault: the kernel did something undefined.
         """
-        check_count(self.name, len(self._expected), len(args))
+        self.check_count(len(args))
         values: list[int | float] = []
         views = [0]
         for position, (argument, expected) in enumerate(zip(args, self._expected, strict=True)):
@@ -157,7 +154,7 @@ class CpuKernel:
             if isinstance(argument, torch.Tensor):
                 size = argument.element_size()
                 if not is_pointer or (size != element_bytes if element_bytes else pointee_bytes % size):
-                    raise mismatch(self.name, self._place(position), self.parameters[position], argument)
+                    raise self.mismatch(position, argument)
                 address = argument.data_ptr()
                 values.append(address)
                 if self._checked:
@@ -192,24 +189,17 @@ class CpuKernel:
         if fault := self._library.launch(self._index, words, address, limit):
             self._raise(_Fault.from_address(fault), args)
 
-    def _place(self, position: int) -> str:
-        return self._declared.position(position) if self._declared else f"argument {position}"
-
     def _number(self, position: int, argument: Argument) -> int | float:
         """Convert an argument other than a tensor to the declared type."""
-        parameter = self.parameters[position]
-        if isinstance(argument, torch.Tensor) or argument is None or not parameter.takes(argument):
-            raise mismatch(self.name, self._place(position), parameter, argument)
-        try:
-            return parameter.converted(argument)
-        except OverflowError:
-            raise too_large(self.name, self._place(position), parameter, argument) from None
+        if isinstance(argument, torch.Tensor) or argument is None or not self.parameters[position].takes(argument):
+            raise self.mismatch(position, argument)
+        return self.converted(position, argument, for_gpu=False)
 
     def _described(self, position: int, args: Sequence[Argument]) -> str:
         tensor = args[position]
         assert isinstance(tensor, torch.Tensor)
         strides = "" if tensor.is_contiguous() else f" and strides {tuple(tensor.stride())}"
-        return f"{self._place(position)}, a {short(tensor.dtype)} tensor of shape {tuple(tensor.shape)}{strides}"
+        return f"{self.place(position)}, a {short(tensor.dtype)} tensor of shape {tuple(tensor.shape)}{strides}"
 
     def _raise(self, fault: _Fault, args: Sequence[Argument]) -> None:
         built = self._library.built

@@ -30,7 +30,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from fourfold.backends.triton.interpreter import batches, earlier_releases
 from fourfold.backends.triton.interpreter import corrections as corrected
 from fourfold.backends.triton.interpreter.arithmetic import Handle, numpy_type
-from fourfold.backends.triton.interpreter.memory import CheckedMemory, holds, memory_of, tensor_of
+from fourfold.backends.triton.interpreter.memory import CheckedMemory, holds, tensor_of
 from fourfold.backends.triton.sanitizer.races import (
     MOST_SIGNALS,
     Accesses,
@@ -736,23 +736,20 @@ class MonitoredLaunch(corrected.InterpretedLaunch):
 
     report: Report
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Launch the kernel."""
-        kwargs = {name: value for name, value in kwargs.items() if name in self.signature.parameters}
-        for hook in self.pre_run_hooks:
-            hook(*args, **kwargs)
-        bound = self.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
+    def _init_args_hst(self, args_dev: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Copy nothing: the memory of an absent GPU is the host's."""
+        return args_dev, kwargs
+
+    def _restore_args_dev(self, *args: Any) -> None:
+        """Copy nothing back."""
+
+    def run_programs(self, arguments: dict[str, Any]) -> None:
+        """Run all programs under a monitor of this launch."""
         builder = interpreter.interpreter_builder
         before, builder.watch = builder.watch, LaunchMonitor(self.report, self.fn.__name__)
         try:
-            with (
-                corrected.LANGUAGE.interpreted(),
-                earlier_releases.supplied(),
-                np.errstate(all="ignore"),
-                memory_of(bound.arguments),
-            ):
-                self.run_programs(bound.arguments)
+            with earlier_releases.supplied():
+                super().run_programs(arguments)
         finally:
             builder.watch = before
 

@@ -1,0 +1,13 @@
+"""Fixtures for all tests of the harness."""
+
+import pytest
+from one_run import keep_results_in
+
+from fourfold.compat import xdist_internals
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _shared_results(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep results of `one_run` in the folder of the whole run, in which each worker has a folder of its own."""
+    folder = tmp_path_factory.getbasetemp()
+    keep_results_in(folder.parent if xdist_internals.is_worker(pytestconfig) else folder)

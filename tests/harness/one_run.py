@@ -1,0 +1,43 @@
+"""Results that take long and that many tests read: one worker computes each, and the others read it from disk."""
+
+import functools
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import filelock
+
+Arguments, Result = ParamSpec("Arguments"), TypeVar("Result")
+_folders: list[Path] = []
+
+
+def keep_results_in(folder: Path) -> None:
+    """Name the folder that the workers of this run share, and no other run."""
+    _folders[:] = [folder]
+
+
+def one_run(make: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Return a function that returns what `make` returns, which is called once for all workers with these arguments.
+
+    Args:
+        make: returns what pickle can write, the same in each worker. A worker in which it raises keeps nothing. Its
+            arguments are names and numbers.
+    """
+
+    @functools.cache
+    def result(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+        (folder,) = _folders
+        words = [make.__module__, make.__qualname__, *map(str, arguments), *(f"{k}={v}" for k, v in named.items())]
+        file = folder / f"{'.'.join(words)}.pickle"
+        with filelock.FileLock(f"{file}.lock"):
+            if not file.is_file():
+                made = pickle.dumps(make(*arguments, **named))
+                # The lock of a worker that dies while it writes goes to the next one.
+                part = file.with_suffix(f".{os.getpid()}")
+                part.write_bytes(made)
+                part.replace(file)
+            return pickle.loads(file.read_bytes())
+
+    return result
