@@ -76,6 +76,16 @@ COMMANDS = {
         ("fourfold.sanitize.command", "add_options"),
         "fourfold.sanitize.command",
     ),
+    "explain": Command(
+        "explain a check, a kind of verdict or an operation",
+        ("fourfold.cli.explain", "add_options"),
+        "fourfold.cli.explain",
+    ),
+    "mcp": Command(
+        "serve verify, sanitize, bench and explain to a program, by the Model Context Protocol",
+        ("fourfold.cli.mcp", "add_options"),
+        "fourfold.cli.mcp",
+    ),
     "mutate": Command(
         "make small mistakes in kernels, one at a time, and see whether the checks reject each",
         ("fourfold.mutation.options", "add_options"),

@@ -18,8 +18,8 @@ _SHARED = {"tox.ini": "[pytest]", "setup.cfg": "[tool:pytest]"}
 _WARNINGS = ("-Wdefault", *(f"-Wignore::{name}Warning" for name in ("Deprecation", "Future", "Resource")))
 
 
-def tests_of(installed: str, in_clone: str) -> Path:
-    """Return the path of tests of this package: in a wheel the first, as "claims", in a clone "tests/operations"."""
+def part_of(installed: str, in_clone: str) -> Path:
+    """Return the path of a part of this package: in a wheel the first, as "claims", in a clone "tests/operations"."""
     for path in (Path(fourfold.__file__).parent / installed, Path(fourfold.__file__).parents[1] / in_clone):
         if path.exists():
             return path
@@ -27,7 +27,7 @@ def tests_of(installed: str, in_clone: str) -> Path:
 
 
 def pytest_command(*arguments: str, tests: tuple[str, str] = ("claims", "tests/operations")) -> list[str]:
-    """Return the command that runs the checks with the plugin, or other `tests_of` this package, from any folder.
+    """Return the command that runs the checks with the plugin, or other tests of this package, from any folder.
 
     pytest would look for its configuration above the checks, which lie in this package.
     """
@@ -36,7 +36,7 @@ def pytest_command(*arguments: str, tests: tuple[str, str] = ("claims", "tests/o
     project = ["-c", str(configuration)] if configuration else [f"--rootdir={here}"]
     # No assertion of the harness is worth the seconds that rewriting it takes.
     own = ["-p", "fourfold", "--assert=plain", *_WARNINGS]
-    return [sys.executable, "-m", "pytest", str(tests_of(*tests)), *own, *project, *arguments]
+    return [sys.executable, "-m", "pytest", str(part_of(*tests)), *own, *project, *arguments]
 
 
 def run_here(command: Sequence[str]) -> NoReturn:

@@ -1,6 +1,7 @@
 """The names and kernels of a Python file, read without running it, in milliseconds."""
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -122,6 +123,18 @@ def require_function(text: str) -> None:
         Source.of(Path(place)).require(name)
     elif Path(place).suffix in (".cu", ".cuh") and not Path(place).is_file():
         raise NotThere(f"there is no file {place}")
+
+
+def definition_of(text: str) -> tuple[Path, int]:
+    """Return the file of ``FILE_OR_MODULE:FUNCTION`` and the line on which it defines the function, or 1."""
+    place, _, name = text.partition("<<<")[0].rpartition(":")
+    if place.endswith(".py"):
+        node = Source.of(Path(place)).definitions.get(name)
+        return Path(place), node.lineno if node else 1
+    if not Path(place).is_file():
+        return Path(*place.split(".")).with_suffix(".py"), 1
+    lines = Path(place).read_text(encoding="utf-8", errors="replace").splitlines()
+    return Path(place), next((number for number, line in enumerate(lines, 1) if re.search(rf"\b{name}\s*\(", line)), 1)
 
 
 def require_operation(text: str | None) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from fourfold.cli.parser import add_json, passing
 from fourfold.cli.pytest_command import pytest_command, run_here
 from fourfold.cli.settings import ProjectSettings
-from fourfold.cli.source import NotThere, require_function, require_operation
+from fourfold.cli.source import NotThere, definition_of, require_function, require_operation
+from fourfold.engine import annotations
 from fourfold.processes.family import die_with, kill_descendants
 from fourfold.processes.stop import Stop
 from fourfold.pytest_plugin.options import add_options as add_options_of_plugin
@@ -77,12 +78,12 @@ def command(given: argparse.Namespace) -> int:
         one.kernel, one.operation, one.passed = kernel, given.operation or settings.get("as"), [*given.passed]
         if "claims" in settings and "--claims" not in " ".join(given.passed):
             one.passed.append(f"--claims={settings['claims']}")
-        runs.append(command_of(one))
-    if len(runs) == 1 and not (given.accept_claims or given.json):
-        run_here(runs[0])
+        runs.append((command_of(one), one))
+    if len(runs) == 1 and not (given.accept_claims or given.json or annotations.wanted()):
+        run_here(runs[0][0])
     with Stop() as stop:
         try:
-            return max(run(words, given) for words in runs)
+            return max(run(words, one) for words, one in runs)
         except KeyboardInterrupt:
             kill_descendants()
             return stop.status
@@ -106,8 +107,13 @@ def run(words: list[str], given: argparse.Namespace) -> int:
             claims = suggested
             words += ["--claims", claims]
             print(f"\nfourfold verify: once more, with --claims {shlex.quote(claims)}\n", flush=True)
-        if given.json and path.is_file():
-            given.json.write_text(path.read_text())
+        text = path.read_text() if path.is_file() else ""
+        if given.json and text:
+            given.json.write_text(text)
+        if annotations.wanted() and text:
+            print(
+                *annotations.of_checks(json.loads(text)["checks"], *definition_of(given.kernel)), sep="\n", flush=True
+            )
         return code
 
 

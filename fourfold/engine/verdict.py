@@ -1,15 +1,15 @@
 """The verdict on one implementation: the outcome of each check, and every distinct failure."""
 
 import functools
-import html
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Self
 
+from fourfold.engine.pages import page
 from fourfold.instruments.line_coverage import Unexecuted, shown
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.boundary import Boundary
@@ -33,8 +33,10 @@ REWARDS: Mapping[str, float] = MappingProxyType(
     }
 )
 MOST_FOR_SPEED, LEAST_FOR_SPEED = 2.0, -0.5
-# The fields of outcomes and findings that the JSON of a verdict leaves out.
-INTERNAL = ("exclusion", "search", "result")
+# The version of the JSON of verdicts that docs/verdict.schema.json describes. A new property does not change it.
+SCHEMA_VERSION = 1
+# The statuses that the counts of a verdict's JSON name although they are 0.
+COUNTED = (Status.PASSED, Status.FAILED, Status.UNSUPPORTED)
 # The number of refusal reasons, and of warnings, in a text.
 SHOWN = 8
 
@@ -54,7 +56,7 @@ class Finding:
         likely_cause: the mistake that explains all results exactly; "" if none is known.
         repeat: the call of `fourfold.verify` that repeats it; "" in a run of pytest, which has a command.
         result: the name of the result whose values are wrong, "output" or "gradient of x"; "" for another failure.
-            `Verdict.json` leaves it out.
+            `Outcome.as_check` leaves it out.
     """
 
     message: str
@@ -92,8 +94,8 @@ class Outcome:
         holds: its claims with the weakest further ones within which it would pass, such as ``finite=True``; "" without
             any.
         remarks: observations beyond its claim.
-        exclusion: why it is unsupported, if that decides whether a run passes. `Verdict.json` leaves it out.
-        search: further records of its search for the report of a run; None without a search. `Verdict.json` leaves it
+        exclusion: why it is unsupported, if that decides whether a run passes. `as_check` leaves it out.
+        search: further records of its search for the report of a run; None without a search. `as_check` leaves it
             out.
     """
 
@@ -115,6 +117,26 @@ class Outcome:
     def as_dict(self) -> dict[str, Any]:
         """Return the outcome as a mapping of plain values."""
         return json.loads(json.dumps(asdict(self)))
+
+    def as_check(self) -> dict[str, Any]:
+        """Return the outcome as an entry of a verdict's checks: see docs/verdict.schema.json."""
+        entry: dict[str, Any] = {"check": self.check, "dtype": self.dtype, "outcome": self.outcome}
+        if self.outcome in (Status.PASSED, Status.FAILED) or self.examples or self.seconds:
+            entry |= {"grade": self.grade, "worst_error_over_bound": self.worst}
+            entry |= {"examples": self.examples, "seconds": self.seconds}
+        entry |= {name: value for name in ("reason", "refusals", "holds", "remarks") if (value := getattr(self, name))}
+        if self.refusals:
+            entry["refused_share"] = (refused := sum(self.refusals.values())) / (refused + self.examples)
+        if self.failure:
+            found = {each.name: getattr(self.failure, each.name) for each in fields(Finding) if each.name != "result"}
+            entry |= {name: value for name, value in found.items() if value or name == "message"}
+        return entry
+
+    @classmethod
+    def of_check(cls, entry: Mapping[str, Any]) -> Self:
+        """Return the outcome from the result of `as_check`."""
+        found = {**entry, "worst": entry.get("worst_error_over_bound", 0.0)}
+        return cls.of({**found, "failure": _fields(Finding, entry) if "message" in entry else None})
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Self:
@@ -217,13 +239,7 @@ class Verdict:
           failures. "timed out" also if checks were left out, "undecided" also if no case of a check could run.
         - "refused": no check failed, but it accepts too few cases or lacks gradients.
         """
-        if self.passed:
-            return Kind.RIGHT
-        kinds = {o.failure.kind for o in self.outcomes if o.failure is not None}
-        gravest = next((kind for kind in reversed(Kind) if kind in kinds), None)
-        if gravest or self.left_out:
-            return gravest or Kind.TIMED_OUT
-        return Kind.UNDECIDED if any(o.outcome == Status.UNREACHED for o in self.outcomes) else Kind.REFUSED
+        return kind_of(self.outcomes, self.passed, self.left_out)
 
     def reward(self, rewards: Mapping[str, float] = REWARDS) -> float:
         """Return a number for a learner.
@@ -259,7 +275,11 @@ class Verdict:
         """
         try:
             found = json.loads(text)
-            return cls(**_fields(cls, found, outcomes=Outcome.of, never_executed=_unexecuted, speeds=_speed))
+            if found.get("schema_version") != SCHEMA_VERSION:
+                version = found.get("schema_version")
+                raise ValueError(f"this is no verdict: expected schema_version {SCHEMA_VERSION}, found {version}")
+            found["outcomes"] = found.pop("checks")
+            return cls(**_fields(cls, found, outcomes=Outcome.of_check, never_executed=_unexecuted, speeds=_speed))
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"this is no verdict: {error}") from error
 
@@ -355,24 +375,49 @@ class Verdict:
             yield f"  {check[:23]:<24}{cells}".rstrip()
 
     def json(self) -> str:
-        """Return the whole verdict as JSON."""
-        about = {"kind": self.kind, "passed": self.passed, "grade": self.grade, "worst_error_over_bound": self.worst}
-        about["refused_share"] = self.refused_share
-        fields_of_all = asdict(self, dict_factory=lambda pairs: {n: value for n, value in pairs if n not in INTERNAL})
-        return json.dumps({**about, "summary": self.summary, **fields_of_all}, indent=1, default=str)
+        """Return the whole verdict as JSON, as docs/verdict.schema.json describes it."""
+        about = {"grade": self.grade, "worst_error_over_bound": self.worst, "refused_share": self.refused_share}
+        own = asdict(replace(self, outcomes=()))
+        del own["outcomes"]
+        head = heading(self.outcomes, self.passed, self.left_out) | about | {"summary": self.summary}
+        checks = [outcome.as_check() for outcome in self.outcomes]
+        return json.dumps({**head, **own, "checks": checks}, indent=1, default=str)
 
-    def html(self) -> str:
-        """Return the whole verdict as an HTML page."""
-        title = html.escape(f"{self.implementation} as {self.operation}")
-        text = html.escape("\n".join(self._lines()))
-        colour = "#1a7f37" if self.passed else "#c0232c"
-        return (
-            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-            "<style>body{font:16px/1.5 system-ui;max-width:76rem;margin:1rem auto;padding:0 1rem}"
-            "pre{white-space:pre-wrap;font:13px/1.45 ui-monospace,monospace}</style>"
-            f'<h1>{title}</h1><p style="color:{colour};font-weight:600">{html.escape(self.summary)}</p>'
-            f"<pre>{text}</pre></html>\n"
-        )
+    def html(self, back: str = "") -> str:
+        """Return the whole verdict as an HTML page.
+
+        Args:
+            back: the address of the page that links to it; "" for none.
+        """
+        return page("engine/verdict.html", verdict=self, back=back)
+
+
+def kind_of(outcomes: Collection[Outcome], passed: bool, left_out: int = 0) -> Kind:
+    """Return the verdict in a word: see `Verdict.kind`.
+
+    Args:
+        outcomes: of all checks.
+        passed: whether the implementation passed.
+        left_out: the number of checks that were not made because time ran out.
+    """
+    if passed:
+        return Kind.RIGHT
+    kinds = {o.failure.kind for o in outcomes if o.failure is not None}
+    gravest = next((kind for kind in reversed(Kind) if kind in kinds), None)
+    if gravest or left_out:
+        return gravest or Kind.TIMED_OUT
+    return Kind.UNDECIDED if any(o.outcome == Status.UNREACHED for o in outcomes) else Kind.REFUSED
+
+
+def heading(outcomes: Collection[Outcome], passed: bool, left_out: int = 0) -> dict[str, Any]:
+    """Return the first properties of a verdict's JSON; the arguments are those of `kind_of`."""
+    counts = Counter(o.outcome for o in outcomes)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": kind_of(outcomes, passed, left_out),
+        "passed": passed,
+        "counts": {status: counts[status] for status in Status if counts[status] or status in COUNTED},
+    }
 
 
 def suggestion(outcomes: Iterable[Outcome], boundary: Boundary, passed: bool) -> str:

@@ -4,12 +4,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from jinja2 import Environment, select_autoescape
-
+from fourfold.engine.pages import page
 from fourfold.grading.results import Graded
 from fourfold.operations.outcomes import Kind
-
-_TEMPLATE = Path(__file__).with_name("report.html")
 
 
 def write(graded: Sequence[Graded], folder: Path) -> Path:
@@ -24,7 +21,7 @@ def write(graded: Sequence[Graded], folder: Path) -> Path:
     rows = []
     for number, one in enumerate(graded):
         name = f"{number:05}-{re.sub(r'[^A-Za-z0-9._-]+', '_', one.id)[:60]}.html"
-        (pages / name).write_text(one.html(), encoding="utf-8")
+        (pages / name).write_text(one.html(back="../index.html"), encoding="utf-8")
         failure = one.failures[0][1] if one.failures else None
         rows.append(
             {
@@ -40,10 +37,7 @@ def write(graded: Sequence[Graded], folder: Path) -> Path:
             }
         )
     counts = {kind: sum(one.kind == kind for one in graded) for kind in Kind}
-    environment = Environment(autoescape=select_autoescape(default=True), trim_blocks=True, lstrip_blocks=True)
-    page = folder / "index.html"
-    text = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
-        rows=rows, counts={kind: count for kind, count in counts.items() if count}, total=len(graded)
-    )
-    page.write_text(text + "\n", encoding="utf-8")
-    return page
+    index = folder / "index.html"
+    shown = {kind: count for kind, count in counts.items() if count}
+    index.write_text(page("grading/report.html", rows=rows, counts=shown, total=len(graded)), encoding="utf-8")
+    return index

@@ -90,7 +90,8 @@ class Account:
 
     def write(self, path: Path, passed: bool, about: Mapping[str, Any]) -> str:
         """Write the verdict; return why it could not be written, or ""."""
-        about = {**about, "suggested_claim": self.matrix.suggested_claim(passed)}
+        lacking = [] if passed else self.shortcomings()
+        about = {**about, "shortcomings": lacking, "suggested_claim": self.matrix.suggested_claim(passed)}
         if passed and is_of_all_checks(self.config):
             about = {**about, "never_executed": [each.as_dict() for each in self.executed.never()]}
         try:

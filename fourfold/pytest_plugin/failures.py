@@ -18,7 +18,7 @@ from fourfold.candidates.process.first_process import Unanswered
 from fourfold.checks.search import NAMED
 from fourfold.engine.cells import CANDIDATE, Selection, SelectionError, operation_in
 from fourfold.engine.failures import notes_of
-from fourfold.engine.verdict import Finding, Outcome
+from fourfold.engine.verdict import Finding, Outcome, heading
 from fourfold.instruments.tampering import Tampered
 from fourfold.operations.boundary import Boundary
 from fourfold.operations.limits import CALL_SECONDS, COMPILE_SECONDS
@@ -127,43 +127,30 @@ class Entries:
 
     def __init__(self) -> None:
         self.checks: dict[str, dict[str, Any]] = {}
+        self._outcomes: dict[str, Outcome] = {}
 
     def add(self, identity: Identity, report: pytest.TestReport, outcome: Outcome) -> None:
-        """Count a report and its outcome; of several reports of a test, keep the worst."""
-        entry = self.checks.setdefault(
-            report.nodeid,
-            {**vars(identity.cell), "check": identity.check, "test": report.nodeid, "outcome": "passed"},
-        )
-        if report.failed:
-            entry |= {"outcome": "failed", "message": report.longreprtext}
-        elif report.skipped:
-            entry |= {"outcome": "unsupported", "reason": outcome.reason}
+        """Count a report and its outcome; of several reports of a test, keep the last."""
+        self._outcomes[report.nodeid] = outcome
+        named = {**vars(identity.cell), "check": identity.check, "test": report.nodeid}
+        entry = self.checks.setdefault(report.nodeid, {})
+        entry |= {"message": report.longreprtext} if report.failed else {}
+        entry |= outcome.as_check() | named
         if outcome.search is not None:
-            entry |= {"worst_error_over_bound": outcome.worst, "examples": outcome.examples}
-            seen = {"grade": outcome.grade, "refusals": outcome.refusals, **outcome.search}
-            entry |= {name: value for name, value in seen.items() if value and name != "boundary"}
+            entry |= {name: value for name, value in outcome.search.items() if value and name != "boundary"}
             if outcome.refusals:
-                refused = sum(outcome.refusals.values())
-                entry["refused_share"] = refused / (refused + outcome.examples)
                 entry["suggested_claim"] = Boundary.of(outcome.search["boundary"]).claim()
-            entry["seconds"] = outcome.seconds
-        if failure := outcome.failure:
-            entry |= {"message": failure.message, "counterexample": failure.counterexample, "kind": failure.kind}
+        if outcome.failure:
             entry["repeat"] = dict(report.sections)[REPEAT]
-            others = {"grade": outcome.grade, "cause": failure.cause, "holds": outcome.holds}
-            others["likely_cause"] = failure.likely_cause
-            entry |= {key: value for key, value in others.items() if value}
 
     def write(self, path: Path, passed: bool, about: Mapping[str, Any]) -> None:
-        """Write the file atomically.
+        """Write the file atomically, as docs/verdict.schema.json describes it.
 
         Raises:
             OSError: the file cannot be written any more.
         """
-        outcomes = [entry["outcome"] for entry in self.checks.values()]
         content = {
-            "passed": passed,
-            "counts": {name: outcomes.count(name) for name in ("passed", "failed", "unsupported")},
+            **heading([*self._outcomes.values()], passed),
             **about,
             "versions": {name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy", "hypothesis")},
             "checks": list(self.checks.values()),

@@ -122,6 +122,7 @@ def run_script(given: argparse.Namespace) -> str | None:
 def main(arguments: Sequence[str]) -> int:
     """Run the command in the script's process; return the exit code."""
     from fourfold.backends.triton.sanitizer import monitor
+    from fourfold.engine import annotations
     from fourfold.sanitize import absent_gpu
 
     parser = argparse.ArgumentParser(prog="fourfold sanitize")
@@ -140,8 +141,10 @@ def main(arguments: Sequence[str]) -> int:
         f" {report.launches} launches of {len(report.kernels)} kernels, {report.programs} programs"
     )
     say(f"the script has failed; {summary}" if failure else summary, errors)
+    findings = [{**dataclasses.asdict(finding), "text": str(finding)} for finding in report.findings.values()]
+    if annotations.wanted():
+        print(*annotations.of_violations(findings), sep="\n", file=errors, flush=True)
     if given.json:
-        findings = [{**dataclasses.asdict(finding), "text": str(finding)} for finding in report.findings.values()]
         numbers = {"kernels": sorted(report.kernels), "launches": report.launches, "programs": report.programs}
         found = {"ended_well": failure is None, "failure": failure, "findings": findings, **numbers}
         given.json.write_text(json.dumps(found, indent=2))

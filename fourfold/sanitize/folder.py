@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fourfold.engine import annotations
 from fourfold.processes.family import die_with
 from fourfold.processes.stop import Stop
 
@@ -45,6 +46,8 @@ def run(
             for script, result in zip(scripts, pool.map(run_one, scripts)):
                 results[script.name] = result
                 print(describe(script.name, result), flush=True)
+                if annotations.wanted():
+                    print(*annotations.of_violations(result["findings"]), sep="\n", flush=True)
                 if output:  # also what an interrupted run has found
                     output.write_text(json.dumps({"scripts": results}, indent=2))
         except KeyboardInterrupt:

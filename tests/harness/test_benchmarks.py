@@ -303,7 +303,7 @@ def test_a_gradient_that_leaves_rows_out_is_found_in_a_repeated_workload() -> No
         return torch.cat([whole_norm(x[:-3], weight, bias, eps), whole_norm(x[-3:], weight.detach(), bias, eps)])
 
     with pytest.raises(Disagreement, match="weight"):
-        check("layer_norm", tiled(layer_norm.rows(3, 33), 8, "x")(FLOAT32), without_last_rows, "backward")
+        check("layer_norm", tiled(layer_norm.rows(3, cols=33), 8, "x")(FLOAT32), without_last_rows, "backward")
 
 
 def test_a_call_that_writes_nothing_does_not_find_the_former_result() -> None:

@@ -23,7 +23,10 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 TOUR = ROOT / "docs" / "adding_an_operation.md"
-MOST_WORDS, MOST_LINES_OF_TOUR = 900, 250
+SKILL = ROOT / "skills" / "fourfold" / "SKILL.md"
+# Pages with complete files, which are followed below.
+FOLLOWED = [ROOT / "docs" / "tutorial.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
+MOST_WORDS, MOST_LINES_OF_TOUR, MOST_LINES_OF_SKILL = 900, 250, 50
 # Files that a page asks its reader for.
 OF_THE_READER = {"my_kernels.py", "softmax.cu"}
 
@@ -60,6 +63,18 @@ def prose(page: Path) -> str:
 
 def test_the_readme_is_short() -> None:
     assert len(README.read_text().split()) <= MOST_WORDS
+
+
+def test_a_figure_that_changes_stands_in_one_place() -> None:
+    amount = r"(?:\d[\d,.]*|half an|a quarter of an|ten|fifteen|twenty|thirty|forty|an?) (?:min|hour)"
+    figures = {
+        "the time of all tests": rf"(?:[Aa]ll tests|every test|whole run|verify every operation)[^.]*? {amount}",
+        "the number of all tests": r"\d,?\d{3} tests",
+        "the number of our mutants": r"\b[45],?\d{3}(?= mutants|\. Those| \|\n\|---)",
+    }
+    for figure, pattern in figures.items():
+        found = [(name_of(page), each) for page in PAGES for each in re.findall(pattern, prose(page))]
+        assert len(found) == 1, f"{figure}: {found}"
 
 
 # ---- links
@@ -100,7 +115,7 @@ def test_every_page_is_linked_from_the_readme_or_the_index() -> None:
 def commands() -> Iterator[tuple[Path, str]]:
     for page in PAGES:
         for language, block in FENCE.findall(page.read_text()):
-            if language == "sh":
+            if language == "sh" and page not in FOLLOWED:
                 yield from ((page, line) for line in block.splitlines())
 
 
@@ -207,6 +222,26 @@ def test_a_cheap_command_finds_its_tests(line: str) -> None:
     assert "::test_" in done.stdout
 
 
+# ---- the skill
+
+
+def test_the_skill_is_of_one_screen_and_says_what_exists() -> None:
+    text = SKILL.read_text()
+    head = re.match(r"---\nname: ([a-z-]+)\ndescription: (.+)\n---\n", text)
+    assert head
+    assert head[1] == SKILL.parent.name
+    assert len(head[2]) <= 1024  # what agents read of a skill that they do not use
+    assert len(text.splitlines()) <= MOST_LINES_OF_SKILL
+    assert "Never report a kernel as done before `fourfold verify` passes" in text
+    known = help_of("fourfold")
+    named = re.findall(r"`fourfold ([a-z]+)([^`]*)`", text)
+    assert {"verify", "sanitize", "bench", "explain", "mcp", "list"} <= {name for name, _ in named}
+    for name, words in named:
+        assert name in known
+        assert options_of(words) <= options_of(help_of("fourfold", name))
+    assert options_of(text) - {"--compare", "--save"} <= options_of(help_of("fourfold", "verify"))
+
+
 # ---- options and variables
 
 
@@ -293,7 +328,12 @@ def test_ci_runs_the_readmes_commands_with_the_versions_of_today_and_with_the_ol
 ) -> None:
     code, calls = calls_of_ci("run", tmp_path, failing)
     *today, install, contract, operations = calls
-    expected = ["pip install ray CI=1 ", "pip install -e . CI=1 ", "fourfold tour CI=1 ", "pytest -n auto CI=1 "]
+    expected = [
+        "pip install ray mcp jsonschema check-jsonschema CI=1 ",
+        "pip install -e . CI=1 ",
+        "fourfold tour CI=1 ",
+        "pytest -n auto CI=1 ",
+    ]
     assert today == expected[: 3 if failing == "fourfold" else 4]
     assert install == "pip install -e . CI=1 floors.txt"
     for call, least in ((contract, 10), (operations, 2)):
@@ -319,6 +359,39 @@ def test_a_release_that_cannot_be_installed_fails_and_the_others_are_tried(tmp_p
     code, calls = calls_of_ci("versions", tmp_path, "pip", "2.12", "2.15")
     assert code == 1
     assert [call.split()[-1] for call in calls] == ["2.12.txt", "2.15.txt"]
+
+
+# ---- the tutorial and the pages that say how to
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page", FOLLOWED, ids=name_of)
+def test_who_follows_a_page_sees_what_it_says(page: Path, tmp_path: Path) -> None:
+    seen, ran, block = "", 0, re.compile(f"(?:{FILE.pattern})|(?:{FENCE.pattern})", re.MULTILINE | re.DOTALL)
+    for name, content, language, text in block.findall(page.read_text()):
+        if name:
+            (tmp_path / name).write_text(content)
+        for line in text.splitlines() if language == "sh" else ():
+            words = shlex.split(line) + ["--device=cpu"] * line.startswith("fourfold verify")
+            done = python(*words, cwd=tmp_path, PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
+            seen, ran = done.stdout + done.stderr, ran + 1
+        for line in text.splitlines() if not language else ():
+            expected = ".*".join(map(re.escape, line.strip().split("...")))
+            assert re.search(expected, seen), f"{line}\n\n{seen}"
+    assert ran >= 2
+
+
+@pytest.mark.full
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed: pip install -e '.[docs]'")
+    done = python("mkdocs", "build", "--strict", "--site-dir", str(tmp_path), NO_MKDOCS_2_WARNING="1")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "reference" / "index.html").read_text()
+    source = (ROOT / "fourfold" / "__init__.py").read_text()
+    public = re.findall(r'^    "(\w+)": "([\w.]+)",$', source, re.MULTILINE)
+    assert len(public) > 20
+    assert [name for name, module in public if f'id="{module}.{name}"' not in page] == []
+    assert json.loads((tmp_path / "verdict.schema.json").read_text())["$id"]
 
 
 # ---- the tour

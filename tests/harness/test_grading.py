@@ -425,7 +425,10 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped(tmp_path: Path, monkeypat
     page = (tmp_path / "report" / "index.html").read_text()
     assert page.count("data-kind=") == 4
     assert "expected" in page
-    assert len(list((tmp_path / "report" / "candidates").iterdir())) == 4
+    pages = [path.read_text() for path in (tmp_path / "report" / "candidates").iterdir()]
+    assert len(pages) == 4
+    assert all('<a href="../index.html">' in text for text in pages)
+    assert all(text.count("prefers-color-scheme: dark") == 1 for text in (page, *pages))
     # A third run has nothing to do, and needs no worker for it.
     monkeypatch.setattr(driver, "Pool", lambda *_: pytest.fail("it starts workers"))
     assert len(list(fourfold.grade(file, out=out, workers=1, **QUICK))) == 4

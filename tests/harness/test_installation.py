@@ -1,12 +1,16 @@
 """An installed wheel works from any folder, adds one top-level name, and needs nothing of a clone."""
 
+import asyncio
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import sysconfig
 import venv
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,6 +122,129 @@ def test_a_kernel_in_its_authors_project_is_timed(installed: Path, tmp_path: Pat
     (row,) = json.loads(done.stdout)["timings"]
     assert (row["benchmark"], row["ratio_to"].keys()) == ("total-small-float32-forward", {"torch"})
     assert not list(installed.parents[1].rglob(".benchmarks"))
+
+
+CRASHING = """
+import os
+import signal
+
+def crash(x, y):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+def hang(x, y):
+    while True:
+        pass
+"""
+FEW = ["--device=cpu", "--dtype=float32", "--examples=1", "-k=test_output_agrees"]
+
+
+def answers(python: Path, folder: Path, *calls: tuple[str, dict[str, object]], seconds: int) -> list[dict[str, Any]]:
+    """Return the answers to calls of tools by one client over standard input, with one server."""
+    mcp = pytest.importorskip("mcp", reason="mcp is not installed: pip install 'fourfold[mcp]'")
+    words = ["-m", "fourfold", "mcp", f"--seconds={seconds}"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHONPATH"))}
+
+    async def ask() -> list[dict[str, Any]]:
+        server = mcp.StdioServerParameters(command=str(python), args=words, cwd=folder, env=environment)
+        async with mcp.stdio_client(server) as streams, mcp.ClientSession(*streams) as session:
+            await session.initialize()
+            tools = (await session.list_tools()).tools
+            assert [tool.name for tool in tools] == ["verify", "sanitize", "bench", "explain"]
+            found = [await session.call_tool(name, given) for name, given in calls]
+            return [json.loads(answer.content[0].text) for answer in found]
+
+    return asyncio.run(ask())
+
+
+def test_a_crashing_kernel_leaves_the_server_of_tools_alive(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import os\nimport signal\n\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    (tmp_path / "kernels.py").write_text(CRASHING)
+    missing = {"kernel": "kernels.py:crsh", "operation": "vector_add"}
+    calls = [("sanitize", {"script": "script.py"}), ("verify", missing), ("explain", {"topic": "crashed"})]
+    crashed, misspelt, explained = answers(installed, tmp_path, *calls, seconds=600)
+    assert (crashed["exit_code"], crashed["result"]) == (-signal.SIGSEGV, None)
+    assert (misspelt["exit_code"], misspelt["result"]) == (2, None)
+    assert "did you mean crash?" in misspelt["output"]
+    assert "its process died" in explained["output"]
+
+
+@pytest.mark.full
+def test_the_tools_verify_sanitize_and_time_and_end_what_hangs(installed: Path, tmp_path: Path) -> None:
+    texts = {"kernels": KERNELS, "ill": CRASHING, "operations": OPERATIONS, "script": "print('launches nothing')"}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    add = {"kernel": "kernels.py:add", "operation": "operations.py:total"}
+    few = ["-k", "small and forward and not compile", "--benchmark-max-time=0.01"]
+    calls: list[tuple[str, dict[str, object]]] = [
+        ("verify", {**add, "options": FEW}),
+        ("verify", {**add, "kernel": "ill.py:crash", "options": FEW}),
+        ("sanitize", {"script": "script.py"}),
+        ("bench", {**add, "options": few}),
+    ]
+    verified, crashed, sanitized, timed = answers(installed, tmp_path, *calls, seconds=600)
+    assert (verified["exit_code"], verified["result"]["passed"]) == (0, True)
+    assert (crashed["exit_code"], crashed["result"]["kind"]) == (1, "crashed")
+    schema = json.loads((ROOT / "docs" / "verdict.schema.json").read_text())
+    for answer in (verified, crashed):
+        pytest.importorskip("jsonschema", reason="jsonschema is not installed").validate(answer["result"], schema)
+    assert (sanitized["exit_code"], sanitized["result"]["findings"]) == (0, [])
+    assert timed["result"]["timings"][0]["benchmark"] == "total-small-float32-forward"
+    hang = {"kernel": "ill.py:hang", "operation": "operations.py:total", "options": FEW}
+    (late, after) = answers(installed, tmp_path, ("verify", hang), ("explain", {"topic": "memory"}), seconds=15)
+    assert (late["exit_code"], late["output"]) == (None, "not done after 15 s")
+    assert after["exit_code"] == 0
+
+
+SCRIPT = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def fill(x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, 1.0)
+
+
+fill[(1,)](torch.empty(5, device="cuda"), 5, BLOCK=8)
+"""
+
+
+@pytest.mark.full
+def test_the_action_annotates_the_lines_that_fail_in_its_users_repository(installed: Path, tmp_path: Path) -> None:
+    yaml = pytest.importorskip("ruamel.yaml", reason="ruamel.yaml is not installed: pip install -e '.[dev]'")
+    action = yaml.YAML(typ="safe").load(ROOT / "action.yml")
+    for name, text in {"kernels": KERNELS, "operations": OPERATIONS, "script": SCRIPT}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    fake = tmp_path / "fake" / "pip"
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\necho "$@"\n')
+    fake.chmod(0o755)
+    inputs = {f"${{{{ inputs.{name} }}}}": given["default"] for name, given in action["inputs"].items()}
+    inputs |= {"${{ inputs.kernel }}": "kernels.py:subtract", "${{ inputs.as }}": "operations.py:total"}
+    inputs |= {"${{ inputs.options }}": " ".join(FEW[1:]), "${{ inputs.sanitize }}": "script.py"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHONPATH"))}
+    kept |= {"GITHUB_ACTIONS": "true", "GITHUB_WORKSPACE": str(tmp_path)}
+    kept["PATH"] = os.pathsep.join([str(fake.parent), str(installed.parent), kept["PATH"]])
+    done = {}
+    for step in action["runs"]["steps"]:
+        if "run" in step:
+            environment = kept | {name: inputs[value] for name, value in step["env"].items()}
+            command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+            done[step["name"]] = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done["install"].stdout.splitlines() == [
+        "install --quiet torch --index-url https://download.pytorch.org/whl/cpu",
+        "install --quiet fourfold",
+    ]
+    assert (done["verify"].returncode, done["sanitize"].returncode) == (1, 1), done
+    (annotated,) = re.findall(r"^::error file=kernels.py,line=7,title=(.*)$", done["verify"].stdout, re.MULTILINE)
+    assert "forward%3A output agrees with the oracle" in annotated
+    assert "%0ACase(x=" in annotated
+    out_of_bounds = "::error file=script.py,line=10,title=out of bounds in fill::"
+    assert out_of_bounds in done["sanitize"].stdout + done["sanitize"].stderr
+    report = tmp_path / "fourfold-report"
+    assert {path.name for path in report.iterdir()} >= {"index.html", "verdict.json", "sanitize-script.py.json"}
 
 
 @pytest.mark.full

@@ -607,9 +607,15 @@ def test_a_verdict_is_told_as_json_and_as_a_page() -> None:
     verdict = fourfold.verify(without_maximum, "softmax", only=["forward"], **ONE)
     told = json.loads(verdict.json())
     assert told["passed"] is False
-    assert told["outcomes"][0]["failure"]["counterexample"].startswith("Case(")
+    assert told["checks"][0]["counterexample"].startswith("Case(")
     assert {"torch", "numpy"} <= told["versions"].keys()
-    assert "<h1>without_maximum as softmax</h1>" in verdict.html()
+    said = verdict.html(back="../index.html")
+    assert "<h1>without_maximum as softmax</h1>" in said
+    assert "<pre>Case(x=array([[1000.0," in said
+    assert "<pre>fourfold.verify(without_maximum, &#39;softmax&#39;" in said
+    assert '<a href="../index.html">' in said
+    assert "<a " not in verdict.html()
+    assert said.count("prefers-color-scheme: dark") == 1
     assert "&lt;" in fourfold.verify(lambda x: x, "softmax", only=["forward"], **ONE).html()
 
 

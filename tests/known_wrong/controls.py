@@ -1,34 +1,24 @@
 """Controls: implementations that are right in unusual ways, which the checks must accept."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from fourfold.impls.giou.arguments import check_giou_loss_ragged
-from fourfold.impls.giou.torch_eager import pairwise_giou
+from fourfold.impls.giou.torch_eager import in_compute_dtype, pairwise_giou
 from fourfold.impls.giou_loss.torch_eager import concatenated_loss, looped_loss
 
 from . import (
-    planted_add_rms_norm,
     planted_attention_hopper,
-    planted_cross_entropy,
-    planted_cuda,
     planted_diou_losses,
-    planted_giou_losses,
     planted_hopper,
-    planted_layer_norm,
-    planted_matmul,
-    planted_nms,
-    planted_rms_norm,
     planted_scaled_matmul,
-    planted_softmax,
-    planted_softmax_kernels,
-    planted_topk,
-    planted_vector_add,
 )
-from .steps import Implementation, giou, loss, one_term_after_another
+from .generic import with_torchs_gradient
+from .planted import Implementation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +52,39 @@ def compensated(losses: torch.Tensor) -> torch.Tensor:
         lost = (partial - total) - term
         total = partial
     return torch.tensor(total).to(losses.device)
+
+
+def one_term_after_another(losses: torch.Tensor) -> torch.Tensor:
+    """Sum one by one in the dtype itself; torch's cumsum is wider inside."""
+    if len(losses) == 0:
+        return losses.sum()
+    return torch.as_tensor(np.cumsum(losses.cpu().numpy())[-1], device=losses.device)
+
+
+def of_sum(total: Callable[[torch.Tensor], torch.Tensor]) -> Implementation:
+    """Return giou_loss by another sum of the losses, with torch's gradient."""
+
+    def forward(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+        valid = target[..., 3] > 0
+        losses = 1 - pairwise_giou(in_compute_dtype(pred[valid]), in_compute_dtype(target[valid]), eps)
+        return (total(losses) / max(len(losses), 1)).to(pred.dtype)
+
+    return with_torchs_gradient("giou_loss", forward)
+
+
+def summed_backwards(pred: torch.Tensor, targets: Sequence[torch.Tensor], eps: float) -> torch.Tensor:
+    boxes = torch.cat([sample[: len(target)] for sample, target in zip(pred, targets, strict=True)])
+    losses = 1 - pairwise_giou(boxes, torch.cat(list(targets)), eps)
+    return one_term_after_another(losses.flip(0)) / len(losses)
+
+
+def of_pairs(pairwise: Callable[..., torch.Tensor]) -> Implementation:
+    """Return giou by another score of pairs, with torch's gradient."""
+
+    def forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+        return pairwise(in_compute_dtype(boxes1), in_compute_dtype(boxes2), eps).to(boxes1.dtype)
+
+    return with_torchs_gradient("giou", forward)
 
 
 def wide_inside(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
@@ -147,41 +170,20 @@ def torchs_cross_entropy(logits: torch.Tensor, target: torch.Tensor, **parameter
     return torch.nn.functional.cross_entropy(logits, target.long(), **parameters)
 
 
-ALL = ("float16", "bfloat16", "float32", "float64")
-
-
 CONTROLS = (
-    Control(name="gradient_written_out", operation="giou", make=giou, dtypes=ALL),
-    Control(name="gradient_written_out", operation="giou_loss", make=lambda: loss("giou_loss"), dtypes=ALL),
-    Control(
-        name="gradient_written_out", operation="giou_loss_ragged", make=lambda: loss("giou_loss_ragged"), dtypes=ALL
-    ),
     Control(name="wide_inside", operation="giou", make=lambda: wide_inside, dtypes=("float16", "bfloat16", "float32")),
-    Control(name="reciprocals", operation="giou", make=lambda: giou(pairwise=reciprocals)),
-    Control(name="no_difference_of_areas", operation="giou", make=lambda: giou(pairwise=no_difference_of_areas)),
-    Control(
-        name="one_term_after_another",
-        operation="giou_loss",
-        make=lambda: loss("giou_loss", total=one_term_after_another),
-    ),
-    Control(name="pairs_of_pairs", operation="giou_loss", make=lambda: loss("giou_loss", total=pairs_of_pairs)),
-    Control(name="compensated", operation="giou_loss", make=lambda: loss("giou_loss", total=compensated)),
+    Control(name="reciprocals", operation="giou", make=lambda: of_pairs(reciprocals)),
+    Control(name="no_difference_of_areas", operation="giou", make=lambda: of_pairs(no_difference_of_areas)),
+    Control(name="one_term_after_another", operation="giou_loss", make=lambda: of_sum(one_term_after_another)),
+    Control(name="pairs_of_pairs", operation="giou_loss", make=lambda: of_sum(pairs_of_pairs)),
+    Control(name="compensated", operation="giou_loss", make=lambda: of_sum(compensated)),
     Control(
         name="summed_backwards",
         operation="giou_loss_ragged",
-        make=lambda: loss("giou_loss_ragged", total=lambda losses: one_term_after_another(losses.flip(0))),
+        make=lambda: with_torchs_gradient("giou_loss_ragged", by_samples(summed_backwards)),
     ),
     Control(name="looped", operation="giou_loss_ragged", make=lambda: by_samples(looped_loss), dtypes=("float32",)),
     Control(name="concatenated", operation="giou_loss_ragged", make=lambda: by_samples(concatenated_loss)),
-    Control(name="cuda", operation="giou", make=planted_cuda.giou, dtypes=("float32",)),
-    Control(name="cuda", operation="giou_loss", make=planted_cuda.giou_loss, dtypes=("float32",)),
-    *(
-        Control(name="torch", operation=operation, make=make, dtypes=("float16",), examples=10, elements=3000)
-        for operation, make in (
-            ("vector_add", planted_softmax.vector_add),
-            ("softmax", planted_softmax.softmax),
-        )
-    ),
     # It scales before it subtracts.
     Control(name="torchs_own", operation="layer_norm", make=lambda: torchs_layer_norm, dtypes=("float32", "float64")),
     Control(name="torchs_own", operation="rms_norm", make=lambda: torchs_rms_norm, dtypes=("float32", "float64")),
@@ -198,52 +200,13 @@ CONTROLS = (
         Control(name="as_torchvision", operation=name, make=functools.partial(planted_diou_losses.as_torchvision, name))
         for name in planted_diou_losses.RECORDS
     ),
-    # The small planted kernels without their mistakes.
-    *(
-        Control(name=name, operation=operation, make=make, dtypes=("float32",), examples=4, elements=300)
-        for operation, in_triton, in_cuda in (("vector_add", planted_vector_add.in_triton, planted_vector_add.in_cuda),)
-        for name, make in (("small_triton", in_triton), ("small_cuda", in_cuda))
-    ),
-    # Small CUDA C++ kernels, as above.
-    *(
-        Control(name="small_cuda", operation=name, make=make, dtypes=("float32",), examples=4, elements=300)
-        for name, make in (
-            ("layer_norm", planted_layer_norm.in_cuda),
-            ("rms_norm", planted_rms_norm.in_cuda),
-            ("softmax", planted_softmax_kernels.in_cuda),
-            ("cross_entropy", planted_cross_entropy.in_cuda),
-            ("matmul", planted_matmul.in_cuda),
-            ("giou_loss", planted_giou_losses.padded_in_cuda),
-            ("giou_loss_ragged", planted_giou_losses.ragged_in_cuda),
-            *((name, functools.partial(planted_diou_losses.in_cuda, name)) for name in planted_diou_losses.RECORDS),
-        )
-    ),
-    *(
-        Control(name=name, operation=f"topk.{output}", make=make, dtypes=("float32",), examples=10, elements=3000)
-        for output in ("values", "indices")
-        for name, make in (("small_triton", planted_topk.in_triton), ("small_cuda", planted_topk.in_cuda))
-    ),
-    *(
-        Control(
-            name="small_cuda",
-            operation=f"add_rms_norm.{output}",
-            make=planted_add_rms_norm.in_cuda,
-            dtypes=("float32",),
-            examples=10,
-            elements=3000,
-        )
-        for output in ("y", "residual_out")
-    ),
-    *(
-        Control(name=name, operation="scaled_matmul", make=make, dtypes=("float32",), examples=10, elements=3000)
-        for name, make in (
-            ("small_cuda", planted_scaled_matmul.in_cuda),
-            # Numbers times scales, which are rounded before all of them are summed in one go.
-            ("dequantised", functools.partial(planted_scaled_matmul.checked, planted_scaled_matmul.dequantised)),
-        )
-    ),
-    *(
-        Control(name=name, operation="nms", make=make, dtypes=("float32",), examples=10, elements=1000)
-        for name, make in (("small_cuda", planted_nms.in_cuda),)
+    # Numbers times scales, which are rounded before all of them are summed in one go.
+    Control(
+        name="dequantised",
+        operation="scaled_matmul",
+        make=functools.partial(planted_scaled_matmul.checked, planted_scaled_matmul.dequantised),
+        dtypes=("float32",),
+        examples=10,
+        elements=3000,
     ),
 )

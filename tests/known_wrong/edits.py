@@ -23,10 +23,10 @@ from fourfold.checks.laws import law_holds
 from fourfold.mutation.trial import KernelPackage
 from fourfold.operations.record import Law
 
-from .planted import GRADIENT, OUTPUT, Fault
-from .steps import Implementation
+from .planted import GRADIENT, OUTPUT, Fault, Implementation
 
 ARROW = re.compile(r"\s=>(\d*)(?:\s|$)")
+FILE = re.compile(r"([\w/]+\.(?:py|cuh?)): ")
 # Text of edits: row offsets of the Triton kernels in 32 bits; and `counted`, which rows of x by their number from 1.
 OFFSETS_OF_ROWS = (
     "triton_rows.py: outer.to(tl.int64) * outer_stride + (rows - outer * inner).to(tl.int64) * inner_stride =>"
@@ -36,6 +36,11 @@ FIRST_ROWS = (
     "    ones = torch.ones((*x.shape[:-1], 1), device=x.device)\n"
     "    number = ones.view(-1).cumsum(0).view(ones.shape)\n    counted = {}\n"
 )
+# The same of rows.cuh, of which no other file of the kernels is a part.
+ROW_IN_32_BITS = "rows.cuh: return row * inner_stride; => return int(row) * int(inner_stride);"
+BARRIER = "rows.cuh:         __syncthreads();\n        sum = add_half =>         sum = add_half"
+FIRST_WARP = "rows.cuh: lane % 16 < blockDim.x / 32 ? parts => lane % 16 < 1 ? parts"
+SIBLING = re.compile(r"from \.\.(\w+)\.cuda_kernel import")
 _number = itertools.count()
 
 
@@ -72,14 +77,28 @@ def edited(operation: str, backend: str, *edits: str) -> Implementation:
     ``"rms_norm/triton_kernel.py: old => new"``.
     """
     folder = KernelPackage.of(operation).folder
-    own = [f"{operation}/{name}.py" for name in (backends.MODULES[backend], "arguments", "operators")]
-    changed: dict[str, str] = {}
+    module = backends.MODULES[backend]
+    own = [f"{operation}/{name}" for name in (f"{module}.py", "arguments.py", "operators.py")]
+    changed = _sources(folder, own[0], edits) if backend == "cuda" else {}
+    own += sorted(changed.keys() - set(own))
     for edit in edits:
-        file, named, rest = edit.partition(".py: ")
-        files = [f"{file}.py"] if named else own
-        texts = {file: changed.get(file) or (folder / file).read_text() for file in files if (folder / file).exists()}
-        changed |= apply_edit(texts, rest if named else edit)
-    return getattr(_imported(folder, changed, f"{operation}.{backends.MODULES[backend]}"), operation)
+        named = FILE.match(edit)
+        texts = {
+            file: changed.get(file) or (folder / file).read_text()
+            for file in ([named[1]] if named else own)
+            if (folder / file).exists()
+        }
+        changed |= apply_edit(texts, edit[named.end() :] if named else edit)
+    return getattr(_imported(folder, changed, f"{operation}.{module}"), operation)
+
+
+def _sources(folder: pathlib.Path, module: str, edits: tuple[str, ...]) -> dict[str, str]:
+    """Return the texts of the modules and sources that find each other, or their headers, beside themselves."""
+    modules = [module, *(f"{of}/cuda_kernel.py" for of in SIBLING.findall((folder / module).read_text()))]
+    named = [named[1] for edit in edits if (named := FILE.match(edit)) and "/" in named[1]]
+    folders = sorted({str(pathlib.PurePath(file).parent) for file in (*modules, *named)})
+    sources = [file.relative_to(folder) for of in folders for file in sorted((folder / of).glob("*.cu*"))]
+    return {str(file): (folder / file).read_text() for file in (*modules, *sources)}
 
 
 def _imported(original: pathlib.Path, changed: dict[str, str], module: str) -> types.ModuleType:
@@ -125,6 +144,11 @@ class Edits:
     def gradient(self, name: str, *edits: str, **more: Any) -> Fault:
         """Return a fault of a gradient."""
         return self._fault(name, backward_agrees, GRADIENT, edits, more)
+
+    def stopped(self, name: str, error: type[Exception], *edits: str, **more: Any) -> Fault:
+        """Return a fault of the output that stops the checked build, which names the line."""
+        fields = {"raises": error, "only_on": "cpu", **more}
+        return self._fault(name, forward_agrees, r"\.cuh?:\d+\)", edits, fields)
 
     def law(self, law: Law, *edits: str, name: str = "law", **more: Any) -> Fault:
         """Return a fault that a law shows."""

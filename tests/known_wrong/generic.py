@@ -15,8 +15,7 @@ from fourfold.checks.outputs import joined
 from fourfold.checks.repeatability import repeats_bit_for_bit
 from fourfold.operations.record import Operation
 
-from .planted import GRADIENT, OUTPUT, UNWRITTEN, Check, Fault
-from .steps import Implementation
+from .planted import GRADIENT, OUTPUT, UNWRITTEN, Check, Fault, Implementation
 
 Tensor = torch.Tensor
 

@@ -1,10 +1,6 @@
-"""Planted faults in add_rms_norm: edits of its versions in torch and Triton, and a small CUDA C++ kernel."""
-
-import functools
-from pathlib import Path
+"""Planted faults in add_rms_norm: edits of its versions in torch, Triton and CUDA C++."""
 
 import numpy as np
-import torch
 from fourfold.properties import add_rms_norm as properties
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
@@ -14,16 +10,10 @@ from fourfold.checks.outputs import of_all, outputs_fit
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 
-from .edits import OFFSETS_OF_ROWS, Edits
+from .edits import BARRIER, OFFSETS_OF_ROWS, ROW_IN_32_BITS, Edits
 from .far_apart import far_apart
-from .generic import with_torchs_gradient
-from .planted import UNWRITTEN, Fault, cuda_fault, named
-from .planted_cuda import Planted
-from .steps import Implementation
-
-Tensor = torch.Tensor
-Outputs = tuple[Tensor, Tensor]
-THREADS = 64
+from .planted import UNWRITTEN, Fault, named
+from .planted_rms_norm import TAIL
 
 
 def whole(dtype: DType) -> Case:
@@ -145,36 +135,29 @@ def _triton_faults() -> tuple[Fault, ...]:
     )
 
 
-# fmt: on
-KERNELS = Planted(Path(__file__).with_suffix(".cu"), "add_rms_norm_kernel")
-
-
-def in_cuda(fault: str = "NONE") -> Implementation:
-    """Return add_rms_norm in CUDA C++ for float32, with a fault."""
-
-    def forward(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> Outputs:
-        y, residual_out = (torch.empty(x.shape, device=x.device) for _ in range(2))
-        if y.numel():
-            flat_x, flat_residual = (each.reshape(-1, x.shape[-1]) for each in (x, residual))
-            sizes = (len(flat_x), x.shape[-1], *flat_x.stride(), *flat_residual.stride(), eps)
-            given = (flat_x, flat_residual, weight.contiguous(), y, residual_out)
-            KERNELS.launch("add_rms_norm_kernel", fault, len(flat_x), THREADS, *given, *sizes)
-        return y, residual_out
-
-    return with_torchs_gradient("add_rms_norm", forward)
+OF_X = (
+    "squares += numbers[j] * numbers[j]; => if (start + first + k * step + j < cols) {\n"
+    "                const C of_x = C(x[(start + first + k * step + j) * column_stride]);\n"
+    "                squares += of_x * of_x;\n            }"
+)
 
 
 def _cuda_faults() -> tuple[Fault, ...]:
-    of_cuda = functools.partial(cuda_fault, "add_rms_norm", in_cuda, output="y", right_on=residual_of_zeros)
-    sums, nine = {"output": "residual_out"}, far_apart(properties.rows(9, cols=5))
+    of, y, sums = Edits("add_rms_norm", "cuda"), {"output": "y"}, {"output": "residual_out"}
+    zeros = {"right_on": residual_of_zeros}
     return (
-        of_cuda("variance_of_x"),
-        of_cuda("row_stride_of_x", examples=named(properties, "residual_lies_otherwise")),
-        of_cuda("sum_never_stored_past_a_block", check=memory_is_respected, says=UNWRITTEN, **sums),
-        of_cuda("barrier_missing", cuda_on_cpu.Race, right_on=None),
-        of_cuda("tail_of_vectors_dropped", right_on="many_rows_of_whole_vectors"),
-        of_cuda("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, examples=nine),
+        of("variance_of_x", OF_X, **y, **zeros),
+        of("row_stride_of_x", "{residual, sums, residual_outer_stride, residual_inner_stride, =>"
+           " {residual, sums, outer_stride, inner_stride,", examples=named(properties, "residual_lies_otherwise"), **y,
+           **zeros),
+        of("sum_never_stored_past_a_block", "if (store_sums) data[k] => if (store_sums && at < 64) data[k]",
+           check=memory_is_respected, says=UNWRITTEN, **sums, **zeros),
+        of.stopped("barrier_missing", cuda_on_cpu.Race, BARRIER, **y),
+        of("tail_of_vectors_dropped", TAIL, right_on="many_rows_of_whole_vectors", **y),
+        of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS,
+                   examples=far_apart(properties.rows(9, cols=5)), **y, **zeros),
     )
 
 
+# fmt: on
 FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

@@ -1,70 +1,19 @@
-"""Planted faults in attention: edits of its versions in torch and Triton, and a small CUDA C++ kernel."""
+"""Planted faults in attention: edits of its versions in torch, Triton and CUDA C++."""
 
-import functools
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
-from fourfold.impls.attention.arguments import scale_of
 from fourfold.properties import attention as properties
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 
 from .edits import Edits
-from .generic import with_torchs_gradient
-from .planted import Fault, cuda_fault, named
-from .planted_cuda import Planted
-from .steps import Implementation
+from .planted import Fault, named
 
 Tensor = torch.Tensor
 KEYS = 256  # at least as many as a block of any kernel has
 MASKED = "https://github.com/robertknight/rten/pull/1321"
 MODULO = "https://github.com/HazyResearch/HipKittens/pull/22"
-
-
-def sequences(q: Tensor, k: Tensor, q_offsets: Any, k_offsets: Any) -> Iterator[tuple[slice, slice]]:
-    """Yield the queries and the keys of each sequence."""
-    ends_q = [0, len(q)] if q_offsets is None else q_offsets.tolist()
-    ends_k = k_offsets.tolist() if k_offsets is not None else ends_q if q_offsets is not None else [0, len(k)]
-    for at in range(len(ends_q) - 1):
-        yield slice(ends_q[at], ends_q[at + 1]), slice(ends_k[at], ends_k[at + 1])
-
-
-def limits(q: Tensor, k: Tensor, q_offsets: Any, k_offsets: Any) -> list[Tensor]:
-    """Return for each query where its keys begin and end, and how many of them it sees if causal."""
-    found = torch.zeros(3, len(q), dtype=torch.int64)
-    for queries, keys in sequences(q, k, q_offsets, k_offsets):
-        count, length = queries.stop - queries.start, keys.stop - keys.start
-        found[0, queries], found[1, queries] = keys.start, keys.stop
-        found[2, queries] = (torch.arange(count) + 1 + length - count).clamp(0, length)
-    return list(found.to(q.device))
-
-
-KERNELS = Planted(Path(__file__).with_suffix(".cu"), "attention_kernel")
-
-
-def in_cuda(fault: str = "NONE") -> Implementation:
-    """Return attention in CUDA C++ for float32, with a fault of the output."""
-
-    def forward(
-        q: Tensor, k: Tensor, v: Tensor, q_offsets: Any = None, k_offsets: Any = None, causal: bool = False,
-        scale: Any = None,
-    ) -> Tensor:  # fmt: skip
-        offsets = {"q_offsets": q_offsets, "k_offsets": k_offsets}
-        output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if output.numel():
-            begins, ends, seen = limits(q, k, **offsets)
-            if fault == "CAUSAL_AT_THE_TOP_LEFT":
-                for queries, keys in sequences(q, k, **offsets):
-                    places = torch.arange(1, queries.stop - queries.start + 1, device=q.device)
-                    seen[queries] = places.clamp(0, keys.stop - keys.start)
-            tensors = *(x.contiguous() for x in (q, k, v)), begins, ends, seen, output
-            sizes = q.shape[1], k.shape[1], q.shape[2], causal, scale_of(q, scale)
-            KERNELS.launch("attention_kernel", fault, len(q) * q.shape[1], q.shape[2], *tensors, *sizes)
-        return output
-
-    return with_torchs_gradient("attention", forward)
 
 
 def scores_of_minus_infinity_first(dtype: Any) -> Any:
@@ -150,15 +99,19 @@ def _triton_faults() -> tuple[Fault, ...]:
     )
 
 
-# fmt: on
 def _cuda_faults() -> tuple[Fault, ...]:
-    of_cuda = functools.partial(cuda_fault, "attention", in_cuda, right_on="one_token")
+    of, one, github = Edits("attention", "cuda"), {"right_on": "one_token"}, "https://github.com"
     return (
-        of_cuda("causal_at_the_top_left", source="https://github.com/Dao-AILab/flash-attention/issues/282"),
-        of_cuda("heads_by_modulo", source=MODULO),
-        of_cuda("padded_keys_counted", source="https://github.com/flashinfer-ai/flashinfer/pull/5090", right_on=None),
-        of_cuda("last_block_unmasked", cuda_on_cpu.OutOfBounds, right_on=None),
+        of("causal_at_the_top_left", "const int shift = place.other_length - place.length, limit =>2"
+           " const int shift = 0, limit", source=f"{github}/Dao-AILab/flash-attention/issues/282", **one),
+        of("heads_by_modulo", "head / (heads / kv_heads) * k_head_stride =>2 head % kv_heads * k_head_stride",
+           source=MODULO, **one),
+        of("padded_keys_counted", "score = visible ? score * scale : => score = visible ? score * scale :"
+           " key >= place.other_length ? C(0) :", source=f"{github}/flashinfer-ai/flashinfer/pull/5090"),
+        of.stopped("last_block_unmasked", cuda_on_cpu.OutOfBounds,
+                   "const int there = end - start, used =>2 const int there = KEYS, used"),
     )
 
 
+# fmt: on
 FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

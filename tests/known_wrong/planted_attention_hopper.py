@@ -18,8 +18,7 @@ from fourfold.backends.tuning import Configuration
 from fourfold.checks.forward import forward_agrees
 
 from .generic import with_torchs_gradient
-from .planted import OUTPUT, CaseOf, Fault, named
-from .steps import Implementation
+from .planted import OUTPUT, CaseOf, Fault, Implementation, named
 
 Tensor = torch.Tensor
 RACE, DEADLOCK, ASTRAY = cuda_on_cpu.Race, cuda_on_cpu.Deadlock, cuda_on_cpu.OutOfBounds

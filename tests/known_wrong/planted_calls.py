@@ -4,20 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from fourfold import backends
-from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.history import history_does_not_matter
 from fourfold.checks.modes import autocast_changes_precision_alone
 from fourfold.checks.parameters import defaults_are_the_definitions, parameters_may_be_far_from_the_usual
 
-from . import planted_cuda, planted_giou_losses, planted_matmul
-from .planted import Check, Fault
-from .planted_softmax import vector_add
-from .planted_vector_add import BLOCK, in_cuda, vector_add_kernel, wired
-from .steps import Implementation, loss
+from .edits import edited
+from .planted import Check, Fault, Implementation
 
 Tensor = torch.Tensor
 
@@ -46,7 +40,7 @@ def matmul_of_slope(default: float = 0.01, most: float = torch.inf) -> Implement
 
 def matmul_of_activation(default: str) -> Implementation:
     """Return matmul in CUDA C++ with another default of activation."""
-    right = planted_matmul.in_cuda()
+    right = backends.load("matmul", "cuda")
 
     def matmul(a: Tensor, b: Tensor, activation: str = default, negative_slope: float = 0.01) -> Tensor:
         return right(a=a, b=b, activation=activation, negative_slope=negative_slope)
@@ -75,19 +69,11 @@ def half_under_autocast(right: Implementation, half: Implementation) -> Implemen
     return implementation
 
 
-def half_in_triton(x: Tensor, y: Tensor, output: Tensor, n: int) -> None:
-    with triton_launch.on(x.device):
-        vector_add_kernel[(triton.cdiv(n, BLOCK),)](
-            x, y, output, n, *x.stride(), *y.stride(), FAULT="", COMPUTE=tl.float16, BLOCK=BLOCK
-        )
-
-
-def half_in_torch() -> Implementation:
-    return vector_add(lambda x, y: (x.half() + y.half()).to(x.dtype))
-
-
-def right_vector_add() -> Implementation:
-    return backends.load("vector_add", "torch")
+HALF = {
+    "torch": "return x + y => return (x.half() + y.half()).to(x.dtype)",
+    "triton": "return x + y => return x.to(tl.float16) + y.to(tl.float16)",
+    "cuda": "return x + y; => return C(__half(float(x + y)));",
+}
 
 
 # ---- kept integers
@@ -158,31 +144,25 @@ def _faults() -> tuple[Fault, ...]:
             r"with eps=.* is .*expected",
         ),
         fault(
-            "giou", "eps_limited", "cuda", lambda: giou_of_eps(planted_cuda.giou(), most=16.0), ranges,
+            "giou", "eps_limited", "cuda", lambda: giou_of_eps(backends.load("giou", "cuda"), most=16.0), ranges,
             r"with eps=.* is .*expected",
         ),
-        fault(
-            "vector_add", "half_under_autocast", "torch",
-            lambda: half_under_autocast(right_vector_add(), half_in_torch()), autocast, overflow,
+        *(
+            fault(
+                "vector_add", "half_under_autocast", language,
+                lambda language=language, edit=edit: half_under_autocast(
+                    backends.load("vector_add", "torch"), edited("vector_add", language, edit)
+                ),
+                autocast, overflow,
+            )
+            for language, edit in HALF.items()
         ),
-        fault(
-            "vector_add", "half_under_autocast", "triton",
-            lambda: half_under_autocast(right_vector_add(), wired(half_in_triton)), autocast, overflow,
-        ),
-        fault(
-            "vector_add", "half_under_autocast", "cuda",
-            lambda: half_under_autocast(right_vector_add(), in_cuda("HALF_INSIDE")), autocast, overflow,
-        ),
-        fault(
-            "giou_loss_ragged", "offsets_kept", "torch", lambda: offsets_kept(loss("giou_loss_ragged")), history, kept
-        ),
-        fault(
-            "giou_loss_ragged", "offsets_kept", "triton",
-            lambda: offsets_kept(backends.load("giou_loss_ragged", "triton")), history, kept,
-        ),
-        fault(
-            "giou_loss_ragged", "offsets_kept", "cuda",
-            lambda: offsets_kept(planted_giou_losses.ragged_in_cuda()), history, kept,
+        *(
+            fault(
+                "giou_loss_ragged", "offsets_kept", language,
+                lambda language=language: offsets_kept(backends.load("giou_loss_ragged", language)), history, kept,
+            )
+            for language in backends.BACKENDS
         ),
     )  # fmt: skip
 

@@ -21,9 +21,8 @@ from fourfold.instruments.tampering import Tampered
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.case import Case
 
-from .planted import GRADIENT, OUTPUT, UNWRITTEN, Fault, law
+from .planted import GRADIENT, OUTPUT, UNWRITTEN, Fault, Implementation, law
 from .planted_softmax import cotangent_of_zeros
-from .steps import Implementation
 
 Tensor = torch.Tensor
 # Two of these are tested by https://github.com/ScalingIntelligence/KernelBench/pull/82, and two by

@@ -8,26 +8,66 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from fourfold.impls.giou.torch_eager import in_compute_dtype
+from fourfold.impls.softmax.torch_eager import softmax as softmax_in_torch
 from fourfold.properties import softmax as softmax_properties
 
-from fourfold.backends.cuda import emulator as cuda_on_cpu
+from fourfold.backends.signature import signature_of
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.batches import many_samples_are_alike, the_batch_does_not_matter
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.history import history_does_not_matter, late_inputs_are_waited_for
 from fourfold.checks.offsets import offsets_may_pass_32_bits
+from fourfold.checks.saved_tensors import backward_is_of_the_call
 from fourfold.checks.search import Search, Subject
 
-from . import planted_cuda
 from .edits import OFFSETS_OF_ROWS, edited
-from .planted import Check, Fault, one_pair
-from .planted_softmax import gradient, largest, largest_of_all_rows, right, softmax
-from .steps import Implementation
+from .planted import Check, Fault, Implementation, one_pair
+from .planted_softmax import OF_ALL
 
 Tensor = torch.Tensor
 Key = Callable[[Tensor], Any]
 # Results of fewer elements are not kept.
 WORTH_KEEPING = 64
+
+
+def right(x: Tensor) -> Tensor:
+    return x.softmax(-1)
+
+
+def gradient(grad: Tensor, y: Tensor) -> Tensor:
+    return y * (grad - (grad * y).sum(-1, keepdim=True))
+
+
+def softmax(
+    forward: Callable[[Tensor], Tensor] = right,
+    backward: Callable[[Tensor, Tensor], Tensor] = gradient,
+    compute: Callable[[Tensor], Tensor] = in_compute_dtype,
+    guarded: bool = True,
+) -> Implementation:
+    """Return softmax with some steps changed.
+
+    Unless `guarded`, the output is kept without save_for_backward, and autograd cannot detect a change to it.
+    """
+
+    class Softmax(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            y = forward(compute(x)).to(x.dtype)
+            ctx.kept = None if guarded else y.detach()
+            ctx.save_for_backward(*[y] * guarded)
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            y = ctx.saved_tensors[0] if guarded else ctx.kept
+            return backward(compute(grad), compute(y)).to(y.dtype)
+
+    def implementation(x: Tensor) -> Tensor:
+        signature_of(softmax_in_torch).check(x)
+        return Softmax.apply(x)
+
+    return implementation
 
 
 def cached(key: Key, step: Callable[..., Tensor], handed_out: Callable[[Tensor], Tensor] = Tensor.clone) -> Callable:
@@ -139,10 +179,9 @@ def claiming_bits(check: Check, subject: Subject, search: Search) -> None:
 
 def summed_in_pieces_by_the_batch(x: Tensor) -> Tensor:
     """Sum in shorter pieces the more rows there are, as a kernel does that divides a fixed block among its rows."""
-    terms = (x - largest(x)).exp()
+    terms = (x - x.amax(-1, keepdim=True)).exp() if x.numel() else x
     length = max(1, 64 // max(1, x[..., :1].numel()))
-    sums = [piece.sum(-1, keepdim=True) for piece in terms.split(length, -1)]
-    return terms / functools.reduce(torch.add, sums, torch.zeros_like(largest(x)))
+    return terms / sum(piece.sum(-1, keepdim=True) for piece in terms.split(length, -1))
 
 
 def _faults() -> list[Fault]:
@@ -176,6 +215,13 @@ def _faults() -> list[Fault]:
         examples=plain,
         search=300,
     )
+    add(
+        "output_kept_unguarded",
+        lambda: softmax(guarded=False),
+        backward_is_of_the_call,
+        "after the output was",
+        right_on=None,
+    )
     offsets = offsets_may_pass_32_bits
     faults.append(
         Fault(
@@ -185,18 +231,6 @@ def _faults() -> list[Fault]:
             check=offsets,
             says=r"with axis \d of boxes[12] 2.31 elements long: output",
             right_on=one_pair,
-        )
-    )
-    faults.append(
-        Fault(
-            name="cuda_offsets_in_32_bits",
-            operation="giou",
-            make=lambda: planted_cuda.giou("OFFSETS_IN_32_BITS"),
-            check=offsets,
-            says=r"planted\.cu:\d+\).*overflow",
-            right_on=one_pair,
-            raises=cuda_on_cpu.UndefinedArithmetic,
-            only_on="cpu",
         )
     )
     many = functools.partial(sixteen_bits_of_samples, many_samples_are_alike)
@@ -212,7 +246,7 @@ def _faults() -> list[Fault]:
     history, late = history_does_not_matter, late_inputs_are_waited_for
     add(
         "largest_of_all_rows",
-        lambda: softmax(forward=largest_of_all_rows),
+        lambda: edited("softmax", "torch", OF_ALL),
         the_batch_does_not_matter,
         r"output of samples \d+ to \d+ among all \d+\[",
         right_on="two_columns",

@@ -22,10 +22,10 @@ from fourfold.checks.forward import forward_agrees
 from fourfold.checks.modes import modes_do_not_matter
 from fourfold.checks.sharing import inputs_may_share_memory
 
-from .planted import OUTPUT, Fault
+from .edits import Edits
+from .planted import OUTPUT, Fault, Implementation
 from .planted_sizes import product
 from .planted_state import as_a_candidate
-from .steps import Implementation
 
 Tensor = torch.Tensor
 # The longest row that is computed at once.
@@ -218,37 +218,6 @@ def one_pointer_in_triton(x: Tensor, y: Tensor) -> Tensor:
     return output
 
 
-@triton.jit
-def softmax_in_blocks_kernel(x_ptr, y_ptr, cols, SIZE: tl.constexpr):
-    # One program owns a row, which it reads in blocks of SIZE. NaN does not change a maximum, nor what it is less than.
-    row = tl.program_id(0).to(tl.int64) * cols
-    x = tl.load(x_ptr + row + tl.arange(0, SIZE), mask=tl.arange(0, SIZE) < cols, other=-float("inf"))
-    most = tl.max(x, axis=0)
-    total = tl.sum(tl.where(x == -float("inf"), 0.0, tl.exp(x - most)), axis=0)
-    for start in range(SIZE, cols, SIZE):
-        at = start + tl.arange(0, SIZE)
-        x = tl.load(x_ptr + row + at, mask=at < cols, other=-float("inf"))
-        x = tl.where(x > -float("inf"), x, -float("inf"))
-        larger = tl.maximum(most, tl.max(x, axis=0), propagate_nan=tl.PropagateNan.ALL)
-        same = tl.where(most == larger, 1.0, tl.exp(most - larger))
-        total = total * same + tl.sum(tl.where(x > -float("inf"), tl.exp(x - larger), 0.0), axis=0)
-        most = larger
-    for start in range(0, cols, SIZE):
-        at = start + tl.arange(0, SIZE)
-        x = tl.load(x_ptr + row + at, mask=at < cols, other=0.0)
-        tl.store(y_ptr + row + at, tl.exp(x - most) / total, mask=at < cols)
-
-
-def nan_lost_in_triton(x: Tensor) -> Tensor:
-    """NaN spoils its own place alone, where it is not in the first block of a row."""
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if x.numel():
-        with triton_launch.on(x.device):
-            rows = x.numel() // x.shape[-1]
-            softmax_in_blocks_kernel[(rows,)](x.contiguous(), y, x.shape[-1], SIZE=BLOCK)
-    return y
-
-
 # ---- CUDA C++
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -272,6 +241,14 @@ def infinity_lost_in_cuda(x: Tensor) -> Tensor:
         rows = y.numel() // x.shape[-1]
         SOFTMAX.launch(-(-rows // THREADS), THREADS, x.contiguous(), y, rows, x.shape[-1])
     return y
+
+
+# From column 1024 on a mask compares, and so leaves NaN out.
+NAN_LOST = (
+    '    x = tl.load(x_ptr + x_at, mask=mask, other=float("-inf")).to(COMPUTE)\n =>'
+    '     x = tl.load(x_ptr + x_at, mask=mask, other=float("-inf")).to(COMPUTE)\n'
+    '    x = tl.where((columns < 1024)[None, :] | (x > -float("inf")), x, -float("inf"))\n'
+)
 
 
 def _combined(operation: str, function: Implementation, right_on: Any, language: str = "torch", **more: Any) -> Fault:
@@ -326,7 +303,7 @@ FAULTS = (
         says=r"under inference_mode.*: output.* is .*expected",
     ),
     _combined("vector_add", one_pointer_in_triton, "one_input_misaligned", "triton"),
-    _combined("softmax", nan_lost_in_triton, "rows_not_finite", "triton"),
+    Edits("softmax", "triton")("nan_lost_in_triton", NAN_LOST, right_on="rows_not_finite", seen_by="combined"),
     _combined(
         "vector_add",
         one_pointer_in_cuda,

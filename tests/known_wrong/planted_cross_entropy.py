@@ -1,25 +1,17 @@
-"""Planted faults in cross_entropy: edits of its versions in torch and Triton, and a small CUDA C++ kernel."""
-
-import functools
-from collections.abc import Callable
-from pathlib import Path
+"""Planted faults in cross_entropy: edits of its versions in torch, Triton and CUDA C++."""
 
 import numpy as np
 import torch
-from fourfold.impls.cross_entropy.arguments import check_cross_entropy
 from fourfold.properties import cross_entropy as properties
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
-from fourfold.checks.backward import backward_agrees
 from fourfold.checks.gradcheck import gradcheck
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 
-from .edits import Edits
+from .edits import FIRST_WARP, Edits
 from .far_apart import far_apart
-from .planted import GRADIENT, Fault, cuda_fault, named
-from .planted_cuda import Planted
-from .steps import Implementation, differentiable, in_compute_dtype
+from .planted import Fault, named
 
 Tensor = torch.Tensor
 NAMES = ("logits", "target")
@@ -126,91 +118,29 @@ def _triton_faults() -> tuple[Fault, ...]:
     )
 
 
-# fmt: on
-def reduced(losses: Tensor, counted: Tensor, reduction: str) -> Tensor:
-    if reduction == "none":
-        return losses
-    return losses.sum() if reduction == "sum" else losses.sum() / counted.sum()
-
-
-def of_rows(grad: Tensor, counted: Tensor, reduction: str) -> Tensor:
-    """The cotangent of each row's loss."""
-    return (grad / counted.sum().clamp(min=1) if reduction == "mean" else grad).expand(counted.shape)
-
-
-def wired(forward_launch: Callable[..., None], backward_launch: Callable[..., None]) -> Implementation:
-    """Make an implementation from launches, of at least one row.
-
-    Args:
-        forward_launch: takes ``(logits, target, losses, ignore_index, label_smoothing)`` and writes losses ``[rows]``,
-            of the compute dtype.
-        backward_launch: takes ``(of_rows, logits, target, gradient, ignore_index, label_smoothing)``, with a
-            contiguous cotangent of each row's loss, and writes the gradient, which is contiguous.
-    """
-
-    def forward(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, reduction: str) -> Tensor:
-        wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        losses = torch.empty(target.shape, dtype=wide, device=logits.device)
-        if len(losses):
-            forward_launch(logits, target, losses, ignore_index, label_smoothing)
-        return reduced(losses, target != ignore_index, reduction).to(logits.dtype)
-
-    def backward(
-        grad: Tensor, output: Tensor, logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float,
-        reduction: str,
-    ) -> tuple[Tensor, None]:  # fmt: skip
-        gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-        of_row = of_rows(in_compute_dtype(grad), target != ignore_index, reduction).contiguous()
-        if len(of_row):
-            backward_launch(of_row, logits, target, gradient, ignore_index, label_smoothing)
-        return gradient, None
-
-    return differentiable(NAMES, forward, backward, check_cross_entropy, **DEFAULTS)
-
-
-KERNELS = Planted(Path(__file__).with_suffix(".cu"), "cross_entropy_forward_kernel", "cross_entropy_backward_kernel")
-THREADS = 64
-
-
-def in_cuda(fault: str = "NONE") -> Implementation:
-    """Return cross_entropy in CUDA C++ for float32, with a fault."""
-
-    def forward_launch(
-        logits: Tensor, target: Tensor, losses: Tensor, ignore_index: int, label_smoothing: float
-    ) -> None:
-        arguments = (logits, target.long(), losses, logits.shape[1], *logits.stride(), target.long().stride(0))
-        KERNELS.launch(
-            "cross_entropy_forward_kernel", fault, len(losses), THREADS, *arguments, ignore_index, label_smoothing
-        )
-
-    def backward_launch(
-        of_row: Tensor, logits: Tensor, target: Tensor, gradient: Tensor, ignore_index: int, label_smoothing: float
-    ) -> None:
-        arguments = (of_row, logits, target.long(), gradient, logits.shape[1], *logits.stride())
-        rest = (target.long().stride(0), ignore_index, label_smoothing)
-        KERNELS.launch("cross_entropy_backward_kernel", fault, len(of_row), THREADS, *arguments, *rest)
-
-    return wired(forward_launch, backward_launch)
-
-
 def _cuda_faults() -> tuple[Fault, ...]:
-    of_cuda = functools.partial(cuda_fault, "cross_entropy", in_cuda, right_on=one_row)
-    slope = {"check": backward_agrees, "says": GRADIENT}
-    apart = far_apart(properties.rows(9, 5, given=(0.0, "none"), ignored=0))
+    of, one = Edits("cross_entropy", "cuda"), {"right_on": one_row}
     return (
-        of_cuda(
-            "target_of_ignored_rows_read",
-            cuda_on_cpu.OutOfBounds,
-            source="https://github.com/open-lm-engine/lm-engine/pull/505",
-        ),
-        of_cuda("barrier_missing", cuda_on_cpu.Race, right_on=None),
-        of_cuda("first_warp_only", right_on=None),
-        of_cuda("tail_of_vectors_dropped"),
-        of_cuda("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, examples=apart),
-        of_cuda("classes_contiguous_assumed", cuda_on_cpu.OutOfBounds),
-        of_cuda("gradient_of_ignored_rows", **slope),
-        of_cuda("rows_past_32_classes_unwritten", check=backward_agrees, says=GRADIENT, poisoned=True),
+        of.stopped("target_of_ignored_rows_read", cuda_on_cpu.OutOfBounds,
+                   "    if (counted) {\n        const bool valid =>     {\n        const bool valid",
+                   "= valid ? C(logits => = true ? C(logits",
+                   source="https://github.com/open-lm-engine/lm-engine/pull/505", **one),
+        of.stopped("barrier_missing", cuda_on_cpu.Race,
+                   "    __syncthreads();\n    const int warp =>     const int warp"),
+        of("first_warp_only", FIRST_WARP),
+        of("tail_of_vectors_dropped", "end = counted ? classes : 0; =>"
+           " end = !counted ? 0 : classes > 4 ? classes / 4 * 4 : classes;", **one),
+        of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, "    logits += row * row_stride;\n =>2"
+                   "     logits += int(row) * int(row_stride);\n", **one,
+                   examples=far_apart(properties.rows(9, 5, given=(0.0, "none"), ignored=0))),
+        of.stopped("classes_contiguous_assumed", cuda_on_cpu.OutOfBounds,
+                   "start + k * step, stride); => start + k * step, 1);", **one),
+        of.gradient("gradient_of_ignored_rows", "            if (counted) {\n =>             {\n",
+                    "step, counted ? classes : 0, class_stride, 0) => step, classes, class_stride, 0)", **one),
+        of.gradient("rows_past_32_classes_unwritten", ">= classes) continue; => >= min(classes, 32ll)) continue;",
+                    poisoned=True, **one),
     )
 
 
+# fmt: on
 FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

@@ -1,42 +1,14 @@
-"""Planted faults in cumsum: edits of its versions in torch and Triton, and a small CUDA C++ kernel."""
+"""Planted faults in cumsum: edits of its versions in torch, Triton and CUDA C++."""
 
-import functools
-from pathlib import Path
-from typing import Any
-
-import torch
 from fourfold.properties import cumsum as properties
 from fourfold.properties.cumsum import rows
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.checks.memory import memory_is_respected
 
-from .edits import OFFSETS_OF_ROWS, Edits
+from .edits import OFFSETS_OF_ROWS, ROW_IN_32_BITS, Edits
 from .far_apart import far_apart
-from .generic import with_torchs_gradient
-from .planted import UNWRITTEN, Fault, cuda_fault, named
-from .planted_cuda import Planted
-from .steps import Implementation
-
-BLOCK = 64
-KERNELS = Planted(Path(__file__).with_suffix(".cu"), "cumsum_kernel")
-
-
-def in_cuda(fault: str = "NONE") -> Implementation:
-    """Return cumsum in CUDA C++ for float32, with a fault."""
-
-    def forward(x: torch.Tensor, offsets: Any = None, exclusive: bool = False, reverse: bool = False) -> torch.Tensor:
-        output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        if x.numel():
-            ends = torch.tensor([0, x.shape[-1]], device=x.device) if offsets is None else offsets
-            flat, ends = x.reshape(-1, x.shape[-1]), ends.to(torch.int64).contiguous()
-            flat = flat if flat.stride(-1) == 1 else flat.contiguous()
-            sizes = (x.shape[-1], flat.stride(0), exclusive, reverse)
-            KERNELS.launch("cumsum_kernel", fault, (len(flat), len(ends) - 1), BLOCK, flat, ends, output, *sizes)
-        return output
-
-    return with_torchs_gradient("cumsum", forward)
-
+from .planted import UNWRITTEN, Fault, named
 
 # fmt: off
 IGNORED = "    n, wide =>     {}\n    n, wide".format
@@ -94,18 +66,24 @@ def _triton_faults() -> tuple[Fault, ...]:
     )
 
 
-# fmt: on
+OF_WARP = "            if (other == warp) before[t] += totals[t];\n =>"
+STORED = "low(t) + k < end) to[low(t) + k] = =>"
+
+
 def _cuda_faults() -> tuple[Fault, ...]:
-    of_cuda = functools.partial(cuda_fault, "cumsum", in_cuda, right_on="one_warp_and_one_column")
-    nine = far_apart(rows(9, 5))
+    of, one = Edits("cumsum", "cuda"), {"right_on": "one_warp_and_one_column"}
     return (
-        of_cuda("store_unmasked", cuda_on_cpu.OutOfBounds, right_on=None),
-        of_cuda("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, examples=nine),
-        of_cuda("last_column_dropped", check=memory_is_respected, says=UNWRITTEN, right_on=None),
-        of_cuda("carry_lost"),
-        of_cuda("warps_not_added", right_on="columns_not_a_multiple_of_16"),
-        of_cuda("own_warp_added", right_on=None),
+        of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds, f"{STORED} true) to[low(t) + k] ="),
+        of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS,
+                   examples=far_apart(rows(9, 5)), **one),
+        of("last_column_dropped", f"{STORED} low(t) + k < end - 1) to[low(t) + k] =", check=memory_is_respected,
+           says=UNWRITTEN),
+        of("carry_lost", "carry += totals[t]; =>", **one),
+        of("warps_not_added", OF_WARP, right_on="columns_not_a_multiple_of_16"),
+        of("own_warp_added",
+           f"{OF_WARP}             if (other == warp) before[t] += totals[t] + parts[turn][t][warp];\n"),
     )
 
 
+# fmt: on
 FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

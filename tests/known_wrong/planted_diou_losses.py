@@ -1,8 +1,7 @@
-"""Planted faults in the losses by DIoU and CIoU: edits of their versions in torch and Triton, and a CUDA C++ kernel."""
+"""Planted faults in the losses by DIoU and CIoU: edits of their versions in torch, Triton and CUDA C++."""
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,18 +17,13 @@ from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 
 from .edits import Edits
-from .generic import with_torchs_gradient
-from .planted import Fault, cuda_fault, named
-from .planted_cuda import Planted
-from .steps import Implementation
+from .planted import Fault, Implementation, named
 
 Tensor = torch.Tensor
 Pairwise = Callable[[Tensor, Tensor, float], Tensor]
 RECORDS = {
     module.operation.name: module.operation for module in (diou_loss, ciou_loss, diou_loss_ragged, ciou_loss_ragged)
 }
-BLOCK = 64
-KERNELS = Planted(Path(__file__).with_suffix(".cu"), "pairs_kernel")
 
 
 def of_pairwise(operation: str, pairwise: Pairwise) -> Implementation:
@@ -44,20 +38,6 @@ def of_pairwise(operation: str, pairwise: Pairwise) -> Implementation:
         return padded_loss(in_compute_dtype(pred), in_compute_dtype(target), eps, pairwise).to(pred.dtype)
 
     return ragged if operation.endswith("_ragged") else padded
-
-
-def in_cuda(operation: str, fault: str = "RIGHT") -> Implementation:
-    """Return one of the losses for float32, whose scores are a CUDA kernel's, with a fault."""
-
-    def pairwise(a: Tensor, b: Tensor, eps: float) -> Tensor:
-        scores = torch.empty(a.shape[:-1], device=a.device)
-        if n := scores.numel():
-            aspect = operation.startswith("ciou")
-            arguments = (a.contiguous(), b.contiguous(), scores, n, aspect, eps)
-            KERNELS.launch("pairs_kernel", fault, -(-n // BLOCK), BLOCK, *arguments)
-        return scores
-
-    return with_torchs_gradient(operation, of_pairwise(operation, pairwise))
 
 
 def in_torchvisions_steps(a: Tensor, b: Tensor, eps: float, aspect: bool) -> Tensor:
@@ -109,6 +89,16 @@ DIAGONAL = f"{BOXES}maximum(hull_width * hull_width + hull_height * hull_height,
 ANGLE = f"{BOXES}libdevice.atan((x2 - x1) / maximum(y2 - y1, eps)) =>"
 
 
+CENTRE_X = "giou/measures.cuh: : x(C(0.5) * ((a.x1 - b.x1) + (a.x2 - b.x2))), =>"
+POLYNOMIAL = (
+    "giou/measures.cuh: return atan(quotient(box.x2 - box.x1, maximum(box.y2 - box.y1, eps))); =>"
+    " const C ratio = quotient(box.x2 - box.x1, maximum(box.y2 - box.y1, eps));\n"
+    "        const C x = fabs(ratio) > 1 ? 1 / ratio : ratio;\n"
+    "        const C angle = x * (1 - x * x * (C(0.3333333) - C(0.2) * x * x));\n"
+    "        return fabs(ratio) > 1 ? copysign(C(1.5707963), ratio) - angle : angle;"
+)
+
+
 def _of(operation: str) -> tuple[Fault, ...]:
     """The faults of one loss."""
     ragged, ciou, record = operation.endswith("_ragged"), operation.startswith("ciou"), RECORDS[operation]
@@ -116,7 +106,8 @@ def _of(operation: str) -> tuple[Fault, ...]:
     same = {"right_on": identical if ragged else "identical_boxes"}
     out = {"says": r"output.*is .*expected", **same}
     of_torch, of_triton = functools.partial(torchs, **out), functools.partial(tritons, **out)
-    of_cuda = functools.partial(cuda_fault, operation, functools.partial(in_cuda, operation), **same)
+    cudas = Edits(operation, "cuda")
+    of_cuda = functools.partial(cudas, **out)
     found = [
         # [n, 1] divided by [n], and the mean of all: as losses do that are right for one box.
         of_torch("each_distance_by_all_diagonals",
@@ -126,10 +117,12 @@ def _of(operation: str) -> tuple[Fault, ...]:
                   f"{DIAGONAL} maximum(tl.sqrt(hull_width * hull_width + hull_height * hull_height), eps)"),
         of_triton("area_in_place_of_the_diagonal", f"{DIAGONAL} maximum(hull_width * hull_height, eps)"),
         of_triton("eps_of_the_union_alone", f"{DIAGONAL} (hull_width * hull_width + hull_height * hull_height)"),
-        of_cuda("store_past_the_end", cuda_on_cpu.OutOfBounds, right_on=None),
-        of_cuda("centres_not_halved", says=out["says"]),
-        of_cuda("diagonal_not_squared", says=out["says"]),
-        of_cuda("corners_in_place_of_centres", says=out["says"]),
+        cudas.stopped("load_past_the_end", cuda_on_cpu.OutOfBounds, "if (row < end) b[k] = targets[row]; =>"
+                      " b[k] = targets[row];" if ragged else "if (first + 32 * k < num_rows) b[k] = => b[k] ="),
+        of_cuda("centres_not_halved", f"{CENTRE_X} : x((a.x1 - b.x1) + (a.x2 - b.x2)),"),
+        of_cuda("diagonal_not_squared", "giou/measures.cuh: diagonal(maximum(raw_diagonal, eps)), =>"
+                " diagonal(maximum(sqrt(raw_diagonal), eps)),"),
+        of_cuda("corners_in_place_of_centres", f"{CENTRE_X} : x(a.x1 - b.x1),"),
         torchs.law(law_of(record), f"{MEAN} torch.nan).sum() / (total + 1))" if ragged else
                    f"{PADDED}{COUNT} (valid.sum() + 1)", name="one_row_too_many"),
     ]
@@ -142,8 +135,9 @@ def _of(operation: str) -> tuple[Fault, ...]:
             of_triton("pi_of_three_digits", f"{BOXES}0.4052847345693511 => (4.0 / (3.14 * 3.14))"),
             of_triton("alpha_only_where_boxes_overlap_by_half",
                       f"{BOXES}score -= alpha * v => score -= tl.where(iou >= 0.5, alpha, 0.0) * v"),
-            of_cuda("angles_added", says=out["says"]),
-            of_cuda("polynomial_of_three_terms", says=out["says"]),
+            of_cuda("angles_added", "giou/measures.cuh: angle_of(a, eps) - angle_of(b, eps) =>"
+                    " angle_of(a, eps) + angle_of(b, eps) - C(1.5707963)"),
+            of_cuda("polynomial_of_three_terms", POLYNOMIAL),
         ]
     if ragged:
         next_box, samples, centres = record.laws

@@ -24,8 +24,7 @@ from fourfold.checks.forward import forward_agrees
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 
-from .planted import Fault
-from .steps import Implementation
+from .planted import Fault, Implementation
 
 check_vector_add = signature_of(definition).check
 Tensor = torch.Tensor

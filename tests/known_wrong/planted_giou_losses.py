@@ -1,11 +1,8 @@
-"""Planted faults in giou_loss and giou_loss_ragged: edits of their Triton versions, and small CUDA C++ kernels."""
+"""Planted faults in giou_loss and giou_loss_ragged: edits of their versions in Triton and CUDA C++."""
 
-import functools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from fourfold.properties import giou_loss as padded_properties
 from fourfold.properties import giou_loss_ragged as ragged_properties
 from triton import InterpreterError
@@ -16,55 +13,7 @@ from fourfold.checks.repeatability import repeats_bit_for_bit
 from fourfold.numerics.dtypes import DType
 
 from .edits import Edits
-from .generic import with_torchs_gradient
-from .planted import Fault, cuda_fault, named, one_row, ragged_row
-from .planted_cuda import Planted
-from .steps import Implementation
-
-Tensor = torch.Tensor
-KERNELS = Planted(Path(__file__).with_suffix(".cu"), "padded_kernel", "ragged_rows_kernel", "ragged_samples_kernel")
-THREADS = 64
-BY_SAMPLES = (
-    "BOXES_PAST_A_WARP", "NEIGHBOURS_BOX", "SHUFFLE_IN_A_BRANCH", "SHUFFLE_OF_ACTIVE_LANES", "ADDED_WITHOUT_ATOMICS",
-    "ADDED_ATOMICALLY", "SLOT_UNWRITTEN", "RIGHT",
-)  # fmt: skip
-
-
-def padded_in_cuda(fault: str = "RIGHT") -> Implementation:
-    """Return giou_loss in CUDA C++ for float32, with a fault."""
-
-    def forward(pred: Tensor, target: Tensor, eps: float = 1e-5) -> Tensor:
-        rows = pred.shape[0] * pred.shape[1]
-        blocks = min(-(-rows // THREADS), 4)
-        sums = torch.empty((2, blocks * THREADS), device=pred.device)
-        KERNELS.launch(
-            "padded_kernel", fault, blocks, THREADS, pred.contiguous(), target.contiguous(), *sums, rows, eps
-        )
-        total, count = sums.sum(1)
-        return total / count.clamp(min=1)
-
-    return with_torchs_gradient("giou_loss", forward)
-
-
-def ragged_in_cuda(fault: str = "RIGHT") -> Implementation:
-    """Return giou_loss_ragged in CUDA C++ for float32, with a fault that decides between samples and rows."""
-
-    def forward(pred: Tensor, target: Tensor, offsets: Tensor, eps: float = 1e-5) -> Tensor:
-        (batch, max_boxes), total = pred.shape[:2], len(target)
-        if not total:
-            return pred.new_zeros(())
-        inputs = pred.contiguous(), target.contiguous(), offsets.long().contiguous()
-        if fault not in BY_SAMPLES:
-            losses = torch.empty(total, device=pred.device)
-            blocks = -(-total // THREADS)
-            KERNELS.launch("ragged_rows_kernel", fault, blocks, THREADS, *inputs, losses, batch, total, max_boxes, eps)
-            return losses.sum() / total
-        sums = torch.empty(batch, device=pred.device) if fault == "SLOT_UNWRITTEN" else pred.new_zeros(batch)
-        blocks = -(-batch * 32 // THREADS)
-        KERNELS.launch("ragged_samples_kernel", fault, blocks, THREADS, *inputs, sums, batch, max_boxes, eps)
-        return sums.sum() / total
-
-    return with_torchs_gradient("giou_loss_ragged", forward)
+from .planted import Fault, named, one_row, ragged_row, thousand_rows
 
 
 def full_warps(dtype: DType) -> Any:
@@ -117,50 +66,61 @@ def _ragged_in_triton() -> tuple[Fault, ...]:
     )
 
 
-# fmt: on
+ADDED = "sum += C(1) - score_of<MEASURE>(converted<C>(a[k]), converted<C>(b[k]), least); =>"
+LOSS = "C(1) - score_of<MEASURE>(converted<C>(a[k]), converted<C>(b[k]), least)"
+WARP_SUM = "    over_warp();\n    if (lane == 0) =>     if (mine.sum != 0) over_warp();\n    if (lane == 0)"
+MEAN = "giou_loss/mean.cuh: "
+BARRIER = f"{MEAN}of_warp[threadIdx.x / 32] = mine;\n    __syncthreads();\n => of_warp[threadIdx.x / 32] = mine;\n"
+ATOMIC = (
+    "    SumAndCount all{{(double)sum, {0}}};\n =>     SumAndCount all{{(double)sum, {0}}};\n"
+    "    __shared__ float added;\n    if (threadIdx.x == 0) added = 0;\n    __syncthreads();\n"
+    "    atomicAdd(&added, float(sum));\n    __syncthreads();\n    all.sum = threadIdx.x ? 0 : added;\n"
+)
+
+
 def _padded_in_cuda() -> tuple[Fault, ...]:
-    of_cuda = functools.partial(cuda_fault, "giou_loss", padded_in_cuda, right_on=one_row)
+    of, one = Edits("giou_loss", "cuda"), {"right_on": one_row}
     many = {name: padded_properties.examples[name] for name in ("articles_batch_of_32", "thousands_in_one_sample")}
     return (
-        of_cuda("first_strip_only", examples=many),
-        of_cuda("sum_in_half", right_on="identical_boxes"),
-        of_cuda("valid_by_pred"),
+        of("first_strip_only", "strip * STRIP < num_rows; => strip * STRIP < min(num_rows, warps * STRIP);",
+           examples=many, **one),
+        of("sum_in_half", f"{ADDED} sum = C(__half(float(sum + {LOSS})));", right_on="identical_boxes"),
+        of("valid_by_pred", "            valid[k] = C(b[k].y2) > C(0);\n            if (valid[k]) =>"
+           "             if (first + 32 * k < num_rows) a[k] = preds[first + 32 * k];\n"
+           "            valid[k] = C(a[k].y2) > C(0);\n            if (valid[k])", **one),
+        of.stopped("barrier_missing", cuda_on_cpu.Race, BARRIER),
+        of.stopped("idle_warps_unwritten", cuda_on_cpu.UninitialisedShared,
+                   f"{MEAN}if (lane == 0) of_warp => if (lane == 0 && mine.count) of_warp", right_on=thousand_rows),
+        of("gradient_of_padding_unwritten", "if (grad_pred) grad_pred => if (grad_pred && valid[k]) grad_pred",
+           check=memory_is_respected, says=r"gradient of \w+\[.* was never written", **one,
+           source="https://github.com/pytorch/FBGEMM/pull/5754"),
+        of("atomic_sum", ATOMIC.format("(double)count"), check=repeats_bit_for_bit,
+           says="output differs between two calls", only_on="cpu", **one),
     )
 
 
 def _ragged_in_cuda() -> tuple[Fault, ...]:
-    of_cuda = functools.partial(cuda_fault, "giou_loss_ragged", ragged_in_cuda)
+    of, one, warps = Edits("giou_loss_ragged", "cuda"), {"right_on": one_full_sample}, {"right_on": full_warps}
     return (
-        of_cuda("bisection_to_the_left", right_on=one_full_sample),
-        of_cuda("pred_taken_as_packed", right_on=one_full_sample),
-        of_cuda("boxes_past_a_warp", right_on=one_full_sample),
-        of_cuda(
-            "neighbours_box",
-            right_on=one_full_sample,
-            examples=named(ragged_properties, "offsets_strided_over_several_samples"),
-        ),
-        of_cuda(
-            "shuffle_in_a_branch",
-            right_on=full_warps,
-            only_on="cpu",
-            source="https://github.com/NVIDIA/cuda-samples/issues/398",
-        ),
-        of_cuda("shuffle_of_active_lanes", right_on=full_warps, only_on="cpu"),
-        of_cuda("added_without_atomics", cuda_on_cpu.Race, right_on=one_full_sample),
-        of_cuda(
-            "added_atomically",
-            check=repeats_bit_for_bit,
-            says="output differs between two calls",
-            right_on=one_full_sample,
-            only_on="cpu",
-        ),
-        of_cuda(
-            "slot_unwritten",
-            check=memory_is_respected,
-            says="depending on memory|was never written",
-            right_on=one_full_sample,
-        ),
+        of("bisection_to_the_left", "start_of_probe <= first => start_of_probe < first", **one),
+        of("pred_taken_as_packed", "preds.load(sample[k] * pred_batch_stride + box * pred_box_stride) =>"
+           " preds.load(row * pred_box_stride)", **one),
+        of("boxes_past_a_warp", f"{ADDED} sum += first + 32 * k + lane - start[k] < 32 ? {LOSS} : C(0);", **one),
+        # The first box of a sample counts for the sample before it, too.
+        of("neighbours_box", f"{ADDED} sum += C(1 + (sample[k] > 0 && first + 32 * k + lane == start[k])) * ({LOSS});",
+           examples=named(ragged_properties, "offsets_strided_over_several_samples"), **one),
+        of.stopped("shuffle_in_a_branch", cuda_on_cpu.Deadlock, f"{MEAN}{WARP_SUM}",
+                   source="https://github.com/NVIDIA/cuda-samples/issues/398", **warps),
+        of("shuffle_of_active_lanes", f"{MEAN}{WARP_SUM}", f"{MEAN}__shfl_down_sync(0xffffffff, =>2"
+           " __shfl_down_sync(__activemask(),", only_on="cpu", **warps),
+        of.stopped("added_without_atomics", cuda_on_cpu.Race, f"{MEAN}atomicAdd(counter, 1) == => (*counter)++ ==",
+                   **one),
+        of("added_atomically", ATOMIC.format("0"), check=repeats_bit_for_bit, says="output differs between two calls",
+           only_on="cpu", **one),
+        of("slot_unwritten", f"{MEAN}partials[blockIdx.x] = {{mine => if (blockIdx.x) partials[blockIdx.x] = {{mine",
+           check=memory_is_respected, says="depending on memory|was never written", **one),
     )
 
 
+# fmt: on
 FAULTS = (*_padded_in_triton(), *_padded_in_cuda(), *_ragged_in_triton(), *_ragged_in_cuda())

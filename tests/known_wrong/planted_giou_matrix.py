@@ -1,41 +1,13 @@
-"""Planted faults in giou_matrix: edits of its versions in torch and Triton, and a small CUDA C++ kernel."""
+"""Planted faults in giou_matrix: edits of its versions in torch, Triton and CUDA C++."""
 
-import functools
-from pathlib import Path
-
-import torch
 from fourfold.properties import giou_matrix as properties
-from fourfold.properties.giou_matrix import random_case
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.repeatability import repeats_bit_for_bit
 
 from .edits import Edits
-from .far_apart import far_apart
-from .generic import with_torchs_gradient
-from .planted import UNWRITTEN, Fault, cuda_fault
-from .planted_cuda import Planted
-from .steps import Implementation
-
-Tensor = torch.Tensor
-BLOCK = 256
-KERNELS = Planted(Path(__file__).with_suffix(".cu"), "giou_matrix_kernel")
-
-
-def in_cuda(fault: str = "NONE") -> Implementation:
-    """Return giou_matrix in CUDA C++ for float32, with a fault."""
-
-    def forward(boxes_a: Tensor, boxes_b: Tensor, mode: str = "giou", eps: float = 1e-5) -> Tensor:
-        a, b = boxes_a if boxes_a.stride(1) == 1 else boxes_a.contiguous(), boxes_b.contiguous()
-        scores = torch.empty((len(a), len(b)), dtype=a.dtype, device=a.device)
-        if count := scores.numel():
-            arguments = (a, b, scores, *scores.shape, a.stride(0), mode == "giou", eps)
-            KERNELS.launch("giou_matrix_kernel", fault, -(-count // BLOCK), BLOCK, *arguments)
-        return scores
-
-    return with_torchs_gradient("giou_matrix", forward)
-
+from .planted import UNWRITTEN, Fault
 
 # fmt: off
 SCORES = '    return pairwise_giou(a, b, eps, mode == "giou").to( =>'
@@ -91,18 +63,29 @@ def _triton_faults() -> tuple[Fault, ...]:
     )
 
 
-# fmt: on
+NAN_DROPPED = "giou/boxes.cuh: return a > b || a != a ? a : b; => return fmax(a, b);"
+STORED = "scores[row * m + column] ="
+WIDTH, HEIGHT = "giou/boxes.cuh: - maximum(a.x1, b.x1)), =>", "giou/boxes.cuh: - maximum(a.y1, b.y1)), =>"
+
+
 def _cuda_faults() -> tuple[Fault, ...]:
-    of_cuda = functools.partial(cuda_fault, "giou_matrix", in_cuda, right_on=None)
+    of = Edits("giou_matrix", "cuda")
     return (
-        of_cuda("store_unmasked", cuda_on_cpu.OutOfBounds),
-        of_cuda("last_block_dropped", check=memory_is_respected, says=UNWRITTEN, right_on="one_with_one_giou"),
-        of_cuda("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, examples=far_apart(random_case(9, 2))),
-        of_cuda("rows_as_long_as_columns", cuda_on_cpu.Race, right_on="as_many_of_both_giou"),
-        of_cuda("nan_dropped"),
-        of_cuda("sides_not_clamped"),
-        of_cuda("plus_one"),
+        of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds, f"if (column < m) {STORED} => if (row == n - 1 || column"
+                   f" < m) {STORED}"),
+        of("last_block_dropped", "enclosed].launch(blocks, BLOCK, a, b, scores, => enclosed].launch(max(blocks - 1, 1),"
+           " BLOCK, a, b, scores,", check=memory_is_respected, says=UNWRITTEN, right_on="one_with_one_giou"),
+        # The kernel reads contiguous memory: of rows past 16, others are read.
+        of("offsets_in_4_bits", "converted<C>(boxes_a[row]) =>2 converted<C>(boxes_a[row % 16])"),
+        of.stopped("rows_as_long_as_columns", cuda_on_cpu.Race, f"{STORED} => scores[(row * n + column) % (n * m)] =",
+                   right_on="as_many_of_both_giou"),
+        of("nan_dropped", NAN_DROPPED),
+        of("sides_not_clamped", "giou/boxes.cuh: intersection(maximum(width, C(0)) * maximum(height, C(0))) =>"
+           " intersection(width * height)"),
+        # Lengths of pixels that count from 0 to width - 1, as of the first detectors.
+        of("plus_one", f"{WIDTH} - maximum(a.x1, b.x1) + C(1)),", f"{HEIGHT} - maximum(a.y1, b.y1) + C(1)),"),
     )
 
 
+# fmt: on
 FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

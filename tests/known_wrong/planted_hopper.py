@@ -20,8 +20,7 @@ from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 
 from .generic import with_torchs_gradient
-from .planted import OUTPUT, CaseOf, Fault
-from .steps import Implementation
+from .planted import OUTPUT, CaseOf, Fault, Implementation
 
 Tensor = torch.Tensor
 SOURCE = Path(__file__).parent / "planted_hopper.cu"

@@ -1,16 +1,10 @@
-"""Planted faults in layer_norm: edits of its versions in torch and Triton, and a small CUDA C++ kernel."""
-
-import functools
-from collections.abc import Callable
-from pathlib import Path
+"""Planted faults in layer_norm: edits of its versions in torch, Triton and CUDA C++."""
 
 import numpy as np
 import torch
-from fourfold.impls.layer_norm.torch_eager import layer_norm as layer_norm_in_torch
 from fourfold.properties import layer_norm as properties
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
-from fourfold.backends.signature import signature_of
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.gradcheck import gradcheck
 from fourfold.checks.repeatability import repeats_bit_for_bit
@@ -18,11 +12,9 @@ from fourfold.checks.single_gradients import single_gradients_agree
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 
-from .edits import FIRST_ROWS, OFFSETS_OF_ROWS, Edits
+from .edits import BARRIER, FIRST_ROWS, FIRST_WARP, OFFSETS_OF_ROWS, ROW_IN_32_BITS, Edits
 from .far_apart import far_apart
-from .planted import GRADIENT, Fault, cuda_fault, named
-from .planted_cuda import Planted
-from .steps import Implementation, differentiable
+from .planted import Fault, named
 
 Tensor = torch.Tensor
 NAMES = ("x", "weight", "bias")
@@ -148,109 +140,57 @@ def _triton_faults() -> tuple[Fault, ...]:
     )
 
 
-# fmt: on
-def wired(forward_launch: Callable, backward_launch: Callable) -> Implementation:
-    """Make an implementation from launches on two axes, rows and cols.
-
-    Args:
-        forward_launch: takes ``(x, weight, bias, y, eps)`` with x [rows, cols]; returns mean and deviation [rows].
-        backward_launch: takes ``(grad_output, x, weight, mean, deviation)``, the first two [rows, cols]; returns the
-            gradients.
-    """
-
-    def as_rows(tensor: Tensor) -> Tensor:
-        return tensor.reshape(-1, tensor.shape[-1])
-
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        if y.numel():
-            forward_launch(as_rows(x), weight, bias, y, eps)
-        return y
-
-    def backward(grad: Tensor, y: Tensor, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple:
-        if not x.numel():
-            return torch.zeros_like(x), torch.zeros_like(weight), torch.zeros_like(bias)
-        rows = as_rows(x)
-        mean, deviation = forward_launch(rows, weight, bias, torch.empty_like(y), eps)
-        of_x, of_weight, of_bias = backward_launch(as_rows(grad), rows, weight, mean, deviation)
-        return of_x.view(x.shape), of_weight, of_bias
-
-    return differentiable(NAMES, forward, backward, signature_of(layer_norm_in_torch).check, eps=1e-5)
-
-
-KERNELS = Planted(
-    Path(__file__).with_suffix(".cu"),
-    "layer_norm_forward_kernel", "layer_norm_backward_kernel", "layer_norm_parameters_kernel",
-)  # fmt: skip
-THREADS = 64
-SPREAD = ("ADDED_WITHOUT_ATOMICS", "ADDED_ATOMICALLY")
-
-
-def in_cuda(fault: str = "NONE") -> Implementation:
-    """Return layer_norm in CUDA C++ for float32, with a fault."""
-
-    def forward_launch(x: Tensor, weight: Tensor, bias: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        rows, cols = x.shape
-        mean, deviation = torch.empty((2, rows), device=x.device)
-        KERNELS.launch(
-            "layer_norm_forward_kernel", fault, rows, THREADS,
-            x, weight.contiguous(), bias.contiguous(), y, mean, deviation, cols, *x.stride(), eps,
-        )  # fmt: skip
-        return mean, deviation
-
-    def backward_launch(grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, deviation: Tensor) -> tuple:
-        rows, cols = x.shape
-        grad_x = torch.empty((rows, cols), device=x.device)
-        strides = *grad.stride(), *x.stride()
-        KERNELS.launch(
-            "layer_norm_backward_kernel", fault, rows, THREADS,
-            grad, x, weight.contiguous(), mean, deviation, grad_x, cols, *strides,
-        )  # fmt: skip
-        of_weight, of_bias = torch.zeros((2, cols), device=x.device)
-        rows_of_block = 2 if fault in SPREAD else rows
-        grid = -(-cols // THREADS), -(-rows // rows_of_block)
-        KERNELS.launch(
-            "layer_norm_parameters_kernel", fault, grid, THREADS,
-            grad, x, mean, deviation, of_weight, of_bias, rows, cols, rows_of_block, *strides,
-        )  # fmt: skip
-        return grad_x, of_weight, of_bias
-
-    return wired(forward_launch, backward_launch)
+ROOT_IN_CUDA = "rsqrt(squares / C(cols) + C(eps)) =>"
+CENTRED, SHARE = "if (j < own) sum.first += centred * centred; =>", "share = num / (C(start) + num), =>"
+LAST = "squares += sum_over_row(sum, 1).first + =>"
 
 
 def _cuda_faults() -> tuple[Fault, ...]:
-    of_cuda = functools.partial(cuda_fault, "layer_norm", in_cuda, right_on="one_column")
-    slope = {"check": backward_agrees, "says": GRADIENT}
+    of, row, one = Edits("layer_norm", "cuda"), {"right_on": one_row}, {"right_on": "one_column"}
+    short, gradient = {"right_on": "two_columns"}, {"check": backward_agrees}
     out_of_bounds, race = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race
-    a_warp_each = properties.rows(2, cols=64)
     return (
-        of_cuda("square_of_mean", right_on=one_row, source="https://github.com/microsoft/onnxruntime/pull/31973"),
-        of_cuda("variance_of_sample"),
-        of_cuda("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, examples=far_apart(properties.rows(9, cols=5))),
-        of_cuda("eps_outside_the_root"),
-        of_cuda("eps_typed_in", right_on=one_row),
-        of_cuda("counts_taken_as_equal", right_on=a_warp_each),
-        # NaN for one column of huge numbers: this repository's own kernels are held to a number there.
-        of_cuda("empty_parts_merged", right_on=one_row, documented=True),
-        of_cuda("barrier_missing", race, right_on=None),
-        of_cuda("first_warp_only", right_on="two_columns"),
-        of_cuda("stride_dropped_in_second_pass", out_of_bounds),
-        of_cuda("weight_of_first_columns", right_on="two_columns"),
-        of_cuda("row_of_fixed_length", out_of_bounds),
-        of_cuda("mean_of_gradient_left_out", **slope, right_on=None),
-        of_cuda("grad_output_contiguous_assumed", out_of_bounds, check=backward_agrees),
-        of_cuda("last_block_of_rows_dropped", **slope),
-        of_cuda("first_block_of_rows_only", **slope),
-        of_cuda("added_without_atomics", race, check=backward_agrees, right_on=one_row),
-        of_cuda(
-            "added_atomically",
-            check=repeats_bit_for_bit,
-            says=r"gradient of (weight|bias) differs between two calls",
-            right_on=one_row,
-            only_on="cpu",
-            source="https://github.com/karpathy/llm.c/pull/445",
-        ),
+        of("square_of_mean", f"{CENTRED} if (j < own) sum.first += C(data[k].at[j]) * C(data[k].at[j]);",
+           f"{ROOT_IN_CUDA} rsqrt(squares / C(cols) - mean * mean + C(eps))", **row,
+           source="https://github.com/microsoft/onnxruntime/pull/31973"),
+        of("variance_of_sample", f"{ROOT_IN_CUDA} rsqrt(squares / C(cols > 1 ? cols - 1 : cols) + C(eps))", **one),
+        of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS,
+                   examples=far_apart(properties.rows(9, cols=5)), **one),
+        of("eps_outside_the_root", f"{ROOT_IN_CUDA} (C(1) / (sqrt(squares / C(cols)) + C(eps)))", **one),
+        of("eps_typed_in", f"{ROOT_IN_CUDA} rsqrt(squares / C(cols) + C(1e-5))", **row),
+        of("counts_taken_as_equal", f"{SHARE} share = start ? C(0.5) : C(1),", **row),
+        # NaN where the square of the mean overflows: this repository's own kernels are held to a number there.
+        of("empty_parts_merged", f"{LAST} squares += sum_over_row(sum, 1).first + apart * apart * share *",
+           "C(start) * apart * (apart * share); => C(start);", documented=True, **row),
+        of.stopped("barrier_missing", race, BARRIER),
+        of("first_warp_only", FIRST_WARP, **short),
+        of.stopped("stride_dropped_in_second_pass", out_of_bounds,
+                   "if (start < last) load(start); => if (start < last) column_stride = 1, load(start);", **one),
+        of("weight_of_first_columns", "take<WIDTH, STRIDED>(weight, column, weight_stride),\n =>"
+           " take<WIDTH, STRIDED>(weight, column % 64, weight_stride),\n", **short),
+        of.stopped("row_of_fixed_length", out_of_bounds, "    C mean = 0, squares = 0;\n =>"
+                   "     C mean = 0, squares = 0;\n    __shared__ T row_of[512];\n"
+                   "    for (int i = threadIdx.x; blockDim.x > 32 && i < cols; i += blockDim.x) row_of[i] = T(0);\n",
+                   **one),
+        of.gradient("mean_of_gradient_left_out", "means = {means.first * reciprocal, => means = {C(0),",),
+        of.stopped("grad_output_contiguous_assumed", out_of_bounds,
+                   "cols, inner, *grad_rows[1:], => cols, inner, inner * cols, cols, 1,", **gradient, **one),
+        of.gradient("last_block_of_rows_dropped", "i < partials; i += blockDim.y) =>"
+                    " i < max(partials - 1, 1ll); i += blockDim.y)", **row),
+        of.gradient("first_block_of_rows_only", "i < partials; i += blockDim.y) =>"
+                    " i < min(partials, 1ll); i += blockDim.y)", **row),
+        of.stopped("added_without_atomics", race, "    partial += blockIdx.x * cols;\n =>", **gradient, **row),
+        of("added_atomically", "    of_threads[threadIdx.y][threadIdx.x] = sums;\n    __syncthreads();\n =>"
+           "     of_threads[threadIdx.y][threadIdx.x] = {0, 0};\n    __syncthreads();\n"
+           "    if (threadIdx.y > 0) atomicAdd(&of_threads[0][threadIdx.x].first, sums.first),"
+           " atomicAdd(&of_threads[0][threadIdx.x].second, sums.second);\n    __syncthreads();\n"
+           "    sums.first += of_threads[0][threadIdx.x].first;\n"
+           "    sums.second += of_threads[0][threadIdx.x].second;\n",
+           "for (int i = 1; i < blockDim.y; i++) { => for (int i = 1; i < 0; i++) {",
+           check=repeats_bit_for_bit, says=r"gradient of (weight|bias) differs between two calls", only_on="cpu",
+           source="https://github.com/karpathy/llm.c/pull/445", **row),
     )
 
 
+# fmt: on
 FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

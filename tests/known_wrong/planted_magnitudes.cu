@@ -1,15 +1,6 @@
 // Kernels that compute with fewer digits than their tensors have, where a bound that grows with a sum does not tell.
 #include <cuda_fp16.h>
 
-// One thread owns an element. The sum is rounded towards zero.
-__global__ void sum_cut_off(const float* x, const float* y, float* output, int n) {
-    int at = blockIdx.x * blockDim.x + threadIdx.x;
-    if (at >= n) return;
-    double exact = (double)x[at] + (double)y[at];
-    float near = (float)exact;
-    output[at] = fabs((double)near) > fabs(exact) ? nextafterf(near, 0.0f) : near;
-}
-
 // One thread owns a row, and sums long ones from numbers rounded to float16.
 __global__ void row_sum_of_halves(const float* x, float* y, int rows, int cols, int is_long) {
     int row = blockIdx.x * blockDim.x + threadIdx.x;

@@ -21,11 +21,11 @@ from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.forward import forward_agrees
 
-from .planted import GRADIENT, OUTPUT, Check, Fault, law
+from .edits import Edits
+from .planted import GRADIENT, OUTPUT, Check, Fault, Implementation, law
 from .planted_combinations import BLOCK, normalized, rms_norm
 from .planted_sizes import product
-from .planted_softmax import zeros_added
-from .steps import Implementation
+from .planted_vector_add import zeros_added
 
 Tensor = torch.Tensor
 
@@ -153,17 +153,6 @@ def sum_in_tf32(x: Tensor) -> Tensor:
 # ---- one rounding
 
 
-def towards_zero(wide: Tensor) -> Tensor:
-    """Numbers of float64 rounded to float32 towards zero."""
-    near = wide.float()
-    return torch.where(near.double().abs() > wide.abs(), torch.nextafter(near, torch.zeros_like(near)), near)
-
-
-def sum_towards_zero(x: Tensor, y: Tensor) -> Tensor:
-    """The sum is cut off, as `__fadd_rz` does."""
-    return towards_zero(x.double() + y.double())
-
-
 @fourfold.operation(x=tensor("..."), y=tensor("..."), tried=False)
 def multiplied(x: Tensor, y: Tensor) -> Tensor:
     return x * y
@@ -230,44 +219,11 @@ def sum_of_halves_in_triton(x: Tensor) -> Tensor:
     return y
 
 
-@triton.jit
-def softmax_kernel(x_ptr, y_ptr, cols, LONG: tl.constexpr, SIZE: tl.constexpr):
-    # One program owns a row. The terms of long ones are rounded to float16 before they are summed.
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, SIZE)
-    x = tl.load(x_ptr + row * cols + at, mask=at < cols, other=-float("inf"))
-    terms = tl.exp(x - tl.max(x, axis=0))
-    summed = terms
-    if LONG:
-        summed = terms.to(tl.float16).to(tl.float32)
-    nan = tl.sum(tl.where(x == x, 0.0, 1.0), axis=0) > 0
-    y = tl.where(nan, float("nan"), terms / tl.sum(summed, axis=0))
-    tl.store(y_ptr + row * cols + at, y, mask=at < cols)
-
-
-def terms_in_triton(x: Tensor) -> Tensor:
-    """The terms of long rows are rounded to float16."""
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if x.numel():
-        rows, cols = x.numel() // x.shape[-1], x.shape[-1]
-        with triton_launch.on(x.device):
-            softmax_kernel[(rows,)](x.contiguous(), y, cols, LONG=cols > BLOCK, SIZE=triton.next_power_of_2(cols))
-    return y
-
-
 # ---- CUDA C++
 
 SOURCE = Path(__file__).with_suffix(".cu")
 THREADS = 128
-CUT_OFF, ROW_SUM = CudaKernel(SOURCE, "sum_cut_off"), CudaKernel(SOURCE, "row_sum_of_halves")
-
-
-def sum_cut_off_in_cuda(x: Tensor, y: Tensor) -> Tensor:
-    """The sum is cut off."""
-    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if output.numel():
-        CUT_OFF.launch(-(-output.numel() // THREADS), THREADS, x.contiguous(), y.contiguous(), output, output.numel())
-    return output
+ROW_SUM = CudaKernel(SOURCE, "row_sum_of_halves")
 
 
 def sum_of_halves_in_cuda(x: Tensor) -> Tensor:
@@ -277,6 +233,22 @@ def sum_of_halves_in_cuda(x: Tensor) -> Tensor:
         long = int(x.shape[-1] > BLOCK and bool((x.abs() < 6e4).all()))
         ROW_SUM.launch(-(-y.numel() // THREADS), THREADS, x.contiguous(), y, y.numel(), x.shape[-1], long)
     return y
+
+
+# Sums that are rounded towards zero, as by `__fadd_rz`, and terms of long rows that are rounded to float16.
+TOWARDS_ZERO = (
+    "return x + y => wide = x.double() + y.double()\n    near = wide.float()\n"
+    "    below = torch.nextafter(near, torch.zeros_like(near))\n"
+    "    return torch.where(near.double().abs() > wide.abs(), below, near)"
+)
+CUT_OFF = (
+    "return x + y; => const double exact = double(x) + double(y);\n        const C near = C(exact);\n"
+    "        return fabs(double(near)) > fabs(exact) ? nextafter(near, C(0)) : near;"
+)
+TERMS_OF_HALVES = (
+    "1.0 / tl.sum(terms, axis=1) =>"
+    " 1.0 / tl.sum(terms.to(tl.float16).to(COMPUTE) if BLOCK_COLS > 1024 else terms, axis=1)"
+)
 
 
 def _fault(
@@ -333,13 +305,13 @@ FAULTS = (
     _fault("layer_norm", bias_of_many_rows, "many_rows_of_whole_vectors", check=backward_agrees, says=GRADIENT),
     _declared(rms_norm, rms_of_halves),
     _declared(row_sum, sum_in_tf32),
-    _fault("vector_add", sum_towards_zero, zeros_added, seen_by="settled"),
+    Edits("vector_add", "torch")("sum_towards_zero", TOWARDS_ZERO, right_on=zeros_added, seen_by="settled"),
     _declared(multiplied, product_by_division, seen_by="settled"),
     _fault("vector_add", small_numbers_lost, "a_block"),
     _fault("matmul", small_factors_lost, "whole_blocks"),
     _fault("giou", large_boxes_in_bfloat16, "coordinates_past_256"),
     _declared(row_sum, sum_of_halves_in_triton, "triton"),
-    _fault("softmax", terms_in_triton, "cols_1", "triton"),
-    _fault("vector_add", sum_cut_off_in_cuda, zeros_added, "cuda", seen_by="settled"),
+    Edits("softmax", "triton")("terms_in_triton", TERMS_OF_HALVES, right_on="cols_1", seen_by="combined"),
+    Edits("vector_add", "cuda")("sum_cut_off_in_cuda", CUT_OFF, right_on=zeros_added, seen_by="settled"),
     _declared(row_sum, sum_of_halves_in_cuda, "cuda"),
 )

@@ -1,13 +1,6 @@
-"""Planted faults in matmul: edits of its versions in torch and Triton, and small CUDA C++ kernels."""
-
-import functools
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+"""Planted faults in matmul: edits of its versions in torch, Triton and CUDA C++."""
 
 import torch
-from fourfold.impls.matmul.arguments import check_matmul
-from fourfold.impls.matmul.torch_eager import matmul as right
 from fourfold.properties import matmul as properties
 from triton import InterpreterError
 
@@ -20,67 +13,15 @@ from fourfold.operations.case import Case
 
 from .edits import Edits
 from .far_apart import far_apart
-from .generic import with_torchs_gradient
-from .planted import GRADIENT, UNWRITTEN, Fault, cuda_fault, named
-from .planted_cuda import Planted
-from .steps import Implementation, differentiable
+from .planted import UNWRITTEN, Fault, named
 
 Tensor = torch.Tensor
 PROGRAMS = 3
 
 
-def activate(x: Tensor, activation: str, slope: float) -> Tensor:
-    if activation == "relu":
-        return torch.where(x <= 0, 0, x)
-    return torch.where(x > 0, x, x * slope) if activation == "leaky_relu" else x
-
-
-def by_its_gradient(product: Callable[..., Tensor]) -> Implementation:
-    """Return matmul whose gradient, and not its output, is by ``product(a, b, activation, slope)``."""
-
-    def backward(grad: Tensor, y: Tensor, a: Tensor, b: Tensor, activation: str, negative_slope: float) -> Any:
-        if activation == "relu":
-            grad = torch.where(y <= 0, 0, grad)
-        if activation == "leaky_relu":
-            grad = torch.where(y > 0, grad, grad * negative_slope)
-        return product(grad, b.t(), "none", 0.0), product(a.t(), grad, "none", 0.0)
-
-    return differentiable(("a", "b"), right, backward, check_matmul, activation="none", negative_slope=0.01)
-
-
 def above_0(dtype: DType) -> Case:
     """Return a case with a positive product, which no activation changes."""
     return properties.example([[1, 2]], [[3], [0.5]], "relu")(dtype)
-
-
-KERNELS = Planted(Path(__file__).with_suffix(".cu"), "matmul_kernel", "split_kernel")
-TILE = 8
-ACTIVATIONS = ("none", "relu", "leaky_relu")
-
-
-def in_cuda(fault: str = "NONE") -> Implementation:
-    """Return the product in CUDA C++ for float32, with a fault."""
-
-    def forward(a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = 0.01) -> Tensor:
-        return product(a, b, activation, negative_slope)
-
-    def product(a: Tensor, b: Tensor, activation: str, slope: float) -> Tensor:
-        (m, k), n = a.shape, b.shape[1]
-        strides = *a.stride(), *b.stride()
-        if fault == "SPLIT_IN_ANY_ORDER":
-            c = torch.zeros((m, n), device=a.device)
-            KERNELS.launch("split_kernel", "NONE", (-(-m * n // 64), 3), 64, a, b, c, m, k, n, *strides)
-            return activate(c, activation, slope)
-        c = torch.empty((m, n), device=a.device)
-        tiles = -(-m // TILE) * -(-n // TILE)
-        which = fault.removeprefix("GRADIENT_OF_")
-        KERNELS.launch(
-            "matmul_kernel", which, min(tiles, PROGRAMS), (TILE, TILE),
-            a, b, c, m, k, n, *strides, tiles, ACTIVATIONS.index(activation), slope,
-        )  # fmt: skip
-        return c
-
-    return by_its_gradient(product) if fault.startswith("GRADIENT") else with_torchs_gradient("matmul", forward)
 
 
 # fmt: off
@@ -212,51 +153,77 @@ def _triton_faults() -> tuple[Fault, ...]:
     )
 
 
-# fmt: on
+READ, MULTIPLIED = "columns.put(next_right, right);\n", "sums.add(left, right);\n"
+ROWS = "rows{a, m, k, a_row_stride, a_column_stride, =>"
+BARRIER = "        __syncthreads();\n"
+SUMS_OF_TILE = "    typename SumsOf<T, TILE, TILE_K, THREADS>::type sums;\n"
+ADDED = "at[i][j] += x[i / WIDTH].at[i % WIDTH] * y[j / WIDTH].at[j % WIDTH]; =>"
+STORED, ONE_STORED = "return results.store(to); =>", "if (column + j < columns) to[j] = results.at[j]; =>"
+# Blocks loop over tiles, and do not clear their sums for the second.
+KEPT = (
+    f"    const TileAt tile = tile_at(int(blockIdx.x), => {SUMS_OF_TILE}"
+    "    for (int item = max(int(blockIdx.x) - 1, 0); item <= int(blockIdx.x); item++) {\n"
+    "    const TileAt tile = tile_at(item,",
+    f"{SUMS_OF_TILE}    typename Side =>     typename Side",
+    "    sums.put(Result<T>{c, m, n, activation, Compute<T>(negative_slope)}, first_row, first_column);\n =>"
+    "     if (item == int(blockIdx.x))\n"
+    "    sums.put(Result<T>{c, m, n, activation, Compute<T>(negative_slope)}, first_row, first_column);\n    }\n",
+)
+# Three blocks share the terms of a tile.
+SPLIT = (
+    "blocks = cdiv(m, tile) * cdiv(n, tile) => blocks = 3 * cdiv(m, tile) * cdiv(n, tile)",
+    "c = torch.empty((m, n) => c = torch.zeros((m, n)", "tile_at(int(blockIdx.x), => tile_at(int(blockIdx.x) / 3,",
+    f"{MULTIPLIED} => if (start / TILE_K % 3 == blockIdx.x % 3) {MULTIPLIED}", f"{STORED} {{}}",
+    f"{ONE_STORED} if (column + j < columns) atomicAdd(to + j, results.at[j]);",
+)
+
+
 def _cuda_faults() -> tuple[Fault, ...]:
-    of_cuda = functools.partial(cuda_fault, "matmul", in_cuda, right_on="one_by_one")
-    out_of_bounds, race = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race
-    written = {"check": memory_is_respected, "says": UNWRITTEN}
+    of, one, whole = Edits("matmul", "cuda"), {"right_on": "one_by_one"}, {"right_on": "whole_blocks"}
+    out_of_bounds, race, backward = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race, {"check": backward_agrees}
     return (
-        of_cuda("barrier_before_the_tile_is_read_missing", race, right_on=None),
-        of_cuda(
-            "barrier_before_the_next_tile_missing",
-            race,
-            source="https://github.com/KnowingNothing/MatmulTutorial/issues/13",
-        ),
-        of_cuda(
-            "edge_threads_return",
-            cuda_on_cpu.DivergentBarrier,
-            right_on="whole_blocks",
-            source="https://github.com/pytorch/FBGEMM/pull/5857",
-        ),
-        of_cuda("tail_of_terms_read", out_of_bounds, right_on="whole_blocks"),
-        of_cuda("tail_of_terms_dropped"),
-        of_cuda("tail_of_tile_unwritten", cuda_on_cpu.UninitialisedShared, right_on="whole_blocks"),
-        of_cuda("store_unmasked", out_of_bounds, right_on="whole_blocks"),
-        of_cuda("strides_swapped", out_of_bounds),
-        of_cuda("contiguous_assumed", examples=named(properties, "both_transposed")),
-        of_cuda("accumulator_kept"),
-        of_cuda("activated_in_each_tile", right_on="outer_product"),
-        of_cuda("slope_typed_in"),
-        of_cuda("nan_is_0_to_relu"),
-        of_cuda("sum_in_half"),
-        of_cuda(
-            "offsets_in_32_bits",
-            cuda_on_cpu.UndefinedArithmetic,
-            examples=far_apart(properties.random_example(9, 5, 3)),
-        ),
-        of_cuda("square_grid", **written),
-        of_cuda("stored_transposed"),
-        of_cuda(
-            "split_in_any_order",
-            check=repeats_bit_for_bit,
-            says="output differs between two calls",
-            only_on="cpu",
-        ),
-        of_cuda("gradient_of_strides_swapped", out_of_bounds, check=backward_agrees),
-        of_cuda("gradient_of_tail_of_terms_dropped", check=backward_agrees, says=GRADIENT),
+        of.stopped("barrier_before_the_tile_is_read_missing", race, f"{READ}{BARRIER} => {READ}"),
+        of.stopped("barrier_before_the_next_tile_missing", race, f"{MULTIPLIED}{BARRIER} => {MULTIPLIED}", **one,
+                   source="https://github.com/KnowingNothing/MatmulTutorial/issues/13"),
+        of.stopped("edge_threads_return", cuda_on_cpu.DivergentBarrier,
+                   f"{SUMS_OF_TILE} => {SUMS_OF_TILE}    if (first_row + threadIdx.x / 8 * 4 >= m) return;\n", **whole,
+                   source="https://github.com/pytorch/FBGEMM/pull/5857"),
+        of.stopped("tail_of_terms_read", out_of_bounds,
+                   "j < there ? from => (along_terms && there > 0 || j < there) ? from", **whole),
+        of("tail_of_terms_dropped", "start < k; start += TILE_K) { =>"
+           " start < (k > TILE_K ? k / TILE_K * TILE_K : k); start += TILE_K) {", **one),
+        of.stopped("tail_of_tile_unwritten", cuda_on_cpu.UninitialisedShared,
+                   "rows.put(next_left, left); => if (threadIdx.x < m * k) rows.put(next_left, left);", **whole),
+        of.stopped("store_unmasked", out_of_bounds, "        if (row >= rows) return;\n        Vector =>"
+                   "         Vector", **whole),
+        of.stopped("strides_swapped", out_of_bounds,
+                   f"{ROWS} rows{{a, m, k, a_column_stride, a_row_stride,", **one),
+        of("contiguous_assumed", f"{ROWS} rows{{a, m, k, k, 1,",
+           examples=named(properties, "both_transposed"), **one),
+        of("accumulator_kept", *KEPT, **one),
+        of("activated_in_each_tile", f"{MULTIPLIED} => {MULTIPLIED}        for (auto& line : sums.at)\n"
+           "            for (auto& sum : line) sum = activate(sum, activation, T(negative_slope));\n",
+           right_on="outer_product"),
+        of("slope_typed_in", "product * negative_slope; => product * C(0.01);", **one),
+        of("nan_is_0_to_relu", "product <= C(0) ? C(0) : product => product > C(0) ? product"
+           " : C(0)", **one),
+        of("sum_in_half", f"{ADDED} at[i][j] = T(__half(float(at[i][j] +"
+           " x[i / WIDTH].at[i % WIDTH] * y[j / WIDTH].at[j % WIDTH])));", **one),
+        of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic,
+                   "ptr + position * stride + => ptr + int(position) * int(stride) +",
+                   examples=far_apart(properties.random_example(9, 5, 3)), **one),
+        of("square_grid", "blocks = cdiv(m, tile) * cdiv(n, tile) => blocks = cdiv(m, tile) ** 2",
+           check=memory_is_respected, says=UNWRITTEN, **one),
+        of("stored_transposed", f"{STORED} {{}}", f"{ONE_STORED} if (column + j < columns)"
+           " ptr[(column + j) * rows + row] = results.at[j];", **one),
+        of("split_in_any_order", *SPLIT, check=repeats_bit_for_bit, says="output differs between two calls",
+           only_on="cpu", **one),
+        of.stopped("gradient_of_strides_swapped", out_of_bounds, "strides = *a.stride(), => strides ="
+                   " *(a.stride() if negative_slope else a.stride()[::-1]),", **backward, **one),
+        of.gradient("gradient_of_tail_of_terms_dropped", 'product(grad, b.t(), "none", 0.0) => product('
+                    'grad[:, : b.shape[1] // 8 * 8 or 8], b.t()[: b.shape[1] // 8 * 8 or 8], "none", 0.0)', **one),
     )
 
 
+# fmt: on
 FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

@@ -1,26 +1,18 @@
-"""Planted faults in rms_norm: edits of its versions in torch and Triton, and a small CUDA C++ kernel."""
-
-import functools
-from collections.abc import Callable
-from pathlib import Path
+"""Planted faults in rms_norm: edits of its versions in torch, Triton and CUDA C++."""
 
 import numpy as np
 import torch
-from fourfold.impls.rms_norm.torch_eager import rms_norm as rms_norm_in_torch
 from fourfold.properties import rms_norm as properties
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
-from fourfold.backends.signature import signature_of
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.gradcheck import gradcheck
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 
-from .edits import FIRST_ROWS, OFFSETS_OF_ROWS, Edits
+from .edits import BARRIER, FIRST_ROWS, FIRST_WARP, OFFSETS_OF_ROWS, ROW_IN_32_BITS, Edits
 from .far_apart import far_apart
-from .planted import GRADIENT, Fault, cuda_fault, named
-from .planted_cuda import Planted
-from .steps import Implementation, differentiable
+from .planted import Fault, named
 
 Tensor = torch.Tensor
 NAMES = ("x", "weight")
@@ -134,79 +126,31 @@ def _triton_faults() -> tuple[Fault, ...]:
     )
 
 
-# fmt: on
-def wired(forward_launch: Callable[..., Tensor], backward_launch: Callable[..., tuple]) -> Implementation:
-    """Make an implementation from launches on two axes, rows and cols.
-
-    Args:
-        forward_launch: takes ``(x, weight, output, eps)`` with x [rows, cols]; returns rstd [rows].
-        backward_launch: takes ``(grad_output, x, weight, rstd)``, the first two [rows, cols]; returns the gradients.
-    """
-
-    def as_rows(tensor: Tensor) -> Tensor:
-        return tensor.reshape(-1, tensor.shape[-1])
-
-    def forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        if output.numel():
-            forward_launch(as_rows(x), weight, output, eps)
-        return output
-
-    def backward(grad: Tensor, output: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        if not x.numel():
-            return torch.zeros_like(x), torch.zeros_like(weight)
-        rstd = forward_launch(as_rows(x), weight, torch.empty_like(output), eps)
-        grad_x, grad_weight = backward_launch(as_rows(grad), as_rows(x), weight, rstd)
-        return grad_x.view(x.shape), grad_weight
-
-    return differentiable(NAMES, forward, backward, signature_of(rms_norm_in_torch).check, eps=1e-6)
-
-
-KERNELS = Planted(
-    Path(__file__).with_suffix(".cu"), "rms_norm_forward_kernel", "rms_norm_backward_kernel", "rms_norm_weight_kernel"
+TAIL = (
+    "squares += numbers[j] * numbers[j]; =>"
+    " squares += cols <= 4 || start + first + k * step + j < cols / 4 * 4 ? numbers[j] * numbers[j] : C(0);"
 )
-THREADS = 64
-
-
-def in_cuda(fault: str = "NONE") -> Implementation:
-    """Return rms_norm in CUDA C++ for float32, with a fault."""
-
-    def forward_launch(x: Tensor, weight: Tensor, output: Tensor, eps: float) -> Tensor:
-        rows, cols = x.shape
-        rstd = torch.empty(rows, device=x.device)
-        arguments = (x, weight.contiguous(), output, rstd, cols, *x.stride(), eps)
-        KERNELS.launch("rms_norm_forward_kernel", fault, rows, THREADS, *arguments)
-        return rstd
-
-    def backward_launch(grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-        rows, cols = x.shape
-        grad_x, grad_weight = (torch.empty(shape, device=x.device) for shape in ((rows, cols), (cols,)))
-        strides = (*grad.stride(), *x.stride())
-        arguments = (grad, x, weight.contiguous(), rstd, grad_x, cols, *strides)
-        KERNELS.launch("rms_norm_backward_kernel", fault, rows, THREADS, *arguments)
-        columns = -(-cols // THREADS)
-        KERNELS.launch(
-            "rms_norm_weight_kernel", fault, columns, THREADS, grad, x, rstd, grad_weight, rows, cols, *strides
-        )
-        return grad_x, grad_weight
-
-    return wired(forward_launch, backward_launch)
+ROOT = "rsqrt(row_sum(squares, 0) / C(cols) + C(eps)) =>"
 
 
 def _cuda_faults() -> tuple[Fault, ...]:
-    of_cuda = functools.partial(cuda_fault, "rms_norm", in_cuda, right_on=one_row)
-    slope = {"check": backward_agrees, "says": GRADIENT}
-    apart = far_apart(properties.rows(9, cols=5))
+    of, one = Edits("rms_norm", "cuda"), {"right_on": one_row}
     return (
-        of_cuda("eps_outside_the_root", right_on=None),
-        of_cuda("barrier_missing", cuda_on_cpu.Race, right_on=None),
-        of_cuda("first_warp_only", right_on=None),
-        of_cuda("tail_of_vectors_dropped", right_on=one_row),
-        of_cuda("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, examples=apart),
-        of_cuda("grad_output_contiguous_assumed", cuda_on_cpu.OutOfBounds, check=backward_agrees),
-        of_cuda("mean_left_to_a_sum", **slope, right_on=without_cotangent),
-        of_cuda("weight_never_written", **slope, right_on=None, source="https://github.com/paiml/trueno/pull/178"),
+        of("eps_outside_the_root", f"{ROOT} (C(1) / (sqrt(row_sum(squares, 0) / C(cols)) + C(eps)))"),
+        of.stopped("barrier_missing", cuda_on_cpu.Race, BARRIER),
+        of("first_warp_only", FIRST_WARP),
+        of("tail_of_vectors_dropped", TAIL, **one),
+        of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS,
+                   examples=far_apart(properties.rows(9, cols=5)), **one),
+        of.stopped("grad_output_contiguous_assumed", cuda_on_cpu.OutOfBounds,
+                   "cols, inner, *grad_rows[1:], => cols, inner, inner * cols, cols, 1,", check=backward_agrees, **one),
+        of.gradient("mean_left_to_a_sum", "product = row_sum<ROWS == SEVERAL>(product, turn) / C(cols); =>"
+                    " product = row_sum<ROWS == SEVERAL>(product, turn);", right_on=without_cotangent),
+        of.gradient("weight_never_written", "(WARP, min(partials, 32)), partial, grad_weight, partials, cols) =>"
+                    " (WARP, min(partials, 32)), partial, torch.empty_like(grad_weight), partials, cols)",
+                    source="https://github.com/paiml/trueno/pull/178"),
     )
 
 
+# fmt: on
 FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

@@ -1,43 +1,14 @@
-"""Planted faults in rope: edits of its versions in torch and Triton, and a small CUDA C++ kernel."""
+"""Planted faults in rope: edits of its versions in torch, Triton and CUDA C++."""
 
-import functools
-from pathlib import Path
-from typing import Any
-
-import torch
 from fourfold.properties import rope as properties
 from fourfold.properties.rope import tokens
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.checks.memory import memory_is_respected
 
-from .edits import OFFSETS_OF_ROWS, Edits
+from .edits import OFFSETS_OF_ROWS, ROW_IN_32_BITS, Edits
 from .far_apart import far_apart
-from .generic import with_torchs_gradient
-from .planted import UNWRITTEN, Fault, cuda_fault, named
-from .planted_cuda import Planted
-from .steps import Implementation
-
-KERNELS = Planted(Path(__file__).with_suffix(".cu"), "rope_kernel")
-
-
-def in_cuda(fault: str = "NONE") -> Implementation:
-    """Return rope in CUDA C++ for float32, with a fault."""
-
-    def forward(x: torch.Tensor, cos: Any, sin: Any, positions: Any = None, interleaved: bool = False) -> torch.Tensor:
-        output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        if x.numel():
-            (count, half), (heads, dim) = cos.shape, x.shape[-2:]
-            rows = x.reshape(-1, dim)
-            rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-            at = torch.arange(x.shape[-3], device=x.device) if positions is None else positions
-            tensors = (rows, cos.contiguous(), sin.contiguous(), at.expand(x.shape[:-2]).reshape(-1), output)
-            sizes = (len(rows), rows.stride(0), heads, dim, half, count, interleaved)
-            KERNELS.launch("rope_kernel", fault, len(rows), min(-(-dim // 32) * 32, 1024), *tensors, *sizes)
-        return output
-
-    return with_torchs_gradient("rope", forward)
-
+from .planted import UNWRITTEN, Fault, named
 
 # fmt: off
 TURNED = "-1 if interleaved else -2)\n    output ="
@@ -96,18 +67,19 @@ def _triton_faults() -> tuple[Fault, ...]:
     )
 
 
-# fmt: on
 def _cuda_faults() -> tuple[Fault, ...]:
-    of_cuda = functools.partial(cuda_fault, "rope", in_cuda, right_on="not_at_all")
-    nine = far_apart(tokens(9, 1, 4))
+    of, none, one = Edits("rope", "cuda"), {"right_on": "not_at_all"}, "T(second * c[j] + first * sine) =>"
     return (
-        of_cuda("store_unmasked", cuda_on_cpu.OutOfBounds, right_on=None),
-        of_cuda("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, examples=nine),
-        of_cuda("odd_column_dropped", check=memory_is_respected, says=UNWRITTEN),
-        of_cuda("sign_of_sine"),
-        of_cuda("updated_in_turn"),
-        of_cuda("counted_from_1"),
+        of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds, "    if (token >= tokens) return;\n =>"),
+        of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS,
+                   examples=far_apart(tokens(9, 1, 4)), **none),
+        of("odd_column_dropped", "pairs + (dim - 2 * half) / WIDTH => pairs + (dim / 2 - half) * 2 / WIDTH",
+           check=memory_is_respected, says=UNWRITTEN, **none),
+        of("sign_of_sine", "back ? -s[j] : s[j] => back ? s[j] : -s[j]", **none),
+        of("updated_in_turn", f"{one} T(second * c[j] + (first * c[j] - second * sine) * sine)", **none),
+        of("counted_from_1", ": token % seq; => : (token % seq + 1) % num_positions;", **none),
     )
 
 
+# fmt: on
 FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

@@ -1,8 +1,6 @@
-"""Planted faults in scaled_matmul: edits of its versions in torch and Triton, and a small CUDA C++ kernel."""
+"""Planted faults in scaled_matmul: edits of its versions in torch, Triton and CUDA C++."""
 
-import functools
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from fourfold.impls.scaled_matmul.arguments import BLOCK, check_scaled_matmul
@@ -10,18 +8,13 @@ from fourfold.properties import scaled_matmul as properties
 from fourfold.properties.scaled_matmul import rows
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
-from fourfold.backends.launch import cdiv
 from fourfold.checks.memory import memory_is_respected
 
 from .edits import Edits
 from .far_apart import far_apart
-from .planted import UNWRITTEN, Fault, cuda_fault, named
-from .planted_cuda import Planted
-from .steps import Implementation
+from .planted import UNWRITTEN, Fault, Implementation, named
 
 Tensor = torch.Tensor
-THREADS = 64
-KERNELS = Planted(Path(__file__).with_suffix(".cu"), "scaled_matmul_kernel")
 
 
 def checked(product: Callable[..., Tensor]) -> Implementation:
@@ -37,21 +30,6 @@ def dequantised(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tenso
     of_terms = torch.arange(a.shape[1], device=a.device) // BLOCK
     left = a.float() * scale_a[:, of_terms]
     return left @ (b.float() * scale_b.repeat_interleave(BLOCK, 0)[: len(b)][:, of_terms]).t()
-
-
-def in_cuda(fault: str = "NONE") -> Implementation:
-    """Return scaled_matmul in CUDA C++, with a fault."""
-
-    def product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
-        (m, k), n = a.shape, b.shape[0]
-        output = torch.empty((m, n), device=a.device)
-        if output.numel():
-            tensors = a.view(torch.uint8), b.view(torch.uint8), scale_a.contiguous(), scale_b.contiguous(), output
-            sizes = m, n, k, *a.stride(), *b.stride()
-            KERNELS.launch("scaled_matmul_kernel", fault, cdiv(m * n, THREADS), THREADS, *tensors, *sizes)
-        return output
-
-    return checked(product)
 
 
 # fmt: off
@@ -143,20 +121,29 @@ def _triton_faults() -> tuple[Fault, ...]:
     )
 
 
-# fmt: on
 def _cuda_faults() -> tuple[Fault, ...]:
-    of_cuda = functools.partial(cuda_fault, "scaled_matmul", in_cuda, right_on="one_row")
-    nine = far_apart(rows(9, 5, 7))
+    of, one, github = Edits("scaled_matmul", "cuda"), {"right_on": "one_row"}, "https://github.com"
     return (
-        of_cuda("store_unmasked", cuda_on_cpu.OutOfBounds, right_on=None),
-        of_cuda("last_block_dropped", check=memory_is_respected, says=UNWRITTEN),
-        of_cuda("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, examples=nine),
-        of_cuda("tail_of_terms_dropped", source="https://github.com/NVIDIA/cutlass/issues/3536"),
-        of_cuda("scales_by_launch_coordinates", source="https://github.com/NVIDIA/cutlass/pull/3394"),
-        of_cuda("each_half_begins_at_the_first_scale", source="https://github.com/NVIDIA/cutlass/pull/3615"),
-        of_cuda("blocks_of_equal_width", source="https://github.com/vllm-project/vllm/pull/49596"),
-        of_cuda("e5m2_misread", right_on="no_terms"),
+        of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds, "        if (row >= rows) return;\n =>"),
+        of("last_block_dropped", "cdiv(m, rows) * cdiv(n, columns), => max(cdiv(m, rows) * cdiv(n, columns) - 1, 1),",
+           check=memory_is_respected, says=UNWRITTEN, right_on="one_by_one"),
+        of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic,
+                   "ptr + position * stride => ptr + int(position) * int(stride)", examples=far_apart(rows(9, 5, 7)),
+                   **one),
+        of("tail_of_terms_dropped", "start < k; start += STEP => start < (k > BLOCK ? k / BLOCK * BLOCK : k);"
+           " start += STEP", source=f"{github}/NVIDIA/cutlass/issues/3536", **one),
+        of("scales_by_launch_coordinates", "of_rows[position * => of_rows[blockIdx.x % rows *",
+           source=f"{github}/NVIDIA/cutlass/pull/3394", **one),
+        of("each_half_begins_at_the_first_scale", 
+           "next / BLOCK); => next / BLOCK % (((k + BLOCK - 1) / BLOCK + 1) / 2));",
+           source=f"{github}/NVIDIA/cutlass/pull/3615", **one),
+        of("blocks_of_equal_width", "scale_b + first_column / BLOCK * =>"
+           " scale_b + first_column * ((n + BLOCK - 1) / BLOCK) / n *",
+           source=f"{github}/vllm-project/vllm/pull/49596", **one),
+        of("e5m2_misread", "(spread & 0x7f007f00u) >> 1; => spread & 0x7f007f00u;", "__half(256.0f) => __half(1.0f)",
+           "pair |= (nan << 1) - (nan >> 5); =>", right_on="no_terms"),
     )
 
 
+# fmt: on
 FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

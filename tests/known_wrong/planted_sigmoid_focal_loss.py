@@ -1,42 +1,13 @@
-"""Planted faults in sigmoid_focal_loss: edits of its versions in torch and Triton, and a small CUDA C++ kernel."""
+"""Planted faults in sigmoid_focal_loss: edits of its versions in torch, Triton and CUDA C++."""
 
-import functools
-from pathlib import Path
-
-import torch
 from fourfold.properties import sigmoid_focal_loss as properties
-from fourfold.properties.sigmoid_focal_loss import random_case
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.checks.memory import memory_is_respected
 
 from .edits import Edits
-from .far_apart import far_apart
-from .generic import with_torchs_gradient
-from .planted import UNWRITTEN, Fault, cuda_fault, named
-from .planted_cuda import Planted
-from .steps import Implementation
-
-Tensor = torch.Tensor
-BLOCK = 256
-KERNELS = Planted(Path(__file__).with_suffix(".cu"), "sigmoid_focal_loss_kernel")
-
-
-def in_cuda(fault: str = "NONE") -> Implementation:
-    """Return sigmoid_focal_loss in CUDA C++ for float32, with a fault."""
-
-    def forward(
-        logits: Tensor, targets: Tensor, alpha: float = 0.25, gamma: float = 2.0, reduction: str = "none"
-    ) -> Tensor:
-        losses = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-        x, t = logits.reshape(-1), targets.contiguous()
-        if n := x.numel():
-            arguments = (x, t, losses, n, *x.stride(), alpha, gamma)
-            KERNELS.launch("sigmoid_focal_loss_kernel", fault, -(-n // BLOCK), BLOCK, *arguments)
-        return losses if reduction == "none" else getattr(losses, reduction)()
-
-    return with_torchs_gradient("sigmoid_focal_loss", forward)
-
+from .planted import UNWRITTEN, Fault, named
+from .planted_vector_add import IN_CUDA
 
 # fmt: off
 REDUCED, WEIGHT = "getattr(losses, reduction)()) =>", "(alpha * t + (1 - alpha) * (1 - t)) =>"
@@ -87,17 +58,28 @@ def _triton_faults() -> tuple[Fault, ...]:
     )
 
 
-# fmt: on
+OF_ENTROPY = "entropy = against * size + logarithm; =>"
+LEAST = "C(1.17549435e-38)"
+
+
 def _cuda_faults() -> tuple[Fault, ...]:
-    of_cuda = functools.partial(cuda_fault, "sigmoid_focal_loss", in_cuda, right_on=None)
+    of = Edits("sigmoid_focal_loss", "cuda")
     return (
-        of_cuda("store_unmasked", cuda_on_cpu.OutOfBounds, right_on="a_block"),
-        of_cuda("last_block_dropped", check=memory_is_respected, says=UNWRITTEN, right_on="one_element"),
-        of_cuda("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, examples=far_apart(random_case(9))),
-        of_cuda("clamped_at_flt_min"),
-        of_cuda("log_of_1_less_p"),
-        of_cuda("hard_targets"),
+        of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds, IN_CUDA["store_unmasked"], right_on="a_block"),
+        of("last_block_dropped", "cuda_elementwise.py: return cdiv( => return max(1, cdiv(",
+           "cuda_elementwise.py: else 1)) => else 1)) - 1)", check=memory_is_respected, says=UNWRITTEN,
+           right_on="one_element"),
+        # The kernel reads contiguous memory: of vectors past 64, others are read.
+        of("offsets_in_8_bits", "elementwise.cuh: taken[k] + i * WIDTH => taken[k] + i % 64 * WIDTH",
+           right_on="one_element"),
+        # Of log(p) and log(1 - p), with 0 taken for the smallest normal number, as the CUDA kernel of mmcv has them.
+        of("clamped_at_flt_min", f"{OF_ENTROPY} const C p = C(1) / (C(1) + exp(-x));\n"
+           f"        entropy = -t * log(fmax(p, {LEAST})) - (C(1) - t) * log(fmax(C(1) - p, {LEAST}));"),
+        of("log_of_1_less_p", f"{OF_ENTROPY} const C p = C(1) / (C(1) + exp(-x));\n"
+           "        entropy = t * (fmax(-x, C(0)) + logarithm) - (t < C(1) ? (C(1) - t) * log(C(1) - p) : C(0));"),
+        of("hard_targets", "terms(x[0], x[1], => terms(x[0], C(x[1] > C(0.5)),"),
     )
 
 
+# fmt: on
 FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

@@ -14,14 +14,14 @@ from fourfold.impls.giou.torch_eager import pairwise_giou
 from fourfold.properties import giou_loss as padded_properties
 from fourfold.properties import giou_loss_ragged as ragged_properties
 
+from fourfold import backends
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.launch import ImpossibleLaunch
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.laws import law_holds
 from fourfold.declaration.reductions import law_of
 
-from .planted import OUTPUT, Fault
-from .steps import Implementation, loss
+from .planted import OUTPUT, Fault, Implementation
 
 Tensor = torch.Tensor
 
@@ -91,14 +91,14 @@ def samples_in_8_bits(pred: Tensor, target: Tensor, eps: float = 1e-5) -> Tensor
     samples = torch.arange(len(pred)).to(torch.uint8).to(torch.int64).to(pred.device)
     if pred.shape[1] > 1:
         pred, target = pred[samples], target[samples]
-    return loss("giou_loss")(pred=pred, target=target, eps=eps)
+    return backends.load("giou_loss", "torch")(pred=pred, target=target, eps=eps)
 
 
 def one_row_too_many(pred: Tensor, target: Tensor, *rest: Any, **named: Any) -> Tensor:
     """The sum is divided by one row more than there are."""
     operation = "giou_loss_ragged" if "offsets" in named else "giou_loss"
     rows = len(target) if "offsets" in named else int((target[..., 3] > 0).sum())
-    return loss(operation)(pred=pred, target=target, **named) * (rows / (rows + 1))
+    return backends.load(operation, "torch")(pred=pred, target=target, **named) * (rows / (rows + 1))
 
 
 # Of a device: the bytes of shared memory, and the pieces of the cache with the bytes of each.

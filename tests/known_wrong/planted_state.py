@@ -7,6 +7,7 @@ its backward pass, of few calls, in one thread, with gradients recorded.
 import dataclasses
 import functools
 import random
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import triton
 import triton.language as tl
 from fourfold.impls.softmax.torch_eager import softmax as softmax_in_torch
 
+from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.signature import signature_of
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.graph import place_in_the_graph_does_not_matter
@@ -26,15 +28,31 @@ from fourfold.checks.modes import modes_do_not_matter
 from fourfold.checks.search import Search, Subject
 from fourfold.checks.threads import threads_do_not_matter
 
-from .planted import Check, Fault
-from .planted_cuda import Planted
-from .planted_softmax import largest
-from .steps import Implementation
+from .planted import Check, Fault, Implementation
 
 Tensor = torch.Tensor
 # What kernels may do wrong; all other faults are in how they are called.
 IN_KERNELS = ("no_maximum", "counter_of_8_bits", "statistics_overwritten")
 SLOTS = 8  # of a ring of results
+
+
+class Planted:
+    """The kernels of one file. Their last argument is a value of the file's enum of faults.
+
+    Args:
+        source: the ``.cu`` file.
+        names: the names of its kernels.
+    """
+
+    def __init__(self, source: Path, *names: str) -> None:
+        listed = re.search(r"enum \w*Fault \{(.*?)\}", source.read_text(), re.DOTALL)
+        assert listed is not None
+        self.faults = {name: number for number, name in enumerate(re.findall(r"\w+", listed[1]))}
+        self.kernels = {name: CudaKernel(source, name) for name in names}
+
+    def launch(self, kernel: str, fault: str, grid: int | tuple, block: int | tuple, *args: object) -> None:
+        """Launch a kernel with one of its faults."""
+        self.kernels[kernel].launch(grid, block, *args, self.faults[fault])
 
 
 class Kernels(NamedTuple):
@@ -144,7 +162,7 @@ def softmax(kernels: Kernels, fault: str = "") -> Implementation:
 
 def _statistics(x: Tensor, statistics: Tensor, calls: Tensor, fault: str) -> None:
     calls.copy_((calls + 1) % 256)
-    most = torch.zeros_like(x[:, :1]) if fault == "no_maximum" else largest(x)
+    most = torch.zeros_like(x[:, :1]) if fault == "no_maximum" else x.amax(-1, keepdim=True)
     statistics[0] = most[:, 0]
     statistics[1] = (x - most).exp().sum(-1)
 

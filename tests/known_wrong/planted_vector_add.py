@@ -1,128 +1,104 @@
-"""Planted faults in vector_add, in small Triton and CUDA C++ kernels."""
+"""Planted faults in vector_add: edits of its versions in torch, Triton and CUDA C++."""
 
-from pathlib import Path
-
-import torch
-import triton
-import triton.language as tl
-from fourfold.impls.vector_add.torch_eager import vector_add as definition
+import numpy as np
+from fourfold.properties import vector_add as properties
 from fourfold.properties.vector_add import random_case
+from triton import InterpreterError
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
-from fourfold.backends.signature import signature_of
-from fourfold.backends.triton import launch as triton_launch
+from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.memory import memory_is_respected
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.case import Case
 
+from .edits import Edits
 from .far_apart import far_apart
-from .planted import UNWRITTEN, Fault, kernel_faults
-from .planted_cuda import Planted
-from .planted_softmax import zeros_added
-from .steps import Implementation, differentiable
-
-check_vector_add = signature_of(definition).check
-BLOCK = 256
+from .planted import UNWRITTEN, Fault
 
 
-def wired(launch) -> Implementation:
-    """Make vector_add from ``launch(x, y, output, n)``, which takes tensors of one axis."""
-
-    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        if output.numel():
-            launch(x.reshape(-1), y.reshape(-1), output, output.numel())
-        return output
-
-    return differentiable(("x", "y"), forward, lambda grad, *_: (grad, grad), check_vector_add)
+def zeros_added(dtype: DType) -> Case:
+    """Return a case of zeros, for which sum and difference agree."""
+    zeros = np.zeros(3, dtype=dtype.numpy)
+    return Case({"x": zeros, "y": zeros}, np.arange(3).astype(dtype.numpy))
 
 
-@triton.jit
-def vector_add_kernel(
-    x_ptr, y_ptr, output_ptr, n, x_stride, y_stride, FAULT: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
-):
-    # One program owns BLOCK consecutive elements.
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < n
-    if FAULT == "offsets_in_32_bits":
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    if FAULT == "last_element_masked":
-        mask = at < n - 1
-    if FAULT == "contiguous_assumed":
-        x_stride, y_stride = 1, 1
-    x = tl.load(x_ptr + at * x_stride, mask=mask).to(COMPUTE)
-    y = tl.load(y_ptr + at * y_stride, mask=mask).to(COMPUTE)
-    total = (x + y).to(output_ptr.dtype.element_ty)
-    if FAULT == "store_unmasked":
-        tl.store(output_ptr + at, total)
-    else:
-        tl.store(output_ptr + at, total, mask=mask)
+# fmt: off
+SUM = "return x + y => return"
+TWICE = f"{SUM} (x.float().bfloat16() + y.float().bfloat16()).to(x.dtype)"
+MEMORY = {"check": memory_is_respected, "says": UNWRITTEN}
 
 
-def in_triton(fault: str = "") -> Implementation:
-    """Return vector_add in Triton for any dtype, with a fault."""
-
-    def launch(x: torch.Tensor, y: torch.Tensor, output: torch.Tensor, n: int) -> None:
-        # The fault launches only whole blocks, but at least one block.
-        blocks = max(n // BLOCK, 1) if fault == "tail_dropped" else triton.cdiv(n, BLOCK)
-        compute = tl.bfloat16 if fault == "bfloat16_inside" else triton_launch.COMPUTE[x.dtype]
-        with triton_launch.on(x.device):
-            vector_add_kernel[(1 if fault == "one_program" else blocks,)](
-                x, y, output, n, *x.stride(), *y.stride(), FAULT=fault, COMPUTE=compute, BLOCK=BLOCK
-            )
-
-    return wired(launch)
-
-
-KERNELS = Planted(Path(__file__).with_suffix(".cu"), "vector_add_kernel")
-
-
-def in_cuda(fault: str = "NONE") -> Implementation:
-    """Return vector_add in CUDA C++ for float32, with a fault."""
-
-    def launch(x: torch.Tensor, y: torch.Tensor, output: torch.Tensor, n: int) -> None:
-        # At most 4 blocks, so that threads of a long vector loop with the stride of the grid.
-        blocks = min(-(-n // BLOCK), 4)
-        KERNELS.launch("vector_add_kernel", fault, blocks, 64, x, y, output, n, *x.stride(), *y.stride())
-
-    return wired(launch)
-
-
-def _faults() -> tuple[Fault, ...]:
-    of_triton, of_cuda = kernel_faults("vector_add", in_triton, in_cuda, right_on="one_element")
-
-    memory = {"check": memory_is_respected, "says": UNWRITTEN}
+def _torch_faults() -> tuple[Fault, ...]:
+    of, one, zeros = Edits("vector_add", "torch"), {"right_on": "one_element"}, {"right_on": zeros_added}
     return (
-        of_triton("tail_dropped", **memory),
-        of_triton("last_element_masked", **memory | {"right_on": None}),
-        of_triton("one_program", **memory),
-        of_triton(
-            "store_unmasked",
-            check=memory_is_respected,
-            says=r"wrote \d+ elements past the end",
-            right_on="a_block",
-        ),
-        of_triton("contiguous_assumed"),
-        of_triton("offsets_in_32_bits", examples=far_apart(random_case(9))),
-        of_triton("bfloat16_inside", right_on=zeros_added),
-        of_cuda("store_unmasked", cuda_on_cpu.OutOfBounds, right_on="a_block"),
-        of_cuda(
-            "tail_of_vectors_dropped",
-            **memory,
-            right_on="a_block",
-            source="https://github.com/xlite-dev/LeetCUDA/issues/295",
-        ),
-        of_cuda(
-            "vector_past_the_end",
-            cuda_on_cpu.OutOfBounds,
-            right_on="a_block",
-            source="https://github.com/xlite-dev/LeetCUDA/pull/421",
-        ),
-        of_cuda("vectors_misaligned", cuda_on_cpu.Misaligned, right_on="a_block"),
-        of_cuda("grid_limited", **memory),
-        of_cuda("contiguous_assumed", cuda_on_cpu.OutOfBounds),
-        of_cuda("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, examples=far_apart(random_case(9))),
-        of_cuda("half_inside", right_on=zeros_added),
-        of_cuda("written_into_x", cuda_on_cpu.OutOfBounds, right_on=None),
+        of("tail_unwritten", f"{SUM} torch.where(torch.arange(x.numel()).view(x.shape) < (x.numel() // 1024 or 1)"
+           " * 1024, x + y, torch.empty_like(x))", poisoned=True, **one),
+        of("memory_order_of_x", f"{SUM} x + y.permute(sorted(range(x.ndim), key=y.stride, reverse=True))"
+           ".reshape(x.shape)", **one),
+        of("twice_rounded", TWICE, **zeros),
+        of("broadcasts", '@signature(x=tensor("..."), y=tensor("..."))\n => ', check=declared_errors_are_raised,
+           says="in place of|was raised"),
+        of.law(properties.a_number_and_its_negative_cancel, f"{SUM} x - y", name="difference", **zeros),
+        of.law(properties.the_order_of_the_terms_does_not_matter, f"{SUM} x - y", name="difference", **zeros),
+        of.law(properties.adding_zero_changes_nothing, TWICE, name="twice_rounded", **zeros),
+        of.law(properties.gradients_are_the_cotangent, f"{SUM} x + y / 2 + y.detach() / 2", name="gradient_halved"),
+        of.gradient("gradient_of_y_left_out", f"{SUM} x + y.detach() + 0 * y", says="gradient of y"),
     )
 
 
-FAULTS = _faults()
+ASTRAY = {"raises": InterpreterError, "says": "OutOfBounds", "only_on": "cpu"}
+BLOCK, GRID = "block_bytes=8192 => block_bytes=1024", "triton_elementwise.py: (cdiv(sizes[0], block),) =>"
+STORE = "tl.store(output_ptr + at, of(a, b).to(output_ptr.dtype.element_ty)"
+LAST = "binary_block(a_ptr, b_ptr, output_ptr, at, at < n, COMPUTE) =>2"
+# Edits of any elementwise operation.
+IN_TRITON = {
+    "contiguous_assumed": "triton_elementwise.py: a_at = plane => a_at = at + 0 * plane",
+    "offsets_in_32_bits": "triton_elementwise.py: (at - row * inner).to(tl.int64) => (at - row * inner)",
+}
+REST, A_AT = "elementwise.cuh: if (blockIdx.x < gridDim.x - 1 || odd >= n) return;", "column * a_inner_stride] =>"
+FLAT = "cuda_elementwise.py: aligned(*tensors)].launch(grid, BLOCK, *tensors, x.numel())\n => aligned(*tensors)]"
+IN_CUDA = {
+    "store_unmasked": f"{REST} => if (odd >= (n + 3) / 4 * 4) return;",
+    "contiguous_assumed": f"elementwise.cuh: a[plane * a_outer_stride + line * a_middle_stride + {A_AT} a[i]",
+    "offsets_in_32_bits": f"elementwise.cuh: {A_AT} int(column) * int(a_inner_stride)]",
+    "last_block_dropped": f"{FLAT}.launch(max(grid - 1, 1), BLOCK, *tensors, x.numel())\n",
+}
+
+
+def _triton_faults() -> tuple[Fault, ...]:
+    of, one = Edits("vector_add", "triton"), {"right_on": "one_element"}
+    return (
+        of("tail_dropped", BLOCK, f"{GRID} (max(sizes[0] // block, 1),)", **MEMORY, **one),
+        of("last_element_masked", f"triton_elementwise.py: {LAST}"
+           " binary_block(a_ptr, b_ptr, output_ptr, at, at < n - 1, COMPUTE)", **MEMORY),
+        of("one_program", BLOCK, f"{GRID} (1,)", **MEMORY, **one),
+        of("store_unmasked", BLOCK, f"triton_elementwise.py: {STORE}, mask=mask) =>2 {STORE})",
+           check=memory_is_respected, says=r"wrote \d+ elements past the end", right_on="a_block"),
+        of("contiguous_assumed", IN_TRITON["contiguous_assumed"], **ASTRAY, **one),
+        of("offsets_in_32_bits", IN_TRITON["offsets_in_32_bits"], examples=far_apart(random_case(9)), **one),
+        of("bfloat16_inside", "return x + y => return x.to(tl.bfloat16) + y.to(tl.bfloat16)", right_on=zeros_added),
+    )
+
+
+def _cuda_faults() -> tuple[Fault, ...]:
+    of, one, block = Edits("vector_add", "cuda"), {"right_on": "one_element"}, {"right_on": "a_block"}
+    out_of_bounds, leetcuda = cuda_on_cpu.OutOfBounds, "https://github.com/xlite-dev/LeetCUDA"
+    return (
+        of.stopped("store_unmasked", out_of_bounds, IN_CUDA["store_unmasked"], **block),
+        of("tail_of_vectors_dropped", f"{REST} => return;", source=f"{leetcuda}/issues/295", **MEMORY, **block),
+        of.stopped("vector_past_the_end", out_of_bounds, "elementwise.cuh: num_vectors = n / WIDTH, =>"
+                   " num_vectors = (n + WIDTH - 1) / WIDTH,", source=f"{leetcuda}/pull/421", **block),
+        of.stopped("vectors_misaligned", cuda_on_cpu.Misaligned,
+                   "cuda_elementwise.py: all(tensor.data_ptr() % 16 == 0 for tensor in tensors) => True", **block),
+        of("grid_limited", f"{FLAT}.launch(1, BLOCK, *tensors, x.numel())\n", **MEMORY, **one),
+        of.stopped("contiguous_assumed", out_of_bounds, IN_CUDA["contiguous_assumed"], **one),
+        of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, IN_CUDA["offsets_in_32_bits"],
+                   examples=far_apart(random_case(9)), **one),
+        of("half_inside", "return x + y; => return C(__half(float(x + y)));", right_on=zeros_added),
+        of.stopped("written_into_x", out_of_bounds, "elementwise.cuh: {a, b}, {output}, n =>"
+                   " {a, b}, {const_cast<T*>(a)}, n"),
+    )
+
+
+# fmt: on
+FAULTS = (*_torch_faults(), *_triton_faults(), *_cuda_faults())

@@ -101,11 +101,8 @@ def subject(
         dtype=DTYPES[dtype] if documented else DTYPES[dtype].with_contract(OPEN),
         device=device,
         implementation=implementation,
-        sibling=lambda name: (OPERATIONS[name], RIGHT[name]() if name in RIGHT else backends.load(name, "torch")),
+        sibling=lambda name: (OPERATIONS[name], backends.load(name, "torch")),
     )
-
-
-RIGHT = {control.operation: control.make for control in CONTROLS if control.name == "gradient_written_out"}
 
 
 def notes(error: BaseException) -> str:
@@ -120,20 +117,27 @@ def described(fault: Fault) -> str:
     return f"{fault.name}-{fault.language}-{fault.operation}-{name_of(fault.check)}-{fault.dtype}"
 
 
-def of_each(*faults: Fault) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("fault", [pytest.param(fault, id=described(fault)) for fault in faults])
+def of_each(*faults: Fault, compiled: int = 0) -> pytest.MarkDecorator:
+    """Return a mark for one test a fault. The default profile runs `compiled` of those in CUDA C++, if it is not 0."""
+    few = {"cuda": [pytest.mark.full(but=compiled)]} if compiled else {}
+    return pytest.mark.parametrize(
+        "fault", [pytest.param(fault, id=described(fault), marks=few.get(fault.language, ())) for fault in faults]
+    )
 
 
 @pytest.fixture
-def all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let many calls be made of an interpreted kernel, too."""
-    monkeypatch.setattr(many_calls, "FUNCTIONS", {"cpu": math.inf, "cuda": math.inf})
+def compiled_alone() -> Iterator[None]:
+    """Compile each CUDA kernel when it is launched: an edited source launches few of its kernels."""
+    with cuda_launch.compiling_only(()):
+        yield
 
 
-@pytest.mark.full(but=90)
-@pytest.mark.usefixtures("without_shrinking", "all_calls")
-@of_each(*FAULTS, *GENERIC)
-def test_planted_fault_is_rejected_by_its_check(fault: Fault, device: str) -> None:
+@pytest.mark.full(but=85)
+@pytest.mark.usefixtures("without_shrinking", "compiled_alone")
+@of_each(*FAULTS, *GENERIC, compiled=5)
+def test_planted_fault_is_rejected_by_its_check_and_right_elsewhere(
+    fault: Fault, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if fault.only_on not in ("", device):
         pytest.skip(f"it shows on {fault.only_on} alone")
     changes = {"examples": fault.examples} if fault.examples else {}
@@ -142,11 +146,34 @@ def test_planted_fault_is_rejected_by_its_check(fault: Fault, device: str) -> No
     if fault.seen_by:
         given = with_large_cases(given)
     with (
+        all_calls(monkeypatch),
         Arena(POISONS[0]) if fault.poisoned else contextlib.nullcontext(),
         pytest.raises(fault.raises, match=fault.says) as caught,
     ):
         fault.check(given, Search(examples=fault.search))
     print(notes(caught.value))
+    if fault.right_on:
+        is_right_on_a_case(fault, device)
+
+
+@contextlib.contextmanager
+def all_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let many calls be made of an interpreted kernel, too."""
+    with monkeypatch.context() as patch:
+        patch.setattr(many_calls, "FUNCTIONS", {"cpu": math.inf, "cuda": math.inf})
+        yield
+
+
+def is_right_on_a_case(fault: Fault, device: str) -> None:
+    """Guard against a check that rejects everything."""
+    assert fault.right_on is not None
+    make = fault.right_on if callable(fault.right_on) else OPERATIONS[fault.operation].examples[fault.right_on]
+    case = make(DTYPES[fault.dtype])
+    search = Search(examples=1)
+    record = fault.record or fault.operation
+    changes = {"examples": {}, "cases": lambda *_: st.just(case), "output": fault.output}
+    fault.check(subject(record, fault.make(), device, fault.dtype, **changes), search)
+    assert search.substantial
 
 
 def with_large_cases(given: Subject) -> Subject:
@@ -180,22 +207,6 @@ def test_fault_is_seen_by_what_it_names_alone(fault: Fault, device: str, monkeyp
     else:
         given = dataclasses.replace(given, large=dataclasses.replace(given.large, every=0))
     fault.check(given, Search(examples=EXAMPLES))
-
-
-@pytest.mark.full(but=40)
-@pytest.mark.usefixtures("without_shrinking")
-@of_each(*(fault for fault in FAULTS if fault.right_on))
-def test_planted_fault_is_right_somewhere(fault: Fault, device: str) -> None:
-    """Guard against a check that rejects everything."""
-    if fault.only_on not in ("", device):
-        pytest.skip(f"it shows on {fault.only_on} alone")
-    make = fault.right_on if callable(fault.right_on) else OPERATIONS[fault.operation].examples[fault.right_on]
-    case = make(DTYPES[fault.dtype])
-    search = Search(examples=1)
-    record = fault.record or fault.operation
-    changes = {"examples": {}, "cases": lambda *_: st.just(case), "output": fault.output}
-    fault.check(subject(record, fault.make(), device, fault.dtype, **changes), search)
-    assert search.substantial
 
 
 @pytest.mark.full(but=2)

@@ -1,0 +1,44 @@
+"""``fourfold explain``: what a check claims, what a kind of verdict means, or what an operation takes."""
+
+import argparse
+import re
+
+from fourfold.cli.listing import known
+from fourfold.cli.pytest_command import part_of
+from fourfold.operations.outcomes import Kind
+from fourfold.operations.registry import did_you_mean, files
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("topic", metavar="TOPIC", help="a check, a kind of verdict or an operation, as memory or wrong")
+
+
+def command(given: argparse.Namespace) -> int:
+    """Print the explanation; return 0, or 2 for an unknown topic."""
+    name, texts = given.topic.partition(":")[0].strip().lower(), explanations()
+    if name in files():
+        (row,) = (row for row in known() if row["operation"] == name)
+        print(f"{row['operation']}({row['arguments']}): {row['about']}")
+    elif name in texts:
+        print(texts[name])
+    else:
+        near = did_you_mean(name, [*texts, *files()])
+        given.error(f"there is no check, kind of verdict or operation {given.topic}{near}")
+    return 0
+
+
+def explanations() -> dict[str, str]:
+    """Return what the documentation says of each check, by its name and by that of its tests, and of each kind."""
+    found = {}
+    for paragraph in _page("checks.md").split("\n\n"):
+        if head := re.match(r"\*\*([^*]+)\*\*(?: \(`test_(\w+)\.py`\))?", paragraph):
+            found[head[1].lower().rstrip(".")] = paragraph
+            found.setdefault((head[2] or head[1]).replace("_", " ").lower(), paragraph)
+    row = re.compile(rf"^\| `({'|'.join(Kind)})` \| (.+) \| [^|]+ \|$", re.MULTILINE)
+    found |= dict(row.findall(_page("grading.md")))
+    return {name: re.sub(r"<[^>]+>|\[([^\]]+)\]\([^)]*\)", r"\1", text) for name, text in found.items()}
+
+
+def _page(name: str) -> str:
+    return part_of(f"docs/{name}", f"docs/{name}").read_text(encoding="utf-8")

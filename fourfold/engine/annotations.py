@@ -1,0 +1,66 @@
+"""Annotations of lines in a pull request: workflow commands, which GitHub reads in the output of a step.
+
+Source:
+    https://docs.github.com/actions/reference/workflow-commands-for-github-actions
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_ESCAPED = {"%": "%25", "\r": "%0D", "\n": "%0A"}
+_ESCAPED_IN_PROPERTY = {**_ESCAPED, ":": "%3A", ",": "%2C"}
+
+
+def wanted() -> bool:
+    """Return whether this process runs in a step of GitHub Actions."""
+    return os.environ.get("GITHUB_ACTIONS") == "true"
+
+
+def annotation(message: str, title: str, file: str | Path, line: int, level: str = "error") -> str:
+    """Return the command that annotates a line.
+
+    Args:
+        message: the text.
+        title: its heading.
+        file: the file; a path in the workspace is shown from there.
+        line: the line, from 1.
+        level: "error", "warning" or "notice".
+    """
+    path, workspace = Path(file).absolute(), Path(os.environ.get("GITHUB_WORKSPACE") or Path.cwd())
+    shown = path.relative_to(workspace) if path.is_relative_to(workspace) else path
+    properties = {"file": str(shown), "line": str(line), "title": title}
+    given = ",".join(f"{name}={_escaped(text, _ESCAPED_IN_PROPERTY)}" for name, text in properties.items())
+    return f"::{level} {given}::{_escaped(message, _ESCAPED)}"
+
+
+def of_checks(checks: Sequence[Mapping[str, Any]], file: Path, line: int) -> Iterator[str]:
+    """Yield an annotation for each distinct failure among a verdict's checks.
+
+    Args:
+        checks: of a verdict's JSON.
+        file: the kernel's file.
+        line: the line of its definition, for failures that name no line of the file.
+    """
+    seen = set()
+    for check in checks:
+        cause = check.get("cause") or check.get("message")
+        if check["outcome"] == "failed" and cause not in seen:
+            seen.add(cause)
+            raised = re.findall(rf'{re.escape(file.name)}(?:", line |:)(\d+)', f"{check.get('frames', '')}\n{cause}")
+            parts = (check["message"], check.get("likely_cause"), check.get("counterexample"), check.get("repeat"))
+            message, title = "\n".join(filter(None, parts)), f"{check['check']}, {check['dtype']}"
+            yield annotation(message, title, file, int(raised[-1]) if raised else line)
+
+
+def of_violations(violations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield an annotation for each finding of the sanitizer, as its JSON holds it."""
+    for found in violations:
+        level = "warning" if found["warning"] else "error"
+        yield annotation(found["message"], f"{found['kind']} in {found['kernel']}", found["file"], found["line"], level)
+
+
+def _escaped(text: str, by: Mapping[str, str]) -> str:
+    return "".join(by.get(letter, letter) for letter in text)
