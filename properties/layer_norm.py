@@ -14,7 +14,7 @@ from fourfold.inputs.arrays import (
     values,
 )
 from fourfold.inputs.special_values import not_finite_in_turn
-from fourfold.numerics.bounded import IN_GRADIENTS, Arithmetic, Bounded, as_others_scale
+from fourfold.numerics.bounded import IN_GRADIENTS, Arithmetic, Bounded, as_others_scale, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
 from fourfold.numerics.steps.orders import any_order
@@ -52,10 +52,18 @@ def forward(x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
 
 
 def backward(grad_output: Any, x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> tuple[Any, Any, Any]:
-    """The oracle's gradients. The gradient of x is unspecified in a row in which a step might overflow."""
+    """The oracle's gradients. The gradient of x is unspecified in a row in which a step might overflow.
+
+    Where the cotangent of a normalized row holds an infinity, so is each infinity of the gradient: it is NaN if the
+    mean is subtracted after the other mean, as in the torch implementation.
+    """
     x = as_others_scale(x, IN_GRADIENTS)
     grad_x, *others = oracle.backward(grad_output, x, weight, bias, eps)
-    return in_any_order(grad_x, grad_output, weight, x, oracle.normalized(x, eps)[1]), *others
+    grad_x = in_any_order(grad_x, grad_output, weight, x, oracle.normalized(x, eps)[1])
+    if isinstance(grad_x, Bounded):
+        infinite = np.isinf((grad_output * weight).value).any(axis=-1, keepdims=True)
+        grad_x = unspecified_where(grad_x, infinite & np.isinf(grad_x.value))
+    return grad_x, *others
 
 
 @st.composite
@@ -84,6 +92,11 @@ def large_mean(rng: np.random.Generator, dtype: DType) -> np.ndarray:
     return offset + rng.choice([-2.0, 0.0, 2.0], (6, 72))
 
 
+def one_infinity_a_row(rng: np.random.Generator, dtype: DType) -> np.ndarray:
+    """Four rows of a cotangent with an infinity in each, of both signs and in different columns."""
+    return np.where(np.eye(4, 17, 5), np.inf, 1) * rng.normal(0, 2, (4, 17))
+
+
 examples: Mapping[str, Callable[[DType], Case]] = {
     # The variance is 0, and the output the bias.
     "one_column": rows(x=normal(1000, 2, 5, 1)),
@@ -107,6 +120,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
         ]
     ),
     "each_entry_in_turn_not_finite": rows(x=lambda rng, dtype: not_finite_in_turn(rng, 17, dtype)),
+    "cotangent_not_finite": rows(4, cols=17, grad_output=one_infinity_a_row),
     "eps_far_above_the_variance": rows(x=normal(0.5, 0.01, 3, 24), eps=0.25),
     "eps_far_below_the_variance": rows(x=normal(0, 1e-4, 3, 24), eps=1e-12),
     # A sum of bfloat16 in bfloat16 stops growing at 256.

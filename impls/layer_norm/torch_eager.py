@@ -30,7 +30,9 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
         ``[..., cols]`` of the same dtype. Half types are computed in float32. The variance is the mean of the squared
         deviations, even of one column. A row that holds NaN or an infinity is NaN throughout, and so is the gradient of
         weight. If a row's sum or sum of squared deviations overflows the compute dtype, that row and the gradient of
-        weight are unspecified, as in torch. Other rows are not affected. Without rows, weight and bias get gradient 0.
+        weight are unspecified, as in torch. Other rows are not affected. If a row of the cotangent times weight holds
+        an infinity, the infinities in that row's gradient are unspecified. Without rows, weight and bias get gradient
+        0.
 
     Raises:
         TypeError: an argument is not a tensor, x is not floating-point, or the dtypes differ.

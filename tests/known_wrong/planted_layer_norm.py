@@ -81,6 +81,11 @@ def _torch_faults() -> tuple[Fault, ...]:
         of.gradient("no_gradient", "(centred / deviation * => ((centred / deviation).detach() *",
                     "+ wide_bias) => + wide_bias + 0 * (wide_x - wide_x.detach()))", right_on="one_column"),
         of("mean_of_gradient_left_out", NO_MEAN, check=gradcheck, says="gradcheck: Jacobian mismatch", dtype="float64"),
+        of.gradient("infinite_cotangent_taken_as_0", "    return (centred / deviation * =>"
+                    "     normal = centred / deviation\n    if normal.requires_grad:\n"
+                    "        normal.register_hook(lambda grad: grad.masked_fill(grad.isinf(), 0))\n"
+                    "    return (normal *", says=r"gradient of x\[.* expected nan", documented=True,
+                    examples=named(properties, "cotangent_not_finite"), right_on="two_columns"),
         of.unchecked("shapes_not_checked"),
         of.law(properties.adding_a_number_to_a_row_changes_nothing, "wide_x.mean(-1, keepdim=True) =>"
                " wide_x.sum(-1, keepdim=True) / (x.shape[-1] + -x.shape[-1] % 16 or 16)", right_on=one_row),
