@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 from fourfold.declaration.drawing import SHARES, draw_array, draw_value, make_array, other_integers, shared
-from fourfold.inputs.arrays import GENERATORS, cotangent, layouts_for, leading_axes, repeated
+from fourfold.inputs.arrays import GENERATORS, cotangent, generators, layouts_for, leading_axes, repeated
 from fourfold.inputs.extents import Extent, drawn_sizes, extent
 from fourfold.numerics.dtypes import DTYPES, INTEGERS, QUANTISED, DType, is_chosen, name_of, returned
 from fourfold.operations import axes as notation
@@ -619,15 +619,15 @@ def _plans(draw: st.DrawFn, of: Declaration, allowed: Mapping[str, Extent], elem
 def _cases(draw: st.DrawFn, of: Declaration, dtype: DType, elements: int) -> Case:
     plan = draw(_plans(of, of.allowed, elements))
     inputs = {}
-    for name, shape in of.shapes(plan).items():
+    for place, (name, shape) in enumerate(of.shapes(plan).items()):
         tensor = of.tensors[name]
         if isinstance(tensor, Ragged):
             inputs[name] = tensor.of_counts(plan.counts[tensor.total], draw(st.integers(0, 1)))
         else:
-            inputs[name] = draw(draw_array(tensor, dtype, shape, plan.sizes))
+            inputs[name] = draw(draw_array(tensor, dtype, shape, plan.sizes, place))
     layouts = draw(layouts_for(*inputs, "grad_output"))
     # An expanded cotangent is constant along the first or the last axis, as after a sum over that axis.
-    return of.case(plan, inputs, draw(GENERATORS), dtype, layouts, draw(st.sampled_from((0, -1))))
+    return of.case(plan, inputs, draw(generators(len(inputs))), dtype, layouts, draw(st.sampled_from((0, -1))))
 
 
 @st.composite

@@ -25,6 +25,14 @@ SEEDS = st.integers(0, 2**32 - 1)
 GENERATORS = SEEDS.map(np.random.default_rng)
 
 
+def generators(place: int) -> st.SearchStrategy[np.random.Generator]:
+    """Return a strategy of generators for the argument at a place of a call.
+
+    Hypothesis repeats seeds. By `GENERATORS` two arguments of one call would then have the same numbers.
+    """
+    return SEEDS.map(lambda seed: np.random.default_rng([seed, place]))
+
+
 def random_size(rng: np.random.Generator, limit: int) -> int:
     """Return a number of rows up to `limit`: any number, a small one, one next to a block size, or, rarely, 0."""
     if limit == 0 or rng.random() < NONE:
@@ -106,9 +114,11 @@ def sprinkle_special_values(rng: np.random.Generator, array: np.ndarray, share: 
 
 
 @st.composite
-def bulk_arrays(draw: st.DrawFn, dtype: DType, shape: tuple[int, ...], kinds: Sequence[str] = KINDS) -> np.ndarray:
-    """Draw an array made from a seed, sometimes with special values."""
-    rng = draw(GENERATORS)
+def bulk_arrays(
+    draw: st.DrawFn, dtype: DType, shape: tuple[int, ...], kinds: Sequence[str] = KINDS, place: int = 0
+) -> np.ndarray:
+    """Draw an array made from a seed, sometimes with special values. For `place` see `generators`."""
+    rng = draw(generators(place))
     array = values(rng, shape, dtype, draw(st.sampled_from(kinds)))
     if draw(st.integers(0, 7)) == 7:
         array = sprinkle_special_values(rng, array)
@@ -125,11 +135,16 @@ def explicit_arrays(draw: st.DrawFn, dtype: DType, shape: tuple[int, ...]) -> np
     return np.array(flat, dtype=np.float64).reshape(shape).astype(dtype.numpy)
 
 
-def arrays(dtype: DType, shape: tuple[int, ...], kinds: Sequence[str] = KINDS) -> st.SearchStrategy[np.ndarray]:
-    """Return a strategy of arrays of a shape, made from a seed or, if the elements are few, also drawn one by one."""
+def arrays(
+    dtype: DType, shape: tuple[int, ...], kinds: Sequence[str] = KINDS, place: int = 0
+) -> st.SearchStrategy[np.ndarray]:
+    """Return a strategy of arrays of a shape, made from a seed or, if the elements are few, also drawn one by one.
+
+    For `place` see `generators`.
+    """
     if np.prod(shape) <= FEW_ELEMENTS:
-        return st.one_of(explicit_arrays(dtype, shape), bulk_arrays(dtype, shape, kinds))
-    return bulk_arrays(dtype, shape, kinds)
+        return st.one_of(explicit_arrays(dtype, shape), bulk_arrays(dtype, shape, kinds, place))
+    return bulk_arrays(dtype, shape, kinds, place)
 
 
 def cotangent(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
