@@ -292,7 +292,7 @@ FAULTS = (
     _fault(
         "layer_norm",
         deviations_of_two_parts,
-        "two_columns",
+        "ordinary",
         check=law(layer_norm.differences_are_in_proportion),
         says="left side",
         seen_by="",
