@@ -98,7 +98,7 @@ def _triton_faults() -> tuple[Fault, ...]:
         of("infinity_less_infinity", 'reference = tl.where(new == float("-inf"), 0.0, new) => reference = new',
            source="https://github.com/Dao-AILab/flash-attention/issues/1930",
            examples=named(softmax, "late_maximum"), **two),
-        of("sum_in_half", f"{TOTAL} => {TOTAL}.to(tl.float16).to(COMPUTE)", right_on="equal_entries"),
+        of("sum_in_half", f"{TOTAL} => {TOTAL}.to(tl.float16).to(COMPUTE)", right_on="equal_numbers"),
         of("contiguous_assumed", "[:, None] + (columns * x_column_stride)[None, :] => [:, None] + columns[None, :]",
            examples=strided, **two),
         of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(softmax.rows(9, cols=5)),
@@ -162,7 +162,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
            source="https://github.com/pytorch/pytorch/pull/131060"),
         of("sum_in_half", "sum += part[k][j] = exponential(part[k][j] - reference); =>"
            " sum = C(__half(float(sum + (part[k][j] = exponential(part[k][j] - reference)))));",
-           right_on="equal_entries"),
+           right_on="equal_numbers"),
         of("last_columns_dropped", "(SHIFTED ? i - threadIdx.x % 32 : i) >= count =>"
            " (SHIFTED ? i - threadIdx.x % 32 : i) >= (count > 32 ? count / 32 * 32 : count)", **written, **two),
         of("reciprocal_of_half", f"{RESULT} scale = C(__half(float(C(1) / terms.sum))),", **one),
