@@ -54,8 +54,8 @@ def forward(x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
 def backward(grad_output: Any, x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> tuple[Any, Any, Any]:
     """The oracle's gradients. The gradient of x is unspecified in a row in which a step might overflow.
 
-    Where the cotangent of a normalized row holds an infinity, so is each infinity of the gradient: it is NaN if the
-    mean is subtracted after the other mean, as in the torch implementation.
+    In a row with an infinite product of cotangent and weight, each infinity of that gradient is unspecified, too. It is
+    NaN if the means are subtracted in the other order, as in the torch implementation.
     """
     x = as_others_scale(x, IN_GRADIENTS)
     grad_x, *others = oracle.backward(grad_output, x, weight, bias, eps)

@@ -33,8 +33,6 @@ jobs:
       - uses: actions/setup-python@v5
         with:
           python-version: "3.12"
-      # A build of torch without CUDA's libraries.
-      - run: pip install torch --index-url https://download.pytorch.org/whl/cpu
       - run: pip install fourfold{install}
       - run: pytest -n auto {tests} --junitxml fourfold.xml
       - uses: actions/upload-artifact@v4

@@ -79,7 +79,7 @@ def command(given: argparse.Namespace) -> int:
         if "claims" in settings and "--claims" not in " ".join(given.passed):
             one.passed.append(f"--claims={settings['claims']}")
         runs.append((command_of(one), one))
-    if len(runs) == 1 and not (given.accept_claims or given.json or annotations.wanted()):
+    if len(runs) == 1 and not (given.accept_claims or given.json or annotations.in_github_actions()):
         run_here(runs[0][0])
     with Stop() as stop:
         try:
@@ -110,9 +110,11 @@ def run(words: list[str], given: argparse.Namespace) -> int:
         text = path.read_text() if path.is_file() else ""
         if given.json and text:
             given.json.write_text(text)
-        if annotations.wanted() and text:
+        if annotations.in_github_actions() and text:
             print(
-                *annotations.of_checks(json.loads(text)["checks"], *definition_of(given.kernel)), sep="\n", flush=True
+                *annotations.check_annotations(json.loads(text)["checks"], *definition_of(given.kernel)),
+                sep="\n",
+                flush=True,
             )
         return code
 

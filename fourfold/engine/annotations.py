@@ -14,7 +14,7 @@ _ESCAPED = {"%": "%25", "\r": "%0D", "\n": "%0A"}
 _ESCAPED_IN_PROPERTY = {**_ESCAPED, ":": "%3A", ",": "%2C"}
 
 
-def wanted() -> bool:
+def in_github_actions() -> bool:
     """Return whether this process runs in a step of GitHub Actions."""
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
@@ -36,7 +36,7 @@ def annotation(message: str, title: str, file: str | Path, line: int, level: str
     return f"::{level} {given}::{_escaped(message, _ESCAPED)}"
 
 
-def of_checks(checks: Sequence[Mapping[str, Any]], file: Path, line: int) -> Iterator[str]:
+def check_annotations(checks: Sequence[Mapping[str, Any]], file: Path, line: int) -> Iterator[str]:
     """Yield an annotation for each distinct failure among a verdict's checks.
 
     Args:
@@ -55,7 +55,7 @@ def of_checks(checks: Sequence[Mapping[str, Any]], file: Path, line: int) -> Ite
             yield annotation(message, title, file, int(raised[-1]) if raised else line)
 
 
-def of_violations(violations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def violation_annotations(violations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield an annotation for each finding of the sanitizer, as its JSON holds it."""
     for found in violations:
         level = "warning" if found["warning"] else "error"

@@ -337,7 +337,7 @@ def died_of_import(found: Found) -> str:
 
 
 def supervise(config: pytest.Config, stop: Stop) -> int:
-    """Fork children, each of which runs the tests that the one before it left, until one finishes.
+    """Fork one child after another until one finishes; each runs the tests that its predecessor left.
 
     Returns:
         the exit code of the run.

@@ -142,8 +142,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     say(f"the script has failed; {summary}" if failure else summary, errors)
     findings = [{**dataclasses.asdict(finding), "text": str(finding)} for finding in report.findings.values()]
-    if annotations.wanted():
-        print(*annotations.of_violations(findings), sep="\n", file=errors, flush=True)
+    if annotations.in_github_actions():
+        print(*annotations.violation_annotations(findings), sep="\n", file=errors, flush=True)
     if given.json:
         numbers = {"kernels": sorted(report.kernels), "launches": report.launches, "programs": report.programs}
         found = {"ended_well": failure is None, "failure": failure, "findings": findings, **numbers}

@@ -46,8 +46,8 @@ def run(
             for script, result in zip(scripts, pool.map(run_one, scripts)):
                 results[script.name] = result
                 print(describe(script.name, result), flush=True)
-                if annotations.wanted():
-                    print(*annotations.of_violations(result["findings"]), sep="\n", flush=True)
+                if annotations.in_github_actions():
+                    print(*annotations.violation_annotations(result["findings"]), sep="\n", flush=True)
                 if output:  # also what an interrupted run has found
                     output.write_text(json.dumps({"scripts": results}, indent=2))
         except KeyboardInterrupt:

@@ -252,8 +252,8 @@ def modest(operation: Operation, wanted: tuple[str, ...] = ()) -> Callable[[DTyp
         batched = {name: axes for name, axes in operation.batched.items() if name in case.inputs}
         samples = optional & {*case.inputs} == optional & {*wanted}
         samples = samples and all(case[name].ndim > axes for name, axes in batched.items())
-        numbers_given = (*arrays, case.grad_output)
-        finite = samples and all(np.isfinite(array.astype(np.float64)).all() for array in numbers_given)
+        given = (*arrays, case.grad_output)
+        finite = samples and all(np.isfinite(array.astype(np.float64)).all() for array in given)
         numbers = min(array.size for array in arrays if not np.issubdtype(array.dtype, np.integer))
         return finite and not case.layouts and numbers >= 15 and all(min(a.shape, default=0) >= 3 for a in arrays)
 

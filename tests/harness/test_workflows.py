@@ -80,6 +80,6 @@ def test_an_annotation_is_one_line_at_the_place_that_failed(tmp_path: Path, monk
     failed: dict[str, Any] = {"check": "forward: x", "dtype": "float32", "outcome": "failed", "message": "100%\nwrong"}
     raised = {**failed, "cause": "y", "frames": f'File "{file}", line 3, in f\nFile "{file}", line 9, in g'}
     cuda = {**failed, "cause": "a,b.py:4: OutOfBounds"}
-    lines = [*annotations.of_checks([failed, failed, raised, cuda, {**failed, "outcome": "passed"}], file, 7)]
+    lines = [*annotations.check_annotations([failed, failed, raised, cuda, {**failed, "outcome": "passed"}], file, 7)]
     assert lines[0] == "::error file=a%2Cb.py,line=7,title=forward%3A x%2C float32::100%25%0Awrong"
     assert [line.partition(",title")[0] for line in lines[1:]] == [f"::error file=a%2Cb.py,line={n}" for n in (9, 4)]

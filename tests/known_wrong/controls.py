@@ -61,7 +61,7 @@ def one_term_after_another(losses: torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(np.cumsum(losses.cpu().numpy())[-1], device=losses.device)
 
 
-def of_sum(total: Callable[[torch.Tensor], torch.Tensor]) -> Implementation:
+def loss_by_sum(total: Callable[[torch.Tensor], torch.Tensor]) -> Implementation:
     """Return giou_loss by another sum of the losses, with torch's gradient."""
 
     def forward(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
@@ -78,7 +78,7 @@ def summed_backwards(pred: torch.Tensor, targets: Sequence[torch.Tensor], eps: f
     return one_term_after_another(losses.flip(0)) / len(losses)
 
 
-def of_pairs(pairwise: Callable[..., torch.Tensor]) -> Implementation:
+def score_of_pairs(pairwise: Callable[..., torch.Tensor]) -> Implementation:
     """Return giou by another score of pairs, with torch's gradient."""
 
     def forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
@@ -172,11 +172,11 @@ def torchs_cross_entropy(logits: torch.Tensor, target: torch.Tensor, **parameter
 
 CONTROLS = (
     Control(name="wide_inside", operation="giou", make=lambda: wide_inside, dtypes=("float16", "bfloat16", "float32")),
-    Control(name="reciprocals", operation="giou", make=lambda: of_pairs(reciprocals)),
-    Control(name="no_difference_of_areas", operation="giou", make=lambda: of_pairs(no_difference_of_areas)),
-    Control(name="one_term_after_another", operation="giou_loss", make=lambda: of_sum(one_term_after_another)),
-    Control(name="pairs_of_pairs", operation="giou_loss", make=lambda: of_sum(pairs_of_pairs)),
-    Control(name="compensated", operation="giou_loss", make=lambda: of_sum(compensated)),
+    Control(name="reciprocals", operation="giou", make=lambda: score_of_pairs(reciprocals)),
+    Control(name="no_difference_of_areas", operation="giou", make=lambda: score_of_pairs(no_difference_of_areas)),
+    Control(name="one_term_after_another", operation="giou_loss", make=lambda: loss_by_sum(one_term_after_another)),
+    Control(name="pairs_of_pairs", operation="giou_loss", make=lambda: loss_by_sum(pairs_of_pairs)),
+    Control(name="compensated", operation="giou_loss", make=lambda: loss_by_sum(compensated)),
     Control(
         name="summed_backwards",
         operation="giou_loss_ragged",

@@ -36,7 +36,7 @@ FIRST_ROWS = (
     "    ones = torch.ones((*x.shape[:-1], 1), device=x.device)\n"
     "    number = ones.view(-1).cumsum(0).view(ones.shape)\n    counted = {}\n"
 )
-# The same of rows.cuh, of which no other file of the kernels is a part.
+# The same mistakes in rows.cuh, the header that the CUDA kernels of rows share.
 ROW_IN_32_BITS = "rows.cuh: return row * inner_stride; => return int(row) * int(inner_stride);"
 BARRIER = "rows.cuh:         __syncthreads();\n        sum = add_half =>         sum = add_half"
 FIRST_WARP = "rows.cuh: lane % 16 < blockDim.x / 32 ? parts => lane % 16 < 1 ? parts"

@@ -39,7 +39,7 @@ class Fault:
         language: the language of the mistake: "torch", "triton" or "cuda".
         source: a public report of this mistake in a kernel, or of this way to cheat.
         dtype: the dtype for which the check must reject it.
-        raises: the expected exception.
+        raises: the expected exception, or a tuple of alternatives.
         examples: named examples that replace the operation's own.
         search: the number of generated cases within which the check must find it; by default as many as a run has.
         poisoned: whether fresh allocations hold NaN.
@@ -62,7 +62,7 @@ class Fault:
     language: str = "torch"
     source: str | None = None
     dtype: str = "float32"
-    raises: type[Exception] = Failure
+    raises: type[Exception] | tuple[type[Exception], ...] = Failure
     examples: Mapping[str, CaseOf] = field(default_factory=dict)
     search: int = 25
     poisoned: bool = False

@@ -63,7 +63,7 @@ def _torch_faults() -> tuple[Fault, ...]:
     law = functools.partial(edits.law, says="left side", **one)
     over_blocks, two_classes = (named(properties, name) for name in ("a_chain_over_blocks", "of_two_classes"))
     return (
-        # Classes are told apart by where their boxes lie, as a shift by class puts them.
+        # Shift the boxes of each class away from those of the others, in place of comparing classes.
         of("shifted_by_class", "boxes.detach()[order] => (boxes if idxs is None or not len(idxs) else boxes"
            " + (idxs.to(boxes.dtype) * (boxes.amax() + 1))[:, None]).detach()[order]", f"{CLASSES} None)",
            dtype="float16", source=f"{GITHUB}/MultimediaTechLab/YOLO/pull/234"),

@@ -2,9 +2,11 @@
 
 from fourfold.properties import rope as properties
 from fourfold.properties.rope import tokens
+from triton import InterpreterError
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.checks.memory import memory_is_respected
+from fourfold.operations.outcomes import Failure
 
 from .edits import OFFSETS_OF_ROWS, ROW_IN_32_BITS, Edits
 from .far_apart import far_apart
@@ -48,6 +50,7 @@ def _triton_faults() -> tuple[Fault, ...]:
            source="https://github.com/linkedin/Liger-Kernel/pull/477"),
         of("contiguous_assumed", "(rows - tokens * heads).to(tl.int64) * x_head_stride =>"
            " (rows - tokens * heads).to(tl.int64) * dim", examples=named(properties, "heads_with_gaps"), **none,
+           raises=(Failure, InterpreterError), says="output|OutOfBounds",
            source="https://github.com/vllm-project/vllm/pull/17091"),
         of("rest_not_copied", "for piece in range(tl.cdiv(dim - 2 * half, BLOCK_PAIRS)): => for piece in range(0):",
            check=memory_is_respected, says=UNWRITTEN, right_on="one_pair"),

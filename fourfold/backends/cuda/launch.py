@@ -303,7 +303,7 @@ class _GpuKernel(LoadedKernel):
         except Exception as error:
             raise CudaError(f"{name} cannot be loaded: {error}") from error
         declared = declarations.declared(source, name)
-        super().__init__(source, name, _parameters(compiled.lowered_names[name], sizes, declared))
+        super().__init__(name, _parameters(compiled.lowered_names[name], sizes, declared), declared)
         self._shared_limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._device = _driver_result(driver.cuDeviceGet(device))
         self.allowed_shared_bytes = _driver_result(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-import pathlib
 import re
 import struct
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from fourfold.backends.cuda import declarations
+from fourfold.backends.cuda.declarations import DeclaredKernel
 
 Argument: TypeAlias = torch.Tensor | int | float | bool | None
 
@@ -137,14 +136,13 @@ class LoadedKernel:
     """A kernel that is loaded on a device, with the parameters of its compiled code.
 
     Args:
-        source: the `.cu` file, which has the parameters' names.
         name: the kernel, a C++ name expression.
         parameters: in order.
+        declared: its declaration, which has the parameters' names; None if the source does not show it.
     """
 
-    def __init__(self, source: pathlib.Path, name: str, parameters: Sequence[KernelParameter]) -> None:
-        self.name, self.parameters = name, tuple(parameters)
-        self._declared = declarations.declared(source, name)
+    def __init__(self, name: str, parameters: Sequence[KernelParameter], declared: DeclaredKernel | None) -> None:
+        self.name, self.parameters, self._declared = name, tuple(parameters), declared
 
     def place(self, position: int) -> str:
         """Return a parameter as an error names it: "argument 2 (cols)"."""

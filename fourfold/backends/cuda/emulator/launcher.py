@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 
+from fourfold.backends.cuda import declarations
 from fourfold.backends.cuda.emulator import build, reached
 from fourfold.backends.cuda.emulator.faults import FAULTS, Index
 from fourfold.backends.cuda.emulator.tensor_map import TensorMapOnCpu
@@ -132,7 +133,8 @@ class CpuKernel(LoadedKernel):
         self._index = self._library.built.kernels.index(name)
         signature = self._library.handle.fourfold_signature(self._index).decode()
         rows = re.findall(r"^(.) (\d+) .*?\[with T = (.*)\]$", signature, re.MULTILINE)
-        super().__init__(source, name, [_parameter(kind, int(size), type_.strip()) for kind, size, type_ in rows])
+        parameters = [_parameter(kind, int(size), type_.strip()) for kind, size, type_ in rows]
+        super().__init__(name, parameters, declarations.declared(source, name))
         codes = "".join(parameter.pack_code for parameter in self.parameters)
         self._pack: Callable[..., bytes] = struct.Struct(f"={_HEADER_WORDS}q{codes}").pack
         self._expected = [
