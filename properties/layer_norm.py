@@ -82,14 +82,14 @@ def normal(mean: float, deviation: float, *shape: int) -> Callable[[np.random.Ge
     return lambda rng, dtype: rng.normal(mean, deviation, shape)
 
 
-def large_mean(rng: np.random.Generator, dtype: DType) -> np.ndarray:
-    """Deviations as small against the mean as the dtype can hold.
+def large_mean(*shape: int, share: float = 1.0) -> Callable[[np.random.Generator, DType], np.ndarray]:
+    """A maker of deviations that are as small against the mean as the dtype can hold, or against a share of it.
 
     The mean of the squares minus the square of the mean loses all their digits, except in bfloat16, whose digits
     float32 still holds.
     """
-    offset = {"float64": 1e9, "float32": 1e4, "float16": 2000.0, "bfloat16": 256.0}[dtype.name]
-    return offset + rng.choice([-2.0, 0.0, 2.0], (6, 72))
+    offset = {"float64": 1e9, "float32": 1e4, "float16": 2000.0, "bfloat16": 256.0}
+    return lambda rng, dtype: np.rint(share * offset[dtype.name]) + rng.choice([-2.0, 0.0, 2.0], shape)
 
 
 def one_infinity_a_row(rng: np.random.Generator, dtype: DType) -> np.ndarray:
@@ -107,7 +107,9 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     # Rows at every distance from a multiple of 16 bytes, of several vectors for each thread.
     "rows_that_begin_anywhere": rows(9, cols=1029),
     "two_columns": rows(x=[[0.0, 1.0], [3.0, 3.0], [-4.0, 4.0], [2.0, -1.0]]),
-    "large_mean": rows(x=large_mean),
+    "large_mean": rows(x=large_mean(6, 72)),
+    # The bound on the mean of a long row is wider, and would cover the deviations from a larger mean.
+    "large_mean_of_long_rows": rows(x=large_mean(2, 1025, share=0.3)),
     # The mean of the squares minus the square of the mean falls below 0 here, and its root is NaN.
     "constant_rows": rows(x=np.repeat([[0.1], [-3.3], [1000.0], [0.0]], 33, axis=1)),
     "squares_overflow": rows(x=squares_overflow),
