@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import fourfold
+from fourfold import example
 from fourfold.declaration.library import Declared
-from fourfold.declaration.named_cases import example
 from fourfold.numerics.dtypes import DTYPES
 
 FLOAT32 = DTYPES["float32"]
