@@ -179,7 +179,8 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    **one),
         of.gradient("mean_of_gradient_left_out", "means = {means.first * reciprocal, => means = {C(0),",),
         of.stopped("grad_output_contiguous_assumed", out_of_bounds,
-                   "cols, inner, *grad_rows[1:], => cols, inner, inner * cols, cols, 1,", **gradient, **one),
+                   "cols, inner, *grad_rows[1:], => cols, inner, inner * cols, cols, 1,",
+                   examples=named(properties, "all_sliced_columns"), **gradient, **one),
         of.gradient("last_block_of_rows_dropped", "i < partials; i += blockDim.y) =>"
                     " i < max(partials - 1, 1ll); i += blockDim.y)", **row),
         of.gradient("first_block_of_rows_only", "i < partials; i += blockDim.y) =>"

@@ -143,7 +143,8 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS,
                    examples=far_apart(properties.rows(9, cols=5)), **one),
         of.stopped("grad_output_contiguous_assumed", cuda_on_cpu.OutOfBounds,
-                   "cols, inner, *grad_rows[1:], => cols, inner, inner * cols, cols, 1,", check=backward_agrees, **one),
+                   "cols, inner, *grad_rows[1:], => cols, inner, inner * cols, cols, 1,", check=backward_agrees,
+                   examples=named(properties, "all_sliced_columns"), **one),
         of.gradient("mean_left_to_a_sum", "product = row_sum<ROWS == SEVERAL>(product, turn) / C(cols); =>"
                     " product = row_sum<ROWS == SEVERAL>(product, turn);", right_on=without_cotangent),
         of.gradient("weight_never_written", "(WARP, min(partials, 32)), partial, grad_weight, partials, cols) =>"

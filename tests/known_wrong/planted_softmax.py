@@ -124,6 +124,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
     of, one, two = Edits("softmax", "cuda"), {"right_on": "cols_1"}, {"right_on": "two_columns"}
     written, one_warp = {"check": memory_is_respected, "says": UNWRITTEN}, {"right_on": "two_columns"}
     out_of_bounds, race, divergent = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race, cuda_on_cpu.DivergentBarrier
+    strided = named(softmax, "all_sliced_columns")
     return (
         of("no_maximum", "const C reference = taken_off(most); => const C reference = most = C(0);", **two),
         of("maximum_from_zero", "C largest = minus_infinity<C>(), sum = 0; => C largest = 0, sum = 0;", **two),
@@ -157,7 +158,8 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    examples=far_apart(softmax.rows(9, cols=5)), **two),
         of("rows_past_the_grid", "-(-num_rows // (plan.block // plan.threads)), =>"
            " min(-(-num_rows // (plan.block // plan.threads)), 4),", **written, **two),
-        of.stopped("contiguous_assumed", out_of_bounds, "{{first[i * column_stride]}} => {{first[i]}}", **two),
+        of.stopped("contiguous_assumed", out_of_bounds, "{{first[i * column_stride]}} => {{first[i]}}",
+                   examples=strided, **two),
         of("zero_where_nothing_is_left", "own_scale = => own_scale = largest == minus_infinity<C>() ? C(0) :", **two,
            source="https://github.com/pytorch/pytorch/pull/131060"),
         of("sum_in_half", "sum += part[k][j] = exponential(part[k][j] - reference); =>"
@@ -168,7 +170,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of("reciprocal_of_half", f"{RESULT} scale = C(__half(float(C(1) / terms.sum))),", **one),
         of.stopped("grad_output_contiguous_assumed", out_of_bounds,
                    "grad_outer_stride, grad_inner_stride, grad_column_stride);\n => inner * cols, cols, 1);\n",
-                   check=backward_agrees, **two),
+                   check=backward_agrees, examples=strided, **two),
         of.gradient("sum_of_first_warp", "lane < threads / 32 ? of_warps[lane] => lane < 1 ? of_warps[lane]",
                     **one_warp),
     )
