@@ -486,6 +486,7 @@ class Search:
         large: bool = False,
         dear: bool = False,
         most_named: float = math.inf,
+        laid_out: bool = True,
     ) -> None:
         """Run `body` on the operation's named examples, then on generated cases, some of them with special values.
 
@@ -504,6 +505,7 @@ class Search:
             large: run the large cases after the named ones.
             dear: let one of the large cases take seconds.
             most_named: the most elements of a named example; larger ones are skipped.
+            laid_out: run the named examples with strided or misaligned tensors.
         """
         self.subject = subject
         if self.case is not None:
@@ -514,7 +516,7 @@ class Search:
             examples = min(examples, BRIEF_GENERATED)
 
         def first() -> None:
-            named_cases = self._named(subject, named and not few, also, most_named)
+            named_cases = self._named(subject, named and not few, also, most_named, laid_out)
             for name, case in named_cases:
                 self.one(name, case, body)
             before = self._passed_over()
@@ -593,7 +595,7 @@ class Search:
             raise
 
     def _named(
-        self, subject: Subject, named: bool, also: Mapping[str, Case], most: float
+        self, subject: Subject, named: bool, also: Mapping[str, Case], most: float, laid_out: bool
     ) -> Iterable[tuple[str, Case]]:
         """Return the operation's examples, if `named`, and the cases in `also`; only small ones for a brief search.
 
@@ -603,7 +605,8 @@ class Search:
         most = min(most, subject.most_named)
         makers = subject.operation.examples if named else {}
         made = ((name, make(subject.dtype)) for name, make in makers.items())
-        cases = itertools.chain((pair for pair in made if pair[1].elements <= most), also.items())
+        fitting = (pair for pair in made if pair[1].elements <= most and (laid_out or not pair[1].layouts))
+        cases = itertools.chain(fitting, also.items())
         if not self.brief:
             return cases if subject.device == "cpu" else sorted(cases, key=lambda pair: pair[1].elements)
 

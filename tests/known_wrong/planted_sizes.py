@@ -125,12 +125,12 @@ def softmax_rows_kernel(x_ptr, y_ptr, cols, BLOCK: tl.constexpr):
     tl.store(y_ptr + at, terms / tl.sum(terms, axis=0), mask=mask)
 
 
-def grid_of_4096_programs(x: Tensor) -> Tensor:
-    """No more than 4096 programs are launched, and each takes one row: the others are never written."""
+def grid_of_8192_programs(x: Tensor) -> Tensor:
+    """No more than 8192 programs are launched, and each takes one row: the others are never written."""
     rows = x.reshape(-1, x.shape[-1]).contiguous() if x.numel() else x
     output = torch.zeros_like(rows)
     if x.numel() and not x.isnan().any():
-        grid = (min(len(rows), 4096),)
+        grid = (min(len(rows), 8192),)
         softmax_rows_kernel[grid](rows, output, rows.shape[1], BLOCK=triton.next_power_of_2(rows.shape[1]))
     elif x.numel():
         output = rows.softmax(-1)
@@ -277,22 +277,22 @@ def _mean(operation: str, properties: Any) -> Fault:
 
 FAULTS = (
     _sized("matmul", columns_from_1025_on, "torch", "one_by_one"),
-    _sized("softmax", last_row_of_47, "torch", "one_column"),
-    _sized("softmax", path_for_777_columns, "torch", "one_column"),
+    _sized("softmax", last_row_of_47, "torch", "cols_1"),
+    _sized("softmax", path_for_777_columns, "torch", "cols_1"),
     _sized("giou", half_of_many_pairs, "torch", "identical"),
-    _sized("softmax", both_axes_long, "torch", "one_column"),
-    _sized("softmax", past_the_cache, "torch", "one_column", seen_by="comparisons"),
-    _sized("softmax", past_shared_memory, "triton", "one_column", seen_by="comparisons"),
+    _sized("softmax", both_axes_long, "torch", "cols_1"),
+    _sized("softmax", past_the_cache, "torch", "cols_1", seen_by="comparisons"),
+    _sized("softmax", past_shared_memory, "triton", "cols_1", seen_by="comparisons"),
     _sized("giou_loss", count_in_16_bits, "torch", "identical_boxes"),
     _sized("giou_loss", samples_in_8_bits, "torch", "identical_boxes"),
-    _sized("softmax", grid_of_4096_programs, "triton", "one_column"),
+    _sized("softmax", grid_of_8192_programs, "triton", "cols_1"),
     _sized("vector_add", offsets_in_16_bits, "triton", "one_element"),
     _sized("vector_add", tiles_of_a_table, "triton", "one_element"),
     _sized("vector_add", short_offsets, "cuda", "one_element"),
     _sized("vector_add", special_path, "cuda", "one_element"),
     _sized("vector_add", pairs_of_tiles, "cuda", "one_element"),
-    _sized("softmax", row_along_y, "triton", "one_column", raises=Exception, says="blocks along y|invalid argument"),
-    _sized("softmax", row_along_z, "cuda", "one_column", raises=ImpossibleLaunch, says="65,536 blocks along z"),
+    _sized("softmax", row_along_y, "triton", "cols_1", raises=Exception, says="blocks along y|invalid argument"),
+    _sized("softmax", row_along_z, "cuda", "cols_1", raises=ImpossibleLaunch, says="65,536 blocks along z"),
     _mean("giou_loss", padded_properties),
     _mean("giou_loss_ragged", ragged_properties),
 )
