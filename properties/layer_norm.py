@@ -131,6 +131,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     # what they leave.
     "many_rows_of_whole_vectors": rows(300, cols=16),
     # Rows that fit neither the registers of a warp nor of a block. Those of 33000 columns fit no shared memory either.
+    # More of them than a block has room for at once, where they are brought to shared memory ahead.
+    "rows_in_stages": rows(11, cols=2056),
     "rows_longer_than_registers": rows(4, cols=10240),
     "one_short_of_4096_columns_that_lie_apart": rows(1, cols=4095, x="sliced_columns"),
     "rows_longer_than_registers_along_two_axes": rows(

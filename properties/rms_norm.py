@@ -95,7 +95,9 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "many_rows_of_whole_vectors": rows(300, cols=16),
     # Whole vectors, more than the registers of a block hold; and rows of which vectors are held in part.
     "rows_longer_than_registers": rows(3, cols=8200),
-    "rows_of_whole_vectors_held_by_many_threads": rows(5, cols=2056),
+    "rows_of_whole_vectors_held_by_many_threads": rows(5, cols=1016),
+    # More of them than a block has room for at once, where they are brought to shared memory ahead.
+    "rows_in_stages": rows(11, cols=2056),
     # Rows that begin between two multiples of 16 bytes, and are longer than those that are read in single columns. Each
     # block has several.
     "odd_rows_of_shifted_vectors": rows(45, cols=1027),

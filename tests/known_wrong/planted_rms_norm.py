@@ -130,6 +130,9 @@ TAIL = (
     "squares += numbers[j] * numbers[j]; =>"
     " squares += cols <= 4 || start + first + k * step + j < cols / 4 * 4 ? numbers[j] * numbers[j] : C(0);"
 )
+UNFENCED = (
+    "staged.cuh:         fence_proxy_async();\n#endif\n        __syncthreads(); =>         fence_proxy_async();\n#endif"
+)
 ROOT = "rsqrt(row_sum(squares, 0) / C(cols) + C(eps)) =>"
 
 
@@ -147,6 +150,9 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    examples=named(properties, "all_sliced_columns"), **one),
         of.gradient("mean_left_to_a_sum", "product = row_sum<ROWS == SEVERAL>(product, turn) / C(cols); =>"
                     " product = row_sum<ROWS == SEVERAL>(product, turn);", right_on=without_cotangent),
+        of.stopped("stage_filled_while_it_is_read", cuda_on_cpu.Race, UNFENCED, check=backward_agrees, **one),
+        of.gradient("last_stage_alone_summed", "sums[k][j] += grads[j] * normal; => sums[k][j] = grads[j] * normal;",
+                    says="gradient of weight", right_on=without_cotangent),
         of.gradient("weight_never_written", "(WARP, min(partials, 32)), partial, grad_weight, partials, cols) =>"
                     " (WARP, min(partials, 32)), partial, torch.empty_like(grad_weight), partials, cols)",
                     source="https://github.com/paiml/trueno/pull/178"),
