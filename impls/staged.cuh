@@ -98,3 +98,14 @@ template <int TENSORS> struct Stages {
 template <class T> __device__ Vector<T, 16 / sizeof(T)> vector_at(const uint4* from) {
     return Vector<T, 16 / sizeof(T)>::load(reinterpret_cast<const T*>(from));
 }
+
+// Loads the vectors of a block's columns that a thread computes: every blockDim.x-th.
+template <class T, int VECTORS>
+__device__ inline void load_columns(Vector<T, 16 / sizeof(T)> (&to)[VECTORS], const T* columns, const Slice& slice) {
+    constexpr int WIDTH = 16 / sizeof(T);
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+        const int i = threadIdx.x + k * blockDim.x;
+        if (i < slice.count) to[k] = Vector<T, WIDTH>::load(columns + (long long)(slice.first + i) * WIDTH);
+    }
+}

@@ -44,7 +44,7 @@ class Staging(NamedTuple):
         return min(num_rows, kernel.resident_clusters(device, self.threads, self.blocks, self.shared_bytes))
 
     def launch(self, kernel: CudaKernel, groups: int, arguments: Sequence[Argument]) -> None:
-        """Launch so many blocks or clusters of a kernel, whose last parameter is the number of stages."""
+        """Launch `groups` blocks or clusters of a kernel. Its last parameter is the number of stages."""
         cluster = self.blocks if self.blocks > 1 else None
         kernel.launch(
             groups * self.blocks,
@@ -64,7 +64,7 @@ def staging(
     Args:
         cols: columns of a row, in whole vectors of 16 bytes.
         itemsize: bytes of a number.
-        tensors: tensors of which a row is read.
+        tensors: the number of tensors that are read.
         device: the device. On the CPU the copies are emulated, and a block holds a row.
         each: vectors of a row that a thread computes, at most.
         sums: whether a thread sums over rows, so that there should be few blocks.

@@ -34,8 +34,8 @@ def with_cotangent(operation: Operation, case: Case, dtype: DType) -> Case:
 def smaller_cases(draw: st.DrawFn, operation: Operation, case: Case, dtype: DType) -> Case:
     """Draw cases like another one: a part of each axis, and numbers with fewer bits. Most are the case itself.
 
-    The draws are whole numbers, less of which make a smaller case, so that Hypothesis shrinks it. Inputs that are
-    limited to a range keep their numbers. Integers stay, and so do the axes that they may be indices of.
+    Smaller draws make a smaller case, so that Hypothesis shrinks it. Inputs that are limited to a range keep their
+    numbers. Integers are not changed, and the axes that they may index are not cut.
     """
     cuts = {axis: _part(draw, size) for axis, size in _axes(operation, case).items()}
     inputs = {name: _cut(operation, name, array, cuts) for name, array in case.inputs.items()}
@@ -55,7 +55,7 @@ def smaller_cases(draw: st.DrawFn, operation: Operation, case: Case, dtype: DTyp
 
 
 def _part(draw: st.DrawFn, size: int) -> slice:
-    """Draw a part of an axis: its end, then its length, each of which shrinks independently."""
+    """Draw a part of an axis. Its end and its length shrink independently."""
     end = min(draw(st.integers(min(size, 1), WHOLE * size)), size)
     return slice(end - min(draw(st.integers(min(size, 1), WHOLE * size)), end), end)
 
@@ -71,7 +71,7 @@ def _written(operation: Operation, name: str, axes: int) -> Iterator[str]:
 
 
 def _axes(operation: Operation, case: Case) -> dict[str, int]:
-    """Return the sizes of the axes of which a part makes a valid case."""
+    """Return the sizes of the axes that may be cut."""
     whole = {name for name, array in case.inputs.items() if array.dtype.kind in "iu"}
     declaration = operation.declaration if isinstance(operation, DefinedOperation) else None
     if case.inputs.keys() - operation.axes.keys() or (whole and (declaration is None or declaration.ragged)):

@@ -411,8 +411,9 @@ class Search:
         except _PassedOverEnough:
             return
         except hypothesis.errors.FlakyFailure as error:
-            # A failure that does not come again, such as a race between threads, is a failure.
-            raise next((each for each in error.exceptions if isinstance(each, Failure)), error) from None
+            # A failure that does not come again, or comes otherwise, such as a race between threads, is a failure.
+            own = [each for each in error.exceptions if not isinstance(each, hypothesis.errors.HypothesisException)]
+            raise next((each for each in own if isinstance(each, Failure)), own[0] if own else error) from None
         except hypothesis.errors.Unsatisfiable:
             if not self._passed_over():
                 raise

@@ -23,7 +23,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from fourfold.backends.cuda.compile import write_atomically
 from fourfold.checks.records import named, reference_of
 from fourfold.declaration import defaults
 from fourfold.monitoring.judge import CHANGED, RETURNED, JudgeProcess
@@ -34,8 +33,9 @@ from fourfold.operations.claims import Claims, claims_of
 from fourfold.operations.layouts import closest
 from fourfold.operations.outputs import list_of
 from fourfold.operations.record import Operation
+from fourfold.processes.files import write_atomically
 
-# For each sampled call so many are recorded, and judged if their numbers are unusual.
+# The calls that are recorded for each sampled one. The others are judged only if their numbers are unusual.
 LOOKS = 4
 # Each of the first unusual calls is judged, and a falling share of later ones: a parameter may be new in every call.
 FIRST_UNUSUAL = 64
@@ -141,7 +141,7 @@ def monitor(
         seed: of the sample; random by default.
 
     Raises:
-        ValueError: `rate` is not between 0 and 1, or there is no such operation.
+        ValueError: `rate` is not between 0 and 1, or `operation` is unknown.
         TypeError: `kernel` is no function.
     """
     return LiveMonitor(kernel, operation, rate, claims, folder, files, on_failure, most_calls, most_bytes, seed)
@@ -315,7 +315,7 @@ class LiveMonitor:
             self.counts[name] += 1
 
     def _refuse(self, reason: str) -> None:
-        """Count a call of which the operation and the claims say nothing."""
+        """Count a call that lies outside of the operation or of the claims."""
         self._count("refused")
         if reason in self.reasons or len(self.reasons) < MOST_REASONS:
             self.reasons[reason] += 1

@@ -57,7 +57,7 @@ def tabulate(name: str, array: np.ndarray, layout: str = "contiguous") -> dict[s
 
     Returns:
         ``name``; ``type``, as float32[2, 3]; ``layout``, "" for a contiguous tensor; ``rows``, a list of texts each;
-        and ``rest``, the range of an array of which not everything is shown, or "".
+        and ``rest``, the range of an array that is shown in part, else "".
     """
     rows = array.reshape(-1, array.shape[-1] if array.ndim and array.size else 1)
     whole = array.size <= SHOWN_ELEMENTS

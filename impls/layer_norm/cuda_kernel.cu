@@ -436,11 +436,7 @@ __global__ void __launch_bounds__(512) layer_norm_backward_staged_kernel(
     for (int i = 0; i < stages; i++) fill(i, row + i * rows_apart);
     Vector<T, WIDTH> weights[VECTORS];
     C of_weight[VECTORS][WIDTH] = {}, of_bias[VECTORS][WIDTH] = {};
-#pragma unroll
-    for (int k = 0; k < VECTORS; k++) {
-        const int i = threadIdx.x + k * blockDim.x;
-        if (i < count) weights[k] = Vector<T, WIDTH>::load(weight + (long long)(first + i) * WIDTH);
-    }
+    load_columns(weights, weight, staged.slice);
     C next_mean = row < num_rows ? mean_of[row] : C(0), next_rstd = row < num_rows ? rstd_of[row] : C(0);
     if (blocks > 1) cluster_wait();
     int turn = 0;

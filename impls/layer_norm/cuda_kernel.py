@@ -23,8 +23,8 @@ TOGETHER = 128
 EXCHANGED_BYTES = 33 * 16
 # Columns of a row that is too short for its vectors to be shifted into place backward.
 SINGLES_BACKWARD = 1024
-# Vectors of a row in shared memory that a thread computes, by the bytes of a number: so many as it has registers for
-# weight, bias and their sums. Forward, rows of half types are faster from a cache.
+# The most vectors of a row in shared memory that a thread computes, by the bytes of a number. They are limited by the
+# registers for weight, bias and their sums. Forward, rows of half types are faster from a cache.
 STAGED, STAGED_BACKWARD = {4: 8, 8: 8}, {2: 2, 4: 4, 8: 4}
 # The most bytes of a row that is faster in registers. On the CPU rows of more than a page are staged, too.
 MOST_BYTES, MOST_BYTES_BACKWARD = {"cuda": 65536, "cpu": 4096}, {"cuda": 32768, "cpu": 4096}

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "activation.cuh"
+#include "mbarriers.cuh"
 
 // The copy engine's description of a matrix: a CUtensorMap, encoded by the driver.
 struct __align__(64) TensorMap { unsigned char bytes[128]; };
@@ -15,32 +16,8 @@ constexpr int WARPGROUP = 128, MULTIPLYING = 2, THREADS = WARPGROUP * (1 + MULTI
 // A line is 64 elements of 2 bytes. The copy engine's swizzle permutes its 16-byte chunks, with a period of 8 lines.
 constexpr int LINE = 64, LINE_BYTES = 128, SWIZZLED = 8 * LINE_BYTES;
 
-// ---- mbarriers and the copy engine
+// ---- the copy engine
 
-__device__ inline unsigned shared_address(const void* pointer) {
-    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
-}
-
-__device__ inline void barrier_init(unsigned barrier, unsigned arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ inline void barrier_arrive(unsigned barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ inline void barrier_arrive_expecting(unsigned barrier, unsigned bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ inline void barrier_wait(unsigned barrier, unsigned parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra.uni over;\n"
-        "bra.uni again;\n"
-        "over:\n"
-        "}" ::"r"(barrier), "r"(parity) : "memory");
-}
 __device__ inline void load_box(unsigned to, const TensorMap& map, unsigned barrier, int column, int row) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"

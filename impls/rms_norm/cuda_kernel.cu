@@ -361,11 +361,7 @@ __device__ __forceinline__ void normalize_staged_rows(
     };
     for (int i = 0; i < stages; i++) fill(i, row + i * rows_apart);
     Vector<T, WIDTH> weights[VECTORS];
-#pragma unroll
-    for (int k = 0; k < VECTORS; k++) {
-        const int i = threadIdx.x + k * blockDim.x;
-        if (i < count) weights[k] = Vector<T, WIDTH>::load(weight + (long long)(first + i) * WIDTH);
-    }
+    load_columns(weights, weight, staged.slice);
     if (blocks > 1) cluster_wait();
     int turn = 0;
     for (; row < num_rows; row += rows_apart, turn ^= 1) {
@@ -468,11 +464,7 @@ __global__ void __launch_bounds__(512) rms_norm_backward_staged_kernel(
     for (int i = 0; i < stages; i++) fill(i, row + i * rows_apart);
     Vector<T, WIDTH> weights[VECTORS];
     C sums[VECTORS][WIDTH] = {};
-#pragma unroll
-    for (int k = 0; k < VECTORS; k++) {
-        const int i = threadIdx.x + k * blockDim.x;
-        if (i < count) weights[k] = Vector<T, WIDTH>::load(weight + (long long)(first + i) * WIDTH);
-    }
+    load_columns(weights, weight, staged.slice);
     C next_rstd = row < num_rows ? rstd_of[row] : C(0);
     if (blocks > 1) cluster_wait();
     int turn = 0;

@@ -93,7 +93,9 @@ def main() -> int:
     writing.add_argument("candidates", type=Path)
     writing.add_argument("--count", type=int, default=1000)
     writing.add_argument("--seed", type=int, default=0)
-    writing.add_argument("--operations", default=",".join(labelled.OPERATIONS), help="of which it writes kernels")
+    writing.add_argument(
+        "--operations", default=",".join(labelled.OPERATIONS), help="the operations of the kernels, separated by commas"
+    )
     taking = commands.add_parser("public")
     taking.add_argument("candidates", type=Path)
     taking.add_argument("--checkout", type=Path, required=True, help="of a source that tests/grading/public.py names")

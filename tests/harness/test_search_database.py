@@ -1,5 +1,6 @@
 """What a search has found is found again by the next run of it, whatever other searches have run in between."""
 
+import itertools
 from collections.abc import Iterator
 
 import hypothesis
@@ -10,6 +11,8 @@ from hypothesis.database import InMemoryExampleDatabase
 
 from fourfold.checks.search import Search
 from fourfold.operations.case import Case
+
+CASES = st.integers(0, 1000).map(lambda number: Case({"x": np.array(number)}, np.zeros(())))
 
 
 @pytest.fixture(autouse=True)
@@ -31,12 +34,11 @@ def tried(name: str, wrong: range) -> list[int]:
         assert numbers[-1] not in wrong
 
     search = Search(examples=200)
-    cases = st.integers(0, 1000).map(lambda number: Case({"x": np.array(number)}, np.zeros(())))
     if wrong:
         with pytest.raises(AssertionError):
-            search.for_all(name, cases, body, shrink=False)
+            search.for_all(name, CASES, body, shrink=False)
     else:
-        search.for_all(name, cases, body)
+        search.for_all(name, CASES, body)
     return numbers
 
 
@@ -61,3 +63,22 @@ def test_without_a_database_nothing_is_kept(database: InMemoryExampleDatabase) -
     hypothesis.settings.load_profile("no database")
     tried("forward softmax", range(500, 1001))
     assert not database.data
+
+
+def test_a_failure_that_comes_otherwise_each_time_is_that_failure() -> None:
+    class Race(Exception):
+        pass
+
+    races = itertools.count()
+
+    def body(case: Case) -> None:
+        # What the failure is caused by differs, as do the threads of a race: Hypothesis takes it for another one.
+        try:
+            raise [ValueError, KeyError, IndexError][next(races) % 3]
+        except LookupError as error:
+            raise Race("two threads write to one element") from error
+        except ValueError:
+            raise Race("two threads write to one element") from None
+
+    with pytest.raises(Race, match="two threads"):
+        Search(examples=20).for_all("races", CASES, body)

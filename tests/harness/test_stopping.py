@@ -6,11 +6,12 @@ import os
 import select
 import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, pidfd_send_signal
 
 import psutil
 import pytest
@@ -48,6 +49,7 @@ def deaf(x, y):
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         ctypes.PyDLL(None).sleep(1000)
     return x + y
+
 """
 
 # What `fourfold mutate` tries. The second mutant does not come back.
@@ -245,6 +247,37 @@ def test_nothing_is_left_of_a_run_that_is_killed(started: Started) -> None:
     run = started(*TESTS, *options)
     run.wait_for("inside")
     assert run.stop(SIGKILL).returncode == -SIGKILL
+
+
+PLAIN = """
+import ctypes, os, signal
+
+def kernel(x, y):
+    if "TMPDIR" in os.environ:  # a process that is judged
+        return x + y
+    with open("events", "w") as events:
+        events.write(str(os.getpid()))
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    ctypes.PyDLL(None).sleep(1000)
+"""
+
+
+def test_plain_process_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(PLAIN)
+    os.mkfifo(tmp_path / "events")
+    tests = ["-m", "pytest", FORWARD.with_name("test_repeatability.py"), "-p", "fourfold", "-p", "no:cacheprovider"]
+    options = ["--candidate=vector_add=plain.py:kernel", "--dtype=float32", "--device=cpu", "--untrusted"]
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    # `warm` would kill what is left of it.
+    with subprocess.Popen([sys.executable, *tests, *options], cwd=tmp_path, env=variables, text=True) as run:
+        plain = os.pidfd_open(int((tmp_path / "events").read_text()))
+        try:
+            run.kill()
+            select.select([plain], [], [])  # until it has ended
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                pidfd_send_signal(plain, SIGKILL)
+            os.close(plain)
 
 
 @pytest.mark.full

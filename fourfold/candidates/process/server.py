@@ -7,6 +7,7 @@ only the judge reads.
 
 import contextlib
 import faulthandler
+import fcntl
 import functools
 import importlib
 import inspect
@@ -53,7 +54,7 @@ JUDGE = HiddenModules(["fourfold"])
 MOST_FILE_BYTES = 1 << 32
 # The command line of a plain process names this script.
 SCRIPT = "main.py"
-# The limit in seconds of processor time for a plain process. It outlives a judge that is killed while it calculates.
+# The limit in seconds of processor time for a plain process.
 PLAIN_SECONDS = 3600
 
 
@@ -71,13 +72,14 @@ def main(descriptor: str) -> None:
     warnings.simplefilter("ignore")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     control = Connection(int(descriptor))
+    lifeline = os.pipe()
     running: dict[int, Child] = {}
     with contextlib.suppress(Ended):
         while True:
             ask, _, files = control.receive_with_storages(protocol.StartCandidate | protocol.EndCandidate)
             if isinstance(ask, protocol.StartCandidate):
                 become = become_plain_process if ask.plain else become_candidate
-                begun = functools.partial(become, control, files[0], Path(ask.folder))
+                begun = functools.partial(become, control, files[0], Path(ask.folder), lifeline)
                 limits = (
                     Limits(processor=PLAIN_SECONDS)
                     if ask.plain
@@ -103,17 +105,28 @@ def main(descriptor: str) -> None:
                 os.close(file)
 
 
-def become_candidate(control: Connection, descriptor: int, folder: Path) -> None:
+def become_candidate(control: Connection, descriptor: int, folder: Path, lifeline: tuple[int, int]) -> None:
     """Run a candidate in this freshly forked process until the judge closes the connection."""
+    for end in lifeline:
+        os.close(end)
     os.environ["TMPDIR"] = str(folder.parent)
     adopt_orphans(False)
     serve(control, descriptor, folder)
 
 
-def become_plain_process(control: Connection, descriptor: int, folder: Path) -> None:
-    """Run a candidate in a process like a user's own: an orphan, which runs a script in the user's folder."""
+def become_plain_process(control: Connection, descriptor: int, folder: Path, lifeline: tuple[int, int]) -> None:
+    """Run a candidate in a process like a user's own: an orphan, which runs a script in the user's folder.
+
+    It ends with the first process, as a child would. Nobody writes to the pipe `lifeline`, so that its reader gets a
+    signal only when the last writer is gone.
+    """
     if os.fork():
         os._exit(0)
+    reader, writer = lifeline
+    os.close(writer)
+    fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(reader, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(reader, fcntl.F_SETFL, fcntl.fcntl(reader, fcntl.F_GETFL) | os.O_ASYNC)
     os.environ.pop("TMPDIR", None)  # of the judge
     sys.argv[:] = [SCRIPT]
     sys.orig_argv[:] = ["python3", SCRIPT]
