@@ -53,7 +53,8 @@ from fourfold.operations.outputs import READS_BACK, packed, read_back
 from fourfold.operations.record import Operation
 from fourfold.operations.refusals import Refusals, chain, is_refusal, reason
 
-# Limits of a brief search: the number and elements of named examples (the smallest), the same of generated cases.
+# Limits of a brief search: the number and elements of named examples (the smallest, and those with an axis of one
+# element last), the same of generated cases.
 BRIEF_NAMED, BRIEF_NAMED_ELEMENTS, BRIEF_GENERATED, BRIEF_ELEMENTS = 3, 1024, 3, 64
 # The number of named examples of a kind, if a few are enough.
 FEW_NAMED = 6
@@ -612,7 +613,7 @@ class Search:
             return cases if subject.device == "cpu" else sorted(cases, key=lambda pair: pair[1].elements)
 
         small = (pair for pair in cases if pair[1].grad_output.size and pair[1].elements <= BRIEF_NAMED_ELEMENTS)
-        return sorted(small, key=lambda pair: pair[1].elements)[:BRIEF_NAMED]
+        return sorted(small, key=lambda pair: (1 in pair[1].grad_output.shape, pair[1].elements))[:BRIEF_NAMED]
 
     def _large(self, subject: Subject, dear: bool) -> Iterator[tuple[str, Case]]:
         """Yield large cases, whose sizes follow from the source; none if brief, or if all other cases were refused."""

@@ -103,7 +103,7 @@ class DefinedOperation(Operation):
             return self
         fewer = self.declaration.within(limits)
         smooth = fewer.smooth if self.smooth == self.declaration.smooth else self.smooth
-        examples = {**named_cases.examples(fewer), **self.given}
+        examples = named_cases.joined(fewer, self.given)
         sized = named_cases.sized(fewer)
         workloads = self.workloads if self.has_own_workloads else FOLLOWS
         changes: dict[str, Any] = {"examples": examples, "declaration": fewer, "sized": sized, "workloads": workloads}
@@ -350,7 +350,7 @@ def made_of(
     added = {
         each: what if callable(what) else _example(declaration, what) for each, what in (own_examples or {}).items()
     }
-    examples = {**named_cases.examples(declaration), **added} if follow else added
+    examples = named_cases.joined(declaration, added) if follow else added
     fields = {**fields, "returns": declaration.returns}
     record: dict[str, Any] = {
         "name": declaration.name,

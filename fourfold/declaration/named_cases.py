@@ -420,3 +420,12 @@ def sized(declaration: Declaration) -> Sized:
 def examples(declaration: Declaration) -> dict[str, Make]:
     """Return the named cases that follow from a declaration."""
     return NamedCases(declaration).examples()
+
+
+def joined(declaration: Declaration, given: Mapping[str, Make]) -> dict[str, Make]:
+    """Return the ordinary case, then given named cases, then the others that follow from a declaration.
+
+    The author of a given case knows what goes wrong there, and made it small: a failure is shown by it.
+    """
+    first, *others = examples(declaration).items()
+    return dict([first, *given.items(), *(pair for pair in others if pair[0] not in given)])
