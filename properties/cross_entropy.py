@@ -361,6 +361,7 @@ workloads: Mapping[str, Mapping[str, Make]] = {
         "small": whole(rows(128, 1000)),
         "large": tiled(rows(16, 128256, ignored=0), 256, "logits", "target"),
         "gpt2": tiled(rows(16, 50257, ignored=0), 512, "logits", "target"),
+        "llama2": tiled(rows(16, 32000, ignored=0), 2048, "logits", "target"),
         "ragged": tiled(rows(33, 1001, given=(0.1,)), 256, "logits", "target"),
     },
 }

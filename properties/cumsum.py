@@ -200,6 +200,7 @@ workloads: Mapping[str, Mapping[str, Make]] = {
         "small": whole(rows(128, 256)),
         "large": tiled(rows(256, 4096), 128, "x"),
         "long_rows": tiled(rows(4, 65536), 64, "x"),
+        "longest_rows": tiled(rows(1, 1048576), 64, "x"),
         "segments": tiled(rows(20460, ends=segments_of(40, 512)), 512, "x"),
         "ragged": tiled(rows(33, 1001), 256, "x"),
     },

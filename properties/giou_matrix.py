@@ -163,6 +163,9 @@ workloads: Mapping[str, Mapping[str, Make]] = {
     },
     "cuda": {
         "small": whole(random_case(300, 900, kinds=ORDINARY)),
+        # The predictions and the objects of an image.
+        "few": whole(random_case(300, 100, kinds=ORDINARY)),
+        "many": tiled(random_case(128, 1024, kinds=ORDINARY), 128, "boxes_a"),
         "large": tiled(random_case(128, 1000, kinds=ORDINARY), 512, "boxes_a"),
         "iou": tiled(random_case(128, 1000, "iou", ORDINARY), 512, "boxes_a"),
         # Anchors with the objects of an image.

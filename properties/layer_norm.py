@@ -261,6 +261,7 @@ workloads: Mapping[str, Mapping[str, Make]] = {
         "shortest_rows": tiled(rows(256, cols=256), 512, "x"),
         "short_rows": tiled(rows(256, cols=1024), 128, "x"),
         "long_rows": tiled(rows(16, cols=16384), 1024, "x"),
+        "longest_rows": tiled(rows(16, cols=65536), 256, "x"),
         "ragged": tiled(rows(33, cols=1001), 256, "x"),
         # Rows that begin between two multiples of 16 bytes.
         "misaligned": tiled(rows(32, cols=4099), 1024, "x"),

@@ -331,6 +331,7 @@ workloads: Mapping[str, Mapping[str, Make]] = {
         "small": whole(random_example(256, 256, 256, "leaky_relu")),
         "article": tiled(random_example(64, 4096, 64, "leaky_relu"), 64, "a", across=("b",)),
         "large": tiled(random_example(64, 8192, 64, "leaky_relu"), 128, "a", across=("b",)),
+        "medium": tiled(random_example(64, 2048, 64, "leaky_relu"), 32, "a", across=("b",)),
         "ragged": tiled(random_example(65, 1001, 1003, "leaky_relu"), 16, "a"),
         # Rows that begin between two multiples of 16 bytes; few tiles of the result; few rows.
         "misaligned": tiled(random_example(33, 4093, 2049, "leaky_relu"), 128, "a"),

@@ -135,6 +135,9 @@ workloads: Mapping[str, Mapping[str, Make]] = {
         "large": tiled(rows(256, cols=4096), 128, "x"),
         "short_rows": tiled(rows(256, cols=1024), 128, "x"),
         "long_rows": tiled(rows(16, cols=16384), 1024, "x"),
+        "longest_rows": tiled(rows(16, cols=65536), 256, "x"),
+        # Rows that begin between two multiples of 16 bytes.
+        "misaligned": tiled(rows(32, cols=4099), 1024, "x"),
         # Each head of a query has such a norm of its own.
         "heads": tiled(rows(256, 32, cols=128), 32, "x"),
         "ragged": tiled(rows(33, cols=1001), 256, "x"),

@@ -266,6 +266,7 @@ workloads: Mapping[str, Mapping[str, Make]] = {
         "large": tiled(rows(256, 4096, k=8), 64, "x"),
         "many": tiled(rows(256, 4096, k=256), 16, "x"),
         "long_rows": tiled(rows(4, 65536, k=64), 64, "x"),
+        "longest_rows": tiled(rows(1, 131072, k=20), 32, "x"),
         "ragged": tiled(rows(33, 1001, k=40), 256, "x"),
     },
 }

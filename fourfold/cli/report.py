@@ -14,7 +14,7 @@ from fourfold.engine.verification import source_of
 from fourfold.grading import report as grading
 from fourfold.grading.results import Graded
 from fourfold.performance import report as performance
-from fourfold.performance.timings import NAMES, Timing
+from fourfold.performance.timings import NAMES, Timing, comparisons, markdown
 
 BACK = "../index.html"
 
@@ -39,17 +39,28 @@ class NoResult(ValueError):
 
 def command(given: argparse.Namespace) -> int:
     """Write the pages; return 0, or 2 if a file holds no result."""
-    rows = []
+    rows, timed = [], {}
     for number, file in enumerate(given.results):
         name = f"{number:02}-{re.sub(r'[^A-Za-z0-9._-]+', '_', file.stem)[:60]}"
         try:
             rows += [row._replace(link=f"{name}/{row.link}") for row in pages_of(file, given.out / name)]
+            if part := performance.read(given.out / name / "performance.json"):
+                timed.setdefault(part["machine"].get("gpu", ""), []).append(part)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             said = f"{type(error).__name__}: {error}" if not isinstance(error, OSError | ValueError) else error
             given.error(f"{file}: expected what verify --json, grade --out, bench --json or --save write: {said}")
     index = given.out / "index.html"
     index.write_text(page("engine/table.html", title="Results", about="", names=("result", "", "of"), rows=rows))
     print(f"report: {index}")
+    runs = [
+        (parts[0]["machine"], comparisons(one for part in parts for one in part["benchmarks"]))
+        for gpu, parts in timed.items()
+        if gpu
+    ]
+    if runs:
+        beside = given.out / "comparisons.md"
+        beside.write_text(markdown(runs), encoding="utf-8")
+        print(f"kernels beside their peers: {beside}")
     return 0
 
 

@@ -25,6 +25,8 @@ REASONS = {
     0x80: "hardware power brake",
     0x100: "display clocks",
 }
+# The packages of the libraries that `peers` calls.
+PEERS = {"liger": "liger-kernel", "quack": "quack-kernels", "flaggems": "flag-gems"}
 # If one of these differs, it is another machine, and the times cannot be compared.
 IDENTITY = ("device", "gpu", "cpu", "architecture")
 
@@ -63,6 +65,9 @@ def machine(device: str, cpu: Mapping[str, Any]) -> dict[str, str]:
             "driver": _driver_version(),
             "cuda": str(torch.version.cuda),
         }
+    for name, package in PEERS.items():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(package)
     return found
 
 

@@ -2,8 +2,9 @@
 
 torch.compile and torch's own kernel are always there. Others are timed where they are installed, as by
 ``pip install fourfold[peers]``: Liger (https://github.com/linkedin/Liger-Kernel), quack
-(https://github.com/Dao-AILab/quack) and FlagGems (https://github.com/flagos-ai/FlagGems). Kernels that write over
-their inputs, such as Liger's cross entropy, are left out: a call on what an earlier one has left is another call.
+(https://github.com/Dao-AILab/quack) and FlagGems (https://github.com/flagos-ai/FlagGems). Liger's cross entropy and
+swiglu write over their inputs. They get copies, whose time counts: a call on what an earlier one has left is another
+call.
 """
 
 import importlib
@@ -111,6 +112,88 @@ def _quack_cross_entropy(module: Any) -> Function:
     return cross_entropy
 
 
+class _QuackLayerNorm(torch.autograd.Function):
+    """quack's layer norm, whose weight and bias are float32 beside any dtype."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, module: Any
+    ) -> torch.Tensor:
+        output, rstd, mean = module.layernorm_fwd(x, weight.float(), bias.float(), eps, True, True)
+        ctx.save_for_backward(x, weight, rstd, mean)
+        ctx.module = module
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
+        x, weight, rstd, mean = ctx.saved_tensors
+        return *ctx.module.layernorm_bwd(x, weight, grad_output.contiguous(), rstd, mean), None, None
+
+
+def _quack_topk(module: Any) -> Function:
+    def topk(x: torch.Tensor, k: int, largest: bool = True) -> Any:
+        if not largest:
+            raise NotImplementedError("quack's topk has no smallest elements")
+        return module.topk(x, k)
+
+    return topk
+
+
+class _LigerCrossEntropy(torch.autograd.Function):
+    """Liger's cross entropy, which computes the gradient in its forward pass, on copies of what it writes over."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: torch.Tensor,
+        target: torch.Tensor,
+        ignored: int,
+        smoothing: float,
+        reduction: str,
+        module: Any,
+    ) -> torch.Tensor:
+        given = logits.clone().requires_grad_() if ctx.needs_input_grad[0] else logits
+        loss, *_, gradient = module.cross_entropy_forward(
+            given, target, None, ignored, 0.0, smoothing, reduction, None, False
+        )
+        ctx.save_for_backward(gradient)
+        ctx.module = module
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
+        (gradient,) = ctx.saved_tensors
+        return ctx.module.cross_entropy_backward(gradient.clone(), grad_output), *[None] * 5
+
+
+def _liger_cross_entropy(module: Any) -> Function:
+    def cross_entropy(
+        logits: torch.Tensor,
+        target: torch.Tensor,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+    ) -> torch.Tensor:
+        return _LigerCrossEntropy.apply(logits, target, ignore_index, label_smoothing, reduction, module)
+
+    return cross_entropy
+
+
+class _LigerSwiglu(torch.autograd.Function):
+    """Liger's swiglu, whose backward pass writes over the inputs, on copies of them."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor, module: Any) -> torch.Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.module = module
+        return module.swiglu_forward(gate, up)[-1]
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
+        gate, up = ctx.saved_tensors
+        return *ctx.module.swiglu_backward(gate.clone(), up.clone(), grad_output), None
+
+
 def _flaggems_softmax(module: Any) -> Function:
     class Softmax(torch.autograd.Function):
         @staticmethod
@@ -194,6 +277,8 @@ INSTALLED: Mapping[str, tuple[str, Mapping[str, tuple[str, Callable[[Any], Funct
                     )
                 ),
             ),
+            "cross_entropy": ("cross_entropy", _liger_cross_entropy),
+            "swiglu": ("swiglu", lambda liger: lambda gate, up: _LigerSwiglu.apply(gate, up, liger)),
         },
     ),
     "quack": (
@@ -204,6 +289,21 @@ INSTALLED: Mapping[str, tuple[str, Mapping[str, tuple[str, Callable[[Any], Funct
                 "rmsnorm",
                 lambda quack: _as_rows(lambda x, weight, eps=1e-6: quack.rmsnorm(x, weight, eps=eps)),
             ),
+            "layer_norm": (
+                "rmsnorm",
+                lambda quack: _as_rows(
+                    lambda x, weight, bias, eps=1e-5: _QuackLayerNorm.apply(x, weight, bias, eps, quack)
+                ),
+            ),
+            "add_rms_norm": (
+                "rmsnorm",
+                lambda quack: (
+                    lambda x, residual, weight, eps=1e-6: quack.rmsnorm(
+                        x, weight, residual=residual, eps=eps, prenorm=True
+                    )
+                ),
+            ),
+            "topk": ("topk", _quack_topk),
             "cross_entropy": ("cross_entropy", _quack_cross_entropy),
         },
     ),

@@ -23,7 +23,7 @@ from fourfold.performance.measurement import Bench, Measurement, measurements, r
 from fourfold.performance.peers import INSTALLED, LIBRARY
 from fourfold.performance.report import cause_of
 from fourfold.performance.timed_run import TimedRun
-from fourfold.performance.timings import CPU, Timing, beside_the_best, lines, timings
+from fourfold.performance.timings import CPU, Timing, comparisons, lines, timings
 from fourfold.pytest_plugin.failures import DEVICE, REPEAT, SELECTION, reported_outcome
 from fourfold.pytest_plugin.hooks import TABLE, examples, is_benchmark
 from fourfold.pytest_plugin.identity import Identity
@@ -308,13 +308,13 @@ class Performance:
             terminalreporter.section("trial of the gate", sep="=")
             for line in self.trial.lines():
                 terminalreporter.line(line)
-        if self.running and self.device == "cuda" and (beside := beside_the_best(self.run.benchmarks)):
+        if self.running and self.device == "cuda" and (rows := comparisons(self.run.benchmarks)):
             terminalreporter.section("times as fast as the fastest peer", sep="=")
-            for each in beside:
-                terminalreporter.line(str(each))
-        if rows := self.rows():
+            for row in rows:
+                terminalreporter.line(str(row))
+        if timed := self.rows():
             terminalreporter.section("timings", sep="=")
-            for line in lines(rows):
+            for line in lines(timed):
                 terminalreporter.line(line)
             if self.device == "cpu":
                 terminalreporter.line(CPU)

@@ -19,7 +19,7 @@ from fourfold.engine.verdict import Finding
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.performance.charts import Point, chart, quantity, sparkline
 from fourfold.performance.gate import Change, short_name
-from fourfold.performance.timings import Beside, beside_the_best
+from fourfold.performance.timings import Comparison, comparisons, contenders
 from fourfold.processes.files import write_atomically
 
 PARTS = ("verification", "performance")
@@ -153,6 +153,7 @@ def read(path: Path) -> dict[str, Any] | None:
 def render(verified: Mapping[str, Any] | None, timed: Mapping[str, Any] | None, back: str = "") -> str:
     """Render the page from the parts that exist."""
     causes = _causes(verified["failures"]) if verified else []
+    rows = compared(timed) if timed else []
     return page(
         "performance/report.html",
         back,
@@ -170,7 +171,8 @@ def render(verified: Mapping[str, Any] | None, timed: Mapping[str, Any] | None, 
         sizes=_sizes(timed) if timed else {},
         histories=_histories(timed) if timed else [],
         groups=_groups(timed) if timed else {},
-        besides=_besides(timed) if timed else [],
+        compared=rows,
+        contenders=contenders(rows),
     )
 
 
@@ -276,9 +278,9 @@ def _histories(timed: Mapping[str, Any]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: -row["change"])
 
 
-def _besides(timed: Mapping[str, Any]) -> list[Beside]:
-    """Each kernel beside its fastest peer, the slowest first; none on the CPU, whose times say nothing of kernels."""
-    return beside_the_best(timed["benchmarks"]) if timed["machine"].get("device") == "cuda" else []
+def compared(timed: Mapping[str, Any]) -> list[Comparison]:
+    """Return a part's comparisons; none on the CPU, whose times say nothing about kernels."""
+    return comparisons(timed["benchmarks"]) if timed["machine"].get("device") == "cuda" else []
 
 
 def _groups(timed: Mapping[str, Any]) -> dict[str, dict[str, list[Mapping[str, Any]]]]:

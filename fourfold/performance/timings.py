@@ -20,6 +20,8 @@ INTENSE = 8
 WIDEST = 1000
 # The heads of the columns; the last one only in a comparison.
 NAMES = ("workload", "shapes", "time", "rate", "x torch", "x compile", "change")
+# The facts about a run that the page of comparisons states.
+ABOUT = ("date", "commit", "driver", "cuda", "torch", "triton", *INSTALLED)
 CPU = "no GPU: interpreted and emulated kernels were timed, which says nothing about their speed on one"
 
 
@@ -47,8 +49,7 @@ class Timing:
     @property
     def cells(self) -> Iterator[str]:
         """Return the texts of its row, with the two peers that all operations have."""
-        shapes = " ".join("x".join(map(str, shape)) or "1" for shape in self.shapes.values())
-        yield from (self.benchmark, shapes, quantity(self.seconds, "s"))
+        yield from (self.benchmark, _shapes(self.shapes), quantity(self.seconds, "s"))
         moved, computed = self.bytes_per_second or 0.0, self.flops_per_second or 0.0
         rate = (computed, "flop/s") if computed > INTENSE * moved else (moved, "B/s")
         yield quantity(*rate) if rate[0] else ""
@@ -95,49 +96,103 @@ def lines(rows: Sequence[Timing]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Beside:
-    """A kernel beside its fastest peer.
+class Comparison:
+    """The times of this library's kernels, or of a candidate, and of their peers on one workload.
 
     Attributes:
         benchmark: operation, workload, dtype and direction.
-        kernel: "triton", "cuda" or "candidate".
-        speed: the peer's median time over the kernel's: above 1 the kernel is faster.
-        peer: the fastest one's name.
-        exact: whether the peer's result keeps to the bound, as the kernel's does.
+        shapes: the shape of each input.
+        seconds: the median time of each contender, by its name.
+        inexact: the contenders whose results exceed the bound.
     """
 
     benchmark: str
-    kernel: str
-    speed: float
-    peer: str
-    exact: bool
+    shapes: Mapping[str, Sequence[int]]
+    seconds: Mapping[str, float]
+    inexact: frozenset[str]
+
+    @property
+    def best(self) -> str:
+        """The name of the fastest peer."""
+        return min((name for name in PEERS if name in self.seconds), key=self.seconds.__getitem__)
+
+    @property
+    def speeds(self) -> dict[str, float]:
+        """Return, for each kernel, the fastest peer's time over the kernel's: above 1 the kernel is faster."""
+        return {name: self.seconds[self.best] / self.seconds[name] for name in OWN if name in self.seconds}
+
+    @property
+    def worst(self) -> float:
+        """The smallest of `speeds`."""
+        return min(self.speeds.values())
 
     def __str__(self) -> str:
-        inexact = "" if self.exact else ", which is less exact"
-        return f"{self.speed:5.2f}  {self.benchmark}: {self.kernel} beside {self.peer}{inexact}"
+        speeds = ", ".join(f"{name} {speed:.2f}" for name, speed in self.speeds.items())
+        inexact = ", which is less exact" if self.best in self.inexact else ""
+        return f"{self.worst:5.2f}  {self.benchmark}: {speeds} beside {self.best}{inexact}"
 
 
-def beside_the_best(benchmarks: Iterable[Mapping[str, Any]]) -> list[Beside]:
-    """Return each kernel of a run beside its fastest peer, the slowest first, from pytest-benchmark's rows."""
+def comparisons(benchmarks: Iterable[Mapping[str, Any]]) -> list[Comparison]:
+    """Return the comparison of each group of rows that has a kernel and a peer, the slowest first."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for one in benchmarks:
         groups.setdefault(one["group"], []).append(one)
-    return sorted((beside for group in groups.values() for beside in _of(group)), key=lambda beside: beside.speed)
-
-
-def _of(group: Sequence[Mapping[str, Any]]) -> Iterator[Beside]:
-    by_name = {one["extra_info"].get("contender"): one for one in group}
-    peers = [name for name in PEERS if name in by_name]
-    if not peers:
-        return
-    best = min(peers, key=lambda name: by_name[name]["median"])
-    for kernel in OWN:
-        if kernel in by_name:
-            info = by_name[kernel]["extra_info"]
-            yield Beside(
-                benchmark=" ".join(info[key] for key in ("operation", "workload", "dtype", "direction")),
-                kernel=kernel,
-                speed=by_name[best]["median"] / by_name[kernel]["median"],
-                peer=best,
-                exact="disagreement" not in by_name[best]["extra_info"],
+    found = []
+    for group in groups.values():
+        info = group[0]["extra_info"]
+        seconds = {one["extra_info"].get("contender", ""): one["median"] for one in group}
+        if {*seconds} & {*PEERS} and {*seconds} & {*OWN}:
+            found.append(
+                Comparison(
+                    benchmark=" ".join(info[key] for key in ("operation", "workload", "dtype", "direction")),
+                    shapes=info.get("shapes", {}),
+                    seconds=seconds,
+                    inexact=frozenset(
+                        one["extra_info"]["contender"] for one in group if "disagreement" in one["extra_info"]
+                    ),
+                )
             )
+    return sorted(found, key=lambda one: one.worst)
+
+
+def contenders(rows: Iterable[Comparison]) -> list[str]:
+    """Return the names of the peers and kernels that any comparison has, peers first."""
+    there = {name for row in rows for name in row.seconds}
+    return [name for name in (*PEERS, *OWN) if name in there]
+
+
+def markdown(runs: Iterable[tuple[Mapping[str, Any], Sequence[Comparison]]]) -> str:
+    """Return the comparisons of runs as a page in Markdown.
+
+    Args:
+        runs: the description of each machine, and its comparisons.
+    """
+    lines = ["# Kernels beside their peers", ""]
+    lines += [
+        "Median times in µs. In parentheses: the time of the fastest peer, which is bold, over the kernel's. Below 1"
+    ]
+    lines += [
+        "the kernel is slower. The workload with the slowest kernel comes first. A * marks a result that exceeds the"
+    ]
+    lines += ["bound that the kernels keep to."]
+    for machine, rows in runs:
+        names = contenders(rows)
+        lines += ["", f"## {machine['gpu'] or machine['cpu']}", ""]
+        lines += [", ".join(f"{name} {machine[name]}" for name in ABOUT if machine.get(name)), ""]
+        lines += [f"| workload | shapes | {' | '.join(names)} |", f"|---|---|{'---|' * len(names)}"]
+        lines += [f"| {row.benchmark} | {_shapes(row.shapes)} | {' | '.join(_cells(row, names))} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _shapes(shapes: Mapping[str, Sequence[int]]) -> str:
+    return " ".join("x".join(map(str, shape)) or "1" for shape in shapes.values())
+
+
+def _cells(row: Comparison, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        if name not in row.seconds:
+            yield ""
+            continue
+        text = f"{1e6 * row.seconds[name]:.4g}{'*' if name in row.inexact else ''}"
+        text += f" ({row.speeds[name]:.2f})" if name in row.speeds else ""
+        yield f"**{text}**" if name == row.best else text

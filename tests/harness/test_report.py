@@ -249,12 +249,10 @@ def test_history_is_of_the_same_benchmark_and_ends_today(tmp_path: Path) -> None
 def test_each_kernel_stands_beside_its_fastest_peer_the_slowest_first(tmp_path: Path) -> None:
     part = measured()
     part["benchmarks"] += [timed("triton", 10**6, 8e-6), timed("compile", 10**6, 5e-6)]
-    section = re.compile(r"Beside the fastest peer(.*?)Roofline", re.DOTALL)
+    section = re.compile(r"Beside the peers(.*?)Roofline", re.DOTALL)
     (told,) = section.findall(Page(report.write(tmp_path, "performance", part).read_text()).text)
-    rows = re.findall(r"(\d\.\d\d)(softmax x\d+ float32 forward)(triton|cuda)(\w+)", told)
-    small, large = (f"softmax x{10**power} float32 forward" for power in (6, 8))
-    expected = [("0.50", small, "triton", "torch"), ("2.00", small, "cuda", "torch"), ("3.00", large, "cuda", "torch")]
-    assert rows == expected
+    assert re.findall(r"softmax x(\d+) float32 forward", told) == [str(10**6), str(10**8)]
+    assert re.findall(r"(\d\.\d\d)\)", told) == ["0.50", "2.00", "3.00"]
     part["machine"]["device"] = "cpu"
     assert not section.findall(Page(report.write(tmp_path, "performance", part).read_text()).text)
 
