@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # the types of what `_PUBLIC` names
     from fourfold.candidates.load.models import module as module
     from fourfold.declaration.definition import operation as operation
     from fourfold.declaration.inference import like as like
+    from fourfold.declaration.named_cases import example as example
     from fourfold.engine.verdict import Verdict as Verdict
     from fourfold.grading.driver import grade as grade
     from fourfold.monitoring.monitor import monitor as monitor
@@ -63,6 +64,7 @@ _PUBLIC = {
     "claims": "fourfold.operations.claims",
     "cuda_kernel": "fourfold.backends.cuda.functions",
     "divisors": "fourfold.operations.arguments",
+    "example": "fourfold.declaration.named_cases",
     "grade": "fourfold.grading.driver",
     "like": "fourfold.declaration.inference",
     "lengths": "fourfold.operations.arguments",

@@ -12,22 +12,19 @@ import numpy as np
 from fourfold.oracles import add_rms_norm as oracle
 from hypothesis import strategies as st
 
-from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, repeated, rows_and_cols, values
-from fourfold.inputs.rows import row_examples
+from fourfold.declaration.library import Declared
+from fourfold.inputs.arrays import GENERATORS, cotangent
 from fourfold.inputs.special_values import not_finite_in_turn
 from fourfold.numerics.bounded import Bounded, stored, unspecified_where
 from fourfold.numerics.dtypes import DType
-from fourfold.operations.arguments import positive, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments
-from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
+from fourfold.operations.record import Cost, Evaluate, Relation, Sized
 from fourfold.operations.relations import equals_exactly
 from fourfold.operations.workloads import Make, tiled, whole
 
 from . import rms_norm
-from .norms import PARAMETER_KINDS, ROW_KINDS, constant_cotangent, summed_over_rows
+from .norms import summed_over_rows
 
-EPS = rms_norm.EPS
 INPUTS = ("x", "residual", "weight")
 
 # ---- what is right
@@ -38,26 +35,26 @@ def total(x: Any, residual: Any) -> Any:
     return stored(x + residual)
 
 
-def of_y(x: Any, residual: Any, weight: Any, eps: float = EPS[0]) -> Any:
+def of_y(x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> Any:
     """The oracle's norm of the sum. Where rms_norm leaves a row open to others, so does this."""
     y, _ = oracle.forward(x, residual, weight, eps, stored)
     infinite = rms_norm.rows_of_others_with_infinities(total(x, residual))
     return unspecified_where(y, infinite) if np.any(infinite) else y
 
 
-def of_residual_out(x: Any, residual: Any, weight: Any, eps: float = EPS[0]) -> Any:
+def of_residual_out(x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> Any:
     """The sum, rounded once."""
     return x + residual
 
 
-def backward_of_y(grad_y: Any, x: Any, residual: Any, weight: Any, eps: float = EPS[0]) -> tuple[Any, Any, Any]:
+def backward_of_y(grad_y: Any, x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> tuple[Any, Any, Any]:
     """The gradients through the norm, where residual_out is not used. x and residual have the same."""
     grad_sum, grad_weight = rms_norm.backward(grad_y, total(x, residual), weight, eps)
     return grad_sum, grad_sum, grad_weight
 
 
 def backward_of_residual_out(
-    grad_residual_out: Any, x: Any, residual: Any, weight: Any, eps: float = EPS[0]
+    grad_residual_out: Any, x: Any, residual: Any, weight: Any, eps: float = 1e-6
 ) -> tuple[Any, Any]:
     """The cotangent itself, where y is not used.
 
@@ -73,15 +70,13 @@ def backward_of_residual_out(
     return grad_sum, grad_sum
 
 
-def of_both(x: Any, residual: Any, weight: Any, eps: float = EPS[0]) -> Any:
+def of_both(x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> Any:
     """y and residual_out, side by side."""
     outputs = of_y(x, residual, weight, eps), of_residual_out(x, residual, weight, eps)
     return np.concatenate(outputs, axis=-1)
 
 
-def backward_of_both(
-    grad_outputs: Any, x: Any, residual: Any, weight: Any, eps: float = EPS[0]
-) -> tuple[Any, Any, Any]:
+def backward_of_both(grad_outputs: Any, x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> tuple[Any, Any, Any]:
     """The sum of both outputs' gradients. That through the norm may be rounded before the other is added."""
     cols = x.shape[-1]
     grad_y, grad_residual_out = grad_outputs[..., :cols], grad_outputs[..., cols:]
@@ -105,26 +100,6 @@ def admissible(case: Case, results: Mapping[str, np.ndarray]) -> str | None:
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Rows with zero to three leading axes, a residual of any kind, and any weight."""
-    shape = draw(rows_and_cols(elements))
-    x, residual = draw(arrays(dtype, shape, ROW_KINDS)), draw(arrays(dtype, shape, ROW_KINDS))
-    rng = draw(GENERATORS)
-    weight = values(rng, shape[-1:], dtype, draw(st.sampled_from(PARAMETER_KINDS)))
-    if draw(st.integers(0, 7)) == 0:
-        residual = -x  # the sum is 0, and eps all that is divided by
-    grad_output = cotangent(rng, shape, dtype)
-    layouts = draw(layouts_for(*INPUTS, "grad_output"))
-    x, residual = (
-        repeated(array) if layouts[name] == "expanded" else array for name, array in zip(INPUTS, (x, residual))
-    )
-    if layouts["grad_output"] == "expanded":
-        grad_output = repeated(grad_output, draw(st.sampled_from((0, -1))))
-    parameters = {"eps": draw(st.one_of(st.just(EPS[0]), st.sampled_from(EPS)))}
-    return Case({"x": x, "residual": residual, "weight": weight}, grad_output, parameters, layouts)
-
-
-@st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
     """One to three rows of two to five columns, whose sum is away from 0, where the slope changes fast."""
     rng = draw(GENERATORS)
@@ -132,86 +107,89 @@ def smooth(draw: st.DrawFn, dtype: DType) -> Case:
     sums, x = rng.choice([-1, 1], shape) * rng.uniform(0.5, 2, shape), rng.normal(0, 1, shape)
     inputs = {"x": x, "residual": sums - x, "weight": rng.normal(0, 2, shape[1:])}
     inputs = {name: array.astype(dtype.numpy) for name, array in inputs.items()}
-    return Case(inputs, cotangent(rng, shape, dtype), {"eps": EPS[0]})
+    return Case(inputs, cotangent(rng, shape, dtype), {"eps": 1e-6})
 
 
-def example(make: Callable[[np.random.Generator], Any], eps: float = EPS[0], **layouts: str) -> Callable[[DType], Case]:
-    """A named case of a given x and residual, with random weight and cotangent."""
-
-    def made(dtype: DType) -> Case:
-        rng = np.random.default_rng(53)
-        x, residual = (np.asarray(array, dtype=np.float64).astype(dtype.numpy) for array in make(rng))
-        weight = values(rng, x.shape[-1:], dtype, "normal")
-        return Case(
-            {"x": x, "residual": residual, "weight": weight}, cotangent(rng, x.shape, dtype), {"eps": eps}, layouts
-        )
-
-    return made
+ADD_RMS_NORM = Declared("add_rms_norm", ("y", "residual_out"))
+rows = ADD_RMS_NORM.example
 
 
-def rows(*shape: int, scale: float = 2.0, eps: float = EPS[0], **layouts: str) -> Callable[[DType], Case]:
-    """A named case of random rows. The residual lies in memory as x does, unless told."""
-    known = {"residual": layouts["x"], **layouts} if "x" in layouts else layouts
-    return example(lambda rng: rng.normal(0, scale, (2, *shape)), eps, **known)
+def pair(make: Callable[[np.random.Generator, DType], Any], **given: Any) -> Callable[[DType], Case]:
+    """A named case of a given x and residual."""
+    seed = 53
+    return rows(
+        x=lambda rng, dtype: make(np.random.default_rng(seed), dtype)[0],
+        residual=lambda rng, dtype: make(np.random.default_rng(seed), dtype)[1],
+        **given,
+    )
 
 
-def next_to_ties(rng: np.random.Generator) -> tuple[Any, Any]:
+def opposite(share: float) -> Callable[[DType], Case]:
+    """A named case of a residual that is x times a negative number."""
+    return pair(lambda rng, dtype: (x := rng.normal(0, 2, (3, 24)), -x * share))
+
+
+def next_to_ties(rng: np.random.Generator, dtype: DType) -> tuple[Any, Any]:
     """Numbers whose sums lie half way between two numbers of float16 or of bfloat16, or just beside that."""
     x = 1 + rng.integers(0, 64, (4, 40)) / 128
     return x, rng.choice([2.0**-8, 2.0**-9, 2.0**-11, 2.0**-12, 3 * 2.0**-11], (4, 40)) * rng.choice([-1, 1], (4, 40))
 
 
 examples: Mapping[str, Callable[[DType], Case]] = {
-    **row_examples(rows),
-    "residual_lies_otherwise": rows(33, 65, x="transposed", residual="misaligned"),
-    "x_lies_otherwise": rows(9, 40, x="sliced_columns", residual="contiguous"),
-    "sums_are_zero": example(lambda rng: (rows_ := rng.normal(0, 2, (3, 24)), -rows_)),
-    "sums_are_far_smaller": example(lambda rng: (rows_ := rng.normal(0, 2, (3, 24)), -rows_ * (1 + 2.0**-7))),
-    "residual_is_far_larger": example(lambda rng: (rng.normal(0, 1, (3, 24)), rng.normal(0, 3000, (3, 24)))),
-    "residual_is_zero": example(lambda rng: (rng.normal(0, 2, (3, 24)), np.zeros((3, 24)))),
-    "x_is_zero": example(lambda rng: (np.zeros((3, 24)), rng.normal(0, 2, (3, 24)))),
-    "sums_next_to_ties": example(next_to_ties),
-    "eps_far_above_the_mean_square": rows(3, 24, scale=0.01, eps=0.25),
-    "one_large_entry": example(
-        lambda rng: (np.where(np.arange(40) == 7, 200.0, rng.normal(0, 0.1, (3, 40))), rng.normal(0, 0.1, (3, 40)))
+    "residual_lies_otherwise": rows(33, cols=65, x="transposed", residual="misaligned"),
+    "x_lies_otherwise": rows(9, cols=40, x="sliced_columns"),
+    "sums_are_zero": opposite(1),
+    "sums_are_far_smaller": opposite(1 + 2.0**-7),
+    "residual_is_far_larger": rows(3, cols=24, residual=lambda rng, dtype: rng.normal(0, 3000, (3, 24))),
+    "residual_is_zero": rows(residual=np.zeros((3, 24))),
+    "x_is_zero": rows(x=np.zeros((3, 24))),
+    "sums_next_to_ties": pair(next_to_ties),
+    "eps_far_above_the_mean_square": pair(lambda rng, dtype: rng.normal(0, 0.01, (2, 3, 24)), eps=0.25),
+    "one_large_entry": pair(
+        lambda rng, dtype: (
+            np.where(np.arange(40) == 7, 200.0, rng.normal(0, 0.1, (3, 40))),
+            rng.normal(0, 0.1, (3, 40)),
+        )
     ),
-    "rows_not_finite": example(
-        lambda rng: (
+    "rows_not_finite": pair(
+        lambda rng, dtype: (
             [[np.inf, 0.0, 1.0], [np.inf, 1.0, 2.0], [1.0, 2.0, np.nan], [1.0, 2.0, 3.0]],
             [[1.0, 0.0, 1.0], [-np.inf, 1.0, 2.0], [1.0, 2.0, 3.0], [0.5, -np.inf, 1.0]],
         )
     ),
-    "each_entry_in_turn_not_finite": lambda dtype: example(
-        lambda rng: (made := not_finite_in_turn(rng, 17, dtype), rng.normal(0, 2, np.shape(made)))
-    )(dtype),
+    "each_entry_in_turn_not_finite": rows(x=lambda rng, dtype: not_finite_in_turn(rng, 17, dtype)),
     # The sum overflows float16, and its square bfloat16 and float32.
-    "sums_overflow": lambda dtype: example(lambda rng: np.full((2, 2, 24), dtype.largest * 0.75))(dtype),
+    "sums_overflow": pair(lambda rng, dtype: np.full((2, 2, 24), dtype.largest * 0.75)),
     # A sum of bfloat16 in bfloat16 stops growing at 256.
-    "long_row": rows(1, 4096),
+    "long_row": rows(1, cols=4096),
     # More rows than blocks run at a time: each sums the gradients of several, and a second stage what they leave.
-    "many_rows_of_whole_vectors": rows(300, 16),
+    "many_rows_of_whole_vectors": rows(300, cols=16),
     # Whole vectors, more than the registers of a block hold; and rows of which vectors are held in part.
-    "rows_longer_than_registers": rows(3, 8200),
-    "rows_of_whole_vectors_held_by_many_threads": rows(5, 2056),
+    "rows_longer_than_registers": rows(3, cols=8200),
+    "rows_of_whole_vectors_held_by_many_threads": rows(5, cols=2056),
     # Rows that begin between two multiples of 16 bytes, and are longer than those that are read in single columns. Each
     # block has several.
-    "odd_rows_of_shifted_vectors": rows(45, 1027),
+    "odd_rows_of_shifted_vectors": rows(45, cols=1027),
     # Longer than the vectors that a block holds at once, along two axes that no single stride spans.
-    "odd_rows_longer_than_registers": rows(1, 16501),
-    "rows_longer_than_registers_along_two_axes": rows(2, 2, 16500, x="transposed", weight="sliced_columns"),
-    "weight_strided": rows(4, 48, weight="sliced_columns"),
-    "all_misaligned": rows(5, 64, x="misaligned", weight="misaligned", grad_output="misaligned"),
-    "cotangent_of_a_sum": lambda dtype: constant_cotangent(rows(9, 40, grad_output="expanded")(dtype)),
+    "odd_rows_longer_than_registers": rows(1, cols=16501),
+    "rows_longer_than_registers_along_two_axes": rows(
+        2, 2, cols=16500, x="transposed", residual="transposed", weight="sliced_columns"
+    ),
+    "weight_strided": rows(4, cols=48, weight="sliced_columns"),
+    "all_misaligned": rows(
+        5, cols=64, x="misaligned", residual="misaligned", weight="misaligned", grad_output="misaligned"
+    ),
+    "cotangent_of_a_sum": rows(9, cols=40, grad_output=(-1.5, "expanded")),
 }
 # Of the sum alone, and of both cotangents at once: other sizes and numbers are those of y.
 OF_SUMS = (
-    *("no_rows", "no_columns", "one_row_without_leading_axes", "transposed", "residual_lies_otherwise"),
-    *("x_lies_otherwise", "three_axes_each_in_another_order", "sums_are_far_smaller", "residual_is_far_larger"),
+    *("no_rows", "no_cols", "without_leading_axes", "all_transposed", "residual_lies_otherwise"),
+    *("x_lies_otherwise", "two_leading_axes_each_in_another_order", "sums_are_far_smaller", "residual_is_far_larger"),
     *("sums_next_to_ties", "rows_not_finite", "sums_overflow", "rows_longer_than_registers", "all_misaligned"),
     *("odd_rows_longer_than_registers", "cotangent_of_a_sum"),
 )
 OF_BOTH = (
-    *("no_rows", "no_columns", "one_row_without_leading_axes", "columns_with_gaps", "transposed", "all_misaligned"),
+    *("no_rows", "no_cols", "without_leading_axes", "all_sliced_columns", "all_transposed", "all_misaligned"),
     *("sums_are_far_smaller", "rows_not_finite", "many_rows_of_whole_vectors", "rows_longer_than_registers"),
     *("odd_rows_of_shifted_vectors", "odd_rows_longer_than_registers", "rows_longer_than_registers_along_two_axes"),
     *("rows_of_whole_vectors_held_by_many_threads", "cotangent_of_a_sum"),
@@ -228,6 +206,12 @@ def with_both_cotangents(case: Case, dtype: DType) -> Case:
 def of_both_cotangents(make: Callable[[DType], Case]) -> Callable[[DType], Case]:
     """A named case with a cotangent of each output."""
     return lambda dtype: with_both_cotangents(make(dtype), dtype)
+
+
+def with_cotangents(sized: Sized | None) -> Sized:
+    """The cases of chosen sizes with a cotangent of each output."""
+    assert sized is not None
+    return replace(sized, make=lambda sizes: of_both_cotangents(sized.make(sizes)), varied=None)
 
 
 def joint(strategy: Callable[..., st.SearchStrategy[Case]]) -> Callable[..., st.SearchStrategy[Case]]:
@@ -286,8 +270,6 @@ def nothing_is_added_to_nothing(evaluate: Evaluate, case: Case, dtype: DType) ->
 
 # ---- the record
 
-ARGUMENTS = Arguments(x=tensor("... cols"), residual=tensor("... cols"), weight=tensor("cols"), eps=positive(EPS[0]))
-
 
 def cost(case: Case) -> tuple[Cost, Cost]:
     """Forward reads x, residual and weight and writes both outputs.
@@ -301,7 +283,7 @@ def cost(case: Case) -> tuple[Cost, Cost]:
 
 def _workloads(cotangents: Callable[[Any], Any]) -> dict[str, dict[str, Make]]:
     def of(*shape: int) -> Callable[[DType], Case]:
-        return cotangents(rows(*shape))
+        return cotangents(rows(*shape[:-1], cols=shape[-1]))
 
     return {
         "cpu": {"small": whole(of(32, 256)), "ragged": whole(of(17, 1001))},
@@ -315,32 +297,21 @@ def _workloads(cotangents: Callable[[Any], Any]) -> dict[str, dict[str, Make]]:
     }
 
 
-def _sized(cotangents: Callable[[Any], Any]) -> Sized:
-    return Sized({"...": 2, "cols": 3}, lambda sizes: cotangents(rows(sizes["..."], sizes["cols"])))
-
-
-_of_y = Operation(
+_of_y = ADD_RMS_NORM.operation(
+    oracle,
     name="add_rms_norm.y",
     forward=of_y,
     backward=backward_of_y,
-    differentiable=INPUTS,
-    cases=cases,
     examples=examples,
     smooth=smooth,
-    batched={"x": 1, "residual": 1},
     laws=(
         the_summands_may_change_places,
         a_sign_goes_through,
         y_is_the_norm_of_the_sum,
         the_gradient_of_weight_weighs_the_normalized_rows,
     ),
-    errors=ARGUMENTS.errors,
     cost=cost,
     workloads=_workloads(lambda make: make),
-    axes=ARGUMENTS.axes,
-    ranges=ARGUMENTS.ranges,
-    sized=_sized(lambda make: make),
-    source="fused_add_rms_norm of vLLM; Zhang, Sennrich, Root Mean Square Layer Normalization, NeurIPS 2019",
 )
 _of_residual_out = replace(
     _of_y,
@@ -348,7 +319,7 @@ _of_residual_out = replace(
     forward=of_residual_out,
     backward=backward_of_residual_out,
     differentiable=INPUTS[:2],
-    examples={name: examples[name] for name in OF_SUMS},
+    examples={name: _of_y.examples[name] for name in OF_SUMS},
     laws=(the_summands_may_change_places, nothing_is_added_to_nothing),
 )
 operation = replace(
@@ -356,12 +327,12 @@ operation = replace(
     name="add_rms_norm",
     forward=of_both,
     backward=backward_of_both,
-    cases=joint(cases),
+    cases=joint(_of_y.cases),
     smooth=joint(smooth),
     laws=(),  # each output has its own
-    examples={name: of_both_cotangents(examples[name]) for name in OF_BOTH},
+    examples={name: of_both_cotangents(_of_y.examples[name]) for name in OF_BOTH},
     workloads=_workloads(of_both_cotangents),
-    sized=_sized(of_both_cotangents),
+    sized=with_cotangents(_of_y.sized),
     outputs={"y": _of_y, "residual_out": _of_residual_out},
     admissible=admissible,
 )

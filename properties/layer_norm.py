@@ -7,34 +7,25 @@ import numpy as np
 from fourfold.oracles import layer_norm as oracle
 from hypothesis import strategies as st
 
+from fourfold.declaration.library import Declared
 from fourfold.inputs.arrays import (
     GENERATORS,
-    arrays,
     cotangent,
-    layouts_for,
-    repeated,
-    rows_and_cols,
     values,
 )
-from fourfold.inputs.rows import row_examples
 from fourfold.inputs.special_values import not_finite_in_turn
 from fourfold.numerics.bounded import IN_GRADIENTS, Arithmetic, Bounded, as_others_scale, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
 from fourfold.numerics.steps.orders import any_order
-from fourfold.operations.arguments import positive, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments
-from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
+from fourfold.operations.record import Cost, Evaluate, Relation
 from fourfold.operations.relations import equal_where, equals, exactly, only
 from fourfold.operations.workloads import Make, tiled, whole
 
 from .norms import (
-    PARAMETER_KINDS,
-    ROW_KINDS,
     a_row_does_not_see_the_others,
     columns_may_change_places,
-    constant_cotangent,
     gradient_of_weight_weighs_the_normalized_rows,
     gradients_of_two_batches_add_up,
     in_any_order,
@@ -46,7 +37,8 @@ from .norms import (
     summed_over_rows,
 )
 
-EPS = (1e-5, 1e-12, 1e-3, 0.25)
+LAYER_NORM = Declared("layer_norm")
+rows = LAYER_NORM.example
 
 
 def forward(x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
@@ -75,32 +67,6 @@ def backward(grad_output: Any, x: Any, weight: Any, bias: Any, eps: float = 1e-5
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Rows with zero to three leading axes, and any weight and bias."""
-    shape = draw(rows_and_cols(elements))
-    cols = shape[-1:]
-    x = draw(arrays(dtype, shape, ROW_KINDS))
-    rng = draw(GENERATORS)
-    weight, bias = (values(rng, cols, dtype, draw(st.sampled_from(PARAMETER_KINDS))) for _ in range(2))
-    if draw(st.integers(0, 7)) == 7:
-        bias = np.where(rng.random(cols) < 0.2, rng.choice(np.array([np.nan, np.inf, -np.inf, -0.0]), cols), bias)
-        bias = bias.astype(dtype.numpy)
-    grad_output = cotangent(rng, shape, dtype)
-    layouts = draw(layouts_for("x", "weight", "bias", "grad_output"))
-    if layouts["x"] == "expanded":
-        x = repeated(x)
-    if layouts["grad_output"] == "expanded":
-        # Constant along the first or the last axis, as the backward pass of a sum over that axis makes it.
-        grad_output = repeated(grad_output, draw(st.sampled_from((0, -1))))
-    return Case(
-        inputs={"x": x, "weight": weight, "bias": bias},
-        grad_output=grad_output,
-        parameters={"eps": draw(st.one_of(st.just(EPS[0]), st.sampled_from(EPS)))},
-        layouts=layouts,
-    )
-
-
-@st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
     """One to three rows of two to five columns, no row nearly constant."""
     rng = draw(GENERATORS)
@@ -111,111 +77,85 @@ def smooth(draw: st.DrawFn, dtype: DType) -> Case:
     return Case(inputs, cotangent(rng, shape, dtype), {"eps": 1e-5})
 
 
-def example(make_x: Callable[[np.random.Generator], Any], eps: float = 1e-5, **layouts: str) -> Callable[[DType], Case]:
-    """A named case of given rows, with random weight, bias and cotangent."""
-
-    def make(dtype: DType) -> Case:
-        rng = np.random.default_rng(11)
-        x = np.asarray(make_x(rng), dtype=np.float64).astype(dtype.numpy)
-        weight, bias = (values(rng, x.shape[-1:], dtype, "normal") for _ in range(2))
-        inputs = {"x": x, "weight": weight, "bias": bias}
-        return Case(inputs, cotangent(rng, x.shape, dtype), {"eps": eps}, layouts)
-
-    return make
+def normal(mean: float, deviation: float, *shape: int) -> Callable[[np.random.Generator, DType], np.ndarray]:
+    """A maker of normally distributed numbers."""
+    return lambda rng, dtype: rng.normal(mean, deviation, shape)
 
 
-def rows(
-    *shape: int, mean: float = 0.5, deviation: float = 2.0, eps: float = 1e-5, **layouts: str
-) -> Callable[[DType], Case]:
-    """A named case of random rows."""
-    return example(lambda rng: rng.normal(mean, deviation, shape), eps, **layouts)
-
-
-def large_mean(dtype: DType) -> Case:
-    """Deviations as small against the mean as the dtype can hold.
+def large_mean(*shape: int, share: float = 1.0) -> Callable[[np.random.Generator, DType], np.ndarray]:
+    """A maker of deviations that are as small against the mean as the dtype can hold, or against a share of it.
 
     The mean of the squares minus the square of the mean loses all their digits, except in bfloat16, whose digits
     float32 still holds.
     """
-    offset = {"float64": 1e9, "float32": 1e4, "float16": 2000.0, "bfloat16": 256.0}[dtype.name]
-    x = offset + np.random.default_rng(12).choice([-2.0, 0.0, 2.0], (6, 72))
-    return example(lambda rng: x)(dtype)
+    offset = {"float64": 1e9, "float32": 1e4, "float16": 2000.0, "bfloat16": 256.0}
+    return lambda rng, dtype: np.rint(share * offset[dtype.name]) + rng.choice([-2.0, 0.0, 2.0], shape)
 
 
-def cotangent_not_finite(dtype: DType) -> Case:
-    """Four rows with a cotangent that has one infinity in each, of both signs and in different columns."""
-    case = rows(4, 17)(dtype)
-    infinities = np.where(np.eye(4, 17, 5), np.inf, 1).astype(case.grad_output.dtype)
-    return Case(case.inputs, case.grad_output * infinities, case.parameters)
+def one_infinity_a_row(rng: np.random.Generator, dtype: DType) -> np.ndarray:
+    """Four rows of a cotangent with an infinity in each, of both signs and in different columns."""
+    return np.where(np.eye(4, 17, 5), np.inf, 1) * rng.normal(0, 2, (4, 17))
 
 
 examples: Mapping[str, Callable[[DType], Case]] = {
-    **row_examples(rows),
     # The variance is 0, and the output the bias.
-    "one_column": rows(5, 1, mean=1000),
+    "one_column": rows(x=normal(1000, 2, 5, 1)),
     # The size of the number does not matter, because only deviations are squared.
-    "one_column_of_huge_numbers": lambda dtype: example(lambda rng: 4 * [[dtype.largest / 2], [-dtype.largest / 4]])(
-        dtype
+    "one_column_of_huge_numbers": rows(
+        x=lambda rng, dtype: np.tile([[dtype.largest / 2], [-dtype.largest / 4]], (4, 1))
     ),
     # Rows at every distance from a multiple of 16 bytes, of several vectors for each thread.
-    "rows_that_begin_anywhere": rows(9, 1029),
-    "two_columns": example(lambda rng: [[0.0, 1.0], [3.0, 3.0], [-4.0, 4.0], [2.0, -1.0]]),
-    "large_mean": large_mean,
+    "rows_that_begin_anywhere": rows(9, cols=1029),
+    "two_columns": rows(x=[[0.0, 1.0], [3.0, 3.0], [-4.0, 4.0], [2.0, -1.0]]),
+    "large_mean": rows(x=large_mean(6, 72)),
+    # The bound on the mean of a long row is wider, and would cover the deviations from a larger mean.
+    "large_mean_of_long_rows": rows(x=large_mean(2, 1025, share=0.3)),
     # The mean of the squares minus the square of the mean falls below 0 here, and its root is NaN.
-    "constant_rows": example(lambda rng: np.repeat([[0.1], [-3.3], [1000.0], [0.0]], 33, axis=1)),
-    "squares_overflow": squares_overflow(example),
-    "rows_not_finite": example(
-        lambda rng: [
+    "constant_rows": rows(x=np.repeat([[0.1], [-3.3], [1000.0], [0.0]], 33, axis=1)),
+    "squares_overflow": rows(x=squares_overflow),
+    "rows_not_finite": rows(
+        x=[
             [np.inf, 0.0, 1.0, 2.0, 3.0],
             [0.0, -np.inf, np.inf, 2.0, 3.0],
             [1.0, 2.0, 3.0, 4.0, np.nan],
             [1.0, 2.0, 3.0, 5.0, 9.0],
         ]
     ),
-    "each_entry_in_turn_not_finite": lambda dtype: example(lambda rng: not_finite_in_turn(rng, 17, dtype))(dtype),
-    "cotangent_not_finite": cotangent_not_finite,
-    "eps_far_above_the_variance": rows(3, 24, deviation=0.01, eps=0.25),
-    "eps_far_below_the_variance": rows(3, 24, mean=0, deviation=1e-4, eps=1e-12),
-    "columns_not_a_multiple_of_16": rows(5, 15),
+    "each_entry_in_turn_not_finite": rows(x=lambda rng, dtype: not_finite_in_turn(rng, 17, dtype)),
+    "cotangent_not_finite": rows(4, cols=17, grad_output=one_infinity_a_row),
+    "eps_far_above_the_variance": rows(x=normal(0.5, 0.01, 3, 24), eps=0.25),
+    "eps_far_below_the_variance": rows(x=normal(0, 1e-4, 3, 24), eps=1e-12),
     # A sum of bfloat16 in bfloat16 stops growing at 256.
-    "long_row": rows(1, 4096, mean=1.0),
+    "long_row": rows(x=normal(1, 2, 1, 4096)),
     # As of many_short_rows, more rows than blocks run at a time: each sums the gradients of several, and a second stage
     # what they leave.
-    "many_rows_of_whole_vectors": rows(300, 16),
+    "many_rows_of_whole_vectors": rows(300, cols=16),
     # Rows that fit neither the registers of a warp nor of a block. Those of 33000 columns fit no shared memory either.
     # More of them than a block has room for at once, where they are brought to shared memory ahead.
-    "rows_in_stages": rows(11, 2056),
-    "rows_longer_than_registers": rows(4, 10240),
-    "one_short_of_4096_columns_that_lie_apart": rows(1, 4095, x="sliced_columns"),
+    "rows_in_stages": rows(11, cols=2056),
+    "rows_longer_than_registers": rows(4, cols=10240),
+    "one_short_of_4096_columns_that_lie_apart": rows(1, cols=4095, x="sliced_columns"),
     "rows_longer_than_registers_along_two_axes": rows(
-        2, 2, 8200, x="transposed", grad_output="transposed", weight="sliced_columns", bias="sliced_columns"
+        2, 2, cols=8200, x="transposed", grad_output="transposed", weight="sliced_columns", bias="sliced_columns"
     ),
-    "odd_rows_of_shifted_vectors": rows(20, 1027),
-    "odd_rows_of_many_shifted_vectors": rows(2, 4099),
+    "odd_rows_of_shifted_vectors": rows(20, cols=1027),
+    "odd_rows_of_many_shifted_vectors": rows(2, cols=4099),
     # More rows than programs that run at a time, along two axes that no single stride spans.
-    "more_rows_than_programs_along_two_axes": rows(4, 3, 2049, x="transposed", grad_output="transposed"),
-    "rows_longer_than_shared_memory": rows(2, 2, 33000, x="transposed", grad_output="transposed"),
+    "more_rows_than_programs_along_two_axes": rows(4, 3, cols=2049, x="transposed", grad_output="transposed"),
+    "rows_longer_than_shared_memory": rows(2, 2, cols=33000, x="transposed", grad_output="transposed"),
     # More columns than the largest number of float16.
-    "one_past_65536_columns": rows(1, 65537),
-    "columns_with_gaps": rows(5, 33, x="sliced_columns", grad_output="sliced_columns"),
-    "misaligned": rows(5, 64, x="misaligned", weight="misaligned", bias="misaligned", grad_output="misaligned"),
-    "transposed": rows(65, 33, x="transposed", grad_output="transposed"),
-    "weight_and_bias_strided": rows(4, 48, weight="sliced_columns", bias="sliced_columns"),
-    "cotangent_of_a_sum": lambda dtype: constant_cotangent(rows(9, 40, grad_output="expanded")(dtype)),
-    "cotangent_of_a_sum_through_positive_weights": lambda dtype: with_positive_weights(
-        constant_cotangent(rows(3, 2049, grad_output="expanded")(dtype))
+    "one_past_65536_columns": rows(1, cols=65537),
+    "weight_and_bias_strided": rows(4, cols=48, weight="sliced_columns", bias="sliced_columns"),
+    "cotangent_of_a_sum": rows(9, cols=40, grad_output=(-1.5, "expanded")),
+    "cotangent_of_a_sum_through_positive_weights": rows(
+        3, weight=lambda rng, dtype: abs(rng.normal(0, 2, 2049)), grad_output=(-1.5, "expanded")
     ),
     # One column more than there are in pieces of any size; of float64, to which these are long rows, so many that each
     # program sums over several.
     "one_past_8192_columns_that_lie_apart": lambda dtype: rows(
-        2, 13 if dtype.name == "float64" else 1, 8193, x="axes_reversed", grad_output="axes_reversed"
+        2, 13 if dtype.name == "float64" else 1, cols=8193, x="axes_reversed", grad_output="axes_reversed"
     )(dtype),
 }
-
-
-def with_positive_weights(case: Case) -> Case:
-    """The case with positive weights, so that nothing cancels in the sum of a row's weights."""
-    return case.with_inputs(weight=np.abs(case["weight"]))
 
 
 def adding_a_number_to_a_row_changes_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
@@ -307,9 +247,6 @@ def gradient_of_bias_is_the_sum_of_cotangents(evaluate: Evaluate, case: Case, dt
     yield Relation(evaluate(case).gradients["bias"], summed_over_rows(lowered(case, dtype)))
 
 
-ARGUMENTS = Arguments(x=tensor("... cols"), weight=tensor("cols"), bias=tensor("cols"), eps=positive(1e-5))
-
-
 def cost(case: Case) -> tuple[Cost, Cost]:
     """Forward reads x, weight and bias and writes rows. Backward reads x, cotangent and weight and writes gradients."""
     x, parameters = case["x"], case["weight"].nbytes + case["bias"].nbytes
@@ -317,29 +254,26 @@ def cost(case: Case) -> tuple[Cost, Cost]:
 
 
 workloads: Mapping[str, Mapping[str, Make]] = {
-    "cpu": {"small": whole(rows(32, 256)), "ragged": whole(rows(17, 1001))},
+    "cpu": {"small": whole(rows(32, cols=256)), "ragged": whole(rows(17, cols=1001))},
     "cuda": {
-        "small": whole(rows(128, 256)),
-        "large": tiled(rows(256, 4096), 128, "x"),
-        "shortest_rows": tiled(rows(256, 256), 512, "x"),
-        "short_rows": tiled(rows(256, 1024), 128, "x"),
-        "long_rows": tiled(rows(16, 16384), 1024, "x"),
-        "longest_rows": tiled(rows(16, 65536), 256, "x"),
-        "ragged": tiled(rows(33, 1001), 256, "x"),
+        "small": whole(rows(128, cols=256)),
+        "large": tiled(rows(256, cols=4096), 128, "x"),
+        "shortest_rows": tiled(rows(256, cols=256), 512, "x"),
+        "short_rows": tiled(rows(256, cols=1024), 128, "x"),
+        "long_rows": tiled(rows(16, cols=16384), 1024, "x"),
+        "longest_rows": tiled(rows(16, cols=65536), 256, "x"),
+        "ragged": tiled(rows(33, cols=1001), 256, "x"),
         # Rows that begin between two multiples of 16 bytes.
-        "misaligned": tiled(rows(32, 4099), 1024, "x"),
+        "misaligned": tiled(rows(32, cols=4099), 1024, "x"),
     },
 }
 
-operation = Operation(
-    name="layer_norm",
+operation = LAYER_NORM.operation(
+    oracle,
     forward=forward,
     backward=backward,
-    differentiable=("x", "weight", "bias"),
-    cases=cases,
     examples=examples,
     smooth=smooth,
-    batched={"x": 1},
     laws=(
         adding_a_number_to_a_row_changes_nothing,
         scaling_a_row_scales_the_deviation_alone,
@@ -354,11 +288,6 @@ operation = Operation(
         a_row_does_not_see_the_others,
         gradients_of_two_batches_add_up,
     ),
-    errors=ARGUMENTS.errors,
     cost=cost,
     workloads=workloads,
-    axes=ARGUMENTS.axes,
-    ranges=ARGUMENTS.ranges,
-    sized=Sized({"...": 2, "cols": 3}, lambda sizes: rows(sizes["..."], sizes["cols"])),
-    source="Ba, Kiros, Hinton, Layer Normalization, 2016",
 )

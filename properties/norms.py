@@ -1,6 +1,6 @@
 """What the records of norms over the last axis share: the numbers of their cases, and laws."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,27 +9,17 @@ from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
 from fourfold.numerics.steps.orders import any_order, slopes_of_normalized
-from fourfold.operations.arguments import KINDS
 from fourfold.operations.case import Case
 from fourfold.operations.record import Evaluate, Relation
 from fourfold.operations.relations import between, equal_where, only
 
-# Kinds of rows. The huge kind is rarer than the others: its squares overflow, and little is known of the result.
-ROW_KINDS = (*(kind for kind in KINDS if kind != "huge"), *KINDS)
-# Kinds of weight and bias. None is infinite: an infinite weight leaves nothing of a row's gradient to compare.
-PARAMETER_KINDS = ("normal", "whole", "constant", "spread")
 
-
-def squares_overflow(example: Callable[..., Callable[[DType], Case]]) -> Callable[[DType], Case]:
-    """A named case, made by a record's `example`: two rows whose squares overflow, between two ordinary rows."""
-
-    def make(dtype: DType) -> Case:
-        x = np.random.default_rng(13).normal(0, 2, (4, 40))
-        x[1] *= dtype.largest / 64
-        x[2] = dtype.largest / 64
-        return example(lambda rng: x)(dtype)
-
-    return make
+def squares_overflow(rng: np.random.Generator, dtype: DType) -> np.ndarray:
+    """Two rows whose squares overflow, between two ordinary rows."""
+    x = rng.normal(0, 2, (4, 40))
+    x[1] *= dtype.largest / 64
+    x[2] = dtype.largest / 64
+    return x
 
 
 def in_any_order(grad_x: Any, grad_output: Any, weight: Any, x: Any, deviation: Any) -> Any:
@@ -37,11 +27,6 @@ def in_any_order(grad_x: Any, grad_output: Any, weight: Any, x: Any, deviation: 
     if not isinstance(grad_x, Bounded):
         return grad_x
     return any_order(grad_x, *slopes_of_normalized(grad_output, weight, x, 1 / deviation, x.shape[-1]), axis=(-1,))
-
-
-def constant_cotangent(case: Case) -> Case:
-    """The case with the same cotangent for every element."""
-    return Case(case.inputs, np.full_like(case.grad_output, -1.5), case.parameters, case.layouts)
 
 
 def summed_over_rows(result: Bounded) -> Bounded:

@@ -7,23 +7,18 @@ import numpy as np
 from fourfold.oracles import rms_norm as oracle
 from hypothesis import strategies as st
 
-from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, repeated, rows_and_cols, values
-from fourfold.inputs.rows import row_examples
+from fourfold.declaration.library import Declared
+from fourfold.inputs.arrays import GENERATORS, cotangent, values
 from fourfold.inputs.special_values import not_finite_in_turn
 from fourfold.numerics.bounded import Bounded, contract_of, unspecified_where
 from fourfold.numerics.dtypes import DType
-from fourfold.operations.arguments import positive, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments
-from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
+from fourfold.operations.record import Cost, Evaluate, Relation
 from fourfold.operations.workloads import Make, tiled, whole
 
 from .norms import (
-    PARAMETER_KINDS,
-    ROW_KINDS,
     a_row_does_not_see_the_others,
     columns_may_change_places,
-    constant_cotangent,
     gradient_of_weight_weighs_the_normalized_rows,
     gradients_of_two_batches_add_up,
     in_any_order,
@@ -32,7 +27,8 @@ from .norms import (
     squares_overflow,
 )
 
-EPS = (1e-6, 1e-12, 1e-3, 0.25)
+RMS_NORM = Declared("rms_norm")
+rows = RMS_NORM.example
 
 
 def rows_of_others_with_infinities(x: Any) -> np.ndarray:
@@ -45,14 +41,14 @@ def rows_of_others_with_infinities(x: Any) -> np.ndarray:
     return np.isinf(x.value).any(-1, keepdims=True)
 
 
-def forward(x: Any, weight: Any, eps: float = EPS[0]) -> Any:
+def forward(x: Any, weight: Any, eps: float = 1e-6) -> Any:
     """The oracle's output. Of somebody else's kernel it is unspecified in a row with an infinity."""
     output = oracle.forward(x, weight, eps)
     infinite = rows_of_others_with_infinities(x)
     return unspecified_where(output, infinite) if np.any(infinite) else output
 
 
-def backward(grad_output: Any, x: Any, weight: Any, eps: float = EPS[0]) -> tuple[Any, Any]:
+def backward(grad_output: Any, x: Any, weight: Any, eps: float = 1e-6) -> tuple[Any, Any]:
     """The oracle's gradients. The gradient of x is unspecified in a row in which a step might overflow.
 
     Where `forward` leaves a row open, so are the row's gradient of x and the whole gradient of weight, a sum over rows.
@@ -68,91 +64,53 @@ def backward(grad_output: Any, x: Any, weight: Any, eps: float = EPS[0]) -> tupl
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Rows with zero to three leading axes, and any weight."""
-    shape = draw(rows_and_cols(elements))
-    x = draw(arrays(dtype, shape, ROW_KINDS))
-    rng = draw(GENERATORS)
-    weight = values(rng, shape[-1:], dtype, draw(st.sampled_from(PARAMETER_KINDS)))
-    grad_output = cotangent(rng, shape, dtype)
-    layouts = draw(layouts_for("x", "weight", "grad_output"))
-    if layouts["x"] == "expanded":
-        x = repeated(x)
-    if layouts["grad_output"] == "expanded":
-        # Constant along the first or the last axis, as the backward pass of a sum over that axis makes it.
-        grad_output = repeated(grad_output, draw(st.sampled_from((0, -1))))
-    parameters = {"eps": draw(st.one_of(st.just(EPS[0]), st.sampled_from(EPS)))}
-    return Case({"x": x, "weight": weight}, grad_output, parameters, layouts)
-
-
-@st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
     """One to three rows of two to five columns, away from 0, where the slope changes fast."""
     rng = draw(GENERATORS)
     shape = (draw(st.integers(1, 3)), draw(st.integers(2, 5)))
     x = (rng.choice([-1, 1], shape) * rng.uniform(0.5, 2, shape)).astype(dtype.numpy)
     weight = values(rng, shape[1:], dtype, "normal")
-    return Case({"x": x, "weight": weight}, cotangent(rng, shape, dtype), {"eps": EPS[0]})
-
-
-def example(
-    make_x: Callable[[np.random.Generator], Any], eps: float = EPS[0], **layouts: str
-) -> Callable[[DType], Case]:
-    """A named case of given rows, with random weight and cotangent."""
-
-    def make(dtype: DType) -> Case:
-        rng = np.random.default_rng(21)
-        x = np.asarray(make_x(rng), dtype=np.float64).astype(dtype.numpy)
-        weight = values(rng, x.shape[-1:], dtype, "normal")
-        return Case({"x": x, "weight": weight}, cotangent(rng, x.shape, dtype), {"eps": eps}, layouts)
-
-    return make
-
-
-def rows(*shape: int, scale: float = 2.0, eps: float = EPS[0], **layouts: str) -> Callable[[DType], Case]:
-    """A named case of random rows."""
-    return example(lambda rng: rng.normal(0, scale, shape), eps, **layouts)
+    return Case({"x": x, "weight": weight}, cotangent(rng, shape, dtype), {"eps": 1e-6})
 
 
 examples: Mapping[str, Callable[[DType], Case]] = {
-    **row_examples(rows),
     # eps is all that is divided by.
-    "rows_of_zeros": rows(3, 8, scale=0.0),
-    "one_large_entry": example(lambda rng: np.where(np.arange(40) == 7, 200.0, rng.normal(0, 0.1, (3, 40)))),
-    "squares_overflow": squares_overflow(example),
-    "rows_not_finite": example(
-        lambda rng: [
+    "rows_of_zeros": rows(x=np.zeros((3, 8))),
+    "one_large_entry": rows(x=lambda rng, dtype: np.where(np.arange(40) == 7, 200.0, rng.normal(0, 0.1, (3, 40)))),
+    "squares_overflow": rows(x=squares_overflow),
+    "rows_not_finite": rows(
+        x=[
             [np.inf, 0.0, 1.0, 2.0, 3.0],
             [0.0, -np.inf, np.inf, 2.0, 3.0],
             [1.0, 2.0, 3.0, 4.0, np.nan],
             [1.0, 2.0, 3.0, 5.0, 9.0],
         ]
     ),
-    "each_entry_in_turn_not_finite": lambda dtype: example(lambda rng: not_finite_in_turn(rng, 17, dtype))(dtype),
-    "eps_far_above_the_mean_square": rows(3, 24, scale=0.01, eps=0.25),
-    "eps_far_below_the_mean_square": rows(3, 24, scale=1e-4, eps=1e-12),
+    "each_entry_in_turn_not_finite": rows(x=lambda rng, dtype: not_finite_in_turn(rng, 17, dtype)),
+    "eps_far_above_the_mean_square": rows(x=lambda rng, dtype: rng.normal(0, 0.01, (3, 24)), eps=0.25),
+    "eps_far_below_the_mean_square": rows(x=lambda rng, dtype: rng.normal(0, 1e-4, (3, 24)), eps=1e-12),
     # A sum of bfloat16 in bfloat16 stops growing at 256.
-    "long_row": rows(1, 4096),
+    "long_row": rows(1, cols=4096),
     # More rows than blocks run at a time: each sums the gradients of several, and a second stage what they leave.
-    "many_rows_of_whole_vectors": rows(300, 16),
+    "many_rows_of_whole_vectors": rows(300, cols=16),
     # Whole vectors, more than the registers of a block hold; and rows of which vectors are held in part.
-    "rows_longer_than_registers": rows(3, 8200),
-    "rows_of_whole_vectors_held_by_many_threads": rows(5, 1016),
+    "rows_longer_than_registers": rows(3, cols=8200),
+    "rows_of_whole_vectors_held_by_many_threads": rows(5, cols=1016),
     # More of them than a block has room for at once, where they are brought to shared memory ahead.
-    "rows_in_stages": rows(11, 2056),
+    "rows_in_stages": rows(11, cols=2056),
     # Rows that begin between two multiples of 16 bytes, and are longer than those that are read in single columns. Each
     # block has several.
-    "odd_rows_of_shifted_vectors": rows(45, 1027),
+    "odd_rows_of_shifted_vectors": rows(45, cols=1027),
     # More rows than programs that run at a time, along two axes that no single stride spans.
-    "more_rows_than_programs_along_two_axes": rows(4, 3, 2049, x="transposed", grad_output="transposed"),
+    "more_rows_than_programs_along_two_axes": rows(4, 3, cols=2049, x="transposed", grad_output="transposed"),
     "rows_longer_than_registers_along_two_axes": rows(
-        2, 2, 16500, x="transposed", grad_output="transposed", weight="sliced_columns"
+        2, 2, cols=16500, x="transposed", grad_output="transposed", weight="sliced_columns"
     ),
     # More columns than the largest number of float16, and than a grid has blocks along y.
-    "one_past_65536_columns": rows(1, 65537),
-    "weight_strided": rows(4, 48, weight="sliced_columns"),
-    "all_misaligned": rows(5, 64, x="misaligned", weight="misaligned", grad_output="misaligned"),
-    "cotangent_of_a_sum": lambda dtype: constant_cotangent(rows(9, 40, grad_output="expanded")(dtype)),
+    "one_past_65536_columns": rows(1, cols=65537),
+    "weight_strided": rows(4, cols=48, weight="sliced_columns"),
+    "all_misaligned": rows(5, cols=64, x="misaligned", weight="misaligned", grad_output="misaligned"),
+    "cotangent_of_a_sum": rows(9, cols=40, grad_output=(-1.5, "expanded")),
 }
 
 
@@ -164,9 +122,6 @@ def a_sign_goes_through(evaluate: Evaluate, case: Case, dtype: DType) -> Iterato
     yield Relation(-here.gradients["weight"], there.gradients["weight"])
 
 
-ARGUMENTS = Arguments(x=tensor("... cols"), weight=tensor("cols"), eps=positive(EPS[0]))
-
-
 def cost(case: Case) -> tuple[Cost, Cost]:
     """Forward reads x and weight and writes rows. Backward reads x, cotangent and weight and writes gradients."""
     x, weight = case["x"], case["weight"].nbytes
@@ -174,30 +129,27 @@ def cost(case: Case) -> tuple[Cost, Cost]:
 
 
 workloads: Mapping[str, Mapping[str, Make]] = {
-    "cpu": {"small": whole(rows(32, 256)), "ragged": whole(rows(17, 1001))},
+    "cpu": {"small": whole(rows(32, cols=256)), "ragged": whole(rows(17, cols=1001))},
     "cuda": {
-        "small": whole(rows(128, 256)),
-        "large": tiled(rows(256, 4096), 128, "x"),
-        "short_rows": tiled(rows(256, 1024), 128, "x"),
-        "long_rows": tiled(rows(16, 16384), 1024, "x"),
-        "longest_rows": tiled(rows(16, 65536), 256, "x"),
+        "small": whole(rows(128, cols=256)),
+        "large": tiled(rows(256, cols=4096), 128, "x"),
+        "short_rows": tiled(rows(256, cols=1024), 128, "x"),
+        "long_rows": tiled(rows(16, cols=16384), 1024, "x"),
+        "longest_rows": tiled(rows(16, cols=65536), 256, "x"),
         # Rows that begin between two multiples of 16 bytes.
-        "misaligned": tiled(rows(32, 4099), 1024, "x"),
+        "misaligned": tiled(rows(32, cols=4099), 1024, "x"),
         # Each head of a query has such a norm of its own.
-        "heads": tiled(rows(256, 32, 128), 32, "x"),
-        "ragged": tiled(rows(33, 1001), 256, "x"),
+        "heads": tiled(rows(256, 32, cols=128), 32, "x"),
+        "ragged": tiled(rows(33, cols=1001), 256, "x"),
     },
 }
 
-operation = Operation(
-    name="rms_norm",
+operation = RMS_NORM.operation(
+    oracle,
     forward=forward,
     backward=backward,
-    differentiable=("x", "weight"),
-    cases=cases,
     examples=examples,
     smooth=smooth,
-    batched={"x": 1},
     laws=(
         a_sign_goes_through,
         scaling_a_row_scales_the_deviation_alone,
@@ -207,11 +159,6 @@ operation = Operation(
         a_row_does_not_see_the_others,
         gradients_of_two_batches_add_up,
     ),
-    errors=ARGUMENTS.errors,
     cost=cost,
     workloads=workloads,
-    axes=ARGUMENTS.axes,
-    ranges=ARGUMENTS.ranges,
-    sized=Sized({"...": 2, "cols": 3}, lambda sizes: rows(sizes["..."], sizes["cols"])),
-    source="Zhang, Sennrich, Root Mean Square Layer Normalization, NeurIPS 2019",
 )

@@ -5,27 +5,14 @@ from typing import Any
 
 import numpy as np
 from fourfold.oracles import softmax as oracle
-from hypothesis import strategies as st
 
-from fourfold.inputs.arrays import (
-    GENERATORS,
-    KINDS,
-    arrays,
-    cotangent,
-    layouts_for,
-    repeated,
-    rows_and_cols,
-    values,
-)
-from fourfold.inputs.rows import row_examples
+from fourfold.declaration.library import Declared
 from fourfold.inputs.special_values import not_finite_in_turn
 from fourfold.numerics.bounded import Bounded, stored
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
-from fourfold.operations.arguments import tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments
-from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
+from fourfold.operations.record import Cost, Evaluate, Relation
 from fourfold.operations.relations import between, equal_where, equals, equals_exactly, exactly, only
 from fourfold.operations.workloads import Make, tiled, whole
 
@@ -35,124 +22,45 @@ def backward(grad_output: Any, x: Any) -> tuple[Any]:
     return oracle.backward(grad_output, stored(oracle.forward(x)))
 
 
-def masked(rng: np.random.Generator, x: np.ndarray, share: float) -> np.ndarray:
-    """Replace a share of the entries by -inf, as attention masks do."""
-    return np.where(rng.random(x.shape) < share, np.array(-np.inf, dtype=x.dtype), x)
-
-
-@st.composite
-def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Rows with zero to three leading axes, sometimes masked in part or as a whole."""
-    shape = draw(rows_and_cols(elements))
-    # The difference of two huge numbers overflows, and then nothing is known of a row.
-    x = draw(arrays(dtype, shape, tuple(kind for kind in KINDS if kind != "huge")))
-    rng = draw(GENERATORS)
-    if draw(st.integers(0, 3)) == 3:
-        x = masked(rng, x, draw(st.sampled_from((0.1, 0.5, 0.95))))
-    grad_output = cotangent(rng, shape, dtype)
-    layouts = draw(layouts_for("x", "grad_output"))
-    if layouts["x"] == "expanded":
-        x = repeated(x)
-    if layouts["grad_output"] == "expanded":
-        # Constant along the first or the last axis, as the backward pass of a sum over that axis makes it.
-        grad_output = repeated(grad_output, draw(st.sampled_from((0, -1))))
-    return Case(inputs={"x": x}, grad_output=grad_output, layouts=layouts)
-
-
-@st.composite
-def smooth(draw: st.DrawFn, dtype: DType) -> Case:
-    """One or two rows of two to four columns."""
-    rng = draw(GENERATORS)
-    shape = (draw(st.integers(1, 2)), draw(st.integers(2, 4)))
-    return Case({"x": values(rng, shape, dtype, "normal")}, cotangent(rng, shape, dtype))
-
-
-def example(x: Any, **layouts: str) -> Callable[[DType], Case]:
-    """A named case of given numbers."""
-
-    def make(dtype: DType) -> Case:
-        given = np.array(x, dtype=np.float64).astype(dtype.numpy)
-        grad_output = np.linspace(-1.5, 2, given.size).reshape(given.shape).astype(dtype.numpy)
-        return Case({"x": given}, grad_output, layouts=layouts)
-
-    return make
-
-
-def random_rows(*shape: int, kind: str = "normal", **layouts: str) -> Callable[[DType], Case]:
-    """A named case of random rows."""
-
-    def make(dtype: DType) -> Case:
-        rng = np.random.default_rng(7)
-        return Case({"x": values(rng, shape, dtype, kind)}, cotangent(rng, shape, dtype), layouts=layouts)
-
-    return make
+SOFTMAX = Declared("softmax")
+rows = SOFTMAX.example
 
 
 def long_row(kib: int, more: int) -> Callable[[DType], Case]:
     """A named case of one row of `kib` KiB and `more` elements: 536 KiB are 274,432 columns of a half type."""
-    return lambda dtype: random_rows(1, kib * 1024 // dtype.numpy.itemsize + more)(dtype)
+    return lambda dtype: rows(1, cols=kib * 1024 // dtype.numpy.itemsize + more)(dtype)
 
 
-def rows_of_zero_cotangents(dtype: DType) -> Case:
-    """Rows that a loss leaves out. One holds NaN, so that its gradient is NaN, too."""
-    case = example([[1.0, np.nan, 3.0], [0.0, 1.0, 2.0], [1.0, 2.0, 3.0]])(dtype)
-    case.grad_output[[0, 2]] = 0
-    return case
-
-
-def largest_and_lowest(dtype: DType) -> Case:
-    """Half of the largest number and its negative, whose difference is still finite, and rows of only one of them."""
-    half = dtype.largest / 2
-    return example([[half, -half, 0.0], [half, half, half], [-half, -half, -half], [-half, 0.0, 1.0]])(dtype)
-
-
-def causal_mask(dtype: DType) -> Case:
+def causal_mask(rng: np.random.Generator, dtype: DType) -> np.ndarray:
     """Row i of 33 sees the first i columns; the first row sees none and is NaN."""
-    rng = np.random.default_rng(8)
-    x = values(rng, (33, 33), dtype, "normal")
-    x[np.triu_indices(33)] = -np.inf
-    return Case({"x": x}, cotangent(rng, (33, 33), dtype))
+    return np.where(np.tri(33, k=-1) == 0, -np.inf, rng.normal(0, 2, (33, 33)))
 
 
-def largest_first(dtype: DType) -> Case:
+def largest_first(rng: np.random.Generator, dtype: DType) -> np.ndarray:
     """A long row whose first entry is the largest: exp overflows unless it is subtracted."""
-    case = random_rows(1, 16392)(dtype)
-    x = case["x"].copy()
-    x[0, 0] = 1000
-    return case.with_inputs(x=x)
+    return np.concatenate([[1000], rng.normal(0, 2, 16391)])[None]
 
 
-def late_maximum(dtype: DType) -> Case:
+def late_maximum(rng: np.random.Generator, dtype: DType) -> np.ndarray:
     """Long rows whose running sum must be rescaled: one is -inf up to its last entry, the other rises throughout."""
     cols = 160 * 1024 // dtype.numpy.itemsize + 16
-    rng = np.random.default_rng(9)
     x = np.stack([np.full(cols, -np.inf), np.sort(rng.normal(0, 2, cols))])
     x[0, -1] = 40
-    return Case({"x": x.astype(dtype.numpy)}, cotangent(rng, x.shape, dtype))
+    return x
 
 
-def masked_long_rows(dtype: DType) -> Case:
-    """A row of -inf throughout, past a block of every kernel, and one with an entry."""
-    x = np.full((2, 40_000), -np.inf)
-    x[1, 777] = 1
-    return Case({"x": x.astype(dtype.numpy)}, cotangent(np.random.default_rng(10), x.shape, dtype))
-
-
-def each_entry_in_turn_not_finite(dtype: DType) -> Case:
-    """17 columns: the lanes of whole vectors, and a tail of one."""
-    rng = np.random.default_rng(14)
-    x = not_finite_in_turn(rng, 17, dtype)
-    return Case({"x": x}, cotangent(rng, x.shape, dtype))
+def halves_of_the_largest(rng: np.random.Generator, dtype: DType) -> np.ndarray:
+    """Half of the largest number and its negative, whose difference is still finite, and rows of only one of them."""
+    return np.array([[1, -1, 0], [1, 1, 1], [-1, -1, -1], [-1, 0, 0.25]]) * (dtype.largest / 2)
 
 
 examples: Mapping[str, Callable[[DType], Case]] = {
-    **row_examples(random_rows),
-    "two_columns": example([[0.0, 1.0], [3.0, 3.0], [-4.0, 4.0]]),
+    "two_columns": rows(x=[[0.0, 1.0], [3.0, 3.0], [-4.0, 4.0]]),
     # exp(1000) overflows; without the maximum taken off, NaN.
-    "large_values": example([[1000.0, 999.0, -1000.0], [-1000.0, -1001.0, -999.0]]),
-    "largest_and_lowest": largest_and_lowest,
-    "rows_not_finite": example(
-        [
+    "large_values": rows(x=[[1000.0, 999.0, -1000.0], [-1000.0, -1001.0, -999.0]]),
+    "largest_and_lowest": rows(x=halves_of_the_largest),
+    "rows_not_finite": rows(
+        x=[
             [-np.inf, -np.inf, -np.inf, -np.inf],
             [np.inf, 0.0, 1.0, 2.0],
             [np.inf, -np.inf, 1.0, 2.0],
@@ -163,29 +71,32 @@ examples: Mapping[str, Callable[[DType], Case]] = {
             [0.0, 1.0, 2.0, 3.0],
         ]
     ),
-    "rows_of_zero_cotangents": rows_of_zero_cotangents,
-    "each_entry_in_turn_not_finite": each_entry_in_turn_not_finite,
-    "causal_mask": causal_mask,
-    "equal_entries": example(np.full((2, 24), 0.5)),
-    "one_past_4096_columns": random_rows(1, 4097),
+    # Rows that a loss leaves out. One holds NaN, so that its gradient is NaN, too.
+    "rows_of_zero_cotangents": rows(
+        x=[[1.0, np.nan, 3.0], [0.0, 1.0, 2.0], [1.0, 2.0, 3.0]], grad_output=[[0, 0, 0], [-1, 0.5, 2], [0, 0, 0]]
+    ),
+    # 17 columns: the lanes of whole vectors, and a tail of one.
+    "each_entry_in_turn_not_finite": rows(x=lambda rng, dtype: not_finite_in_turn(rng, 17, dtype)),
+    "causal_mask": rows(x=causal_mask),
     # Rows at every distance from a multiple of 16 bytes, of several vectors for each thread.
-    "rows_that_begin_anywhere": random_rows(9, 1029),
+    "rows_that_begin_anywhere": rows(9, cols=1029),
     # A sum of bfloat16 in bfloat16 stops growing at 256.
-    "long_row": random_rows(1, 16384),
+    "long_row": rows(1, cols=16384),
     # The longest row that a block's registers hold. The block has all of its 1024 threads.
-    "longest_row_in_registers": random_rows(1, 32768),
+    "longest_row_in_registers": rows(1, cols=32768),
     "row_of_31_warps": long_row(62, 0),
-    "largest_first": largest_first,
-    "late_maximum": late_maximum,
-    "masked_long_rows": masked_long_rows,
+    "largest_first": rows(x=largest_first),
+    "late_maximum": rows(x=late_maximum),
+    # A row of -inf throughout, past a block of every kernel, and one with an entry.
+    "masked_long_rows": rows(x=lambda rng, dtype: np.where(np.arange(80_000).reshape(2, -1) == 40_777, 1, -np.inf)),
     # A block has 256 KiB of registers, which hold other things too, and 227 KiB of shared memory. A cluster has eight
     # times as much.
     "row_longer_than_registers": long_row(160, 0),
-    "rows_longer_than_registers": random_rows(2, 34008),
+    "rows_longer_than_registers": rows(2, cols=34008),
     "row_longer_than_registers_and_shared_memory": long_row(256, 1),
     "row_longer_than_registers_of_a_cluster": long_row(536, 0),
-    "rows_longer_than_registers_along_two_axes": random_rows(2, 2, 33000, x="transposed", grad_output="transposed"),
-    "five_axes_each_in_another_order": random_rows(2, 3, 2, 3, 4, x="axes_reversed", grad_output="transposed"),
+    "rows_longer_than_registers_along_two_axes": rows(2, 2, cols=33000, x="transposed", grad_output="transposed"),
+    "five_axes_each_in_another_order": rows(2, 3, 2, 3, cols=4, x="axes_reversed", grad_output="transposed"),
 }
 
 
@@ -299,9 +210,6 @@ def a_row_does_not_see_the_others(evaluate: Evaluate, case: Case, dtype: DType) 
         yield Relation(among.reshape(rows.shape)[-1], by_itself)
 
 
-ARGUMENTS = Arguments(x=tensor("... cols"))
-
-
 def cost(case: Case) -> tuple[Cost, Cost]:
     """Forward reads the input and writes the output. Backward reads output and cotangent, and writes the gradient."""
     x = case["x"]
@@ -309,28 +217,23 @@ def cost(case: Case) -> tuple[Cost, Cost]:
 
 
 workloads: Mapping[str, Mapping[str, Make]] = {
-    "cpu": {"small": whole(random_rows(32, 256)), "ragged": whole(random_rows(17, 1001))},
+    "cpu": {"small": whole(rows(32, cols=256)), "ragged": whole(rows(17, cols=1001))},
     "cuda": {
-        "small": whole(random_rows(128, 256)),
-        "large": tiled(random_rows(32, 4096), 1024, "x"),
-        "short_rows": tiled(random_rows(256, 256), 512, "x"),
-        "long_rows": tiled(random_rows(16, 65536), 256, "x"),
-        "longest_rows": tiled(random_rows(2, 262144), 256, "x"),
+        "small": whole(rows(128, cols=256)),
+        "large": tiled(rows(32, cols=4096), 1024, "x"),
+        "short_rows": tiled(rows(256, cols=256), 512, "x"),
+        "long_rows": tiled(rows(16, cols=65536), 256, "x"),
+        "longest_rows": tiled(rows(2, cols=262144), 256, "x"),
         # Rows that begin between two multiples of 16 bytes.
-        "misaligned": tiled(random_rows(8, 50257), 256, "x"),
-        "ragged": tiled(random_rows(33, 1001), 256, "x"),
+        "misaligned": tiled(rows(8, cols=50257), 256, "x"),
+        "ragged": tiled(rows(33, cols=1001), 256, "x"),
     },
 }
 
-operation = Operation(
-    name="softmax",
-    forward=oracle.forward,
+operation = SOFTMAX.operation(
+    oracle,
     backward=backward,
-    differentiable=("x",),
-    cases=cases,
     examples=examples,
-    smooth=smooth,
-    batched={"x": 1},
     laws=(
         rows_sum_to_one,
         entries_lie_between_zero_and_one,
@@ -342,10 +245,6 @@ operation = Operation(
         a_constant_cotangent_gives_no_gradient,
         a_row_does_not_see_the_others,
     ),
-    errors=ARGUMENTS.errors,
     cost=cost,
     workloads=workloads,
-    axes=ARGUMENTS.axes,
-    sized=Sized({"...": 2, "cols": 3}, lambda sizes: random_rows(sizes["..."], sizes["cols"])),
-    source="Bridle, Probabilistic interpretation of feedforward classification network outputs, Neurocomputing 1990",
 )

@@ -1,11 +1,11 @@
 """The signature of an operation: one description of its arguments, for checks, operators and records alike.
 
-@signature(x=tensor("... cols"), weight=tensor("cols"))
-def scale(x, weight):
-    return x * weight
+@signature(x=tensor("... cols"), weight=tensor("cols"), eps=positive(1e-6))
+def rms_norm(x, weight, eps=1e-6):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 The decorated function checks its arguments before it runs. `signature_of` returns its signature, from which the
-operation's kernels get the same checks and their operator, and its record gets the declared errors and the axes.
+operation's kernels get the same checks and their operator, and its record gets the declared cases, errors and axes.
 """
 
 import functools
@@ -18,33 +18,56 @@ import torch
 from fourfold.backends.arguments import check_alike, check_floating, check_same
 from fourfold.backends.operators import Operator
 from fourfold.operations import axes as notation
-from fourfold.operations.arguments import TensorInput
+from fourfold.operations.arguments import KINDS as KINDS
+from fourfold.operations.arguments import MASKED as MASKED
+from fourfold.operations.arguments import Ragged, TensorInput, Values
+from fourfold.operations.arguments import flag as flag
+from fourfold.operations.arguments import lengths as lengths
+from fourfold.operations.arguments import not_negative as not_negative
+from fourfold.operations.arguments import number as number
+from fourfold.operations.arguments import offsets as offsets
+from fourfold.operations.arguments import one_of as one_of
+from fourfold.operations.arguments import positive as positive
 from fourfold.operations.arguments import tensor as tensor
+from fourfold.operations.arguments import values as values
 
 _ATTRIBUTE = "__fourfold_signature__"
+# The types of parameters in an operator's schema, by the type of their values.
+_TYPES = {float: "float", int: "int", bool: "bool", str: "str"}
 
 
 class Signature:
-    """The arguments of an operation: floating-point tensors of one dtype, on one device.
+    """The arguments of an operation: tensors on one device, the first of the tested dtype, and parameters.
 
     Args:
         function: the operation in torch. It has the operation's name.
-        tensors: the description of each argument, by name, in order.
+        arguments: the description of each argument, by name, in order.
+        extra: a function of all arguments, by position, which checks what the descriptions cannot say.
 
     Raises:
         TypeError: the function has other arguments.
-        ValueError: a tensor is optional or has a dtype of its own, which a signature cannot check.
+        ValueError: the first argument is no tensor of the tested dtype, a floating-point tensor has a dtype of its own,
+            or the values of a parameter depend on sizes, which a signature cannot check.
     """
 
-    def __init__(self, function: Callable[..., Any], tensors: Mapping[str, TensorInput]) -> None:
-        self.function, self.tensors = function, dict(tensors)
-        self.name, self.names = function.__name__, tuple(tensors)
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: Mapping[str, TensorInput | Values],
+        extra: Callable[..., None] | None = None,
+    ) -> None:
+        self.function, self.arguments, self._extra = function, dict(arguments), extra
+        self.tensors = {name: of for name, of in arguments.items() if isinstance(of, TensorInput)}
+        self.parameters = {name: of for name, of in arguments.items() if isinstance(of, Values)}
+        self.name, self.names = function.__name__, tuple(arguments)
         self._called = inspect.signature(function)
         if tuple(self._called.parameters) != self.names:
             taken = ", ".join(self._called.parameters)
             raise TypeError(f"signature: {self.name} takes {taken}, and not {', '.join(self.names) or 'nothing'}")
-        for name, of in tensors.items():
-            if of.optional or of.dtypes:
+        for place, (name, of) in enumerate(arguments.items()):
+            if isinstance(of, Values) and of.choices and place:
+                continue
+            if isinstance(of, Values) or (of.is_floating and of.dtypes) or (not place and (of.optional or of.dtypes)):
                 raise ValueError(f"signature: {name} must be a tensor of the tested dtype, and not optional")
 
     @property
@@ -56,79 +79,186 @@ class Signature:
     def checked(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that checks its arguments, then passes them to `call` in order.
 
+        The integers of lengths, offsets and indices are checked only on the CPU and outside torch.compile, because a
+        GPU would have to be waited for.
+
         Raises:
-            TypeError: an argument is missing, unknown, or not a floating-point tensor, or the dtypes differ.
-            ValueError: a shape does not fit its axes or the other tensors, or the devices differ.
+            TypeError: an argument is missing, unknown, or not a tensor of its dtype, the dtypes differ, or a parameter
+                has another type.
+            ValueError: a shape does not fit its axes or the other tensors, the devices differ, or a parameter or an
+                integer is out of its range.
         """
         names, count = self.names, len(self.names)
         first, axes = names[0], self.tensors[names[0]].axes
+        pattern = notation.pattern(axes)
         fits_any = axes == (notation.LEADING,)
-        later = [(place, name, self._check(name)) for place, name in enumerate(names) if place]
+        later = [(place, name, self._check(name)) for place, name in enumerate(names) if place in self._checked_alone]
+        rest = [(place, name, of.check) for place, name in enumerate(names) if (of := self.parameters.get(name))]
+        together = self._check_others if self._others else None
+        extra = self._extra
 
         @functools.wraps(self.function)
         def checked(*given: Any, **named: Any) -> Any:
-            if named:
+            if named or len(given) != count:
                 ordered = not given and tuple(named) == names
-                given = tuple(named.values()) if ordered else self._called.bind(*given, **named).args
-            if len(given) != count:
-                self._called.bind(*given)
+                given = tuple(named.values()) if ordered else self._bound(given, named)
             tensor = given[0]
             check_floating(first, tensor)
             if not fits_any:
-                _check_axes(first, tensor, axes, {})
+                _check_axes(first, tensor, axes, pattern, {})
             for place, name, check in later:
                 check(name, given[place], first, tensor)
+            if together is not None:
+                together(given)
+            for place, name, valid in rest:
+                valid(name, given[place])
+            if extra is not None:
+                extra(*given)
             return call(*given)
 
         setattr(checked, _ATTRIBUTE, self)
         return checked
+
+    def _bound(self, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the arguments of a call in order, with the defaults of those that are left out."""
+        bound = self._called.bind(*given, **named)
+        bound.apply_defaults()
+        return tuple(bound.arguments.values())
 
     @functools.cached_property
     def check(self) -> Callable[..., None]:
         """The function that checks the arguments and does no more: see `checked`."""
         return self.checked(lambda *given: None)
 
+    @functools.cached_property
+    def _others(self) -> tuple[str, ...]:
+        """The tensors of integers or that may be None, and those whose axes follow from more than the first tensor."""
+        known = notation.names(self.tensors[self.names[0]].axes)
+        return tuple(
+            name
+            for name, of in self.tensors.items()
+            if of.optional or of.dtypes or not {*notation.names(of.axes)} <= {*known}
+        )
+
+    @functools.cached_property
+    def _patterns(self) -> list[tuple[int, str, TensorInput, notation.Pattern]]:
+        """The place, the name, the description and the pattern of each tensor's axes."""
+        return [(self.names.index(n), n, of, notation.pattern(of.axes)) for n, of in self.tensors.items()]
+
+    @functools.cached_property
+    def _checked_alone(self) -> tuple[int, ...]:
+        """The places of the tensors that are compared with the first one alone."""
+        alone = [name for name in self.tensors if name not in self._others]
+        return tuple(place for place, name in enumerate(self.names) if place and name in alone)
+
+    def _check_others(self, given: tuple[Any, ...]) -> None:
+        """Check the tensors of `_others`, in order."""
+        known: dict[str, Any] = {}
+        first = self.names[0]
+        for place, name, of, pattern in self._patterns:
+            value = given[place]
+            if value is None and of.optional:
+                continue
+            if name in self._others:
+                if of.dtypes:
+                    _check_integers(name, value, of, first, given[0])
+                else:
+                    check_alike(name, value, first, given[0])
+            _check_axes(name, value, of.axes, pattern, known)
+            if name in self._others and of.dtypes and value.is_cpu and not torch.compiler.is_compiling():
+                _check_range(name, value, of, known)
+
     def _check(self, name: str) -> Callable[[str, Any, str, torch.Tensor], None]:
         """Return the check of a later argument against the first one."""
         axes, of_first = self.tensors[name].axes, self.tensors[self.names[0]].axes
         if axes == of_first:
             return check_same
+        pattern, pattern_of_first = notation.pattern(axes), notation.pattern(of_first)
 
         def check(name: str, tensor: Any, first_name: str, first: torch.Tensor) -> None:
             check_alike(name, tensor, first_name, first)
             known: dict[str, Any] = {}
-            notation.fits(of_first, first.shape, known)
-            _check_axes(name, tensor, axes, known)
+            pattern_of_first.fits(first.shape, known)
+            _check_axes(name, tensor, axes, pattern, known)
 
         return check
 
-    def operator(self, fake: Callable[..., Any], **fields: Any) -> Operator:
-        """Return the operator of these arguments and of one output. `fields` are the other ones of `Operator`."""
-        arguments = ", ".join(f"Tensor {name}" for name in self.names)
-        return Operator(schema=f"{self.name}({arguments}) -> Tensor output", fake=fake, **fields)
+    def operator(self, fake: Callable[..., Any], results: str = "Tensor output", **fields: Any) -> Operator:
+        """Return the operator of these arguments. `fields` are the other ones of `Operator`.
+
+        Args:
+            fake: see `Operator`.
+            results: the results in the schema, of which the first is the output, such as
+                ``"(Tensor output, Tensor mean)"``.
+            **fields: the other fields of `Operator`.
+        """
+        kinds = {name: f"Tensor{'?' if of.optional else ''}" for name, of in self.tensors.items()}
+        kinds |= {name: _TYPES[type(of.choices[0])] for name, of in self.parameters.items()}
+        arguments = ", ".join(f"{kinds[name]} {name}" for name in self.names)
+        return Operator(schema=f"{self.name}({arguments}) -> {results}", fake=fake, **fields)
 
 
-def _check_axes(name: str, tensor: torch.Tensor, axes: notation.Axes, known: dict[str, Any]) -> None:
+def _check_integers(name: str, tensor: Any, of: TensorInput, other_name: str, other: torch.Tensor) -> None:
+    """Check the dtype and the device of a tensor of integers.
+
+    Raises:
+        TypeError: it is no tensor of a declared dtype.
+        ValueError: it is on another device.
+    """
+    dtypes = " or ".join(of.dtypes)
+    if not isinstance(tensor, torch.Tensor) or str(tensor.dtype).removeprefix("torch.") not in of.dtypes:
+        found = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise TypeError(f"{name} must be a tensor of {dtypes}, not {found}")
+    if tensor.device != other.device:
+        raise ValueError(f"{name} must be on the device of {other_name}, {other.device}, not on {tensor.device}")
+
+
+def _check_range(name: str, tensor: torch.Tensor, of: TensorInput, sizes: Mapping[str, Any]) -> None:
+    """Check the integers of a tensor on the CPU.
+
+    Raises:
+        ValueError: one is out of its range, or offsets do not rise from 0 to the number of rows.
+    """
+    if isinstance(of, Ragged):
+        total = sizes[of.total]
+        counts = tensor.diff() if of.are_offsets else tensor
+        ends = (not of.are_offsets or int(tensor[0]) == 0) and int(counts.sum()) == total
+        if not ends or bool((counts < 0).any()):
+            what = f"rise from 0 to {total}" if of.are_offsets else f"be 0 or more with the sum {total}"
+            raise ValueError(f"{name} must {what}, the size of {of.total}, not {tensor.tolist()}")
+    elif of.high is not None and of.dtypes != ("bool",) and tensor.numel() and not of.also:
+        low, high = of.range(sizes)
+        least, largest = (int(end) for end in tensor.aminmax())
+        if least < low or largest >= high:
+            raise ValueError(f"{name} must be from {low} to {high - 1}, not {least} to {largest}")
+
+
+def _check_axes(
+    name: str, tensor: torch.Tensor, axes: notation.Axes, pattern: notation.Pattern, known: dict[str, Any]
+) -> None:
     """Check that a tensor has its axes.
 
     Raises:
         ValueError: it has not.
     """
     sizes = {axis: size for axis, size in known.items() if axis in axes}
-    if not notation.fits(axes, tuple(tensor.shape), known):
+    if not pattern.fits(tuple(tensor.shape), known):
         where = f" where {', '.join(f'{axis} is {size}' for axis, size in sizes.items())}," if sizes else ""
         raise ValueError(f"{name} must be [{', '.join(axes)}],{where} not {list(tensor.shape)}")
 
 
-def signature(**tensors: TensorInput) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def signature(
+    extra: Callable[..., None] | None = None, /, **arguments: TensorInput | Values
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that gives an operation in torch its signature, and checks its arguments.
 
     Args:
-        tensors: the description of each argument, made by `tensor`.
+        extra: a function of all arguments, by position, which checks what the descriptions cannot say.
+        arguments: the description of each argument, by name, in order.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        return Signature(function, tensors).checked(function)
+        return Signature(function, arguments, extra).checked(function)
 
     return decorate
 

@@ -53,7 +53,8 @@ from fourfold.operations.outputs import READS_BACK, packed, read_back
 from fourfold.operations.record import Operation
 from fourfold.operations.refusals import Refusals, chain, is_refusal, reason
 
-# Limits of a brief search: the number and elements of named examples (the smallest), the same of generated cases.
+# Limits of a brief search: the number and elements of named examples (the smallest, and those with an axis of one
+# element last), the same of generated cases.
 BRIEF_NAMED, BRIEF_NAMED_ELEMENTS, BRIEF_GENERATED, BRIEF_ELEMENTS = 3, 1024, 3, 64
 # The number of named examples of a kind, if a few are enough.
 FEW_NAMED = 6
@@ -487,6 +488,7 @@ class Search:
         large: bool = False,
         dear: bool = False,
         most_named: float = math.inf,
+        laid_out: bool = True,
     ) -> None:
         """Run `body` on the operation's named examples, then on generated cases, some of them with special values.
 
@@ -505,6 +507,7 @@ class Search:
             large: run the large cases after the named ones.
             dear: let one of the large cases take seconds.
             most_named: the most elements of a named example; larger ones are skipped.
+            laid_out: run the named examples with strided or misaligned tensors.
         """
         self.subject = subject
         if self.case is not None:
@@ -515,7 +518,7 @@ class Search:
             examples = min(examples, BRIEF_GENERATED)
 
         def first() -> None:
-            named_cases = self._named(subject, named and not few, also, most_named)
+            named_cases = self._named(subject, named and not few, also, most_named, laid_out)
             for name, case in named_cases:
                 self.one(name, case, body)
             before = self._passed_over()
@@ -594,7 +597,7 @@ class Search:
             raise
 
     def _named(
-        self, subject: Subject, named: bool, also: Mapping[str, Case], most: float
+        self, subject: Subject, named: bool, also: Mapping[str, Case], most: float, laid_out: bool
     ) -> Iterable[tuple[str, Case]]:
         """Return the operation's examples, if `named`, and the cases in `also`; only small ones for a brief search.
 
@@ -604,12 +607,13 @@ class Search:
         most = min(most, subject.most_named)
         makers = subject.operation.examples if named else {}
         made = ((name, make(subject.dtype)) for name, make in makers.items())
-        cases = itertools.chain((pair for pair in made if pair[1].elements <= most), also.items())
+        fitting = (pair for pair in made if pair[1].elements <= most and (laid_out or not pair[1].layouts))
+        cases = itertools.chain(fitting, also.items())
         if not self.brief:
             return cases if subject.device == "cpu" else sorted(cases, key=lambda pair: pair[1].elements)
 
         small = (pair for pair in cases if pair[1].grad_output.size and pair[1].elements <= BRIEF_NAMED_ELEMENTS)
-        return sorted(small, key=lambda pair: pair[1].elements)[:BRIEF_NAMED]
+        return sorted(small, key=lambda pair: (1 in pair[1].grad_output.shape, pair[1].elements))[:BRIEF_NAMED]
 
     def _large(self, subject: Subject, dear: bool) -> Iterator[tuple[str, Case]]:
         """Yield large cases, whose sizes follow from the source; none if brief, or if all other cases were refused."""

@@ -103,7 +103,7 @@ class DefinedOperation(Operation):
             return self
         fewer = self.declaration.within(limits)
         smooth = fewer.smooth if self.smooth == self.declaration.smooth else self.smooth
-        examples = {**named_cases.examples(fewer), **self.given}
+        examples = named_cases.joined(fewer, self.given)
         sized = named_cases.sized(fewer)
         workloads = self.workloads if self.has_own_workloads else FOLLOWS
         changes: dict[str, Any] = {"examples": examples, "declaration": fewer, "sized": sized, "workloads": workloads}
@@ -251,7 +251,7 @@ def _of_several(
     if not names or any(not name.isidentifier() for name in names):
         raise TypeError(f"operation: returns must name each output by a word, not {list(names)}")
     found = [
-        _declaration(whole, alone(definition, names, place), declared, sizes, of.dtype).result_dtype()
+        declaration_of(whole, alone(definition, names, place), declared, sizes, of.dtype).result_dtype()
         for place, of in enumerate(outputs.values())
     ]
     chosen = [*map(is_chosen, found)]
@@ -325,7 +325,24 @@ def _made(
     gradients: Callable[..., Callable] | None = None,
 ) -> DefinedOperation:
     name = fields.get("name") or definition.__name__
-    declaration = _declaration(name, definition, declared, sizes, fields.get("returns"), fields.get("mutates", ()))
+    declaration = declaration_of(name, definition, declared, sizes, fields.get("returns"), fields.get("mutates", ()))
+    return made_of(definition, declaration, fields, gradients)
+
+
+def made_of(
+    definition: Callable[..., Any],
+    declaration: Declaration,
+    fields: Mapping[str, Any],
+    gradients: Callable[..., Callable] | None = None,
+) -> DefinedOperation:
+    """Return the record of a declared definition.
+
+    Args:
+        definition: the definition, which returns one tensor.
+        declaration: its declaration.
+        fields: fields of the record in place of those that follow from the declaration.
+        gradients: returns the definition's backward; by default, that of its only output.
+    """
     own_cases, own_examples = fields.get("cases"), fields.get("examples")
     follow = own_cases is None or own_examples is None
     if follow:
@@ -333,10 +350,10 @@ def _made(
     added = {
         each: what if callable(what) else _example(declaration, what) for each, what in (own_examples or {}).items()
     }
-    examples = {**named_cases.examples(declaration), **added} if follow else added
+    examples = named_cases.joined(declaration, added) if follow else added
     fields = {**fields, "returns": declaration.returns}
     record: dict[str, Any] = {
-        "name": name,
+        "name": declaration.name,
         "differentiable": declaration.differentiable,
         "cases": declaration.cases,
         "source": _place(definition),
@@ -363,12 +380,12 @@ def _made(
     return defaults.completed(made)  # type: ignore[return-value]
 
 
-def _declaration(
+def declaration_of(
     name: str,
     definition: Callable[..., Any],
     declared: Mapping[str, Any],
     sizes: Mapping[str, Any],
-    returns: str | None,
+    returns: str | None = None,
     mutates: Sequence[str] = (),
 ) -> Declaration:
     """Match the declared arguments with the definition's signature."""
@@ -403,7 +420,9 @@ def _declaration(
     return Declaration(name, definition, tensors, parameters, default, sizes, returns, mutates, lists)
 
 
-def _example(declaration: Declaration, arguments: Mapping[str, Any]) -> named_cases.Make:
+def _example(declaration: Declaration, arguments: Mapping[str, Any] | named_cases.Example) -> named_cases.Make:
+    if isinstance(arguments, named_cases.Example):
+        return arguments.of(declaration)
     return lambda dtype: declaration.given(arguments, dtype)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fourfold.inputs import arrays
-from fourfold.inputs.arrays import FEW_ELEMENTS, GENERATORS
+from fourfold.inputs.arrays import FEW_ELEMENTS, generators
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.arguments import Place, Ragged, TensorInput, Values
 from fourfold.operations.axes import Shape
@@ -47,13 +47,16 @@ def make_array(
     return _integers(rng, shape, *of.range(sizes), of.also, how or "even").astype(kept)
 
 
-def draw_array(of: TensorInput, dtype: DType, shape: Shape, sizes: Mapping[str, int]) -> st.SearchStrategy[np.ndarray]:
-    """Return a strategy of arrays of a shape, for these sizes of the named axes."""
+def draw_array(
+    of: TensorInput, dtype: DType, shape: Shape, sizes: Mapping[str, int], place: int
+) -> st.SearchStrategy[np.ndarray]:
+    """Return a strategy of arrays of a shape, for these sizes of the named axes and this place of the argument."""
     size = int(np.prod(shape, dtype=np.int64))
     if of.is_floating and of.special and of.make is None:
-        return arrays.arrays(of.dtype(dtype), shape, of.kinds)
+        return arrays.arrays(of.dtype(dtype), shape, of.kinds, place)
     ways = of.kinds if of.is_floating else PATTERNS
-    bulk = st.builds(lambda rng, how: make_array(of, rng, shape, dtype, sizes, how), GENERATORS, st.sampled_from(ways))
+    rngs = generators(place)
+    bulk = st.builds(lambda rng, how: make_array(of, rng, shape, dtype, sizes, how), rngs, st.sampled_from(ways))
     if of.make is not None or of.is_floating or not 0 < size <= FEW_ELEMENTS:
         return bulk
     low, high = of.range(sizes)

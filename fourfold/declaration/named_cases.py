@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -295,16 +295,89 @@ class NamedCases:
         return sum(int(np.prod(shape, dtype=np.int64)) for shape in self._of.shapes(self._plan(wanted)).values())
 
     def _maker(self, wanted: Wanted) -> Make:
-        def make(dtype: DType) -> Case:
-            rng, plan = np.random.default_rng(11), self._plan(wanted)
-            normal = {name: "normal" for name, of in self._floating().items() if not limited(of)}
-            inputs = self._of.made(plan, rng, dtype, {**normal, **wanted.how})
-            if wanted.special in inputs:
-                own = self._of.tensors[wanted.special].dtype(dtype)
-                inputs[wanted.special] = _with_special_values(inputs[wanted.special], own, plan.parameters)
-            return self._of.case(plan, inputs, rng, dtype, _of_present(wanted.layouts, inputs))
+        return lambda dtype: self.case(wanted, dtype, np.random.default_rng(11), {})
 
-        return make
+    def case(self, wanted: Wanted, dtype: DType, rng: np.random.Generator, given: Mapping[str, np.ndarray]) -> Case:
+        """Return a named case.
+
+        Args:
+            wanted: its deviations from the ordinary one.
+            dtype: the tested dtype.
+            rng: the source of its numbers.
+            given: the numbers of some inputs, and of "grad_output".
+        """
+        of, plan = self._of, self._plan(wanted)
+        normal = {name: "normal" for name, each in self._floating().items() if not limited(each)}
+        inputs = of.made(plan, rng, dtype, {**normal, **wanted.how})
+        for name in inputs.keys() & given.keys():
+            inputs[name] = given[name].astype(inputs[name].dtype)
+        if wanted.special in inputs:
+            own = of.tensors[wanted.special].dtype(dtype)
+            inputs[wanted.special] = _with_special_values(inputs[wanted.special], own, plan.parameters)
+        case = of.case(plan, inputs, rng, dtype, _of_present(wanted.layouts, inputs))
+        if "grad_output" in given:
+            cotangent = np.broadcast_to(given["grad_output"], case.grad_output.shape)
+            case = replace(case, grad_output=cotangent.astype(case.grad_output.dtype))
+        return case
+
+
+@dataclass(frozen=True)
+class Example:
+    """A named case before its declaration is known: see `example`."""
+
+    leading: Shape | None
+    given: Mapping[str, Any]
+
+    def of(self, declaration: Declaration) -> Make:
+        """Return the function that makes the case.
+
+        Raises:
+            ValueError: there is no such argument or axis.
+        """
+        known = {*declaration.tensors, *declaration.parameters, *declaration.axes, "grad_output"}
+        if unknown := sorted(self.given.keys() - known):
+            raise ValueError(f"example: {declaration.name} has no argument and no axis {unknown[0]!r}")
+        return lambda dtype: self._case(declaration, dtype)
+
+    def _case(self, of: Declaration, dtype: DType) -> Case:
+        rng = np.random.default_rng(17)
+        numbers, how, layouts = dict[str, np.ndarray](), dict[str, str](), dict[str, str]()
+        parameters = {name: value for name, value in self.given.items() if name in of.parameters}
+        for name in (*of.tensors, "grad_output"):
+            value = self.given.get(name, ())
+            for each in value if isinstance(value, tuple) else (value,):
+                if each is None:
+                    parameters[name] = None
+                elif isinstance(each, str):
+                    (layouts if each in LAYOUTS else how)[name] = each
+                else:
+                    numbers[name] = np.asarray(each(rng, dtype) if callable(each) else each)
+        shapes = {name: array.shape for name, array in numbers.items() if name in of.tensors}
+        sizes, misfit = notation.sizes({name: of.tensors[name].axes for name in shapes}, shapes)
+        if misfit:
+            raise ValueError(f"example: {misfit} of shape {list(shapes[misfit])} is not {of.tensors[misfit].axes}")
+        leading = sizes.pop(LEADING, self.leading)
+        sizes |= {axis: size for axis, size in self.given.items() if axis in of.axes}
+        sizes |= {} if leading is None or LEADING not in of.axes else {LEADING: math.prod(leading)}
+        counts = {
+            each.total: (np.diff(numbers[name]) if each.are_offsets else numbers[name]).tolist()
+            for name, each in of.tensors.items()
+            if isinstance(each, Ragged) and name in numbers
+        }
+        wanted = Wanted(sizes=sizes, leading=leading, counts=counts, parameters=parameters, how=how, layouts=layouts)
+        return NamedCases(of).case(wanted, dtype, rng, numbers)
+
+
+def example(*leading: int, **given: Any) -> Example:
+    """Describe a named case by its deviations from the ordinary one, for `examples` of `fourfold.operation`.
+
+    Args:
+        leading: the sizes of the axes that ``...`` stands for.
+        given: by the name of an axis, its size; of a parameter, its value; of a tensor or "grad_output", a layout, a
+            kind of numbers, the numbers, or a function of a generator and the dtype that returns them; or a pair of
+            numbers and layout. A tensor that is None is left out.
+    """
+    return Example(leading or None, given)
 
 
 def _of_present(layouts: Mapping[str, str], inputs: Mapping[str, Any]) -> dict[str, str]:
@@ -347,3 +420,12 @@ def sized(declaration: Declaration) -> Sized:
 def examples(declaration: Declaration) -> dict[str, Make]:
     """Return the named cases that follow from a declaration."""
     return NamedCases(declaration).examples()
+
+
+def joined(declaration: Declaration, given: Mapping[str, Make]) -> dict[str, Make]:
+    """Return the ordinary case, then given named cases, then the others that follow from a declaration.
+
+    The author of a given case knows what goes wrong there, and made it small: a failure is shown by it.
+    """
+    first, *others = examples(declaration).items()
+    return dict([first, *given.items(), *(pair for pair in others if pair[0] not in given)])

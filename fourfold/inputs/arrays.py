@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fourfold.numerics.dtypes import QUANTISED, DType
-from fourfold.operations.arguments import KINDS
+from fourfold.operations.arguments import KINDS, MASKED
 from fourfold.operations.layouts import LAYOUTS
 
 # At and next to the sizes of vectors, warps and blocks, with some small and odd sizes.
@@ -23,6 +23,14 @@ NONE = 1 / 32
 STEPS = 16
 SEEDS = st.integers(0, 2**32 - 1)
 GENERATORS = SEEDS.map(np.random.default_rng)
+
+
+def generators(place: int) -> st.SearchStrategy[np.random.Generator]:
+    """Return a strategy of generators for the argument at a place of a call.
+
+    Hypothesis repeats seeds. By `GENERATORS` two arguments of one call would then have the same numbers.
+    """
+    return SEEDS.map(lambda seed: np.random.default_rng([seed, place]))
 
 
 def random_size(rng: np.random.Generator, limit: int) -> int:
@@ -68,7 +76,7 @@ def rows_and_cols(draw: st.DrawFn, elements: int) -> tuple[int, ...]:
 
 
 def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, kind: str) -> np.ndarray:
-    """Return a random array of a kind, rounded to the dtype: one of `KINDS`, of `LIMITED` beside them, or `ZERO`."""
+    """Return a random array of a kind, rounded to the dtype: one of `KINDS`, `MASKED`, `LIMITED`, or `ZERO`."""
     drawn = np.asarray(rng.normal(0, 2, shape))
     if kind == "whole":  # many ties, and exact sums
         drawn = np.rint(drawn)
@@ -84,6 +92,8 @@ def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, kind:
         drawn = np.asarray(rng.uniform(-1, 1, shape)) * dtype.largest
     elif kind == "tiny":  # subnormal numbers
         drawn = drawn * dtype.smallest_subnormal
+    elif kind == MASKED:
+        drawn = np.where(rng.random(shape) < rng.choice([0.1, 0.5, 0.95]), -np.inf, drawn)
     elif kind == "positive":  # from about 1/500 to 500
         drawn = np.exp(drawn)
     elif kind == "unit":  # between 0 and 1
@@ -104,9 +114,11 @@ def sprinkle_special_values(rng: np.random.Generator, array: np.ndarray, share: 
 
 
 @st.composite
-def bulk_arrays(draw: st.DrawFn, dtype: DType, shape: tuple[int, ...], kinds: Sequence[str] = KINDS) -> np.ndarray:
-    """Draw an array made from a seed, sometimes with special values."""
-    rng = draw(GENERATORS)
+def bulk_arrays(
+    draw: st.DrawFn, dtype: DType, shape: tuple[int, ...], kinds: Sequence[str] = KINDS, place: int = 0
+) -> np.ndarray:
+    """Draw an array made from a seed, sometimes with special values. For `place` see `generators`."""
+    rng = draw(generators(place))
     array = values(rng, shape, dtype, draw(st.sampled_from(kinds)))
     if draw(st.integers(0, 7)) == 7:
         array = sprinkle_special_values(rng, array)
@@ -123,11 +135,16 @@ def explicit_arrays(draw: st.DrawFn, dtype: DType, shape: tuple[int, ...]) -> np
     return np.array(flat, dtype=np.float64).reshape(shape).astype(dtype.numpy)
 
 
-def arrays(dtype: DType, shape: tuple[int, ...], kinds: Sequence[str] = KINDS) -> st.SearchStrategy[np.ndarray]:
-    """Return a strategy of arrays of a shape, made from a seed or, if the elements are few, also drawn one by one."""
+def arrays(
+    dtype: DType, shape: tuple[int, ...], kinds: Sequence[str] = KINDS, place: int = 0
+) -> st.SearchStrategy[np.ndarray]:
+    """Return a strategy of arrays of a shape, made from a seed or, if the elements are few, also drawn one by one.
+
+    For `place` see `generators`.
+    """
     if np.prod(shape) <= FEW_ELEMENTS:
-        return st.one_of(explicit_arrays(dtype, shape), bulk_arrays(dtype, shape, kinds))
-    return bulk_arrays(dtype, shape, kinds)
+        return st.one_of(explicit_arrays(dtype, shape), bulk_arrays(dtype, shape, kinds, place))
+    return bulk_arrays(dtype, shape, kinds, place)
 
 
 def cotangent(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> np.ndarray:

@@ -22,6 +22,8 @@ from fourfold.operations.axes import Axes, Shape
 
 # The kinds of a floating-point tensor's numbers: see `fourfold.inputs.arrays.values`.
 KINDS = ("normal", "whole", "constant", "offset", "spread", "huge", "tiny")
+# A kind to declare beside these: normal numbers, a share of them -inf, as attention masks scores.
+MASKED = "masked"
 # Kinds of numbers within a range, for inputs on which the operation is defined only there.
 LIMITED = ("positive", "unit", "probabilities")
 # A function that makes an array of a shape and dtype from random numbers.
@@ -118,6 +120,23 @@ class Values:
     range: tuple[float, float] | None = None
     tied: Callable[..., Any] | None = None
     takes: tuple[str, ...] = ()  # the axes and ragged tensors that `tied` takes
+    valid: Callable[[Any], str | None] | None = None  # what is expected in place of a value, or None if it is valid
+
+    def check(self, name: str, value: Any) -> None:
+        """Check a value of the parameter.
+
+        Raises:
+            TypeError: it has another type than the choices.
+            ValueError: it is out of range.
+        """
+        kind = type(self.choices[0])
+        # torch.compile passes its symbols in place of numbers.
+        taken = {float: (float, int, torch.SymFloat, torch.SymInt), int: (int, torch.SymInt)}.get(kind, (kind,))
+        if not isinstance(value, taken) or (isinstance(value, bool) and kind is int):
+            expected = "number" if kind is float else kind.__name__
+            raise TypeError(f"{name} must be {'an' if kind is int else 'a'} {expected}, not {type(value).__name__}")
+        if self.valid is not None and (problem := self.valid(value)):
+            raise ValueError(f"{name} must be {problem}, not {value!r}")
 
     def of_call(self, call: Mapping[str, Any]) -> list[Any]:
         """Return the values of a tied parameter for the sizes of axes and the ragged tensors of a call, by name.
@@ -180,7 +199,7 @@ def tensor(
         high: the integer past the largest, as in `torch.randint`. The name of an axis declares indices into that axis.
             The default for int8 and uint8 is the end of the dtype.
         also: integers outside the range that may occur, too, such as -100 for "ignored".
-        kind: the kind of a floating-point tensor's numbers: one or several of `KINDS` or `LIMITED`. The
+        kind: the kind of a floating-point tensor's numbers: one or several of `KINDS`, `MASKED` or `LIMITED`. The
             default is all of `KINDS`.
         make: a function that makes the array from a NumPy generator, a shape and a NumPy dtype.
         optional: whether the argument may be None.
@@ -202,8 +221,8 @@ def tensor(
         )
     if len(dtypes) > 1 and any(name not in INTEGERS for name in dtypes):
         raise ValueError(f"dtype may list integer dtypes only, not {', '.join(dtypes)}")
-    if unknown := [name for name in kinds if name not in (*KINDS, *LIMITED)]:
-        raise ValueError(f"kind must be among {', '.join((*KINDS, *LIMITED))}, not {unknown[0]!r}")
+    if unknown := [name for name in kinds if name not in (*KINDS, MASKED, *LIMITED)]:
+        raise ValueError(f"kind must be among {', '.join((*KINDS, MASKED, *LIMITED))}, not {unknown[0]!r}")
     integers = bool(dtypes) and dtypes[0] in INTEGERS
     whole = integers and dtypes != ("bool",)
     if whole and high is None and len(dtypes) == 1 and dtypes[0] in ("int8", "uint8"):
@@ -366,22 +385,62 @@ def divisors(axis: str, *choices: int) -> Values:
     return Values(tied=lambda **sizes: dividing(sizes[axis]), takes=(axis,))
 
 
+def number(
+    *choices: float, above: float | None = None, least: float | None = None, most: float | None = None
+) -> Values:
+    """Declare a finite number between two limits, by one or more of its values.
+
+    The values past each limit, and values of another type, are declared errors.
+
+    Args:
+        choices: the values.
+        above: the limit below all valid numbers.
+        least: the least valid number.
+        most: the largest valid number.
+
+    Raises:
+        ValueError: a choice is not within the limits.
+    """
+    low = above if above is not None else -math.inf if least is None else least
+    high = math.inf if most is None else most
+    limits = [f"above {above}"] if above is not None else [f"at least {least}"] if least is not None else []
+    expected = " and ".join(["finite", *limits, *([f"at most {most}"] if most is not None else [])])
+
+    def valid(value: Any) -> str | None:
+        within = (low < value if above is not None else low <= value) and value <= high and -math.inf < value < math.inf
+        return None if within else expected
+
+    out_of_range = {} if above is None else {"at_the_limit": above}
+    out_of_range |= {"below": low - abs(choices[0] or 1.0)} if low > -math.inf else {}
+    out_of_range |= {} if most is None else {"above": most + 0.5}
+    out_of_range |= {"not_a_number": math.nan, "infinite": math.inf, "lowest": -math.inf}
+    for choice in choices:
+        if valid(choice):
+            raise ValueError(f"a number that must be {expected} cannot be {choice}")
+    of_another_type = {"a_string": str(choices[0]), "none": None}
+    found = values(*map(float, choices), out_of_range=out_of_range, of_another_type=of_another_type)
+    return replace(found, range=(low, high), valid=valid)
+
+
 def positive(*choices: float) -> Values:
     """Declare a number that must be above 0 and finite, by one or more of its values."""
-    within = not_negative(*choices)
-    return replace(within, out_of_range={"zero": 0.0, **within.out_of_range})
+    return number(*choices, above=0.0)
 
 
 def not_negative(*choices: float) -> Values:
     """Declare a number that must be 0 or above, and finite, by one or more of its values."""
-    out_of_range = {"negative": -choices[0], "not_a_number": math.nan, "infinite": math.inf, "lowest": -math.inf}
-    of_another_type = {"a_string": str(choices[0]), "none": None}
-    return values(*choices, out_of_range=out_of_range, of_another_type=of_another_type, range=(0.0, math.inf))
+    return number(*choices, least=0.0)
 
 
 def one_of(*choices: str) -> Values:
     """Declare a choice of strings. Calls with another wrong argument use the first choice."""
-    return values(*choices, out_of_range={"unknown": "no_such_choice"}, of_another_type={"a_number": 1, "none": None})
+    found = values(*choices, out_of_range={"unknown": "no_such_choice"}, of_another_type={"a_number": 1, "none": None})
+    return replace(found, valid=lambda value: None if value in choices else f"one of {', '.join(choices)}")
+
+
+def flag() -> Values:
+    """Declare a choice between False and True."""
+    return values(False, True, of_another_type={"a_string": "no", "a_number": 1, "none": None})
 
 
 def _is_strategy(value: Any) -> bool:

@@ -43,6 +43,10 @@ class Length:
 
     def fits(self, size: int, known: dict[str, Any]) -> bool:
         """Return whether the length may be `size`. Add the size of a name to `known` if it is the only unknown one."""
+        if self.more == 0 and self.factor == 1 and len(self.names) == 1:
+            if (name := self.names[0]) not in known:
+                known[name] = size
+            return bool(known[name] == size)
         unknown = [name for name in self.names if name not in known]
         rest = self.factor * math.prod(known[name] for name in self.names if name in known)
         if not unknown or not rest:
@@ -135,14 +139,39 @@ def fits(axes: Sequence[str], given: Shape, known: dict[str, Any]) -> bool:
 
     A product of sizes fits any multiple of those that are known. See `sizes` for several tensors.
     """
-    axes = tuple(axes)
-    if LEADING in axes:
-        at = axes.index(LEADING)
-        after = len(axes) - at - 1
-        if len(given) < at + after:
+    return pattern(tuple(axes)).fits(given, known)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The axes of a tensor, split beforehand, so that torch.compile traces comparisons alone."""
+
+    before: tuple[Length, ...]
+    has_leading: bool
+    after: tuple[Length, ...]
+
+    def fits(self, given: Shape, known: dict[str, Any]) -> bool:
+        """Return whether a shape fits: see `fourfold.operations.axes.fits`."""
+        before, after = len(self.before), len(self.after)
+        if len(given) < before + after or (not self.has_leading and len(given) > before + after):
             return False
-        leading = given[at : len(given) - after]
-        if known.setdefault(LEADING, leading) != leading:
-            return False
-        axes, given = axes[:at] + axes[at + 1 :], given[:at] + given[len(given) - after :]
-    return len(axes) == len(given) and all(split(axis).fits(size, known) for axis, size in zip(axes, given))
+        end = len(given) - after
+        if self.has_leading:
+            leading = given[before:end]
+            if LEADING not in known:
+                known[LEADING] = leading
+            elif known[LEADING] != leading:
+                return False
+        for length, size in zip((*self.before, *self.after), (*given[:before], *given[end:])):
+            if not length.fits(size, known):
+                return False
+        return True
+
+
+@cache
+def pattern(axes: Axes) -> Pattern:
+    """Return the pattern of some axes."""
+    at = axes.index(LEADING) if LEADING in axes else len(axes)
+    lengths = [None if axis == LEADING else split(axis) for axis in axes]
+    before, after = ([each for each in part if each] for part in (lengths[:at], lengths[at:]))
+    return Pattern(tuple(before), LEADING in axes, tuple(after))

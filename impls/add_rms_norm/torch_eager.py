@@ -2,10 +2,17 @@
 
 import torch
 
-from ..rms_norm.torch_eager import rms_norm
-from .arguments import check_add_rms_norm
+from fourfold.backends.signature import positive, signature, tensor
+
+from ..rms_norm.torch_eager import PARAMETER_KINDS, ROW_KINDS, rms_norm
 
 
+@signature(
+    x=tensor("... cols", kind=ROW_KINDS),
+    residual=tensor("... cols", kind=ROW_KINDS),
+    weight=tensor("cols", kind=PARAMETER_KINDS, special=False),
+    eps=positive(1e-6, 1e-12, 1e-3, 0.25),
+)
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,6 +40,5 @@ def add_rms_norm(
     Source: `fused_add_rms_norm` of vLLM; the norm is that of Zhang, Sennrich, Root Mean Square Layer Normalization,
     NeurIPS 2019.
     """
-    check_add_rms_norm(x, residual, weight, eps)
     residual_out = x + residual
     return rms_norm(residual_out, weight, eps), residual_out

@@ -6,9 +6,17 @@ result is off from the bias by up to 0.01, and any row whose deviation is small 
 
 import torch
 
-from .arguments import check_layer_norm
+from fourfold.backends.signature import positive, signature, tensor
+
+from ..rms_norm.torch_eager import PARAMETER_KINDS, ROW_KINDS
 
 
+@signature(
+    x=tensor("... cols", kind=ROW_KINDS),
+    weight=tensor("cols", kind=PARAMETER_KINDS, special=False),
+    bias=tensor("cols", kind=PARAMETER_KINDS),
+    eps=positive(1e-5, 1e-12, 1e-3, 0.25),
+)
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
     """(x - mean) / sqrt(variance + eps) * weight + bias, with the mean and variance of the last axis.
 
@@ -32,7 +40,6 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
 
     Source: Ba, Kiros, Hinton, Layer Normalization, 2016.
     """
-    check_layer_norm(x, weight, bias, eps)
     # Convert each tensor only once. If one were converted twice, its gradient would be the sum of two rounded ones.
     wide_x, wide_weight, wide_bias = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (x, weight, bias))
     centred = wide_x - wide_x.mean(-1, keepdim=True)

@@ -2,9 +2,19 @@
 
 import torch
 
-from .arguments import check_rms_norm
+from fourfold.backends.signature import KINDS, positive, signature, tensor
+
+# Kinds of rows. The huge kind is rarer than the others: its squares overflow, and little is known of the result.
+ROW_KINDS = (*(kind for kind in KINDS if kind != "huge"), *KINDS)
+# Kinds of weight and bias. None is infinite: an infinite weight leaves nothing of a row's gradient to compare.
+PARAMETER_KINDS = ("normal", "whole", "constant", "spread")
 
 
+@signature(
+    x=tensor("... cols", kind=ROW_KINDS),
+    weight=tensor("cols", kind=PARAMETER_KINDS, special=False),
+    eps=positive(1e-6, 1e-12, 1e-3, 0.25),
+)
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     """x / sqrt(mean(x^2) + eps) * weight, with the mean over the last axis.
 
@@ -25,7 +35,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.
 
     Source: Zhang, Sennrich, Root Mean Square Layer Normalization, NeurIPS 2019.
     """
-    check_rms_norm(x, weight, eps)
     wide_x, wide_weight = (tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in (x, weight))
     root = ((wide_x * wide_x).mean(-1, keepdim=True) + eps).sqrt()
     return (wide_x / root * wide_weight).to(x.dtype)

@@ -12,10 +12,11 @@ import torch
 
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.launch import has_clusters
+from fourfold.backends.signature import signature_of
 from fourfold.backends.strides import Rows, as_rows
 
-from .arguments import check_softmax
 from .operators import SOFTMAX
+from .torch_eager import softmax as definition
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 # Threads per block, by whether rows may be longer than registers hold.
@@ -205,9 +206,4 @@ def _backward(grad_output: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
 
 
 softmax_operator = SOFTMAX.register("cuda", _forward, _backward)
-
-
-def softmax(x: torch.Tensor) -> torch.Tensor:
-    """exp(x) / sum(exp(x)) over the last axis: see `fourfold.impls.softmax.torch_eager.softmax`."""
-    check_softmax(x)
-    return softmax_operator(x)
+softmax = signature_of(definition).checked(softmax_operator)

@@ -2,10 +2,13 @@
 
 import torch
 
+from fourfold.backends.signature import MASKED, signature, tensor
+
 from ..giou.torch_eager import in_compute_dtype
-from .arguments import check_softmax
 
 
+# The difference of two huge numbers overflows, and then nothing is known of a row.
+@signature(x=tensor("... cols", kind=("normal", "whole", "constant", "offset", "spread", "tiny", MASKED)))
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """exp(x) / sum(exp(x)) over the last axis, computed after subtracting the row's maximum from x.
 
@@ -20,7 +23,8 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     Raises:
         TypeError: x is not a floating-point tensor.
         ValueError: x has no axis.
+
+    Source: Bridle, Probabilistic interpretation of feedforward classification network outputs, Neurocomputing 1990.
     """
-    check_softmax(x)
     # Else torch on a GPU would round the products of gradient and output to half types before it sums them.
     return torch.softmax(in_compute_dtype(x), dim=-1).to(x.dtype)

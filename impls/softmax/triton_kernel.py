@@ -7,12 +7,13 @@ import triton
 import triton.language as tl
 
 from fourfold.backends.launch import cdiv, l2_bytes, multiprocessors, next_power_of_2, resident
+from fourfold.backends.signature import signature_of
 from fourfold.backends.strides import as_rows
 from fourfold.backends.triton import launch as triton_launch
 
 from ..triton_rows import NUMBERS_OF_ROWS, row_offsets
-from .arguments import check_softmax
 from .operators import SOFTMAX
+from .torch_eager import softmax as definition
 
 
 class Plan(NamedTuple):
@@ -319,9 +320,4 @@ def _backward(grad_output: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
 
 
 softmax_operator = SOFTMAX.register("triton", _forward, _backward)
-
-
-def softmax(x: torch.Tensor) -> torch.Tensor:
-    """exp(x) / sum(exp(x)) over the last axis: see `fourfold.impls.softmax.torch_eager.softmax`."""
-    check_softmax(x)
-    return softmax_operator(x)
+softmax = signature_of(definition).checked(softmax_operator)

@@ -141,7 +141,7 @@ def ladders(device: str) -> Iterator[tuple[str, str, Make, dict[str, Callable[[]
     all_rows, lengths = ROWS[device]
     for cols in lengths:
         rows = min(all_rows, 32)
-        few = softmax.random_rows(rows, cols)
+        few = softmax.rows(rows, cols=cols)
         make = whole(few) if rows == all_rows else tiled(few, all_rows // rows, "x")
         yield "softmax", f"ladder_{cols}", make, softmax_rungs()
     for extent in EXTENTS[device]:

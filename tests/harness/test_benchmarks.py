@@ -304,7 +304,7 @@ def test_a_gradient_that_leaves_rows_out_is_found_in_a_repeated_workload() -> No
         return torch.cat([whole_norm(x[:-3], weight, bias, eps), whole_norm(x[-3:], weight.detach(), bias, eps)])
 
     with pytest.raises(Disagreement, match="weight"):
-        check("layer_norm", tiled(layer_norm.rows(3, 33), 8, "x")(FLOAT32), without_last_rows, "backward")
+        check("layer_norm", tiled(layer_norm.rows(3, cols=33), 8, "x")(FLOAT32), without_last_rows, "backward")
 
 
 def test_a_call_that_writes_nothing_does_not_find_the_former_result() -> None:
@@ -368,7 +368,7 @@ def gpu(device: str) -> None:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("backend", backends.BACKENDS)
 def test_a_replayed_graph_leaves_the_results_of_its_calls(backend: str, direction: str) -> None:
-    record, workload = operations()["softmax"], small(softmax.random_rows(64, 256))
+    record, workload = operations()["softmax"], small(softmax.rows(64, cols=256))
     function = backends.load("softmax", backend)
     replay = Replay(lambda: Call(function, record, workload, FLOAT32, "cuda", direction), cuda_device().cache_bytes)
     expected = References().of(record, "", workload, FLOAT32)

@@ -130,6 +130,14 @@ def test_zeros_are_no_gradient(name: str) -> None:
     assert rejected >= 2 * len(operation.differentiable)
 
 
+def test_a_nan_makes_a_sum_nan_beside_unknown_terms() -> None:
+    terms = within([[NAN, 1.0], [NAN, 2.0], [3.0, 4.0]], [[0.0, INF], [INF, 1.0], [0.0, 0.0]])
+    for sums in (np.sum(terms, axis=1), np.cumsum(terms, axis=1)[:, 1]):
+        assert sums.error[0] == 0
+        assert sums.error[1] == INF
+        assert np.isfinite(sums.error[2])
+
+
 @pytest.mark.parametrize("shape", [(3, 2), (2, 3, 1), (6,), (), (1, 2, 3), (0,), (2, 1)])
 def test_another_shape_is_rejected_and_both_are_named(shape: tuple[int, ...]) -> None:
     with pytest.raises(Disagreement, match=re.escape(f"shape {list(shape)}, expected [2, 3]")):

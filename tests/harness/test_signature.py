@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fourfold import values
-from fourfold.backends.signature import Signature, signature, signature_of, tensor
+from fourfold.backends.signature import Signature, flag, number, offsets, one_of, signature, signature_of, tensor
 
 
 @signature(x=tensor("... cols"), weight=tensor("cols"))
@@ -61,6 +61,73 @@ def test_the_operator_and_the_source_follow() -> None:
 
 def test_a_signature_that_is_not_the_functions_is_refused() -> None:
     with pytest.raises(TypeError, match="shifted takes x, weight, and not x, eps"):
-        Signature(shifted, {"x": tensor("..."), "eps": values(1e-6)})  # type: ignore[dict-item]
+        Signature(shifted, {"x": tensor("..."), "eps": values(1e-6)})
     with pytest.raises(ValueError, match="weight must be a tensor of the tested dtype"):
-        Signature(shifted, {"x": tensor("..."), "weight": tensor("...", optional=True)})
+        Signature(shifted, {"x": tensor("..."), "weight": tensor("...", dtype="float32")})
+    with pytest.raises(ValueError, match="x must be a tensor of the tested dtype"):
+        Signature(shifted, {"x": tensor("...", optional=True), "weight": tensor("...")})
+
+
+def _not_all_alike(x: torch.Tensor, *_: Any) -> None:
+    if x.numel() and bool((x == x.reshape(-1)[0]).all()):
+        raise ValueError("x must not be constant")
+
+
+@signature(
+    _not_all_alike,
+    x=tensor("... cols"),
+    at=tensor("... picks", dtype=("int64", "int32"), high="cols"),
+    ends=offsets("segments", total="cols"),
+    scale=tensor("picks", optional=True),
+    share=number(0.5, least=0, most=1),
+    order=one_of("up", "down"),
+    strict=flag(),
+)
+def gathered(
+    x: torch.Tensor,
+    at: torch.Tensor,
+    ends: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    share: float = 0.5,
+    order: str = "up",
+    strict: bool = False,
+) -> torch.Tensor:
+    """share * x[at]."""
+    return share * x.gather(-1, at.long())
+
+
+GIVEN = {"x": torch.arange(6.0).reshape(2, 3), "at": torch.tensor([[0, 2], [1, 1]]), "ends": torch.tensor([0, 1, 3])}
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "said"),
+    [
+        ({"at": torch.ones(2, 2)}, TypeError, "at must be a tensor of int64 or int32, not torch.float32"),
+        ({"at": torch.tensor([[0, 3], [1, 1]])}, ValueError, "at must be from 0 to 2, not 0 to 3"),
+        ({"at": torch.tensor([[0, 2]])}, ValueError, "at must be [..., picks]"),
+        ({"at": GIVEN["at"].to("meta")}, ValueError, "at must be on the device of x"),
+        ({"ends": torch.tensor([0, 4])}, ValueError, "ends must rise from 0 to 3"),
+        ({"ends": torch.tensor([0, 2, 1, 3])}, ValueError, "ends must rise from 0 to 3"),
+        ({"scale": torch.ones(3)}, ValueError, "scale must be [picks], where picks is 2, not [3]"),
+        ({"scale": torch.ones(2).double()}, TypeError, "scale must have the dtype of x"),
+        ({"share": 1.5}, ValueError, "share must be finite and at least 0 and at most 1, not 1.5"),
+        ({"share": "1"}, TypeError, "share must be a number, not str"),
+        ({"order": "sideways"}, ValueError, "order must be one of up, down, not 'sideways'"),
+        ({"order": 1}, TypeError, "order must be a str, not int"),
+        ({"strict": 1}, TypeError, "strict must be a bool, not int"),
+        ({"x": torch.ones(2, 3)}, ValueError, "x must not be constant"),
+    ],
+)
+def test_parameters_integers_and_tensors_that_may_be_left_out_are_checked(
+    changed: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    assert torch.equal(gathered(**GIVEN), 0.5 * torch.tensor([[0.0, 2.0], [4.0, 4.0]]))
+    assert torch.equal(gathered(**GIVEN, scale=torch.ones(2), share=1), torch.tensor([[0.0, 2.0], [4.0, 4.0]]))
+    with pytest.raises(error, match=re.escape(said)):
+        gathered(**{**GIVEN, **changed})
+
+
+def test_the_schema_names_the_types_of_all_arguments() -> None:
+    schema = signature_of(gathered).operator(torch.empty_like, "(Tensor output, Tensor kept)").schema
+    arguments = "Tensor x, Tensor at, Tensor ends, Tensor? scale, float share, str order, bool strict"
+    assert schema == f"gathered({arguments}) -> (Tensor output, Tensor kept)"

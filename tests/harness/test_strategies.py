@@ -1,5 +1,6 @@
 """The strategies generate what their names promise, in every dtype and often enough."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -252,6 +253,18 @@ def test_nan_and_infinity_reach_boxes_that_count_and_not_in_most_cases(name: str
     for which in (0, 1):
         assert often([bool(np.isnan(pair[which]).any()) for pair in strange], 1 / 100)
         assert often([bool(np.isinf(pair[which]).any()) for pair in strange], 1 / 100)
+
+
+def test_no_two_arguments_of_a_call_have_the_same_numbers() -> None:
+    def with_many_digits(array: np.ndarray) -> np.ndarray:
+        ordinary = array[np.isfinite(array) & (abs(array) > 1e-30)]
+        return ordinary[ordinary % 0.5 != 0]
+
+    strategy = OPERATIONS["add_rms_norm"].cases(DTYPES["float32"], 256)
+    for case in collect(strategy, 150):
+        given = [with_many_digits(array) for array in (case["x"], case["residual"], case.grad_output)]
+        for some, other in itertools.combinations(given, 2):
+            assert np.isin(some, other).sum() <= len(some) / 4
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))

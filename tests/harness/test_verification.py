@@ -148,6 +148,21 @@ def test_a_wrong_function_is_rejected_with_its_distinct_failures() -> None:
         fourfold.assert_correct(without_maximum, "softmax", only=["forward"], **ONE)
 
 
+def test_a_brief_search_begins_with_cases_without_an_axis_of_one_element() -> None:
+    @fourfold.operation(x=fourfold.tensor("... cols"))
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    def right_for_one_row_or_column(x: torch.Tensor) -> torch.Tensor:
+        return (2 if 1 in x.shape else 3) * x
+
+    forward, backward = fourfold.verify(
+        right_for_one_row_or_column, doubled, only=["forward", "backward"], **ONE
+    ).outcomes
+    assert forward.outcome == backward.outcome == "failed"
+    assert backward.examples == 0 < forward.examples
+
+
 def test_a_failure_is_repeated_by_its_blob() -> None:
     def wrong_for_three_axes(x: torch.Tensor) -> torch.Tensor:
         # The named cases of three axes have 8 columns or thousands, and the large ones have two axes.

@@ -157,5 +157,7 @@ class Edits:
 
     def unchecked(self, name: str, **more: Any) -> Fault:
         """Return an implementation that does not check its arguments."""
-        call = f"    check_{self.operation}( =>     ({self.operation}, "
-        return self._fault(name, declared_errors_are_raised, "in place of|was raised|not name", (call,), more)
+        edit = "@signature( => @(lambda **arguments: lambda function: function)("
+        if (KernelPackage.of(self.operation).folder / self.operation / "arguments.py").exists():
+            edit = f"    check_{self.operation}( =>     ({self.operation}, "
+        return self._fault(name, declared_errors_are_raised, "in place of|was raised|not name", (edit,), more)

@@ -116,8 +116,10 @@ def ragged_row(dtype: DType) -> Case:
 
 
 def named(operation: ModuleType, *examples: str) -> dict[str, CaseOf]:
-    """Return some named examples of an operation's module."""
-    return {example: operation.examples[example] for example in examples}
+    """Return some named examples of an operation's module, of its first output if there are several."""
+    record = operation.operation
+    record = next(iter(record.outputs.values()), record)
+    return {example: record.examples[example] for example in examples}
 
 
 def law(which: Law) -> Check:

@@ -124,13 +124,13 @@ def _triton_faults() -> tuple[Fault, ...]:
            examples=named(properties, "residual_lies_otherwise"), **y,
            source="https://github.com/NVIDIA/TensorRT-LLM/pull/14810"),
         of("columns_adjacent", f"{STRIDES} residual_outer_stride, residual_inner_stride, 1,\n        )",
-           examples=named(properties, "columns_with_gaps"), **y),
+           examples=named(properties, "all_sliced_columns"), **y),
         of("residual_past_the_end", f"{SQUARES} held * held, 1.0)", **y),
         of("sum_in_float16", "residual.to(COMPUTE)).to(residual_out => residual.to(COMPUTE)).to(tl.float16).to("
            "residual_out", examples=named(properties, "residual_is_far_larger"), right_on=whole, **sums),
         of("normalized_is_stored_as_the_sum", f"{STORE} => {STORE}\n"
            f"        store_tile(residual_out_ptr, rows, columns, num_rows, cols, {NORMAL})", **sums),
-        of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(properties.rows(9, 5)), **y,
+        of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(properties.rows(9, cols=5)), **y,
            source="https://github.com/vllm-project/vllm/issues/43390"),
     )
 
@@ -155,7 +155,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of.stopped("barrier_missing", cuda_on_cpu.Race, BARRIER, **y),
         of("tail_of_vectors_dropped", TAIL, right_on="many_rows_of_whole_vectors", **y),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS,
-                   examples=far_apart(properties.rows(9, 5)), **y, **zeros),
+                   examples=far_apart(properties.rows(9, cols=5)), **y, **zeros),
     )
 
 

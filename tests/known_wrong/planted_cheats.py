@@ -312,7 +312,7 @@ def _faults() -> tuple[Fault, ...]:
             "first_sample_for_all",
             "softmax",
             bound(first_sample_for_all, "softmax"),
-            right_on="one_row_without_leading_axes",
+            right_on="without_leading_axes",
         ),
         of("first_sample_for_all", "matmul", bound(first_sample_for_all, "matmul"), right_on="one_row"),
         of(
@@ -326,11 +326,11 @@ def _faults() -> tuple[Fault, ...]:
             "softmax",
             bound(remembered_by_sum, "softmax"),
             r"left side.* is .*expected",
-            right_on="one_column",
+            right_on="cols_1",
             check=law(columns_may_change_places),
         ),
         of("float16_inside", "matmul", bound(narrower, "matmul", torch.float16), right_on="activation_at_0"),
-        of("bfloat16_inside", "softmax", bound(narrower, "softmax", torch.bfloat16), right_on="one_column"),
+        of("bfloat16_inside", "softmax", bound(narrower, "softmax", torch.bfloat16), right_on="cols_1"),
         of("delivered_later", "vector_add", bound(delivered_later, "vector_add")),
         of("agreeable", "layer_norm", bound(agreeable, "layer_norm"), f"{OUTPUT}|a kind of tensor"),
         of(

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from fourfold.impls.giou.torch_eager import in_compute_dtype
-from fourfold.impls.softmax.arguments import check_softmax
+from fourfold.impls.softmax.torch_eager import softmax as softmax_in_torch
 from fourfold.properties import softmax as softmax_properties
 
+from fourfold.backends.signature import signature_of
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.batches import many_samples_are_alike, the_batch_does_not_matter
 from fourfold.checks.forward import forward_agrees
@@ -63,7 +64,7 @@ def softmax(
             return backward(compute(grad), compute(y)).to(y.dtype)
 
     def implementation(x: Tensor) -> Tensor:
-        check_softmax(x)
+        signature_of(softmax_in_torch).check(x)
         return Softmax.apply(x)
 
     return implementation

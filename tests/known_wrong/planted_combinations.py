@@ -284,10 +284,10 @@ def _declared(function: Callable[..., Tensor], record: Any) -> Fault:
 
 
 FAULTS = (
-    _combined("softmax", misaligned_and_transposed, "one_column"),
-    _combined("softmax", strided_and_expanded, "one_column"),
+    _combined("softmax", misaligned_and_transposed, "cols_1"),
+    _combined("softmax", strided_and_expanded, "cols_1"),
     _combined("vector_add", strides_of_five_axes, "five_axes_each_in_another_order"),
-    _combined("layer_norm", weight_alone_misaligned, "misaligned"),
+    _combined("layer_norm", weight_alone_misaligned, "all_misaligned"),
     _declared(rms_weight_alone_misaligned, rms_norm),
     _combined("softmax", nan_lost_in_later_blocks, "rows_not_finite"),
     _combined("softmax", infinity_clamped_in_later_blocks, "rows_not_finite"),
@@ -298,7 +298,7 @@ FAULTS = (
     _combined(
         "softmax",
         long_rows_apart_under_inference_mode,
-        "transposed",
+        "all_transposed",
         check=functools.partial(as_a_candidate, modes_do_not_matter),
         says=r"under inference_mode.*: output.* is .*expected",
     ),

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from fourfold.impls.softmax.arguments import check_softmax
+from fourfold.impls.softmax.torch_eager import softmax as softmax_in_torch
 from fourfold.impls.vector_add.torch_eager import vector_add as definition
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
@@ -68,7 +68,7 @@ def softmax(language: str, wrong: str) -> Implementation:
     """softmax of contiguous rows, by a launch that is impossible for many rows, or for long ones."""
 
     def implementation(x: Tensor) -> Tensor:
-        check_softmax(x)
+        signature_of(softmax_in_torch).check(x)
         given, y = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
         rows, cols = (x.numel() // x.shape[-1], x.shape[-1]) if x.numel() else (0, 0)
         grid = (1, 1, rows) if wrong == "rows_along_z" else (1, rows) if wrong == "rows_along_y" else (rows,)

@@ -71,11 +71,11 @@ def _torch_faults() -> tuple[Fault, ...]:
         of("mean_summed_in_bfloat16", f"wide_x.mean(-1, keepdim=True) => {BFLOAT16}.float() / max(x.shape[-1], 1)",
            dtype="bfloat16", right_on="one_column"),
         of("computed_in_half", "(t.to(torch.promote_types(t.dtype, torch.float32)) for => (t for", dtype="float16"),
-        of("one_mean_for_all_rows", OVER_ALL, right_on="one_row_without_leading_axes"),
+        of("one_mean_for_all_rows", OVER_ALL, right_on="without_leading_axes"),
         of("weight_of_the_next_column", NEXT_COLUMN, right_on="one_column"),
         of.gradient("mean_of_gradient_left_out", NO_MEAN),
         of.gradient("product_left_out", "+ eps).sqrt() => + eps).sqrt().detach()", right_on="one_column"),
-        of.gradient("rows_past_256_left_out", *parameters_of("number <= 256"), right_on="one_short_of_1024_columns"),
+        of.gradient("rows_past_256_left_out", *parameters_of("number <= 256"), right_on="cols_1023"),
         of.gradient("weight_not_normalized", "* wide_weight + => * wide_weight.detach()"
                     " + centred.detach() * (wide_weight - wide_weight.detach()) +", right_on="one_column"),
         of.gradient("no_gradient", "(centred / deviation * => ((centred / deviation).detach() *",
@@ -109,18 +109,20 @@ WEIGHT = "weight = load_parameter(weight_ptr, columns, cols, {}, COMPUTE)\n    b
 
 
 def _triton_faults() -> tuple[Fault, ...]:
-    of, strided = Edits("layer_norm", "triton"), named(properties, "columns_with_gaps")
+    of, strided = Edits("layer_norm", "triton"), named(properties, "all_sliced_columns")
     return (
         of("square_of_mean", f"{SQUARES} => squares = x * x", "axis=1) / num + => axis=1) / num - mean * mean +",
            right_on=one_row, source="https://github.com/pytorch/pytorch/pull/55044"),
-        of("padding_in_the_variance", f"{SQUARES} => squares = centred * centred", right_on=properties.rows(2, 1024),
+        of("padding_in_the_variance", f"{SQUARES} => squares = centred * centred",
+           right_on=properties.rows(2, cols=1024),
            source="https://github.com/triton-lang/triton/issues/9838"),
         of("columns_past_a_block", "for piece in range(pieces):\n        columns = piece * =>"
            " for piece in range(min(pieces, 1)):\n        columns = piece *", right_on="one_column",
            source="https://github.com/facebookresearch/xformers/issues/785"),
         of("sum_in_half", "tl.sum(x, axis=1) / num => tl.sum(x, axis=1).to(tl.float16).to(COMPUTE) / num",
            right_on=one_row),
-        of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(properties.rows(9, 5)), right_on="one_column"),
+        of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(properties.rows(9, cols=5)),
+           right_on="one_column"),
         of("variance_of_a_sample", "axis=1) / num + => axis=1) / tl.maximum(num - 1, 1) +", right_on="one_column"),
         of("eps_outside_the_root", f"{ROOT} =>"
            " rstd = 1 / (tl.sqrt(tl.sum(squares, axis=1) / num) + tl.full((), eps, COMPUTE))", right_on="one_column",
@@ -150,7 +152,7 @@ LAST = "squares += sum_over_row(sum, 1).first + =>"
 
 def _cuda_faults() -> tuple[Fault, ...]:
     of, row, one = Edits("layer_norm", "cuda"), {"right_on": one_row}, {"right_on": "one_column"}
-    short, gradient = {"right_on": "columns_not_a_multiple_of_16"}, {"check": backward_agrees}
+    short, gradient = {"right_on": "two_columns"}, {"check": backward_agrees}
     out_of_bounds, race = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race
     return (
         of("square_of_mean", f"{CENTRED} if (j < own) sum.first += C(data[k].at[j]) * C(data[k].at[j]);",
@@ -158,7 +160,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
            source="https://github.com/microsoft/onnxruntime/pull/31973"),
         of("variance_of_sample", f"{ROOT_IN_CUDA} rsqrt(squares / C(cols > 1 ? cols - 1 : cols) + C(eps))", **one),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS,
-                   examples=far_apart(properties.rows(9, 5)), **one),
+                   examples=far_apart(properties.rows(9, cols=5)), **one),
         of("eps_outside_the_root", f"{ROOT_IN_CUDA} (C(1) / (sqrt(squares / C(cols)) + C(eps)))", **one),
         of("eps_typed_in", f"{ROOT_IN_CUDA} rsqrt(squares / C(cols) + C(1e-5))", **row),
         of("counts_taken_as_equal", f"{SHARE} share = start ? C(0.5) : C(1),", **row),
@@ -177,7 +179,8 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    **one),
         of.gradient("mean_of_gradient_left_out", "means = {means.first * reciprocal, => means = {C(0),",),
         of.stopped("grad_output_contiguous_assumed", out_of_bounds,
-                   "cols, inner, *grad_rows[1:], => cols, inner, inner * cols, cols, 1,", **gradient, **one),
+                   "cols, inner, *grad_rows[1:], => cols, inner, inner * cols, cols, 1,",
+                   examples=named(properties, "all_sliced_columns"), **gradient, **one),
         of.gradient("last_block_of_rows_dropped", "i < partials; i += blockDim.y) =>"
                     " i < max(partials - 1, 1ll); i += blockDim.y)", **row),
         of.gradient("first_block_of_rows_only", "i < partials; i += blockDim.y) =>"

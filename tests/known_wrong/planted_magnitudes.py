@@ -284,7 +284,7 @@ FAULTS = (
     _fault(
         "softmax",
         exponentials_of_14_bits,
-        "one_column",
+        "cols_1",
         check=law(softmax.entries_are_to_the_largest_as_exponentials),
         says="left side",
         seen_by="",
@@ -292,14 +292,14 @@ FAULTS = (
     _fault(
         "layer_norm",
         deviations_of_two_parts,
-        "columns_not_a_multiple_of_16",
+        "ordinary",
         check=law(layer_norm.differences_are_in_proportion),
         says="left side",
         seen_by="",
     ),
-    _fault("layer_norm", squares_in_bfloat16, "one_column", seen_by=""),
+    _fault("layer_norm", squares_in_bfloat16, "cols_1", seen_by=""),
     # On a GPU torch adds the squares up in an order that loses less than the bound allows.
-    _fault("layer_norm", squares_less_the_mean, "long_row", only_on="cpu"),
+    _fault("layer_norm", squares_less_the_mean, "long_row", seen_by="", only_on="cpu"),
     _fault("matmul", products_in_tf32, "cancellation", seen_by="settled"),
     _fault("matmul", products_of_two_parts, "cancellation", seen_by="settled"),
     _fault("layer_norm", bias_of_many_rows, "many_rows_of_whole_vectors", check=backward_agrees, says=GRADIENT),
@@ -311,7 +311,7 @@ FAULTS = (
     _fault("matmul", small_factors_lost, "whole_blocks"),
     _fault("giou", large_boxes_in_bfloat16, "coordinates_past_256"),
     _declared(row_sum, sum_of_halves_in_triton, "triton"),
-    Edits("softmax", "triton")("terms_in_triton", TERMS_OF_HALVES, right_on="one_column", seen_by="combined"),
+    Edits("softmax", "triton")("terms_in_triton", TERMS_OF_HALVES, right_on="cols_1", seen_by="combined"),
     Edits("vector_add", "cuda")("sum_cut_off_in_cuda", CUT_OFF, right_on=zeros_added, seen_by="settled"),
     _declared(row_sum, sum_of_halves_in_cuda, "cuda"),
 )

@@ -80,7 +80,7 @@ def _torch_faults() -> tuple[Fault, ...]:
         of.law(properties.scaling_a_row_scales_the_deviation_alone, TYPED_IN, right_on=one_row),
         of.law(properties.columns_may_change_places, NEXT_COLUMN, right_on=without_cotangent),
         of.law(properties.normalized_rows_have_at_most_unit_mean_square, f"{SQUARES} =>"
-               " (wide_x * wide_x)[..., : max(x.shape[-1] - 1, 1)].mean(-1, keepdim=True)", right_on="one_column"),
+               " (wide_x * wide_x)[..., : max(x.shape[-1] - 1, 1)].mean(-1, keepdim=True)", right_on="cols_1"),
         of.law(properties.gradient_of_weight_weighs_the_normalized_rows, *FIRST_ROW, right_on=one_row),
         of.law(properties.a_row_does_not_see_the_others, OVER_ALL, right_on=one_row),
         of.law(properties.gradients_of_two_batches_add_up, *FIRST_ROW, right_on=one_row),
@@ -95,8 +95,8 @@ PIECES = "for start in range(0, cols, BLOCK_COLS): =>"
 
 
 def _triton_faults() -> tuple[Fault, ...]:
-    of, strided = Edits("rms_norm", "triton"), named(properties, "columns_with_gaps")
-    whole_block, weight = properties.rows(4, 1024), {"says": "gradient of weight", "right_on": without_cotangent}
+    of, strided = Edits("rms_norm", "triton"), named(properties, "all_sliced_columns")
+    whole_block, weight = properties.rows(4, cols=1024), {"says": "gradient of weight", "right_on": without_cotangent}
     return (
         of("eps_outside_the_root", f"rstd = tl.rsqrt({MEAN} + tl.full((), eps, COMPUTE)) =>"
            f" rstd = 1 / (tl.sqrt({MEAN}) + tl.full((), eps, COMPUTE))",
@@ -106,7 +106,7 @@ def _triton_faults() -> tuple[Fault, ...]:
         of("columns_past_a_block", f"{PIECES} for start in range(0, BLOCK_COLS, BLOCK_COLS):", right_on=one_row),
         of("columns_past_16_bits", f"{PIECES} for start in range(0, cols % 65536, BLOCK_COLS):", right_on=one_row,
            examples=named(properties, "one_past_65536_columns")),
-        of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(properties.rows(9, 5)), right_on=one_row),
+        of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(properties.rows(9, cols=5)), right_on=one_row),
         of("column_stride_dropped", f"{HELD}, x_column_stride) => {HELD}, 1)", examples=strided, right_on=one_row,
            source="https://github.com/ModelTC/LightLLM/issues/1467"),
         of.gradient("grad_output_contiguous_assumed", "(inner, *grad_rows[1:], => (inner, inner * cols, cols, 1,",
@@ -144,9 +144,10 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of("first_warp_only", FIRST_WARP),
         of("tail_of_vectors_dropped", TAIL, **one),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS,
-                   examples=far_apart(properties.rows(9, 5)), **one),
+                   examples=far_apart(properties.rows(9, cols=5)), **one),
         of.stopped("grad_output_contiguous_assumed", cuda_on_cpu.OutOfBounds,
-                   "cols, inner, *grad_rows[1:], => cols, inner, inner * cols, cols, 1,", check=backward_agrees, **one),
+                   "cols, inner, *grad_rows[1:], => cols, inner, inner * cols, cols, 1,", check=backward_agrees,
+                   examples=named(properties, "all_sliced_columns"), **one),
         of.gradient("mean_left_to_a_sum", "product = row_sum<ROWS == SEVERAL>(product, turn) / C(cols); =>"
                     " product = row_sum<ROWS == SEVERAL>(product, turn);", right_on=without_cotangent),
         of.stopped("stage_filled_while_it_is_read", cuda_on_cpu.Race, UNFENCED, check=backward_agrees, **one),

@@ -41,7 +41,7 @@ OF_ALL, NO_SUM = steps(largest="(wide.detach().max() if x.numel() else 0)"), ste
 
 
 def _torch_faults() -> tuple[Fault, ...]:
-    of, one, two = Edits("softmax", "torch"), {"right_on": "one_column"}, {"right_on": "two_columns"}
+    of, one, two = Edits("softmax", "torch"), {"right_on": "cols_1"}, {"right_on": "two_columns"}
     return (
         of("no_maximum", steps(largest="0"), **two),
         of("last_column_forgotten", FORGOTTEN, **one),
@@ -63,7 +63,7 @@ def _torch_faults() -> tuple[Fault, ...]:
            **two),
         of("largest_of_all_rows", OF_ALL, **two),
         of.law(softmax.a_row_does_not_see_the_others, OF_ALL, name="largest_of_all_rows", **two),
-        of("first_axis", "dim=-1 => dim=0", right_on="one_row_without_leading_axes"),
+        of("first_axis", "dim=-1 => dim=0", right_on="without_leading_axes"),
         of.gradient("sum_left_out", NO_SUM, right_on=cotangent_of_zeros),
         of.law(softmax.gradients_of_a_row_sum_to_zero, NO_SUM, name="sum_left_out"),
         of.law(softmax.a_constant_cotangent_gives_no_gradient, NO_SUM, name="sum_left_out"),
@@ -73,14 +73,14 @@ def _torch_faults() -> tuple[Fault, ...]:
     )
 
 
-WHOLE_BLOCK = softmax.random_rows(2, 1024)
+WHOLE_BLOCK = softmax.rows(2, cols=1024)
 MAXIMUM, TOTAL = "tl.max(x, axis=1)", "1.0 / tl.sum(terms, axis=1)"
 RESCALED = "total = total * exponential(largest - reference) + tl.sum( =>"
 STORE = "tl.store(output_ptr + output_at, output.to(output_ptr.dtype.element_ty)"
 
 
 def _triton_faults() -> tuple[Fault, ...]:
-    of, strided, two = Edits("softmax", "triton"), named(softmax, "columns_with_gaps"), {"right_on": "two_columns"}
+    of, strided, two = Edits("softmax", "triton"), named(softmax, "all_sliced_columns"), {"right_on": "two_columns"}
     return (
         of("other_is_zero", 'other=float("-inf")).to(COMPUTE)\n    # => other=0.0).to(COMPUTE)\n    #',
            right_on=WHOLE_BLOCK),
@@ -91,17 +91,17 @@ def _triton_faults() -> tuple[Fault, ...]:
         of("maximum_from_a_finite_number", f"{MAXIMUM} => tl.maximum({MAXIMUM}, -5e4)",
            source="https://github.com/flashinfer-ai/flashinfer/pull/4401", **two),
         of("maximum_of_magnitudes", f"{MAXIMUM} => tl.max(tl.where(mask, tl.abs(x), 0.0), axis=1)",
-           right_on="one_column"),
+           right_on="cols_1"),
         of("sum_not_rescaled", f"{RESCALED} total = total + tl.sum(", **two),
         of("maximum_not_kept", "largest = new => largest = new if tile == 0 else largest",
            source="https://github.com/KarhouTam/cuda-kernels/issues/1", **two),
         of("infinity_less_infinity", 'reference = tl.where(new == float("-inf"), 0.0, new) => reference = new',
            source="https://github.com/Dao-AILab/flash-attention/issues/1930",
            examples=named(softmax, "late_maximum"), **two),
-        of("sum_in_half", f"{TOTAL} => {TOTAL}.to(tl.float16).to(COMPUTE)", right_on="equal_entries"),
+        of("sum_in_half", f"{TOTAL} => {TOTAL}.to(tl.float16).to(COMPUTE)", right_on="equal_numbers"),
         of("contiguous_assumed", "[:, None] + (columns * x_column_stride)[None, :] => [:, None] + columns[None, :]",
            examples=strided, **two),
-        of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(softmax.random_rows(9, 5)),
+        of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(softmax.rows(9, cols=5)),
            source="https://github.com/databricks/megablocks/pull/185", **two),
         of("rows_past_the_grid", "(cdiv(num_rows, by.block_rows),) => (min(cdiv(num_rows, by.block_rows), 4),)",
            check=memory_is_respected, says=UNWRITTEN, **two),
@@ -121,9 +121,10 @@ LAST_SUM = "        sum = present ? sum_of_warps[lane] : C(0);\n => "
 
 
 def _cuda_faults() -> tuple[Fault, ...]:
-    of, one, two = Edits("softmax", "cuda"), {"right_on": "one_column"}, {"right_on": "two_columns"}
-    written, one_warp = {"check": memory_is_respected, "says": UNWRITTEN}, {"right_on": "columns_not_a_multiple_of_16"}
+    of, one, two = Edits("softmax", "cuda"), {"right_on": "cols_1"}, {"right_on": "two_columns"}
+    written, one_warp = {"check": memory_is_respected, "says": UNWRITTEN}, {"right_on": "two_columns"}
     out_of_bounds, race, divergent = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race, cuda_on_cpu.DivergentBarrier
+    strided = named(softmax, "all_sliced_columns")
     return (
         of("no_maximum", "const C reference = taken_off(most); => const C reference = most = C(0);", **two),
         of("maximum_from_zero", "C largest = minus_infinity<C>(), sum = 0; => C largest = 0, sum = 0;", **two),
@@ -149,26 +150,27 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    source="https://github.com/1bit-MONSTER/1bit-MONSTER/issues/620"),
         of.stopped("barrier_in_a_loop", divergent, "                if (i >= count) to[k] = filled =>"
                    " if (i < count) __syncthreads();\n                if (i >= count) to[k] = filled",
-                   right_on=softmax.random_rows(4, 1024)),
+                   right_on=softmax.rows(4, cols=1024)),
         of.stopped("row_of_fixed_length", out_of_bounds, f"{KEPT}    __shared__ T row_of[512];\n"
                    "    for (int i = thread; size > 32 && i < cols; i += size) row_of[i] = T(0);\n", **two),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic,
                    "(row - outer * inner) * inner_stride => int(row - outer * inner) * int(inner_stride)",
-                   examples=far_apart(softmax.random_rows(9, 5)), **two),
+                   examples=far_apart(softmax.rows(9, cols=5)), **two),
         of("rows_past_the_grid", "-(-num_rows // (plan.block // plan.threads)), =>"
            " min(-(-num_rows // (plan.block // plan.threads)), 4),", **written, **two),
-        of.stopped("contiguous_assumed", out_of_bounds, "{{first[i * column_stride]}} => {{first[i]}}", **two),
+        of.stopped("contiguous_assumed", out_of_bounds, "{{first[i * column_stride]}} => {{first[i]}}",
+                   examples=strided, **two),
         of("zero_where_nothing_is_left", "own_scale = => own_scale = largest == minus_infinity<C>() ? C(0) :", **two,
            source="https://github.com/pytorch/pytorch/pull/131060"),
         of("sum_in_half", "sum += part[k][j] = exponential(part[k][j] - reference); =>"
            " sum = C(__half(float(sum + (part[k][j] = exponential(part[k][j] - reference)))));",
-           right_on="equal_entries"),
+           right_on="equal_numbers"),
         of("last_columns_dropped", "(SHIFTED ? i - threadIdx.x % 32 : i) >= count =>"
            " (SHIFTED ? i - threadIdx.x % 32 : i) >= (count > 32 ? count / 32 * 32 : count)", **written, **two),
         of("reciprocal_of_half", f"{RESULT} scale = C(__half(float(C(1) / terms.sum))),", **one),
         of.stopped("grad_output_contiguous_assumed", out_of_bounds,
                    "grad_outer_stride, grad_inner_stride, grad_column_stride);\n => inner * cols, cols, 1);\n",
-                   check=backward_agrees, **two),
+                   check=backward_agrees, examples=strided, **two),
         of.gradient("sum_of_first_warp", "lane < threads / 32 ? of_warps[lane] => lane < 1 ? of_warps[lane]",
                     **one_warp),
     )

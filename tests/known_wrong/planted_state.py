@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
-from fourfold.impls.softmax.arguments import check_softmax
+from fourfold.impls.softmax.torch_eager import softmax as softmax_in_torch
 
 from fourfold.backends.cuda.launch import CudaKernel
+from fourfold.backends.signature import signature_of
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.graph import place_in_the_graph_does_not_matter
 from fourfold.checks.interleaving import backward_passes_may_interleave
@@ -145,7 +146,7 @@ def softmax(kernels: Kernels, fault: str = "") -> Implementation:
             return grad_x, None, None
 
     def implementation(x: Tensor) -> Tensor:
-        check_softmax(x)
+        signature_of(softmax_in_torch).check(x)
         fast = fault == "no_maximum" and not torch.is_grad_enabled()
         leaf = x if fault in ("gradient_of_leaves_alone", "accumulated_by_itself") else None
         if fault == "gradients_always":

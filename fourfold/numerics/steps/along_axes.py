@@ -94,7 +94,11 @@ def bounded_sum(
         opposite = np.where(value > 0, add(np.where(a.value < 0, sizes, 0.0)), add(np.where(a.value > 0, sizes, 0.0)))
         overflows |= infinite & ~(opposite * (1 + growth) <= largest)
     operand, steps = Bounded(value, inherited, a.arithmetic), np.where(growth > 0, ROUNDED_ONCE, 0.0)
-    return rounded(value, inherited + grown, (operand,), steps, overflows, settled=settled)
+    result = rounded(value, inherited + grown, (operand,), steps, overflows, settled=settled)
+    certain_nan = np.isnan(a.value) & (a.error == 0)
+    if certain_nan.any():  # makes a sum NaN, whatever unknown terms there are beside it
+        result.error = np.where(add(certain_nan.astype(np.float64)) > 0, 0.0, result.error)
+    return result
 
 
 # Sums, means and variances.

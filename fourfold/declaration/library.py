@@ -1,0 +1,63 @@
+"""The records of this library's operations: what follows from the signature of the implementation in torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+from fourfold import backends
+from fourfold.backends.signature import signature_of
+from fourfold.declaration import named_cases
+from fourfold.declaration.definition import declaration_of, made_of
+from fourfold.operations.axes import LEADING
+from fourfold.operations.declared_errors import Arguments
+from fourfold.operations.outputs import alone
+from fourfold.operations.record import Operation
+
+# Derived cases that are left out: rows by the thousand take most of the time of an emulated kernel. The case
+# "many_short_rows" and the large cases have many rows, too.
+MANY_ROWS = ("rows_1023", "rows_1024", "rows_1025", "rows_4101")
+
+
+class Declared:
+    """An operation whose implementation in torch has a signature.
+
+    Args:
+        name: the operation's name.
+        outputs: the names of its outputs, if there are several. The first one has the gradients.
+        sizes: the sizes that axes may have: see `fourfold.operation`.
+    """
+
+    def __init__(self, name: str, outputs: Sequence[str] = (), sizes: Mapping[str, Any] | None = None) -> None:
+        self.name = name
+        self.signature = signature_of(backends.load(name, "torch"))
+        function = self.signature.function
+        self._definition = alone(function, outputs, 0) if outputs else function
+        self.arguments = Arguments(**self.signature.arguments)
+        self.declaration = declaration_of(name, self._definition, self.signature.arguments, sizes or {})
+
+    def example(self, *leading: int, **given: Any) -> named_cases.Make:
+        """Return a named case: see `fourfold.declaration.named_cases.example`."""
+        return named_cases.example(*leading, **given).of(self.declaration)
+
+    def operation(self, oracle: ModuleType, **fields: Any) -> Operation:
+        """Return the record.
+
+        Args:
+            oracle: the module with its forward and backward.
+            fields: fields of the record. They replace those that follow from the signature; `examples` are added.
+        """
+        batched = {n: len(of.axes) - 1 for n, of in self.signature.tensors.items() if of.axes[:1] == (LEADING,)}
+        given: dict[str, Any] = {
+            "name": self.name,
+            "forward": oracle.forward,
+            "backward": oracle.backward,
+            "source": self.signature.source,
+            "batched": batched,
+            "errors": self.arguments.errors,
+            "ranges": self.arguments.ranges,
+        }
+        record = made_of(self._definition, self.declaration, {**given, **fields})
+        if len(self.declaration.axes) == 1:
+            return record
+        return replace(record, examples={name: of for name, of in record.examples.items() if name not in MANY_ROWS})

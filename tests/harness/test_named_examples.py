@@ -1,0 +1,64 @@
+"""A named example is described by its deviations from the ordinary case, for users' declarations and for records."""
+
+import numpy as np
+import pytest
+import torch
+
+import fourfold
+from fourfold import example
+from fourfold.declaration.library import Declared
+from fourfold.numerics.dtypes import DTYPES
+
+FLOAT32 = DTYPES["float32"]
+
+
+@fourfold.operation(
+    x=fourfold.tensor("... cols", kind=("normal", "masked")),
+    weight=fourfold.tensor("cols", optional=True),
+    scale=fourfold.values(1.0, 2.0),
+    examples={
+        "long": example(2, 3, cols=70, x="transposed", scale=2.0),
+        "numbers": example(
+            x=[[1.0, 2.0]], weight=lambda rng, dtype: [dtype.largest, 0], grad_output=(-1.5, "expanded")
+        ),
+        "masked": example(50, cols=40, x=("masked", "misaligned"), weight=None),
+    },
+)
+def scaled(x: torch.Tensor, weight: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
+    """x * weight * scale."""
+    return x * scale if weight is None else x * weight * scale
+
+
+def test_sizes_layouts_and_parameters_are_those_of_the_example() -> None:
+    case = scaled.examples["long"](FLOAT32)
+    assert (case["x"].shape, case["weight"].shape, case.grad_output.shape) == ((2, 3, 70), (70,), (2, 3, 70))
+    assert (case.layouts, case.parameters) == ({"x": "transposed"}, {"scale": 2.0})
+
+
+def test_numbers_decide_the_sizes() -> None:
+    case = scaled.examples["numbers"](FLOAT32)
+    assert case["x"].tolist() == [[1.0, 2.0]]
+    assert case["weight"].tolist() == [FLOAT32.largest, 0]
+    assert case.grad_output.tolist() == [[-1.5, -1.5]]
+    assert case.layouts == {"grad_output": "expanded"}
+
+
+def test_the_masked_kind_has_minus_infinity_beside_finite_numbers() -> None:
+    x = scaled.examples["masked"](FLOAT32)["x"]
+    assert 0 < np.isneginf(x).mean() < 1
+    assert np.isfinite(x[~np.isneginf(x)]).all()
+    assert "weight" not in scaled.examples["masked"](FLOAT32).inputs
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [({"y": "transposed"}, "'y'"), ({"x": [1.0], "weight": [1.0, 2.0]}, "weight")]
+)
+def test_what_does_not_fit_the_declaration_is_named(given: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        example(**given).of(scaled.declaration)(FLOAT32)
+
+
+def test_a_record_takes_cases_and_errors_from_the_signature() -> None:
+    declared = Declared("softmax")
+    assert declared.example(2, cols=5)(FLOAT32)["x"].shape == (2, 5)
+    assert {"x_is_list", "x_of_shape_no_axis"} <= {error.name for error in declared.arguments.errors}
