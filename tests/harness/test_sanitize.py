@@ -564,7 +564,7 @@ for path in map(pathlib.Path, sys.argv[1:]):
         output = os.open(path.with_suffix(".txt"), os.O_WRONLY | os.O_CREAT)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        code = sanitize.main(["--json", str(path.with_suffix(".json")), str(path)])
+        code = sanitize.main("--json", str(path.with_suffix(".json")), str(path))
         sys.stdout.flush()
         os._exit(code)
     _, status = os.wait()
