@@ -223,16 +223,6 @@ def test_the_three_names_are_enough(vary: bool, factor: float, grade: str) -> No
     assert verdict.passed == (grade == "exact")
 
 
-def test_a_missing_name_is_named() -> None:
-    with pytest.raises(AttributeError, match="get_inputs"):
-        fourfold.verify_contract(SimpleNamespace(kernel_fn=scaled, reference_fn=scaled))
-
-
-def test_inputs_of_a_dtype_that_cannot_be_drawn_are_named() -> None:
-    with pytest.raises(ValueError, match=r"x has dtype torch\.complex64"):
-        fourfold.like(lambda x: x.abs(), [torch.zeros(2, dtype=torch.complex64)])
-
-
 @fourfold.operation(x=tensor("... cols"))
 def doubled_squares(x: torch.Tensor) -> torch.Tensor:
     return 2 * x.square()

@@ -76,20 +76,6 @@ def test_numbers_are_uniform_and_below_one() -> None:
     assert counts.abs().max() < 5 * 4096**0.5
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0, 3), "offsets must be a tensor of integers, not 3"),
-        ((0, torch.zeros(1)), "offsets must be a tensor of integers, not of torch.float32"),
-        ((0.5, torch.arange(1)), "seed must be an integer or a tensor of integers, not 0.5"),
-        ((0, torch.arange(1), torch.ones(1)), "subsequence must be a tensor of integers, not of torch.float32"),
-    ],
-)
-def test_other_arguments_are_errors_that_name_them(arguments: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        philox(*arguments)
-
-
 # ---- a kernel
 
 

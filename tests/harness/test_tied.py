@@ -91,14 +91,6 @@ def test_products_of_sizes_give_shapes_and_are_solved_for_the_one_unknown_size()
 
 
 @pytest.mark.parametrize(
-    ("axes", "message"), [("rows 2 * dim", "without spaces"), ("n*n", "names an axis twice"), ("dim*", "is no axis")]
-)
-def test_other_products_are_errors(axes: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        tensor(axes)
-
-
-@pytest.mark.parametrize(
     "made",
     [padded, *(pytest.param(each, marks=pytest.mark.full) for each in (swiglu, scores, group_norm))],
     ids=lambda made: made.name,
@@ -163,27 +155,6 @@ def test_an_example_without_the_parameter_gets_it() -> None:
     made = {name: by_groups.examples[name](FLOAT32).parameters["groups"] for name in ("own", "given")}
     assert made["given"] == 2
     assert made["own"] in (2, 4)
-
-
-@pytest.mark.parametrize(
-    ("groups", "message"),
-    [
-        (lambda: divisors("chanels"), "groups is tied to chanels, which is neither an axis nor"),
-        (lambda: tied(lambda x: 1), "groups is tied to x, which is neither an axis nor"),
-        (lambda: divisors("channels", 8), "groups: its function gives no value for channels=2"),
-        (lambda: tied(lambda channels: 1 // 0), "groups: its function raises ZeroDivisionError for channels=2"),
-        (lambda: tied(lambda channels: 5), "group_sums.*groups=5"),
-        (lambda: divisors("channels", 0), "divisors of channels must be positive integers, not 0"),
-        (lambda: tied(3), "tied takes a function of sizes, not 3"),
-        (lambda: tied(lambda *channels: 1), "argument channels cannot be given by its name"),
-    ],
-)
-def test_what_is_tied_wrongly_is_an_error_that_names_it(groups: Callable[[], Any], message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
-
-        @operation(x=tensor("channels"), groups=groups())
-        def group_sums(x: Any, groups: int) -> Any:
-            return x.unflatten(0, (groups, -1)).sum(-1)
 
 
 # ---- kernels
