@@ -16,12 +16,7 @@ from fourfold.candidates.load import kernelbench_problems, modules
 QUICK: dict[str, Any] = {"examples": 5, "device": "cpu", "seed": 1}
 
 
-@pytest.fixture(autouse=True)
-def _on_the_cpu(device: str) -> None:
-    """Once one is verified on the CPU, all Triton kernels of the process are interpreted: not beside tests on a GPU."""
-    if device != "cpu":
-        pytest.skip("needs --device cpu")
-
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 PROBLEM = """
 import torch

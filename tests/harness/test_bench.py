@@ -1,7 +1,6 @@
 """A kernel in a folder of its own is timed, saved and compared by the gate."""
 
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -54,10 +53,9 @@ def project(tmp_path: Path) -> Path:
 
 
 def run(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "FOURFOLD_OP"))}
-    environment |= {"CUDA_VISIBLE_DEVICES": "", "FOURFOLD_CACHE": str(project / "cache"), "COLUMNS": "100"}
     # Its own source files are written again within a second.
-    return warm.run(*words, cwd=project, env=environment | {"PYTHONDONTWRITEBYTECODE": "1"})
+    own = {"CUDA_VISIBLE_DEVICES": "", "FOURFOLD_CACHE": str(project / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+    return warm.run(*words, cwd=project, env=warm.variables("FOURFOLD_OP", COLUMNS="100", **own))
 
 
 def benchmark(project: Path, *words: str) -> subprocess.CompletedProcess[str]:

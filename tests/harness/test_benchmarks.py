@@ -2,7 +2,6 @@
 
 import gc
 import json
-import os
 import subprocess
 import sys
 from collections import deque
@@ -358,12 +357,6 @@ def test_no_result_is_no_agreement() -> None:
         worst_error({}, {}, small(vector_add.random_case(9)), FLOAT32)
 
 
-@pytest.fixture
-def gpu(device: str) -> None:
-    if device != "cuda":
-        pytest.skip("needs --device cuda")
-
-
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("backend", backends.BACKENDS)
@@ -628,8 +621,7 @@ def test_times_of_another_gpu_are_refused() -> None:
 
 
 def run_pytest(*options: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    return warm.run("pytest", "tests/benchmarks", "-p", "no:cacheprovider", *options, cwd=cwd, env=environment)
+    return warm.run("pytest", "tests/benchmarks", "-p", "no:cacheprovider", *options, cwd=cwd, env=warm.variables())
 
 
 CANDIDATES = """

@@ -44,9 +44,8 @@ pytestmark = pytest.mark.skipif(
 
 def verify(folder: pathlib.Path, kernel: str, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     """Run what `fourfold verify` runs, in a folder of the user's own; return the process and the verdict."""
-    dropped = ("PYTEST_", "TRITON_INT", "FOURFOLD_OPERATIONS")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
-    environment |= {"PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
+    own = {"PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
+    environment = warm.variables("TRITON_INT", **own)
     options += ("--device", "cpu", "--examples", "3", "-p", "no:cacheprovider", "--verdict", "verdict.json")
     with contextlib.chdir(folder):
         _, _, *command = command_of(parsed("verify", [kernel, *options]))  # without ``python -m``

@@ -93,11 +93,8 @@ LAUNCHED = {"language": "cuda", "function": "add<<<ceil(numel / 256), 256>>>(x, 
 OF_PROBLEM: dict[str, Any] = {"language": "kernelbench", "problem": PROBLEM, "sizes": {"size": 16}, "operation": ""}
 
 
-@pytest.fixture(autouse=True)
-def _on_the_cpu(device: str) -> None:
-    """The workers are the same on a GPU; what is judged there is too slow for so many tests."""
-    if device != "cpu":
-        pytest.skip("needs --device cpu")
+# The workers are the same on a GPU; what is judged there is too slow for so many tests.
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 def add(name: str, body: str = "", **more: Any) -> dict[str, Any]:

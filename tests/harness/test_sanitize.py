@@ -4,7 +4,6 @@ Each script is written for a GPU and imports nothing of this project. The line t
 """
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import warm
 from one_run import one_run
 
 from fourfold.backends.triton.sanitizer.races import Accesses, load_in_step, stamps_of, store_in_step
@@ -573,8 +573,8 @@ for path in map(pathlib.Path, sys.argv[1:]):
 
 
 def environment() -> dict[str, str]:
-    known = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "TRITON_", "CUDA_"))}
-    return {**known, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    own = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return warm.variables("TRITON_", "CUDA_", **own)
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
