@@ -726,7 +726,8 @@ def test_a_script_that_fails_is_a_failure(results: dict[str, Result]) -> None:
 
 
 def test_the_scripts_of_a_folder_run_on_their_own(tmp_path: Path) -> None:
-    (tmp_path / "endless.py").write_text(HEAD + WRONG["a_store_outside"][0] + ENDLESS)
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "endless.py").write_text("import beside\n" + HEAD + WRONG["a_store_outside"][0] + ENDLESS)
     (tmp_path / "fails.py").write_text("import triton.no_longer_there\n")
     done = run(tmp_path, "--timeout", "600", "--jobs", "2", "--json", "findings.json", ".")
     assert done.returncode == 1, done.stderr
