@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from subjects import subject_of
+from subjects import agrees
 
 import fourfold
 from fourfold import module, operation, tensor, values
 from fourfold.candidates.load.calling import as_operation
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.forward import forward_agrees
-from fourfold.checks.search import Search
 from fourfold.checks.threads import threads_do_not_matter
 from fourfold.engine.verification import signature_of
 from fourfold.numerics.dtypes import DTYPES
@@ -75,9 +74,7 @@ class Block(torch.nn.Module):
 
 
 def check(made: Any, given: Any, *checks: Callable[..., None]) -> None:
-    kernel = as_operation(given, signature_of(made), made.name)
-    for each in checks:
-        each(subject_of(made, kernel, FLOAT32), Search(examples=3, seed=0, shrinks=False, seeks_claims=False))
+    agrees(made, as_operation(given, signature_of(made), made.name), *checks, examples=3)
 
 
 def test_a_module_is_made_for_the_arguments_of_a_call_and_has_its_weights_and_their_gradients() -> None:

@@ -1,6 +1,5 @@
 """Parameters and axes tied to sizes: groups that divide channels, the longest sample, axes such as 2*dim."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,11 +7,10 @@ import torch
 import triton
 import triton.language as tl
 from drawing import collect
-from subjects import subject_of
+from subjects import agrees, subject_of
 
 import fourfold
 from fourfold import divisors, offsets, operation, tensor, tied
-from fourfold.checks.forward import forward_agrees
 from fourfold.checks.parameters import defaults_are_the_definitions
 from fourfold.checks.search import Search
 from fourfold.declaration.definition import DefinedOperation
@@ -69,11 +67,6 @@ def padded(x: Any, starts: Any, longest: int) -> Any:
 
 def cases_of(made: DefinedOperation, count: int = 24) -> list[Case]:
     return [*(make(FLOAT32) for make in made.examples.values()), *collect(made.cases(FLOAT32, 1024), count)]
-
-
-def agrees(made: DefinedOperation, kernel: Callable[..., Any], examples: int = 4) -> None:
-    search = Search(examples=examples, seed=0, shrinks=False, seeks_claims=False)
-    forward_agrees(subject_of(made, kernel, FLOAT32), search)
 
 
 # ---- axes
