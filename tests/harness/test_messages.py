@@ -184,7 +184,7 @@ calls(
     graded(examples=0),
     graded(speed=True),
     graded(exampels=3),
-    lambda: list(fourfold.grade([{"id": "a", "operation": "f", "source": source} for source in "xy"], workers=1)),
+    lambda: list(fourfold.grade([{"id": "a", "source": "x"}, {"id": "a", "source": "y", "operation": "softmax"}])),
 )
 calls(
     "benchmark_suite",
