@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import hypothesis
 import numpy as np
@@ -81,6 +81,7 @@ FEW_ELEMENTS = 8
 SHRINKS = 20
 # The same for a given case, which costs nothing to draw.
 SHRINKS_OF_GIVEN = 200
+Example = TypeVar("Example")
 SEED = secrets.randbits(32)  # one for this process
 # Cases of this library's own implementations. Checks and backends share them, so that the oracle computes each once.
 shared = RecentCases(500_000)
@@ -102,10 +103,11 @@ def need(condition: Any) -> None:
         raise Unsuitable
 
 
-def generated_cases(strategy: st.SearchStrategy[Case], count: int, seed: int) -> dict[str, Case]:
-    """Return generated cases by name: the same for a seed and a version of Hypothesis."""
-    cases: list[Case] = []
+def draws(strategy: st.SearchStrategy[Example], count: int, seed: int) -> list[Example]:
+    """Return about `count` draws of one search: the same for a seed and a version of Hypothesis."""
+    drawn: list[Example] = []
 
+    # Use only the generate phase: the first draws of a search must be as varied as its later ones.
     @hypothesis.seed(seed)
     @hypothesis.settings(
         max_examples=count,
@@ -115,13 +117,18 @@ def generated_cases(strategy: st.SearchStrategy[Case], count: int, seed: int) ->
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     @hypothesis.given(strategy)
-    def keep(case: Case) -> None:
-        cases.append(case)
+    def keep(example: Example) -> None:
+        drawn.append(example)
 
     if count:
         with random_state_kept():
             keep()
-    return {f"generated {number}": case for number, case in enumerate(cases)}
+    return drawn
+
+
+def generated_cases(strategy: st.SearchStrategy[Case], count: int, seed: int) -> dict[str, Case]:
+    """Return the draws of a search by name."""
+    return {f"generated {number}": case for number, case in enumerate(draws(strategy, count, seed))}
 
 
 class _PassedOverEnough(BaseException):

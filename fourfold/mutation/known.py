@@ -44,21 +44,23 @@ class ReviewedMutant:
 
 
 def read(path: pathlib.Path) -> list[ReviewedMutant]:
-    """Read the list from a TOML file with tables ``[[equivalent]]`` and ``[[out_of_reach]]``.
+    """Read the list from a TOML file with tables ``[["FILE".equivalent]]`` and ``[["FILE".out_of_reach]]``.
 
     Raises:
-        ListError: an entry lacks file, operator or reason, or it has an unknown field or kind.
+        ListError: a table is of no file, lacks operator or reason, or has an unknown field or kind.
     """
     entries = []
-    for kind, tables in tomllib.loads(path.read_text()).items():
-        for table in tables:
+    for file, kinds in tomllib.loads(path.read_text()).items():
+        if not isinstance(kinds, dict):
+            raise ListError(f'{path.name}: [[{file}]] names no file: expected [["FILE".{file}]]')
+        for kind, table in ((kind, table) for kind, tables in kinds.items() for table in tables):
             fields = {name: value for name, value in table.items() if name not in ("reason", "operation")}
-            unknown = sorted(fields.keys() - set(FIELDS))
-            missing = sorted({"file", "operator", "reason"} - table.keys())
+            unknown = sorted(fields.keys() - set(FIELDS[1:]))
+            missing = sorted({"operator", "reason"} - table.keys())
             if kind not in KINDS or unknown or missing:
                 wrong = [f"no {name}" for name in missing] + [f"{name}?" for name in unknown]
-                raise ListError(f"{path.name}: {kind} {table}: {', '.join(wrong) or 'unknown kind'}")
-            entries.append(ReviewedMutant(kind, fields, table["reason"], table.get("operation", "")))
+                raise ListError(f"{path.name}: {file} {kind} {table}: {', '.join(wrong) or 'unknown kind'}")
+            entries.append(ReviewedMutant(kind, {"file": file, **fields}, table["reason"], table.get("operation", "")))
     return entries
 
 

@@ -179,7 +179,7 @@ class Child:
         printed: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> "Child":
-        """Start a new Python process, with a session of its own, that calls a module's `main`.
+        """Start a new Python process with a session of its own, which calls a module's `main` and exits as that says.
 
         Args:
             module: the name of the module.
@@ -304,7 +304,7 @@ def start(parent: str, module: str, *arguments: str) -> None:
     die_with(int(parent))
     del sys.argv[1:3]
     __import__(module)
-    sys.modules[module].main(*arguments)
+    sys.exit(sys.modules[module].main(*arguments))
 
 
 def become(command: Sequence[str], **variables: str) -> NoReturn:

@@ -70,12 +70,14 @@ def of_folder(given: argparse.Namespace) -> int:
     if given.arguments:
         given.error("ARGUMENT: the scripts of a folder get no arguments")
     options = ["--capability", ".".join(map(str, given.capability)), *["--all-configs"] * given.all_configs]
-    command = [sys.executable, "-m", "fourfold.sanitize.command", *options]
+    command = [__name__, *options]
     return folder.run(Path(given.script), command, ENVIRONMENT, given.timeout, given.jobs, given.json)
 
 
 class TimeIsUp(BaseException):
     """The script has not ended in its time. No handler of the script's own catches this."""
+
+    __module__ = "__main__"  # a report names it without its module
 
 
 def stop_after(seconds: int) -> None:
@@ -95,15 +97,20 @@ def say(text: Any, errors: TextIO) -> None:
     print(f"fourfold: {text}" if isinstance(text, str) else text, file=errors, flush=True)
 
 
+def import_from(folder: str) -> None:
+    """Import modules first from a folder, as Python does from that of its script."""
+    sys.path[: not sys.flags.safe_path] = [folder]
+
+
 def run_script(given: argparse.Namespace) -> str | None:
     """Run the script as Python would; return the error that ended it, or None if it succeeds."""
     sys.argv = [given.script, *given.arguments]
     try:
         if given.module:
-            sys.path[0] = os.getcwd()
+            import_from(os.getcwd())
             runpy.run_module(given.script, run_name="__main__", alter_sys=True)
         else:
-            sys.path[0] = str(Path(given.script).resolve().parent)
+            import_from(str(Path(given.script).resolve().parent))
             runpy.run_path(given.script, run_name="__main__")
     except SystemExit as end:
         if isinstance(end.code, str):
@@ -119,7 +126,7 @@ def run_script(given: argparse.Namespace) -> str | None:
     return None
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(*arguments: str) -> int:
     """Run the command in the script's process; return the exit code."""
     from fourfold.backends.triton.sanitizer import monitor
     from fourfold.engine import annotations
@@ -157,4 +164,4 @@ def count(things: Sequence[Any], name: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))

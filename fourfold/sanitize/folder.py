@@ -1,9 +1,8 @@
 """Run every script of a folder under the sanitizer, each in a process of its own, and sum up."""
 
 import json
+import math
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.engine import annotations
-from fourfold.processes.family import die_with
+from fourfold.processes.child import Child
 from fourfold.processes.stop import Stop
 
 # The seconds that a script which is out of time has to write its findings.
@@ -29,7 +28,7 @@ def run(
 
     Args:
         path: the folder.
-        command: runs the sanitizer; a script's path follows.
+        command: the sanitizer's module and its options; a script's path follows.
         variables: of the environment of each process.
         seconds: a script's time; None for no limit.
         jobs: the number of scripts at once.
@@ -61,30 +60,21 @@ def run(
 def run_script(command: Sequence[str], variables: dict[str, str], seconds: int | None, script: Path) -> dict[str, Any]:
     """Run one script; return what it writes with ``--json``."""
     with tempfile.TemporaryDirectory() as folder:
-        output, printed = Path(folder, "findings.json"), Path(folder, "printed")
+        output = Path(folder, "findings.json")
         limit = [] if seconds is None else ["--timeout", str(seconds)]
-        with printed.open("wb") as file:
-            process = subprocess.Popen(
-                [*command, *limit, "--json", str(output), str(script)],
-                env={**os.environ, **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=partial(die_with, os.getpid()),
-            )
+        child = Child.spawn(
+            *(*command, *limit, "--json", str(output), str(script)),
+            environment={**os.environ, **variables},
+            printed=True,
+        )
         try:
-            process.wait(None if seconds is None else seconds + GRACE_SECONDS)
-            failure = f"the process has ended with exit code {process.returncode}"
-        except subprocess.TimeoutExpired:
-            failure = f"TimeIsUp: not done after {seconds} s"
+            ended = child.wait(math.inf if seconds is None else seconds + GRACE_SECONDS)
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            death = child.kill()
         if output.is_file():
             return json.loads(output.read_text())
-        last = "\n".join(printed.read_text(errors="replace").splitlines()[-LINES_SHOWN:])
+        failure = f"the process has {death.cause}" if ended and death else f"TimeIsUp: not done after {seconds} s"
+        last = "\n".join(death.printed.splitlines()[-LINES_SHOWN:]) if death else ""
         return {"ended_well": False, "failure": f"{failure}: {last}", "findings": [], "launches": 0}
 
 

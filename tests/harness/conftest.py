@@ -3,6 +3,7 @@
 import pytest
 from one_run import keep_results_in
 
+from fourfold.backends.triton import launch as triton_launch
 from fourfold.compat import xdist_internals
 
 
@@ -11,3 +12,22 @@ def _shared_results(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPa
     """Keep results of `one_run` in the folder of the whole run, in which each worker has a folder of its own."""
     folder = tmp_path_factory.getbasetemp()
     keep_results_in(folder.parent if xdist_internals.is_worker(pytestconfig) else folder)
+
+
+@pytest.fixture
+def on_the_cpu(device: str) -> None:
+    """Once one is verified on the CPU, all Triton kernels of the process are interpreted: not beside tests on a GPU."""
+    if device != "cpu":
+        pytest.skip("needs --device cpu")
+
+
+@pytest.fixture
+def gpu(device: str) -> None:
+    if device != "cuda":
+        pytest.skip("needs --device cuda")
+
+
+@pytest.fixture
+def interpreted() -> None:
+    if not triton_launch.INTERPRETED:
+        pytest.skip("kernels are not interpreted")

@@ -6,8 +6,9 @@ from typing import Any
 
 from fourfold import backends
 from fourfold.backends.cuda.compile import cache_folder
+from fourfold.checks.forward import forward_agrees
 from fourfold.checks.records import operations
-from fourfold.checks.search import Subject
+from fourfold.checks.search import Search, Subject
 from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.operations.record import Operation
 
@@ -42,6 +43,14 @@ def subject_of(
         **fields,
     }
     return Subject(operation=record, backend=backend, implementation=found, **fields)
+
+
+def agrees(
+    operation: Operation, kernel: Callable[..., Any], *checks: Callable[[Subject, Search], None], examples: int = 4
+) -> None:
+    """Run checks of a kernel with few cases: forward by default."""
+    for check in checks or (forward_agrees,):
+        check(subject_of(operation, kernel), Search(examples=examples, seed=0, shrinks=False, seeks_claims=False))
 
 
 def cache_with_runtime(folder: Path) -> Path:

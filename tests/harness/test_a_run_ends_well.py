@@ -46,9 +46,8 @@ class Ended:
 
 def run(folder: Path, *arguments: str | Path, verdict: Path | None = None, **environment: str) -> Ended:
     """Run pytest from a folder."""
-    foreign = ("PYTEST_", "TRITON_INT", "CI")
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
-    inherited |= {"COLUMNS": "100", "PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
+    own = {"COLUMNS": "100", "PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
+    inherited = warm.variables("TRITON_INT", "CI", **own)
     told = [] if verdict is None else [f"--verdict={verdict}"]
     done = warm.run("pytest", *arguments, *told, cwd=folder, env=inherited | environment)
     print(shlex.join(done.args), done.stdout, done.stderr)

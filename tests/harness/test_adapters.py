@@ -16,12 +16,7 @@ from fourfold.candidates.load import kernelbench_problems, modules
 QUICK: dict[str, Any] = {"examples": 5, "device": "cpu", "seed": 1}
 
 
-@pytest.fixture(autouse=True)
-def _on_the_cpu(device: str) -> None:
-    """Once one is verified on the CPU, all Triton kernels of the process are interpreted: not beside tests on a GPU."""
-    if device != "cpu":
-        pytest.skip("needs --device cpu")
-
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 PROBLEM = """
 import torch
@@ -221,16 +216,6 @@ def test_the_three_names_are_enough(vary: bool, factor: float, grade: str) -> No
     verdict = fourfold.verify_contract(module, vary=vary, dtypes=["float32"], only=["forward", "backward"], **QUICK)
     assert verdict.grade == grade, str(verdict)
     assert verdict.passed == (grade == "exact")
-
-
-def test_a_missing_name_is_named() -> None:
-    with pytest.raises(AttributeError, match="get_inputs"):
-        fourfold.verify_contract(SimpleNamespace(kernel_fn=scaled, reference_fn=scaled))
-
-
-def test_inputs_of_a_dtype_that_cannot_be_drawn_are_named() -> None:
-    with pytest.raises(ValueError, match=r"x has dtype torch\.complex64"):
-        fourfold.like(lambda x: x.abs(), [torch.zeros(2, dtype=torch.complex64)])
 
 
 @fourfold.operation(x=tensor("... cols"))

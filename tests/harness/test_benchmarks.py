@@ -2,7 +2,6 @@
 
 import gc
 import json
-import os
 import subprocess
 import sys
 from collections import deque
@@ -29,7 +28,7 @@ from fourfold.operations.workloads import Tiled, Workload, tiled, whole
 from fourfold.performance import machine
 from fourfold.performance.calls import DIRECTIONS, Call, References, Replay, directions_of, worst_error
 from fourfold.performance.ceilings import Ceilings
-from fourfold.performance.measurement import MeasuringError, of_the_ceiling, ratios
+from fourfold.performance.measurement import of_the_ceiling, ratios
 from fourfold.performance.peers import INSTALLED, peers
 from fourfold.performance.timing import (
     MOST_ROUNDS,
@@ -358,12 +357,6 @@ def test_no_result_is_no_agreement() -> None:
         worst_error({}, {}, small(vector_add.random_case(9)), FLOAT32)
 
 
-@pytest.fixture
-def gpu(device: str) -> None:
-    if device != "cuda":
-        pytest.skip("needs --device cuda")
-
-
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("backend", backends.BACKENDS)
@@ -391,12 +384,8 @@ def test_device_clock_agrees_with_a_wait_of_known_length() -> None:
 CEILINGS = Ceilings(bytes_per_second=1e12, flops_per_second={"float32": 1e13}, launch_seconds=2e-6)
 
 
-def test_a_time_that_cannot_be_is_an_error() -> None:
+def test_a_time_is_a_share_of_the_ceiling() -> None:
     assert of_the_ceiling(CEILINGS, Cost(10**6, 10**6), "float32", 2e-6)["fraction_of_ceiling"] == pytest.approx(0.5)
-    with pytest.raises(MeasuringError, match="125%"):
-        of_the_ceiling(CEILINGS, Cost(10**6, 10**6), "float32", 0.8e-6)
-    with pytest.raises(MeasuringError, match="200%"):
-        of_the_ceiling(CEILINGS, Cost(10**3, 10**8), "float32", 5e-6)
 
 
 def test_each_kernel_stands_beside_its_fastest_peer_the_slowest_first() -> None:
@@ -701,8 +690,7 @@ def test_times_of_another_gpu_are_refused() -> None:
 
 
 def run_pytest(*options: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    return warm.run("pytest", "tests/benchmarks", "-p", "no:cacheprovider", *options, cwd=cwd, env=environment)
+    return warm.run("pytest", "tests/benchmarks", "-p", "no:cacheprovider", *options, cwd=cwd, env=warm.variables())
 
 
 CANDIDATES = """

@@ -83,12 +83,6 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     cuda_launch._streams.clear()
 
 
-@pytest.fixture
-def gpu(device: str) -> None:
-    if device != "cuda":
-        pytest.skip("needs --device cuda")
-
-
 @dataclass
 class Scale:
     """A call of an operator with one kernel, in ways that differ.

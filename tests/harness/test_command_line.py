@@ -33,9 +33,9 @@ def verify(folder: Path, *options: str, test: str = "") -> tuple[subprocess.Comp
         test: the file of tests; all if empty.
     """
     verdict = folder / "verdict.json"
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "TRITON_INT"))}
     path = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
-    environment |= {"FOURFOLD_CUDA_ON_CPU_SECONDS": "0.02", "COLUMNS": "100", "PYTHONPATH": path}
+    more = {"FOURFOLD_CUDA_ON_CPU_SECONDS": "0.02", "COLUMNS": "100", "PYTHONPATH": path}
+    environment = warm.variables("TRITON_INT", **more)
     command = ["pytest", f"tests/operations/{test}", "--dtype", "float32", "--examples", "3"]
     command += ["-p", "no:cacheprovider", "--verdict", str(verdict), *options]
     done = warm.run(*command, cwd=ROOT, env=environment)

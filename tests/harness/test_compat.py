@@ -29,6 +29,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+import warm
 from hypothesis import strategies as st
 from one_run import one_run
 from torch.autograd import forward_ad
@@ -212,8 +213,7 @@ with Seen():
 assert Seen.seen > 4
 assert torch.equal(doubled(torch.zeros(3)), torch.full((3,), 2.0))
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    warm.printed(script, cwd=ROOT)
 
 
 @contract("torch.Tensor._make_wrapper_subclass")
@@ -495,10 +495,7 @@ def compiled_without_a_gpu() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "fills.py").write_text(FILLS)
         environment["TRITON_CACHE_DIR"] = folder
-        command = [sys.executable, "-W", "ignore", "-c", COMPILES, folder]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert not done.returncode, done.stderr
-    return json.loads(done.stdout)
+        return json.loads(warm.printed(COMPILES, folder, env=environment))
 
 
 @contract("triton.runtime.JITFunction.run")
@@ -610,10 +607,9 @@ Said = list[dict[str, Any]]
 
 def run_pytest(tests: str, *runs: Sequence[str], hooks: str = "") -> tuple[Said, str]:
     """What the hooks of the last of some runs say, one after another in one folder, and what it prints."""
-    outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder, "said")
-        environment = {**outer, "PYTHONPATH": str(ROOT), "SAID": str(said)}
+        environment = warm.variables(PYTHONPATH=str(ROOT), SAID=str(said))
         Path(folder, "conftest.py").write_text(HOOKS + hooks)
         Path(folder, "test_some.py").write_text(tests)
         for options in runs:
@@ -890,8 +886,7 @@ def constants_of_loaded_modules() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "loaded.py").write_text("NUMBER = 987654321\n")
-        command = [sys.executable, "-c", draws]
-        drawn = [subprocess.check_output([*command, *more], cwd=folder, text=True) for more in ((), ("ignore",))]
+        drawn = [warm.printed(draws, *more, cwd=Path(folder)) for more in ((), ("ignore",))]
     assert drawn == ["True\n", "False\n"]
 
 

@@ -440,12 +440,6 @@ def test_a_seed_gives_the_same_order_again():
     assert all(total(seed) == total(seed) for seed in range(6))
 
 
-@pytest.mark.parametrize("order", ["backward", True, 1.5, None])
-def test_an_unknown_order_is_refused(order):
-    with pytest.raises(ValueError, match="order is"), cuda_on_cpu.schedule(order):
-        pass
-
-
 def test_an_unknown_mode_is_refused(monkeypatch):
     monkeypatch.setenv("FOURFOLD_CUDA_ON_CPU", "quick")
     with pytest.raises(ValueError, match="'quick'"):

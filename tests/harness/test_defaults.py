@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import hypothesis
 import numpy as np
 import pytest
 import torch
+from drawing import collect
 from fourfold.properties import layer_norm, vector_add
 from subjects import subject_of
 
@@ -80,14 +80,7 @@ def test_numerical_derivatives_accept_what_is_right_and_nothing_else() -> None:
 
 
 def test_smooth_cases_hold_ordinary_numbers_in_every_input() -> None:
-    drawn: list[Case] = []
-
-    @hypothesis.settings(max_examples=50, database=None, derandomize=True)
-    @hypothesis.given(completed(replace(layer_norm.operation, smooth=FOLLOWS)).smooth(FLOAT64))
-    def keep(case: Case) -> None:
-        drawn.append(case)
-
-    keep()
+    drawn = collect(completed(replace(layer_norm.operation, smooth=FOLLOWS)).smooth(FLOAT64), 50)
     for case in drawn:
         for array in (*case.inputs.values(), case.grad_output):
             assert array.size

@@ -37,8 +37,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 
 def environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_INT"))}
-    return {**kept, "COLUMNS": "200", **more}
+    return warm.variables("TRITON_INT", **{"COLUMNS": "200", **more})
 
 
 def run(*command: str, cwd: Path = ROOT, **more: str) -> subprocess.CompletedProcess[str]:

@@ -443,14 +443,8 @@ def test_nothing_watches_while_the_interpreter_ends() -> None:
 # ---- verify
 
 
-@pytest.fixture
-def _on_the_cpu(device: str) -> None:
-    if device != "cpu":
-        pytest.skip("needs --device cpu")
-
-
 @pytest.mark.full
-@pytest.mark.usefixtures("_on_the_cpu")
+@pytest.mark.usefixtures("on_the_cpu")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [(UNREACHED, NEVER), (WHOLE, [])],
@@ -468,7 +462,7 @@ def test_verify_names_what_never_ran(text: str, expected: list[tuple[str, str]],
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("_on_the_cpu")
+@pytest.mark.usefixtures("on_the_cpu")
 def test_lines_are_seen_in_a_process_of_its_own(tmp_path: Path) -> None:
     verdict = fourfold.verify(f"{written(tmp_path, PLAIN)}:add", "vector_add", device="cpu", seed=1, untrusted=True)
     assert verdict.passed
@@ -476,7 +470,7 @@ def test_lines_are_seen_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert [(each.lines, each.condition) for each in verdict.never_executed] == [("5", "not (x.numel() >= 0)")]
 
 
-@pytest.mark.usefixtures("_on_the_cpu")
+@pytest.mark.usefixtures("on_the_cpu")
 @pytest.mark.parametrize("options", [{"only": ["forward"]}, {"dtypes": ["float32"]}, {"examples": 3}])
 def test_a_part_of_the_checks_accuses_nobody(options: dict[str, Any], tmp_path: Path) -> None:
     kernel = modules.of_file(written(tmp_path, PLAIN), anew=True).add
@@ -512,9 +506,8 @@ print(*[each.lines for each in verdict.never_executed])
 
 def run(folder: Path, *options: str, kernel: str = "kernels.py:add") -> tuple[str, dict[str, Any]]:
     """What `fourfold verify` prints on a kernel of the folder, and its verdict."""
-    dropped = ("PYTEST_", "TRITON_INT", "FOURFOLD_OPERATIONS")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
-    environment |= {"PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
+    own = {"PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
+    environment = warm.variables("TRITON_INT", **own)
     command = ["pytest", str(ROOT / "tests/operations"), "-p", "fourfold", "-p", "no:cacheprovider", "--device=cpu"]
     command += [f"--candidate=vector_add={kernel}", "--verdict=verdict.json", *options]
     done = warm.run(*command, cwd=folder, env=environment)
@@ -616,10 +609,9 @@ def test_condition_of_a_line_of_cuda_is_the_innermost_around_it(line: int, condi
 
 @pytest.mark.full
 def test_the_library_s_own_kernels_are_looked_at_when_asked() -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "TRITON_INT"))}
     command = ["pytest", "tests/operations/test_forward.py", "-p", "no:cacheprovider", "--device=cpu", "--executed"]
     command += ["--op=softmax", "--backend=triton", "--dtype=float32", "--examples=3"]
-    printed = warm.run(*command, cwd=ROOT, env=environment).stdout
+    printed = warm.run(*command, cwd=ROOT, env=warm.variables("TRITON_INT")).stdout
     print(printed)
     assert re.search(r"never executed: triton_kernel.py:\d+-\d+ \(softmax_backward_kernel is never called\)", printed)
     assert re.search(r"never executed: \d+ stretches of \d+ statements of .*triton_kernel.py", printed)

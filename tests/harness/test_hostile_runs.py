@@ -5,7 +5,6 @@
 
 import ast
 import json
-import os
 import re
 import signal
 from collections.abc import Sequence
@@ -116,9 +115,8 @@ class Ended:
 
 def run(folder: Path, candidates: dict[str, str], *options: str, tests: Sequence[Path] = (FORWARD,)) -> Ended:
     """Run pytest on candidates."""
-    foreign = ("PYTEST_", "TRITON_INT", "CI")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
-    environment |= {"PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
+    own = {"PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
+    environment = warm.variables("TRITON_INT", "CI", **own)
     named = [f"--candidate={op}={HOSTILE / name.replace(':', '.py:')}" for op, name in candidates.items()]
     verdict = folder / "verdict.json"
     options = ("--device=cpu", "--dtype=float32", "--examples=2", "--forward-only", *options)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 ROOT = Path(__file__).parents[2]
 KERNELS = """
@@ -44,8 +45,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*command: object, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "FOURFOLD_OP"))}
-    environment.pop("PYTHONPATH", None)
+    environment = warm.variables("FOURFOLD_OP", "PYTHONPATH")
     return subprocess.run(list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True)
 
 
@@ -142,7 +142,7 @@ def answers(python: Path, folder: Path, *calls: tuple[str, dict[str, object]], s
     """Return the answers to calls of tools by one client over standard input, with one server."""
     mcp = pytest.importorskip("mcp", reason="mcp is not installed: pip install 'fourfold[mcp]'")
     words = ["-m", "fourfold", "mcp", f"--seconds={seconds}"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHONPATH"))}
+    environment = warm.variables("PYTHONPATH")
 
     async def ask() -> list[dict[str, Any]]:
         server = mcp.StdioServerParameters(command=str(python), args=words, cwd=folder, env=environment)
@@ -224,8 +224,7 @@ def test_the_action_annotates_the_lines_that_fail_in_its_users_repository(instal
     inputs = {f"${{{{ inputs.{name} }}}}": given["default"] for name, given in action["inputs"].items()}
     inputs |= {"${{ inputs.kernel }}": "kernels.py:subtract", "${{ inputs.as }}": "operations.py:total"}
     inputs |= {"${{ inputs.options }}": " ".join(FEW[1:]), "${{ inputs.sanitize }}": "script.py"}
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHONPATH"))}
-    kept |= {"GITHUB_ACTIONS": "true", "GITHUB_WORKSPACE": str(tmp_path)}
+    kept = warm.variables("PYTHONPATH", GITHUB_ACTIONS="true", GITHUB_WORKSPACE=str(tmp_path))
     kept["PATH"] = os.pathsep.join([str(fake.parent), str(installed.parent), kept["PATH"]])
     done = {}
     for step in action["runs"]["steps"]:

@@ -285,23 +285,6 @@ def test_a_number_without_a_bound_may_be_the_smallest_one() -> None:
 # ---- mistakes
 
 
-@pytest.mark.parametrize(
-    ("declare", "message"),
-    [
-        (lambda: operation(x=tensor("n"), returns="int64")(lambda x: x + 1), "returns float32, not int64"),
-        (lambda: operation(x=tensor("n"), returns="float32")(lambda x: x > 0), "returns bool, not float32"),
-        (lambda: operation(x=tensor("n"), returns="int64")(lambda x: x > 0), "returns bool, not int64"),
-        (
-            lambda: operation(i=tensor("n", dtype=["int64", "int32"], high=3))(lambda i: i + 1),
-            "returns int32 or int64: `returns` must name one",
-        ),
-    ],
-)
-def test_a_mistake_is_told(declare: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        declare()
-
-
 def test_the_dtype_of_integers_may_be_declared() -> None:
     @operation(x=tensor("n"), sizes={"n": (1, 64)}, returns="int32")
     def place(x: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,11 @@
 """The interpreter and a GPU get the same launches, with the same block sizes."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+import warm
 from fourfold.impls.layer_norm import triton_kernel
 from fourfold.impls.layer_norm.operators import Needs
 
@@ -53,10 +52,7 @@ OPERATIONS = sorted(operations().keys() - TUNED)
 def launches(interpreted: bool) -> dict[str, list]:
     """Return kernel, grid and options of each launch, by case."""
     known = {**environment(), "TRITON_INTERPRET": "1" if interpreted else "0"}
-    command = [sys.executable, "-W", "ignore", "-c", LAUNCHES, *OPERATIONS]
-    done = subprocess.run(command, env=known, capture_output=True, text=True)
-    assert not done.returncode, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(warm.printed(LAUNCHES, *OPERATIONS, env=known))
     assert found["interpreted"] == interpreted
     for options in (options for of_case in found["launches"].values() for _, _, options in of_case):
         for name in ON_A_GPU_ALONE:

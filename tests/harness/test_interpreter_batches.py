@@ -9,16 +9,11 @@ import triton
 import triton.language as tl
 from triton import InterpreterError
 
-from fourfold.backends.triton import launch as triton_launch
 from fourfold.backends.triton.interpreter import batches
 
 PROGRAMS = 100  # more than the first batch has
 
-
-@pytest.fixture(autouse=True)
-def _interpreted() -> None:
-    if not triton_launch.INTERPRETED:
-        pytest.skip("kernels are not interpreted")
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 @pytest.fixture

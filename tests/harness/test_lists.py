@@ -109,26 +109,6 @@ def test_an_example_gives_a_list() -> None:
         ).examples["many"](FLOAT32)
 
 
-@pytest.mark.parametrize(
-    ("xs", "message"),
-    [
-        (lambda: tensors("n[i]", count=(3, 2)), "count must be a pair"),
-        (lambda: tensors("n[i]", count=4), "count must be a pair"),
-        (lambda: tensors("n[i]", optional=True), "count says how few"),
-        (lambda: tensor("n[i]"), r"the axes 'n\[i\]' of xs are those of a list"),
-        (lambda: tensors("n[j]"), "is no axis"),
-    ],
-)
-def test_a_list_declared_wrongly_is_an_error_that_names_it(xs: Callable[[], Any], message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
-        operation(xs=xs())(lambda xs: sum(xs))
-
-
-def test_lists_with_other_counts_are_an_error() -> None:
-    with pytest.raises(ValueError, match="xs and ys must have the same count"):
-        operation(xs=tensors("n"), ys=tensors("n", count=(1, 2)))(lambda xs, ys: sum(xs) + sum(ys))
-
-
 # ---- kernels
 
 

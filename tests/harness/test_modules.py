@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from subjects import subject_of
+from subjects import agrees
 
 import fourfold
 from fourfold import module, operation, tensor, values
-from fourfold.candidates.load.calling import CannotBeCalled, as_operation
+from fourfold.candidates.load.calling import as_operation
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.forward import forward_agrees
-from fourfold.checks.search import Search
 from fourfold.checks.threads import threads_do_not_matter
 from fourfold.engine.verification import signature_of
 from fourfold.numerics.dtypes import DTYPES
@@ -75,9 +74,7 @@ class Block(torch.nn.Module):
 
 
 def check(made: Any, given: Any, *checks: Callable[..., None]) -> None:
-    kernel = as_operation(given, signature_of(made), made.name)
-    for each in checks:
-        each(subject_of(made, kernel, FLOAT32), Search(examples=3, seed=0, shrinks=False, seeks_claims=False))
+    agrees(made, as_operation(given, signature_of(made), made.name), *checks, examples=3)
 
 
 def test_a_module_is_made_for_the_arguments_of_a_call_and_has_its_weights_and_their_gradients() -> None:
@@ -110,25 +107,6 @@ def test_an_instance_gets_the_weights_of_the_call() -> None:
     kernel = as_operation(torch.nn.Linear(3, 4), signature_of(linear), "linear")
     x, weight, bias = torch.randn(2, 3), torch.randn(5, 3), torch.randn(5)
     assert torch.allclose(kernel(x=x, weight=weight, bias=bias), x @ weight.mT + bias)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (lambda: Norm, r"Norm\(\) raises TypeError: .*cols.*fourfold.module"),
-        (lambda: Norm(4), r"Norm\(hidden.*cannot be called as rms_norm\(x.*weight.*eps.*fourfold.module"),
-    ],
-)
-def test_a_module_that_lacks_an_argument_is_an_error_that_says_what_to_give(given: Any, message: str) -> None:
-    with pytest.raises(CannotBeCalled, match=message):
-        as_operation(given(), signature_of(rms_norm), "rms_norm")
-
-
-def test_an_argument_that_is_no_weight_is_an_error_that_names_the_weights() -> None:
-    with pytest.raises(TypeError, match=r"cannot be called with x, gain: .*its weights: weight"):
-        module(lambda x: Norm(x.shape[-1]))(x=torch.ones(2, 3), gain=torch.ones(3))
-    with pytest.raises(TypeError, match="module takes a function that makes a module"):
-        module(Norm(3).weight)  # type: ignore[arg-type]
 
 
 FILE = """

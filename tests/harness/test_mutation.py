@@ -262,8 +262,7 @@ def test_diff_makes_the_mutant_of_the_original(tmp_path: pathlib.Path) -> None:
 # ---- the list of equivalent mutants
 
 LIST = """
-[[equivalent]]
-file = "kernel.py"
+[["kernel.py".equivalent]]
 operator = "negation dropped"
 before = "-x"
 reason = "x is 0"
@@ -291,10 +290,19 @@ def test_listed_mutant_that_is_killed_or_that_there_is_not_is_a_problem(tmp_path
     assert "no such mutant" in problems[1]
 
 
-@pytest.mark.parametrize("line", ['reason = "x is 0"\n', 'file = "kernel.py"\n', 'operator = "negation dropped"\n'])
-def test_list_without_a_reason_or_a_place_is_refused(line: str, tmp_path: pathlib.Path) -> None:
-    with pytest.raises(known.ListError, match=f"no {line.partition(' ')[0]}"):
-        listed(tmp_path, LIST.replace(line, ""))
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('reason = "x is 0"\n', "", "no reason"),
+        ('operator = "negation dropped"\n', "", "no operator"),
+        ('"kernel.py".', "", r"\[\[equivalent\]\] names no file"),
+        ("equivalent", "unkown", "unknown kind"),
+        ("before", "befor", r"befor\?"),
+    ],
+)
+def test_list_without_a_reason_or_a_place_is_refused(old: str, new: str, says: str, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(known.ListError, match=says):
+        listed(tmp_path, LIST.replace(old, new))
 
 
 def test_each_entry_of_the_repositorys_list_speaks_of_a_mutant() -> None:

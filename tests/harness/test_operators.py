@@ -107,20 +107,6 @@ def test_a_gradient_may_have_the_shape_of_the_cotangent_alone() -> None:
     assert torch.autograd.grad(traced(x), x)[0].tolist() == [2, 2, 2]
 
 
-def test_what_is_saved_must_name_tensors_first() -> None:
-    wrong = operators.Operator(
-        schema="wrong_order(Tensor x, float scale) -> Tensor output", fake=torch.empty_like, saves=("scale", "x")
-    )
-    with pytest.raises(ValueError, match="wrong_order must save x, scale in this order"):
-        wrong._save()
-
-
-def test_an_operator_without_a_backward_is_refused() -> None:
-    operator = operators.Operator(schema=f"{NAME}_forward(Tensor x) -> Tensor output", fake=torch.empty_like)
-    with pytest.raises(ValueError, match="has no backward"):
-        operator.register("cpu", torch.clone)
-
-
 @pytest.mark.parametrize("grad", [False, True], ids=["no_gradient", "gradient"])
 def test_a_call_that_nobody_watches_goes_past_the_dispatcher(grad: bool, dispatched: list[str]) -> None:
     x, y = numbers(1, 2, grad=grad), numbers(3, 4)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import itertools
-import os
 from pathlib import Path
 from types import ModuleType
 
@@ -68,9 +67,8 @@ def test_wrong_variants_are_rejected(way: str, tmp_path: Path, device: str) -> N
 
 def test_plain_pytest_runs_the_suite_in_a_folder_of_its_own(tmp_path: Path) -> None:
     written(tmp_path)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_INT"))}
     command = ["pytest", "-q", "rms_norm.py", "-k", "forward and float32", "-p", "no:cacheprovider"]
-    environment = {**kept, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    environment = warm.variables("TRITON_INT", PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
     done = warm.run(*command, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout

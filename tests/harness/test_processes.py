@@ -6,10 +6,12 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import warm
 
 from fourfold.processes.child import SHOWN_CHARACTERS, Child, Death, Limits
 from fourfold.processes.messages import Connection, Ended, Malformed, decode, encode
@@ -120,6 +122,13 @@ def test_a_death_has_its_cause_and_the_last_words(work: Any, code: int, cause: s
     assert len(death.printed) <= SHOWN_CHARACTERS
     assert child.poll() is death
     assert str(death).startswith(cause)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_spawned_process_exits_with_what_main_returns(code: int, tmp_path: Path) -> None:
+    (tmp_path / "returns.py").write_text("def main(code):\n    print('said')\n    return int(code) or None\n")
+    child = Child.spawn("returns", code, environment=warm.variables(PYTHONPATH=str(tmp_path)), printed=True)
+    assert child.wait() == Death(code, "said")
 
 
 def ends_soon(process: int) -> bool:

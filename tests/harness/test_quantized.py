@@ -288,20 +288,3 @@ def test_a_weight_of_float32_beside_half_data_has_a_gradient_of_float32() -> Non
         seed=0,
     )
     assert not coarse.passed
-
-
-@pytest.mark.parametrize(
-    ("declare", "message"),
-    [
-        (lambda: tensor("n", dtype="float4"), "dtype must be among .*float8_e4m3fn.* not 'float4'"),
-        (lambda: tensor("n", dtype=torch.complex64), "dtype must be among .* not 'complex64'"),
-        (lambda: tensor("n", dtype=["float32", "int8"]), "dtype may list integer dtypes only, not float32, int8"),
-        (lambda: tensor("n", dtype="int8", high=200), "high must fit into int8, not be 200"),
-        (lambda: tensor("n", dtype="uint8", low=-1), "low must fit into uint8, not be -1"),
-        (lambda: tensor("n", dtype="float32", high=3), "low, high and also are for tensors of integers"),
-        (lambda: tensor("n", dtype=torch.int16), "high must be given for a tensor of int16"),
-    ],
-)
-def test_a_mistake_is_told(declare: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        declare()

@@ -4,10 +4,10 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import hypothesis
 import ml_dtypes
 import numpy as np
 import pytest
+from drawing import collect
 from fourfold.oracles import giou
 from fourfold.properties.boxes import PAIRS, box_pairs
 from samples import sampled
@@ -187,17 +187,7 @@ def in_compute_dtype(case: Case, dtype: Any) -> dict[str, Any]:
 def test_each_formula_in_the_kernels_arithmetic_stays_within_its_bound(name: str, dtype: str) -> None:
     operation, kind = OPERATIONS[name], DTYPES[dtype]
     held = 0
-
-    @hypothesis.settings(
-        max_examples=40,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    @hypothesis.given(operation.cases(kind, 1024))
-    def within(case: Case) -> None:
-        nonlocal held
+    for case in collect(operation.cases(kind, 1024), 40):
         inputs = in_compute_dtype(case, kind)
         compute = next(x.dtype for x in inputs.values() if np.issubdtype(x.dtype, np.floating))
         output = np.asarray(operation.forward(**inputs, **case.parameters))
@@ -206,9 +196,7 @@ def test_each_formula_in_the_kernels_arithmetic_stays_within_its_bound(name: str
         chosen = np.dtype(operation.returns) if operation.returns in INTEGERS else compute
         for actual, bounded in zip((output, *gradients), expected, strict=True):
             assert actual.dtype == chosen
-            held += assert_within(np.atleast_1d(actual), bounded.reshape(-1) if bounded.ndim == 0 else bounded)
-
-    within()
+            held += assert_within(np.atleast_1d(actual), bounded.reshape(-1) if bounded.ndim == 0 else bounded, case)
     assert held > (100 if operation.length_varies else 1000)
 
 

@@ -4,7 +4,6 @@ Each script is written for a GPU and imports nothing of this project. The line t
 """
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import warm
 from one_run import one_run
 
 from fourfold.backends.triton.sanitizer.races import Accesses, load_in_step, stamps_of, store_in_step
@@ -564,7 +564,7 @@ for path in map(pathlib.Path, sys.argv[1:]):
         output = os.open(path.with_suffix(".txt"), os.O_WRONLY | os.O_CREAT)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        code = sanitize.main(["--json", str(path.with_suffix(".json")), str(path)])
+        code = sanitize.main("--json", str(path.with_suffix(".json")), str(path))
         sys.stdout.flush()
         os._exit(code)
     _, status = os.wait()
@@ -573,8 +573,8 @@ for path in map(pathlib.Path, sys.argv[1:]):
 
 
 def environment() -> dict[str, str]:
-    known = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "TRITON_", "CUDA_"))}
-    return {**known, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    own = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return warm.variables("TRITON_", "CUDA_", **own)
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -726,7 +726,8 @@ def test_a_script_that_fails_is_a_failure(results: dict[str, Result]) -> None:
 
 
 def test_the_scripts_of_a_folder_run_on_their_own(tmp_path: Path) -> None:
-    (tmp_path / "endless.py").write_text(HEAD + WRONG["a_store_outside"][0] + ENDLESS)
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "endless.py").write_text("import beside\n" + HEAD + WRONG["a_store_outside"][0] + ENDLESS)
     (tmp_path / "fails.py").write_text("import triton.no_longer_there\n")
     done = run(tmp_path, "--timeout", "600", "--jobs", "2", "--json", "findings.json", ".")
     assert done.returncode == 1, done.stderr

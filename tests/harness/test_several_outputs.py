@@ -389,21 +389,3 @@ def test_a_right_choice_passes_and_one_that_changes_in_backward_does_not() -> No
     verdict = verify(told_others, "topk", dtypes=["float32"], examples=5, seed=1, device="cpu")
     assert failed(verdict) == {"outputs together"}
     assert "the gradient of x is not the cotangent at the indices" in str(verdict)
-
-
-@pytest.mark.parametrize(
-    ("declare", "message"),
-    [
-        (lambda: operation(x=tensor("n"), returns="half")(lambda x: x), "dtype of a result must be among"),
-        (lambda: operation(x=tensor("n"), returns={"a": None, "b": None})(lambda x: x), "a and b must be returned"),
-        (lambda: operation(x=tensor("n"), returns={"a b": None})(lambda x: (x,)), "name each output by a word"),
-        (lambda: operation(x=tensor("n"))(lambda x: (x, x)), "`returns` names several"),
-        (
-            lambda: operation(x=tensor("n"), returns={"a": None, "b": None}, laws=())(lambda x: (x, x)),
-            "laws cannot be given",
-        ),
-    ],
-)
-def test_a_mistake_is_told(declare: Callable[[], Any], message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        declare()

@@ -130,9 +130,10 @@ class Run:
         self.verdict = folder / "verdict.json"
         # As a reader and a writer, which never comes to an end.
         self._events = os.fdopen(os.open(folder / "events", os.O_RDWR), buffering=1)
-        foreign = ("PYTEST_", "TRITON_INT", "CI", "CXX")
-        variables = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
-        variables |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "COLUMNS": "100"}
+        variables = warm.variables("TRITON_INT", "CI", "CXX") | {
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
+            "COLUMNS": "100",
+        }
         variables |= {"EVENTS": str(folder / "events"), "FOURFOLD_OPERATIONS": "fourfold.properties"}
         variables |= {"FOURFOLD_CACHE": str(folder / "cache"), MARK: str(folder), **environment}
         self._thread = ThreadPoolExecutor(1)
@@ -267,9 +268,8 @@ def test_plain_process_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "events")
     tests = ["-m", "pytest", FORWARD.with_name("test_repeatability.py"), "-p", "fourfold", "-p", "no:cacheprovider"]
     options = ["--candidate=vector_add=plain.py:kernel", "--dtype=float32", "--device=cpu", "--untrusted"]
-    variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     # `warm` would kill what is left of it.
-    with subprocess.Popen([sys.executable, *tests, *options], cwd=tmp_path, env=variables, text=True) as run:
+    with subprocess.Popen([sys.executable, *tests, *options], cwd=tmp_path, env=warm.variables(), text=True) as run:
         plain = os.pidfd_open(int((tmp_path / "events").read_text()))
         try:
             run.kill()

@@ -77,7 +77,7 @@ def counted(name: str, case: Case) -> list[np.ndarray]:
     if name == "giou":
         return [wide(case["boxes1"]).reshape(-1, 4), wide(case["boxes2"]).reshape(-1, 4)]
     pred, target = wide(case["pred"]), wide(case["target"])
-    if name == "giou_loss":
+    if not name.endswith("_ragged"):
         return [pred[target[..., 3] > 0], target[target[..., 3] > 0]]
     return [pred[np.arange(pred.shape[1]) < counts_of(case)[:, None]], target]
 
@@ -621,15 +621,19 @@ def test_explicit_pairs_are_exact_in_every_type_with_ties_and_degenerate_boxes(d
     assert often((side(a, 0) == 0).tolist())
 
 
+def least_gap(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the least distance of two edges of a pair along an axis."""
+    edges = [np.sort(np.concatenate([a[:, axis::2], b[:, axis::2]], axis=-1), axis=-1) for axis in (0, 1)]
+    return float(np.diff(edges, axis=-1).min(initial=1))
+
+
 @pytest.mark.parametrize("dtype", list(DTYPES))
 def test_pairs_without_ties_have_none(dtype: str) -> None:
     kind = DTYPES[dtype]
     a, b = (wide(x) for x in pairs_without_ties(np.random.default_rng(10), 5000, kind))
     assert upright(a, b).all()
-    for axis in (0, 1):
-        edges = np.sort(np.concatenate([a[:, axis::2], b[:, axis::2]], axis=-1), axis=-1)
-        # An eighth, less the rounding of two coordinates below 4.
-        assert np.diff(edges, axis=-1).min() >= 1 / 8 - 2 * kind.spacing_roundoff(np.array(4.0))
+    # An eighth, less the rounding of two coordinates below 4.
+    assert least_gap(a, b) >= 1 / 8 - 2 * kind.spacing_roundoff(np.array(4.0))
     both = (overlap(a, b, 0) > 0) & (overlap(a, b, 1) > 0)
     assert often(both.tolist(), 1 / 8)
     assert often((~both).tolist(), 1 / 8)
@@ -638,14 +642,4 @@ def test_pairs_without_ties_have_none(dtype: str) -> None:
 @pytest.mark.parametrize("name", [*BOXED, "ciou_loss", "ciou_loss_ragged"])
 def test_smooth_cases_are_without_ties(name: str) -> None:
     for case in collect(OPERATIONS[name].smooth(DTYPES["float64"]), 50):
-        if name == "giou":
-            a, b = case["boxes1"], case["boxes2"]
-        elif name.endswith("_loss"):
-            valid = case["target"][..., 3] > 0
-            a, b = case["pred"][valid], case["target"][valid]
-        else:
-            taken = np.arange(case["pred"].shape[1]) < counts_of(case)[:, None]
-            a, b = case["pred"][taken], case["target"]
-        for axis in (0, 1):
-            edges = np.sort(np.concatenate([a[:, axis::2], b[:, axis::2]], axis=-1), axis=-1)
-            assert np.diff(edges, axis=-1).min(initial=1) > 0
+        assert least_gap(*counted(name, case)) > 0

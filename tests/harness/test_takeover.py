@@ -1,11 +1,9 @@
 """Triton kernels that were made for a GPU before anybody asked for the CPU run in the interpreter."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 from samples import sampled
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +70,5 @@ torch.testing.assert_close(y, x.exp())
 def test_kernels_of_every_kind_of_owner_are_replaced(first: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(first + SCRIPT)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_INT")}
-    environment = {**kept, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    environment = warm.variables("TRITON_INT", PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
+    warm.printed(script, env=environment)

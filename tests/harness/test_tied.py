@@ -1,6 +1,5 @@
 """Parameters and axes tied to sizes: groups that divide channels, the longest sample, axes such as 2*dim."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,11 +7,10 @@ import torch
 import triton
 import triton.language as tl
 from drawing import collect
-from subjects import subject_of
+from subjects import agrees, subject_of
 
 import fourfold
 from fourfold import divisors, offsets, operation, tensor, tied
-from fourfold.checks.forward import forward_agrees
 from fourfold.checks.parameters import defaults_are_the_definitions
 from fourfold.checks.search import Search
 from fourfold.declaration.definition import DefinedOperation
@@ -71,11 +69,6 @@ def cases_of(made: DefinedOperation, count: int = 24) -> list[Case]:
     return [*(make(FLOAT32) for make in made.examples.values()), *collect(made.cases(FLOAT32, 1024), count)]
 
 
-def agrees(made: DefinedOperation, kernel: Callable[..., Any], examples: int = 4) -> None:
-    search = Search(examples=examples, seed=0, shrinks=False, seeks_claims=False)
-    forward_agrees(subject_of(made, kernel, FLOAT32), search)
-
-
 # ---- axes
 
 
@@ -88,14 +81,6 @@ def test_products_of_sizes_give_shapes_and_are_solved_for_the_one_unknown_size()
     for wrong in ((2, 16, 9), (2, 15, 8), (2, 15, 11)):
         assert notation.sizes(axes, {**shapes, "q": wrong})[1] is not None, wrong
     assert notation.names(axes["q"]) == ("batch", "group", "heads", "dim")
-
-
-@pytest.mark.parametrize(
-    ("axes", "message"), [("rows 2 * dim", "without spaces"), ("n*n", "names an axis twice"), ("dim*", "is no axis")]
-)
-def test_other_products_are_errors(axes: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        tensor(axes)
 
 
 @pytest.mark.parametrize(
@@ -163,27 +148,6 @@ def test_an_example_without_the_parameter_gets_it() -> None:
     made = {name: by_groups.examples[name](FLOAT32).parameters["groups"] for name in ("own", "given")}
     assert made["given"] == 2
     assert made["own"] in (2, 4)
-
-
-@pytest.mark.parametrize(
-    ("groups", "message"),
-    [
-        (lambda: divisors("chanels"), "groups is tied to chanels, which is neither an axis nor"),
-        (lambda: tied(lambda x: 1), "groups is tied to x, which is neither an axis nor"),
-        (lambda: divisors("channels", 8), "groups: its function gives no value for channels=2"),
-        (lambda: tied(lambda channels: 1 // 0), "groups: its function raises ZeroDivisionError for channels=2"),
-        (lambda: tied(lambda channels: 5), "group_sums.*groups=5"),
-        (lambda: divisors("channels", 0), "divisors of channels must be positive integers, not 0"),
-        (lambda: tied(3), "tied takes a function of sizes, not 3"),
-        (lambda: tied(lambda *channels: 1), "argument channels cannot be given by its name"),
-    ],
-)
-def test_what_is_tied_wrongly_is_an_error_that_names_it(groups: Callable[[], Any], message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
-
-        @operation(x=tensor("channels"), groups=groups())
-        def group_sums(x: Any, groups: int) -> Any:
-            return x.unflatten(0, (groups, -1)).sum(-1)
 
 
 # ---- kernels

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import triton.language as tl
+import warm
 from subjects import subject_of
 
 from fourfold.backends.triton import compilation
@@ -94,11 +95,8 @@ def compiled(folder: Path, *wanted: tuple[Any, ...], **limits: Any) -> list[Any]
     """What became of kernels of so many columns and warps and a dtype, in a process of its own."""
     (folder / "kernels.py").write_text(KERNELS)
     caches = {"TRITON_CACHE_DIR": str(folder / "triton"), "FOURFOLD_CACHE": str(folder / "cache")}
-    command = [sys.executable, "-c", COMPILES, str(folder), json.dumps(wanted), json.dumps(limits)]
     variables = {**environment(), **caches, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=variables)
-    assert not done.returncode, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(warm.printed(COMPILES, folder, json.dumps(wanted), json.dumps(limits), env=variables))
 
 
 @pytest.mark.full

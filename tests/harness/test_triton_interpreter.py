@@ -7,13 +7,12 @@ import inspect
 import math
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+import warm
 from triton.errors import TritonError
 from triton.language.extra import libdevice
 from triton.language.semantic import TritonSemantic
@@ -21,17 +20,12 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterError
 
 from fourfold.backends.launch import ImpossibleLaunch
-from fourfold.backends.triton import launch as triton_launch
 from fourfold.operations.blame import Blame, blame_of
 from fourfold.operations.refusals import is_fault
 
 BLOCK = 64
 
-
-@pytest.fixture(autouse=True)
-def _interpreted() -> None:
-    if not triton_launch.INTERPRETED:
-        pytest.skip("kernels are not interpreted")
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 @triton.jit
@@ -428,11 +422,9 @@ def test_installed_from_elsewhere_twice_and_without_any_implementation(tmp_path:
     script = tmp_path / "script.py"
     script.write_text(ELSEWHERE)
     known = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-W", "ignore", str(script)], env=known, capture_output=True, text=True)
-    assert not done.returncode, done.stderr
     assert all(
         name == "impls" or name.startswith("fourfold.backends.triton.interpreter.corrections")
-        for name in done.stdout.split()
+        for name in warm.printed(script, env=known).split()
     )
 
 

@@ -2,11 +2,10 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
 import triton
+import warm
 from one_run import one_run
 
 from fourfold.backends.triton.interpreter import parts as triton_interpreter_parts
@@ -19,9 +18,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 def missing() -> list[str]:
     """Of a Triton that nobody has corrected yet, which that of this process may be."""
     script = "import json; from fourfold.backends.triton.interpreter.parts import missing; print(json.dumps(missing()))"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert not done.returncode, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(warm.printed(script, cwd=ROOT))
 
 
 @pytest.mark.parametrize("part", PARTS, ids=[part.path.partition(":")[2] for part in PARTS])

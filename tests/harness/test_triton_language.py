@@ -22,7 +22,6 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
-from fourfold.backends.triton import launch as triton_launch
 from fourfold.backends.triton.interpreter import batches
 from fourfold.operations.refusals import is_fault
 
@@ -38,11 +37,7 @@ INTEGERS = SIGNED + UNSIGNED
 NUMBERS = FLOATS + INTEGERS
 ALL = (*NUMBERS, "bool")
 
-
-@pytest.fixture(autouse=True)
-def _interpreted() -> None:
-    if not triton_launch.INTERPRETED:
-        pytest.skip("kernels are not interpreted")
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 # ---------------------------------------------------------------- what blocks hold

@@ -2,11 +2,10 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 import tempfile
 
 import pytest
+import warm
 from one_run import one_run
 
 from fourfold.checks.ahead_of_time import environment
@@ -233,10 +232,7 @@ def ran(script: str, tmp_path: pathlib.Path, *arguments: str) -> dict:
     file = tmp_path / "script.py"
     file.write_text(script)
     known = {**environment(), "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
-    command = [sys.executable, "-W", "ignore", str(file), *arguments]
-    done = subprocess.run(command, env=known, capture_output=True, text=True)
-    assert not done.returncode, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(warm.printed(file, *arguments, env=known))
 
 
 @pytest.mark.full

@@ -3,11 +3,10 @@
 import importlib
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
+import warm
 from subjects import subject_of
 
 from fourfold.checks.ahead_of_time import environment
@@ -45,10 +44,7 @@ print(json.dumps(code))
     ],
 )
 def test_kernels_of_rows_are_compiled_once_for_any_number_of_them(operation: str, parameters: int) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", COMPILED, operation, str(parameters)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    assert not done.returncode, done.stderr
-    one, two, sixteen = json.loads(done.stdout)
+    one, two, sixteen = json.loads(warm.printed(COMPILED, operation, parameters, env=environment()))
     assert one == two == sixteen
     assert len(one) >= 2
 
@@ -77,16 +73,13 @@ print(code["layer_norm_forward_kernel"])
 
 @pytest.mark.full
 def test_lanes_that_share_a_row_round_its_variance_alike() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ASSEMBLY], env=environment(), capture_output=True, text=True
-    )
-    assert not done.returncode, done.stderr
-    shuffled = set(re.findall(r"shfl\.sync\.bfly\.b32\s+(%\w+)[|,]", done.stdout))
+    assembly = warm.printed(ASSEMBLY, env=environment())
+    shuffled = set(re.findall(r"shfl\.sync\.bfly\.b32\s+(%\w+)[|,]", assembly))
     assert shuffled
-    added = set(re.findall(r"add\.f32\s+%\w+, %\w+, (%\w+);", done.stdout))
+    added = set(re.findall(r"add\.f32\s+%\w+, %\w+, (%\w+);", assembly))
     assert shuffled & added
     # A fused a * a + (other lane's b * b) rounds only the other lane's square, so the two lanes' sums may differ.
-    fused = set(re.findall(r"fma\.rn\.f32\s+%\w+, %\w+, %\w+, (%\w+);", done.stdout))
+    fused = set(re.findall(r"fma\.rn\.f32\s+%\w+, %\w+, %\w+, (%\w+);", assembly))
     assert not shuffled & fused
 
 

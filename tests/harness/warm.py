@@ -75,6 +75,26 @@ def run(
         return subprocess.CompletedProcess(command, int(answer), output.read(), errors.read())
 
 
+def variables(*others: str, **more: str) -> dict[str, str]:
+    """Return this process's variables and more, but none of pytest's and none whose names begin with others."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", *others))}
+    return kept | more
+
+
+def printed(
+    program: str | Path, *arguments: object, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> str:
+    """Run a program in Python, by its text or its file, in a process of its own that must succeed; return its output.
+
+    Triton reads the source of a kernel from a file.
+    """
+    words = [str(program)] if isinstance(program, Path) else ["-c", program]
+    command = [sys.executable, "-W", "ignore", *words, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @functools.cache
 def server(loaded: tuple[str, ...]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """The process that forks, and a connection to it. It ends when the connection does."""

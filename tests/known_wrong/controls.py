@@ -21,7 +21,7 @@ from .generic import with_torchs_gradient
 from .planted import Implementation
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Control:
     """A correct implementation of an operation, or of "operation.output", and the dtypes that it supports."""
 
@@ -171,40 +171,36 @@ def torchs_cross_entropy(logits: torch.Tensor, target: torch.Tensor, **parameter
 
 
 CONTROLS = (
-    Control(name="wide_inside", operation="giou", make=lambda: wide_inside, dtypes=("float16", "bfloat16", "float32")),
-    Control(name="reciprocals", operation="giou", make=lambda: score_of_pairs(reciprocals)),
-    Control(name="no_difference_of_areas", operation="giou", make=lambda: score_of_pairs(no_difference_of_areas)),
-    Control(name="one_term_after_another", operation="giou_loss", make=lambda: loss_by_sum(one_term_after_another)),
-    Control(name="pairs_of_pairs", operation="giou_loss", make=lambda: loss_by_sum(pairs_of_pairs)),
-    Control(name="compensated", operation="giou_loss", make=lambda: loss_by_sum(compensated)),
+    Control("wide_inside", "giou", lambda: wide_inside, dtypes=("float16", "bfloat16", "float32")),
+    Control("reciprocals", "giou", lambda: score_of_pairs(reciprocals)),
+    Control("no_difference_of_areas", "giou", lambda: score_of_pairs(no_difference_of_areas)),
+    Control("one_term_after_another", "giou_loss", lambda: loss_by_sum(one_term_after_another)),
+    Control("pairs_of_pairs", "giou_loss", lambda: loss_by_sum(pairs_of_pairs)),
+    Control("compensated", "giou_loss", lambda: loss_by_sum(compensated)),
     Control(
-        name="summed_backwards",
-        operation="giou_loss_ragged",
-        make=lambda: with_torchs_gradient("giou_loss_ragged", by_samples(summed_backwards)),
+        "summed_backwards",
+        "giou_loss_ragged",
+        lambda: with_torchs_gradient("giou_loss_ragged", by_samples(summed_backwards)),
     ),
-    Control(name="looped", operation="giou_loss_ragged", make=lambda: by_samples(looped_loss), dtypes=("float32",)),
-    Control(name="concatenated", operation="giou_loss_ragged", make=lambda: by_samples(concatenated_loss)),
+    Control("looped", "giou_loss_ragged", lambda: by_samples(looped_loss), dtypes=("float32",)),
+    Control("concatenated", "giou_loss_ragged", lambda: by_samples(concatenated_loss)),
     # It scales before it subtracts.
-    Control(name="torchs_own", operation="layer_norm", make=lambda: torchs_layer_norm, dtypes=("float32", "float64")),
-    Control(name="torchs_own", operation="rms_norm", make=lambda: torchs_rms_norm, dtypes=("float32", "float64")),
-    Control(name="of_sums", operation="rms_norm", make=lambda: rms_norm_of_sums, dtypes=("float32", "float64")),
-    Control(name="not_of_infinities", operation="rms_norm", make=lambda: rms_norm_without_infinities),
-    Control(
-        name="torchs_own", operation="cross_entropy", make=lambda: torchs_cross_entropy, dtypes=("float32", "float64")
-    ),
-    Control(name="hopper", operation="matmul", make=planted_hopper.matmul, dtypes=("float16",), examples=10),
-    Control(
-        name="hopper", operation="attention", make=planted_attention_hopper.attention, dtypes=("float16",), examples=10
-    ),
+    Control("torchs_own", "layer_norm", lambda: torchs_layer_norm, dtypes=("float32", "float64")),
+    Control("torchs_own", "rms_norm", lambda: torchs_rms_norm, dtypes=("float32", "float64")),
+    Control("of_sums", "rms_norm", lambda: rms_norm_of_sums, dtypes=("float32", "float64")),
+    Control("not_of_infinities", "rms_norm", lambda: rms_norm_without_infinities),
+    Control("torchs_own", "cross_entropy", lambda: torchs_cross_entropy, dtypes=("float32", "float64")),
+    Control("hopper", "matmul", planted_hopper.matmul, dtypes=("float16",), examples=10),
+    Control("hopper", "attention", planted_attention_hopper.attention, dtypes=("float16",), examples=10),
     *(
-        Control(name="as_torchvision", operation=name, make=functools.partial(planted_diou_losses.as_torchvision, name))
+        Control("as_torchvision", name, functools.partial(planted_diou_losses.as_torchvision, name))
         for name in planted_diou_losses.RECORDS
     ),
     # Numbers times scales, which are rounded before all of them are summed in one go.
     Control(
-        name="dequantised",
-        operation="scaled_matmul",
-        make=functools.partial(planted_scaled_matmul.checked, planted_scaled_matmul.dequantised),
+        "dequantised",
+        "scaled_matmul",
+        functools.partial(planted_scaled_matmul.checked, planted_scaled_matmul.dequantised),
         dtypes=("float32",),
         examples=10,
         elements=3000,

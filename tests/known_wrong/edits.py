@@ -135,8 +135,7 @@ class Edits:
 
     def _fault(self, name: str, check: Callable, says: str, edits: tuple[str, ...], more: dict[str, Any]) -> Fault:
         make = functools.partial(edited, self.operation, self.language, *edits)
-        fields = {"check": check, "says": says, "right_on": None, **more}
-        return Fault(name=name, operation=self.operation, language=self.language, make=make, **fields)
+        return Fault(name, self.operation, make, language=self.language, **{"check": check, "says": says, **more})
 
     def __call__(self, name: str, *edits: str, **more: Any) -> Fault:
         """Return a fault of the output, unless `more` has another check."""

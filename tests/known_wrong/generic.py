@@ -8,14 +8,13 @@ import torch
 from fourfold import backends
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.bad_input import declared_errors_are_raised
-from fourfold.checks.forward import forward_agrees
 from fourfold.checks.history import history_does_not_matter
 from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.outputs import joined
 from fourfold.checks.repeatability import repeats_bit_for_bit
 from fourfold.operations.record import Operation
 
-from .planted import GRADIENT, OUTPUT, UNWRITTEN, Check, Fault, Implementation
+from .planted import GRADIENT, UNWRITTEN, Fault, Implementation
 
 Tensor = torch.Tensor
 
@@ -132,30 +131,20 @@ def faults_of(operation: Operation) -> tuple[Fault, ...]:
     right = joined(backends.load(operation.name, "torch"), operation)
     name = next(iter((*operation.differentiable, *operation.axes)))
 
-    def of(fault: str, make: Callable[[], Implementation], check: Check, says: str) -> Fault:
-        return Fault(
-            name=f"generic_{fault}", operation=operation.name, make=make, check=check, says=says, right_on=None
-        )
+    def of(fault: str, make: Callable[[], Implementation], **more: Any) -> Fault:
+        return Fault(f"generic_{fault}", operation.name, make, **more)
 
-    of_gradient = of("gradient_halved", lambda: gradient_halved(right, name), backward_agrees, GRADIENT)
+    def of_result(fault: str, other: Callable[[Tensor], Tensor], **more: Any) -> Fault:
+        return of(fault, lambda: replacing(right, other), **more)
+
+    halved = of("gradient_halved", lambda: gradient_halved(right, name), check=backward_agrees, says=GRADIENT)
+    again = "output differs between two calls"
     return (
-        of("output_negated", lambda: replacing(right, torch.neg), forward_agrees, OUTPUT),
-        *([of_gradient] if operation.differentiable else []),
-        of(
-            "input_overwritten", lambda: input_overwritten(right, name), forward_agrees,
-            f"the call changed its input {name}",
-        ),
-        of(
-            "last_element_unwritten", lambda: replacing(right, last_element_unwritten), memory_is_respected,
-            UNWRITTEN,
-        ),
-        of(
-            "another_every_time", lambda: replacing(right, another_every_time()), repeats_bit_for_bit,
-            "output differs between two calls",
-        ),
-        of(
-            "remembered_by_shape", lambda: replacing(right, remembered_by_shape()), history_does_not_matter,
-            "output",
-        ),
-        of("errors_dropped", lambda: errors_dropped(right), declared_errors_are_raised, "was raised"),
-    )  # fmt: skip
+        of_result("output_negated", torch.neg),
+        *[halved] * bool(operation.differentiable),
+        of("input_overwritten", lambda: input_overwritten(right, name), says=f"the call changed its input {name}"),
+        of_result("last_element_unwritten", last_element_unwritten, check=memory_is_respected, says=UNWRITTEN),
+        of_result("another_every_time", another_every_time(), check=repeats_bit_for_bit, says=again),
+        of_result("remembered_by_shape", remembered_by_shape(), check=history_does_not_matter, says="output"),
+        of("errors_dropped", lambda: errors_dropped(right), check=declared_errors_are_raised, says="was raised"),
+    )

@@ -2,8 +2,9 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from fourfold.properties import giou_loss_ragged
 from fourfold.properties.boxes import box_pairs
 from fourfold.properties.giou import example
 
+from fourfold.checks.forward import forward_agrees
 from fourfold.checks.laws import law_holds
 from fourfold.checks.search import Search, Subject
 from fourfold.numerics.dtypes import DType
@@ -24,7 +26,12 @@ Check = Callable[[Subject, Search], None]
 CaseOf = Callable[[DType], Case]
 
 
-@dataclass(frozen=True, kw_only=True)
+# Patterns of the messages for a wrong output, for a wrong gradient, and for a result with missing elements.
+OUTPUT, GRADIENT = r"output\[.*is .*expected", r"gradient of \w+\[.*is .*expected"
+UNWRITTEN = "was never written"
+
+
+@dataclass(frozen=True)
 class Fault:
     """One planted fault.
 
@@ -56,9 +63,10 @@ class Fault:
     name: str
     operation: str
     make: Callable[[], Implementation]
-    check: Check
-    says: str
-    right_on: str | CaseOf | None
+    _: KW_ONLY
+    check: Check = forward_agrees
+    says: str = OUTPUT
+    right_on: str | CaseOf | None = None
     language: str = "torch"
     source: str | None = None
     dtype: str = "float32"
@@ -72,10 +80,18 @@ class Fault:
     record: Operation | None = None
     output: str = ""
 
+    @classmethod
+    def of(cls, operation: str | Operation, function: Implementation, **more: Any) -> "Fault":
+        """Return the fault that a function is, which has its name.
 
-# Patterns of the messages for a wrong output, for a wrong gradient, and for a result with missing elements.
-OUTPUT, GRADIENT = r"output\[.*is .*expected", r"gradient of \w+\[.*is .*expected"
-UNWRITTEN = "was never written"
+        Args:
+            operation: the name of the operation, or its record where it is declared.
+            function: the implementation.
+            more: other fields.
+        """
+        if isinstance(operation, Operation):
+            more, operation = {"record": operation, **more}, operation.name
+        return cls(more.pop("name", function.__name__), operation, lambda: function, **more)
 
 
 A_PAIR = [0.0, 0.0, 4.0, 3.0], [1.0, 1.0, 6.0, 5.0]

@@ -1,7 +1,6 @@
 """Planted faults in attention's kernel for Hopper: each is one edit of its own source, which the emulation runs."""
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from fourfold.properties import attention as properties
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda.compile import cache_folder, digest, source_closure
 from fourfold.backends.tuning import Configuration
-from fourfold.checks.forward import forward_agrees
 from fourfold.processes.files import write_atomically
 
 from .generic import with_torchs_gradient
@@ -70,12 +68,7 @@ MISTAKES: dict[str, tuple[str, str, type[Exception] | None, str]] = {
         RACE,
         STILL_READ,
     ),
-    "turn_not_given": (
-        GIVES_TURN,
-        "",
-        DEADLOCK,
-        "waits for ever for the mbarrier",
-    ),
+    "turn_not_given": (GIVES_TURN, "", DEADLOCK, "waits for ever for the mbarrier"),
     "queries_overwritten": (
         "sync_threads<WARPGROUP>(OWN + share);",
         "",
@@ -136,23 +129,11 @@ EXAMPLES: dict[str, CaseOf] = {
 
 
 def _fault(name: str, raises: type[Exception] | None, says: str) -> Fault:
-    more: dict[str, Any] = {"raises": raises, "says": rf"\(cuda_kernel_hopper\.cu:\d+\).*{says}"} if raises else {}
-    make: Callable[[], Implementation] = functools.partial(attention, name)
-    return Fault(
-        **{
-            "name": name,
-            "operation": "attention",
-            "make": make,
-            "check": forward_agrees,
-            "says": says,
-            "right_on": None,
-            "language": "cuda",
-            "dtype": "float16",
-            "only_on": "cpu",
-            "examples": EXAMPLES,
-            **more,
-        }
-    )
+    more: dict[str, Any] = {"says": says}
+    if raises is not None:
+        more = {"raises": raises, "says": rf"\(cuda_kernel_hopper\.cu:\d+\).*{says}"}
+    about: dict[str, Any] = {"language": "cuda", "dtype": "float16", "only_on": "cpu", "examples": EXAMPLES}
+    return Fault(name, "attention", functools.partial(attention, name), **about, **more)
 
 
 FAULTS = tuple(_fault(name, *expected) for name, (_, _, *expected) in MISTAKES.items())

@@ -1,7 +1,6 @@
 """Planted faults in the wrapper around a right kernel: defaults, ranges of parameters, autocast, kept integers."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -90,81 +89,52 @@ def offsets_kept(right: Implementation) -> Implementation:
     return implementation
 
 
-def _faults() -> tuple[Fault, ...]:
-    def fault(
-        operation: str,
-        name: str,
-        language: str,
-        make: Callable[[], Implementation],
-        check: Check,
-        says: str,
-        **more: Any,
-    ) -> Fault:
-        return Fault(
-            operation=operation,
-            name=name,
-            language=language,
-            make=make,
-            check=check,
-            says=says,
-            **{"right_on": None, **more},
-        )
-
-    defaults, ranges = defaults_are_the_definitions, parameters_may_be_far_from_the_usual
-    autocast, history = autocast_changes_precision_alone, history_does_not_matter
-    overflow = r"under autocast to bfloat16: output.* is -?inf, expected"
-    far = r"with eps=.* is .*expected"
-    kept = "after other values were written into its inputs: "
-
-    def left_out(name: str, own: str, of_definition: str) -> str:
-        return (
-            rf"with {name} left out: its default is {own}, the definition's is {of_definition}: output.* is .*expected"
-        )
-
-    return (
-        fault(
-            "layer_norm", "another_default", "torch", lambda: layer_norm_of_eps(1e-3), defaults,
-            left_out("eps", "0.001", "1e-05"),
-        ),
-        fault(
-            "layer_norm", "a_default_of_another_library", "torch", lambda: layer_norm_of_eps(1e-6), defaults,
-            left_out("eps", "1e-06", "1e-05"),
-        ),
-        fault(
-            "matmul", "another_default", "triton", lambda: matmul_of_slope(0.2), defaults,
-            left_out("negative_slope", "0.2", "0.01"),
-        ),
-        fault(
-            "matmul", "another_default", "cuda", lambda: matmul_of_activation("relu"), defaults,
-            left_out("activation", "'relu'", "'none'"),
-        ),
-        fault("layer_norm", "eps_limited", "torch", lambda: layer_norm_of_eps(most=16.0), ranges, far),
-        fault(
-            "giou", "eps_limited", "triton", lambda: giou_of_eps(backends.load("giou", "triton"), most=16.0), ranges,
-            r"with eps=.* is .*expected",
-        ),
-        fault(
-            "giou", "eps_limited", "cuda", lambda: giou_of_eps(backends.load("giou", "cuda"), most=16.0), ranges,
-            r"with eps=.* is .*expected",
-        ),
-        *(
-            fault(
-                "vector_add", "half_under_autocast", language,
-                lambda language=language, edit=edit: half_under_autocast(
-                    backends.load("vector_add", "torch"), edited("vector_add", language, edit)
-                ),
-                autocast, overflow,
-            )
-            for language, edit in HALF.items()
-        ),
-        *(
-            fault(
-                "giou_loss_ragged", "offsets_kept", language,
-                lambda language=language: offsets_kept(backends.load("giou_loss_ragged", language)), history, kept,
-            )
-            for language in backends.BACKENDS
-        ),
-    )  # fmt: skip
+def _fault(
+    operation: str, name: str, language: str, make: Callable[[], Implementation], check: Check, says: str
+) -> Fault:
+    return Fault(name, operation, make, language=language, check=check, says=says)
 
 
-FAULTS = _faults()
+def _default(
+    operation: str, name: str, language: str, make: Callable[[], Implementation], argument: str, own: str, of: str
+) -> Fault:
+    """Another default than the definition's."""
+    says = rf"with {argument} left out: its default is {own}, the definition's is {of}: output.* is .*expected"
+    return _fault(operation, name, language, make, defaults_are_the_definitions, says)
+
+
+def _limited(operation: str, language: str, make: Callable[[], Implementation]) -> Fault:
+    check = parameters_may_be_far_from_the_usual
+    return _fault(operation, "eps_limited", language, make, check, r"with eps=.* is .*expected")
+
+
+def _under_autocast(language: str) -> Fault:
+    def make() -> Implementation:
+        half = edited("vector_add", language, HALF[language])
+        return half_under_autocast(backends.load("vector_add", "torch"), half)
+
+    says = r"under autocast to bfloat16: output.* is -?inf, expected"
+    return _fault("vector_add", "half_under_autocast", language, make, autocast_changes_precision_alone, says)
+
+
+def _kept(language: str) -> Fault:
+    says = "after other values were written into its inputs: "
+    make = lambda: offsets_kept(backends.load("giou_loss_ragged", language))  # noqa: E731
+    return _fault("giou_loss_ragged", "offsets_kept", language, make, history_does_not_matter, says)
+
+
+FAULTS = (
+    _default("layer_norm", "another_default", "torch", lambda: layer_norm_of_eps(1e-3), "eps", "0.001", "1e-05"),
+    _default(
+        "layer_norm", "a_default_of_another_library", "torch", lambda: layer_norm_of_eps(1e-6), "eps", "1e-06", "1e-05"
+    ),
+    _default("matmul", "another_default", "triton", lambda: matmul_of_slope(0.2), "negative_slope", "0.2", "0.01"),
+    _default(
+        "matmul", "another_default", "cuda", lambda: matmul_of_activation("relu"), "activation", "'relu'", "'none'"
+    ),
+    _limited("layer_norm", "torch", lambda: layer_norm_of_eps(most=16.0)),
+    _limited("giou", "triton", lambda: giou_of_eps(backends.load("giou", "triton"), most=16.0)),
+    _limited("giou", "cuda", lambda: giou_of_eps(backends.load("giou", "cuda"), most=16.0)),
+    *map(_under_autocast, HALF),
+    *map(_kept, backends.BACKENDS),
+)

@@ -15,7 +15,6 @@ from fourfold.properties.softmax import columns_may_change_places
 
 from fourfold import backends
 from fourfold.checks.backward import backward_agrees
-from fourfold.checks.forward import forward_agrees
 from fourfold.checks.memory import memory_is_respected
 from fourfold.instruments.tampering import Tampered
 from fourfold.numerics.dtypes import DTYPES
@@ -262,119 +261,61 @@ def cases_zeroed(operation: str) -> Implementation:
     return implementation
 
 
-def _faults() -> tuple[Fault, ...]:
-    def of(name: str, operation: str, make: Callable, says: str = OUTPUT, right_on: Any = None, **more: Any) -> Fault:
-        given = {"check": forward_agrees, **more}
-        return Fault(name=name, operation=operation, make=make, says=says, right_on=right_on, **given)
-
-    def bound(function: Callable, operation: str, *rest: Any) -> Callable[[], Implementation]:
-        return functools.partial(function, operation, *rest)
-
-    memory, backward, forward = memory_is_respected, backward_agrees, forward_agrees
-    zero, nan = torch.zero_, functools.partial(torch.fill_, value=float("nan"))
-    tampered = {"raises": Tampered, "check": forward}
-
-    def double_by_default() -> None:
-        torch.set_default_dtype(torch.float64)
-
-    def no_gradients() -> None:
-        torch.set_grad_enabled(False)
-
-    return (
-        *(
-            of(
-                "zeros",
-                name,
-                bound(constant, name, zero),
-                source="https://github.com/AI-Hypercomputer/accelerator-agents/pull/50",
-            )
-            for name in ("giou", "giou_loss", "giou_loss_ragged", "vector_add", "softmax", "layer_norm", "matmul")
-        ),
-        *(of("nan", name, bound(constant, name, nan), source=PYGPUBENCH) for name in ("softmax", "giou_loss")),
-        *(
-            of(
-                "memory_of_the_reference_hoped_for",
-                name,
-                bound(constant, name, lambda x: x),
-                UNWRITTEN,
-                check=memory,
-                source=KERNELBENCH,
-            )
-            for name in ("vector_add", "matmul")
-        ),
-        *(
-            of("inputs_zeroed", name, bound(inputs_zeroed, name), f"{OUTPUT}|changed its input", source=KERNELBENCH)
-            for name in ("vector_add", "layer_norm")
-        ),
-        of("input_given_back", "softmax", bound(input_given_back, "softmax")),
-        of("input_given_back", "matmul", bound(input_given_back, "matmul"), right_on="one_row"),
-        of(
-            "first_sample_for_all",
-            "softmax",
-            bound(first_sample_for_all, "softmax"),
-            right_on="without_leading_axes",
-        ),
-        of("first_sample_for_all", "matmul", bound(first_sample_for_all, "matmul"), right_on="one_row"),
-        of(
-            "named_examples_known",
-            "vector_add",
-            functools.partial(named_examples_known, vector_add.operation.examples),
-            right_on="one_element",
-        ),
-        of(
-            "remembered_by_sum",
-            "softmax",
-            bound(remembered_by_sum, "softmax"),
-            r"left side.* is .*expected",
-            right_on="cols_1",
-            check=law(columns_may_change_places),
-        ),
-        of("float16_inside", "matmul", bound(narrower, "matmul", torch.float16), right_on="activation_at_0"),
-        of("bfloat16_inside", "softmax", bound(narrower, "softmax", torch.bfloat16), right_on="cols_1"),
-        of("delivered_later", "vector_add", bound(delivered_later, "vector_add")),
-        of("agreeable", "layer_norm", bound(agreeable, "layer_norm"), f"{OUTPUT}|a kind of tensor"),
-        of(
-            "detached_and_patched",
-            "softmax",
-            bound(detached_and_patched, "softmax"),
-            GRADIENT,
-            cotangent_of_zeros,
-            check=backward,
-        ),
-        of("detached_and_patched", "matmul", bound(detached_and_patched, "matmul"), GRADIENT, check=backward),
-        of(
-            "wrong_where_gradients_are_wanted",
-            "layer_norm",
-            bound(wrong_where_gradients_are_wanted, "layer_norm"),
-            r"where gradients are wanted, output\[.*is .*expected",
-            check=backward,
-        ),
-        of(
-            "wrong_where_gradients_are_wanted",
-            "vector_add",
-            bound(wrong_where_gradients_are_wanted, "vector_add"),
-            r"where gradients are wanted, output\[.*is .*expected",
-            check=backward,
-        ),
-        of("no_distances", "vector_add", bound(no_distances, "vector_add"), r"replaced builtins\.abs", **tampered),
-        of("all_equal", "softmax", bound(all_equal, "softmax"), r"replaced torch\.equal", **tampered),
-        of(
-            "cases_zeroed",
-            "matmul",
-            bound(cases_zeroed, "matmul"),
-            "changed the a of the case",
-            **tampered,
-            source=PYGPUBENCH,
-        ),
-        of(
-            "double_by_default",
-            "softmax",
-            bound(with_an_aside, "softmax", double_by_default),
-            "changed torch's default",
-            **tampered,
-        ),
-        of("no_gradients", "giou", bound(with_an_aside, "giou", no_gradients), "changed whether gradients", **tampered),
-    )
+def double_by_default() -> None:
+    torch.set_default_dtype(torch.float64)
 
 
-FAULTS = _faults()
+def no_gradients() -> None:
+    torch.set_grad_enabled(False)
+
+
+def _cheat(operation: str, name: str, function: Callable[..., Implementation], *rest: Any, **more: Any) -> Fault:
+    """A cheat by a function of the operation's name and others."""
+    return Fault(name, operation, functools.partial(function, operation, *rest), **more)
+
+
+def _tampers(operation: str, name: str, says: str, function: Callable[..., Implementation], *rest: Any) -> Fault:
+    return _cheat(operation, name, function, *rest, says=says, raises=Tampered)
+
+
+NAN = functools.partial(torch.fill_, value=float("nan"))
+AGENTS = "https://github.com/AI-Hypercomputer/accelerator-agents/pull/50"
+ALL = ("giou", "giou_loss", "giou_loss_ragged", "vector_add", "softmax", "layer_norm", "matmul")
+ONE_ROW = {"softmax": "without_leading_axes", "matmul": "one_row"}
+CHANGED = {"says": f"{OUTPUT}|changed its input", "source": KERNELBENCH}
+HOPED_FOR = {"says": UNWRITTEN, "check": memory_is_respected, "source": KERNELBENCH}
+SUMS = {"says": r"left side.* is .*expected", "check": law(columns_may_change_places), "right_on": "cols_1"}
+PATCHED = {"says": GRADIENT, "check": backward_agrees}
+WANTED = {"says": r"where gradients are wanted, output\[.*is .*expected", "check": backward_agrees}
+KNOWN = functools.partial(named_examples_known, vector_add.operation.examples)
+FAULTS = (
+    *(_cheat(name, "zeros", constant, torch.zero_, source=AGENTS) for name in ALL),
+    *(_cheat(name, "nan", constant, NAN, source=PYGPUBENCH) for name in ("softmax", "giou_loss")),
+    *(
+        _cheat(name, "memory_of_the_reference_hoped_for", constant, lambda x: x, **HOPED_FOR)
+        for name in ("vector_add", "matmul")
+    ),
+    *(_cheat(name, "inputs_zeroed", inputs_zeroed, **CHANGED) for name in ("vector_add", "layer_norm")),
+    _cheat("softmax", "input_given_back", input_given_back),
+    _cheat("matmul", "input_given_back", input_given_back, right_on="one_row"),
+    *(_cheat(name, "first_sample_for_all", first_sample_for_all, right_on=row) for name, row in ONE_ROW.items()),
+    Fault("named_examples_known", "vector_add", KNOWN, right_on="one_element"),
+    _cheat("softmax", "remembered_by_sum", remembered_by_sum, **SUMS),
+    _cheat("matmul", "float16_inside", narrower, torch.float16, right_on="activation_at_0"),
+    _cheat("softmax", "bfloat16_inside", narrower, torch.bfloat16, right_on="cols_1"),
+    _cheat("vector_add", "delivered_later", delivered_later),
+    _cheat("layer_norm", "agreeable", agreeable, says=f"{OUTPUT}|a kind of tensor"),
+    _cheat("softmax", "detached_and_patched", detached_and_patched, right_on=cotangent_of_zeros, **PATCHED),
+    _cheat("matmul", "detached_and_patched", detached_and_patched, **PATCHED),
+    *(
+        _cheat(name, "wrong_where_gradients_are_wanted", wrong_where_gradients_are_wanted, **WANTED)
+        for name in ("layer_norm", "vector_add")
+    ),
+    _tampers("vector_add", "no_distances", r"replaced builtins\.abs", no_distances),
+    _tampers("softmax", "all_equal", r"replaced torch\.equal", all_equal),
+    _cheat(
+        "matmul", "cases_zeroed", cases_zeroed, says="changed the a of the case", raises=Tampered, source=PYGPUBENCH
+    ),
+    _tampers("softmax", "double_by_default", "changed torch's default", with_an_aside, double_by_default),
+    _tampers("giou", "no_gradients", "changed whether gradients", with_an_aside, no_gradients),
+)

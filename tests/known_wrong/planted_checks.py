@@ -21,7 +21,7 @@ from fourfold.checks.offsets import offsets_may_pass_32_bits
 from fourfold.checks.saved_tensors import backward_is_of_the_call
 from fourfold.checks.search import Search, Subject
 
-from .edits import OFFSETS_OF_ROWS, edited
+from .edits import OFFSETS_OF_ROWS, Edits
 from .planted import Check, Fault, Implementation, one_pair
 from .planted_softmax import OF_ALL
 
@@ -184,148 +184,88 @@ def summed_in_pieces_by_the_batch(x: Tensor) -> Tensor:
     return terms / sum(piece.sum(-1, keepdim=True) for piece in terms.split(length, -1))
 
 
-def _faults() -> list[Fault]:
-    faults: list[Fault] = []
+def _fault(name: str, check: Check, says: str, make: Callable[[], Implementation], **more: Any) -> Fault:
+    return Fault(name, "softmax", make, check=check, says=says, **more)
 
-    def add(name: str, make: Callable[[], Implementation], check: Check, says: str, **more: Any) -> None:
-        faults.append(Fault(name=name, operation="softmax", make=make, check=check, says=says, **more))
 
-    # The named examples have a non-finite grad_output in a row, but no tiny grad_output.
-    plain = {"two_columns": softmax_properties.examples["two_columns"]}
-    add(
-        "nan_in_the_last_column_taken_for_the_lowest",
-        lambda: softmax(forward=nan_in_the_last_column_taken_for_the_lowest),
-        forward_agrees,
-        r"output.* is .*expected nan",
-        right_on="two_columns",
-    )
-    add(
-        "rows_of_zero_cotangents_skipped",
-        lambda: softmax(backward=rows_of_zero_cotangents_skipped),
-        backward_agrees,
-        r"gradient of x.* is 0\.0, expected nan",
-        right_on="two_columns",
-    )
-    add(
-        "infinite_cotangent_cut_off",
-        lambda: softmax(backward=lambda grad, y: gradient(grad.clamp(-1e30, 1e30), y)),
-        backward_agrees,
-        "gradient of x",
-        right_on="two_columns",
-        examples=plain,
-        search=300,
-    )
-    add(
-        "output_kept_unguarded",
-        lambda: softmax(guarded=False),
-        backward_is_of_the_call,
-        "after the output was",
-        right_on=None,
-    )
-    offsets = offsets_may_pass_32_bits
-    faults.append(
-        Fault(
-            name="triton_offsets_in_32_bits",
-            operation="giou",
-            make=lambda: edited("giou", "triton", OFFSETS_OF_ROWS),
-            check=offsets,
-            says=r"with axis \d of boxes[12] 2.31 elements long: output",
-            right_on=one_pair,
+TWO = {"right_on": "two_columns"}
+# The named examples have a non-finite grad_output in a row, but no tiny grad_output.
+PLAIN = {"examples": {"two_columns": softmax_properties.examples["two_columns"]}, "search": 300}
+MANY = functools.partial(sixteen_bits_of_samples, many_samples_are_alike)
+LATE = r"on a stream whose inputs come late \(a kernel must be launched on torch's current stream\): "
+WRITTEN, CHANGED = (
+    "after other values were written into its inputs: ",
+    "of the call on new tensors was changed by the call",
+)
+GIOU = {"says": r"with axis \d of boxes[12] 2.31 elements long: output", "right_on": one_pair}
+batch, history, late = the_batch_does_not_matter, history_does_not_matter, late_inputs_are_waited_for
+FAULTS = (
+    _fault(
+        "nan_in_the_last_column_taken_for_the_lowest", forward_agrees, r"output.* is .*expected nan",
+        lambda: softmax(forward=nan_in_the_last_column_taken_for_the_lowest), **TWO,
+    ),
+    _fault(
+        "rows_of_zero_cotangents_skipped", backward_agrees, r"gradient of x.* is 0\.0, expected nan",
+        lambda: softmax(backward=rows_of_zero_cotangents_skipped), **TWO,
+    ),
+    _fault(
+        "infinite_cotangent_cut_off", backward_agrees, "gradient of x",
+        lambda: softmax(backward=lambda grad, y: gradient(grad.clamp(-1e30, 1e30), y)), **TWO, **PLAIN,
+    ),
+    _fault("output_kept_unguarded", backward_is_of_the_call, "after the output was", lambda: softmax(guarded=False)),
+    Edits("giou", "triton")("triton_offsets_in_32_bits", OFFSETS_OF_ROWS, check=offsets_may_pass_32_bits, **GIOU),
+    *(
+        _fault(
+            name, MANY, r"output of samples \d+ to \d+ is not that of the first",
+            functools.partial(softmax, forward=step), search=50,
         )
-    )
-    many = functools.partial(sixteen_bits_of_samples, many_samples_are_alike)
-    for name, step in (("grid_cut_off", rows_past_65535_unwritten), ("rows_wrap_around", rows_past_65536_repeated)):
-        add(
-            name,
-            lambda step=step: softmax(forward=step),
-            many,
-            r"output of samples \d+ to \d+ is not that of the first",
-            right_on=None,
-            search=50,
-        )
-    history, late = history_does_not_matter, late_inputs_are_waited_for
-    add(
-        "largest_of_all_rows",
-        lambda: edited("softmax", "torch", OF_ALL),
-        the_batch_does_not_matter,
-        r"output of samples \d+ to \d+ among all \d+\[",
-        right_on="two_columns",
-    )
-    add(
-        "summed_in_pieces_by_the_batch",
-        lambda: softmax(forward=summed_in_pieces_by_the_batch),
-        functools.partial(claiming_bits, the_batch_does_not_matter),
+        for name, step in (("grid_cut_off", rows_past_65535_unwritten), ("rows_wrap_around", rows_past_65536_repeated))
+    ),
+    Edits("softmax", "torch")(
+        "largest_of_all_rows", OF_ALL, check=batch, says=r"output of samples \d+ to \d+ among all \d+\[", **TWO
+    ),
+    _fault(
+        "summed_in_pieces_by_the_batch", functools.partial(claiming_bits, batch),
         r"output of samples .* elements differ from those of them alone",
-        right_on="two_columns",
-        search=50,
-    )
-    for name, key in (("address", Tensor.data_ptr), ("identity", id)):
-        add(
-            f"cached_by_{name}",
-            lambda key=key: softmax(forward=cached(key, right), compute=lambda x: x),
-            history,
-            "after other values were written into its inputs: output",
-            right_on="two_columns",
+        lambda: softmax(forward=summed_in_pieces_by_the_batch), search=50, **TWO,
+    ),
+    *(
+        _fault(
+            f"cached_by_{name}", history, f"{WRITTEN}output",
+            lambda key=key: softmax(forward=cached(key, right), compute=lambda x: x), **TWO,
         )
-    add(
-        "gradient_cached_by_address",
-        lambda: softmax(backward=cached(Tensor.data_ptr, gradient)),
-        history,
-        "after other values were written into its inputs: gradient of x",
-        right_on="two_columns",
-    )
-    add(
-        "cache_hands_out_what_it_keeps",
-        lambda: softmax(forward=cached(by_values, right, Tensor.detach)),
-        history,
-        "output is what was written into a former result",
-        right_on="two_columns",
-    )
-    add(
-        "one_buffer_for_all_results",
-        lambda: softmax(forward=into_one_buffer(right)),
-        history,
-        "output of the call on new tensors was changed by the call after other values",
-        right_on="two_columns",
-    )
-    add(
-        "one_buffer_for_all_gradients",
-        lambda: softmax(backward=into_one_buffer(gradient)),
-        history,
-        "gradient of x of the call on new tensors was changed by the call after other values",
-        right_on="two_columns",
-    )
-    add(
-        "finished_by_a_thread",
-        lambda: softmax(forward=finished_by_a_thread),
-        history,
-        "output changed after the call had returned, by finisher",
-        right_on="two_columns",
-    )
-    add(
-        "a_kind_of_tensor_of_its_own",
+        for name, key in (("address", Tensor.data_ptr), ("identity", id))
+    ),
+    _fault(
+        "gradient_cached_by_address", history, f"{WRITTEN}gradient of x",
+        lambda: softmax(backward=cached(Tensor.data_ptr, gradient)), **TWO,
+    ),
+    _fault(
+        "cache_hands_out_what_it_keeps", history, "output is what was written into a former result",
+        lambda: softmax(forward=cached(by_values, right, Tensor.detach)), **TWO,
+    ),
+    _fault(
+        "one_buffer_for_all_results", history, f"output {CHANGED} after other values",
+        lambda: softmax(forward=into_one_buffer(right)), **TWO,
+    ),
+    _fault(
+        "one_buffer_for_all_gradients", history, f"gradient of x {CHANGED} after other values",
+        lambda: softmax(backward=into_one_buffer(gradient)), **TWO,
+    ),
+    _fault(
+        "finished_by_a_thread", history, "output changed after the call had returned, by finisher",
+        lambda: softmax(forward=finished_by_a_thread), **TWO,
+    ),
+    _fault(
+        "a_kind_of_tensor_of_its_own", forward_agrees, "output is a Lazy, a kind of tensor of its own",
         lambda: of_a_kind_of_its_own,
-        forward_agrees,
-        "output is a Lazy, a kind of tensor of its own",
-        right_on=None,
-    )
-    add(
-        "forward_on_a_stream_of_its_own",
-        lambda: softmax(forward=on_a_stream_of_its_own(right)),
-        late,
-        r"on a stream whose inputs come late \(a kernel must be launched on torch's current stream\): output",
-        right_on=None,
-        only_on="cuda",
-    )
-    add(
-        "backward_on_a_stream_of_its_own",
-        lambda: softmax(backward=on_a_stream_of_its_own(gradient)),
-        late,
-        r"on a stream whose inputs come late \(a kernel must be launched on torch's current stream\): gradient of x",
-        right_on=None,
-        only_on="cuda",
-    )
-    return faults
-
-
-FAULTS = tuple(_faults())
+    ),
+    _fault(
+        "forward_on_a_stream_of_its_own", late, f"{LATE}output",
+        lambda: softmax(forward=on_a_stream_of_its_own(right)), only_on="cuda",
+    ),
+    _fault(
+        "backward_on_a_stream_of_its_own", late, f"{LATE}gradient of x",
+        lambda: softmax(backward=on_a_stream_of_its_own(gradient)), only_on="cuda",
+    ),
+)  # fmt: skip

@@ -3,9 +3,6 @@
 Each is right for every one of them alone. Others are wrong where inputs share their memory.
 """
 
-import dataclasses
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +15,11 @@ from fourfold import tensor, values
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.triton import launch as triton_launch
-from fourfold.checks.forward import forward_agrees
 from fourfold.checks.modes import modes_do_not_matter
 from fourfold.checks.sharing import inputs_may_share_memory
 
 from .edits import Edits
-from .planted import OUTPUT, Fault, Implementation
+from .planted import Fault, Implementation
 from .planted_sizes import product
 from .planted_state import as_a_candidate
 
@@ -252,37 +248,21 @@ NAN_LOST = (
 
 
 def _combined(operation: str, function: Implementation, right_on: Any, language: str = "torch", **more: Any) -> Fault:
-    return Fault(
-        **{
-            "name": function.__name__,
-            "operation": operation,
-            "make": lambda: function,
-            "check": forward_agrees,
-            "says": OUTPUT,
-            "right_on": right_on,
-            "language": language,
-            "seen_by": "combined",
-            **more,
-        }
-    )
+    return Fault.of(operation, function, language=language, right_on=right_on, seen_by="combined", **more)
 
 
 def _sharing(operation: str, function: Implementation, says: str) -> Fault:
-    return Fault(
-        name=function.__name__,
-        operation=operation,
-        make=lambda: function,
-        check=functools.partial(as_a_candidate, inputs_may_share_memory),
-        says=says,
-        right_on=None,
-    )
+    return Fault.of(operation, function, check=as_a_candidate(inputs_may_share_memory), says=says)
 
 
-def _declared(function: Callable[..., Tensor], record: Any) -> Fault:
-    fault = _combined(record.name, function, record.examples["ordinary"])
-    return dataclasses.replace(fault, name=f"declared_{function.__name__}", record=record)
+def _declared(function: Implementation, record: Any) -> Fault:
+    name, right_on = f"declared_{function.__name__}", record.examples["ordinary"]
+    return Fault.of(record, function, name=name, right_on=right_on, seen_by="combined")
 
 
+MODES = {"check": as_a_candidate(modes_do_not_matter), "says": r"under inference_mode.*: output.* is .*expected"}
+BEFORE_Y = r"planted_combinations\.cu:\d+\).*bytes before argument 1 \(y\)"
+ASTRAY: dict[str, Any] = {"raises": cuda_on_cpu.OutOfBounds, "says": BEFORE_Y, "only_on": "cpu"}
 FAULTS = (
     _combined("softmax", misaligned_and_transposed, "cols_1"),
     _combined("softmax", strided_and_expanded, "cols_1"),
@@ -295,24 +275,10 @@ FAULTS = (
     _combined("layer_norm", eps_of_long_rows, "eps_far_above_the_variance"),
     _declared(rms_eps_of_long_rows, rms_norm),
     _declared(masked_long_rows_are_zero, softmax),
-    _combined(
-        "softmax",
-        long_rows_apart_under_inference_mode,
-        "all_transposed",
-        check=functools.partial(as_a_candidate, modes_do_not_matter),
-        says=r"under inference_mode.*: output.* is .*expected",
-    ),
+    _combined("softmax", long_rows_apart_under_inference_mode, "all_transposed", **MODES),
     _combined("vector_add", one_pointer_in_triton, "one_input_misaligned", "triton"),
     Edits("softmax", "triton")("nan_lost_in_triton", NAN_LOST, right_on="rows_not_finite", seen_by="combined"),
-    _combined(
-        "vector_add",
-        one_pointer_in_cuda,
-        "one_input_misaligned",
-        "cuda",
-        raises=cuda_on_cpu.OutOfBounds,
-        says=r"planted_combinations\.cu:\d+\).*bytes before argument 1 \(y\)",
-        only_on="cpu",
-    ),
+    _combined("vector_add", one_pointer_in_cuda, "one_input_misaligned", "cuda", **ASTRAY),
     _combined("softmax", infinity_lost_in_cuda, "rows_not_finite", "cuda"),
     _sharing("layer_norm", bias_of_the_weights_storage, r"where all tensors lie in one storage, output.*expected"),
     _sharing("matmul", symmetric_update, r"where a and b are one tensor, output.*expected"),

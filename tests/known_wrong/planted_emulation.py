@@ -20,7 +20,6 @@ from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.launch import ImpossibleLaunch
 from fourfold.backends.signature import signature_of
-from fourfold.checks.forward import forward_agrees
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 
@@ -92,25 +91,16 @@ def of_shape(rows: int, cols: int, dtype: DType) -> Case:
 
 def _sum(name: str) -> Fault:
     line, says = FAULTY[name]
-    return Fault(
-        name=name,
-        operation="vector_add",
-        make=lambda: sums(name),
-        check=forward_agrees,
-        says=rf"\(planted_emulation\.cu:{line}\), block .*: {says}",
-        right_on=None,
-        language="cuda",
-        raises=cuda_on_cpu.UndefinedArithmetic if "overflow" in name else cuda_on_cpu.OutOfBounds,
-        only_on="cpu",
-    )
+    raises = cuda_on_cpu.UndefinedArithmetic if "overflow" in name else cuda_on_cpu.OutOfBounds
+    at = rf"\(planted_emulation\.cu:{line}\), block .*: {says}"
+    return Fault(name, "vector_add", lambda: sums(name), says=at, language="cuda", raises=raises, only_on="cpu")
 
 
 def _launch(language: str, wrong: str, rows: int, cols: int, says: str) -> Fault:
     return Fault(
-        name=wrong,
-        operation="softmax",
-        make=lambda: softmax(language, wrong),
-        check=forward_agrees,
+        wrong,
+        "softmax",
+        lambda: softmax(language, wrong),
         says=says,
         right_on=functools.partial(of_shape, 3, 5),
         language=language,

@@ -1,5 +1,7 @@
 """Planted faults: kernels that leave all of the work, or the hard part, to torch."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -7,7 +9,7 @@ from fourfold.checks.fallback import nothing_is_left_to_torch
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 
-from .planted import Fault
+from .planted import Fault, Implementation
 
 
 class NamedSoftmax(torch.autograd.Function):
@@ -26,7 +28,11 @@ class NamedSoftmax(torch.autograd.Function):
         return torch.autograd.grad(result, x, grad_output)[0]
 
 
-def whole_vectors_alone(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def softmax_of_torch_under_another_name(x: torch.Tensor) -> torch.Tensor:
+    return NamedSoftmax.apply(x)
+
+
+def torch_for_what_whole_vectors_leave_over(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Use a kernel for whole vectors, and torch for the remaining elements."""
     from fourfold.impls.vector_add.triton_kernel import vector_add
 
@@ -39,23 +45,12 @@ def thirty_two(dtype: DType) -> Case:
     return Case({"x": x, "y": y}, grad_output)
 
 
+def _left(function: Implementation, operation: str, says: str, **more: Any) -> Fault:
+    said = rf"leaves to torch .*: {says}"
+    return Fault.of(operation, function, check=nothing_is_left_to_torch, says=said, search=10, **more)
+
+
 FAULTS = (
-    Fault(
-        name="softmax_of_torch_under_another_name",
-        operation="softmax",
-        make=lambda: lambda x: NamedSoftmax.apply(x),
-        check=nothing_is_left_to_torch,
-        says=r"leaves to torch .*: aten\._softmax, aten\._softmax_backward_data",
-        right_on=None,
-        search=10,
-    ),
-    Fault(
-        name="torch_for_what_whole_vectors_leave_over",
-        operation="vector_add",
-        make=lambda: whole_vectors_alone,
-        check=nothing_is_left_to_torch,
-        says=r"leaves to torch .*: aten\.add",
-        right_on=thirty_two,
-        search=10,
-    ),
+    _left(softmax_of_torch_under_another_name, "softmax", r"aten\._softmax, aten\._softmax_backward_data"),
+    _left(torch_for_what_whole_vectors_leave_over, "vector_add", r"aten\.add", right_on=thirty_two),
 )

@@ -320,16 +320,11 @@ def _in_cuda() -> tuple[Fault, ...]:
 
 
 # fmt: on
+ABOVE = law(properties.never_above_intersection_over_union)
+NEVER_ABOVE = {"name": "law", "check": ABOVE, "says": "never_above_intersection_over_union: left side"}
 FAULTS = (
     *_in_torch(),
-    Fault(
-        name="law",
-        operation="giou",
-        make=lambda: giou_without_clamp,
-        check=law(properties.never_above_intersection_over_union),
-        says="never_above_intersection_over_union: left side",
-        right_on=one_pair,
-    ),
+    Fault.of("giou", giou_without_clamp, right_on=one_pair, **NEVER_ABOVE),
     *_padded(),
     *_ragged(),
     *_in_triton(),

@@ -3,9 +3,9 @@
 All of them are about what runs beside the threads: waits for a phase of an mbarrier, fences, groups, swizzles.
 """
 
-import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from fourfold.impls.matmul.torch_eager import matmul as right
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.cuda.tensor_map import swizzled_map
-from fourfold.checks.forward import forward_agrees
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 
@@ -115,21 +114,11 @@ EXAMPLES: dict[str, CaseOf] = {
 
 
 def _fault(name: str, raises: type[Exception] | None, says: str) -> Fault:
-    fault = Fault(
-        name=name.lower(),
-        operation="matmul",
-        make=lambda: matmul(name),
-        check=forward_agrees,
-        says=says,
-        right_on=None,
-        language="cuda",
-        dtype="float16",
-        only_on="cpu",
-        examples=EXAMPLES,
-    )
-    if raises is None:
-        return fault
-    return dataclasses.replace(fault, raises=raises, says=rf"\(planted_hopper\.cu:\d+\), block .*: {says}")
+    more: dict[str, Any] = {"says": says}
+    if raises is not None:
+        more = {"raises": raises, "says": rf"\(planted_hopper\.cu:\d+\), block .*: {says}"}
+    about: dict[str, Any] = {"language": "cuda", "dtype": "float16", "only_on": "cpu", "examples": EXAMPLES}
+    return Fault(name.lower(), "matmul", lambda: matmul(name), **about, **more)
 
 
 FAULTS = tuple(_fault(name, *expected) for name, expected in MISTAKES.items())

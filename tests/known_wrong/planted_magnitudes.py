@@ -3,8 +3,6 @@
 Others round once in another way than to the nearest, or lose numbers of some magnitudes.
 """
 
-import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,9 @@ from fourfold import tensor
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.backward import backward_agrees
-from fourfold.checks.forward import forward_agrees
 
 from .edits import Edits
-from .planted import GRADIENT, OUTPUT, Check, Fault, Implementation, law
+from .planted import GRADIENT, Fault, Implementation, law
 from .planted_combinations import BLOCK, normalized, rms_norm
 from .planted_sizes import product
 from .planted_vector_add import zeros_added
@@ -251,65 +248,34 @@ TERMS_OF_HALVES = (
 )
 
 
-def _fault(
-    operation: Any,
-    function: Implementation,
-    right_on: Any,
-    language: str = "torch",
-    check: Check = forward_agrees,
-    says: str = OUTPUT,
-    seen_by: str = "combined",
-    only_on: str = "",
-) -> Fault:
-    fault = Fault(
-        name=function.__name__,
-        operation=operation if isinstance(operation, str) else operation.name,
-        make=lambda: function,
-        check=check,
-        says=says,
-        right_on=right_on,
-        language=language,
-        seen_by=seen_by,
-        only_on=only_on,
-    )
-    return fault if isinstance(operation, str) else dataclasses.replace(fault, record=operation)
+def _combined(operation: str, function: Implementation, right_on: str, **more: Any) -> Fault:
+    return Fault.of(operation, function, **{"right_on": right_on, "seen_by": "combined", **more})
 
 
-def _declared(record: Any, function: Callable[..., Tensor], language: str = "torch", **more: Any) -> Fault:
-    return _fault(record, function, record.examples["one_element"], language, **more)
+def _declared(record: Any, function: Implementation, language: str = "torch", seen_by: str = "combined") -> Fault:
+    right_on = record.examples["one_element"]
+    return Fault.of(record, function, language=language, right_on=right_on, seen_by=seen_by)
 
 
+ENTRIES, DIFFERENCES = softmax.entries_are_to_the_largest_as_exponentials, layer_norm.differences_are_in_proportion
+GRADIENTS: dict[str, Any] = {"check": backward_agrees, "says": GRADIENT}
 FAULTS = (
-    _fault("softmax", terms_in_float16, "long_row"),
-    _fault(
-        "softmax",
-        exponentials_of_14_bits,
-        "cols_1",
-        check=law(softmax.entries_are_to_the_largest_as_exponentials),
-        says="left side",
-        seen_by="",
-    ),
-    _fault(
-        "layer_norm",
-        deviations_of_two_parts,
-        "ordinary",
-        check=law(layer_norm.differences_are_in_proportion),
-        says="left side",
-        seen_by="",
-    ),
-    _fault("layer_norm", squares_in_bfloat16, "cols_1", seen_by=""),
+    _combined("softmax", terms_in_float16, "long_row"),
+    Fault.of("softmax", exponentials_of_14_bits, right_on="cols_1", check=law(ENTRIES), says="left side"),
+    Fault.of("layer_norm", deviations_of_two_parts, right_on="ordinary", check=law(DIFFERENCES), says="left side"),
+    Fault.of("layer_norm", squares_in_bfloat16, right_on="cols_1"),
     # On a GPU torch adds the squares up in an order that loses less than the bound allows.
-    _fault("layer_norm", squares_less_the_mean, "long_row", seen_by="", only_on="cpu"),
-    _fault("matmul", products_in_tf32, "cancellation", seen_by="settled"),
-    _fault("matmul", products_of_two_parts, "cancellation", seen_by="settled"),
-    _fault("layer_norm", bias_of_many_rows, "many_rows_of_whole_vectors", check=backward_agrees, says=GRADIENT),
+    _combined("layer_norm", squares_less_the_mean, "long_row", seen_by="", only_on="cpu"),
+    _combined("matmul", products_in_tf32, "cancellation", seen_by="settled"),
+    _combined("matmul", products_of_two_parts, "cancellation", seen_by="settled"),
+    _combined("layer_norm", bias_of_many_rows, "many_rows_of_whole_vectors", **GRADIENTS),
     _declared(rms_norm, rms_of_halves),
     _declared(row_sum, sum_in_tf32),
     Edits("vector_add", "torch")("sum_towards_zero", TOWARDS_ZERO, right_on=zeros_added, seen_by="settled"),
     _declared(multiplied, product_by_division, seen_by="settled"),
-    _fault("vector_add", small_numbers_lost, "a_block"),
-    _fault("matmul", small_factors_lost, "whole_blocks"),
-    _fault("giou", large_boxes_in_bfloat16, "coordinates_past_256"),
+    _combined("vector_add", small_numbers_lost, "a_block"),
+    _combined("matmul", small_factors_lost, "whole_blocks"),
+    _combined("giou", large_boxes_in_bfloat16, "coordinates_past_256"),
     _declared(row_sum, sum_of_halves_in_triton, "triton"),
     Edits("softmax", "triton")("terms_in_triton", TERMS_OF_HALVES, right_on="cols_1", seen_by="combined"),
     Edits("vector_add", "cuda")("sum_cut_off_in_cuda", CUT_OFF, right_on=zeros_added, seen_by="settled"),

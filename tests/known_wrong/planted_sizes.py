@@ -3,7 +3,6 @@
 Some hold the number in their source. Others pass a count of 8, 11 or 16 bits, or go wrong where two axes are long.
 """
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,9 @@ from fourfold.properties import giou_loss_ragged as ragged_properties
 from fourfold import backends
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.launch import ImpossibleLaunch
-from fourfold.checks.forward import forward_agrees
-from fourfold.checks.laws import law_holds
 from fourfold.declaration.reductions import law_of
 
-from .planted import OUTPUT, Fault, Implementation
+from .planted import OUTPUT, Fault, Implementation, law
 
 Tensor = torch.Tensor
 
@@ -251,28 +248,16 @@ def row_along_z(x: Tensor) -> Tensor:
 
 
 def _sized(operation: str, function: Implementation, language: str, right_on: str, **more: Any) -> Fault:
-    more = {"says": OUTPUT if operation != "giou_loss" else r"output\[\] is", "seen_by": "large", **more}
-    return Fault(
-        name=function.__name__,
-        operation=operation,
-        make=lambda: function,
-        check=forward_agrees,
-        right_on=right_on,
-        language=language,
-        **more,
+    says = OUTPUT if operation != "giou_loss" else r"output\[\] is"
+    return Fault.of(
+        operation, function, language=language, right_on=right_on, **{"says": says, "seen_by": "large", **more}
     )
 
 
-def _mean(operation: str, properties: Any) -> Fault:
+def _mean(properties: Any) -> Fault:
     """A mean that is wrong, by the law that a repeated batch has the same one."""
-    return Fault(
-        name="one_row_too_many",
-        operation=operation,
-        make=lambda: one_row_too_many,
-        check=functools.partial(law_holds, law_of(properties.operation)),
-        says="left side",
-        right_on=None,
-    )
+    record = properties.operation
+    return Fault.of(record.name, one_row_too_many, check=law(law_of(record)), says="left side")
 
 
 FAULTS = (
@@ -293,6 +278,6 @@ FAULTS = (
     _sized("vector_add", pairs_of_tiles, "cuda", "one_element"),
     _sized("softmax", row_along_y, "triton", "cols_1", raises=Exception, says="blocks along y|invalid argument"),
     _sized("softmax", row_along_z, "cuda", "cols_1", raises=ImpossibleLaunch, says="65,536 blocks along z"),
-    _mean("giou_loss", padded_properties),
-    _mean("giou_loss_ragged", ragged_properties),
+    _mean(padded_properties),
+    _mean(ragged_properties),
 )

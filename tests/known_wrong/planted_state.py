@@ -276,12 +276,17 @@ IN_CUDA = Kernels(
 )
 
 
-def as_a_candidate(check: Check, subject: Subject, search: Search) -> None:
-    """Run a check on somebody else's implementation, which may give other bits where it is as right."""
+def _as_a_candidate(check: Check, subject: Subject, search: Search) -> None:
     check(dataclasses.replace(subject, foreign=True), search)
 
 
+def as_a_candidate(check: Check) -> Check:
+    """Return a check of somebody else's implementation, which may give other bits where it is as right."""
+    return functools.partial(_as_a_candidate, check)
+
+
 BY_LANGUAGE = {"torch": IN_TORCH, "triton": IN_TRITON, "cuda": IN_CUDA}
+AGAIN = r"calls on the same tensors gave another output than the first"
 EVERYWHERE: dict[str, tuple[Check, str]] = {
     "statistics_in_one_workspace": (
         backward_passes_may_interleave,
@@ -293,11 +298,8 @@ EVERYWHERE: dict[str, tuple[Check, str]] = {
     ),
     "statistics_in_a_scratch": (threads_do_not_matter, r"where 4 threads call at once: "),
     "ring_of_results": (each_of_many_calls_is_alike, r"output of call \d+ of \d+ was changed by a later call"),
-    "counter_of_8_bits": (each_of_many_calls_is_alike, r"calls on the same tensors gave another output than the first"),
-    "no_maximum": (
-        functools.partial(as_a_candidate, modes_do_not_matter),
-        r"under (no_grad|inference_mode).*: output.* is .*expected",
-    ),
+    "counter_of_8_bits": (each_of_many_calls_is_alike, AGAIN),
+    "no_maximum": (as_a_candidate(modes_do_not_matter), r"under (no_grad|inference_mode).*: output.* is .*expected"),
 }
 IN_WRAPPERS: dict[str, tuple[Check, str]] = {
     "statistics_of_the_thread": (
@@ -313,24 +315,14 @@ IN_WRAPPERS: dict[str, tuple[Check, str]] = {
         place_in_the_graph_does_not_matter,
         r"torch.autograd.grad in another thread has written into the grad of x",
     ),
-    "wrong_once_in_two_hundred": (
-        each_of_many_calls_is_alike,
-        r"calls on the same tensors gave another output than the first",
-    ),
+    "wrong_once_in_two_hundred": (each_of_many_calls_is_alike, AGAIN),
     "gradients_always": (modes_do_not_matter, "of inputs that require gradients: the output requires a gradient"),
 }
 
 
 def _fault(name: str, language: str, check: Check, says: str) -> Fault:
-    return Fault(
-        name=name,
-        operation="softmax",
-        make=lambda: softmax(BY_LANGUAGE[language], name),
-        check=check,
-        says=says,
-        right_on=None,
-        language=language,
-    )
+    make = functools.partial(softmax, BY_LANGUAGE[language], name)
+    return Fault(name, "softmax", make, check=check, says=says, language=language)
 
 
 FAULTS = (

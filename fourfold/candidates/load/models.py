@@ -90,7 +90,7 @@ def module(make: Callable[..., torch.nn.Module], *, weights: Mapping[str, str] =
         TypeError: `make` is no function, or an argument of a call is neither a weight nor one of ``forward``.
     """
     if not callable(make):
-        raise TypeError(f"module takes a function that makes a module, not {make!r}")
+        raise TypeError(f"module takes a function that makes a module, not {type(make).__name__}")
     takes = inspect.signature(make).parameters
     kept = _Kept()
 
