@@ -74,7 +74,7 @@ class Finding:
 
     def line_of(self, file: str) -> int | None:
         """Return the line of a file at which the failure arose; None if it names none, as for a wrong result."""
-        return next(reversed(lines_in(f"{self.frames}\n{self.cause or self.message}", file)), None) if file else None
+        return next(reversed(lines_in(f"{self.frames}\n{self.message}\n{self.cause}", file)), None) if file else None
 
     def __str__(self) -> str:
         labelled = {"likely cause:": self.likely_cause, "at": self.counterexample, "repeat with": self.repeat}

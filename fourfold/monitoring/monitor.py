@@ -171,7 +171,7 @@ class LiveMonitor:
             raise TypeError(f"kernel must be a function, not {kernel!r}")
         functools.update_wrapper(self, kernel)
         self.operation = defaults.completed(operation) if isinstance(operation, Operation) else named(operation)
-        self.claims = claims_of(kernel) if claims is None else claims
+        self.claims = claims_of(kernel, claims)
         self.counts: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self._kernel, self._rate, self._random = kernel, rate, random.Random(seed).random

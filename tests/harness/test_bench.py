@@ -12,6 +12,7 @@ import warm
 
 from fourfold.declaration.definition import operation, tensor
 from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.claims import Claims
 from fourfold.performance.suite import benchmark_suite
 from fourfold.performance.timings import INTENSE, lines, timings
 
@@ -149,8 +150,10 @@ def test_sizes_that_an_operation_does_not_have_are_named() -> None:
         benchmark_suite(negated, negated, device="cpu", sizes={"rows": 3, "cols": 65})
     with pytest.raises(ValueError, match="sizes: vector_add has no axis cols; there are"):
         benchmark_suite(torch.add, "vector_add", device="cpu", sizes={"cols": 65})
-    with pytest.raises(ValueError, match="dtypes: DefinedOperation does not take float31"):
+    with pytest.raises(ValueError, match="dtypes: there is no float31"):
         benchmark_suite(negated, negated, device="cpu", dtypes=["float31"])
+    with pytest.raises(ValueError, match="dtypes: DefinedOperation does not take float16"):
+        benchmark_suite(negated, negated, device="cpu", dtypes="float16", claims=Claims(dtypes=("float32",)))
     made = negated.workloads["cuda"]
     shapes = {name: made[name](DTYPES["float32"]).case["x"].shape for name in made}
     assert shapes == {"small": (256, 64), "ragged": (16383, 63), "large": (1 << 17, 64)}
