@@ -78,7 +78,9 @@ def run_action(folder: Path, fails: int = 0, **inputs: str) -> tuple[list[int], 
             named = {name: value.removeprefix("${{ inputs.").removesuffix(" }}") for name, value in step["env"].items()}
             environment = {
                 **{name: given[value] for name, value in named.items()},
-                **{"PATH": f"{folder}:{os.environ['PATH']}", "LOG": str(folder / "log"), "FAILS": str(fails)},
+                "PATH": f"{folder}:{os.environ['PATH']}",
+                "LOG": str(folder / "log"),
+                "FAILS": str(fails),
             }
             shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
             codes.append(subprocess.run(shell, env=environment, cwd=folder).returncode)
