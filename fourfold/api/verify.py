@@ -4,7 +4,7 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -16,9 +16,10 @@ from fourfold.checks.catalogue import FORWARD, Check
 from fourfold.checks.search import Search
 from fourfold.engine.verdict import Verdict, holding_lines, refusal_lines
 from fourfold.engine.verification import CheckPlan, Trial, _warn_of_refusals, verified
+from fourfold.numerics.dtypes import Dtypes
 from fourfold.operations.claims import Claims
 from fourfold.operations.limits import CALL_SECONDS, COMPILE_SECONDS, EXAMPLES
-from fourfold.operations.outcomes import Exclusion, Status
+from fourfold.operations.outcomes import NOT_MADE, WRONG, Exclusion, Status
 from fourfold.operations.record import Operation
 
 # Options of a suite that do not configure its searches.
@@ -31,8 +32,8 @@ def verify(
     *,
     claims: Claims | None = None,
     device: str = "auto",
-    dtypes: Collection[str] = (),
-    only: Collection[str] = (),
+    dtypes: Dtypes = (),
+    only: str | Collection[str] = (),
     examples: int = EXAMPLES,
     seed: int | None = None,
     reproduce: str | None = None,
@@ -57,8 +58,8 @@ def verify(
         claims: its claims; by default those of the decorator `fourfold.claims`.
         device: "cpu", "cuda", or "auto" for a GPU if there is one. After a verification on the CPU, all Triton kernels
             of the process are interpreted.
-        dtypes: the names of the dtypes to check; all claimed ones if empty.
-        only: the names of the checks to make; all if empty.
+        dtypes: the dtypes to check, or their names; all claimed ones if empty.
+        only: the names of the checks to make; all if empty. "forward" makes the check of each output.
         examples: the number of generated cases that each check runs.
         seed: of the generated cases; random by default.
         reproduce: the ``blob`` of a finding: only this case runs.
@@ -79,10 +80,12 @@ def verify(
 
     Raises:
         ValueError: an argument is not as described above. The message names it.
+        TypeError: `claims` is no `Claims`.
         CannotBeCalled: the implementation cannot be called with the operation's arguments.
         CannotBeImported: it is untrusted, and the file has no such function.
     """
     options = {name: value for name, value in locals().items() if name not in ("implementation", "operation")}
+    only = (only,) if isinstance(only, str) else only
     own_process = call_seconds if untrusted else None
     plan = CheckPlan(
         dtypes=dtypes,
@@ -104,7 +107,8 @@ def verify(
             return verdict
     options["claims"] = Claims.parse(verdict.suggested_claim)
     forward_only = {o.check for o in verdict.outcomes if o.exclusion is Exclusion.FORWARD_ONLY}
-    options["only"] = [name for name in only if name not in forward_only]
+    kinds = {catalogue.parts_of(name)[0] for name in forward_only}
+    options["only"] = [name for name in only if name not in forward_only | kinds]
     return verify(implementation, operation, **options)
 
 
@@ -148,30 +152,57 @@ def suite(implementation: Callable[..., torch.Tensor], operation: Operation | st
     search = Search(**{"examples": EXAMPLES, **options})
     planned: dict[str, list[str]] = {}
     checks_by_name = {}
+    found = _Found()
     for check, dtype in trial.planned(dtypes, only):
         planned.setdefault(check.name, []).append(dtype)
         checks_by_name[check.name] = check
     tests = {
-        f"test_{name.replace(': ', '_').replace(' ', '_')}": _test(trial, checks_by_name[name], names, search)
-        for name, names in planned.items()
+        _test_name(name): _test(trial, checks_by_name[name], names, search, found) for name, names in planned.items()
     }
     source = inspect.currentframe()
     module = source.f_back.f_globals.get("__name__", __name__) if source and source.f_back else __name__
     return type("TestSuite", (), {**tests, "__doc__": f"{trial.name} as {trial.operation.name}", "__module__": module})
 
 
-def _test(trial: "Trial", check: Check, dtypes: Sequence[str], search: Search) -> Callable[..., None]:
+@dataclass
+class _Found:
+    """What the tests of a suite have found.
+
+    Attributes:
+        wrong: the dtypes and outputs of which the forward result is wrong.
+        causes: the first test with each cause of a failure, by dtype and cause.
+    """
+
+    wrong: set[tuple[str, str]] = field(default_factory=set)
+    causes: dict[tuple[str, str], str] = field(default_factory=dict)
+
+
+def _test_name(check: str) -> str:
+    return f"test_{check.replace(': ', '_').replace(' ', '_')}"
+
+
+def _test(trial: "Trial", check: Check, dtypes: Sequence[str], search: Search, found: _Found) -> Callable[..., None]:
     """Return one test of a suite."""
     refused_all: set[str] = set()
+    kind, output = catalogue.parts_of(check.name)
 
     def test(self: Any, dtype: str) -> None:
-        own, name = replace(search), f"{trial.name} as {trial.operation.name}, {dtype}"
+        of, name = (dtype, output), f"{trial.name} as {trial.operation.name}, {dtype}"
+        if of in found.wrong and trial.device == "cuda" and kind != FORWARD:
+            pytest.skip(NOT_MADE)
+        own = replace(search, brief=of in found.wrong and kind != FORWARD)
         with trial.settings():
             outcome = trial.outcome(check, dtype, own)
         if outcome.failure is not None:
+            if kind == FORWARD and outcome.grade == WRONG:
+                found.wrong.add(of)
+            this = f"{_test_name(check.name)}[{dtype}]"
+            first = found.causes.setdefault((dtype, outcome.failure.cause or this), this)
+            if first != this:
+                pytest.fail(f"{name}: same cause as {first}: {outcome.failure.message.splitlines()[0]}", pytrace=False)
             lines = [f"{name}: {outcome.failure}", *holding_lines(outcome.holds)]
             pytest.fail("\n".join(lines), pytrace=False)
-        if outcome.outcome == Status.REFUSED and catalogue.parts_of(check.name)[0] == FORWARD:
+        if outcome.outcome == Status.REFUSED and kind == FORWARD:
             refused_all.add(dtype)
             if refused_all == {*dtypes}:
                 pytest.fail(f"{name}: nothing was verified: {outcome.reason}", pytrace=False)
@@ -182,4 +213,5 @@ def _test(trial: "Trial", check: Check, dtypes: Sequence[str], search: Search) -
             pytest.skip(outcome.reason)
 
     test.__doc__ = check.run.__doc__ or check.name
-    return pytest.mark.parametrize("dtype", dtypes)(test)
+    test = pytest.mark.parametrize("dtype", dtypes)(test)
+    return pytest.mark.decisive(test) if kind == FORWARD else test

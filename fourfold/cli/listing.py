@@ -4,7 +4,7 @@ import argparse
 import ast
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fourfold.cli.parser import add_json
 from fourfold.cli.source import NotThere, Source
+from fourfold.engine.tables import table_lines
 from fourfold.operations import registry
 
 
@@ -30,13 +31,24 @@ def command(given: argparse.Namespace) -> int:
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1) + "\n")
         return 0
+    console = Console(highlight=False)
+    if not rows:
+        print("no kernel and no operation")
+    elif console.is_terminal:
+        console.print(_table(rows))
+    else:
+        print(*table_lines([[*rows[0]], *([*row.values()] for row in rows)]), sep="\n")
+    return 0
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> Table:
+    """Return a table that breaks lines within descriptions and arguments, and cuts nothing."""
     table = Table(box=None, pad_edge=False)
-    for head in rows[0] if rows else ():
+    for head in rows[0]:
         table.add_column(head, overflow="fold")
     for row in rows:
         table.add_row(*row.values())
-    Console(highlight=False).print(table if rows else "no kernel and no operation")
-    return 0
+    return table
 
 
 def known() -> list[dict[str, str]]:

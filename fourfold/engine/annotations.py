@@ -54,7 +54,7 @@ def check_annotations(checks: Sequence[Mapping[str, Any]], file: Path, line: int
         cause = check.get("cause") or check.get("message")
         if check["outcome"] == "failed" and cause not in seen:
             seen.add(cause)
-            raised = lines_in(f"{check.get('frames', '')}\n{cause}", file)
+            raised = lines_in(f"{check.get('frames', '')}\n{check['message']}\n{cause}", file)
             parts = (check["message"], check.get("likely_cause"), check.get("counterexample"), check.get("repeat"))
             message, title = "\n".join(filter(None, parts)), f"{check['check']}, {check['dtype']}"
             yield annotation(message, title, file, raised[-1] if raised else line)

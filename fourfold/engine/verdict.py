@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from fourfold.engine.annotations import lines_in
 from fourfold.engine.pages import page
+from fourfold.engine.tables import table_lines
 from fourfold.instruments.line_coverage import Unexecuted, shown
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.boundary import Boundary
@@ -74,7 +75,7 @@ class Finding:
 
     def line_of(self, file: str) -> int | None:
         """Return the line of a file at which the failure arose; None if it names none, as for a wrong result."""
-        return next(reversed(lines_in(f"{self.frames}\n{self.cause or self.message}", file)), None) if file else None
+        return next(reversed(lines_in(f"{self.frames}\n{self.message}\n{self.cause}", file)), None) if file else None
 
     def __str__(self) -> str:
         labelled = {"likely cause:": self.likely_cause, "at": self.counterexample, "repeat with": self.repeat}
@@ -379,11 +380,10 @@ class Verdict:
 
     def _table(self) -> Iterator[str]:
         dtypes = list(dict.fromkeys(o.dtype for o in self.outcomes))
-        yield f"  {'':<24}" + "".join(f"{name:<14}" for name in dtypes).rstrip()
-        for check in dict.fromkeys(o.check for o in self.outcomes):
-            by_dtype = {o.dtype: o for o in self.outcomes if o.check == check}
-            cells = "".join(f"{_cell(by_dtype.get(name)):<14}" for name in dtypes)
-            yield f"  {check[:23]:<24}{cells}".rstrip()
+        found = {(o.check, o.dtype): o for o in self.outcomes}
+        checks = dict.fromkeys(o.check for o in self.outcomes)
+        rows = [[f"  {check}", *(_cell(found.get((check, name))) for name in dtypes)] for check in checks]
+        yield from table_lines([["", *dtypes], *rows])
 
     def json(self) -> str:
         """Return the whole verdict as JSON, as docs/verdict.schema.json describes it."""

@@ -38,7 +38,7 @@ from fourfold.inputs.constants import Constants, constants_in, constants_of
 from fourfold.inputs.large_cases import LargeCases
 from fourfold.instruments.line_coverage import Executed, watched, watched_elsewhere
 from fourfold.numerics.bounded import OPEN
-from fourfold.numerics.dtypes import DTYPES
+from fourfold.numerics.dtypes import DTYPES, Dtypes, chosen_dtypes
 from fourfold.operations.boundary import Boundary
 from fourfold.operations.claims import Claims, claims_of
 from fourfold.operations.limits import COMPILE_SECONDS, EXAMPLES
@@ -46,6 +46,7 @@ from fourfold.operations.not_reached import NotReached, Unreached
 from fourfold.operations.outcomes import NOT_MADE, WRONG, Exclusion, Failure, Status
 from fourfold.operations.record import Operation
 from fourfold.operations.refusals import Refusals
+from fourfold.operations.registry import did_you_mean
 
 # The number of cases tried outside of the claims.
 OUTSIDE = 12
@@ -63,8 +64,8 @@ class CheckPlan:
         told: called with the name and the dtype of each check before it runs.
     """
 
-    dtypes: Collection[str] = ()
-    only: Collection[str] = ()
+    dtypes: Dtypes = ()
+    only: str | Collection[str] = ()
     examples: int = EXAMPLES
     seed: int | None = None
     reproduce: str | None = None
@@ -229,7 +230,7 @@ class Trial:
         record = defaults.completed(operation) if isinstance(operation, Operation) else named(operation)
         if call_seconds is not None:
             implementation = made_untrusted(implementation, record, device, call_seconds)
-        claims = claims_of(implementation) if claims is None else claims
+        claims = claims_of(implementation, claims)
         called = as_operation(implementation, signature_of(record), record.name)
         return cls(
             name=getattr(implementation, "__name__", type(implementation).__name__),
@@ -276,20 +277,20 @@ class Trial:
             memory.undefined_lanes_are_zero(are_zero)
 
     def planned(
-        self, dtypes: Collection[str], only: Collection[str], forbid_fallback: bool = False
+        self, dtypes: Dtypes, only: str | Collection[str], forbid_fallback: bool = False
     ) -> list[tuple[Check, str]]:
         """Return the checks to make with their dtypes, the decisive check first."""
-        for name in dtypes:
-            if name not in DTYPES:
-                raise ValueError(f"dtypes: there is no {name}: there are {', '.join(DTYPES)}")
-        claimed = [name for name in DTYPES if name in (dtypes or self.claims.dtypes or DTYPES)]
+        claimed = [name for name in DTYPES if name in (chosen_dtypes(dtypes, DTYPES) or self.claims.dtypes or DTYPES)]
         known = catalogue.checks_of(self.operation, self.device, self.claims)
         if forbid_fallback:
             known.append(catalogue.fallback_of(self.operation))
+        only = (only,) if isinstance(only, str) else only
+        names = dict.fromkeys(name for check in known for name in (catalogue.parts_of(check.name)[0], check.name))
         for name in only:
-            if name not in [check.name for check in known]:
-                raise ValueError(f"only: there is no check {name!r}: there are {', '.join(c.name for c in known)}")
-        chosen = [check for check in known if not only or check.name in only]
+            if name not in names:
+                close = did_you_mean(name, names) if isinstance(name, str) else ""
+                raise ValueError(f"only: there is no check {name!r}: there are {', '.join(names)}{close}")
+        chosen = [c for c in known if not only or {c.name, catalogue.parts_of(c.name)[0]} & {*only}]
         return [(check, dtype) for check in chosen for dtype in check.of(claimed)]
 
     def subject(self, dtype: str) -> Subject:

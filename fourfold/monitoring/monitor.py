@@ -22,6 +22,8 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from fourfold.checks.records import named, reference_of
 from fourfold.declaration import defaults
@@ -45,6 +47,8 @@ MOST_KEYS = 4096
 MOST_REASONS = 32
 # A magnitude is unusual if none within this factor of 2^n was seen.
 BINADES = 4
+# Parameters that are compared by their values.
+PLAIN = (float, int, str, bool)
 JUDGE_SECONDS, CLOSE_SECONDS = 300.0, 10.0
 COUNTS = (
     "calls",
@@ -121,9 +125,11 @@ def monitor(
     the records to a process that judges them on the CPU. A wrong result is a warning, `WrongResult`, once for each
     cause and dtype, and a file, which ``fourfold verify KERNEL --as OPERATION --case FILE`` repeats and makes smaller.
 
-    Gradients are not compared: other consumers of an input add to its gradient. Neither are unchanged inputs. Under
-    torch.compile, while a CUDA graph is captured, under autocast and in forked processes calls pass through; a warning,
-    `NotMonitored`, says so for the first two. A replayed graph does not call the kernel.
+    Gradients are not compared: other consumers of an input add to its gradient, and a hook on the result's own node
+    sees those of the arguments only if the kernel is one ``autograd.Function`` whose wrapper passes them on as they
+    are. Neither are unchanged inputs. Under torch.compile, while a CUDA graph is captured, under autocast and in forked
+    processes calls pass through; a warning, `NotMonitored`, says so for the first two. A replayed graph does not call
+    the kernel.
 
     Args:
         kernel: a function, or an ``autograd.Function``, that takes the operation's arguments by their names or in their
@@ -171,10 +177,14 @@ class LiveMonitor:
             raise TypeError(f"kernel must be a function, not {kernel!r}")
         functools.update_wrapper(self, kernel)
         self.operation = defaults.completed(operation) if isinstance(operation, Operation) else named(operation)
-        self.claims = claims_of(kernel) if claims is None else claims
-        self.counts: Counter[str] = Counter()
+        self.claims = claims_of(kernel, claims)
         self.reasons: Counter[str] = Counter()
         self._kernel, self._rate, self._random = kernel, rate, random.Random(seed).random
+        # A call that is not recorded touches few objects: the data of kernels drive them from the caches.
+        self._calls, self._counts = 0, Counter[str]()
+        self._next_look = self._call_to_look_at()
+        self._usual: tuple[tuple[Any, ...], ...] = ()
+        self._names: tuple[str, ...] = ()
         self._place = operation if isinstance(operation, str) else self.operation.name
         self._bind = _binding(kernel, inspect.signature(reference_of(self.operation)))
         self._folder, self._files, self._on_failure = Path(folder), files, on_failure
@@ -209,10 +219,10 @@ class LiveMonitor:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the kernel; record the call if it is drawn or unusual."""
-        if torch.compiler.is_compiling():
+        if is_dynamo_compiling():
             self._tell_compiled()
             return self._kernel(*args, **kwargs)
-        self.counts["calls"] += 1
+        self._calls += 1
         reason = self._drawn(args, kwargs)
         record = self._recorded(reason, args, kwargs) if reason else None
         if record is None:
@@ -225,18 +235,61 @@ class LiveMonitor:
         self._finish(record, result)
         return result
 
+    @property
+    def counts(self) -> Counter[str]:
+        """Return the numbers of calls by what became of them."""
+        return self._counts + Counter(calls=self._calls)
+
     # ---- in the thread of the run
 
     def _drawn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return why a call is recorded, "sampled", "unusual" or "looked at"; "" if it is not."""
-        key = (*[_key(each) for each in args], *[(name, _key(each)) for name, each in kwargs.items()])
-        drawn = self._random()
+        # Most calls are like the last one. The comparison is made here, without further functions, to be cheap.
+        values = (*args, *kwargs.values()) if kwargs else args
+        usual = self._usual
+        if len(values) == len(usual) and (not kwargs or tuple(kwargs) == self._names):
+            for value, known in zip(values, usual):
+                if len(known) == 1:
+                    if value is not known[0] and (value.__class__ not in PLAIN or value != known[0]):
+                        break
+                elif (
+                    not isinstance(value, Tensor)
+                    or value.shape != known[0]
+                    or value.stride() != known[1]
+                    or value.dtype is not known[2]
+                    or value.get_device() != known[3]
+                ):
+                    break
+            else:
+                return "" if self._calls < self._next_look else self._look()
+        if self._is_unusual(values, tuple(kwargs)):
+            return "unusual"
+        return "" if self._calls < self._next_look else self._look()
+
+    def _is_unusual(self, values: tuple[Any, ...], names: tuple[str, ...]) -> bool:
+        """Remember a call; return whether it is one of the first of its shapes, strides, dtypes or parameters."""
+        self._usual = tuple(
+            _key(each) if isinstance(each, Tensor) else (object() if isinstance(each, tuple | list) else each,)
+            for each in values
+        )
+        self._names = names
         try:
-            if key not in self._seen and self._is_new(key):
-                return "unusual"
+            key = names, *map(_key, values)
+            return key not in self._seen and self._is_new(key)
         except TypeError:  # an argument without a hash
-            pass
-        return "" if drawn >= LOOKS * self._rate else "sampled" if drawn < self._rate else "looked at"
+            return False
+
+    def _call_to_look_at(self) -> float:
+        """Draw the number of the next call to record, as if each call were drawn with the same probability."""
+        share = LOOKS * self._rate
+        if share >= 1:
+            return self._calls + 1
+        return self._calls + 1 + math.log(1 - self._random()) // math.log1p(-share) if share else math.inf
+
+    def _look(self) -> str:
+        """Return why a drawn call is recorded, and draw the next."""
+        self._next_look = self._call_to_look_at()
+        return "sampled" if self._random() * min(LOOKS * self._rate, 1) < self._rate else "looked at"
 
     def _is_new(self, key: Any) -> bool:
         """Remember a key; return whether to judge its call."""
@@ -312,7 +365,7 @@ class LiveMonitor:
 
     def _count(self, name: str) -> None:
         with self._lock:
-            self.counts[name] += 1
+            self._counts[name] += 1
 
     def _refuse(self, reason: str) -> None:
         """Count a call that lies outside of the operation or of the claims."""
@@ -417,7 +470,8 @@ class LiveMonitor:
 
     def summary(self) -> str:
         """Return the counts of calls in a line, and the reasons of refused ones."""
-        counts = ", ".join(f"{self.counts[name]} {name}" for name in COUNTS)
+        found = self.counts
+        counts = ", ".join(f"{found[name]} {name}" for name in COUNTS)
         reasons = [f"  refused {count}: {reason}" for reason, count in self.reasons.most_common()]
         return "\n".join([f"{self.name} as {self.operation.name}: {counts}", *reasons])
 

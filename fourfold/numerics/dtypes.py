@@ -1,9 +1,9 @@
 """The floating-point dtypes under test: how they round, and the arithmetic that their kernels compute in."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +11,9 @@ import torch
 
 from fourfold.numerics.bounded import Arithmetic, Contract
 from fourfold.numerics.steps import along_axes  # noqa: F401 - registers the rules
+
+# One or several dtypes, each by its name or as torch's object.
+Dtypes: TypeAlias = str | torch.dtype | Collection[str | torch.dtype]
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,33 @@ def is_chosen(declared: str | None) -> bool:
 def name_of(dtype: str | torch.dtype) -> str:
     """Return the name of a dtype that is given by its name or as torch's object."""
     return str(dtype).removeprefix("torch.")
+
+
+def names_of(given: "Dtypes") -> tuple[str, ...]:
+    """Return the names of one or several dtypes, each given by its name or as torch's object.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    several = (given,) if isinstance(given, str | torch.dtype) else given
+    if not isinstance(several, Collection) or not all(isinstance(each, str | torch.dtype) for each in several):
+        raise TypeError(f"expected a dtype, its name, or several of these, not {given!r}")
+    return tuple(map(name_of, several))
+
+
+def chosen_dtypes(given: "Dtypes", known: Collection[str]) -> tuple[str, ...]:
+    """Return the names of the dtypes in the argument `dtypes`.
+
+    Raises:
+        ValueError: there is no such dtype among the known ones.
+    """
+    try:
+        names = names_of(given)
+    except TypeError as error:
+        raise ValueError(f"dtypes: {error}") from None
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"dtypes: there is no {unknown[0]}: there are {', '.join(known)}")
+    return names
 
 
 # The floating-point dtypes that torch converts to NumPy's.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.numerics.dtypes import COMPUTE, DTYPES, INTEGERS, QUANTISED, DType, is_chosen, name_of, returned
+from fourfold.numerics.dtypes import COMPUTE, DTYPES, INTEGERS, QUANTISED, DType, is_chosen, name_of, names_of, returned
 from fourfold.operations import axes as notation
 from fourfold.operations.axes import Axes, Shape
 
@@ -209,10 +209,13 @@ def tensor(
         says: the text by which the message of an error must name the argument, if its name is an English word.
 
     Raises:
-        TypeError: `axes` is not a string.
+        TypeError: `axes` is not a string, or `dtype` no dtype.
         ValueError: an argument does not fit. The message names it.
     """
-    dtypes = tuple(map(name_of, (dtype,) if isinstance(dtype, str | torch.dtype) else dtype or ()))
+    try:
+        dtypes = () if dtype is None else names_of(dtype)
+    except TypeError as error:
+        raise TypeError(f"dtype: {error}") from None
     kinds = (kind,) if isinstance(kind, str) else tuple(kind or KINDS)
     known = (*INTEGERS, *QUANTISED, *DTYPES)
     if unknown := [name for name in dtypes if name not in known]:

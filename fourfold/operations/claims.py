@@ -270,6 +270,12 @@ def claims(**given: Any) -> Callable[[Function], Function]:
     return mark
 
 
-def claims_of(function: Callable[..., Any]) -> Claims:
-    """Return a function's claims; `NO_CLAIMS` if it is not decorated."""
-    return getattr(function, _ATTRIBUTE, NO_CLAIMS)
+def claims_of(function: Callable[..., Any], given: Claims | None = None) -> Claims:
+    """Return the given claims; if there are none, those of a function's decorator, or `NO_CLAIMS`.
+
+    Raises:
+        TypeError: what is given is no `Claims`.
+    """
+    if given is not None and not isinstance(given, Claims):
+        raise TypeError(f"claims: expected Claims, such as fourfold.Claims(contiguous=True), not {given!r}")
+    return getattr(function, _ATTRIBUTE, NO_CLAIMS) if given is None else given

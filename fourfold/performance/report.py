@@ -39,10 +39,12 @@ def cause_of(failure: Finding | None) -> str:
     Args:
         failure: the failure; None if there is none.
     """
-    if failure is None or failure.cause:
-        return "" if failure is None else failure.cause
-    if failure.result:
+    if failure is None:
+        return ""
+    if failure.result and not failure.frames:
         return f"{failure.kind}: {failure.result} is not as expected"
+    if failure.cause:
+        return failure.cause
     (first, *_) = failure.message.splitlines() or [""]
     # The message begins with the cell, whose dtype is not a cause.
     said = first.partition(": ")[2] if " · " in first.partition(": ")[0] else first

@@ -1,14 +1,14 @@
 """The benchmarks of a user's kernel, as a test class for pytest-benchmark in a repository of theirs."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from fourfold.engine.cells import CANDIDATE, Cell
 from fourfold.engine.verification import Trial
-from fourfold.numerics.dtypes import DTYPES
+from fourfold.numerics.dtypes import DTYPES, Dtypes, chosen_dtypes
 from fourfold.operations.claims import Claims
 from fourfold.operations.record import Operation
 from fourfold.performance.measurement import Contender, Measurement, measurements_of, peers_of, workloads_of
@@ -23,7 +23,7 @@ def benchmark_suite(
     *,
     claims: Claims | None = None,
     device: str = "auto",
-    dtypes: Collection[str] = (),
+    dtypes: Dtypes = (),
     sizes: Sizes = (),
 ) -> type:
     """Return a test class that times a kernel beside torch and torch.compile, forward and backward.
@@ -37,7 +37,7 @@ def benchmark_suite(
         operation: see `fourfold.verify`.
         claims: see `fourfold.verify`.
         device: "cpu", "cuda", or "auto" for a GPU if there is one.
-        dtypes: the names of the dtypes to time; if empty float32 and, on a GPU, bfloat16, as far as the claims go.
+        dtypes: the dtypes to time, or their names; if empty float32 and, on a GPU, bfloat16, as far as the claims go.
         sizes: the size of each axis of a declared operation, as {"rows": 4096, "cols": 1024}, or several of these, in
             place of the operation's workloads. An axis without a size is short.
 
@@ -62,14 +62,15 @@ def benchmark_suite(
     return type("TestSpeed", (), {"test_timed_call_is_right": test, **named})
 
 
-def _measurements(trial: Trial, dtypes: Collection[str], workloads: Mapping[str, Any]) -> Iterator[Measurement]:
+def _measurements(trial: Trial, dtypes: Dtypes, workloads: Mapping[str, Any]) -> Iterator[Measurement]:
     claimed, operation = trial.claims.dtypes or tuple(DTYPES), trial.operation
-    for name in dtypes:
+    chosen = chosen_dtypes(dtypes, DTYPES)
+    for name in chosen:
         if name not in claimed:
             raise ValueError(f"dtypes: {trial.name} does not take {name}: there are {', '.join(claimed)}")
     usual = [name for name in DTYPES_TIMED[trial.device] if name in claimed] or [*claimed][:1]
     name = getattr(trial.given, "__qualname__", type(trial.given).__name__)
-    for dtype in dtypes or usual:
+    for dtype in chosen or usual:
         cell = Cell(operation.name, CANDIDATE, dtype)
         candidate = Contender(
             CANDIDATE, lambda: trial.implementation, cell, lambda: (trial.origin, name), trial.claims, trial.name

@@ -1,14 +1,11 @@
 """The times of kernels beside those of their peers in the same run, and what has changed since a saved run."""
 
-import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from fourfold.engine.cells import CANDIDATE
+from fourfold.engine.tables import table_lines
 from fourfold.performance.charts import quantity
 from fourfold.performance.gate import Change
 from fourfold.performance.peers import COMPILED, INSTALLED, LIBRARY
@@ -17,7 +14,6 @@ OWN = ("triton", "cuda", "candidate")
 PEERS = ("torch", COMPILED, LIBRARY, *INSTALLED)
 # Above this number of operations a byte the rate is shown in flop/s, otherwise in B/s. Every GPU computes more a byte.
 INTENSE = 8
-WIDEST = 1000
 # The heads of the columns; the last one only in a comparison.
 NAMES = ("workload", "shapes", "time", "rate", "x torch", "x compile", "change")
 # The facts about a run that the page of comparisons states.
@@ -84,15 +80,9 @@ def timings(benchmarks: Iterable[Mapping[str, Any]], changes: Iterable[Change] =
 
 
 def lines(rows: Sequence[Timing]) -> list[str]:
-    """Return the table of timings. It cuts nothing; a narrow terminal wraps it."""
-    table = Table(box=None, pad_edge=False)
-    for name in NAMES if any(row.change for row in rows) else NAMES[:-1]:
-        table.add_column(name, justify="left" if name in NAMES[:2] else "right", no_wrap=name != "shapes")
-    for row in rows:
-        table.add_row(*row.cells)
-    console = Console(file=io.StringIO(), width=WIDEST)
-    console.print(table)
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    """Return the table of timings."""
+    names = NAMES if any(row.change for row in rows) else NAMES[:-1]
+    return table_lines([names, *([*row.cells] for row in rows)], right=range(2, len(names)))
 
 
 @dataclass(frozen=True)

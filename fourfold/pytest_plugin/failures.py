@@ -66,10 +66,11 @@ def tell(
 
 
 def refer(report: Any, first: str, failure: Finding) -> None:
-    """Shorten a failure whose cause was already reported."""
+    """Shorten a failure whose cause was already reported; leave out its case if the cause is a wrong result."""
     (line, *_) = failure.message.splitlines()
-    case = failure.counterexample
+    case = failure.counterexample if failure.frames else ""
     report.longrepr = f"same cause as {first}: {line}" + (f"\n\nat {case}" if case else "")
+    report.refers = True
 
 
 def reported_outcome(report: Any) -> Outcome:

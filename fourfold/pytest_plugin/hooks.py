@@ -81,8 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
     only = "only(backends=, dtypes=, devices=, kernels=, batched=, whole=, plain=): the cells that a test is about"
     full = "full(but=0): a test of the profiles full and nightly; the default profile runs `but` of its parameter sets"
     check = "check(name): the check that a test makes, whose dtypes, devices and number of examples it takes"
-    decisive = "decisive: a candidate that has failed here is known to be wrong, and other checks are brief"
-    for marker in (only, check, decisive, full):
+    for marker in (only, check, full):
         config.addinivalue_line("markers", marker)
     if os.environ.get("CI"):
         for package in OWN:
@@ -523,9 +522,11 @@ def pytest_runtest_makereport(
     if outcome.failure is not None and error is not None:
         item.config.stash[FAILURES].setdefault(identity.cell.operation, []).append(outcome)
         cause = tell(item, report, error, identity, outcome.failure)
-        outcome = replace(outcome, failure=replace(outcome.failure, cause=cause))
         if identity.cell.backend == CANDIDATE and item.get_closest_marker("decisive"):
             item.config.stash[WRONG].add(identity.cell)
+        if not cause and outcome.failure.cause and identity.cell in item.config.stash[WRONG]:
+            cause = f"{identity.cell}: {outcome.failure.cause}"
+        outcome = replace(outcome, failure=replace(outcome.failure, cause=cause))
     elif report.passed and outcome.outcome is not Status.PASSED:
         path, line, _ = item.reportinfo()
         report.outcome, report.longrepr = "skipped", (str(path), line or 0, str(outcome.reason))

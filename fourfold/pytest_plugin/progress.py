@@ -101,10 +101,10 @@ class ProgressReporter:
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Print a progress line if one is due, and each failure at once."""
+        """Print a progress line if one is due, and each failure at once, but for those that refer to another."""
         self.progress.took(report.nodeid, report.duration, report.failed)
         line = self.progress.ended(report.nodeid) if report.when == "teardown" else None
-        if report.failed:
+        if report.failed and not getattr(report, "refers", False):
             # Print failures at once, too: a long run may be cut off before its summary.
             line = f"[{report.nodeid} failed: {reason(report)}]"
         reporter = self.config.pluginmanager.getplugin("terminalreporter")

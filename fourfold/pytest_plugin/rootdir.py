@@ -39,14 +39,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse --perf-gate without a comparison."""
+    """Refuse --perf-gate without a comparison, and register the mark of decisive tests."""
+    config.addinivalue_line("markers", "decisive: if it fails, the other checks of the kernel are brief")
     if config.getoption("perf_gate") and not config.getoption("--benchmark-compare", None):
         raise pytest.UsageError("--perf-gate decides after a comparison: it needs --benchmark-compare")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Note that --benchmark-only finds no benchmark."""
+def decisive_first(items: list[pytest.Item]) -> None:
+    """Put decisive tests before the others of their class or module, whatever has shuffled them.
+
+    Whether they fail decides whether the others are brief.
+    """
+    places: dict[object, list[int]] = {}
+    for place, item in enumerate(items):
+        places.setdefault(item.parent, []).append(place)
+    for own in places.values():
+        ordered = sorted((items[place] for place in own), key=lambda item: item.get_closest_marker("decisive") is None)
+        for place, item in zip(own, ordered):
+            items[place] = item
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, object, object]:
+    """Note that --benchmark-only finds no benchmark; order the tests of suites."""
     benchmarks = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
     if config.getoption("--benchmark-only", False) and not benchmarks:
         config.stash[_NOTHING] = (
@@ -54,6 +69,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             " Write TestSpeed = fourfold.benchmark_suite(kernel, operation), or run"
             " fourfold bench FILE.py:KERNEL --as OPERATION"
         )
+    result = yield
+    decisive_first(items)
+    return result
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from fourfold.backends import BACKENDS
 from fourfold.engine.cells import CANDIDATE, Cell
+from fourfold.engine.tables import table_lines
 from fourfold.engine.verdict import Outcome, refusal_lines, suggestion
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.boundary import Boundary
@@ -130,18 +131,19 @@ class Matrix:
         self.tallies.setdefault(cell, Tally()).add(outcome, cell.backend == CANDIDATE)
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of the table, for a terminal of 80 columns, one operation below the other."""
+        """Yield the lines of the table, one operation below the other."""
         footnotes = Footnotes()
         backends = unique(cell.backend for cell in self.tallies)
         backends.sort(key=(*BACKENDS, CANDIDATE).index)
+        rows = []
         for operation in sorted(unique(cell.operation for cell in self.tallies)):
             dtypes = [name for name in DTYPES if any(Cell(operation, b, name) in self.tallies for b in backends)]
-            yield f"{operation:<17} " + "".join(f"{name:<16}" for name in dtypes).rstrip()
+            rows.append([operation, *dtypes])
             for backend in backends:
                 cells = [self.tallies.get(Cell(operation, backend, name)) for name in dtypes]
                 if any(cells):
-                    row = "".join(f"{tally.show(footnotes) if tally else '':<16}" for tally in cells)
-                    yield f"  {backend:<16}{row}".rstrip()
+                    rows.append([f"  {backend}", *(tally.show(footnotes) if tally else "" for tally in cells)])
+        yield from table_lines(rows)
         yield from footnotes
         yield from self._remarks()
         examples = sum(tally.examples for tally in self.tallies.values())

@@ -507,6 +507,7 @@ def test_named_cases_of_few_elements_come_first(name: str) -> None:
         (lambda: tensor("... 2.5"), ValueError, "'2.5' is no axis"),
         (lambda: tensor("... rows ..."), ValueError, r"\.\.\. may stand there once"),
         (lambda: tensor(4), TypeError, "axes must be a string"),  # type: ignore[arg-type]
+        (lambda: tensor("n", dtype=4), TypeError, "dtype: expected a dtype"),  # type: ignore[arg-type]
         (lambda: tensor("n", dtype="int64"), ValueError, "high must be given"),
         (lambda: tensor("n", dtype="float8"), ValueError, "dtype must be among"),
         (lambda: tensor("n", kind="even"), ValueError, "kind must be among"),

@@ -22,6 +22,7 @@ from fourfold.checks.catalogue import named
 from fourfold.engine.cells import Candidate
 from fourfold.engine.verdict import Verdict
 from fourfold.engine.verification import signature_of
+from fourfold.operations.claims import Claims
 from fourfold.operations.record import Cost
 from fourfold.performance.ceilings import Ceilings
 from fourfold.performance.measurement import of_the_ceiling
@@ -191,6 +192,7 @@ calls(
     lambda: benchmark_suite(negated, negated, device="cpu", sizes={"rows": 3, "cols": 65}),
     lambda: benchmark_suite(torch.add, "vector_add", device="cpu", sizes={"cols": 65}),
     lambda: benchmark_suite(negated, negated, device="cpu", dtypes=["float31"]),
+    lambda: benchmark_suite(negated, negated, device="cpu", dtypes="float16", claims=Claims(dtypes=("float32",))),
 )
 CEILINGS = Ceilings(bytes_per_second=1e12, flops_per_second={"float32": 1e13}, launch_seconds=2e-6)
 calls(

@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -93,8 +94,9 @@ def test_a_kernel_that_is_wrong_for_rare_shapes_is_found_without_any_sample(moni
 @pytest.mark.filterwarnings("ignore::fourfold.monitoring.monitor.WrongResult")
 def test_a_random_call_with_unusual_numbers_is_judged_though_it_is_not_sampled(monitor: Make) -> None:
     found = monitor(wrong_for_large_numbers, rate=1e-12)
-    # The state of the generator decides what is drawn: every call is looked at, and none is sampled.
-    found._random = lambda: 2e-12  # type: ignore[method-assign]
+    # What is drawn decides: every call is looked at, and none is sampled.
+    found._next_look, found._call_to_look_at = 0, lambda: 0  # type: ignore[method-assign]
+    found._random = lambda: 0.5  # type: ignore[method-assign]
     for scale in [1, 1, 1e6, 1e6]:
         found(scale * torch.linspace(-2, 1, 32).reshape(4, 8), WEIGHT)
     assert LOOKS > 2
@@ -185,6 +187,40 @@ def test_a_run_notices_nothing(monitor: Make, recwarn: pytest.WarningsRecorder) 
     assert torch.equal(states[0], torch.get_rng_state())
     assert all(map(np.array_equal, states[1][1:2], np.random.get_state()[1:2]))
     assert not [each for each in recwarn if issubclass(each.category, WrongResult | NotMonitored)]
+
+
+def test_a_share_of_the_calls_is_drawn_and_a_quarter_of_them_sampled(monitor: Make) -> None:
+    found = monitor(right, rate=0.02)
+    x, drawn = torch.ones(4, 8), Counter[str]()
+    found._drawn((x, WEIGHT), {})
+    for _ in range(20_000):
+        found._calls += 1
+        drawn[found._drawn((x, WEIGHT), {})] += 1
+    assert sum(drawn.values()) - drawn[""] == pytest.approx(LOOKS * 400, rel=0.15)
+    assert drawn["sampled"] == pytest.approx(400, rel=0.2)
+
+
+def test_every_change_of_an_argument_is_unusual_once(monitor: Make) -> None:
+    found = monitor(right, rate=0.0)
+    x = torch.ones(4, 8)
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((x, WEIGHT), {}),
+        ((x.T.contiguous().T, WEIGHT), {}),
+        ((x.double(), WEIGHT), {}),
+        ((x[:3], WEIGHT), {}),
+        ((x[:3], WEIGHT, 1e-6), {}),
+        ((x[:3], WEIGHT, 1e-5), {}),
+        ((x[:3], WEIGHT, None), {}),
+        ((x[:3], WEIGHT, x), {}),
+        ((x[:3], WEIGHT), {"eps": 1e-6}),
+        ((x[:3],), {"weight": WEIGHT}),
+        (([x, x[:3]], WEIGHT), {}),
+        (([x, x[:2]], WEIGHT), {}),
+    ]
+    for args, named in calls:
+        assert [found._drawn(args, named) for _ in range(3)] == ["unusual", "", ""]
+    for args, named in calls:
+        assert found._drawn(args, named) == ""
 
 
 @pytest.mark.filterwarnings("ignore::fourfold.monitoring.monitor.WrongResult")

@@ -14,7 +14,7 @@ import pytest
 import warm
 
 from fourfold.cli.main import main
-from fourfold.engine.cells import Cell
+from fourfold.engine.cells import CANDIDATE, Cell
 from fourfold.engine.verdict import Finding, Outcome, Verdict
 from fourfold.grading.results import Graded
 from fourfold.operations.case import Case
@@ -36,7 +36,7 @@ from fourfold.performance.charts import (
     sparkline,
 )
 from fourfold.performance.gate import Change
-from fourfold.pytest_plugin.table import Matrix, Tally
+from fourfold.pytest_plugin.table import KINDS, Matrix, Tally
 
 ROOT = Path(__file__).parents[2]
 VOID = {"meta", "link", "br", "input"}
@@ -75,6 +75,19 @@ def matrix() -> Matrix:
     made.tallies[Cell("softmax", "cuda", "float32")] = Tally(worst=9.0, examples=30, passed=3, failed=2)
     made.tallies[Cell("softmax", "triton", "bfloat16")] = Tally(skipped={"needs a <newer> Triton": 3})
     return made
+
+
+def test_a_table_cuts_no_name_and_aligns_its_columns() -> None:
+    one, other = Cell("a_very_long_name_of_an_operation", CANDIDATE, "float32"), Cell("tan", CANDIDATE, "float32")
+    made = Matrix()
+    made.tallies = {one: Tally(failed=12, kinds={*KINDS}), other: Tally(worst=0.5, examples=3, passed=1)}
+    head, row, short, last, *_ = made.lines()
+    assert head == "a_very_long_name_of_an_operation  float32"
+    assert short == f"{'tan':<32}  float32"
+    assert row.index("12 FAILED[1][2]") == last.index("0.50") == head.index("float32")
+    table = str(verdict(Verdict)).splitlines()
+    assert table[3].startswith(f"  law: {'shifting_' * 8}  ")
+    assert table[3].index("unsupported") == table[1].index("float16")
 
 
 def timed(contender: str, size: int, seconds: float, error: float | None = 0.5) -> dict[str, Any]:

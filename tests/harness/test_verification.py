@@ -573,13 +573,40 @@ def test_claims_are_read_as_they_are_written() -> None:
     [
         ({"device": "tpu"}, "device"),
         ({"dtypes": ["float8"]}, "dtypes: there is no float8"),
+        ({"dtypes": torch.int32}, "dtypes: there is no int32"),
+        ({"dtypes": 32}, "dtypes: expected a dtype, its name, or several of these, not 32"),
         ({"only": ["speed"]}, "only: there is no check"),
+        ({"only": "forwards"}, "only: there is no check 'forwards'.*did you mean forward?"),
+        ({"claims": {}}, "claims: expected Claims, such as .*, not {}"),
         ({"claims": Claims(sizes={"columns": (1, 2)})}, "columns"),
     ],
 )
 def test_bad_options_are_errors_that_name_them(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(TypeError if options.get("claims") == {} else ValueError, match=says):
         fourfold.verify(softmax, "softmax", **{**QUICK, **options})
+
+
+def test_one_dtype_and_the_checks_of_all_outputs_may_be_given_by_one_name() -> None:
+    @fourfold.operation(x=fourfold.tensor("rows"), returns={"twice": None, "thrice": None})
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return 2 * x, 3 * x
+
+    for dtypes in ("float32", torch.float32, [torch.float32]):
+        verdict = fourfold.verify(both, both, only="forward", dtypes=dtypes, **QUICK)
+        found = [(outcome.check, outcome.dtype) for outcome in verdict.outcomes]
+        assert found == [("forward of output twice", "float32"), ("forward of output thrice", "float32")]
+
+
+def test_a_suite_shows_one_wrong_result_once() -> None:
+    suite = fourfold.suite(
+        lambda x: x, "softmax", only=["forward", "repeatability", "batch"], **QUICK, dtypes="float32"
+    )
+    with pytest.raises(pytest.fail.Exception, match=r"(?s)float32: softmax .*\nrepeat with"):
+        suite().test_forward("float32")  # type: ignore[attr-defined]
+    with pytest.raises(pytest.fail.Exception, match=r"float32: same cause as test_forward\[float32\]: [^\n]*\Z"):
+        suite().test_batch("float32")  # type: ignore[attr-defined]
+    with pytest.raises(pytest.skip.Exception, match="looked at briefly"):
+        suite().test_repeatability("float32")  # type: ignore[attr-defined]
 
 
 def test_an_unknown_operation_is_an_error_that_names_the_known_ones() -> None:
@@ -667,6 +694,8 @@ TestSubtract = fourfold.suite(subtract, "vector_add", examples=5, device="cpu", 
 @pytest.mark.full
 def test_a_suite_in_a_foreign_repository_has_a_test_for_each_check_and_dtype(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(IN_A_REPOSITORY)
+    # pytest-randomly shuffles the tests; each suite begins with its forward check nevertheless.
+    (tmp_path / "conftest.py").write_text("def pytest_collection_modifyitems(items):\n    items.reverse()\n")
     # Triton is imported before Fourfold, and its kernels are made for a GPU.
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_INT"))}
     command = ["pytest", "-p", "no:cacheprovider", "-q", "-rA", str(tmp_path)]
@@ -678,6 +707,7 @@ def test_a_suite_in_a_foreign_repository_has_a_test_for_each_check_and_dtype(tmp
     )
     assert any(name.startswith("TestSubtract::test_forward[float32]") for name in failed)
     assert not any(name.startswith("TestAdd") for name in failed)
+    assert done.stdout.count("TestSubtract::test_") > done.stdout.count(" same cause as test_forward[float32]: ") > 5
     assert "fourfold/checks" not in done.stdout
 
 

@@ -54,6 +54,83 @@ def test_the_hook_and_the_workflow_for_a_gpu_give_options_that_exist() -> None:
         assert {*given.passed} <= {*known}
 
 
+# Writes down how it is called, a word a line, and fails as it is told.
+FAKE = """#!/bin/sh
+{ echo "== $(basename "$0")"; printf '%s\\n' "$@"; } >> "$LOG"
+for word in "$@"; do [ "$word" = wrong.py ] && exit 1; done
+exit "${FAILS:-0}"
+"""
+
+
+def run_action(folder: Path, fails: int = 0, **inputs: str) -> tuple[list[int], list[list[str]]]:
+    """Run the shell steps of the action with these inputs; return their exit codes and the commands they call."""
+    action = read("action.yml")
+    given = {name: of["default"] for name, of in action["inputs"].items()} | inputs
+    for name in ("pip", "fourfold"):
+        (folder / name).write_text(FAKE)
+        (folder / name).chmod(0o755)
+    (folder / "log").write_text("")
+    codes = []
+    for step in action["runs"]["steps"]:
+        if step.get("name") == "sanitize":
+            assert step["if"] == "${{ !cancelled() && inputs.sanitize != '' }}"
+        if "run" in step and (step["name"] != "sanitize" or given["sanitize"]):
+            named = {name: value.removeprefix("${{ inputs.").removesuffix(" }}") for name, value in step["env"].items()}
+            environment = {
+                **{name: given[value] for name, value in named.items()},
+                "PATH": f"{folder}:{os.environ['PATH']}",
+                "LOG": str(folder / "log"),
+                "FAILS": str(fails),
+            }
+            shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+            codes.append(subprocess.run(shell, env=environment, cwd=folder).returncode)
+    called = (folder / "log").read_text().split("== ")[1:]
+    return codes, [call.splitlines() for call in called]
+
+
+def test_the_action_verifies_what_it_is_given_with_options_that_exist(tmp_path: Path) -> None:
+    options = "--dtype float32 --claims contiguous=True"
+    codes, calls = run_action(tmp_path, kernel="my kernels.py:f", options=options, report="out", **{"as": "ops.py:op"})
+    assert codes == [0, 0]
+    given = ["my kernels.py:f", "--as", "ops.py:op", "--verdict", "out/verdict.json", "--report", "out"]
+    assert calls == [
+        ["pip", "install", "--quiet", "fourfold"],
+        ["fourfold", "verify", *given, "--device", "cpu", *options.split()],
+    ]
+    known = parsed("verify", calls[1][2:])
+    assert (known.kernel, known.operation) == ("my kernels.py:f", "ops.py:op")
+
+
+def test_the_action_verifies_the_kernels_of_pyproject_if_it_is_given_none(tmp_path: Path) -> None:
+    codes, (_, verify) = run_action(tmp_path, fails=1, install="fourfold -e .")
+    assert codes == [1, 1]
+    assert verify == ["fourfold", "verify", "--report", "fourfold-report", "--device", "cpu"]
+    parsed("verify", verify[2:])
+
+
+def test_the_action_sanitizes_each_script_and_fails_for_any(tmp_path: Path) -> None:
+    codes, (_, _, *calls) = run_action(tmp_path, sanitize="wrong.py dir/right.py")
+    assert codes == [0, 0, 1]
+    assert (tmp_path / "fourfold-report").is_dir()
+    assert calls == [
+        ["fourfold", "sanitize", "--json", f"fourfold-report/sanitize-{script}.json", path]
+        for script, path in (("wrong.py", "wrong.py"), ("right.py", "dir/right.py"))
+    ]
+    assert run_action(tmp_path, sanitize="dir/right.py")[0] == [0, 0, 0]
+    for call in calls:
+        assert parsed("sanitize", call[2:]).script in ("wrong.py", "dir/right.py")
+
+
+def test_the_action_keeps_the_report_of_a_run_that_fails() -> None:
+    action = read("action.yml")
+    setup, *_, upload = action["runs"]["steps"]
+    assert setup["with"]["python-version"] == "${{ inputs.python-version }}"
+    assert upload["if"] == "${{ !cancelled() }}"
+    assert {*upload["with"].values()} == {"${{ inputs.report }}"}
+    used = str(action["runs"])
+    assert all(f"inputs.{name} }}}}" in used for name in action["inputs"])
+
+
 @pytest.mark.parametrize(("number", "called"), [("", "issue create"), ("12", "issue comment 12")])
 def test_a_night_that_fails_opens_one_issue(number: str, called: str, tmp_path: Path) -> None:
     job = read(".github/workflows/nightly.yml")["jobs"]["report"]
