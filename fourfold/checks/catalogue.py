@@ -10,6 +10,7 @@ from fourfold.checks import (
     backward,
     bad_input,
     batches,
+    compiler,
     configurations,
     fallback,
     forward,
@@ -118,6 +119,8 @@ BACKWARD = Check(name="backward", run=backward.backward_agrees, plain=COMPARED, 
 STANDARD = (
     Check(name=FORWARD, run=forward.forward_agrees, plain=COMPARED, everywhere=True),
     BACKWARD,
+    # A kernel is compiled in the same way for both half types.
+    Check(name="compiler", run=compiler.compiler_accepts, dtypes=("float16", "float32"), devices=("cpu",)),
     # The requested gradients decide which work a kernel skips, in the same way for every dtype.
     Check(
         name="single gradients",
@@ -291,7 +294,7 @@ for _judge in (
         memory,
     ),
     *(offsets, repeatability, results, saved_tensors, search, single_gradients, graph, interleaving, many_calls, modes),
-    *(configurations, outputs, parameters, sharing, threads),
+    *(compiler, configurations, outputs, parameters, sharing, threads),
     *(compare, dtypes, record, evaluation, outcomes, bounded, along_axes, elementwise),
 ):
     tampering.watch(_judge)
