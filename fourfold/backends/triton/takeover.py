@@ -61,6 +61,7 @@ def compile_kernels() -> None:
 
     os.environ[_VARIABLE] = "0"
     knobs.runtime.interpret = False
+    gc.unfreeze()  # frozen objects, such as those of collected tests, cannot be found
     found = [each for each in gc.get_objects() if type(each) is InterpretedFunction]
     _replace_everywhere({each: JITFunction(each.fn, **each.kwargs) for each in found}, lambda function: function)
 
