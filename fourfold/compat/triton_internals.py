@@ -288,7 +288,7 @@ def driver_replaced(replacement: Any) -> Iterator[None]:
         driver.set_active(before)
 
 
-class Accepted(BaseException):
+class AcceptedByFrontEnd(BaseException):
     """Triton's front end has compiled a kernel to Triton's own intermediate representation."""
 
 
@@ -314,7 +314,7 @@ class _Nothing:
 
 @uses("triton.backends.nvidia.compiler.CUDABackend.add_stages", "triton.runtime.cache.triton_key")
 def stop_after_front_end() -> None:
-    """Let every compilation of this process end after the front end, with `Accepted`, and leave no file.
+    """Let every compilation of this process end after the front end, with `AcceptedByFrontEnd`, and leave no file.
 
     What follows depends on a GPU's architecture, takes most of the time, and refuses nothing that the language allows.
     """
@@ -323,7 +323,7 @@ def stop_after_front_end() -> None:
 
     def add_stages(self: Any, stages: dict[str, Any], *arguments: Any, **named: Any) -> None:
         def accept(*_: Any) -> None:
-            raise Accepted
+            raise AcceptedByFrontEnd
 
         shipped(self, stages, *arguments, **named)
         _, second, *_ = stages

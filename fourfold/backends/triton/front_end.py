@@ -40,7 +40,7 @@ class CompilerRefusal(NamedTuple):
     text: str
 
 
-class Answer(NamedTuple):
+class CompilerAnswer(NamedTuple):
     """What the compiler says of the kernels that ran: how many it accepts, what it refuses, and what is not known."""
 
     accepted: int
@@ -55,12 +55,12 @@ def forget_launches() -> None:
     launches.known.clear()
 
 
-def answer() -> Answer:
+def answer() -> CompilerAnswer:
     """Return what the compiler says of the launches that are remembered."""
     from fourfold.backends.triton.interpreter import launches
 
     if not launches.known:
-        return Answer(0, [], [])
+        return CompilerAnswer(0, [], [])
     with tempfile.TemporaryFile("w+") as file:
         child = Child.fork(
             lambda: _ask(list(launches.known.values()), file), quiet=True, limits=Limits(processor=SECONDS)
@@ -72,7 +72,7 @@ def answer() -> Answer:
     unknown = dict.fromkeys(line for line in lines if isinstance(line, str))
     if len(lines) < len(launches.known):
         unknown[f"the process of the compiler {death.cause if death else 'was lost'}"] = None
-    return Answer(lines.count(None), list(refused), list(unknown))
+    return CompilerAnswer(lines.count(None), list(refused), list(unknown))
 
 
 def _ask(given: list[Any], file: IO[str]) -> None:
@@ -102,7 +102,7 @@ def _verdict_for(launch: Any, architecture: int) -> CompilerRefusal | str | None
     try:
         with triton_internals.driver_replaced(triton_internals.AbsentDriver(architecture)):
             launch.kernel.run(*launch.arguments, grid=(1,), warmup=True, **launch.options)
-    except triton_internals.Accepted:
+    except triton_internals.AcceptedByFrontEnd:
         return None
     except Exception as error:
         return _refusal(launch.kernel, error) or f"{launch.kernel.__name__}: {type(error).__name__}: {error}"

@@ -535,7 +535,7 @@ class KernelLinesRead:
 
 @dataclass(frozen=True)
 class CompilerAnswered:
-    """What Triton's compiler says: see `fourfold.backends.triton.front_end.Answer`."""
+    """What Triton's compiler says: see `fourfold.backends.triton.front_end.CompilerAnswer`."""
 
     accepted: int
     refused: list[tuple[str, str, str, int, str]]

@@ -27,7 +27,7 @@ class Pointer:
 
 
 @dataclass(frozen=True)
-class Launch:
+class RememberedLaunch:
     """A launch that has run: the kernel as the interpreter knows it, its arguments and Triton's options."""
 
     kernel: Any
@@ -36,7 +36,7 @@ class Launch:
 
 
 # One launch for each kernel, types of arguments and constants.
-known: dict[Hashable, Launch] = {}
+known: dict[Hashable, RememberedLaunch] = {}
 
 
 def _remember(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -45,7 +45,7 @@ def _remember(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) 
     key = kernel, *((name, _kind(value, name in constants)) for name, value in given.items())
     if len(known) < MOST and key not in known:
         kept = {name: _without_memory(value) for name, value in options.items()}
-        known[key] = Launch(kernel, [_without_memory(value) for value in arguments], kept)
+        known[key] = RememberedLaunch(kernel, [_without_memory(value) for value in arguments], kept)
 
 
 @functools.lru_cache(1024)
