@@ -10,6 +10,7 @@ from fourfold.checks import (
     backward,
     bad_input,
     batches,
+    compiler,
     configurations,
     fallback,
     forward,
@@ -115,9 +116,12 @@ class Check:
 
 
 BACKWARD = Check(name="backward", run=backward.backward_agrees, plain=COMPARED, everywhere=True, gradients=True)
+# A kernel is compiled in the same way for both half types.
+COMPILER = Check(name="compiler", run=compiler.compiler_accepts, dtypes=("float16", "float32"), devices=("cpu",))
 STANDARD = (
     Check(name=FORWARD, run=forward.forward_agrees, plain=COMPARED, everywhere=True),
     BACKWARD,
+    COMPILER,
     # The requested gradients decide which work a kernel skips, in the same way for every dtype.
     Check(
         name="single gradients",
@@ -239,7 +243,7 @@ def fallback_of(operation: Operation) -> Check:
 def _of_outputs(operation: Operation, device: str, claims: Claims) -> Iterator[Check]:
     for name, of in operation.outputs.items():
         for check in checks_of(of, device, claims):
-            if check is not BAD_INPUT:
+            if check is not BAD_INPUT and name in outputs_for(check, operation):
                 yield replace(check, name=f"{check.name}{OF}{name}", run=outputs.of_one(check.run, name))
     if claims.gradients and ALL in outputs_for(BACKWARD, operation):
         yield replace(BACKWARD, name=f"{BACKWARD.name} of {ALL}", run=outputs.of_all(BACKWARD.run))
@@ -253,11 +257,12 @@ def _of_outputs(operation: Operation, device: str, claims: Claims) -> Iterator[C
 def outputs_for(check: Check | None, operation: Operation) -> list[str]:
     """Return the names of the outputs that a check, or another test, takes one by one.
 
-    "" stands for the only output, or for all outputs together. The check of bad input runs for one output only.
+    "" stands for the only output, or for all outputs together. The checks of bad input and of the compiler run for one
+    output only.
     """
     if not operation.outputs or check is TOGETHER:
         return [""]
-    if check is BAD_INPUT:
+    if check in (BAD_INPUT, COMPILER):
         return list(operation.outputs)[:1]
     gradients = check is not None and check.gradients
     found = [name for name, of in operation.outputs.items() if of.differentiable or not gradients]
@@ -291,7 +296,7 @@ for _judge in (
         memory,
     ),
     *(offsets, repeatability, results, saved_tensors, search, single_gradients, graph, interleaving, many_calls, modes),
-    *(configurations, outputs, parameters, sharing, threads),
+    *(compiler, configurations, outputs, parameters, sharing, threads),
     *(compare, dtypes, record, evaluation, outcomes, bounded, along_axes, elementwise),
 ):
     tampering.watch(_judge)

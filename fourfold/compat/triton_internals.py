@@ -288,6 +288,52 @@ def driver_replaced(replacement: Any) -> Iterator[None]:
         driver.set_active(before)
 
 
+class AcceptedByFrontEnd(BaseException):
+    """Triton's front end has compiled a kernel to Triton's own intermediate representation."""
+
+
+class _Nothing:
+    """A cache of compiled kernels that keeps nothing."""
+
+    def __init__(self, key: str) -> None:
+        pass
+
+    def get_file(self, filename: str) -> None:
+        """Return None: there is no file."""
+
+    def put(self, data: Any, filename: str, binary: bool = True) -> str:
+        """Return the path of no file."""
+        return ""
+
+    def get_group(self, filename: str) -> None:
+        """Return None: there are no files."""
+
+    def put_group(self, filename: str, group: Mapping[str, str]) -> None:
+        """Keep nothing."""
+
+
+@uses("triton.backends.nvidia.compiler.CUDABackend.add_stages", "triton.runtime.cache.triton_key")
+def stop_after_front_end() -> None:
+    """Let every compilation of this process end after the front end, with `AcceptedByFrontEnd`, and leave no file.
+
+    What follows depends on a GPU's architecture, takes most of the time, and refuses nothing that the language allows.
+    """
+    backend, cache = find("triton.backends.nvidia.compiler.CUDABackend"), find("triton.runtime.cache")
+    shipped = backend.add_stages
+
+    def add_stages(self: Any, stages: dict[str, Any], *arguments: Any, **named: Any) -> None:
+        def accept(*_: Any) -> None:
+            raise AcceptedByFrontEnd
+
+        shipped(self, stages, *arguments, **named)
+        _, second, *_ = stages
+        stages[second] = accept
+
+    backend.add_stages = add_stages
+    triton.knobs.cache.manager_class = _Nothing
+    cache.triton_key = lambda: ""  # otherwise it reads every file of Triton, for a second
+
+
 @uses(
     "triton.compiler.CompiledKernel().hash",
     "triton.compiler.CompiledKernel().metadata",

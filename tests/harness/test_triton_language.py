@@ -828,34 +828,40 @@ def operators(text: str) -> set[str]:
 
 
 @triton.jit
-def hints_kernel(output_ptr, stride, n, wrap, BLOCK: tl.constexpr):
+def hints_kernel(output_ptr, stride, n, wrap, STEP: tl.constexpr, BLOCK: tl.constexpr):
     """Says of offsets what a product of matrices does: those of the last block begin anew at `wrap`."""
     tl.assume(n > 0)
     output_ptr = tl.multiple_of(output_ptr, 4096)
     stride = tl.multiple_of(stride, 16)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     wrapped = tl.max_contiguous(tl.multiple_of(at % wrap, BLOCK), BLOCK)
-    tl.store(output_ptr + at, wrapped + stride, mask=at < n)
+    tl.store(tl.max_contiguous(output_ptr + at, BLOCK), wrapped + stride, mask=at < n)
+    table = tl.arange(0, 2)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :] * STEP
+    tl.static_assert(tl.max_contiguous(table, [1, BLOCK]).shape[1] == BLOCK)
 
 
 @pytest.mark.parametrize(
-    ("first", "stride", "n", "wrap", "says"),
+    ("first", "stride", "n", "wrap", "step", "says"),
     [
-        (0, 32, 40, 40, ""),
-        (0, 24, 40, 40, "tl.multiple_of says that 24 is a multiple of 16"),
-        (0, 32, 40, 24, "tl.multiple_of says that 8 is a multiple of 16"),
-        (0, 32, 0, 40, "tl.assume of a condition that does not hold"),
-        (4, 32, 40, 40, "a pointer 16 bytes after the beginning of its memory is a multiple of 4096"),
+        (0, 32, 40, 40, 1, ""),
+        (0, 32, 40, 1, 1, ""),
+        (0, 24, 40, 40, 1, "tl.multiple_of says that 24 is a multiple of 16"),
+        (0, 32, 40, 24, 1, "tl.multiple_of says that 8 is a multiple of 16"),
+        (0, 32, 40, 40, 3, "16 numbers along axis 1 follow one another, but the second is the first one + 3"),
+        (0, 32, 0, 40, 1, "tl.assume of a condition that does not hold"),
+        (4, 32, 40, 40, 1, "a pointer 16 bytes after the beginning of its memory is a multiple of 4096"),
     ],
 )
-def test_false_hint_to_the_compiler_is_a_fault(first: int, stride: int, n: int, wrap: int, says: str) -> None:
+def test_false_hint_to_the_compiler_is_a_fault(
+    first: int, stride: int, n: int, wrap: int, step: int, says: str
+) -> None:
     output = torch.zeros(first + 48, dtype=torch.int32)[first:]
     if not says:
-        hints_kernel[(3,)](output, stride, n, wrap, BLOCK=16)
+        hints_kernel[(3,)](output, stride, n, wrap, step, BLOCK=16)
         assert output[:n].tolist() == [place % wrap + stride for place in range(n)]
         return
     with pytest.raises(interpreter.InterpreterError) as caught:
-        hints_kernel[(3,)](output, stride, n, wrap, BLOCK=16)
+        hints_kernel[(3,)](output, stride, n, wrap, step, BLOCK=16)
     assert is_fault(caught.value)
     assert says in str(caught.value.__cause__)
 
@@ -864,6 +870,7 @@ def test_false_hint_to_the_compiler_is_a_fault(first: int, stride: int, n: int, 
 TESTED = {
     "assume": test_false_hint_to_the_compiler_is_a_fault,
     "multiple_of": test_false_hint_to_the_compiler_is_a_fault,
+    "max_contiguous": test_false_hint_to_the_compiler_is_a_fault,
     "load": test_masked_load_and_store,
     "store": test_masked_load_and_store,
     "atomic_cas": test_compare_and_swap,
@@ -873,7 +880,7 @@ REASONS = {
     "Python turns a comparison around: 1 < x is x > 1": "__rlt__ __rle__ __rgt__ __rge__ __req__ __rne__",
     "tl.philox, which is tested, and operations on integers": "philox_impl rand rand4x randint randint4x randn randn4x"
     " pair_uniform_to_normal uint_to_uniform_float",
-    "says something to the compiler, and computes nothing": "max_constancy max_contiguous debug_barrier",
+    "says something to the compiler, and computes nothing": "max_constancy debug_barrier",
     "does something while a kernel is compiled": "static_assert static_print target_info",
     "tensor descriptors are tested by the operation matmul": "load_tensor_descriptor store_tensor_descriptor"
     " make_tensor_descriptor",

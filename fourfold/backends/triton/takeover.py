@@ -38,7 +38,6 @@ def interpret_kernels() -> None:
 
 
 def _replace_compiled() -> None:
-    import triton.language as tl
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
@@ -48,14 +47,38 @@ def _replace_compiled() -> None:
         # Attributes that other code reads: libraries that generate code copy a kernel's source.
         read = {"__doc__": compiled.fn.__doc__, "__globals__": compiled.fn.__globals__, "src": compiled.src}
         interpreted[compiled].__dict__.update(read)
+    _replace_everywhere(interpreted, _bound)
+
+
+def compile_kernels() -> None:
+    """Let Triton compile all kernels of this process, which interprets them: the reverse of `interpret_kernels`.
+
+    The corrections of the interpreter stay. This is for a process that launches no kernel.
+    """
+    from triton import knobs
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    os.environ[_VARIABLE] = "0"
+    knobs.runtime.interpret = False
+    gc.unfreeze()  # frozen objects, such as those of collected tests, cannot be found
+    found = [each for each in gc.get_objects() if type(each) is InterpretedFunction]
+    _replace_everywhere({each: JITFunction(each.fn, **each.kwargs) for each in found}, lambda function: function)
+
+
+def _replace_everywhere(replacements: dict[Any, Any], method: Callable[[Any], Any]) -> None:
+    """Replace kernels wherever something refers to them. `method` makes a replacement a method of the language."""
+    import triton.language as tl
+
+    by_identity = {id(given): function for given, function in replacements.items()}
     # The compiler binds a function of the language to the block that it is called on, as in x.sum(). Python binds a
-    # function of its own alone.
-    for name, method in list(vars(tl.tensor).items()):
-        if type(method) is JITFunction:
-            setattr(tl.tensor, name, _bound(interpreted[method]))
-    by_identity = {id(compiled): function for compiled, function in interpreted.items()}
-    for owner in gc.get_referrers(*interpreted):  # once for all kernels: it looks at every object of the process
-        if owner is not interpreted:
+    # function of its own alone, and so Triton has a wrapper of it while it interprets.
+    for name, member in list(vars(tl.tensor).items()):
+        for within in (member, *(cell.cell_contents for cell in getattr(member, "__closure__", None) or ())):
+            if id(within) in by_identity:
+                setattr(tl.tensor, name, method(by_identity[id(within)]))
+    for owner in gc.get_referrers(*replacements):  # once for all kernels: it looks at every object of the process
+        if owner is not replacements:
             _replace(owner, by_identity)
 
 

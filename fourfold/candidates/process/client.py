@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from fourfold.backends.cuda.emulator.reached import Line
 from fourfold.backends.python_source import SizeComparison
+from fourfold.backends.triton.front_end import CompilerAnswer, CompilerRefusal
 from fourfold.candidates.load.calling import CannotBeCalled
 from fourfold.candidates.process import protocol
 from fourfold.candidates.process.first_process import Unanswered
@@ -300,6 +301,16 @@ class UntrustedFunction:
         with self.lock:
             question = protocol.CountTensors(keep_garbage)
             return self._ask(self._started(), question, protocol.TensorsCounted)[0].count
+
+    def compiler_answer(self) -> CompilerAnswer:
+        """Return what Triton's compiler says of the kernels that ran in its process, as it reports."""
+        with self.lock:
+            found, _ = self._ask(self._started(), protocol.AskCompiler(), protocol.CompilerAnswered)
+        refused = [
+            CompilerRefusal(printable(kernel), printable(reason)[:1000], printable(file), line, printable(text))
+            for kernel, reason, file, line, text in found.refused
+        ]
+        return CompilerAnswer(found.accepted, refused, [printable(each)[:1000] for each in found.unknown])
 
     @contextlib.contextmanager
     def afresh(self) -> Iterator[None]:

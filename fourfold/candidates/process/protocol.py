@@ -372,6 +372,11 @@ class CountTensors:
 
 
 @dataclass(frozen=True)
+class AskCompiler:
+    """Return what Triton's compiler says of the kernels that ran: see `fourfold.backends.triton.front_end`."""
+
+
+@dataclass(frozen=True)
 class Request:
     """A request to a candidate's process, with what changed since the last one.
 
@@ -395,6 +400,7 @@ class Request:
         | ForgetLines
         | ReadKernelLines
         | CountTensors
+        | AskCompiler
     )
     forgotten: list[int] = field(default_factory=list)
     forgotten_calls: list[int] = field(default_factory=list)
@@ -528,6 +534,15 @@ class KernelLinesRead:
 
 
 @dataclass(frozen=True)
+class CompilerAnswered:
+    """What Triton's compiler says: see `fourfold.backends.triton.front_end.CompilerAnswer`."""
+
+    accepted: int
+    refused: list[tuple[str, str, str, int, str]]
+    unknown: list[str]
+
+
+@dataclass(frozen=True)
 class TensorsCounted:
     """The number of living tensors."""
 
@@ -553,6 +568,7 @@ ANSWERS = (
     | LinesRead
     | KernelLinesRead
     | TensorsCounted
+    | CompilerAnswered
     | Done
 )
 

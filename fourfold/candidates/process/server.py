@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fourfold.backends.triton import front_end
 from fourfold.candidates.frames import own_frames, unwrapped, words
 from fourfold.candidates.load import models, modules
 from fourfold.candidates.load.calling import CannotBeCalled, as_operation
@@ -258,6 +259,7 @@ class Served:
             protocol.ForgetLines: self.forget_lines,
             protocol.ReadKernelLines: self.kernel_lines,
             protocol.CountTensors: self.count_tensors,
+            protocol.AskCompiler: self.ask_compiler,
         }
         while True:
             request, contents, files = self.connection.receive_with_storages(protocol.Request)
@@ -344,6 +346,11 @@ class Served:
     def count_tensors(self, ask: protocol.CountTensors) -> protocol.TensorsCounted:
         """Count the living tensors beside those of arguments."""
         return protocol.TensorsCounted(living_tensors(ask.keep_garbage) - len(self.twins))
+
+    def ask_compiler(self, ask: protocol.AskCompiler) -> protocol.CompilerAnswered:
+        """Ask Triton's compiler about the kernels that ran."""
+        accepted, refused, unknown = front_end.answer()
+        return protocol.CompilerAnswered(accepted, [(*each,) for each in refused], unknown)
 
     def call(self, ask: protocol.CallFunction) -> protocol.Called:
         """Call the candidate."""

@@ -26,8 +26,8 @@ FLOAT8 = {"fp8e4nv": np.dtype(ml_dtypes.float8_e4m3fn), "fp8e5": np.dtype(ml_dty
 # The types of a product's operands.
 OPERANDS = NUMPY_FLOATS | FLOAT8
 
-# The attribute that tl.multiple_of sets.
-DIVISIBILITY = "tt.divisibility"
+# The attributes that tl.multiple_of and tl.max_contiguous set.
+DIVISIBILITY, CONTIGUITY = "tt.divisibility", "tt.contiguity"
 
 _shipped_numpy_type = interpreter._get_np_dtype
 _numpy_types: dict[str, np.dtype] = {}
@@ -50,9 +50,21 @@ class Handle(interpreter.TensorHandle):
         storages to 512 bytes, and the host's to 64.
 
         Raises:
-            FalseHint: the first element, where a group of contiguous ones begins in any case, is no multiple.
+            FalseHint: the first element, where a group of contiguous ones begins in any case, is no multiple, or the
+                second one of a contiguous axis is not the next number. It may be the same or a smaller one: where the
+                offsets of a block end or begin anew, kernels say the same of them, and no harm comes of it.
         """
         self.attr = {**(self.attr or {}), key: value}
+        if key == CONTIGUITY and self.data.size:
+            pointer = self.dtype.scalar.is_ptr()
+            size = self.dtype.scalar.element_ty.primitive_bitwidth // 8 if pointer else 1
+            for axis, length in enumerate(value):
+                steps = self.first_steps(axis) if length > 1 else np.empty(0, np.int64)
+                if (steps > size).any():
+                    raise FalseHint(
+                        f"tl.max_contiguous says that {length} numbers along axis {axis} follow one another, but the"
+                        f" second is the first one + {steps[steps > size][0] / size:g}"
+                    )
         if key == DIVISIBILITY and self.data.size:
             first = self.first_elements()
             pointer = self.dtype.scalar.is_ptr()
@@ -67,6 +79,16 @@ class Handle(interpreter.TensorHandle):
     def first_elements(self) -> np.ndarray:
         """Return the first element, as an array of one element."""
         return self.data.reshape(-1)[:1]
+
+    def first_steps(self, axis: int) -> np.ndarray:
+        """Return the difference of the first two elements along an axis, as an array of at most one element."""
+        return steps_of(self.data[None], axis)
+
+
+def steps_of(batch: np.ndarray, axis: int) -> np.ndarray:
+    """Return the difference of the first two elements along an axis of each block in a batch."""
+    line = np.moveaxis(batch, 1 + axis, -1).reshape(len(batch), -1, batch.shape[1 + axis])[:, 0, :2]
+    return np.diff(line.astype(np.int64)).reshape(-1)
 
 
 def numpy_type(kind: tl.dtype) -> np.dtype:

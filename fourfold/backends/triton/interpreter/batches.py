@@ -23,7 +23,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
-from fourfold.backends.triton.interpreter.arithmetic import Handle, Reduce, Scan, numpy_type
+from fourfold.backends.triton.interpreter.arithmetic import Handle, Reduce, Scan, numpy_type, steps_of
 
 Program = tuple[int, int, int]
 # The number of programs of a launch's first batch, and the minimum and maximum of later ones.
@@ -44,6 +44,10 @@ class Batch(Handle):
     def first_elements(self) -> np.ndarray:
         """Return the first element of each program."""
         return self.data.reshape(len(self.data), -1)[:, 0]
+
+    def first_steps(self, axis: int) -> np.ndarray:
+        """Return the difference of each program's first two elements along an axis."""
+        return steps_of(self.data, axis)
 
 
 class Diverged(Exception):

@@ -9,6 +9,7 @@
 - `marks` records which lines of a kernel have run;
 - `replay` saves time: it records what an operation does to operands of certain types;
 - `batches` saves more: it runs many programs at once;
+- `launches` remembers the kernels that have run, for the compiler;
 - this module launches kernels: numbers get the types that the compiler gives them, and no CPU tensor is copied.
 `parts` lists the private parts of Triton that these modules use.
 """
@@ -33,7 +34,7 @@ from triton.runtime import interpreter, jit
 
 from fourfold.backends import observers
 from fourfold.backends.launch import ImpossibleLaunch, check_grid
-from fourfold.backends.triton.interpreter import arithmetic, batches, libdevice, marks, replay, tuning
+from fourfold.backends.triton.interpreter import arithmetic, batches, launches, libdevice, marks, replay, tuning
 from fourfold.backends.triton.interpreter.arithmetic import Handle, narrowed, numpy_type
 from fourfold.backends.triton.interpreter.memory import CheckedMemory, memory_of
 from fourfold.backends.triton.interpreter.parts import missing
@@ -282,3 +283,4 @@ def install() -> None:
     replay.remember_shapes()
     libdevice.install()
     tuning.install()
+    launches.install()

@@ -102,6 +102,7 @@ PARTS = (
     _interpreter("interpreter_semantic", None, "the one that kernels run with"),
     _interpreter("FunctionRewriter.ast_transformer", None, "changes a kernel's source; replaced"),
     _interpreter("FunctionRewriter._compile_and_exec", "self transformed_ast", "adds marks to a source; replaced"),
+    _interpreter("InterpretedFunction.run", "self args grid warmup kwargs", "a launch, which is remembered; replaced"),
     _interpreter("InterpretedFunction.rewritten_fn", None, "the kernels whose source was changed; emptied"),
     _interpreter("ASTTransformer", "", "what it is; replaced by one that derives from it"),
 )

@@ -1,0 +1,57 @@
+"""The check that Triton's compiler accepts the kernels that its interpreter runs."""
+
+import contextlib
+import traceback
+
+from fourfold.backends.triton import front_end
+from fourfold.candidates.frames import FRAMES_ELSEWHERE
+from fourfold.checks.search import Search, Subject
+from fourfold.numerics.compare import Agreement
+from fourfold.operations.case import Case
+from fourfold.operations.outcomes import Failure, Unsupported
+
+# The most elements of a named example.
+MOST_ELEMENTS = 4096
+
+
+def compiler_accepts(subject: Subject, search: Search) -> None:
+    """Check that the compiler's front end accepts what named examples launch, without a GPU.
+
+    Of an implementation in a process of its own it is asked about all earlier launches, too.
+
+    Raises:
+        Unsupported: no Triton kernel was launched, or the front end answers nothing here.
+    """
+    process = subject.process
+    if process is None:
+        front_end.forget_launches()
+
+    def body(case: Case) -> None:
+        subject.evaluate(case)
+        search.saw(Agreement(0.0, case.grad_output.size, 0))
+
+    for name, case in subject.filled_examples().items():
+        if case.elements <= MOST_ELEMENTS:
+            with contextlib.suppress(Exception):  # other checks find these
+                search.one(name, case, body)
+    search.failing = None
+    found = front_end.answer() if process is None else process.compiler_answer()
+    if found.refused:
+        search.seeks_claims = False
+        raise _failure(subject, found.refused)
+    if found.unknown and not found.accepted:
+        raise Unsupported(f"cannot judge: Triton's compiler was not heard: {found.unknown[0]}")
+    search.remarks += [f"Triton's compiler was not heard of a kernel: {each}" for each in found.unknown]
+    if not found.accepted:
+        raise Unsupported("it launches no Triton kernel")
+
+
+def _failure(subject: Subject, refused: list[front_end.CompilerRefusal]) -> Failure:
+    first = refused[0]
+    said = [f"{each.kernel} ({each.file}:{each.line}): {each.reason}" for each in refused]
+    failure = Failure(
+        f"{subject}: Triton's compiler refuses what its interpreter runs: {'; '.join(dict.fromkeys(said))}"
+    )
+    frame = traceback.FrameSummary(first.file, first.line, first.kernel, line=first.text)
+    setattr(failure, FRAMES_ELSEWHERE, [frame])
+    return failure
