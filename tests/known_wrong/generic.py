@@ -12,6 +12,7 @@ from fourfold.checks.history import history_does_not_matter
 from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.outputs import joined
 from fourfold.checks.repeatability import repeats_bit_for_bit
+from fourfold.operations.outputs import READS_BACK, read_back
 from fourfold.operations.record import Operation
 
 from .planted import GRADIENT, UNWRITTEN, Fault, Implementation
@@ -128,11 +129,17 @@ def errors_dropped(right: Implementation) -> Implementation:
 
 def faults_of(operation: Operation) -> tuple[Fault, ...]:
     """Return the generic faults of an operation, each with the check that must reject it."""
-    right = joined(backends.load(operation.name, "torch"), operation)
+    own = backends.load(operation.name, "torch")
+    right = joined(read_back(own, operation.mutates, ()) if operation.mutates else own, operation)
     name = next(iter((*operation.differentiable, *operation.axes)))
 
     def of(fault: str, make: Callable[[], Implementation], **more: Any) -> Fault:
-        return Fault(f"generic_{fault}", operation.name, make, **more)
+        def made() -> Implementation:
+            implementation = make()
+            setattr(implementation, READS_BACK, bool(operation.mutates))
+            return implementation
+
+        return Fault(f"generic_{fault}", operation.name, made, **more)
 
     def of_result(fault: str, other: Callable[[Tensor], Tensor], **more: Any) -> Fault:
         return of(fault, lambda: replacing(right, other), **more)
