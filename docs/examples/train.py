@@ -450,6 +450,12 @@ def train(
     return curve, seconds_of_a_step(times)
 
 
+def reordered_curves(size: Size, device: str, dtype: torch.dtype) -> list[list[float]]:
+    """Return curves of torch that differ in the order of sums alone."""
+    of_torch = operations_of_torch(size)
+    return [train(of_torch, size, device, dtype, reordered(size, seed))[0] for seed in range(REORDERED)]
+
+
 # ---- the command
 
 
@@ -598,7 +604,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for run in runs:
         attempt(run, size, given.device)
     exact, _ = train(of_torch, size, given.device, torch.float64)
-    others = [train(of_torch, size, given.device, dtype, reordered(size, seed))[0] for seed in range(REORDERED)]
+    others = reordered_curves(size, given.device, dtype)
     for run in runs:
         run.comparison = compare(run.losses, exact, others) if run.losses else None
     print(f"\n{report(runs, exact, size)}")
