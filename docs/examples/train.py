@@ -74,7 +74,7 @@ class Size:
 
 SIZES = {
     "tiny": Size(2, 32, 4, 2, 48, 64, 24, 200, "float32", 5e-3),
-    "large": Size(8, 1024, 8, 2, 2816, 16384, 512, 60, "bfloat16", 1e-3),
+    "large": Size(8, 1024, 8, 8, 2816, 16384, 512, 40, "bfloat16", 1e-3),
 }
 
 
@@ -107,6 +107,16 @@ def attention(
     by_head = (x.unflatten(0, (count, longest)).transpose(1, 2) for x in padded)
     found = F.scaled_dot_product_attention(*by_head, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
     return found.transpose(1, 2).flatten(0, 1).index_select(0, rows)
+
+
+def varlen(q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, causal: bool, longest: int) -> Tensor:
+    """Call torch's attention of packed sequences: of half types, on a GPU."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    group, offsets = q.shape[1] // k.shape[1], (q_offsets.int(), k_offsets.int())
+    if group > 1:
+        k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    return varlen_attn(q, k, v, *offsets, longest, longest, window_size=(-1, 0 if causal else -1))
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -162,7 +172,7 @@ def pack(sequences: Sequence[np.ndarray], count: int) -> Batch:
     counts = [len(each) for each in sequences] + [0] * (count - len(sequences))
     offsets = np.concatenate([[0], np.cumsum(counts)])
     positions = np.concatenate([np.arange(n) for n in counts])
-    target = np.concatenate([[*each[1:], IGNORED] for each in sequences if len(each)])
+    target = np.concatenate([np.append(each[1:], IGNORED) for each in sequences])
     arrays = np.concatenate(sequences), positions, target, offsets
     return Batch(*(torch.from_numpy(each.astype(np.int64)) for each in arrays))
 
@@ -339,7 +349,8 @@ class Run:
     """One training: its kernels by operation, its losses before each step, and the seconds of a step (a median)."""
 
     name: str
-    kernels: dict[str, str] = field(default_factory=dict)
+    kernels: dict[str, str]
+    compiled: bool = False
     losses: list[float] = field(default_factory=list)
     seconds: float | None = None
     error: str | None = None
@@ -459,11 +470,6 @@ def reordered_curves(size: Size, device: str, dtype: torch.dtype) -> list[list[f
 # ---- the command
 
 
-def kernels_of(backend: str, replaced: Mapping[str, str]) -> dict[str, str]:
-    """Return the backend of each operation."""
-    return {**dict.fromkeys(NAMES, backend), **replaced}
-
-
 def load_operations(kernels: Mapping[str, str], size: Size, device: str) -> dict[str, Any]:
     """Return each operation as its backend has it.
 
@@ -472,7 +478,9 @@ def load_operations(kernels: Mapping[str, str], size: Size, device: str) -> dict
     """
     loaded = operations_of_torch(size)
     for name, backend in kernels.items():
-        if backend != "torch":
+        if backend == "varlen":
+            loaded[name] = functools.partial(varlen, longest=size.longest)
+        elif backend != "torch":
             # Import late: Triton reads TRITON_INTERPRET when it is imported.
             from fourfold.backends import load, unsupported
 
@@ -483,16 +491,32 @@ def load_operations(kernels: Mapping[str, str], size: Size, device: str) -> dict
     return loaded
 
 
-def plan(backends: Sequence[str], replacements: Sequence[str], size: Size, device: str) -> list[Run]:
+# What --backend takes: the kernels of all operations, those in place of them, and whether torch.compile compiles the
+# rest.
+BACKENDS: Mapping[str, tuple[str, Mapping[str, str], bool]] = {
+    "torch": ("torch", {}, False),
+    "varlen": ("torch", {"attention": "varlen"}, False),
+    "triton": ("triton", {}, False),
+    "cuda": ("cuda", {}, False),
+    "compile": ("torch", {}, True),
+    "compile+varlen": ("torch", {"attention": "varlen"}, True),
+}
+ON_CPU = ("torch", "triton", "cuda")
+
+
+def plan(backends: Sequence[str], replacements: Sequence[str], device: str, dtype: str) -> list[Run]:
     """Return the runs that the command line asks for: torch first, then other backends, then replacements in torch."""
-    every = ["torch", "triton", "cuda", *(["compile"] if device == "cuda" else [])]
-    chosen = every if "all" in backends else list(dict.fromkeys(["torch", *backends]))
-    runs = [Run(each, kernels_of("torch" if each == "compile" else each, {})) for each in chosen]
+    every = ON_CPU if device == "cpu" else [name for name in BACKENDS if "varlen" not in name or dtype == "bfloat16"]
+    runs = []
+    for name in every if "all" in backends else dict.fromkeys(["torch", *backends]):
+        backend, replaced, compiled = BACKENDS[name]
+        runs.append(Run(name, {**dict.fromkeys(NAMES, backend), **replaced}, compiled))
     for text in replacements:
         changed = dict(pair.split("=") for pair in text.split(","))
         each = changed.pop("each", None)
-        ways = [{name: each, **changed} for name in NAMES] if each else [changed]
-        runs += [Run(", ".join(f"{k}={v}" for k, v in way.items()), kernels_of("torch", way)) for way in ways]
+        for way in [{name: each, **changed} for name in NAMES] if each else [changed]:
+            name = ", ".join(f"{name}={backend}" for name, backend in way.items())
+            runs.append(Run(name, {**dict.fromkeys(NAMES, "torch"), **way}))
     return runs
 
 
@@ -513,9 +537,10 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--size", choices=SIZES, default="tiny", help="of the model and its batches")
     parser.add_argument(
         "--backend",
-        choices=["torch", "triton", "cuda", "compile", "all"],
+        choices=[*BACKENDS, "all"],
         action="append",
-        help="of all kernels; may be repeated; torch is always there, and compile is torch.compile of it",
+        help="of all kernels; may be repeated; torch is always there; varlen is torch with its attention of packed "
+        "sequences, of bfloat16 on a GPU; compile is torch.compile of torch; by default all that the device has",
     )
     parser.add_argument(
         "--replace",
@@ -526,7 +551,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
         help="replace these kernels in the run of torch; may be repeated; each=BACKEND replaces one after the other",
     )
     parser.add_argument("--steps", type=int, help="of the training; by default as many as the size has")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="by default as the size has it")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="by default as the size has it")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the curves and the times as JSON")
     given = parser.parse_args(words)
     if given.steps is not None and given.steps < 2:
@@ -547,9 +572,8 @@ def attempt(run: Run, size: Size, device: str) -> None:
 
     try:
         loaded = load_operations(run.kernels, size, device)
-        compiled = run.name == "compile"
         dtype = getattr(torch, size.dtype)
-        run.losses, run.seconds = train(loaded, size, device, dtype, compiled=compiled, tell=tell)
+        run.losses, run.seconds = train(loaded, size, device, dtype, compiled=run.compiled, tell=tell)
         print(f"{run.name}: the last loss is {run.losses[-1]:.4f}, a step takes {run.seconds * 1e3:.3g} ms", flush=True)
     except Exception as error:
         run.error = f"{type(error).__name__}: {error}"
@@ -582,10 +606,11 @@ def report(runs: Sequence[Run], exact: Sequence[float], size: Size) -> str:
     return "\n".join(lines)
 
 
-def as_json(run: Run) -> dict[str, Any]:
+def as_json(run: Run, size: Size) -> dict[str, Any]:
     """Return a run as JSON has it, which knows no numbers but finite ones."""
     compared = {**run.comparison._asdict(), "same": run.comparison.same} if run.comparison else {"same": False}
     found = {**asdict(run), "comparison": compared}
+    found["tokens_per_second"] = size.tokens / run.seconds if run.seconds else None
     found["losses"] = [loss if math.isfinite(loss) else None for loss in run.losses]
     compared |= {name: None for name, value in compared.items() if not math.isfinite(value)}
     return found
@@ -600,7 +625,7 @@ def main(words: Sequence[str] | None = None) -> int:
     changes = {name: getattr(given, name) for name in ("steps", "dtype") if getattr(given, name) is not None}
     size = Size(**{**asdict(SIZES[given.size]), **changes})
     of_torch, dtype = operations_of_torch(size), getattr(torch, size.dtype)
-    runs = plan(given.backend, given.replace, size, given.device)
+    runs = plan(given.backend, given.replace, given.device, size.dtype)
     for run in runs:
         attempt(run, size, given.device)
     exact, _ = train(of_torch, size, given.device, torch.float64)
@@ -611,7 +636,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if given.out:
         machine = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
         found = {"size": asdict(size), "device": machine, "torch": torch.__version__, "exact": exact}
-        found |= {"reordered": others, "runs": [as_json(run) for run in runs]}
+        found |= {"reordered": others, "runs": [as_json(run, size) for run in runs]}
         given.out.write_text(json.dumps(found, indent=1) + "\n")
     return 0 if all(run.comparison and run.comparison.same for run in runs) else 1
 
