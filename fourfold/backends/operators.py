@@ -30,6 +30,7 @@ _TAKEN: dict[str, tuple[type, ...]] = {
     "float": (float,),
     "float?": (float, type(None)),
     "int": (int,),
+    "int?": (int, type(None)),
     "SymInt": (int,),
     "bool": (bool,),
     "str": (str,),

@@ -85,6 +85,7 @@ LIBRARIES: Mapping[str, Function] = {
     "rms_norm": lambda x, weight, eps=1e-6: F.rms_norm(x, x.shape[-1:], weight, eps),
     "add_rms_norm": _add_rms_norm,
     "cross_entropy": lambda logits, target, **parameters: F.cross_entropy(logits, target, **parameters),
+    "embedding": lambda table, ids, padding_idx=None: F.embedding(ids, table, padding_idx),
     "matmul": matmul,
     "scaled_matmul": scaled_matmul,
     "attention": attention,
@@ -109,6 +110,15 @@ def _quack_cross_entropy(module: Any) -> Function:
         return module.cross_entropy(logits, target, **parameters)
 
     return cross_entropy
+
+
+def _liger_embedding(module: Any) -> Function:
+    def embedding(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None = None) -> torch.Tensor:
+        if padding_idx is not None:
+            raise NotImplementedError("Liger's embedding has no row of padding")
+        return module.LigerEmbeddingFunction.apply(table, ids)
+
+    return embedding
 
 
 def _flaggems_softmax(module: Any) -> Function:
@@ -194,6 +204,7 @@ INSTALLED: Mapping[str, tuple[str, Mapping[str, tuple[str, Callable[[Any], Funct
                     )
                 ),
             ),
+            "embedding": ("experimental.embedding", _liger_embedding),
         },
     ),
     "quack": (

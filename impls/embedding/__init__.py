@@ -1,0 +1,1 @@
+"""The operation ``embedding`` on every backend."""

@@ -1,0 +1,66 @@
+"""The operators of embedding: the same on Triton and CUDA C++ but for the launches."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fourfold.backends import operators
+
+
+def empty(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None) -> torch.Tensor:
+    """An unwritten output."""
+    return table.new_empty((*ids.shape, table.shape[1]))
+
+
+def by_row(ids: torch.Tensor, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the places of ids ``[n]`` in the order of their rows, and where each row's begin in it, ``[vocab + 1]``.
+
+    Places of one row are in rising order, so that each sum of cotangents has one order.
+    """
+    rows, order = ids.reshape(-1).sort(stable=True)
+    return order, torch.searchsorted(rows, torch.arange(vocab + 1, dtype=rows.dtype, device=rows.device))
+
+
+def register(backend: str, launch: Callable[..., None], launch_backward: Callable[..., None]) -> Callable[..., Any]:
+    """Register ``embedding_<backend>`` with the gradient of its table.
+
+    Args:
+        backend: part of the operators' names.
+        launch: ``(output, table, ids)`` writes the output; ids are ``[n]`` without gaps, table is strided.
+        launch_backward: ``(grad_table, grad_output, order, starts, padding_idx)`` writes the sums of the cotangents of
+            each row: see `by_row`. padding_idx is -1 for no row. Neither function is called for an empty result.
+    """
+
+    def forward(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None) -> torch.Tensor:
+        output = empty(table, ids, padding_idx)
+        if output.numel():
+            launch(output, table, ids.reshape(-1).contiguous())
+        return output
+
+    def backward(grad_output: torch.Tensor, ids: torch.Tensor, padding_idx: int | None, vocab: int) -> torch.Tensor:
+        grad_table = grad_output.new_empty((vocab, grad_output.shape[-1]))
+        if grad_table.numel():
+            padding = -1 if padding_idx is None else padding_idx
+            launch_backward(grad_table, grad_output.contiguous(), *by_row(ids, vocab), padding)
+        return grad_table
+
+    operator = operators.define(
+        f"embedding_{backend}(Tensor table, Tensor ids, int? padding_idx) -> Tensor output", forward, empty
+    )
+    backward_operator = operators.define(
+        f"embedding_{backend}_backward(Tensor grad_output, Tensor ids, int? padding_idx, SymInt vocab) -> Tensor",
+        backward,
+        lambda grad_output, ids, padding_idx, vocab: grad_output.new_empty((vocab, grad_output.shape[-1])),
+    )
+    operators.not_differentiable_twice(backward_operator)
+
+    def save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+        table, ids, ctx.padding_idx = inputs
+        ctx.vocab = table.shape[0]
+        ctx.save_for_backward(ids)
+
+    def differentiate(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return backward_operator(grad_output, *ctx.saved_tensors, ctx.padding_idx, ctx.vocab), None, None
+
+    return operators.differentiate(operator, differentiate, save)

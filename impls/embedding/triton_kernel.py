@@ -1,0 +1,119 @@
+"""embedding in Triton: rows are copied, and their cotangents are added in the order of their places."""
+
+import torch
+import triton
+import triton.language as tl
+
+from fourfold.backends.launch import cdiv, next_power_of_2
+from fourfold.backends.triton import launch as triton_launch
+
+from .arguments import check_embedding
+from .operators import register
+
+TILE, MOST_COLS = 4096, 1024
+TERMS, MOST_SUMMED = 8, 128  # of a row of the table at a time: cotangents, and their columns
+
+
+@triton.jit(do_not_specialize=["num_ids", "vocab"])
+def embedding_forward_kernel(
+    table_ptr,  # [vocab, dim], strided
+    ids_ptr,  # [num_ids]
+    output_ptr,  # [num_ids, dim]
+    num_ids,
+    vocab,
+    dim,
+    row_stride,
+    column_stride,
+    INDEX: tl.constexpr,
+    BLOCK_IDS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    # One program owns BLOCK_IDS consecutive ids.
+    at = tl.program_id(0).to(INDEX) * BLOCK_IDS + tl.arange(0, BLOCK_IDS)
+    there = at < num_ids
+    rows = tl.load(ids_ptr + at, mask=there, other=0).to(tl.int64)
+    known = there & (rows >= 0) & (rows < vocab)
+    for start in range(0, dim, BLOCK_COLS):
+        columns = (start + tl.arange(0, BLOCK_COLS)).to(tl.int64)[None, :]
+        inside = columns < dim
+        from_ptr = table_ptr + rows[:, None] * row_stride + columns * column_stride
+        tile = tl.load(from_ptr, mask=known[:, None] & inside, other=float("nan"))
+        tl.store(output_ptr + at.to(tl.int64)[:, None] * dim + columns, tile, mask=there[:, None] & inside)
+
+
+@triton.jit(do_not_specialize=["vocab", "padding_idx"])
+def embedding_backward_kernel(
+    grad_output_ptr,  # [ids, dim]
+    order_ptr,  # [ids]
+    starts_ptr,  # [vocab + 1]
+    grad_table_ptr,  # [vocab, dim]
+    vocab,
+    dim,
+    padding_idx,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_TERMS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    # One program owns BLOCK_COLS columns of BLOCK_ROWS rows of the table. Each sum has BLOCK_TERMS parts, whatever the
+    # other rows are.
+    rows = tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    there = rows < vocab
+    columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
+    inside = columns < dim
+    begins = tl.load(starts_ptr + rows, mask=there, other=0)
+    ends = tl.load(starts_ptr + rows + 1, mask=there & (rows != padding_idx), other=0)
+    sums = tl.zeros((BLOCK_ROWS, BLOCK_TERMS, BLOCK_COLS), COMPUTE)
+    for tile in range(tl.cdiv(tl.max(ends - begins, axis=0), BLOCK_TERMS)):
+        terms = begins[:, None] + tile * BLOCK_TERMS + tl.arange(0, BLOCK_TERMS)[None, :]
+        among = terms < ends[:, None]
+        places = tl.load(order_ptr + terms, mask=among, other=0)
+        from_ptr = grad_output_ptr + places[:, :, None] * dim + columns[None, None, :]
+        sums += tl.load(from_ptr, mask=among[:, :, None] & inside[None, None, :], other=0.0).to(COMPUTE)
+    to_ptr = grad_table_ptr + rows.to(tl.int64)[:, None] * dim + columns[None, :]
+    found = tl.sum(sums, axis=1).to(grad_table_ptr.dtype.element_ty)
+    tl.store(to_ptr, found, mask=there[:, None] & inside[None, :])
+
+
+def _launch(output: torch.Tensor, table: torch.Tensor, ids: torch.Tensor) -> None:
+    num_ids, (vocab, dim) = ids.shape[0], table.shape
+    block_cols = min(next_power_of_2(dim), MOST_COLS)
+    block_ids = TILE // block_cols
+    triton_launch.launch(
+        embedding_forward_kernel,
+        (cdiv(num_ids, block_ids),),
+        (table, ids, output),
+        (num_ids, vocab, dim, *table.stride()),
+        INDEX=triton_launch.index_type(num_ids + block_ids),
+        BLOCK_IDS=block_ids,
+        BLOCK_COLS=block_cols,
+    )
+
+
+def _launch_backward(
+    grad_table: torch.Tensor, grad_output: torch.Tensor, order: torch.Tensor, starts: torch.Tensor, padding_idx: int
+) -> None:
+    vocab, dim = grad_table.shape
+    block_cols = min(next_power_of_2(dim), MOST_SUMMED)
+    block_rows = TILE // (TERMS * block_cols)
+    triton_launch.launch(
+        embedding_backward_kernel,
+        (cdiv(vocab, block_rows), cdiv(dim, block_cols)),
+        (grad_output, order, starts, grad_table),
+        (vocab, dim, padding_idx),
+        COMPUTE=triton_launch.COMPUTE[grad_table.dtype],
+        INDEX=triton_launch.index_type(vocab + block_rows),
+        BLOCK_ROWS=block_rows,
+        BLOCK_TERMS=TERMS,
+        BLOCK_COLS=block_cols,
+    )
+
+
+embedding_operator = register("triton", _launch, _launch_backward)
+
+
+def embedding(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None = None) -> torch.Tensor:
+    """The rows of a table: see `fourfold.impls.embedding.torch_eager.embedding`."""
+    check_embedding(table, ids, padding_idx)
+    return embedding_operator(table, ids, padding_idx)

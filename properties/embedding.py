@@ -1,0 +1,131 @@
+"""The record of embedding: rows of a table by their numbers."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from fourfold.oracles import embedding as oracle
+from hypothesis import strategies as st
+
+from fourfold import backends
+from fourfold.declaration import definition
+from fourfold.inputs.arrays import cotangent, values
+from fourfold.numerics.bounded import Bounded
+from fourfold.numerics.dtypes import DType
+from fourfold.operations.arguments import Values, integers, tensor, tied
+from fourfold.operations.case import Case
+from fourfold.operations.declared_errors import Arguments
+from fourfold.operations.record import Cost, Evaluate, Relation
+from fourfold.operations.relations import equals_exactly, law, only
+from fourfold.operations.workloads import Make, tiled, whole
+
+PADDING = Values(
+    (None,),
+    out_of_range={"negative": -1, "past_the_rows": 2},
+    of_another_type={"a_string": "0", "a_bool": True, "no_whole_number": 0.5},
+)
+ARGUMENTS = Arguments(table=tensor("vocab dim"), ids=integers("...", 0, 1), padding_idx=PADDING)
+errors = (
+    *ARGUMENTS.errors,
+    # It would take a wait for a GPU to know of these.
+    *(
+        ARGUMENTS.wrong(name, ValueError, "ids", {"ids": torch.full((8, 9), at)}, devices=("cpu",))
+        for name, at in {"negative": -1, "past_the_rows": 2, "far_past_the_rows": 2**40}.items()
+    ),
+)
+
+
+def lookup(
+    vocab: int, dim: int, *shape: int, padding_idx: int | None = None, rows: int | None = None, **layouts: str
+) -> Callable[[DType], Case]:
+    """A named case of random ids, of the first `rows` rows alone if given."""
+
+    def make(dtype: DType) -> Case:
+        rng = np.random.default_rng(31)
+        inputs = {"table": values(rng, (vocab, dim), dtype, "normal"), "ids": rng.integers(0, rows or vocab, shape)}
+        return Case(inputs, cotangent(rng, (*shape, dim), dtype), {"padding_idx": padding_idx}, layouts)
+
+    return make
+
+
+examples: Mapping[str, Callable[[DType], Case]] = {
+    "one_row_thousands_of_times": lookup(3, 5, 3001, rows=1),
+    "few_rows_thousands_of_times": lookup(9, 4, 2, 2100, rows=3),
+    # More ids than a kernel for few ids takes: https://github.com/pytorch/pytorch/issues/28716.
+    "padding_past_768_ids": lookup(10, 8, 1, 769, padding_idx=0),
+    "padding_in_the_last_row": lookup(7, 6, 40, padding_idx=6),
+}
+
+
+def smooth(dtype: DType) -> st.SearchStrategy[Case]:
+    """Few rows, none of padding, whose gradient is not the derivative."""
+    few = st.integers(1, 4)
+    return st.builds(lambda *sizes: lookup(*sizes)(dtype), few, few, few)
+
+
+# ---- laws
+
+rows_are_copied = law(
+    "rows_are_copied", lambda output, case, wide: (output(case), wide["table"][case["ids"]]), exact=True
+)
+
+
+def counted(case: Case) -> np.ndarray:
+    """Which ids have a gradient."""
+    return case["ids"] != case.parameters["padding_idx"]
+
+
+def gradients_add_up_to_the_cotangents(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """The rows of the gradient have the same sum as the cotangents of all ids but those of padding."""
+    gradient = evaluate(case).gradients["table"]
+    given = Bounded.exact(case.grad_output[counted(case)].astype(dtype.wide), gradient.arithmetic)
+    yield Relation(np.sum(gradient, axis=0), np.sum(given, axis=0))
+
+
+def rows_without_ids_have_no_gradient(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """A row that no id names, and that of padding, have a gradient of 0."""
+    gradient = evaluate(case).gradients["table"]
+    unnamed = ~np.isin(np.arange(len(case["table"])), case["ids"][counted(case)])
+    yield equals_exactly(only(unnamed[:, None], gradient), 0)
+
+
+# ---- the record
+
+
+def cost(case: Case) -> tuple[Cost, Cost]:
+    """Each pass reads ids and moves a row for each; forward writes it, backward adds it to the table's gradient."""
+    moved, ids = case.grad_output.nbytes, case["ids"].nbytes
+    return Cost(2 * moved + ids, 0), Cost(moved + ids + case["table"].nbytes, case.grad_output.size)
+
+
+workloads: Mapping[str, Mapping[str, Make]] = {
+    "cpu": {"small": whole(lookup(100, 64, 16, 16)), "ragged": whole(lookup(37, 33, 7, 41))},
+    "cuda": {
+        "small": whole(lookup(1000, 256, 512)),
+        "large": tiled(lookup(8192, 2048, 512), 32, "ids"),
+        "repeated": tiled(lookup(64, 1024, 512), 32, "ids"),
+        "ragged": tiled(lookup(1001, 333, 257), 32, "ids"),
+    },
+}
+
+
+def _any_row(vocab: int) -> list[Any]:
+    return [None, *sorted({0, vocab - 1})] if vocab else [None]
+
+
+operation = definition.operation(
+    table=tensor("vocab dim"),
+    ids=tensor("...", dtype=["int64", "int32"], high="vocab"),
+    padding_idx=tied(_any_row),
+    forward=oracle.forward,
+    backward=oracle.backward,
+    examples=examples,
+    smooth=smooth,
+    batched={"ids": 0},
+    laws=(rows_are_copied, gradients_add_up_to_the_cotangents, rows_without_ids_have_no_gradient),
+    errors=errors,
+    cost=cost,
+    workloads=workloads,
+    source="torch.nn.functional.embedding",
+)(backends.load("embedding", "torch"))
