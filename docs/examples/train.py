@@ -346,10 +346,21 @@ def chance(far: float, runs: int) -> float:
 
 @dataclass
 class Run:
-    """One training: its kernels by operation, its losses before each step, and the seconds of a step (a median)."""
+    """One training.
+
+    Attributes:
+        kernels: the backend of each operation.
+        dtype: of the arithmetic, by its name.
+        seed: of the order of sums, see `reordered`; None: as it is.
+        losses: before each step.
+        seconds: of a step, a median.
+        error: what ended it.
+    """
 
     name: str
     kernels: dict[str, str]
+    dtype: str
+    seed: int | None = None
     compiled: bool = False
     losses: list[float] = field(default_factory=list)
     seconds: float | None = None
@@ -415,7 +426,7 @@ def train(
     size: Size,
     device: str,
     dtype: torch.dtype,
-    order: Order | None = None,
+    order: Order,
     compiled: bool = False,
     tell: Callable[[int, Tensor], None] = lambda step, loss: None,
 ) -> tuple[list[float], float]:
@@ -426,14 +437,13 @@ def train(
         size: what is trained, and for how many steps.
         device: cpu or cuda.
         dtype: of the arithmetic. Weights and Adam's states are float32, or float64 if this is.
-        order: of all axes, see `reordered`.
+        order: of all axes, see `identity` and `reordered`.
         compiled: whether torch.compile compiles the loss and its gradients.
         tell: is called with each step and its loss, which is still on the device.
 
     Returns:
         The loss before each step, and the seconds of a step.
     """
-    order = identity(size) if order is None else order
     kept = torch.promote_types(dtype, torch.float32)
     weights = {}
     for name, axes in axes_of_weights(size).items():
@@ -461,20 +471,14 @@ def train(
     return curve, seconds_of_a_step(times)
 
 
-def reordered_curves(size: Size, device: str, dtype: torch.dtype) -> list[list[float]]:
-    """Return curves of torch that differ in the order of sums alone."""
-    of_torch = operations_of_torch(size)
-    return [train(of_torch, size, device, dtype, reordered(size, seed))[0] for seed in range(REORDERED)]
-
-
 # ---- the command
 
 
-def load_operations(kernels: Mapping[str, str], size: Size, device: str) -> dict[str, Any]:
+def load_operations(kernels: Mapping[str, str], size: Size, dtype: str, device: str) -> dict[str, Any]:
     """Return each operation as its backend has it.
 
     Raises:
-        NotImplementedError: a backend does not have it, in the dtype of `size` or on the device.
+        NotImplementedError: a backend does not have it, in the dtype or on the device.
     """
     loaded = operations_of_torch(size)
     for name, backend in kernels.items():
@@ -484,7 +488,7 @@ def load_operations(kernels: Mapping[str, str], size: Size, device: str) -> dict
             # Import late: Triton reads TRITON_INTERPRET when it is imported.
             from fourfold.backends import load, unsupported
 
-            kept = "float32" if name == "adam" else size.dtype
+            kept = "float32" if name == "adam" else dtype
             if reason := unsupported(name, backend, kept, device):
                 raise NotImplementedError(f"{name} on {backend}: {reason}")
             loaded[name] = load(name, backend)
@@ -510,14 +514,23 @@ def plan(backends: Sequence[str], replacements: Sequence[str], device: str, dtyp
     runs = []
     for name in every if "all" in backends else dict.fromkeys(["torch", *backends]):
         backend, replaced, compiled = BACKENDS[name]
-        runs.append(Run(name, {**dict.fromkeys(NAMES, backend), **replaced}, compiled))
+        runs.append(Run(name, {**dict.fromkeys(NAMES, backend), **replaced}, dtype, compiled=compiled))
     for text in replacements:
         changed = dict(pair.split("=") for pair in text.split(","))
         each = changed.pop("each", None)
         for way in [{name: each, **changed} for name in NAMES] if each else [changed]:
             name = ", ".join(f"{name}={backend}" for name, backend in way.items())
-            runs.append(Run(name, {**dict.fromkeys(NAMES, "torch"), **way}))
+            runs.append(Run(name, {**dict.fromkeys(NAMES, "torch"), **way}, dtype))
     return runs
+
+
+def references(dtype: str) -> list[Run]:
+    """Return the runs of torch that others are compared with: that in float64, and those in other orders."""
+    of_torch = dict.fromkeys(NAMES, "torch")
+    return [
+        Run("float64", of_torch, "float64"),
+        *(Run(f"reordered {seed}", of_torch, dtype, seed) for seed in range(REORDERED)),
+    ]
 
 
 def replacement(text: str) -> str:
@@ -567,52 +580,51 @@ def attempt(run: Run, size: Size, device: str) -> None:
 
     def tell(step: int, loss: Tensor) -> None:
         # To wait for the loss would stop the clock of a GPU.
-        if device == "cpu" and step % every == 0:
+        if device == "cpu" and run.seed is None and step % every == 0:
             print(f"{run.name}: step {step}, loss {float(loss):.4f}", flush=True)
 
     try:
-        loaded = load_operations(run.kernels, size, device)
-        dtype = getattr(torch, size.dtype)
-        run.losses, run.seconds = train(loaded, size, device, dtype, compiled=run.compiled, tell=tell)
+        loaded, dtype = load_operations(run.kernels, size, run.dtype, device), getattr(torch, run.dtype)
+        order = identity(size) if run.seed is None else reordered(size, run.seed)
+        run.losses, run.seconds = train(loaded, size, device, dtype, order, run.compiled, tell)
         print(f"{run.name}: the last loss is {run.losses[-1]:.4f}, a step takes {run.seconds * 1e3:.3g} ms", flush=True)
     except Exception as error:
         run.error = f"{type(error).__name__}: {error}"
         print(f"{run.name}: {run.error}", flush=True)
 
 
-def report(runs: Sequence[Run], exact: Sequence[float], size: Size) -> str:
-    """Return two tables in Markdown: the runs, and their curves."""
+def report(runs: Sequence[Run], exact: Run, size: Size) -> str:
+    """Return two tables in Markdown: the runs, and their curves beside that of float64."""
     lines = [
         "| kernels | last loss | distance | chance | curve | tokens/s | of torch's |",
         "|---|---|---|---|---|---|---|",
     ]
     base = runs[0].seconds
     for run in runs:
-        if run.comparison is None or run.seconds is None:
-            lines.append(f"| {run.name} | | | | {run.error} | | |")
-            continue
-        distance, probability = run.comparison
-        verdict = "the same" if run.comparison.same else "not the same"
-        ratio = f"{base / run.seconds:.2f}" if base else ""
-        lines.append(
-            f"| {run.name} | {run.losses[-1]:.6f} | {distance:.2f} | {probability:.2g} | {verdict} |"
-            f" {size.tokens / run.seconds:,.0f} | {ratio} |"
-        )
-    shown = [run for run in runs if run.losses]
-    lines += ["", f"| step | float64 | {' | '.join(run.name for run in shown)} |", "|---" * (2 + len(shown)) + "|"]
+        far, probability, verdict = "", "", run.error or "not compared"
+        if run.comparison:
+            far, probability = f"{run.comparison.distance:.2f}", f"{run.comparison.chance:.2g}"
+            verdict = "the same" if run.comparison.same else "not the same"
+        last = f"{run.losses[-1]:.6f}" if run.losses else ""
+        rate = f"{size.tokens / run.seconds:,.0f}" if run.seconds else ""
+        ratio = f"{base / run.seconds:.2f}" if run.seconds and base else ""
+        lines.append(f"| {' | '.join((run.name, last, far, probability, verdict, rate, ratio))} |")
+    shown = [run for run in (exact, *runs) if run.losses]
+    lines += ["", f"| step | {' | '.join(run.name for run in shown)} |", "|---" * (1 + len(shown)) + "|"]
     for step in sorted({*range(0, size.steps, max(1, size.steps // 10)), size.steps - 1}):
-        of_runs = " | ".join(f"{run.losses[step]:.6f}" for run in shown)
-        lines.append(f"| {step} | {exact[step]:.6f} | {of_runs} |")
+        lines.append(f"| {step} | {' | '.join(f'{run.losses[step]:.6f}' for run in shown)} |")
     return "\n".join(lines)
 
 
 def as_json(run: Run, size: Size) -> dict[str, Any]:
     """Return a run as JSON has it, which knows no numbers but finite ones."""
-    compared = {**run.comparison._asdict(), "same": run.comparison.same} if run.comparison else {"same": False}
-    found = {**asdict(run), "comparison": compared}
+    found = asdict(run)
     found["tokens_per_second"] = size.tokens / run.seconds if run.seconds else None
     found["losses"] = [loss if math.isfinite(loss) else None for loss in run.losses]
-    compared |= {name: None for name, value in compared.items() if not math.isfinite(value)}
+    if run.comparison:
+        distance, probability = run.comparison
+        far = distance if math.isfinite(distance) else None
+        found["comparison"] = {"distance": far, "chance": probability, "same": run.comparison.same}
     return found
 
 
@@ -624,19 +636,19 @@ def main(words: Sequence[str] | None = None) -> int:
         torch.set_num_threads(1)  # for so small a model more threads mean waiting
     changes = {name: getattr(given, name) for name in ("steps", "dtype") if getattr(given, name) is not None}
     size = Size(**{**asdict(SIZES[given.size]), **changes})
-    of_torch, dtype = operations_of_torch(size), getattr(torch, size.dtype)
-    runs = plan(given.backend, given.replace, given.device, size.dtype)
-    for run in runs:
+    runs, (exact, *others) = plan(given.backend, given.replace, given.device, size.dtype), references(size.dtype)
+    for run in (*runs, exact, *others):
         attempt(run, size, given.device)
-    exact, _ = train(of_torch, size, given.device, torch.float64)
-    others = reordered_curves(size, given.device, dtype)
     for run in runs:
-        run.comparison = compare(run.losses, exact, others) if run.losses else None
+        if run.losses and all(other.losses for other in (exact, *others)):
+            run.comparison = compare(run.losses, exact.losses, [other.losses for other in others])
     print(f"\n{report(runs, exact, size)}")
+    if given.device == "cpu":
+        print("\nOn a CPU kernels are interpreted or emulated: their times say nothing about a GPU.")
     if given.out:
         machine = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
-        found = {"size": asdict(size), "device": machine, "torch": torch.__version__, "exact": exact}
-        found |= {"reordered": others, "runs": [as_json(run, size) for run in runs]}
+        found = {"size": asdict(size), "device": machine, "torch": torch.__version__}
+        found["runs"] = [as_json(run, size) for run in (*runs, exact, *others)]
         given.out.write_text(json.dumps(found, indent=1) + "\n")
     return 0 if all(run.comparison and run.comparison.same for run in runs) else 1
 

@@ -29,14 +29,15 @@ def test_it_writes_curves_and_tokens_per_second(
 ) -> None:
     code, found = written(tmp_path, device, "--replace", "swiglu=triton")
     assert code == 0
-    assert [run["name"] for run in found["runs"]] == ["torch", "swiglu=triton"]
-    assert [run["kernels"]["swiglu"] for run in found["runs"]] == ["torch", "triton"]
-    for run in found["runs"]:
+    of_torch, replaced, exact, *others = found["runs"]
+    assert [run["name"] for run in (of_torch, replaced, exact)] == ["torch", "swiglu=triton", "float64"]
+    assert [run["kernels"]["swiglu"] for run in (of_torch, replaced)] == ["torch", "triton"]
+    assert [len(other["losses"]) for other in others] == [STEPS] * train.REORDERED
+    for run in (of_torch, replaced):
         assert run["comparison"]["same"]
-        assert run["losses"] == pytest.approx(found["exact"], rel=1e-5)
+        assert run["losses"] == pytest.approx(exact["losses"], rel=1e-5)
         assert run["tokens_per_second"] == pytest.approx(train.SIZES["tiny"].tokens / run["seconds"])
-    assert [len(other) for other in found["reordered"]] == [STEPS] * train.REORDERED
-    table = capsys.readouterr().out.partition("\n\n")[2].splitlines()
+    table = capsys.readouterr().out.partition("\n\n")[2].partition("\n\nOn a CPU")[0].splitlines()
     assert [line.split(" | ")[0] for line in table[2:4]] == ["| torch", "| swiglu=triton"]
     assert len(table) == 4 + 1 + 2 + STEPS
 
@@ -51,12 +52,12 @@ def test_wrong_and_failing_kernels_end_no_other_run(
 
     monkeypatch.setattr(backends, "load", load)
     code, found = written(tmp_path, device, "--replace", "swiglu=cuda", "--replace", "swiglu=triton")
-    of_torch, failing, wrong = found["runs"]
+    of_torch, failing, wrong, *_ = found["runs"]
     assert code == 1
     assert of_torch["comparison"]["same"]
     assert failing["error"] == "RuntimeError: no compiler"
     assert failing["losses"] == []
-    assert not failing["comparison"]["same"]
+    assert failing["comparison"] is None
     assert wrong["losses"] == [None] * STEPS
     assert not wrong["comparison"]["same"]
 
@@ -97,3 +98,23 @@ def test_all_backends_are_those_of_the_device() -> None:
     assert on_cpu == {"torch", "triton", "cuda"}
     assert of_floats - on_cpu == {"compile"}
     assert of_halves - of_floats == {"varlen", "compile+varlen"}
+
+
+def test_the_times_are_written_where_a_reference_failed(
+    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = train.train
+
+    def fail_in_float64(operations: Any, size: Any, device: str, dtype: torch.dtype, *rest: Any) -> Any:
+        if dtype == torch.float64:
+            raise torch.OutOfMemoryError("no memory")
+        return right(operations, size, device, dtype, *rest)
+
+    monkeypatch.setattr(train, "train", fail_in_float64)
+    code, found = written(tmp_path, device, "--backend", "torch")
+    assert code == 1
+    of_torch, exact, *_ = found["runs"]
+    assert of_torch["tokens_per_second"] > 0
+    assert of_torch["comparison"] is None
+    assert exact["error"] == "OutOfMemoryError: no memory"
+    assert "not compared" in capsys.readouterr().out
