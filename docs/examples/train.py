@@ -331,14 +331,12 @@ def chance(far: float, runs: int) -> float:
     """
     if runs < 2 or runs % 2:
         raise ValueError(f"runs must be an even number from 2 on, not {runs}")
-    if math.isnan(far):
-        return 0.0
     angle = math.atan2(far, math.sqrt(runs))
     term = total = 1.0
     for k in range(1, runs // 2):
         term *= (2 * k - 1) / (2 * k) * math.cos(angle) ** 2
         total += term
-    return max(0.0, 1 - math.sin(angle) * total)
+    return max(0.0, 1 - math.sin(angle) * total)  # of NaN too
 
 
 # ---- training
