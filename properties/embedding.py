@@ -8,7 +8,6 @@ import torch
 from fourfold.oracles import embedding as oracle
 from hypothesis import strategies as st
 
-from fourfold import backends
 from fourfold.declaration import definition
 from fourfold.inputs.arrays import cotangent, values
 from fourfold.numerics.bounded import Bounded
@@ -114,7 +113,7 @@ def _any_row(vocab: int) -> list[Any]:
     return [None, *sorted({0, vocab - 1})] if vocab else [None]
 
 
-operation = definition.operation(
+@definition.operation(
     table=tensor("vocab dim"),
     ids=tensor("...", dtype=["int64", "int32"], high="vocab"),
     padding_idx=tied(_any_row),
@@ -128,4 +127,8 @@ operation = definition.operation(
     cost=cost,
     workloads=workloads,
     source="torch.nn.functional.embedding",
-)(backends.load("embedding", "torch"))
+    name="embedding",
+)
+def operation(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None = None) -> torch.Tensor:
+    """The rows of a table."""
+    return torch.nn.functional.embedding(ids, table, padding_idx)

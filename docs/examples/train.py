@@ -138,7 +138,7 @@ def operations_of_torch(size: Size) -> dict[str, Any]:
     return {"adam": None, "attention": padded, **{each.__name__: each for each in of_torch}}
 
 
-NAMES = ("add_rms_norm", "attention", "cross_entropy", "embedding", "rms_norm", "rope", "swiglu")
+NAMES = ("adam", "add_rms_norm", "attention", "cross_entropy", "embedding", "rms_norm", "rope", "swiglu")
 
 
 # ---- text

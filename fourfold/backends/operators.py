@@ -166,9 +166,9 @@ class Operator:
 
 
 def _types(declared: str) -> dict[str, str]:
-    """Return the types by name from ``"(Tensor x, float eps)"``."""
+    """Return the types by name from ``"(Tensor(a!) x, float eps)"``, without marks of what is changed."""
     pairs = (part.split() for part in declared.strip("()").split(",") if part.strip())
-    return {name: kind for kind, name in pairs}
+    return {name: kind.partition("(")[0] for kind, name in pairs}
 
 
 def _gradients(take: Callable[..., Any], places: list[int], arguments: int) -> Callable[..., tuple]:
@@ -204,8 +204,8 @@ def define(
     """Register an operator for CPU and CUDA tensors.
 
     Args:
-        schema: in the form that torch.library takes, ``"name(Tensor x, float eps) -> Tensor"``. The operator must
-            not mutate an argument or return a view of one.
+        schema: in the form that torch.library takes, ``"name(Tensor x, float eps) -> Tensor"``. The operator changes
+            only arguments marked as ``Tensor(a!)``, and returns no view of one.
         implementation: runs the kernel.
         fake: returns uninitialised results of the right shape, dtype and device.
         repeats: whether known calls of it may be repeated: see `Operator`.

@@ -72,6 +72,8 @@ class Call:
         self.calls_per_run = 1
         self._implementation, self._names = implementation, operation.differentiable_in(workload.case)
         self.tensors = {name: workload.tensor(name, dtype, device) for name in workload.case.inputs}
+        # What a call changes in place has its former values again before a call whose results are checked.
+        self._former = {name: self.tensors[name].clone() for name in operation.mutates}
         self._parameters = workload.case.parameters
         self._grad_output = workload.tensor("grad_output", dtype, device)
         self._outputs, self._joined = tuple(operation.outputs), operation.joined
@@ -124,6 +126,8 @@ class Call:
         for result in (part for parts in self._last.values() for part in parts):
             if result.untyped_storage().data_ptr() not in shared:
                 result.detach().fill_(torch.nan if result.is_floating_point() else -1)
+        for name, former in self._former.items():
+            self.tensors[name].copy_(former)
         self._last = {}
 
     @property

@@ -13,6 +13,7 @@ from fourfold.checks.history import history_does_not_matter
 from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.outputs import joined
 from fourfold.checks.repeatability import repeats_bit_for_bit
+from fourfold.operations.outputs import READS_BACK, read_back
 from fourfold.operations.record import Operation
 
 from .planted import GRADIENT, OUTPUT, UNWRITTEN, Check, Fault, Implementation
@@ -129,12 +130,18 @@ def errors_dropped(right: Implementation) -> Implementation:
 
 def faults_of(operation: Operation) -> tuple[Fault, ...]:
     """Return the generic faults of an operation, each with the check that must reject it."""
-    right = joined(backends.load(operation.name, "torch"), operation)
+    own = backends.load(operation.name, "torch")
+    right = joined(read_back(own, operation.mutates, ()) if operation.mutates else own, operation)
     name = next(iter((*operation.differentiable, *operation.axes)))
 
     def of(fault: str, make: Callable[[], Implementation], check: Check, says: str) -> Fault:
+        def made() -> Implementation:
+            implementation = make()
+            setattr(implementation, READS_BACK, bool(operation.mutates))
+            return implementation
+
         return Fault(
-            name=f"generic_{fault}", operation=operation.name, make=make, check=check, says=says, right_on=None
+            name=f"generic_{fault}", operation=operation.name, make=made, check=check, says=says, right_on=None
         )
 
     of_gradient = of("gradient_halved", lambda: gradient_halved(right, name), backward_agrees, GRADIENT)

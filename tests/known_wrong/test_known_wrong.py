@@ -42,7 +42,7 @@ from fourfold.numerics.compare import Disagreement, compare, expectation
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure
-from fourfold.operations.outputs import alone
+from fourfold.operations.outputs import READS_BACK, alone, read_back
 from fourfold.operations.record import Operation, Result, reference
 
 from . import published
@@ -92,6 +92,8 @@ def subject(
 ) -> Subject:
     """Return an implementation as a candidate under test. The other operations that laws use are right."""
     record = OPERATIONS[operation] if isinstance(operation, str) else operation
+    if record.mutates and not getattr(implementation, READS_BACK, False):
+        implementation = read_back(implementation, record.mutates, ())
     if output:
         names = tuple(record.outputs)
         record, implementation = record.outputs[output], alone(implementation, names, names.index(output))

@@ -98,6 +98,10 @@ def keeps_the_residual(x: torch.Tensor, residual: torch.Tensor, weight: torch.Te
     return y, residual_out.detach()
 
 
+def adam_without_decay(*tensors: torch.Tensor, **numbers: float) -> Any:
+    return load("adam", "torch")(*tensors, **{**numbers, "weight_decay": 0.0})
+
+
 WRONG: dict[str, Callable[[Operations], Operations]] = {
     **{
         f"gradient of {name} off by a thousandth": lambda right, name=name: {name: gradient_times(1.001, right[name])}
@@ -106,6 +110,7 @@ WRONG: dict[str, Callable[[Operations], Operations]] = {
     "rope is turned on in backward": lambda right: {"rope": turned_on_in_backward},
     "swiglu without the gradient of gate": lambda right: {"swiglu": without_gradient_of_gate},
     "attention to the next token": lambda right: {"attention": sees_the_next_token},
+    "adam without decay": lambda right: {"adam": adam_without_decay},
     "add_rms_norm drops a cotangent": lambda right: {"add_rms_norm": keeps_the_residual},
 }
 

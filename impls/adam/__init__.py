@@ -1,0 +1,1 @@
+"""The operation ``adam`` on every backend."""

@@ -1,0 +1,91 @@
+"""The operator of adam: the same on Triton and CUDA C++ but for the launches."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from fourfold.backends import operators
+
+
+class Factors(NamedTuple):
+    """The numbers of a step, from its parameters in the digits of Python.
+
+    Attributes:
+        kept: what is left of param, ``1 - lr weight_decay``.
+        rate: ``lr / (1 - beta1^step)``.
+        root: ``1 / sqrt(1 - beta2^step)``, by which the root of v is multiplied.
+        eps: added to that product.
+        beta1: what is left of m; grad comes in by ``new1 = 1 - beta1``.
+        new1: see beta1.
+        beta2: what is left of v; the square of grad comes in by ``new2 = 1 - beta2``.
+        new2: see beta2.
+    """
+
+    kept: float
+    rate: float
+    root: float
+    eps: float
+    beta1: float
+    new1: float
+    beta2: float
+    new2: float
+
+
+def factors_of(lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, step: int) -> Factors:
+    """Return the factors of a step."""
+    rate, root = lr / (1 - beta1**step), (1 - beta2**step) ** -0.5
+    return Factors(1 - lr * weight_decay, rate, root, eps, beta1, 1 - beta1, beta2, 1 - beta2)
+
+
+Changed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def register(backend: str, launch: Callable[..., None]) -> Callable[..., Changed]:
+    """Register ``adam_<backend>``.
+
+    Args:
+        backend: part of the operator's name.
+        launch: ``(param, grad, m, v, factors)`` updates param, m and v. All lie alike and without gaps, and are not
+            empty.
+
+    Returns:
+        A function of the tensors and the parameters in order, which returns what it has changed, without gradients.
+    """
+
+    def run(param: torch.Tensor, grad: torch.Tensor, m: torch.Tensor, v: torch.Tensor, *numbers: Any) -> None:
+        if not param.numel():
+            return
+        given = param, grad, m, v
+        strides = torch.empty_like(param).stride()
+        if all(tensor.stride() == strides for tensor in given):
+            launch(*given, factors_of(*numbers))
+            return
+        # Parameters with gaps, or of other strides than their states, are rare enough to be copied.
+        alike = [tensor.contiguous() for tensor in given]
+        launch(*alike, factors_of(*numbers))
+        for tensor, new in zip(given, alike):
+            if tensor is not grad and tensor is not new:
+                tensor.copy_(new)
+
+    schema = (
+        f"adam_{backend}(Tensor(a!) param, Tensor grad, Tensor(b!) m, Tensor(c!) v, float lr, float beta1,"
+        " float beta2, float eps, float weight_decay, int step) -> ()"
+    )
+    operator = operators.define(schema, run, lambda *_: None)
+
+    @torch.no_grad()
+    def call(param: torch.Tensor, grad: torch.Tensor, m: torch.Tensor, v: torch.Tensor, *numbers: Any) -> Changed:
+        # The dispatcher resolves the negative bit of one argument that is changed, and not of several.
+        given = param, grad, m, v
+        if torch.compiler.is_compiling() or not any(tensor.is_neg() for tensor in given):
+            operator(*given, *numbers)
+            return param, m, v
+        values = [tensor.resolve_neg() for tensor in given]
+        operator(*values, *numbers)
+        for tensor, new in zip((param, m, v), (values[0], *values[2:])):
+            if tensor is not new:
+                tensor.copy_(new)
+        return param, m, v
+
+    return call
