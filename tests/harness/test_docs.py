@@ -155,7 +155,7 @@ def check_words(words: list[str], known: set[str]) -> None:
             check_candidate(after)
         elif word in ("--op", "--as"):
             assert after in operations()
-        elif word.startswith("tests/"):
+        elif word.startswith(("tests/", "docs/")):
             assert (ROOT / word).exists()
 
 
@@ -177,7 +177,11 @@ def check_fourfold(words: list[str]) -> None:
             assert word.partition(":")[0] in OF_THE_READER
 
 
-def check_module(words: list[str]) -> None:
+def check_python(words: list[str]) -> None:
+    if words[1] != "-m":
+        module = words[1].removesuffix(".py").replace("/", ".")
+        check_words(words[1:], options_of(help_of(module)))
+        return
     assert (ROOT / (words[2].replace(".", "/") + ".py")).is_file() or (ROOT / words[2].replace(".", "/")).is_dir()
 
 
@@ -196,7 +200,7 @@ CHECKS = {
     "pip": check_pip,
     "pytest": lambda words: check_words(words, options_of(help_of("pytest"))),
     "fourfold": check_fourfold,
-    "python": check_module,
+    "python": check_python,
     ".ci/nightly": check_nightly,
     "ruff": check_tool,
     "mypy": check_tool,

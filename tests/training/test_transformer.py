@@ -1,180 +1,168 @@
-"""A language model trains the same whichever backend computes its operations, on packed sequences of many lengths."""
+"""A language model trains the same whichever backend computes its operations; the model is that of the example."""
 
+import dataclasses
 import functools
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import Any
 
-import curves
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.nn.functional import embedding
+from fourfold.docs.examples import train
 
 from fourfold.backends import BACKENDS, load, unsupported
 
-VOCABULARY = 23
-WIDTH = 32
-HEADS, KV_HEADS, HEAD_SIZE = 4, 2, 8
-HIDDEN = 40
-LAYERS = 2
-LONGEST = 11
-SEQUENCES = 5
-STEPS = 12
-BATCHES_AN_EPOCH = 3
-LEARNING_RATE = 0.5
-IGNORED = -100
-NAMES = ("attention", "cross_entropy", "rms_norm", "rope", "swiglu")
-
-# The implementation of each operation, by its name.
-Operations = Mapping[str, Callable[..., torch.Tensor]]
-
-
-class Transformer(nn.Module):
-    """Grouped heads, rotary positions, gated layers, and norms before each: as Llama has them, but small.
-
-    Args:
-        operations: what computes attention, the loss, norms, rotations and gates. torch multiplies by the weights.
-    """
-
-    def __init__(self, operations: Operations) -> None:
-        super().__init__()
-        self.operations = operations
-        shapes = {"embedding": (VOCABULARY, WIDTH), "last_norm": (WIDTH,), "head": (WIDTH, VOCABULARY)}
-        for layer in range(LAYERS):
-            of_layer = {
-                "norm": (WIDTH,),
-                "q": (WIDTH, HEADS * HEAD_SIZE),
-                "k": (WIDTH, KV_HEADS * HEAD_SIZE),
-                "v": (WIDTH, KV_HEADS * HEAD_SIZE),
-                "out": (HEADS * HEAD_SIZE, WIDTH),
-                "gated_norm": (WIDTH,),
-                "gate": (WIDTH, HIDDEN),
-                "up": (WIDTH, HIDDEN),
-                "down": (HIDDEN, WIDTH),
-            }
-            shapes |= {f"{name}_{layer}": shape for name, shape in of_layer.items()}
-        self.weights = nn.ParameterDict(
-            {
-                name: nn.Parameter(torch.ones(shape) if "norm" in name else torch.randn(shape) / math.sqrt(shape[0]))
-                for name, shape in shapes.items()
-            }
-        )
-
-    def forward(self, tokens: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """The loss of each sequence's next tokens: tokens are ``[total]``, sequence i begins at ``offsets[i]``."""
-        place = torch.arange(len(tokens), device=tokens.device)
-        sequence = torch.searchsorted(offsets, place, right=True) - 1
-        positions = place - offsets[sequence]
-        x = embedding(tokens, self.weights["embedding"])
-        angles = positions.new_tensor(range(LONGEST), dtype=torch.float64)[:, None] / 10 ** torch.arange(
-            HEAD_SIZE // 2, device=tokens.device, dtype=torch.float64
-        )
-        turn = angles.cos().to(x.dtype), angles.sin().to(x.dtype), positions
-        for layer in range(LAYERS):
-            x = x + self._attended(x, layer, offsets, turn)
-            x = x + self._gated(x, layer)
-        logits = self._normalized(x, "last_norm") @ self.weights["head"]
-        is_last = torch.isin(place + 1, offsets)
-        target = tokens.roll(-1).masked_fill(is_last, IGNORED)
-        return self.operations["cross_entropy"](logits, target, IGNORED)
-
-    def _normalized(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return self.operations["rms_norm"](x, self.weights[name])
-
-    def _attended(
-        self, x: torch.Tensor, layer: int, offsets: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    ) -> torch.Tensor:
-        x = self._normalized(x, f"norm_{layer}")
-        q, k, v = ((x @ self.weights[f"{name}_{layer}"]).unflatten(1, (-1, HEAD_SIZE)) for name in ("q", "k", "v"))
-        q, k = (self.operations["rope"](each, *turn) for each in (q, k))
-        found = self.operations["attention"](q, k, v, offsets, offsets, True)
-        return found.flatten(1) @ self.weights[f"out_{layer}"]
-
-    def _gated(self, x: torch.Tensor, layer: int) -> torch.Tensor:
-        x = self._normalized(x, f"gated_norm_{layer}")
-        gate, up = (x @ self.weights[f"{name}_{layer}"] for name in ("gate", "up"))
-        return self.operations["swiglu"](gate, up) @ self.weights[f"down_{layer}"]
+STEPS, FEW = 30, 8
+Operations = dict[str, Any]
 
 
 @functools.cache
-def batches() -> list[list[torch.Tensor]]:
-    """Sequences in which each token follows from the one before, of one token to `LONGEST`."""
-    rng = np.random.default_rng(5)
-    made = []
-    for _ in range(BATCHES_AN_EPOCH):
-        lengths = [1, *rng.integers(2, LONGEST + 1, SEQUENCES - 1)]
-        starts = rng.integers(0, VOCABULARY, SEQUENCES)
-        made.append(
-            [torch.tensor([(start + 5 * i) % VOCABULARY for i in range(n)]) for start, n in zip(starts, lengths)]
-        )
-    return made
+def size(steps: int = STEPS) -> train.Size:
+    return dataclasses.replace(train.SIZES["tiny"], steps=steps)
 
 
-def of(backend: str) -> Operations:
-    """The operations as a backend has them."""
-    return {name: load(name, backend) for name in NAMES}
-
-
-def train(operations: Operations, device: str, dtype: torch.dtype, order: np.ndarray | None = None) -> curves.Training:
-    """`STEPS` steps from the same weights on the same batches.
-
-    An `order` permutes the sequences of each batch: the mathematics stays the same, the rounding changes.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(13)
-        model = Transformer(operations).to(device, dtype)
-
-    def loss_of_step(step: int) -> torch.Tensor:
-        sequences = batches()[step % BATCHES_AN_EPOCH]
-        if order is not None:
-            sequences = [sequences[i] for i in order]
-        offsets = torch.tensor([0] + [len(tokens) for tokens in sequences]).cumsum(0)
-        return model(torch.cat(sequences).to(device), offsets.to(device))
-
-    return curves.train(model, loss_of_step, STEPS, LEARNING_RATE)
+def losses(
+    operations: Operations, device: str, steps: int, dtype: torch.dtype = torch.float32, seed: int | None = None
+) -> list[float]:
+    order = train.identity(size(steps)) if seed is None else train.reordered(size(steps), seed)
+    return train.train(operations, size(steps), device, dtype, order)[0]
 
 
 @functools.cache
-def exact_curve() -> np.ndarray:
+def exact(steps: int) -> list[float]:
     """The curve with negligible rounding: torch in float64, always on the CPU."""
-    return train(of("torch"), "cpu", torch.float64).curve
+    return losses(train.operations_of_torch(size()), "cpu", steps, torch.float64)
 
 
 @functools.cache
-def allowed_deviation(device: str) -> np.ndarray:
-    """How far rounding alone may take a float32 curve: that of one loss is of a sum over tokens of logarithms."""
-
-    def curve(order: np.ndarray | None) -> np.ndarray:
-        return train(of("torch"), device, torch.float32, order).curve
-
-    roundoff = float(np.finfo(np.float32).eps) / 2
-    return curves.allowed_deviation(
-        curve, SEQUENCES, exact_curve(), SEQUENCES * LONGEST * math.log(VOCABULARY) * roundoff
-    )
+def others(steps: int, device: str) -> list[list[float]]:
+    right = train.operations_of_torch(size())
+    return [losses(right, device, steps, seed=seed) for seed in range(train.REORDERED)]
 
 
+def compared(operations: Operations, device: str, steps: int, of: int) -> train.Comparison:
+    """Compare the first steps of a training of float32 with those of one of more steps."""
+    return train.compare(losses(operations, device, steps), exact(of), others(of, device))
+
+
+def backend_of(name: str, backend: str, device: str) -> Any:
+    if reason := unsupported(name, backend, "float32", device):
+        pytest.skip(reason)
+    return load(name, backend)
+
+
+@pytest.mark.parametrize("steps", [FEW, pytest.param(200, marks=pytest.mark.full)])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_loss_curve_is_the_same_with_every_backend(device: str, backend: str) -> None:
-    for operation in NAMES:
-        if reason := unsupported(operation, backend, "float32", device):
-            pytest.skip(reason)
-    curves.assert_the_same(train(of(backend), device, torch.float32), exact_curve(), allowed_deviation(device), backend)
+def test_the_loss_curve_is_the_same_with_every_backend(device: str, backend: str, steps: int) -> None:
+    operations = {name: backend_of(name, backend, device) for name in train.NAMES}
+    found = compared({**train.operations_of_torch(size()), **operations}, device, steps, max(steps, STEPS))
+    assert found.same, found
 
 
-def test_training_lowers_the_loss_far_more_than_rounding_moves_it(device: str) -> None:
-    curves.assert_lowered(exact_curve(), allowed_deviation(device), BATCHES_AN_EPOCH)
+def test_the_loss_curve_of_torch_is_the_same_and_falls(device: str) -> None:
+    found = compared(train.operations_of_torch(size()), device, STEPS, STEPS)
+    assert found.same, found
+    assert sum(exact(STEPS)[-5:]) < sum(exact(STEPS)[:5]) / 2
 
 
-@pytest.mark.full(but=2)
-@pytest.mark.parametrize("operation", NAMES)
-def test_a_gradient_off_by_a_thousandth_shows_in_the_curve(device: str, operation: str) -> None:
-    right = load(operation, "torch")
+def gradient_times(factor: float, right: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the operation with the gradient of its first argument off by a factor."""
 
-    def wrong(x: torch.Tensor, *others: object) -> torch.Tensor:
+    def wrong(x: torch.Tensor, *rest: Any) -> Any:
         x = x.view_as(x)
-        x.register_hook(lambda gradient: gradient * 1.001)
-        return right(x, *others)
+        x.register_hook(lambda gradient: gradient * factor)
+        return right(x, *rest)
 
-    curve = train({**of("torch"), operation: wrong}, device, torch.float32).curve
-    assert np.any(abs(curve - exact_curve()) > allowed_deviation(device))
+    return wrong
+
+
+def turned_on_in_backward(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> Any:
+    """rope with its sign swapped in backward: the cotangent is turned on, not back."""
+    there, back = (train.rope(x, cos, sine, positions) for sine in (sin, -sin))
+    return back + (there - back).detach()
+
+
+def without_gradient_of_gate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return train.swiglu(gate.detach(), up)
+
+
+def sees_the_next_token(q: Any, k: Any, v: Any, q_offsets: Any, *rest: Any) -> torch.Tensor:
+    """attention whose queries see one key more; a sequence's first key is seen by none."""
+    shifted = (x.roll(-1, 0) for x in (k, v))
+    return train.attention(q, *shifted, q_offsets, *rest, longest=size().longest)
+
+
+def keeps_the_residual(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[Any, Any]:
+    """add_rms_norm without the cotangent of the residual that it returns."""
+    y, residual_out = train.add_rms_norm(x, residual, weight)
+    return y, residual_out.detach()
+
+
+def adam_without_decay(*tensors: torch.Tensor, **numbers: float) -> Any:
+    return load("adam", "torch")(*tensors, **{**numbers, "weight_decay": 0.0})
+
+
+WRONG: dict[str, Callable[[Operations], Operations]] = {
+    **{
+        f"gradient of {name} off by a thousandth": lambda right, name=name: {name: gradient_times(1.001, right[name])}
+        for name in ("add_rms_norm", "attention", "rms_norm", "rope", "swiglu")
+    },
+    "rope is turned on in backward": lambda right: {"rope": turned_on_in_backward},
+    "swiglu without the gradient of gate": lambda right: {"swiglu": without_gradient_of_gate},
+    "attention to the next token": lambda right: {"attention": sees_the_next_token},
+    "adam without decay": lambda right: {"adam": adam_without_decay},
+    "add_rms_norm drops a cotangent": lambda right: {"add_rms_norm": keeps_the_residual},
+}
+
+
+@pytest.mark.full(but=4)
+@pytest.mark.parametrize("way", WRONG)
+def test_a_wrong_kernel_shows_in_the_curve(device: str, way: str) -> None:
+    right = train.operations_of_torch(size())
+    found = compared({**right, **WRONG[way](right)}, device, STEPS, STEPS)
+    assert not found.same, found
+
+
+def test_a_factor_of_all_gradients_is_cancelled_by_adam(device: str) -> None:
+    right = train.operations_of_torch(size())
+    scaled = gradient_times(1.001, right["cross_entropy"])
+    assert compared({**right, "cross_entropy": scaled}, device, STEPS, STEPS).same
+
+
+def test_a_reordered_model_computes_the_same_function() -> None:
+    """In float64 it deviates far less than in float32, which has rounding to reorder."""
+    order, still = train.reordered(size(), 3), train.identity(size())
+    assert all((order[axis] != still[axis]).any() for axis in still)
+    curve = losses(train.operations_of_torch(size()), "cpu", STEPS, torch.float64, seed=3)
+    deviations = abs(np.array([curve, *others(STEPS, "cpu")]) - exact(STEPS)).max(axis=1)
+    assert deviations[0] < deviations[1:].min() / 1000
+
+
+def test_batches_are_ragged_packed_and_of_one_shape() -> None:
+    order = train.identity(size())
+    batches = [train.batch_of(size(), step, order) for step in range(STEPS)]
+    counts = [batch.offsets.diff() for batch in batches]
+    assert len({len(each) for each in counts}) == 1
+    assert {int(each.sum()) for each in counts} == {size().tokens}
+    lengths = {int(n) for each in counts for n in each}
+    assert len(lengths) > size().longest / 2
+    assert max(lengths) == size().longest
+    for batch, text in zip(batches, train.texts(size())):
+        assert bytes(batch.tokens.tolist()) == b"".join(each.tobytes() for each in text)
+        last = batch.offsets[1:].unique() - 1
+        assert batch.target[last[last >= 0]].eq(train.IGNORED).all()
+        assert torch.equal(batch.target[batch.target >= 0], batch.tokens[batch.positions > 0])
+
+
+@pytest.mark.parametrize(
+    ("far", "runs", "probability"),
+    [(0.0, 8, 1.0), (2.306, 8, 0.05), (3.355, 8, 0.01), (4.303, 2, 0.05), (2.845, 20, 0.01), (float("nan"), 8, 0.0)],
+)
+def test_the_chance_of_a_distance_is_that_of_students_distribution(far: float, runs: int, probability: float) -> None:
+    assert train.chance(far, runs) == pytest.approx(probability, rel=2e-3)
+
+
+@pytest.mark.parametrize("runs", [0, 7])
+def test_the_chance_needs_an_even_number_of_runs(runs: int) -> None:
+    with pytest.raises(ValueError, match=f"not {runs}"):
+        train.chance(1.0, runs)
