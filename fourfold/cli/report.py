@@ -39,7 +39,8 @@ class NoResult(ValueError):
 
 def command(given: argparse.Namespace) -> int:
     """Write the pages; return 0, or 2 if a file holds no result."""
-    rows, timed = [], {}
+    rows: list[Entry] = []
+    timed: dict[str, list[dict[str, Any]]] = {}
     for number, file in enumerate(given.results):
         name = f"{number:02}-{re.sub(r'[^A-Za-z0-9._-]+', '_', file.stem)[:60]}"
         try:
