@@ -517,6 +517,13 @@ def compilations_that_are_replaced() -> None:
     assert restored
 
 
+@contract("triton.runtime.cache.triton_key")
+def key_of_triton_is_asked_for_by_its_module() -> None:
+    cache = importlib.import_module("triton.runtime.cache")
+    assert "triton_key" in cache.get_cache_key.__code__.co_names
+    assert not inspect.signature(cache.triton_key).parameters
+
+
 @contract("triton._C.libtriton.nvidia.cublas.CublasLt")
 def calls_of_cublas() -> None:
     cublas = triton._C.libtriton.nvidia.cublas
