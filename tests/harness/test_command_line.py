@@ -78,6 +78,11 @@ def test_a_candidate_with_a_wrong_output_is_looked_at_briefly_by_the_other_check
     assert {check["reason"] for check in briefly} == {BRIEFLY if device == "cpu" else NOT_MADE}
     looked = [check for check in others if not check["check"].startswith("errors")]
     assert max(check.get("examples", 0) for check in looked) <= 10
+    # The result is shown with its case once, at the first check; the others that it fails refer to that one.
+    of_one_cause = [check for check in others if check.get("cause") == first["cause"]]
+    assert len(of_one_cause) > 3 or device == "cuda"
+    assert done.stdout.count(f"same cause as {first['test']}: ") == len(of_one_cause)
+    assert not any(f"{check['test']} failed: " in done.stdout for check in of_one_cause)
 
 
 @pytest.mark.full
