@@ -8,7 +8,7 @@ from fourfold.candidates.frames import FRAMES_ELSEWHERE
 from fourfold.checks.search import Search, Subject
 from fourfold.numerics.compare import Agreement
 from fourfold.operations.case import Case
-from fourfold.operations.outcomes import Failure, Unsupported
+from fourfold.operations.outcomes import Exclusion, Failure, Unsupported
 
 # The most elements of a named example.
 MOST_ELEMENTS = 4096
@@ -40,10 +40,10 @@ def compiler_accepts(subject: Subject, search: Search) -> None:
         search.seeks_claims = False
         raise _failure(subject, found.refused)
     if found.unknown and not found.accepted:
-        raise Unsupported(f"cannot judge: Triton's compiler was not heard: {found.unknown[0]}")
+        raise Unsupported(f"cannot judge: Triton's compiler was not heard: {found.unknown[0]}", Exclusion.NO_COMPILER)
     search.remarks += [f"Triton's compiler was not heard of a kernel: {each}" for each in found.unknown]
     if not found.accepted:
-        raise Unsupported("it launches no Triton kernel")
+        raise Unsupported("it launches no Triton kernel", Exclusion.NO_COMPILER)
 
 
 def _failure(subject: Subject, refused: list[front_end.CompilerRefusal]) -> Failure:

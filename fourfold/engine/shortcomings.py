@@ -12,7 +12,8 @@ _VERIFIED = (Status.PASSED, Status.FAILED)
 # The exclusions of a whole cell.
 _NEVER = (Exclusion.CELL, Exclusion.DTYPE)
 # The report shows what a candidate refuses or does not claim, but that is no shortcoming.
-_ACCEPTED = (*_VERIFIED, Exclusion.FORWARD_ONLY, Exclusion.UNCLAIMED, Exclusion.DTYPE, Status.REFUSED)
+_EXCUSED = (Exclusion.FORWARD_ONLY, Exclusion.UNCLAIMED, Exclusion.NO_COMPILER, Exclusion.DTYPE)
+_ACCEPTED = (*_VERIFIED, *_EXCUSED, Status.REFUSED)
 # The number of names in a line.
 SHOWN = 8
 

@@ -42,6 +42,7 @@ class Exclusion(StrEnum):
     FORWARD_ONLY = "forward only"  # the implementation's output has no gradient where its inputs do
     NO_GRADIENTS = "no gradients"  # the operation has none
     CELL = "cell"  # nothing of this dtype and backend can run here
+    NO_COMPILER = "no compiler"  # Triton's compiler has nothing to say about the implementation
     DTYPE = "dtype"  # the implementation's claims exclude this dtype
 
 

@@ -26,6 +26,13 @@ def _add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor,
     return F.rms_norm(residual_out, x.shape[-1:], weight, eps), residual_out
 
 
+def _add_layer_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
+) -> Any:
+    h = x + residual
+    return F.layer_norm(h, x.shape[-1:], weight, bias, eps), h
+
+
 def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_slope: float = 0.01) -> torch.Tensor:
     """Call cuBLAS (on a GPU), then a separate kernel for the activation."""
     product = a @ b
@@ -85,6 +92,7 @@ LIBRARIES: Mapping[str, Function] = {
     "layer_norm": lambda x, weight, bias, eps=1e-5: F.layer_norm(x, x.shape[-1:], weight, bias, eps),
     "rms_norm": lambda x, weight, eps=1e-6: F.rms_norm(x, x.shape[-1:], weight, eps),
     "add_rms_norm": _add_rms_norm,
+    "add_layer_norm": _add_layer_norm,
     "cross_entropy": lambda logits, target, **parameters: F.cross_entropy(logits, target, **parameters),
     "embedding": lambda table, ids, padding_idx=None: F.embedding(ids, table, padding_idx),
     "matmul": matmul,

@@ -29,4 +29,7 @@ def embedding(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None = 
     known = (ids >= 0) & (ids < table.shape[0])
     # A row more for ids that are out of range: even an empty table has it.
     rows = torch.cat((table.to(wide), table.new_full((1, table.shape[1]), torch.nan, dtype=wide)))
-    return torch.nn.functional.embedding(torch.where(known, ids, table.shape[0]), rows, padding_idx).to(table.dtype)
+    places = torch.where(known, ids, table.shape[0])
+    if not table.shape[1]:  # the gradient of torch's embedding reads out of bounds on a GPU
+        return rows[places].to(table.dtype)
+    return torch.nn.functional.embedding(places, rows, padding_idx).to(table.dtype)

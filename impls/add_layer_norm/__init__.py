@@ -1,0 +1,1 @@
+"""The operation ``add_layer_norm`` on every backend."""
