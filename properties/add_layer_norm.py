@@ -8,22 +8,25 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from fourfold.oracles import add_layer_norm as oracle
 from hypothesis import strategies as st
 
-from fourfold.declaration import definition
-from fourfold.inputs.arrays import cotangent, values
+from fourfold.declaration.library import Declared
 from fourfold.numerics.bounded import Bounded, stored, unspecified_where
 from fourfold.numerics.dtypes import DType
-from fourfold.operations.arguments import positive, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Relation
 from fourfold.operations.workloads import Make, tiled, whole
 
 from . import layer_norm
-from .add_rms_norm import admissible, joint, nothing_is_added_to_nothing, of_both_cotangents
+from .add_rms_norm import (
+    admissible,
+    joint,
+    next_to_ties,
+    nothing_is_added_to_nothing,
+    of_both_cotangents,
+    with_cotangents,
+)
 
 INPUTS = ("x", "residual", "weight", "bias")
 
@@ -33,6 +36,11 @@ INPUTS = ("x", "residual", "weight", "bias")
 def of_y(**arguments: Any) -> Any:
     """The norm of the sum, which may be rounded."""
     return oracle.forward(**arguments, stored=stored, norm=layer_norm.forward)[0]
+
+
+def of_h(x: Any, residual: Any, **others: Any) -> Any:
+    """The sum, rounded once."""
+    return x + residual
 
 
 def of_both(**arguments: Any) -> Any:
@@ -75,16 +83,34 @@ def smooth(draw: st.DrawFn, dtype: DType) -> Case:
     return replace(case, inputs=inputs)
 
 
-def rows(*shape: int, **layouts: str) -> Callable[[DType], Case]:
-    """A named case of random rows."""
+ADD_LAYER_NORM = Declared("add_layer_norm", ("y", "h"))
+rows = ADD_LAYER_NORM.example
 
-    def make(dtype: DType) -> Case:
-        rng = np.random.default_rng(59)
-        shapes = zip(INPUTS, (shape, shape, shape[-1:], shape[-1:]))
-        inputs = {name: values(rng, of, dtype, "normal") for name, of in shapes}
-        return Case(inputs, cotangent(rng, shape, dtype), {"eps": 1e-5}, layouts)
 
-    return make
+def pair(make: Callable[[np.random.Generator, DType], Any]) -> Callable[[DType], Case]:
+    """A named case of a given x and residual."""
+    return rows(
+        x=lambda rng, dtype: make(np.random.default_rng(53), dtype)[0],
+        residual=lambda rng, dtype: make(np.random.default_rng(53), dtype)[1],
+    )
+
+
+examples: Mapping[str, Callable[[DType], Case]] = {
+    "residual_lies_otherwise": rows(33, cols=65, x="transposed", residual="misaligned"),
+    "sums_next_to_ties": pair(next_to_ties),
+    "sums_are_far_smaller": pair(lambda rng, dtype: (x := rng.normal(0, 2, (3, 24)), -x * (1 + 2.0**-7))),
+    "sums_are_not_finite": pair(
+        lambda rng, dtype: (
+            [[np.inf, 0.0, 1.0], [np.inf, 1.0, 2.0], [1.0, 2.0, np.nan], [1.0, 2.0, 3.0]],
+            [[1.0, 0.0, 1.0], [-np.inf, 1.0, 2.0], [1.0, 2.0, 3.0], [0.5, -np.inf, 1.0]],
+        )
+    ),
+    "many_rows": rows(300, cols=16),
+    "longer_than_registers": rows(1, cols=8200),
+}
+# Of the sum alone, and of both cotangents at once: other sizes and numbers are those of y.
+OF_H = ("no_rows", "no_cols", "without_leading_axes", "all_transposed", *list(examples)[:4])
+OF_BOTH = ("no_rows", "no_cols", "without_leading_axes", "all_sliced_columns", "all_misaligned", *list(examples)[2:])
 
 
 # ---- laws
@@ -110,11 +136,6 @@ def y_is_the_norm_of_the_sum(evaluate: Evaluate, case: Case, dtype: DType) -> It
 
 # ---- the record
 
-EPS = positive(*layer_norm.EPS)
-ARGUMENTS = Arguments(
-    x=tensor("... cols"), residual=tensor("... cols"), weight=tensor("cols"), bias=tensor("cols"), eps=EPS
-)
-
 
 def cost(case: Case) -> tuple[Cost, Cost]:
     """Forward reads all inputs and writes both outputs; backward reads both cotangents and the sum."""
@@ -124,7 +145,7 @@ def cost(case: Case) -> tuple[Cost, Cost]:
 
 def _workloads(cotangents: Callable[[Any], Any]) -> Mapping[str, Mapping[str, Make]]:
     def of(*shape: int) -> Callable[[DType], Case]:
-        return cotangents(rows(*shape))
+        return cotangents(rows(*shape[:-1], cols=shape[-1]))
 
     return {
         "cpu": {"small": whole(of(32, 256)), "ragged": whole(of(17, 1001))},
@@ -136,52 +157,37 @@ def _workloads(cotangents: Callable[[Any], Any]) -> Mapping[str, Mapping[str, Ma
     }
 
 
-@definition.operation(
-    x=tensor("... cols"),
-    residual=tensor("... cols"),
-    weight=tensor("cols"),
-    bias=tensor("cols"),
-    eps=EPS,
-    returns={"y": None, "h": None},
-    batched={"x": 1, "residual": 1},
-    errors=ARGUMENTS.errors,
-    source="Ba, Kiros, Hinton, Layer Normalization, 2016",
+_y = ADD_LAYER_NORM.operation(
+    oracle,
+    name="add_layer_norm.y",
+    forward=of_y,
+    backward=backward_of_y,
+    examples=examples,
+    smooth=smooth,
+    laws=(the_summands_may_change_places, y_is_the_norm_of_the_sum),
+    cost=cost,
+    workloads=_workloads(lambda make: make),
 )
-def add_layer_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """y and h."""
-    h = x + residual
-    centred = h - h.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * weight + bias, h
-
-
-ALONE: dict[str, Any] = {"smooth": smooth, "cost": cost, "workloads": _workloads(lambda make: make)}
-_h = add_layer_norm.outputs["h"]
+_h = replace(
+    _y,
+    name="add_layer_norm.h",
+    forward=of_h,
+    backward=backward_of_h,
+    differentiable=INPUTS[:2],
+    examples={name: _y.examples[name] for name in OF_H},
+    laws=(the_summands_may_change_places, nothing_is_added_to_nothing),
+)
 operation = replace(
-    add_layer_norm,
+    _y,
+    name="add_layer_norm",
     forward=of_both,
     backward=backward_of_both,
-    batched={},
+    cases=joint(_y.cases),
     smooth=joint(smooth),
-    cost=cost,
+    laws=(),  # each output has its own
+    examples={name: of_both_cotangents(_y.examples[name]) for name in OF_BOTH},
     workloads=_workloads(of_both_cotangents),
+    sized=with_cotangents(_y.sized),
+    outputs={"y": _y, "h": _h},
     admissible=admissible,
-    outputs={
-        "y": replace(
-            add_layer_norm.outputs["y"],
-            forward=of_y,
-            backward=backward_of_y,
-            laws=(the_summands_may_change_places, y_is_the_norm_of_the_sum),
-            **ALONE,
-        ),
-        "h": replace(
-            _h,
-            forward=lambda x, residual, **others: x + residual,
-            backward=backward_of_h,
-            differentiable=INPUTS[:2],
-            laws=(the_summands_may_change_places, nothing_is_added_to_nothing),
-            **ALONE,
-        ),
-    },
 )

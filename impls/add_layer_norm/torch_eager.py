@@ -2,10 +2,19 @@
 
 import torch
 
+from fourfold.backends.signature import positive, signature, tensor
+
 from ..layer_norm.torch_eager import layer_norm
-from .arguments import check_add_layer_norm
+from ..rms_norm.torch_eager import PARAMETER_KINDS, ROW_KINDS
 
 
+@signature(
+    x=tensor("... cols", kind=ROW_KINDS),
+    residual=tensor("... cols", kind=ROW_KINDS),
+    weight=tensor("cols", kind=PARAMETER_KINDS, special=False),
+    bias=tensor("cols", kind=PARAMETER_KINDS),
+    eps=positive(1e-5, 1e-12, 1e-3, 0.25),
+)
 def add_layer_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,6 +41,5 @@ def add_layer_norm(
 
     Source: Ba, Kiros, Hinton, Layer Normalization, 2016.
     """
-    check_add_layer_norm(x, residual, weight, bias, eps)
     h = x + residual
     return layer_norm(h, weight, bias, eps), h

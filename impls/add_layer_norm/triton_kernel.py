@@ -2,18 +2,20 @@
 
 import torch
 
+from fourfold.backends.signature import signature_of
+
 from ..layer_norm.triton_kernel import _backward, _forward
 from ..vector_add.triton_kernel import vector_add
-from .arguments import check_add_layer_norm
 from .operators import register
+from .torch_eager import add_layer_norm as definition
 
 add_layer_norm_operator = register("triton", vector_add, _forward, _backward)
 
 
+@signature_of(definition).checked
 def add_layer_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """h = x + residual, and its norm: see `fourfold.impls.add_layer_norm.torch_eager.add_layer_norm`."""
-    check_add_layer_norm(x, residual, weight, bias, eps)
     y, h, _, _ = add_layer_norm_operator(x, residual, weight, bias, eps)
     return y, h

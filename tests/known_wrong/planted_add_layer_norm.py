@@ -13,7 +13,7 @@ from .planted import Fault
 # fmt: off
 GITHUB = "https://github.com"
 SUM, Y, H = "h = x + residual\n    return layer_norm(h => h = x +", {"output": "y"}, {"output": "h"}
-SHORT = {"right_on": rows(2, 24)}
+SHORT = {"right_on": rows(2, cols=24)}
 BACKWARD, OF_BOTH = "        backward(*gradients, Needs =>", {"check": of_all(backward_agrees)}
 
 
