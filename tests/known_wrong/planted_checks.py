@@ -15,6 +15,7 @@ from fourfold.properties import softmax as softmax_properties
 from fourfold.backends.signature import signature_of
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.batches import many_samples_are_alike, the_batch_does_not_matter
+from fourfold.checks.compiler import compiler_accepts
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.history import history_does_not_matter, late_inputs_are_waited_for
 from fourfold.checks.offsets import offsets_may_pass_32_bits
@@ -197,6 +198,7 @@ WRITTEN, CHANGED = (
     "after other values were written into its inputs: ",
     "of the call on new tensors was changed by the call",
 )
+COMPILER: dict[str, Any] = {"check": compiler_accepts, "says": "Triton's compiler refuses", "only_on": "cpu"}
 GIOU = {"says": r"with axis \d of boxes[12] 2.31 elements long: output", "right_on": one_pair}
 batch, history, late = the_batch_does_not_matter, history_does_not_matter, late_inputs_are_waited_for
 FAULTS = (
@@ -213,6 +215,7 @@ FAULTS = (
         lambda: softmax(backward=lambda grad, y: gradient(grad.clamp(-1e30, 1e30), y)), **TWO, **PLAIN,
     ),
     _fault("output_kept_unguarded", backward_is_of_the_call, "after the output was", lambda: softmax(guarded=False)),
+    Edits("vector_add", "triton")("lambda_in_a_kernel", "return x + y => return (lambda u: u)(x) + y", **COMPILER),
     Edits("giou", "triton")("triton_offsets_in_32_bits", OFFSETS_OF_ROWS, check=offsets_may_pass_32_bits, **GIOU),
     *(
         _fault(
