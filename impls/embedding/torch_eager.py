@@ -30,6 +30,10 @@ def embedding(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None = 
     # A row more for ids that are out of range: even an empty table has it.
     rows = torch.cat((table.to(wide), table.new_full((1, table.shape[1]), torch.nan, dtype=wide)))
     places = torch.where(known, ids, table.shape[0])
-    if not table.shape[1]:  # the gradient of torch's embedding reads out of bounds on a GPU
-        return rows[places].to(table.dtype)
+    if table.is_cuda:
+        # torch's embedding adds the gradient in any order there, and reads out of bounds if rows have no columns.
+        output = rows[places]
+        if padding_idx is not None:
+            output = torch.where((places == padding_idx).unsqueeze(-1), output.detach(), output)
+        return output.to(table.dtype)
     return torch.nn.functional.embedding(places, rows, padding_idx).to(table.dtype)

@@ -247,7 +247,9 @@ def test_candidate_with_gradients_passes_every_check_and_its_verdict_says_so(tmp
     done, verdict = verify(tmp_path, f"--candidate=vector_add={CANDIDATES / 'well.py'}:Sum", f"--device={device}")
     assert done.returncode == pytest.ExitCode.OK, done.stdout
     assert verdict["passed"]
-    assert verdict["counts"] == {"passed": len(verdict["checks"]), "failed": 0, "unsupported": 0}
+    others = [check["check"] for check in verdict["checks"] if check["outcome"] != "passed"]
+    assert others == ["compiler: the compiler accepts the kernels"] * (device == "cpu")  # it has no Triton kernel
+    assert verdict["counts"]["failed"] == 0
     checks = {check["check"]: check for check in verdict["checks"]}
     laws = {f"laws: {law.__name__.replace('_', ' ')}" for law in operations()["vector_add"].laws}
     assert set(checks) > {"forward: output agrees with the oracle", "backward: gradients agree with the oracle"} | laws
