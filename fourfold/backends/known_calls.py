@@ -137,7 +137,7 @@ def recorder() -> CallRecorder | None:
     return getattr(_thread, "recorder", None)
 
 
-def known_again(
+def remember_calls(
     implementation: Callable[..., Any], tensors: Sequence[int], usable: Callable[[], bool]
 ) -> Callable[..., Any]:
     """Return the function to call in place of an operator's implementation.

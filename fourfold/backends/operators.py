@@ -222,7 +222,7 @@ def define(
     kinds = [_TAKEN[kind] for kind in _types(arguments).values()]
     tensors = tuple(place for place, kind in enumerate(kinds) if kind[0] is torch.Tensor)
     if repeats:
-        implementation = known_calls.known_again(implementation, tensors, tuning.nothing_forced)
+        implementation = known_calls.remember_calls(implementation, tensors, tuning.nothing_forced)
     _launches[operator] = _Launch(implementation, frozenset(itertools.product(*kinds)), tensors)
     return operator
 

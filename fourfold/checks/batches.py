@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from fourfold.checks.grades import graded
-from fourfold.checks.results import compare_results, describe, expected_results, given_tensors, named_results
+from fourfold.checks.results import case_tensors, compare_results, describe, expected_results, named_results
 from fourfold.checks.search import Search, Subject, need
 from fourfold.instruments.gpu_memory_lock import room
 from fourfold.numerics.bounded import Bounded, OneOf
@@ -122,7 +122,7 @@ def many_samples_are_alike(subject: Subject, search: Search, samples: int = 0, r
             need(case.grad_output.size >= count * LEAST_OF_A_SAMPLE)
         case = replace(case, layouts={})
         repetitions = 1 + max(samples // count, results // case.grad_output.size)
-        given = given_tensors(subject, case)
+        given = case_tensors(subject, case)
         repeated = {*operation.batched, "grad_output"}
         needed = sum(t.nbytes for name, t in given.items() if name in repeated) * 4 * repetitions
 

@@ -237,21 +237,21 @@ def fallback_of(operation: Operation) -> Check:
     """Return the check that torch computes nothing, for an operation."""
     if not operation.outputs:
         return FALLBACK
-    return replace(FALLBACK, run=outputs.of_one(FALLBACK.run, next(iter(operation.outputs))))
+    return replace(FALLBACK, run=outputs.check_of_output(FALLBACK.run, next(iter(operation.outputs))))
 
 
 def _of_outputs(operation: Operation, device: str, claims: Claims) -> Iterator[Check]:
     for name, of in operation.outputs.items():
         for check in checks_of(of, device, claims):
             if check is not BAD_INPUT and name in outputs_for(check, operation):
-                yield replace(check, name=f"{check.name}{OF}{name}", run=outputs.of_one(check.run, name))
+                yield replace(check, name=f"{check.name}{OF}{name}", run=outputs.check_of_output(check.run, name))
     if claims.gradients and ALL in outputs_for(BACKWARD, operation):
-        yield replace(BACKWARD, name=f"{BACKWARD.name} of {ALL}", run=outputs.of_all(BACKWARD.run))
+        yield replace(BACKWARD, name=f"{BACKWARD.name} of {ALL}", run=outputs.check_of_joined_outputs(BACKWARD.run))
     if TOGETHER.concerns(operation):
         yield TOGETHER
     (first,) = outputs_for(BAD_INPUT, operation)
     if operation.outputs[first].errors:
-        yield replace(BAD_INPUT, run=outputs.of_one(BAD_INPUT.run, first))
+        yield replace(BAD_INPUT, run=outputs.check_of_output(BAD_INPUT.run, first))
 
 
 def outputs_for(check: Check | None, operation: Operation) -> list[str]:

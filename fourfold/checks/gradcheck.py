@@ -10,7 +10,7 @@ import torch
 from torch.autograd.gradcheck import GradcheckError
 
 from fourfold.checks.search import OUTPUT, Search, Subject
-from fourfold.instruments.evaluation import by_the_implementation
+from fourfold.instruments.evaluation import blame_implementation
 from fourfold.numerics.compare import Agreement
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure, Unsupported
@@ -72,14 +72,14 @@ def gradcheck(subject: Subject, search: Search) -> None:
         search.saw(Agreement(0.0, weights.numel(), 0))
 
     search.for_all(f"gradcheck {subject}", subject.operation.smooth(subject.dtype), body)
-    search.must_have_seen_something(subject, "gradcheck")
+    search.require_evidence(subject, "gradcheck")
 
 
 def _differentiated(
     subject: Subject, function: Callable[..., torch.Tensor | None], points: list[torch.Tensor], what: str, fast: bool
 ) -> None:
     try:
-        with by_the_implementation():
+        with blame_implementation():
             torch.autograd.gradcheck(function, points, fast_mode=fast)
     except GradcheckError as error:
         raise Failure(f"{subject}: {what}: {error}", OUTPUT) from error

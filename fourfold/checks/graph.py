@@ -8,7 +8,7 @@ import torch
 from fourfold.checks.grades import graded
 from fourfold.checks.results import compare_results, expected_gradients
 from fourfold.checks.search import Search, Subject, need
-from fourfold.instruments.evaluation import by_the_implementation, gradients_of
+from fourfold.instruments.evaluation import blame_implementation, gradients_of
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure
 
@@ -32,7 +32,7 @@ def _accumulated(
     output: torch.Tensor, leaves: list[torch.Tensor], grad_output: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """Return the gradients that `backward` accumulates in the leaves' `grad`."""
-    with by_the_implementation():
+    with blame_implementation():
         output.backward(grad_output)
     return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves)
 

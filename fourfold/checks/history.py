@@ -9,9 +9,9 @@ import torch
 
 from fourfold.checks.grades import graded
 from fourfold.checks.results import (
+    case_tensors,
     compare_results,
     expected_results,
-    given_tensors,
     named_results,
     require_same_bits,
     storage_of,
@@ -160,7 +160,7 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
         need(tells_apart(subject, expected_of_other, expected))
         for gradients in (False, True)[: 1 + subject.differentiable]:
             history = _History(subject, case.parameters, gradients)
-            given, values = given_tensors(subject, case), given_tensors(subject, other)
+            given, values = case_tensors(subject, case), case_tensors(subject, other)
             need(_lie_alike(given, values))
             first = history.call("on new tensors", given, expected)
             for name, tensor in given.items():
@@ -168,7 +168,7 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
             history.call("after other values were written into its inputs", given, expected_of_other)
             history.overwrite_last()
             history.call("after its last results were overwritten", given, expected_of_other)
-            values = given_tensors(subject, case)
+            values = case_tensors(subject, case)
             for name, tensor in given.items():
                 _write(tensor, values[name])
             views = {name: tensor.detach() for name, tensor in given.items()}
@@ -176,7 +176,7 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
             for tensor in given.values():
                 _once(tensor.data).zero_()
             when = "on the values of an earlier call at another place"
-            again = history.call(when, given_tensors(subject, case), expected)
+            again = history.call(when, case_tensors(subject, case), expected)
             if subject.claims.deterministic:
                 require_same_bits(subject, again, first, given, f"{when}: ")
         search.saw(*(Agreement(0.0, result.value.size, 0) for result in expected.values()))
@@ -195,7 +195,7 @@ def late_inputs_are_waited_for(subject: Subject, search: Search) -> None:
         other = changed(subject, case)
         expected, names = expected_results(subject, case), subject.operation.differentiable_in(case)
         need(tells_apart(subject, expected, expected_results(subject, other)))
-        given, values = given_tensors(subject, other), given_tensors(subject, case)
+        given, values = case_tensors(subject, other), case_tensors(subject, case)
         need(_lie_alike(given, values))
         for name in names if subject.differentiable else ():
             given[name].requires_grad_()

@@ -7,11 +7,11 @@ import torch
 from fourfold.checks.grades import graded
 from fourfold.checks.history import changed, tells_apart
 from fourfold.checks.results import (
+    case_tensors,
     compare_results,
     describe,
     expected_gradients,
     expected_results,
-    given_tensors,
     named_results,
 )
 from fourfold.checks.search import Search, Subject, need
@@ -33,7 +33,7 @@ class _Call:
     def __init__(self, subject: Subject, case: Case, name: str) -> None:
         self.subject, self.name = subject, name
         self.expected: dict[str, Bounded] = expected_results(subject, case)
-        given = given_tensors(subject, case)
+        given = case_tensors(subject, case)
         self.cotangent = given["grad_output"]
         self.inputs = {name: tensor for name, tensor in given.items() if name != "grad_output"}
         self.names = subject.operation.differentiable_in(case)

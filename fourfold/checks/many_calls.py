@@ -174,7 +174,7 @@ def each_of_many_calls_is_alike(subject: Subject, search: Search) -> None:
         for name, case, other in found:
             if search.one(name, case, functools.partial(_call_many_times, subject, search, other)):
                 break
-    search.must_have_seen_something(subject, "many calls")
+    search.require_evidence(subject, "many calls")
 
 
 def _call_many_times(subject: Subject, search: Search, other: Case, case: Case) -> None:

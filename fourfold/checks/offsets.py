@@ -3,7 +3,7 @@
 import torch
 
 from fourfold.checks.grades import graded
-from fourfold.checks.results import compare_results, expected_results, given_tensors, named_results
+from fourfold.checks.results import case_tensors, compare_results, expected_results, named_results
 from fourfold.checks.search import Search, Subject, need
 from fourfold.instruments import sparse_memory
 from fourfold.instruments.gpu_memory_lock import room
@@ -26,7 +26,7 @@ def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
         raise Unsupported(subject.offsets_in_32_bits)
 
     def body(case: Case) -> None:
-        given = given_tensors(subject, case)
+        given = case_tensors(subject, case)
         places = [(name, axis) for name, tensor in given.items() for axis in sparse_memory.axes(tensor)]
         need(places)
         expected, agreements = expected_results(subject, case), []

@@ -15,30 +15,30 @@ from fourfold.candidates.integrity.escapes import held
 from fourfold.checks.results import describe, named_gradients
 from fourfold.checks.search import Search, Subject
 from fourfold.instruments.evaluation import gradients_of
-from fourfold.instruments.tampering import random_state_kept
+from fourfold.instruments.tampering import preserve_random_state
 from fourfold.numerics.compare import Agreement
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 from fourfold.operations.not_reached import NotReached
 from fourfold.operations.outcomes import Failure
-from fourfold.operations.outputs import alone, in_a_row, outputs_of
+from fourfold.operations.outputs import alone, concatenate_outputs, outputs_of
 from fourfold.operations.record import Operation
 from fourfold.operations.refusals import OutOfTime
 
 Run = Callable[[Subject, Search], None]
 
 
-def of_one(run: Run, name: str) -> Run:
+def check_of_output(run: Run, name: str) -> Run:
     """Return a check of one output of a subject that has several."""
 
     @functools.wraps(run)
     def checked(subject: Subject, search: Search) -> None:
-        run(of_output(subject, name), search)
+        run(select_output(subject, name), search)
 
     return checked
 
 
-def of_output(subject: Subject, name: str) -> Subject:
+def select_output(subject: Subject, name: str) -> Subject:
     """Return the subject reduced to one of its outputs."""
     names = tuple(subject.operation.outputs)
     implementation = _kept(alone, subject.implementation, names, names.index(name))
@@ -69,7 +69,7 @@ def outputs_fit(subject: Subject, search: Search) -> None:
         found = dict(zip(names, outputs_of(subject.call(**tensors, **case.parameters), names)))
         results = {name: output.detach() for name, output in found.items()}
         if wanted:
-            joined = in_a_row(lambda: tuple(found.values()), names, operation.joined, dtype.torch)()
+            joined = concatenate_outputs(lambda: tuple(found.values()), names, operation.joined, dtype.torch)()
             cotangent = case.tensor("grad_output", dtype, subject.device)
             gradients = gradients_of(joined, [tensors[name] for name in wanted], cotangent)
             results |= named_gradients(dict(zip(wanted, gradients)))
@@ -81,7 +81,7 @@ def outputs_fit(subject: Subject, search: Search) -> None:
     search.cases(subject, "outputs together", body)
 
 
-def of_all(run: Run) -> Run:
+def check_of_joined_outputs(run: Run) -> Run:
     """Return a check of all outputs that have gradients, joined into one output."""
 
     @functools.wraps(run)
@@ -94,7 +94,7 @@ def of_all(run: Run) -> Run:
 def joined(function: Callable[..., Any], operation: Operation) -> Callable[..., torch.Tensor]:
     """Return an implementation that joins its outputs in a row; the function itself if it has one output."""
     names = tuple(operation.outputs)
-    return in_a_row(function, names, operation.joined) if names else function
+    return concatenate_outputs(function, names, operation.joined) if names else function
 
 
 def together(subject: Subject) -> Subject:
@@ -103,7 +103,7 @@ def together(subject: Subject) -> Subject:
     if not outputs:
         return subject
     implementation = _kept(
-        in_a_row, subject.implementation, tuple(outputs), subject.operation.joined, subject.dtype.torch
+        concatenate_outputs, subject.implementation, tuple(outputs), subject.operation.joined, subject.dtype.torch
     )
     return replace(subject, implementation=implementation)
 
@@ -142,7 +142,7 @@ def requires_gradient(
         for name in names:
             tensors[name].requires_grad_()
         try:
-            with held(), random_state_kept():
+            with held(), preserve_random_state():
                 output = implementation(**tensors, **case.parameters)
                 return any(each.requires_grad for each in (output if isinstance(output, tuple | list) else [output]))
         except OutOfTime:

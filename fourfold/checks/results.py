@@ -105,7 +105,7 @@ def require_same_bits(
             raise Failure(f"{subject}: {when}{name} {problem}\nwith {describe(tensors)}", name)
 
 
-def given_tensors(subject: Subject, case: Case) -> dict[str, torch.Tensor]:
+def case_tensors(subject: Subject, case: Case) -> dict[str, torch.Tensor]:
     """Return the inputs of a case and its "grad_output", by name."""
     grad_output = {"grad_output": case.tensor("grad_output", subject.dtype, subject.device)}
     return case.tensors(subject.dtype, subject.device) | grad_output

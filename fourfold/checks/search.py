@@ -28,10 +28,10 @@ from fourfold.compat.hypothesis_internals import shrinking_at_most
 from fourfold.inputs.combinations import combined
 from fourfold.inputs.large_cases import LargeCases
 from fourfold.inputs.special_values import cases_with_special_values
-from fourfold.instruments.evaluation import by_the_implementation, evaluate_tensors
+from fourfold.instruments.evaluation import blame_implementation, evaluate_tensors
 from fourfold.instruments.gpu_memory_lock import wait_for_others
 from fourfold.instruments.sparse_memory import others_hold_the_memory
-from fourfold.instruments.tampering import random_state_kept
+from fourfold.instruments.tampering import preserve_random_state
 from fourfold.numerics.compare import Agreement
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.blame import Blame, marked
@@ -121,7 +121,7 @@ def draws(strategy: st.SearchStrategy[Example], count: int, seed: int) -> list[E
         drawn.append(example)
 
     if count:
-        with random_state_kept():
+        with preserve_random_state():
             keep()
     return drawn
 
@@ -218,7 +218,7 @@ class Subject:
 
     def call(self, **arguments: Any) -> torch.Tensor:
         """Call the implementation, and mark its exceptions as its own."""
-        with by_the_implementation():
+        with blame_implementation():
             return self.implementation(**arguments)
 
     def evaluate(
@@ -562,7 +562,7 @@ class Search:
                 examples *= 2
                 self._shrunk(functools.partial(among, most, shrink=False), among, most, 0)
         if not self.brief:
-            self.must_have_seen_something(subject, check)
+            self.require_evidence(subject, check)
 
     def _run_given(self, subject: Subject, check: str, case: Case, body: Callable[[Case], None]) -> None:
         """Run `body` on the given case; on failure search for a smaller case like it that fails."""
@@ -581,7 +581,7 @@ class Search:
                 raise smaller from None
             raise
         if not self.substantial and self._passed_over():
-            self.must_have_seen_something(subject, check)
+            self.require_evidence(subject, check)
 
     def _shrunk(self, run: Callable[[], None], among: Callable[..., None], most: int, few: int) -> None:
         """Run `run`. If a case of more than `few` elements fails, search `among` cases for a small one that fails."""
@@ -632,7 +632,7 @@ class Search:
         for combination in combined(subject.large):
             yield combination.name, combination.case
 
-    def must_have_seen_something(self, subject: Subject, check: str) -> None:
+    def require_evidence(self, subject: Subject, check: str) -> None:
         """Raise an error for a search that verified nothing: it saw no result, or only single numbers.
 
         Raises:

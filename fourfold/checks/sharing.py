@@ -10,9 +10,9 @@ import torch
 
 from fourfold.checks.grades import graded
 from fourfold.checks.results import (
+    case_tensors,
     compare_results,
     expected_gradients,
-    given_tensors,
     inputs_are_unchanged,
     named_results,
 )
@@ -61,7 +61,7 @@ def inputs_may_share_memory(subject: Subject, search: Search) -> None:
             name = arrangement.what.replace(" ", "_")
             search.one(name, arrangement.case, functools.partial(check, subject, search, arrangement))
     if not search.brief:
-        search.must_have_seen_something(subject, "sharing")
+        search.require_evidence(subject, "sharing")
 
 
 def _expected(subject: Subject, case: Case, gradients: bool) -> dict[str, Bounded]:
@@ -113,7 +113,7 @@ def _arrangements(subject: Subject) -> Iterator[Arrangement]:
 def _in_one_storage(subject: Subject, case: Case) -> dict[str, torch.Tensor]:
     """Return the tensors of a case one after another in memory, without gaps unless a claim needs alignment."""
     found, at = {}, 0
-    tensors = {name: tensor for name, tensor in given_tensors(subject, case).items() if tensor.is_floating_point()}
+    tensors = {name: tensor for name, tensor in case_tensors(subject, case).items() if tensor.is_floating_point()}
     tensors = {name: tensor for name, tensor in tensors.items() if tensor.dtype == subject.dtype.torch}
     holder = torch.full(
         (sum(tensor.numel() + ALIGNED for tensor in tensors.values()) + 1,),

@@ -13,7 +13,7 @@ from fourfold.checks.results import compare_results, expected_results, named_res
 from fourfold.checks.search import Search, Subject, need
 from fourfold.instruments.concurrent_calls import FUNCTIONS, NeverReturns, called_at_once
 from fourfold.instruments.costs import need_all
-from fourfold.instruments.evaluation import by_the_implementation, gradients_of
+from fourfold.instruments.evaluation import blame_implementation, gradients_of
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure, Unsupported
 
@@ -77,7 +77,7 @@ def _at_once_elsewhere(subject: Subject, cases: list[Case], functions: float) ->
         tensors, names, grad_output = _given(subject, case)
         calls.append(({**tensors, **case.parameters}, grad_output))
         wanted.append(names)
-    with by_the_implementation():
+    with blame_implementation():
         count, found = of_another_process.called_at_once(calls, wanted, functions)
     return count, [
         [[named_results(output, dict(zip(names, grads))), named_results(plain, {})] for output, grads, plain in calls]

@@ -13,7 +13,7 @@ from typing import Any
 from fourfold.candidates.integrity.escapes import held
 from fourfold.inputs.large_cases import LargeCases, Observed
 from fourfold.instruments.size_comparisons import Compared
-from fourfold.instruments.tampering import random_state_kept
+from fourfold.instruments.tampering import preserve_random_state
 from fourfold.operations.case import Case
 from fourfold.operations.not_reached import NotReached
 
@@ -35,7 +35,7 @@ def cases_past_comparisons(
         with (
             contextlib.suppress(Exception, NotReached),
             held(),
-            random_state_kept(),
+            preserve_random_state(),
         ):  # the check reports a failure
             found = _compared(large, implementation, arguments)
         if not found and not observed:

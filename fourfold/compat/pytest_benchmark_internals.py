@@ -34,7 +34,7 @@ def recorded_runs(session: Any) -> list[Mapping[str, Any]]:
 
 
 @uses("pytest_benchmark.session.BenchmarkSession.prepare_benchmarks giving 'path'")
-def of_this_run(benchmarks: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def current_benchmarks(benchmarks: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return this run's benchmarks among those passed to `pytest_benchmark_group_stats`.
 
     The others are those of the run that it is compared with.

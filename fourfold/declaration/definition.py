@@ -35,7 +35,7 @@ from fourfold.operations.arguments import (
     values,
 )
 from fourfold.operations.case import Case
-from fourfold.operations.outputs import alone, functional, in_a_row, list_of, packed
+from fourfold.operations.outputs import alone, concatenate_outputs, functional, list_of, packed
 from fourfold.operations.record import FOLLOWS, Operation, reference, reference_gradients
 
 __all__ = ["DefinedOperation", "lengths", "offsets", "operation", "result", "tensor", "values"]
@@ -267,7 +267,7 @@ def _of_several(
     each = {name: only(place, of) for place, (name, of) in enumerate(outputs.items())}
     shared = {name: what for name, what in fields.items() if name != "batched"} | {"name": whole}
     rounded = [place for place in range(len(names)) if not chosen[place]]
-    joined = _made(in_a_row(definition, names, places or rounded or [0]), declared, shared, sizes)
+    joined = _made(concatenate_outputs(definition, names, places or rounded or [0]), declared, shared, sizes)
     return dataclasses.replace(joined, definition=definition, outputs=each)
 
 
@@ -326,10 +326,10 @@ def _made(
 ) -> DefinedOperation:
     name = fields.get("name") or definition.__name__
     declaration = declaration_of(name, definition, declared, sizes, fields.get("returns"), fields.get("mutates", ()))
-    return made_of(definition, declaration, fields, gradients)
+    return build_operation(definition, declaration, fields, gradients)
 
 
-def made_of(
+def build_operation(
     definition: Callable[..., Any],
     declaration: Declaration,
     fields: Mapping[str, Any],

@@ -8,7 +8,7 @@ from typing import Any
 from fourfold import backends
 from fourfold.backends.signature import signature_of
 from fourfold.declaration import named_cases
-from fourfold.declaration.definition import declaration_of, made_of
+from fourfold.declaration.definition import build_operation, declaration_of
 from fourfold.operations.axes import LEADING
 from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.outputs import alone
@@ -57,7 +57,7 @@ class Declared:
             "errors": self.arguments.errors,
             "ranges": self.arguments.ranges,
         }
-        record = made_of(self._definition, self.declaration, {**given, **fields})
+        record = build_operation(self._definition, self.declaration, {**given, **fields})
         if len(self.declaration.axes) == 1:
             return record
         return replace(record, examples={name: of for name, of in record.examples.items() if name not in MANY_ROWS})

@@ -14,9 +14,9 @@ import torch
 
 from fourfold.candidates.integrity.escapes import held
 from fourfold.checks.parameters import defaults_of
-from fourfold.checks.results import expected_results, given_tensors, named_results
+from fourfold.checks.results import case_tensors, expected_results, named_results
 from fourfold.checks.search import Search, Subject
-from fourfold.instruments.tampering import random_state_kept
+from fourfold.instruments.tampering import preserve_random_state
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.compare import Disagreement, compare, expectation
 from fourfold.numerics.dtypes import DTYPES, DType, rounded_to_tf32
@@ -37,7 +37,7 @@ def diagnose(search: Search) -> None:
     subject, case = search.subject, search.failing
     if subject is None or case is None:
         return
-    with contextlib.suppress(Exception, NotReached), held(), random_state_kept():
+    with contextlib.suppress(Exception, NotReached), held(), preserve_random_state():
         failed = _Call(subject, case)
         search.wrong = failed.wrong
         if search.brief:  # the first failure has been diagnosed
@@ -101,7 +101,7 @@ class _Call:
     def _other_calls(self) -> Iterator[tuple[str, Case]]:
         """Yield mistakes in words, and the case that a kernel with this mistake computes."""
         case, dtype = self.case, self.subject.dtype
-        for name, tensor in given_tensors(self.subject, case).items():
+        for name, tensor in case_tensors(self.subject, case).items():
             array = case.grad_output if name == "grad_output" else case[name]
             if not tensor.is_contiguous() and (read := _in_memory_order(tensor)) is not None:
                 yield f"{name} is read as if it were contiguous", _replaced(case, name, dtype.array(read), array)

@@ -14,7 +14,7 @@ from fourfold.engine.failures import finding
 from fourfold.engine.shortcomings import listed
 from fourfold.engine.verdict import Outcome
 from fourfold.engine.weakest_claims import Judge, weakest_claims
-from fourfold.instruments.tampering import Tampered, random_state_kept
+from fourfold.instruments.tampering import Tampered, preserve_random_state
 from fourfold.operations.blame import Blame, marked
 from fourfold.operations.claims import EXACT, STORAGE, Claims
 from fourfold.operations.not_reached import NotReached
@@ -85,7 +85,7 @@ def examine(check: Judge, subject: Subject, search: Search, error: Exception) ->
     if isinstance(error, Failure) and error.result:
         diagnose(search)
     if search.seeks_claims and not search.blob and search.case is None:
-        with random_state_kept():
+        with preserve_random_state():
             search.holds = weakest_claims(check, subject, search, error)
     if search.failing is not None:
         search.note(search.failing)
@@ -104,7 +104,7 @@ def containment(changes: Callable[[], Collection[str]], *but: type[BaseException
     """
     error: BaseException | None = None
     try:
-        with random_state_kept(), held(*but):
+        with preserve_random_state(), held(*but):
             yield
     except (Exception, NotReached) as raised:
         error = raised

@@ -229,7 +229,7 @@ class Trial:
             takeover.interpret_kernels()
         record = defaults.completed(operation) if isinstance(operation, Operation) else named(operation)
         if call_seconds is not None:
-            implementation = made_untrusted(implementation, record, device, call_seconds)
+            implementation = isolate(implementation, record, device, call_seconds)
         claims = claims_of(implementation, claims)
         called = as_operation(implementation, signature_of(record), record.name)
         return cls(
@@ -441,7 +441,7 @@ def signature_of(operation: Operation) -> inspect.Signature:
     return inspect.signature(reference_of(operation))
 
 
-def made_untrusted(implementation: Any, record: Operation, device: str, call_seconds: float) -> UntrustedFunction:
+def isolate(implementation: Any, record: Operation, device: str, call_seconds: float) -> UntrustedFunction:
     """Return an implementation that runs in its own process."""
     if isinstance(implementation, UntrustedFunction):
         return implementation

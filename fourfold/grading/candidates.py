@@ -148,7 +148,7 @@ def _text(field_name: str, file: Path) -> str:
         raise BadCandidate(f"{field_name}: {file} cannot be read: {error}") from None
 
 
-def of_lines(file: Path) -> Iterator[tuple[int, Any]]:
+def numbered_lines(file: Path) -> Iterator[tuple[int, Any]]:
     """Yield the number and the value of each line that is not empty; the value is an error if the line is no JSON."""
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):

@@ -12,7 +12,7 @@ from typing import Any
 
 from fourfold.engine.verdict import Verdict
 from fourfold.grading import on_ray
-from fourfold.grading.candidates import BadCandidate, Submission, of_lines
+from fourfold.grading.candidates import BadCandidate, Submission, numbered_lines
 from fourfold.grading.judging import STATIC, Settings, failed
 from fourfold.grading.messages import Job, Reply
 from fourfold.grading.pool import LocalWorker, NoWorkers, Pool, Task, gpus_here
@@ -124,7 +124,7 @@ Given = tuple[str, Submission | BadCandidate]  # an id, and the candidate or the
 
 def of_file(file: Path) -> Iterator[Given]:
     """Yield the candidates of a file with a line of JSON for each. Paths in it are relative to its folder."""
-    for number, said in of_lines(file):
+    for number, said in numbered_lines(file):
         yield _given(said, f"line {number}", file.parent)
 
 

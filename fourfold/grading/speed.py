@@ -17,7 +17,7 @@ from fourfold.operations.record import Operation
 from fourfold.operations.workloads import Make, whole
 from fourfold.performance import machine
 from fourfold.performance.calls import cost_of
-from fourfold.performance.measurement import Bench, Contender, Measurement, MeasuringError, clock_for, of_the_ceiling
+from fourfold.performance.measurement import Bench, Contender, Measurement, MeasuringError, achieved_rates, clock_for
 from fourfold.performance.timing import one_round, plan_rounds
 
 Function = Callable[..., torch.Tensor]
@@ -104,7 +104,7 @@ def _speed(bench: Bench, candidate: Measurement, reference: Measurement) -> Spee
     cost = cost_of(candidate.operation, bench.workload(candidate), candidate.direction)
     error = ""
     try:
-        of_the_ceiling(bench.ceilings, cost, candidate.dtype, seconds)
+        achieved_rates(bench.ceilings, cost, candidate.dtype, seconds)
     except MeasuringError as impossible:
         error = str(impossible)
     return Speed(

@@ -17,7 +17,7 @@ from fourfold.operations.refusals import escape_of, is_order
 
 
 @contextlib.contextmanager
-def by_the_implementation() -> Iterator[None]:
+def blame_implementation() -> Iterator[None]:
     """Mark the exceptions raised inside with who is to blame, unless they are marked already.
 
     The lines of the implementation that run inside are recorded.
@@ -46,7 +46,7 @@ def gradients_of(
     output: torch.Tensor, inputs: Sequence[torch.Tensor], grad_output: torch.Tensor, retain_graph: bool = False
 ) -> tuple[torch.Tensor, ...]:
     """Return the gradients of an implementation's output, and mark exceptions of its backward pass."""
-    with by_the_implementation():
+    with blame_implementation():
         # The gradient of an input that the output does not depend on is 0.
         return torch.autograd.grad(output, inputs, grad_output, retain_graph=retain_graph, materialize_grads=True)
 
@@ -73,7 +73,7 @@ def evaluate_tensors(
     grad_output = place("grad_output", case.tensor("grad_output", dtype, device)) if wanted else torch.empty(0)
     found: dict[str, torch.Tensor] = {}
     with nothing_else_changes(case), watch or contextlib.nullcontext():
-        with by_the_implementation():
+        with blame_implementation():
             output = implementation(**tensors, **case.parameters)
         if wanted and isinstance(output, torch.Tensor):
             grads = gradients_of(output, [tensors[name] for name in wanted], grad_output)

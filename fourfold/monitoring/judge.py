@@ -18,7 +18,7 @@ import torch
 from fourfold.checks.catalogue import FORWARD, named
 from fourfold.checks.given_case import with_cotangent
 from fourfold.checks.grades import Imprecise
-from fourfold.checks.outputs import of_output
+from fourfold.checks.outputs import select_output
 from fourfold.checks.search import Search, Subject
 from fourfold.declaration.definition import DefinedOperation
 from fourfold.engine.failures import finding
@@ -154,7 +154,7 @@ def tensor_of(arguments: Mapping[str, Any], name: str) -> torch.Tensor:
 def judgement(subject: Subject, case: Case) -> dict[str, str]:
     """Return the status of a recorded call, "right", "imprecise", "wrong" or "refused", with a message and a cause."""
     try:
-        for part in [of_output(subject, name) for name in subject.operation.outputs] or [subject]:
+        for part in [select_output(subject, name) for name in subject.operation.outputs] or [subject]:
             why = why_outside(part, case)
             given = case if why else with_cotangent(part.operation, case, part.dtype)
             if why := why or part.claims.outside(part.operation, given, part.dtype):

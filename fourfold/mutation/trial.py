@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from fourfold.checks import ahead_of_time
 from fourfold.checks.catalogue import BACKWARD, BAD_INPUT, FORWARD, LAW, named
-from fourfold.checks.outputs import of_output, together
+from fourfold.checks.outputs import select_output, together
 from fourfold.checks.records import operations
 from fourfold.checks.search import Search, Subject, generated_cases
 from fourfold.engine.cells import Candidate, Cell, Selection
@@ -116,7 +116,7 @@ class Given(Search):
         """Count an agreement."""
         self.ran += 1
 
-    def must_have_seen_something(self, subject: Subject, check: str) -> None:
+    def require_evidence(self, subject: Subject, check: str) -> None:
         """Skip the check of the base class: a mutant may need none of the cases."""
 
 
@@ -441,7 +441,7 @@ class Trials:
             given.around = traced
         # What a candidate does not claim, as gradients, is not checked.
         with force, contextlib.suppress(*[Unsupported] * bool(self.candidate)):
-            this.check(of_output(subject, this.output) if this.output else together(subject), given)
+            this.check(select_output(subject, this.output) if this.output else together(subject), given)
 
     def _compiling_only(self, names: frozenset[str]) -> contextlib.AbstractContextManager[None]:
         """In this context, compile a C++ kernel with only the named ones: the first steps reject most mutants."""

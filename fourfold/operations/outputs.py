@@ -245,7 +245,7 @@ def _other_return(beside: Sequence[Any], mutates: Sequence[str], others: Sequenc
     return f"the call changes {changed} in place, and must return {' or '.join(either)}, not {kinds or 'nothing'}"
 
 
-def in_a_row(
+def concatenate_outputs(
     function: Callable[..., Any], names: Sequence[str], places: Sequence[int], dtype: torch.dtype | None = None
 ) -> Callable[..., torch.Tensor]:
     """Return a function that joins outputs of another function by `row_of`.

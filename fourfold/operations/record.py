@@ -16,7 +16,7 @@ from fourfold.operations import axes as notation
 from fourfold.operations.axes import SHORTEST_AXIS
 from fourfold.operations.case import Case, is_floating, scaled
 from fourfold.operations.declared_errors import DeclaredError
-from fourfold.operations.refusals import by_the_definition
+from fourfold.operations.refusals import blame_definition
 from fourfold.operations.workloads import Make
 
 # Marks a field whose value follows from the record's other fields: see `fourfold.declaration.defaults`.
@@ -319,7 +319,7 @@ def _once(oracle: Callable, case: Case, dtype: DType, ask: Callable[[], Any]) ->
     said = _said.setdefault(case, {})
     key = (oracle, dtype.name, dtype.arithmetic)
     if key not in said:
-        with by_the_definition():
+        with blame_definition():
             said[key] = ask()
     return said[key]
 

@@ -56,7 +56,7 @@ def escape_of(error: BaseException) -> Escape:
 
 
 @contextlib.contextmanager
-def by_the_definition() -> Iterator[None]:
+def blame_definition() -> Iterator[None]:
     """Mark exceptions raised inside as exceptions of the definition, the reference for kernels."""
     try:
         yield

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.checks.outputs import of_output
+from fourfold.checks.outputs import select_output
 from fourfold.checks.results import expected_results, named_results
 from fourfold.checks.search import Subject, generated_cases
 from fourfold.engine.cells import CANDIDATE, Cell, Selection
@@ -217,7 +217,7 @@ def measure(
         subjects = _subjects(selection, name, dtype, [cell.backend for cell in cells], device, accuracy.missing)
         outputs: Sequence[str] = tuple(selection.operations[name].outputs) or ("",)
         for output in outputs:
-            ones = {who: of_output(subject, output) if output else subject for who, subject in subjects.items()}
+            ones = {who: select_output(subject, output) if output else subject for who, subject in subjects.items()}
             _measure(ones, f"{name}.{output}" if output else name, examples, seed, accuracy)
             if accuracy.ended:
                 return accuracy

@@ -179,7 +179,7 @@ class Replay:
                 call.run(1)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with garbage_kept(), warnings.catch_warnings():
+        with disable_garbage_collection(), warnings.catch_warnings():
             # A call that launches nothing gives an empty graph: the gradient of a sum is grad_output itself.
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")
             with torch.cuda.graph(self._graph, stream=stream):
@@ -221,7 +221,7 @@ class Replay:
 
 
 @contextlib.contextmanager
-def garbage_kept() -> Iterator[None]:
+def disable_garbage_collection() -> Iterator[None]:
     """Disable garbage collection: a CUDA graph capture must not free memory, and a collection before it takes 0.2 s."""
     enabled = gc.isenabled()
     gc.disable()

@@ -109,7 +109,7 @@ def screened(name: str, now: float, then: float, spread: float) -> Change:
     )
 
 
-def of_same_code(by_the_clock: Change) -> Change:
+def same_code_change(by_the_clock: Change) -> Change:
     """Return the verdict on a benchmark that launches what it did before, given what `screened` says of its medians."""
     return replace(by_the_clock, verdict="same", stage=0, why=SAME_CODE)
 

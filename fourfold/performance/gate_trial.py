@@ -50,7 +50,7 @@ WAIT = """
 """
 
 
-def with_waits(source: str, address: int) -> str:
+def add_waits(source: str, address: int) -> str:
     """Return CUDA C++ in which each kernel first waits for the length that is stored at `address`."""
     parts, end = [], 0
     for kernel in re.finditer(r"\b__global__\b", source):
@@ -118,7 +118,7 @@ class Waits:
 
         def copy(length: torch.Tensor) -> Baseline:
             files = {
-                name: with_waits(text.decode(), length.data_ptr()).encode() if name.endswith(".cu") else text
+                name: add_waits(text.decode(), length.data_ptr()).encode() if name.endswith(".cu") else text
                 for name, text in today.items()
             }
             return Baseline(sources.save(directory, files | nobody_elses))

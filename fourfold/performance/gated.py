@@ -156,7 +156,7 @@ class Gated:
         keys = {name: code_identity.key(launched.get(name), record.machine) for name in own}
         changes = {name: gate.screened(name, run.medians[name], then[name], record.spread(name)) for name in own}
         same = [name for name in own if keys[name] is not None and keys[name] == record.keys[name]]
-        changes |= {name: gate.of_same_code(changes[name]) for name in same}
+        changes |= {name: gate.same_code_change(changes[name]) for name in same}
         suspects = [name for name, change in changes.items() if change.verdict != "same"]
         if again is not None and suspects:
             changes |= confirmed(run, record, [changes[name] for name in suspects], len(own) - len(same), again)

@@ -452,7 +452,7 @@ class Bench:
                 raise
         if measurement.direction != HOST:
             try:
-                benchmark.extra_info |= of_the_ceiling(self.ceilings, cost, measurement.dtype, seconds)
+                benchmark.extra_info |= achieved_rates(self.ceilings, cost, measurement.dtype, seconds)
             except MeasuringError:
                 pytest_benchmark_internals.discard(benchmark)
                 raise
@@ -462,7 +462,7 @@ class MeasuringError(AssertionError):
     """A measured time is shorter than the device's ceilings allow."""
 
 
-def of_the_ceiling(ceilings: Ceilings, cost: Cost, dtype: str, seconds: float) -> dict[str, Any]:
+def achieved_rates(ceilings: Ceilings, cost: Cost, dtype: str, seconds: float) -> dict[str, Any]:
     """Convert a time to bytes per second, flop per second and the fraction of the ceiling.
 
     Args:

@@ -364,7 +364,7 @@ def _installed(operation: str) -> dict[str, Callable[[], Function]]:
     return found
 
 
-def of_torchvision(operation: str) -> Function | None:
+def torchvision_function(operation: str) -> Function | None:
     """Return torchvision's function, of paired boxes 1 - its loss; None if there is none, or no torchvision."""
     try:
         from torchvision import ops
@@ -408,7 +408,7 @@ def peers(operation: str, reference: Function | None = None) -> dict[str, Callab
     found: dict[str, Any] = {COMPILED: compiled}
     if reference is not None:
         return found
-    library = LIBRARIES.get(operation) or of_torchvision(operation)
+    library = LIBRARIES.get(operation) or torchvision_function(operation)
     if library is not None:
         found[LIBRARY] = lambda: library
     return found | _installed(operation)

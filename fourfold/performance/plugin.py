@@ -157,7 +157,7 @@ class Performance:
     @pytest.hookimpl(tryfirst=True)
     def pytest_benchmark_group_stats(self, config: pytest.Config, benchmarks: list[Mapping[str, Any]]) -> None:
         """Keep today's, but those whose result was wrong; decide in place of --benchmark-compare-fail about them."""
-        today = pytest_benchmark_internals.of_this_run(benchmarks)
+        today = pytest_benchmark_internals.current_benchmarks(benchmarks)
         self.run.benchmarks = [one for one in today if one["fullname"] not in self.failed]
         timed = [one for one in benchmarks if one["fullname"] in self.run.timed]
         self.regressed = pytest_benchmark_internals.withdraw_regressions(config, timed)

@@ -22,7 +22,7 @@ from fourfold.candidates.integrity.watch import WATCH, ProgramWatch
 from fourfold.candidates.process.client import UntrustedFunction
 from fourfold.candidates.process.session import end_all
 from fourfold.checks.catalogue import ALL, OF_A_CASE, PLAIN, Check, named, outputs_for
-from fourfold.checks.outputs import of_output, together
+from fourfold.checks.outputs import select_output, together
 from fourfold.checks.search import Search, Subject
 from fourfold.compat import pytest_internals, xdist_internals
 from fourfold.engine import profiles
@@ -418,7 +418,7 @@ def subject(
         request.config.stash[LINES].watch(*selection.source(cell), device, elsewhere)
     made = selection.subject(cell, device, note)
     if output:
-        made = together(made) if output == ALL else of_output(made, output)
+        made = together(made) if output == ALL else select_output(made, output)
     request.config.stash[BLACK_BOX].case("")  # this call only asked for the implementation's abilities
     if cell.backend == CANDIDATE and WATCH in request.config.stash:
         request.config.stash[WATCH].hold_subject(made)
@@ -595,7 +595,7 @@ class RunReporter:
             return
         if workers := self.config.pluginmanager.get_plugin(isolation.WORKERS):
             self.account.changed += workers.changed
-        for told in workers.executed if workers else [isolation.told_of(self.config)]:
+        for told in workers.executed if workers else [isolation.recorded_lines(self.config)]:
             self.account.executed.add(told)
         if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             self.shortcomings = self.account.shortcomings()

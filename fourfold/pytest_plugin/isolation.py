@@ -97,7 +97,7 @@ class Isolation:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED  # the test that ended the last process failed
         if xdist_internals.is_worker(self.config):
             outputs = xdist_internals.outputs(self.config)
-            outputs[CHANGED], outputs[EXECUTED] = self.changes(), told_of(self.config)
+            outputs[CHANGED], outputs[EXECUTED] = self.changes(), recorded_lines(self.config)
 
     def _tell(self) -> None:
         """Report the results of dead processes; reported any earlier, they would pass for collection errors."""
@@ -176,13 +176,13 @@ class Isolation:
         """Record the end of the run, and end the process without leftover threads."""
         self.box.expect_nothing()
         status = None if self.session is None else int(self.session.exitstatus)
-        self._note(nodeid="", ended=True, status=status, changed=self.changes(), executed=told_of(self.config))
+        self._note(nodeid="", ended=True, status=status, changed=self.changes(), executed=recorded_lines(self.config))
         if self.session is not None:
             session = self.session
             self.config.stash[LEFT_BEHIND].end_without_them(lambda: int(session.exitstatus))
 
 
-def told_of(config: pytest.Config) -> dict[str, Any] | None:
+def recorded_lines(config: pytest.Config) -> dict[str, Any] | None:
     """Return the lines that ran in this process, or None if no one records them."""
     executed = config.stash.get(LINES, None)
     return None if executed is None else executed.told()
@@ -345,7 +345,7 @@ def supervise(config: pytest.Config, stop: Stop) -> int:
     told: list[dict[str, Any]] = []
     false = 0
     while True:
-        code, entries, found, unknown = told_by_child(config, told, stop)
+        code, entries, found, unknown = run_in_child(config, told, stop)
         false += unknown
         end = next((entry for entry in entries if not entry["nodeid"] and entry.get("ended")), None)
         if end is not None:
@@ -365,7 +365,7 @@ def supervise(config: pytest.Config, stop: Stop) -> int:
         print(f"\n{report.nodeid}: the process {found.cause.partition(chr(10))[0]}. Another takes over.")
 
 
-def told_by_child(
+def run_in_child(
     config: pytest.Config, told: list[dict[str, Any]], stop: Stop
 ) -> tuple[int, list[dict[str, Any]], Found, int]:
     """Fork a child that runs tests; return its exit code, entries and black box, and the number of false entries."""

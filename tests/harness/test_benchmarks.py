@@ -28,7 +28,7 @@ from fourfold.operations.workloads import Tiled, Workload, tiled, whole
 from fourfold.performance import machine
 from fourfold.performance.calls import DIRECTIONS, Call, References, Replay, directions_of, worst_error
 from fourfold.performance.ceilings import Ceilings
-from fourfold.performance.measurement import of_the_ceiling, ratios
+from fourfold.performance.measurement import achieved_rates, ratios
 from fourfold.performance.peers import INSTALLED, peers
 from fourfold.performance.timing import (
     MOST_ROUNDS,
@@ -386,7 +386,7 @@ CEILINGS = Ceilings(bytes_per_second=1e12, flops_per_second={"float32": 1e13}, l
 
 
 def test_a_time_is_a_share_of_the_ceiling() -> None:
-    assert of_the_ceiling(CEILINGS, Cost(10**6, 10**6), "float32", 2e-6)["fraction_of_ceiling"] == pytest.approx(0.5)
+    assert achieved_rates(CEILINGS, Cost(10**6, 10**6), "float32", 2e-6)["fraction_of_ceiling"] == pytest.approx(0.5)
 
 
 def test_each_kernel_stands_beside_its_fastest_peer_the_slowest_first() -> None:

@@ -19,7 +19,7 @@ import triton.language as tl
 import fourfold
 from fourfold.backends.triton import takeover
 from fourfold.candidates.load import modules
-from fourfold.instruments.evaluation import by_the_implementation
+from fourfold.instruments.evaluation import blame_implementation
 from fourfold.operations.blame import Blame, Lack, blame_of, marked
 from fourfold.operations.claims import Claims
 from fourfold.operations.refusals import is_refusal, reason
@@ -171,7 +171,7 @@ def _interpreted() -> None:
     [pytest.param(blame, call, id=name) for blame, calls in ROWS.items() for name, call in calls.items()],
 )
 def test_blame_of_an_exception(blame: Blame, call: Callable[[], Any]) -> None:
-    with pytest.raises(Exception) as caught, by_the_implementation():  # noqa: PT011 - any
+    with pytest.raises(Exception) as caught, blame_implementation():  # noqa: PT011 - any
         call()
     assert marked(caught.value) is blame
     assert is_refusal(caught.value) is (blame is Blame.REFUSAL)

@@ -783,7 +783,7 @@ def pytest_collection_modifyitems(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_benchmark_group_stats(config, benchmarks):
-    today = pytest_benchmark_internals.of_this_run(benchmarks)
+    today = pytest_benchmark_internals.current_benchmarks(benchmarks)
     say(today=[[one["fullname"], one["median"]] for one in today], compared=len(benchmarks))
     say(withdrawn=sorted(pytest_benchmark_internals.withdraw_regressions(config, benchmarks)))
 

@@ -24,7 +24,7 @@ from fourfold.candidates.load import modules
 from fourfold.candidates.process.client import started
 from fourfold.instruments import line_recorder
 from fourfold.instruments.cuda_line_coverage import condition_of
-from fourfold.instruments.evaluation import by_the_implementation
+from fourfold.instruments.evaluation import blame_implementation
 from fourfold.instruments.line_coverage import BLIND, COMPILED, SHOWN, Executed, StatementMap, bad_input
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ def never_of(text: str, call: Callable[[ModuleType], Any], folder: Path, name: s
     file = written(folder, textwrap.dedent(text))
     module, told = modules.of_file(file, anew=True), Executed()
     told.watch(file, name, "cpu")
-    with by_the_implementation():
+    with blame_implementation():
         call(module)
     line_recorder.recorder.close()
     told.add(told.told())
@@ -198,12 +198,12 @@ def test_lines_that_only_bad_input_reaches_are_named(elsewhere: bool, tmp_path: 
         run = started(str(file), "run", inspect.signature(run), "run", 60.0, os.getpid())
     told.watch(file, "run", "cpu", run if elsewhere else None)
     one, row = torch.ones(1), torch.ones(3)
-    with bad_input(run), by_the_implementation():
+    with bad_input(run), blame_implementation():
         run(row, one)
         run(one[0], row[0])
         with pytest.raises(ValueError, match="x has the shape"):
             run(row.view(1, 3), row)
-    with by_the_implementation():
+    with blame_implementation():
         run(row, row)
     told.gather()
     line_recorder.recorder.close()
@@ -312,7 +312,7 @@ def test_a_long_condition_is_cut_and_many_entries_are_counted(tmp_path: Path) ->
     file = written(tmp_path, body)
     module, told = modules.of_file(file, anew=True), Executed()
     told.watch(file, "run", "cpu")
-    with by_the_implementation():
+    with blame_implementation():
         module.run(1)
     line_recorder.recorder.close()
     told.add(told.told())
@@ -342,7 +342,7 @@ def test_a_trace_function_that_is_there_already_stays(tmp_path: Path) -> None:
     told.watch(file, "run", "cpu")
     sys.settrace(debugger)
     try:
-        with by_the_implementation():
+        with blame_implementation():
             call(module)
         assert sys.gettrace() is debugger
     finally:
@@ -365,7 +365,7 @@ def test_tracing_ends_with_the_call_and_with_the_last_line(tmp_path: Path) -> No
     told, module = Executed(), modules.of_file(file, anew=True)
     told.watch(file, "run", "cpu")
     for number in (1, 2, 3):
-        with by_the_implementation():
+        with blame_implementation():
             found.append(sys.gettrace())
             module.run(number)
         assert sys.gettrace() is None
@@ -376,7 +376,7 @@ def test_tracing_ends_with_the_call_and_with_the_last_line(tmp_path: Path) -> No
 def test_threads_are_seen_where_they_call(tmp_path: Path) -> None:
     def call(module: ModuleType) -> None:
         def in_thread() -> None:
-            with by_the_implementation():
+            with blame_implementation():
                 module.run(9)
 
         thread = threading.Thread(target=in_thread)
@@ -392,7 +392,7 @@ def test_nothing_is_said_of_functions_that_torch_compiles(tmp_path: Path) -> Non
     file = written(tmp_path, f"{text}    return x + 1\n")
     module, told = modules.of_file(file, anew=True), Executed()
     told.watch(file, "run", "cpu")
-    with by_the_implementation():
+    with blame_implementation():
         assert module.run(torch.ones(2)).tolist() == [2.0, 2.0]
     line_recorder.recorder.close()
     told.add(told.told())
@@ -640,7 +640,7 @@ def test_an_unreached_line_costs_a_call_little(tmp_path: Path) -> None:
     )
     module, told = modules.of_file(file, anew=True), Executed()
     told.watch(file, "run", "cpu")
-    with by_the_implementation():
+    with blame_implementation():
         for _ in range(3):
             module.run(torch.ones(1))
         tracer = sys.gettrace()

@@ -34,7 +34,7 @@ class Operation:
         self.decided = self.launched = 0
         self._also = also
         self.usable = True
-        self.call = known_calls.known_again(self._implementation, (0,), lambda: self.usable)
+        self.call = known_calls.remember_calls(self._implementation, (0,), lambda: self.usable)
 
     def _launch(self, source: int, target: int, count: int, factor: float) -> None:
         self.launched += 1
@@ -143,7 +143,7 @@ def test_one_tensor_given_twice_does_not_stand_for_two() -> None:
 
         return launch
 
-    call = known_calls.known_again(add, (0, 1), lambda: True)
+    call = known_calls.remember_calls(add, (0, 1), lambda: True)
     same = torch.randn(3)
     call(same, same)
     call(same, same)
@@ -169,7 +169,7 @@ def test_what_is_provided_is_asked_for_anew() -> None:
 
         return launch
 
-    call = known_calls.known_again(count, (0,), lambda: True)
+    call = known_calls.remember_calls(count, (0,), lambda: True)
     for _ in range(4):
         call(torch.ones(2))
     assert [c.item() for c in counters] == [0, 2]

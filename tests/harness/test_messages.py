@@ -25,7 +25,7 @@ from fourfold.engine.verification import signature_of
 from fourfold.operations.claims import Claims
 from fourfold.operations.record import Cost
 from fourfold.performance.ceilings import Ceilings
-from fourfold.performance.measurement import of_the_ceiling
+from fourfold.performance.measurement import achieved_rates
 from fourfold.performance.suite import benchmark_suite
 from fourfold.pytest_plugin.options import slowdowns
 
@@ -197,8 +197,8 @@ calls(
 CEILINGS = Ceilings(bytes_per_second=1e12, flops_per_second={"float32": 1e13}, launch_seconds=2e-6)
 calls(
     "ceiling",
-    lambda: of_the_ceiling(CEILINGS, Cost(10**6, 10**6), "float32", 0.8e-6),
-    lambda: of_the_ceiling(CEILINGS, Cost(10**3, 10**8), "float32", 5e-6),
+    lambda: achieved_rates(CEILINGS, Cost(10**6, 10**6), "float32", 0.8e-6),
+    lambda: achieved_rates(CEILINGS, Cost(10**3, 10**8), "float32", 5e-6),
 )
 calls("planted", *(lambda text=text: slowdowns(text) for text in ("", "two", "1,", "-1", "nan", "inf")))
 

@@ -19,7 +19,7 @@ from samples import sampled
 
 from fourfold.performance import gate, gate_trial, sources, static
 from fourfold.performance.gate import Change, alternate, decided, least_difference, matched, run_spread, screened
-from fourfold.performance.gate_trial import UNCHANGED, GateTrial, Waits, length_for, trial, with_waits
+from fourfold.performance.gate_trial import UNCHANGED, GateTrial, Waits, add_waits, length_for, trial
 from fourfold.pytest_plugin.options import slowdowns
 
 ROOT = Path(__file__).parents[2]
@@ -307,7 +307,7 @@ extern "C" __global__ void second() {
 
 
 def test_every_kernel_waits_first_and_nothing_else_does() -> None:
-    made = with_waits(KERNELS, 4096)
+    made = add_waits(KERNELS, 4096)
     assert made.count("4096ULL") == 2
     for before in ("float* y) {", "second() {"):
         assert "volatile" in made.partition(before)[2].splitlines()[2]

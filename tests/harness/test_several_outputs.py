@@ -14,7 +14,7 @@ import fourfold
 from fourfold import backends, operation, result, tensor, verify
 from fourfold.checks import catalogue
 from fourfold.checks.catalogue import checks_of
-from fourfold.checks.outputs import of_output
+from fourfold.checks.outputs import select_output
 from fourfold.checks.records import operations
 from fourfold.engine.verdict import Verdict
 from fourfold.inputs.large_cases import LargeCases
@@ -293,7 +293,7 @@ def test_large_cases_of_one_output_have_its_cotangent() -> None:
     large = LargeCases(record, NO_CLAIMS, DTYPES["float32"])
     given = subject_of(record, backend="torch")
     for name in record.outputs:
-        of = of_output(replace(given, large=large), name)
+        of = select_output(replace(given, large=large), name)
         assert of.large is not None
         found = dict(of.large.cases(3, False))
         assert found

@@ -116,7 +116,7 @@ other = dict(
 cases = [usual] + [{**usual, name: value} for name, values in other.items() for value in values]
 # NaN is neither above nor below a limit.
 cases += [dict(usual, kernel=real_first_kernel, real=float("nan"), n=n) for n in (2, 16, 2**31, 2**31 + 1)]
-disagreements, known_again = [], 0
+disagreements, remember_calls = [], 0
 for case in cases + cases[::-1]:
     tensors = tensor(*case["x"]), tensor(*case["output"])
     scalars = case["n"], case["m"], case["scale"], case["factor"]
@@ -126,10 +126,10 @@ for case in cases + cases[::-1]:
     case["kernel"][case["grid"]](*tensors, *scalars, **options)
     looked_up[0] = 0
     triton_launch.launch(case["kernel"], case["grid"], tensors, scalars, **options)
-    known_again += not looked_up[0]
+    remember_calls += not looked_up[0]
     if launches[-1] != launches[-2]:
         disagreements.append([str(case), launches[-2], launches[-1]])
-found = dict(cases=2 * len(cases), launches=len(launches), known_again=known_again, disagreements=disagreements)
+found = dict(cases=2 * len(cases), launches=len(launches), remember_calls=remember_calls, disagreements=disagreements)
 print(json.dumps({**found, "kernels": len({launch[0] for launch in launches})}))
 """
 
@@ -206,7 +206,7 @@ def launched():
     options = dict(BLOCK=32, TYPE=tl.float32, num_warps=4)
     for _ in range(3):
         triton_launch.launch(fill_kernel, (1,), (tensor(half, 0), tensor(single, 0)), (3, 2, 0.5, 5), **options)
-    return dict(untold=triton_launch.untold(0), known_again=3 - looked_up[0])
+    return dict(unkeyed_properties=triton_launch.unkeyed_properties(0), remember_calls=3 - looked_up[0])
 
 
 found = dict(version=triton.__version__)
@@ -215,12 +215,12 @@ for name, of_the_future in json.loads(sys.argv[1]).items():
     for kernel in (fill_kernel, triton_launch.triton_contract.probe_kernel):
         kernel.device_caches.clear()
     triton_launch._compiled.clear()
-    triton_launch.untold.cache_clear()
+    triton_launch.unkeyed_properties.cache_clear()
     found[name] = launched()
 # As if Triton no longer had what it is asked by.
 del triton_launch.triton_contract.probe_kernel.device_caches
 triton_launch._compiled.clear()
-triton_launch.untold.cache_clear()
+triton_launch.unkeyed_properties.cache_clear()
 found["unasked"] = launched()
 print(json.dumps(found))
 """
@@ -241,7 +241,7 @@ def test_launches_known_again_are_of_the_kernel_that_triton_would_take(tmp_path:
     assert found["disagreements"] == []
     assert found["launches"] == 2 * found["cases"]
     # The script runs each case twice.
-    assert found["known_again"] > found["cases"] / 2
+    assert found["remember_calls"] > found["cases"] / 2
     assert found["kernels"] >= 12
 
 
@@ -283,17 +283,19 @@ def contract() -> dict:
 
 
 def test_the_key_tells_apart_all_that_triton_compiles_for(contract: dict) -> None:
-    untold = contract["shipped"]["untold"]
-    assert untold == [], f"Triton {contract['version']} compiles for more than launch_key tells apart"
-    assert contract["shipped"]["known_again"] == 2
+    unkeyed_properties = contract["shipped"]["unkeyed_properties"]
+    assert unkeyed_properties == [], f"Triton {contract['version']} compiles for more than launch_key tells apart"
+    assert contract["shipped"]["remember_calls"] == 2
 
 
 @pytest.mark.parametrize("name", FUTURE)
 def test_what_a_triton_to_come_compiles_for_is_named_and_no_launch_is_known_again(name: str, contract: dict) -> None:
-    assert any(FUTURE[name][1] in line for line in contract[name]["untold"]), contract[name]["untold"][:5]
-    assert contract[name]["known_again"] == 0
+    assert any(FUTURE[name][1] in line for line in contract[name]["unkeyed_properties"]), contract[name][
+        "unkeyed_properties"
+    ][:5]
+    assert contract[name]["remember_calls"] == 0
 
 
 def test_where_triton_cannot_be_asked_no_launch_is_known_again(contract: dict) -> None:
-    assert "does not say what it specialises" in contract["unasked"]["untold"][0]
-    assert contract["unasked"]["known_again"] == 0
+    assert "does not say what it specialises" in contract["unasked"]["unkeyed_properties"][0]
+    assert contract["unasked"]["remember_calls"] == 0

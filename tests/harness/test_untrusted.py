@@ -32,10 +32,10 @@ from fourfold.checks.records import operations
 from fourfold.cli.main import parsed
 from fourfold.cli.verify import command_of
 from fourfold.compat import torch_internals
-from fourfold.engine.verification import made_untrusted
+from fourfold.engine.verification import isolate
 from fourfold.instruments import concurrent_calls, sparse_memory
 from fourfold.instruments.concurrent_calls import NeverReturns
-from fourfold.instruments.evaluation import by_the_implementation
+from fourfold.instruments.evaluation import blame_implementation
 from fourfold.instruments.hide_test_runner import hidden
 from fourfold.instruments.operator_watch import Fallbacks
 from fourfold.instruments.redzones import Arena
@@ -534,7 +534,7 @@ def test_several_outputs_and_gradients_of_each_of_them(load: Load) -> None:
 
 def raised(function: UntrustedFunction) -> BaseException:
     try:
-        with by_the_implementation():
+        with blame_implementation():
             function(*pair())
     except BaseException as error:
         return error
@@ -603,7 +603,7 @@ def test_output_that_is_no_tensor_is_told_by_its_type(load: Load) -> None:
 
 def test_argument_that_cannot_be_sent_is_unsupported(load: Load) -> None:
     function = load("add")
-    with pytest.raises(Unsupported, match="a object cannot be sent") as caught, by_the_implementation():
+    with pytest.raises(Unsupported, match="a object cannot be sent") as caught, blame_implementation():
         function(object(), torch.zeros(1))
     assert not is_refusal(caught.value)
 
@@ -838,7 +838,7 @@ def test_what_cannot_run_elsewhere_is_named() -> None:
     with pytest.raises(pytest.UsageError, match=r"^--untrusted needs --device cpu: memory of a GPU"):
         are_untrusted(Options(candidate=["softmax=mine.py:f"], untrusted=True), "cuda")
     with pytest.raises(ValueError, match=r'^untrusted=True needs device="cpu"'):
-        made_untrusted("mine.py:f", operations()["softmax"], "cuda", 1)
+        isolate("mine.py:f", operations()["softmax"], "cuda", 1)
 
 
 @operation(x=tensor("rows cols"), sizes={"cols": (1, 8), "rows": (1, 8)}, returns={"total": None, "product": None})

@@ -5,7 +5,7 @@ from fourfold.properties.add_layer_norm import rows
 from fourfold.properties.add_rms_norm import nothing_is_added_to_nothing
 
 from fourfold.checks.backward import backward_agrees
-from fourfold.checks.outputs import of_all
+from fourfold.checks.outputs import check_of_joined_outputs
 
 from .edits import FIRST_WARP, Edits
 from .planted import Fault
@@ -14,7 +14,7 @@ from .planted import Fault
 GITHUB = "https://github.com"
 SUM, Y, H = "h = x + residual\n    return layer_norm(h => h = x +", {"output": "y"}, {"output": "h"}
 SHORT = {"right_on": rows(2, cols=24)}
-BACKWARD, OF_BOTH = "        backward(*gradients, Needs =>", {"check": of_all(backward_agrees)}
+BACKWARD, OF_BOTH = "        backward(*gradients, Needs =>", {"check": check_of_joined_outputs(backward_agrees)}
 
 
 def _torch_faults() -> tuple[Fault, ...]:

@@ -6,7 +6,7 @@ from fourfold.properties import add_rms_norm as properties
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.memory import memory_is_respected
-from fourfold.checks.outputs import of_all, outputs_fit
+from fourfold.checks.outputs import check_of_joined_outputs, outputs_fit
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 
@@ -65,7 +65,7 @@ WEIGHT_OF_X = (
 
 def _torch_faults() -> tuple[Fault, ...]:
     of, y, sums = Edits("add_rms_norm", "torch"), {"output": "y"}, {"output": "residual_out"}
-    together = {"check": of_all(backward_agrees), "right_on": without_both_cotangents}
+    together = {"check": check_of_joined_outputs(backward_agrees), "right_on": without_both_cotangents}
     zeros = {"right_on": properties.examples["sums_are_zero"], **y}
     return (
         of("norm_before_the_sum", f"{NORM} return rms_norm(x, weight, eps),", right_on=residual_of_zeros, **y),

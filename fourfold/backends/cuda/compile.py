@@ -128,7 +128,7 @@ def find_entry(
     return None
 
 
-def found_or_compiled(
+def load_or_compile(
     directory: pathlib.Path,
     name: str,
     also: Collection[str],
@@ -310,7 +310,7 @@ def compile_kernels(source: pathlib.Path, name: str, also: Collection[str], arch
     prepared = for_nvrtc(str(source), texts)
     changed = [] if prepared == (texts[str(source)], {}) else [prepared]
     directory = cache_folder("cuda", digest(_nvrtc_version(), options, texts, *changed))
-    return found_or_compiled(
+    return load_or_compile(
         directory,
         name,
         also,

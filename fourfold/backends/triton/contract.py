@@ -40,7 +40,7 @@ def probe_kernel(  # type: ignore[no-untyped-def]
     """Never run or compiled: Triton is only asked for its key."""
 
 
-def told_together(key: Key, device: int) -> list[str]:
+def key_collisions(key: Key, device: int) -> list[str]:
     """Describe pairs of launches that share a key although Triton compiles for each; return none if the key is right.
 
     Args:

@@ -72,7 +72,7 @@ def launch(
     compiled = kernel[grid](*tensors, *scalars, **options)
     rest = triton_internals.parameters(kernel)[len(tensors) + len(scalars) :]
     all_named = all(parameter.is_constexpr and parameter.name in options for parameter in rest)
-    if key is not None and all_named and not untold(device):
+    if key is not None and all_named and not unkeyed_properties(device):
         _compiled[key] = compiled, tuple(options[parameter.name] for parameter in rest)
 
 
@@ -173,9 +173,9 @@ def launch_key(
 
 
 @functools.cache
-def untold(device: int) -> tuple[str, ...]:
+def unkeyed_properties(device: int) -> tuple[str, ...]:
     """Describe properties that Triton compiles for on a GPU and `launch_key` does not distinguish: none are known."""
-    return tuple(triton_contract.told_together(launch_key, device))
+    return tuple(triton_contract.key_collisions(launch_key, device))
 
 
 def on(device: torch.device) -> AbstractContextManager:

@@ -62,7 +62,7 @@ def tensor_of(argument: Any, evaluation: Evaluation, dtype: torch.dtype | None =
 
 
 @contextlib.contextmanager
-def by_simple_operators() -> Iterator[None]:
+def use_simple_operators() -> Iterator[None]:
     """Make torch compute attention by simple operators instead of fused ones."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -75,7 +75,7 @@ def by_simple_operators() -> Iterator[None]:
 
 def result_of(definition: Callable[..., Any], tensors: dict[str, Any], evaluation: Evaluation) -> Any:
     """Return the result of a definition."""
-    with by_simple_operators():
+    with use_simple_operators():
         try:
             return definition(**tensors)
         except TypeError:

@@ -62,7 +62,7 @@ def parts_of(evaluation: Evaluation, tensors: Sequence[torch.Tensor]) -> tuple[l
 
     The function takes one array of each kind.
     """
-    payloads = [evaluation.given_as_it_is(tensor) for tensor in tensors]
+    payloads = [evaluation.payload_of(tensor) for tensor in tensors]
     if all(isinstance(payload, Comparison) for payload in payloads):
         parts = [[p.outcome for p in payloads], [p.uncertain for p in payloads]]
         if len(payloads) == 1 and isinstance(payloads[0], Tied):
@@ -190,7 +190,7 @@ def cast(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
     dtype = kwargs.get("dtype") or a.dtype
     if (places := places_in(a)) and not dtype.is_floating_point and dtype != torch.bool:
         return BoundedTensor.of(ViewedStorage(places), places, dtype)
-    payload = evaluation.given_as_it_is(a)
+    payload = evaluation.payload_of(a)
     if isinstance(payload, Whole):
         if not dtype.is_floating_point and dtype != torch.bool:
             return evaluate_integers(evaluation, func, args, kwargs)

