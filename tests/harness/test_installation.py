@@ -127,13 +127,25 @@ def test_a_kernel_in_its_authors_project_is_timed(installed: Path, tmp_path: Pat
 CRASHING = """
 import os
 import signal
+from pathlib import Path
 
 def crash(x, y):
     os.kill(os.getpid(), signal.SIGSEGV)
 
 def hang(x, y):
+    Path(__file__).with_name("pid").write_text(str(os.getpid()))
     while True:
         pass
+"""
+# Ends once the process that hung, if it had begun in time, is gone or waits to be reaped.
+WAITING = """
+import time
+from pathlib import Path
+
+number = Path(__file__).with_name("pid")
+process = Path("/proc", number.read_text() if number.exists() else "none", "stat")
+while process.exists() and process.read_text().rpartition(")")[2].split()[0] != "Z":
+    time.sleep(0.01)
 """
 FEW = ["--device=cpu", "--dtype=float32", "--examples=1", "-k=test_output_agrees"]
 
@@ -170,7 +182,8 @@ def test_a_crashing_kernel_leaves_the_server_of_tools_alive(installed: Path, tmp
 
 @pytest.mark.full
 def test_the_tools_verify_sanitize_and_time_and_end_what_hangs(installed: Path, tmp_path: Path) -> None:
-    texts = {"kernels": KERNELS, "ill": CRASHING, "operations": OPERATIONS, "script": "print('launches nothing')"}
+    reading = "import sys\nprint('reads', repr(sys.stdin.read()))"
+    texts = {"kernels": KERNELS, "ill": CRASHING, "operations": OPERATIONS, "script": reading, "waiting": WAITING}
     for name, text in texts.items():
         (tmp_path / f"{name}.py").write_text(text)
     add = {"kernel": "kernels.py:add", "operation": "operations.py:total"}
@@ -188,11 +201,13 @@ def test_the_tools_verify_sanitize_and_time_and_end_what_hangs(installed: Path, 
     for answer in (verified, crashed):
         pytest.importorskip("jsonschema", reason="jsonschema is not installed").validate(answer["result"], schema)
     assert (sanitized["exit_code"], sanitized["result"]["findings"]) == (0, [])
+    assert "reads ''" in sanitized["output"]
     assert timed["result"]["timings"][0]["benchmark"] == "total-small-float32-forward"
     hang = {"kernel": "ill.py:hang", "operation": "operations.py:total", "options": FEW}
-    (late, after) = answers(installed, tmp_path, ("verify", hang), ("explain", {"topic": "memory"}), seconds=15)
+    wait: tuple[str, dict[str, object]] = ("sanitize", {"script": "waiting.py"})
+    (late, after) = answers(installed, tmp_path, ("verify", hang), wait, seconds=15)
     assert (late["exit_code"], late["output"]) == (None, "not done after 15 s")
-    assert after["exit_code"] == 0
+    assert after["exit_code"] == 0, after
 
 
 SCRIPT = """
