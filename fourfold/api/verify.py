@@ -169,7 +169,7 @@ class _Found:
     """What the tests of a suite have found.
 
     Attributes:
-        wrong: the dtypes and outputs of which the forward result is wrong.
+        wrong: the dtypes and outputs whose forward result is wrong.
         causes: the first test with each cause of a failure, by dtype and cause.
     """
 

@@ -188,7 +188,7 @@ class Signature:
 
         Args:
             fake: see `Operator`.
-            results: the results in the schema, of which the first is the output, such as
+            results: the results in the schema, the output first, such as
                 ``"(Tensor output, Tensor mean)"``.
             **fields: the other fields of `Operator`.
         """

@@ -332,7 +332,7 @@ class Example:
         """Return the function that makes the case.
 
         Raises:
-            ValueError: there is no such argument or axis.
+            ValueError: the operation has no argument or axis of a given name.
         """
         known = {*declaration.tensors, *declaration.parameters, *declaration.axes, "grad_output"}
         if unknown := sorted(self.given.keys() - known):

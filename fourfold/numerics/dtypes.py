@@ -125,7 +125,7 @@ def chosen_dtypes(given: "Dtypes", known: Collection[str]) -> tuple[str, ...]:
     """Return the names of the dtypes in the argument `dtypes`.
 
     Raises:
-        ValueError: there is no such dtype among the known ones.
+        ValueError: a name is not that of a known dtype.
     """
     try:
         names = names_of(given)

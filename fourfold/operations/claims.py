@@ -274,7 +274,7 @@ def claims_of(function: Callable[..., Any], given: Claims | None = None) -> Clai
     """Return the given claims; if there are none, those of a function's decorator, or `NO_CLAIMS`.
 
     Raises:
-        TypeError: what is given is no `Claims`.
+        TypeError: the argument is not a `Claims`.
     """
     if given is not None and not isinstance(given, Claims):
         raise TypeError(f"claims: expected Claims, such as fourfold.Claims(contiguous=True), not {given!r}")

@@ -10,7 +10,7 @@ from fourfold.backends.arguments import check_floating, check_not_negative, chec
 def check_adam(
     param: Any, grad: Any, m: Any, v: Any, lr: Any, beta1: Any, beta2: Any, eps: Any, weight_decay: Any, step: Any
 ) -> None:
-    """Check tensors of one shape and device, of which m and v are float32, and the numbers of a step.
+    """Check four tensors of one shape and device, m and v in float32, and the numbers of a step.
 
     Raises:
         TypeError: a tensor is none, a dtype is wrong, a number is none, or step is no integer.

@@ -12,13 +12,13 @@ class Factors(NamedTuple):
     """The numbers of a step, from its parameters in the digits of Python.
 
     Attributes:
-        kept: what is left of param, ``1 - lr weight_decay``.
+        kept: the factor of param, ``1 - lr weight_decay``.
         rate: ``lr / (1 - beta1^step)``.
         root: ``1 / sqrt(1 - beta2^step)``, by which the root of v is multiplied.
         eps: added to that product.
-        beta1: what is left of m; grad comes in by ``new1 = 1 - beta1``.
+        beta1: the factor of m; that of grad is ``new1 = 1 - beta1``.
         new1: see beta1.
-        beta2: what is left of v; the square of grad comes in by ``new2 = 1 - beta2``.
+        beta2: the factor of v; that of the square of grad is ``new2 = 1 - beta2``.
         new2: see beta2.
     """
 
