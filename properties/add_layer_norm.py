@@ -20,12 +20,10 @@ from fourfold.operations.workloads import Make, tiled, whole
 
 from . import layer_norm
 from .add_rms_norm import (
-    admissible,
-    joint,
+    joint_record,
     next_to_ties,
     nothing_is_added_to_nothing,
     of_both_cotangents,
-    with_cotangents,
 )
 
 INPUTS = ("x", "residual", "weight", "bias")
@@ -177,17 +175,6 @@ _h = replace(
     examples={name: _y.examples[name] for name in OF_H},
     laws=(the_summands_may_change_places, nothing_is_added_to_nothing),
 )
-operation = replace(
-    _y,
-    name="add_layer_norm",
-    forward=of_both,
-    backward=backward_of_both,
-    cases=joint(_y.cases),
-    smooth=joint(smooth),
-    laws=(),  # each output has its own
-    examples={name: of_both_cotangents(_y.examples[name]) for name in OF_BOTH},
-    workloads=_workloads(of_both_cotangents),
-    sized=with_cotangents(_y.sized),
-    outputs={"y": _y, "h": _h},
-    admissible=admissible,
+operation = joint_record(
+    _y, _h, OF_BOTH, forward=of_both, backward=backward_of_both, workloads=_workloads(of_both_cotangents)
 )

@@ -4,7 +4,7 @@ Whether y is the norm of the sum as it is returned, rounded to the dtype, or of 
 and FlashInfer have kernels of both kinds. So the bound has one rounding of the sum in it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from fourfold.inputs.special_values import not_finite_in_turn
 from fourfold.numerics.bounded import Bounded, stored, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
-from fourfold.operations.record import Cost, Evaluate, Relation, Sized
+from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import equals_exactly
 from fourfold.operations.workloads import Make, tiled, whole
 
@@ -223,6 +223,30 @@ def joint(strategy: Callable[..., st.SearchStrategy[Case]]) -> Callable[..., st.
     return drawn
 
 
+def joint_record(y: Operation, of_sum: Operation, named: Sequence[str], **fields: Any) -> Operation:
+    """The record of both outputs.
+
+    Args:
+        y: the record of y.
+        of_sum: the record of the sum.
+        named: the named cases that have a cotangent of each output.
+        fields: the fields that follow from neither: forward, backward and workloads.
+    """
+    name, _, output = of_sum.name.partition(".")
+    return replace(
+        y,
+        name=name,
+        cases=joint(y.cases),
+        smooth=joint(y.smooth),
+        laws=(),  # each output has its own
+        examples={case: of_both_cotangents(y.examples[case]) for case in named},
+        sized=with_cotangents(y.sized),
+        outputs={"y": y, output: of_sum},
+        admissible=admissible,
+        **fields,
+    )
+
+
 # ---- laws
 
 
@@ -322,17 +346,11 @@ _of_residual_out = replace(
     examples={name: _of_y.examples[name] for name in OF_SUMS},
     laws=(the_summands_may_change_places, nothing_is_added_to_nothing),
 )
-operation = replace(
+operation = joint_record(
     _of_y,
-    name="add_rms_norm",
+    _of_residual_out,
+    OF_BOTH,
     forward=of_both,
     backward=backward_of_both,
-    cases=joint(_of_y.cases),
-    smooth=joint(smooth),
-    laws=(),  # each output has its own
-    examples={name: of_both_cotangents(_of_y.examples[name]) for name in OF_BOTH},
     workloads=_workloads(of_both_cotangents),
-    sized=with_cotangents(_of_y.sized),
-    outputs={"y": _of_y, "residual_out": _of_residual_out},
-    admissible=admissible,
 )
