@@ -112,10 +112,13 @@ def forward(
 
 def weights_of(q: Array, k: Array, visible: np.ndarray, scale: float | None) -> Array:
     """The weights of the keys, ``[..., queries, keys]``."""
+    return softmax(scores_of(q, k, scale), visible)
+
+
+def scores_of(q: Array, k: Array, scale: float | None) -> Array:
+    """The scores ``scale q k^T``, ``[..., queries, keys]``."""
     scores = q @ np.swapaxes(k, -1, -2)
-    if scale is None:
-        return softmax(scores / np.sqrt(q.shape[-1] * np.ones_like(scores)), visible)
-    return softmax(scores * scale, visible)
+    return scores / np.sqrt(q.shape[-1] * np.ones_like(scores)) if scale is None else scores * scale
 
 
 def backward(
@@ -128,8 +131,12 @@ def backward(
     causal: bool = False,
     scale: float | None = None,
     stored: Callable[[Array], Array] = unchanged,
+    grad_lse: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """The gradients of ``sum(grad_output * forward(...))`` for q, k and v.
+
+    With the cotangent ``grad_lse[heads, total_q]`` of the log-sum-exp, whose derivatives by the scores the weights are,
+    it is taken from the row sum.
 
     With the weights p, the cotangent g and ``ds = p (g v^T - rowsum(g output))`` they are ``scale ds k``,
     ``scale ds^T q`` and ``p^T g``. A query that sees no key has no part in them.
@@ -144,6 +151,8 @@ def backward(
         weights = weights_of(of_q, of_k, every, scale)
         rounded = stored(weights)
         delta = np.sum(grad * stored(rounded @ of_v), axis=-1, keepdims=True)
+        if grad_lse is not None:
+            delta = delta - grad_lse[:, queries].reshape(*weights.shape[:2], 1)
         slopes = np.where(every, weights * (grad @ np.swapaxes(of_v, -1, -2) - delta), 0.0)
         # The scale comes before the product, and its rounding, or after it: the two differ where one overflows.
         before, after = stored(slopes * factor), stored(slopes)

@@ -72,8 +72,13 @@ def _overflows(v: Any, visible: np.ndarray) -> np.ndarray:
         return visible.astype(v.value.dtype) @ sizes > v.arithmetic.largest / 2
 
 
-def _open_places(grad: Any, q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Where the results of a call, by name, may be anything: see the functions above."""
+def open_places(
+    grad: Any, q: Any, k: Any, v: Any, given: Mapping[str, Any], others: Callable[..., np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
+    """Where the results of a call, by name, may be anything: see the functions above.
+
+    `others` gives further rows of q, k and v of a sequence, ``[..., queries, 1]``, of which they may.
+    """
     heads, kv_heads = q.shape[1], k.shape[1]
     arrays = {"output": q, "q": q, "k": k, "v": k}
     found = {name: np.zeros(x.shape, dtype=bool) for name, x in arrays.items()}
@@ -82,6 +87,8 @@ def _open_places(grad: Any, q: Any, k: Any, v: Any, given: Mapping[str, Any]) ->
         of_q, of_k, of_v = (oracle.by_group(x, kv_heads) for x in (q[queries], k[keys], v[keys]))
         every = oracle.of_every_head(visible, heads, kv_heads)
         below, hidden = _all_below(of_q, of_k, every), _hidden(every, of_v) | _overflows(of_v, every)
+        if others is not None:
+            below = below | others(of_q, of_k, of_v, every)
         found["output"][queries] = oracle.by_row(hidden | below, heads)
         if grad is None:
             continue
@@ -109,7 +116,7 @@ def forward(q: Any, k: Any, v: Any, **given: Any) -> Any:
     output = oracle.forward(q, k, v, **given, stored=stored)
     if not _is_open_somewhere(q, k, v):
         return output
-    return unspecified_where(output, _open_places(None, q, k, v, given)["output"])
+    return unspecified_where(output, open_places(None, q, k, v, given)["output"])
 
 
 def backward(grad_output: Any, q: Any, k: Any, v: Any, **given: Any) -> tuple[Any, ...]:
@@ -117,7 +124,7 @@ def backward(grad_output: Any, q: Any, k: Any, v: Any, **given: Any) -> tuple[An
     gradients = oracle.backward(grad_output, q, k, v, **given, stored=stored)
     if not _is_open_somewhere(grad_output, q, k, v):
         return gradients
-    places = _open_places(grad_output, q, k, v, given)
+    places = open_places(grad_output, q, k, v, given)
     return tuple(unspecified_where(gradient, places[name]) for name, gradient in zip("qkv", gradients))
 
 

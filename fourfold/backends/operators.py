@@ -67,6 +67,8 @@ class Operator:
         saves_if: for a saved tensor, a function of the arguments: backward takes None in its place where it is false.
         gradients: the arguments that have a gradient, each with the saved tensor of its shape and dtype, or with
             "grad_output", where the cotangent has these; unless given, every tensor argument, with itself.
+        cotangents: further results that are differentiable. Backward takes the cotangent of each, or None where it is
+            not used, after that of the first result.
         backward: where no kernel has to be launched for them, ``(ctx, grad_output)`` to a gradient for each argument,
             from what ``ctx.saved_tensors`` are.
         repeats: whether calls may be repeated as `fourfold.backends.known_calls` says: what they launch depends only on
@@ -79,6 +81,7 @@ class Operator:
     saves: tuple[str, ...] = ()
     saves_if: Mapping[str, Callable[..., bool]] = field(default_factory=dict)
     gradients: Mapping[str, str] | None = None
+    cotangents: tuple[str, ...] = ()
     backward: Callable[..., Any] | None = None
     repeats: bool = False
 
@@ -90,9 +93,9 @@ class Operator:
         Args:
             backend: part of the operators' names.
             forward: takes the arguments, gives the results.
-            backward: takes the first result's cotangent, what is saved and, where there are gradients of several
-                arguments, for each of them whether it is wanted; gives their gradients, of any content where not
-                wanted, contiguous and `empty_gradients` in shape.
+            backward: takes the first result's cotangent, those of `cotangents`, what is saved and, where there are
+                gradients of several arguments, for each of them whether it is wanted; gives their gradients, of any
+                content where not wanted, contiguous and `empty_gradients` in shape.
 
         Returns:
             What to call in place of `forward`: see `differentiate`.
@@ -109,7 +112,8 @@ class Operator:
         backward_operator = define(schema, backward, self._fake_backward, self.repeats)
         not_differentiable_twice(backward_operator)
         places = [list(self._arguments).index(name) for name in self._with_gradient]
-        gradients = _gradients(_direct_backward(backward_operator), places, len(self._arguments))
+        others = [list(self._results).index(name) for name in self.cotangents]
+        gradients = _gradients(_direct_backward(backward_operator), places, len(self._arguments), others)
         return differentiate(operator, gradients, self._save())
 
     @cached_property
@@ -134,11 +138,13 @@ class Operator:
         kinds = self._arguments | self._results
         saved = [f"{kinds[name]}{'?' if name in self.saves_if else ''} {name}" for name in self.saves]
         needs = [f"bool needs_{name}" for name in self._with_gradient]
+        taken = ["Tensor grad_output", *(f"Tensor? grad_{name}" for name in self.cotangents), *saved]
         if len(needs) == 1:
-            return f"({', '.join(['Tensor grad_output', *saved])}) -> Tensor"
-        return f"({', '.join(['Tensor grad_output', *saved, *needs])}) -> ({', '.join(['Tensor'] * len(needs))})"
+            return f"({', '.join(taken)}) -> Tensor"
+        return f"({', '.join([*taken, *needs])}) -> ({', '.join(['Tensor'] * len(needs))})"
 
     def _fake_backward(self, grad_output: torch.Tensor, *rest: Any) -> Any:
+        rest = rest[len(self.cotangents) :]
         known = {"grad_output": grad_output, **dict(zip(self.saves, rest))}
         likes = [known[like] for like in self._with_gradient.values()]
         found = empty_gradients(likes, rest[len(self.saves) :] or [True])
@@ -152,15 +158,20 @@ class Operator:
             raise ValueError(f"{self._name} must save {', '.join((*tensors, *others))} in this order: tensors first")
         place = list(kinds).index
         keeps = [(place(name), self.saves_if.get(name)) for name in tensors]
-        constants = [place(name) for name in others]
+        constants, cotangents = [place(name) for name in others], self.cotangents
         several = len(self._results) > 1
+        constant = [i for i, name in enumerate(self._results) if i and name not in self.cotangents]
 
         def save(ctx: Any, inputs: tuple, output: Any) -> None:
             known = (*inputs, *output) if several else (*inputs, output)
             ctx.save_for_backward(*[known[i] if keep is None or keep(*inputs) else None for i, keep in keeps])
             ctx.constants = [known[i] for i in constants]
-            if several:
-                ctx.mark_non_differentiable(*output[1:])
+            if constant:
+                ctx.mark_non_differentiable(*[output[i] for i in constant])
+            if cotangents:
+                # A result that is not used has no cotangent, and needs no zeros. The first one may be that.
+                ctx.set_materialize_grads(False)
+                ctx.first = output[0].shape, output[0].dtype, output[0].device
 
         return save
 
@@ -171,17 +182,24 @@ def _types(declared: str) -> dict[str, str]:
     return {name: kind.partition("(")[0] for kind, name in pairs}
 
 
-def _gradients(take: Callable[..., Any], places: list[int], arguments: int) -> Callable[..., tuple]:
-    """Return autograd's function: it returns a gradient for each argument, None except at `places`."""
+def _gradients(take: Callable[..., Any], places: list[int], arguments: int, others: list[int]) -> Callable[..., tuple]:
+    """Return autograd's function: it returns a gradient for each argument, None except at `places`.
 
-    def backward(ctx: Any, grad_output: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+    `others` are the indices of further results whose cotangents it takes.
+    """
+
+    def backward(ctx: Any, *cotangents: Any) -> tuple[torch.Tensor | None, ...]:
         gradients: list[torch.Tensor | None] = [None] * arguments
+        grad_output, further = cotangents[0], [cotangents[place] for place in others]
+        if grad_output is None:
+            shape, dtype, device = ctx.first
+            grad_output = torch.zeros(shape, dtype=dtype, device=device)
         if len(places) == 1:
-            gradients[places[0]] = take(grad_output, *ctx.saved_tensors, *ctx.constants)
+            gradients[places[0]] = take(grad_output, *further, *ctx.saved_tensors, *ctx.constants)
             return tuple(gradients)
         needs_input_grad = ctx.needs_input_grad
         needed = [needs_input_grad[place] for place in places]
-        found = take(grad_output, *ctx.saved_tensors, *ctx.constants, *needed)
+        found = take(grad_output, *further, *ctx.saved_tensors, *ctx.constants, *needed)
         for place, needs, gradient in zip(places, needed, found):
             if needs:
                 gradients[place] = gradient

@@ -159,10 +159,11 @@ __global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
 template <class T>
 __global__ void __launch_bounds__(128) attention_delta_kernel(
     const T* __restrict__ grad_output,  // [total_q, heads, columns], strided
+    const Compute<T>* __restrict__ grad_lse,  // [heads, total_q], or null
     const T* __restrict__ output,       // [total_q, heads, columns]
     Compute<T>* __restrict__ delta,     // [heads, total_q]
     long long total_q, long long heads, long long columns, long long token_stride, long long head_stride) {
-    // One warp owns a head of a token: delta is the sum of its dO * O.
+    // One warp owns a head of a token: delta is the sum of its dO * O, less the cotangent of lse.
     using C = Compute<T>;
     const long long row = blockIdx.x * 4LL + threadIdx.x / 32, token = row / heads, head = row - token * heads;
     if (token >= total_q) return;
@@ -171,7 +172,9 @@ __global__ void __launch_bounds__(128) attention_delta_kernel(
         sum += C(grad_output[token * token_stride + head * head_stride + column]) * C(output[row * columns + column]);
 #pragma unroll
     for (int lanes = 16; lanes; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-    if (threadIdx.x % 32 == 0) delta[head * total_q + token] = sum;
+    if (threadIdx.x % 32) return;
+    const long long at = head * total_q + token;
+    delta[at] = grad_lse ? sum - grad_lse[at] : sum;
 }
 
 template <class T, int COLUMNS>

@@ -196,6 +196,7 @@ def _forward(call: Call, output: torch.Tensor, lse: torch.Tensor) -> None:
 def _backward(
     call: Call,
     grad_output: torch.Tensor,
+    grad_lse: torch.Tensor | None,
     output: torch.Tensor,
     lse: torch.Tensor,
     delta: torch.Tensor,
@@ -205,14 +206,14 @@ def _backward(
 ) -> None:
     total_q, heads, columns = output.shape
     sizes = total_q, heads, columns, *grad_output.stride()[:2]
-    DELTA[output.dtype].launch(cdiv(total_q * heads, 4), 128, grad_output, output, delta, *sizes)
+    DELTA[output.dtype].launch(cdiv(total_q * heads, 4), 128, grad_output, grad_lse, output, delta, *sizes)
     if grad_q is not None and total_q:
         _launch(QUERIES_BACKWARD, call, False, (grad_output,), (lse, delta, grad_q))
     if (grad_k is not None or grad_v is not None) and len(call.k):
         _launch(KEYS_BACKWARD, call, True, (grad_output,), (lse, delta, grad_k, grad_v))
 
 
-attention_operator = register("cuda", _forward, _backward)
+attention_operator, attention_with_lse_operator = register("cuda", _forward, _backward)
 
 
 def attention(
@@ -226,4 +227,19 @@ def attention(
 ) -> torch.Tensor:
     """Attention over packed sequences: see `fourfold.impls.attention.torch_eager.attention`."""
     check_attention(q, k, v, q_offsets, k_offsets, causal, scale)
-    return attention_operator(q, k, v, q_offsets, k_offsets, causal, None if scale is None else float(scale))
+    return attention_operator(q, k, v, q_offsets, k_offsets, causal, None if scale is None else float(scale))[0]
+
+
+def attention_with_lse(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_offsets: torch.Tensor | None = None,
+    k_offsets: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention with its log-sum-exp: see `fourfold.impls.attention.torch_eager.attention_with_lse`."""
+    check_attention(q, k, v, q_offsets, k_offsets, causal, scale)
+    factor = None if scale is None else float(scale)
+    return attention_with_lse_operator(q, k, v, q_offsets, k_offsets, causal, factor)

@@ -1,6 +1,7 @@
 """The operators of attention: the same on Triton and CUDA C++ but for the launches."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,10 @@ ATTENTION = Operator(
     fake=_fake,
     saves=("q", "k", "v", "q_offsets", "k_offsets", "output", "lse", "causal", "scale"),
     gradients={"q": "q", "k": "k", "v": "v"},
+)
+# The same with a gradient of both results.
+ATTENTION_WITH_LSE = replace(
+    ATTENTION, schema=ATTENTION.schema.replace("attention(", "attention_with_lse("), cotangents=("lse",)
 )
 
 
@@ -95,15 +100,19 @@ def register(
     backend: str,
     forward: Callable[[Call, torch.Tensor, torch.Tensor], None],
     backward: Callable[..., None],
-) -> Callable[..., Any]:
-    """Register ``attention_<backend>`` and its gradient.
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Register ``attention_<backend>`` and ``attention_with_lse_<backend>``, and their gradients.
 
     Args:
         backend: part of the operators' names.
         forward: ``(call, output, lse)`` writes the output, and the logarithms of the sums of exponentials
             ``[heads, total_q]``. There are tokens, heads and sequences.
-        backward: ``(call, grad_output, output, lse, delta, grad_q, grad_k, grad_v)`` writes the gradients, those that
-            are not None, and may keep the row sums of dO * O in delta, which is as lse is.
+        backward: ``(call, grad_output, grad_lse, output, lse, delta, grad_q, grad_k, grad_v)`` writes the gradients,
+            those that are not None, and may keep the row sums of dO * O, less grad_lse, in delta, which is as lse is.
+            grad_lse is contiguous, or None: it is 0.
+
+    Returns:
+        the operators, which return the output and lse; only that of the second has a gradient of lse.
     """
 
     def call_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any) -> Call:
@@ -119,6 +128,7 @@ def register(
 
     def run_backward(
         grad_output: torch.Tensor,
+        grad_lse: torch.Tensor | None,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
@@ -134,9 +144,15 @@ def register(
         call = call_of(q, k, v, q_offsets, k_offsets, causal, scale)
         if call.batch and q.shape[1]:
             wanted = (x if needed else None for x, needed in zip(gradients, needs))
-            backward(call, rows(grad_output), output, lse, torch.empty_like(lse), *wanted)
+            of_lse = None if grad_lse is None else grad_lse.contiguous()
+            backward(call, rows(grad_output), of_lse, output, lse, torch.empty_like(lse), *wanted)
             return gradients
         return tuple(x.zero_() for x in gradients)
 
-    operator = ATTENTION.register(backend, run_forward, run_backward)
-    return lambda *arguments: operator(*arguments)[0]
+    def run_backward_of_output(grad_output: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+        return run_backward(grad_output, None, *rest)
+
+    return (
+        ATTENTION.register(backend, run_forward, run_backward_of_output),
+        ATTENTION_WITH_LSE.register(backend, run_forward, run_backward),
+    )

@@ -45,24 +45,75 @@ def attention(
 
     Source: Vaswani et al., Attention Is All You Need, 2017; Ainslie et al., GQA, 2023; Dao, FlashAttention-2, 2023.
     """
+    return _attend(q, k, v, q_offsets, k_offsets, causal, scale, False)[0]
+
+
+def attention_with_lse(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_offsets: torch.Tensor | None = None,
+    k_offsets: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`attention`, and the log-sum-exp of the scores of each query: parts over several sets of keys merge by it.
+
+    Args:
+        q, k, v, q_offsets, k_offsets, causal, scale: as in `attention`.
+
+    Returns:
+        The output ``[total_q, heads, head_size]``, and ``log(sum(exp(scale q k^T)))`` over the keys that each query
+        sees, ``[heads, total_q]``, in float32, or in float64 of float64: -inf for a query without keys. Both have
+        gradients. With the output o_i and the logarithms l_i over parts of the keys, and l over all keys,
+        ``sum(exp(l_i - l) o_i)`` is the output over all. On a GPU, invalid offsets make the output NaN.
+
+    Raises:
+        TypeError: as `attention`.
+        ValueError: as `attention`.
+
+    Source: Dao, FlashAttention-2, 2023, section 3.1.
+    """
+    output, lse = _attend(q, k, v, q_offsets, k_offsets, causal, scale, True)
+    assert lse is not None
+    return output, lse.reshape(q.shape[1], len(q)).contiguous()
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_offsets: torch.Tensor | None,
+    k_offsets: torch.Tensor | None,
+    causal: bool,
+    scale: float | None,
+    with_lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the output, and the log-sum-exp ``[kv_heads, group * total_q]`` if it is wanted."""
     check_attention(q, k, v, q_offsets, k_offsets, causal, scale)
     factor, wide = scale_of(q, scale), torch.promote_types(q.dtype, torch.float32)
     of_q, of_k, of_v = _by_group(q.to(wide), k.shape[1]), k.to(wide).transpose(0, 1), v.to(wide).transpose(0, 1)
     token_q, token_k = (torch.arange(len(x), device=q.device) for x in (q, k))
     if q_offsets is None:
         visible = _visible(token_q, token_k, len(q), len(k), causal)
-        return _by_row(_of_sequence(of_q, of_k, of_v, visible, factor), q)
+        output, lse = _of_sequence(of_q, of_k, of_v, visible, factor, with_lse)
+        return _by_row(output, q), lse
     k_offsets = q_offsets if k_offsets is None else k_offsets
-    output = torch.zeros_like(of_q) + (of_q[:, :0].sum() + of_k[:, :0].sum() + of_v[:, :0].sum())
+    nothing = of_q[:, :0].sum() + of_k[:, :0].sum() + of_v[:, :0].sum()
+    output = torch.zeros_like(of_q) + nothing
+    lse = torch.full_like(of_q[..., 0], -torch.inf) + nothing if with_lse else None
     for first_q, end_q, first_k, end_k in zip(q_offsets[:-1], q_offsets[1:], k_offsets[:-1], k_offsets[1:]):
         queries, keys = (token_q >= first_q) & (token_q < end_q), (token_k >= first_k) & (token_k < end_k)
         visible = _visible(token_q - first_q, token_k - first_k, end_q - first_q, end_k - first_k, causal)
-        among_q, among_k = queries.repeat(of_q.shape[1] // max(len(q), 1))[:, None], keys[:, None]
+        own_q = queries.repeat(of_q.shape[1] // max(len(q), 1))
+        among_q, among_k = own_q[:, None], keys[:, None]
         # Zeros in place of other sequences: their NaN, times a weight of 0, would be NaN here.
         own = of_q.where(among_q, 0), of_k.where(among_k, 0), of_v.where(among_k, 0)
-        found = _of_sequence(*own, visible & queries[:, None] & keys, factor)
+        found, of_rows = _of_sequence(*own, visible & queries[:, None] & keys, factor, with_lse)
         output = torch.where(among_q, found, output)
-    return _by_row(output, q).masked_fill(~(_fits(q_offsets, len(q)) & _fits(k_offsets, len(k))), torch.nan)
+        lse = None if lse is None or of_rows is None else torch.where(own_q, of_rows, lse)
+    wrong = ~(_fits(q_offsets, len(q)) & _fits(k_offsets, len(k)))
+    return _by_row(output, q).masked_fill(wrong, torch.nan), lse
 
 
 def _visible(query: torch.Tensor, key: torch.Tensor, queries: Any, keys: Any, causal: bool) -> torch.Tensor:
@@ -71,13 +122,14 @@ def _visible(query: torch.Tensor, key: torch.Tensor, queries: Any, keys: Any, ca
 
 
 def _of_sequence(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, factor: float
-) -> torch.Tensor:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, factor: float, with_lse: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention of ``q[kv_heads, group * total_q, head_size]`` with ``visible[total_q, total_k]``."""
     hidden = ~visible.repeat(q.shape[1] // max(len(visible), 1), 1)
-    weights = (q @ k.transpose(1, 2) * factor).masked_fill(hidden, -torch.inf).softmax(-1)
+    scores = (q @ k.transpose(1, 2) * factor).masked_fill(hidden, -torch.inf)
+    lse = scores.logsumexp(-1) if with_lse else None
     # Of a query without keys the softmax is NaN.
-    return weights.masked_fill(hidden, 0) @ v
+    return scores.softmax(-1).masked_fill(hidden, 0) @ v, lse
 
 
 def _by_group(q: torch.Tensor, kv_heads: int) -> torch.Tensor:

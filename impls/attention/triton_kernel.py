@@ -214,6 +214,7 @@ def attention_forward_kernel(
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def attention_delta_kernel(
     grad_output_ptr,  # [total_q, heads, columns], strided
+    grad_lse_ptr,  # [heads, total_q]; of no meaning unless LSE
     output_ptr,  # [total_q, heads, columns]
     delta_ptr,  # [heads, total_q]
     total_q,
@@ -221,18 +222,24 @@ def attention_delta_kernel(
     columns,
     grad_token_stride,
     grad_head_stride,
+    LSE: tl.constexpr,
     COMPUTE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    # One program owns BLOCK_ROWS rows, each a head of a token: delta is the sum of each row of dO * O.
+    # One program owns BLOCK_ROWS rows, each a head of a token: delta is the sum of each row of dO * O, less the
+    # cotangent of lse, whose gradient the weights are.
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     token, head, column = row // heads, row % heads, tl.arange(0, BLOCK_D)
     mask = (token < total_q)[:, None] & (column < columns)[None, :]
     grad_at = grad_output_ptr + (token * grad_token_stride + head * grad_head_stride)[:, None] + column[None, :]
     grad = tl.load(grad_at, mask=mask, other=0.0).to(COMPUTE)
     output = tl.load(output_ptr + row[:, None] * columns + column[None, :], mask=mask, other=0.0).to(COMPUTE)
-    tl.store(delta_ptr + head * total_q + token, tl.sum(grad * output, axis=1), mask=token < total_q)
+    delta = tl.sum(grad * output, axis=1)
+    at = head * total_q + token
+    if LSE:
+        delta -= tl.load(grad_lse_ptr + at, mask=token < total_q, other=0.0)
+    tl.store(delta_ptr + at, delta, mask=token < total_q)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -523,6 +530,7 @@ def _forward(call: Call, output: torch.Tensor, lse: torch.Tensor) -> None:
 def _backward(
     call: Call,
     grad_output: torch.Tensor,
+    grad_lse: torch.Tensor | None,
     output: torch.Tensor,
     lse: torch.Tensor,
     delta: torch.Tensor,
@@ -531,7 +539,7 @@ def _backward(
     grad_v: torch.Tensor | None,
 ) -> None:
     if delta.numel():
-        _delta(grad_output, output, delta)
+        _delta(grad_output, grad_lse, output, delta)
     if grad_q is not None and grad_q.numel():
         _launch(attention_queries_backward_kernel, call, False, (grad_output,), (lse, delta, grad_q))
     wanted = [x for x in (grad_k, grad_v) if x is not None and x.numel()]
@@ -541,20 +549,21 @@ def _backward(
         _launch(attention_keys_backward_kernel, call, True, (grad_output,), (lse, delta, *written), **needs)
 
 
-def _delta(grad_output: torch.Tensor, output: torch.Tensor, delta: torch.Tensor) -> None:
+def _delta(grad_output: torch.Tensor, grad_lse: torch.Tensor | None, output: torch.Tensor, delta: torch.Tensor) -> None:
     total_q, heads, columns = output.shape
     triton_launch.launch(
         attention_delta_kernel,
         (cdiv(total_q * heads, ROWS_OF_DELTA),),
-        (grad_output, output, delta),
+        (grad_output, delta if grad_lse is None else grad_lse, output, delta),
         (total_q, heads, columns, *grad_output.stride()[:2]),
+        LSE=grad_lse is not None,
         COMPUTE=triton_launch.COMPUTE[output.dtype],
         BLOCK_ROWS=ROWS_OF_DELTA,
         BLOCK_D=next_power_of_2(columns),
     )
 
 
-attention_operator = register("triton", _forward, _backward)
+attention_operator, attention_with_lse_operator = register("triton", _forward, _backward)
 
 
 def attention(
@@ -568,4 +577,19 @@ def attention(
 ) -> torch.Tensor:
     """Attention over packed sequences: see `fourfold.impls.attention.torch_eager.attention`."""
     check_attention(q, k, v, q_offsets, k_offsets, causal, scale)
-    return attention_operator(q, k, v, q_offsets, k_offsets, causal, None if scale is None else float(scale))
+    return attention_operator(q, k, v, q_offsets, k_offsets, causal, None if scale is None else float(scale))[0]
+
+
+def attention_with_lse(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_offsets: torch.Tensor | None = None,
+    k_offsets: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention with its log-sum-exp: see `fourfold.impls.attention.torch_eager.attention_with_lse`."""
+    check_attention(q, k, v, q_offsets, k_offsets, causal, scale)
+    factor = None if scale is None else float(scale)
+    return attention_with_lse_operator(q, k, v, q_offsets, k_offsets, causal, factor)
