@@ -28,7 +28,9 @@ class Sequence(NamedTuple):
     visible: np.ndarray
 
 
-def sequences(q: Array, k: Array, q_offsets: Any, k_offsets: Any, causal: bool) -> Iterator[Sequence]:
+def sequences(
+    q: Array, k: Array, q_offsets: Any, k_offsets: Any, causal: bool, window: tuple[int, int] = (-1, -1)
+) -> Iterator[Sequence]:
     """The sequences of a call, in order. Causal: the last query sees all keys, and each query before it one less."""
     ends_q = np.array([0, q.shape[0]]) if q_offsets is None else np.asarray(q_offsets)
     ends_k = np.asarray(k_offsets) if k_offsets is not None else ends_q if q_offsets is not None else [0, k.shape[0]]
@@ -37,6 +39,10 @@ def sequences(q: Array, k: Array, q_offsets: Any, k_offsets: Any, causal: bool) 
         visible = (
             np.tri(count_q, count_k, count_k - count_q, dtype=bool) if causal else np.ones((count_q, count_k), bool)
         )
+        place, key = np.arange(count_q)[:, None] + count_k - count_q, np.arange(count_k)
+        left, right = window
+        visible = visible & (key >= place - left) if left >= 0 else visible
+        visible = visible & (key <= place + right) if right >= 0 else visible
         yield Sequence(slice(int(first_q), int(end_q)), slice(int(first_k), int(end_k)), visible)
 
 
@@ -82,6 +88,7 @@ def forward(
     k_offsets: Any = None,
     causal: bool = False,
     scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
     stored: Callable[[Array], Array] = unchanged,
 ) -> Array:
     """``softmax(scale q k^T) v`` of each sequence and head.
@@ -94,6 +101,8 @@ def forward(
         k_offsets: the same of k and v; None: as in q.
         causal: of a sequence with n queries and m keys, query i sees the keys up to ``i + m - n``.
         scale: of the scores; by default ``1 / sqrt(head_size)``.
+        window: of a sequence with n queries and m keys, query i sees the keys from ``i + m - n - window[0]`` to
+            ``i + m - n + window[1]`` alone; -1: all on that side.
         stored: rounds an intermediate result to the dtype of the tensors, as the operand of a tensor core is.
 
     Returns:
@@ -103,7 +112,7 @@ def forward(
     """
     heads, kv_heads = q.shape[1], k.shape[1]
     output = np.zeros_like(q)
-    for queries, keys, visible in sequences(q, k, q_offsets, k_offsets, causal):
+    for queries, keys, visible in sequences(q, k, q_offsets, k_offsets, causal, window):
         of_q, of_k, of_v = (by_group(x, kv_heads) for x in (q[queries], k[keys], v[keys]))
         weights = weights_of(of_q, of_k, of_every_head(visible, heads, kv_heads), scale)
         output[queries] = by_row(stored(weights) @ of_v, heads)
@@ -130,6 +139,7 @@ def backward(
     k_offsets: Any = None,
     causal: bool = False,
     scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
     stored: Callable[[Array], Array] = unchanged,
     grad_lse: Array | None = None,
 ) -> tuple[Array, Array, Array]:
@@ -145,7 +155,7 @@ def backward(
     """
     heads, kv_heads, factor = q.shape[1], k.shape[1], q.shape[-1] ** -0.5 if scale is None else scale
     grads = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    for queries, keys, visible in sequences(q, k, q_offsets, k_offsets, causal):
+    for queries, keys, visible in sequences(q, k, q_offsets, k_offsets, causal, window):
         of_q, of_k, of_v, grad = (by_group(x, kv_heads) for x in (q[queries], k[keys], v[keys], grad_output[queries]))
         every = of_every_head(visible, heads, kv_heads)
         weights = weights_of(of_q, of_k, every, scale)

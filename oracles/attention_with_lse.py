@@ -10,6 +10,7 @@ from .attention import Array, by_group, of_every_head, scores_of, sequences
 def forward(
     q: Array, k: Array, v: Array, q_offsets: Any = None, k_offsets: Any = None, causal: bool = False,
     scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
 ) -> Array:  # fmt: skip
     """The log-sum-exp over the visible keys, ``log(sum(exp(scale q k^T)))``: the arguments are `attention.forward`'s.
 
@@ -20,7 +21,7 @@ def forward(
     """
     heads, kv_heads = q.shape[1], k.shape[1]
     lse = np.swapaxes(np.zeros_like(q[..., 0]), 0, 1)
-    for queries, keys, visible in sequences(q, k, q_offsets, k_offsets, causal):
+    for queries, keys, visible in sequences(q, k, q_offsets, k_offsets, causal, window):
         every = of_every_head(visible, heads, kv_heads)
         scores = scores_of(by_group(q[queries], kv_heads), by_group(k[keys], kv_heads), scale)
         lse[:, queries] = log_sum_exp(scores, every).reshape(heads, len(visible))

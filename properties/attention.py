@@ -32,6 +32,9 @@ from fourfold.operations.workloads import Make, Workload, tiled, whole
 # The scores of "offset" queries and keys are far from 0, and those of "spread" ones far apart.
 KINDS = ("normal", "normal", "normal", "whole", "constant", "offset", "spread", "huge", "tiny")
 SCALES = (None, None, None, 0.25, 1.5)
+# Of all keys, and of some.
+WHOLE = (-1, -1)
+WINDOWS = (WHOLE, WHOLE, WHOLE, (2, 0), (0, 3), (4, -1), (-1, 1), (0, 0))
 MOST_COLUMNS = 256
 Counts = Sequence[int]
 
@@ -82,7 +85,7 @@ def open_places(
     heads, kv_heads = q.shape[1], k.shape[1]
     arrays = {"output": q, "q": q, "k": k, "v": k}
     found = {name: np.zeros(x.shape, dtype=bool) for name, x in arrays.items()}
-    how = (given.get("q_offsets"), given.get("k_offsets"), given.get("causal", False))
+    how = (given.get("q_offsets"), given.get("k_offsets"), given.get("causal", False), given.get("window", WHOLE))
     for queries, keys, visible in oracle.sequences(q, k, *how):
         of_q, of_k, of_v = (oracle.by_group(x, kv_heads) for x in (q[queries], k[keys], v[keys]))
         every = oracle.of_every_head(visible, heads, kv_heads)
@@ -186,6 +189,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     if layouts["grad_output"] == "expanded":
         grad_output = repeated(grad_output)
     parameters = {"causal": draw(st.booleans()), "scale": draw(st.sampled_from(SCALES))}
+    parameters["window"] = draw(st.sampled_from(WINDOWS))
     return Case(inputs, grad_output, parameters, layouts)
 
 
@@ -215,7 +219,7 @@ def packed_case(
     if offset_dtype is not None:
         inputs |= {"q_offsets": offsets_of(counts[0], offset_dtype), "k_offsets": offsets_of(counts[1], offset_dtype)}
     grad_output = cotangent(rng, inputs["q"].shape, dtype)
-    return Case(inputs, grad_output, {"causal": False, "scale": None, **parameters}, layouts or {})
+    return Case(inputs, grad_output, {"causal": False, "scale": None, "window": WHOLE, **parameters}, layouts or {})
 
 
 def tokens(
@@ -226,6 +230,7 @@ def tokens(
     columns: int = 8,
     causal: bool = False,
     scale: float | None = None,
+    window: tuple[int, int] = WHOLE,
     offset_dtype: type = np.int64,
     size: float = 1.5,
     **layouts: str,
@@ -237,7 +242,7 @@ def tokens(
         counts = [[n] if isinstance(n, int) else list(n) for n in (queries, others)]
         kind = None if isinstance(queries, int) else offset_dtype
         case = packed_case(rng, (counts[0], counts[1]), *heads, columns, dtype, size, kind, layouts)
-        case = case.with_parameters(causal=causal, scale=scale)
+        case = case.with_parameters(causal=causal, scale=scale, window=window)
         if layouts.get("grad_output") == "expanded":
             case = replace(case, grad_output=np.full_like(case.grad_output, -1.5))
         inputs = {name: repeated(x) if layouts.get(name) == "expanded" else x for name, x in case.inputs.items()}
@@ -319,6 +324,10 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "heads_in_groups_causal": tokens([3, 5], [4, 7], heads=(6, 3), columns=5, causal=True),
     "heads_of_64_columns": tokens(20, heads=(2, 1), columns=64, causal=True),
     # Past blocks of queries and of keys by one, and at their end.
+    # With queries that see no key, and past blocks of keys, and of queries, that none of a block sees.
+    "window": tokens([5, 4, 2, 3, 0, 9], [5, 2, 6, 0, 4, 3], heads=(4, 2), columns=12, window=(2, 1)),
+    "window_past_blocks": tokens([70, 3], [200, 5], heads=(2, 1), columns=8, causal=True, window=(20, -1)),
+    "window_of_few_keys": tokens(150, 130, columns=4, window=(0, 9)),
     "past_a_block": tokens(65, 65, columns=17),
     "many_queries_causal": tokens(130, 67, columns=4, causal=True),
     # Past several blocks of keys, and after them a sequence that must not be known of.
@@ -353,7 +362,7 @@ def _with_keys(case: Case) -> np.ndarray:
     """Which queries see a key, ``[total_q, 1, 1]``."""
     given = case.inputs.get("q_offsets"), case.inputs.get("k_offsets"), case.parameters.get("causal", False)
     found = np.zeros(case["q"].shape[0], dtype=bool)
-    for queries, _, visible in oracle.sequences(case["q"], case["k"], *given):
+    for queries, _, visible in oracle.sequences(case["q"], case["k"], *given, case.parameters.get("window", WHOLE)):
         found[queries] = visible.any(axis=-1)
     return found[:, None, None]
 
@@ -369,8 +378,8 @@ def equal_values_are_the_output(evaluate: Evaluate, case: Case, dtype: DType) ->
 
 
 def keys_may_change_places(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Unless causal, reordering the keys and values of each sequence reorders their gradients, and that is all."""
-    plain = case.with_parameters(causal=False)
+    """Without a mask, reordering the keys and values of each sequence reorders their gradients, and that is all."""
+    plain = case.with_parameters(causal=False, window=WHOLE)
     order, rng = np.arange(case["k"].shape[0]), np.random.default_rng(case["k"].size)
     given = case.inputs.get("q_offsets"), case.inputs.get("k_offsets"), False
     for _, keys, _ in oracle.sequences(case["q"], case["k"], *given):
@@ -466,6 +475,11 @@ ARGUMENTS = Arguments(
     q_offsets=integers("batch+1", 0, 2, 5, optional=True),
     k_offsets=integers("batch+1", 0, 3, 7, optional=True),
     causal=Values((False,), of_another_type={"a_string": "yes", "a_number": 1, "none": None}),
+    window=Values(
+        (WHOLE,),
+        out_of_range={"below_minus_1": (0, -2), "of_three": (1, 1, 1)},
+        of_another_type={"a_number": 4, "none": None, "of_floats": (1.0, 2.0)},
+    ),
     # None stands for the default. Of a larger scale the largest score takes all the weight, and hangs on rounding.
     scale=replace(positive(0.25), of_another_type={"a_string": "0.25"}, range=(0.0, 4.0)),
 )
@@ -507,11 +521,13 @@ errors = (
 def cost(case: Case) -> tuple[Cost, Cost]:
     """Forward takes two products of what queries see, backward five, of which forward's scores are one taken anew."""
     given = case.inputs.get("q_offsets"), case.inputs.get("k_offsets"), case.parameters.get("causal", False)
-    pairs = 0
+    window, pairs = case.parameters.get("window", WHOLE), 0
     for queries, keys in _lengths(case):
         # Causal: the last query sees all keys.
         hidden = max(queries - keys, 0)
         seen = keys * queries if not given[2] else sum_of_visible(queries - hidden, keys)
+        if max(window) >= 0:
+            seen = sum_within(queries, keys, window[0], 0 if given[2] else window[1])
         pairs += seen
     q, k = case["q"].nbytes, case["k"].nbytes
     product = 2 * pairs * case["q"].shape[1] * case["q"].shape[2]
@@ -521,6 +537,14 @@ def cost(case: Case) -> tuple[Cost, Cost]:
 def sum_of_visible(queries: int, keys: int) -> int:
     """How many pairs a causal sequence with no more queries than keys has."""
     return queries * keys - queries * (queries - 1) // 2
+
+
+def sum_within(queries: int, keys: int, left: int, right: int) -> int:
+    """How many pairs a window of keys leaves."""
+    place = np.arange(queries) + keys - queries
+    begins = np.maximum(place - left, 0) if left >= 0 else 0
+    ends = np.minimum(place + right + 1, keys) if right >= 0 else keys
+    return int(np.maximum(ends - begins, 0).sum())
 
 
 def _lengths(case: Case) -> Iterator[tuple[int, int]]:
@@ -571,6 +595,9 @@ workloads: Mapping[str, Mapping[str, Make]] = {
         # A long prompt of a model with heads in groups, and the same where every token sees every other.
         "causal": begun(tokens(16384, heads=(4, 1), columns=128, causal=True, size=1.0), 256, 256, 4, 1),
         "full": begun(tokens(16384, heads=(4, 1), columns=128, size=1.0), 32, 16384, 4, 1),
+        "window": begun(
+            tokens(16384, heads=(4, 1), columns=128, causal=True, window=(1023, 0), size=1.0), 256, 256, 4, 1
+        ),
         "batch": tiled(tokens([512], heads=(16, 4), columns=128, causal=True, size=1.0), 8, *BATCHED),
         "ragged": whole(tokens(uneven(8, 384), heads=(8, 2), columns=128, causal=True, size=1.0)),
     },

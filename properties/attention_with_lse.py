@@ -26,7 +26,7 @@ def _overflows(q: Any, k: Any, v: Any, visible: np.ndarray) -> np.ndarray:
     """The rows with a visible score that is infinite or may overflow: of an infinity, inf - inf makes NaN."""
     with np.errstate(all="ignore"):
         sizes = abs(q.value).astype(np.longdouble) @ np.swapaxes(abs(k.value), -1, -2).astype(np.longdouble)
-    return ((sizes > q.arithmetic.largest / 8) & visible).any(-1, keepdims=True)
+    return np.asarray(((sizes > q.arithmetic.largest / 8) & visible).any(-1, keepdims=True))
 
 
 def _or_values_not_finite(q: Any, k: Any, v: Any, visible: np.ndarray) -> np.ndarray:
@@ -70,7 +70,6 @@ def backward_of_both(grads: Any, q: Any, k: Any, v: Any, **given: Any) -> tuple[
     if not isinstance(q, Bounded):
         return gradients
     places = open_places(grad_output, q, k, v, given, _overflows)
-    # A cotangent of lse that is not finite makes weights of 0 in other keys NaN, as that of the output does.
     return tuple(unspecified_where(gradient, places[name]) for name, gradient in zip("qkv", gradients))
 
 
@@ -122,7 +121,7 @@ def logarithms_of_parts_add_up(evaluate: Evaluate, case: Case, dtype: DType) -> 
     k, inputs = case["k"], {name: case[name] for name in "qkv"}
     if not attention._ordinary(case) or len(k) < 2 or not k.size:
         return
-    case = Case(inputs, case.grad_output, {**case.parameters, "causal": False})
+    case = Case(inputs, case.grad_output, {**case.parameters, "causal": False, "window": attention.WHOLE})
     half = len(k) // 2
     parts = [evaluate(case.with_inputs(k=k[of], v=case["v"][of])).output for of in (np.s_[:half], np.s_[half:])]
     largest = np.maximum(*(part.value for part in parts))

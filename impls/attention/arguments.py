@@ -11,16 +11,20 @@ MOST_COLUMNS = 256  # of a head
 MOST_TOKENS = 2**31 - 2**16  # kernels count the tokens of a sequence in 32 bits
 
 
-def check_attention(q: Any, k: Any, v: Any, q_offsets: Any, k_offsets: Any, causal: Any, scale: Any) -> None:
+def check_attention(
+    q: Any, k: Any, v: Any, q_offsets: Any, k_offsets: Any, causal: Any, scale: Any, window: Any = (-1, -1)
+) -> None:
     """Check ``q[total_q, heads, head_size]``, k and v ``[total_k, kv_heads, head_size]``, and the rest.
 
     The values of offsets are checked only on the CPU and outside torch.compile, since on a GPU that would wait for the
     device. Elsewhere, invalid offsets make all results NaN, and nothing is read or written outside of the tensors.
 
     Raises:
-        TypeError: a tensor is none, dtypes differ, offsets are no integers, causal is no bool, or scale is no number.
+        TypeError: a tensor is none, dtypes differ, offsets are no integers, causal is no bool, scale is no number, or
+            window is no pair of integers.
         ValueError: shapes or devices do not fit, head_size is not from 1 to 256, there are 2^31 tokens, heads is no
-            multiple of kv_heads, offsets do not fit, or scale is not positive and finite.
+            multiple of kv_heads, offsets do not fit, scale is not positive and finite, or window is
+            below -1.
     """
     check_floating("q", q)
     check_axes("q", q, "[total_q, heads, head_size]", 3)
@@ -42,6 +46,10 @@ def check_attention(q: Any, k: Any, v: Any, q_offsets: Any, k_offsets: Any, caus
         raise TypeError(f"causal must be a bool, not {type(causal).__name__}")
     if scale is not None:
         check_positive("scale", scale)
+    if not isinstance(window, tuple | list) or any(type(each) is not int for each in window):
+        raise TypeError(f"window must be a pair of integers, not {window!r}")
+    if len(window) != 2 or min(window) < -1:
+        raise ValueError(f"window must be a pair of integers from -1 on, not {window!r}")
     if q_offsets is not None and q_offsets.is_cpu and not torch.compiler.is_compiling():
         check_offset_values("q_offsets", q_offsets, "q", q.shape[0])
         if k_offsets is not None:

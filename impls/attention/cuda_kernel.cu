@@ -32,6 +32,13 @@ template <class C> __device__ C sum_of_row(C x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+// Whether a query sees a key that is before its limit, which is 1 past its own place. WINDOW: also `left` keys before
+// that place, and `right` ones after it, alone. Of a causal window, right is 0.
+template <bool WINDOW> __device__ bool sees_key(int key, int limit, bool causal, long long left, long long right) {
+    if constexpr (WINDOW) return key >= limit - 1 - left && key < limit + right;
+    else return !causal || key < limit;
+}
+
 // Writes a warp's sums [16, COLUMNS], each row times a factor, to rows `from + row * stride` of so many columns.
 template <class T, int COLUMNS>
 __device__ void put_rows(const Sums<T, COLUMNS>& sums, T* to, long long stride, int rows, int columns,
@@ -46,7 +53,7 @@ __device__ void put_rows(const Sums<T, COLUMNS>& sums, T* to, long long stride, 
         }
 }
 
-template <class T, int COLUMNS>
+template <class T, int COLUMNS, bool WINDOW>
 __global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
     const T* __restrict__ q,       // [total_q, heads, columns], strided
     const T* __restrict__ k,       // [total_k, kv_heads, columns], strided
@@ -58,7 +65,8 @@ __global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
     long long total_q, long long total_k, long long batch, long long heads, long long kv_heads, long long columns,
     long long q_token_stride, long long q_head_stride, long long k_token_stride, long long k_head_stride,
     long long v_token_stride, long long v_head_stride, long long q_offsets_stride, long long k_offsets_stride,
-    bool wide_q, bool wide_k, bool vectors, bool causal, double scale_) {
+    bool wide_q, bool wide_k, bool vectors, bool causal, long long left, long long right,
+    double scale_) {
     // One block owns ROWS queries of a sequence and head, and COLUMNS columns of their output; one warp 16 queries.
     using C = Compute<T>;
     constexpr int ROWS = WARPS<T> * 16, KEYS = FORWARD_STEP<T>, PAD = 16 / sizeof(T);
@@ -86,11 +94,15 @@ __global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
 
     // A query at `row` of the warp sees the keys below row + limit, and below all of them.
     const int shift = place.other_length - place.length, limit = place.first + warp * 16 + 1 + shift;
-    const int end = causal ? min(place.other_length, place.first + ROWS + shift) : place.other_length;
+    int begin = 0, end = causal ? min(place.other_length, place.first + ROWS + shift) : place.other_length;
+    if constexpr (WINDOW) {
+        begin = int(max(place.first + shift - left, 0LL) / KEYS * KEYS);
+        end = int(min(place.first + ROWS + shift + right, (long long)place.other_length));
+    }
     const C scale = C(scale_);
     Sums<T, COLUMNS> sums;
     C largest[2] = {-C(CUDART_INF_F), -C(CUDART_INF_F)}, total[2] = {};
-    for (int start = 0; start < end; start += KEYS) {
+    for (int start = begin; start < end; start += KEYS) {
         const int there = end - start, used = there < KEYS ? (there + 15) / 16 * 16 : KEYS;
         __syncthreads();
         load_tile<T>(k_tile, line, used, width, k + start * k_token_stride, k_token_stride, there, columns,
@@ -108,7 +120,7 @@ __global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int key = start + column_of(n, e);
-                const bool visible = key < place.other_length && (!causal || key < limit + row_of(e));
+                const bool visible = key < place.other_length && sees_key<WINDOW>(key, limit + row_of(e), causal, left, right);
                 C& score = scores.at[n][e];
                 score = visible ? score * scale : -C(CUDART_INF_F);
                 larger[e / 2] = max(larger[e / 2], score);
@@ -145,7 +157,8 @@ __global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
     for (int i = 0; i < 2; i++) {
         total[i] = sum_of_row(total[i]);
         const int row = row_of(2 * i);
-        const bool sees = place.other_length > 0 && (!causal || row + limit > 0);
+        bool sees = place.other_length > 0 && (!causal || row + limit > 0);
+        if constexpr (WINDOW) sees = row + limit + right > 0 && row + limit - 1 - left < place.other_length;
         factors[i] = sees ? 1 / total[i] : C(0);
         const C base = largest[i] == -C(CUDART_INF_F) ? C(0) : largest[i];
         if (chunk == 0 && threadIdx.x % 4 == 0 && row < own_rows)
@@ -177,7 +190,7 @@ __global__ void __launch_bounds__(128) attention_delta_kernel(
     delta[at] = grad_lse ? sum - grad_lse[at] : sum;
 }
 
-template <class T, int COLUMNS>
+template <class T, int COLUMNS, bool WINDOW>
 __global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
     const T* __restrict__ grad_output,     // [total_q, heads, columns], strided
     const T* __restrict__ q,               // [total_q, heads, columns], strided
@@ -192,7 +205,7 @@ __global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
     long long grad_token_stride, long long grad_head_stride, long long q_token_stride, long long q_head_stride,
     long long k_token_stride, long long k_head_stride, long long v_token_stride, long long v_head_stride,
     long long q_offsets_stride, long long k_offsets_stride, bool wide_q, bool wide_k, bool vectors, bool causal,
-    double scale_) {
+    long long left, long long right, double scale_) {
     // One block owns ROWS queries of a sequence and head, and COLUMNS columns of their gradient; one warp 16 queries.
     using C = Compute<T>;
     constexpr int ROWS = WARPS<T> * 16, KEYS = BACKWARD_STEP<T>, PAD = 16 / sizeof(T);
@@ -229,10 +242,14 @@ __global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
         }
 
     const int shift = place.other_length - place.length, limit = place.first + warp * 16 + 1 + shift;
-    const int end = causal ? min(place.other_length, place.first + ROWS + shift) : place.other_length;
+    int begin = 0, end = causal ? min(place.other_length, place.first + ROWS + shift) : place.other_length;
+    if constexpr (WINDOW) {
+        begin = int(max(place.first + shift - left, 0LL) / KEYS * KEYS);
+        end = int(min(place.first + ROWS + shift + right, (long long)place.other_length));
+    }
     const C scale = C(scale_);
     Sums<T, COLUMNS> sums;
-    for (int start = 0; start < end; start += KEYS) {
+    for (int start = begin; start < end; start += KEYS) {
         const int there = end - start, used = there < KEYS ? (there + 15) / 16 * 16 : KEYS;
         __syncthreads();
         load_tile<T>(k_tile, line, used, width, k + start * k_token_stride, k_token_stride, there, columns,
@@ -250,7 +267,7 @@ __global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int key = start + column_of(n, e);
-                const bool visible = key < place.other_length && (!causal || key < limit + row_of(e));
+                const bool visible = key < place.other_length && sees_key<WINDOW>(key, limit + row_of(e), causal, left, right);
                 const C weight = exponential<T>(scores.at[n][e] * scale - of_row[e / 2][0]);
                 const C slope = visible ? weight * (products.at[n][e] - of_row[e / 2][1]) : C(0);
                 slopes[row_of(e) * (KEYS + PAD) + column_of(n, e)] = T(slope);
@@ -266,7 +283,7 @@ __global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
                          own_rows, own_columns, factors, place.fits);
 }
 
-template <class T, int COLUMNS>
+template <class T, int COLUMNS, bool WINDOW>
 __global__ void __launch_bounds__(THREADS<T>) attention_keys_backward_kernel(
     const T* __restrict__ grad_output,     // [total_q, heads, columns], strided
     const T* __restrict__ q,               // [total_q, heads, columns], strided
@@ -282,7 +299,7 @@ __global__ void __launch_bounds__(THREADS<T>) attention_keys_backward_kernel(
     long long grad_token_stride, long long grad_head_stride, long long q_token_stride, long long q_head_stride,
     long long k_token_stride, long long k_head_stride, long long v_token_stride, long long v_head_stride,
     long long q_offsets_stride, long long k_offsets_stride, bool wide_q, bool wide_k, bool vectors, bool causal,
-    double scale_) {
+    long long left, long long right, double scale_) {
     // One block owns ROWS keys of a sequence and head, and COLUMNS columns of their gradients; one warp 16 keys.
     using C = Compute<T>;
     constexpr int ROWS = WARPS<T> * 16, QUERIES = BACKWARD_STEP<T>, PAD = 16 / sizeof(T);
@@ -313,11 +330,15 @@ __global__ void __launch_bounds__(THREADS<T>) attention_keys_backward_kernel(
 
     // The key at `row` of the warp is seen by the queries from row + least on.
     const int shift = place.other_length - place.length, least = place.first + warp * 16 + shift;
-    const int begin = causal ? max(place.first + shift, 0) / QUERIES * QUERIES : 0;
+    int begin = causal ? max(place.first + shift, 0) / QUERIES * QUERIES : 0, end = place.other_length;
+    if constexpr (WINDOW) {
+        begin = int(max(place.first + shift - right, 0LL) / QUERIES * QUERIES);
+        end = int(min(place.first + ROWS + shift + left, (long long)place.other_length));
+    }
     const C scale = C(scale_);
     Sums<T, COLUMNS> sums_k, sums_v;
     for (long long head = kv_head * group; head < (kv_head + 1) * group; head++)
-        for (int start = begin; start < place.other_length; start += QUERIES) {
+        for (int start = begin; start < end; start += QUERIES) {
             const long long q_token = place.other_begin + start;
             const int there = place.other_length - start, used = there < QUERIES ? (there + 15) / 16 * 16 : QUERIES;
             __syncthreads();
@@ -342,7 +363,8 @@ __global__ void __launch_bounds__(THREADS<T>) attention_keys_backward_kernel(
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     const int row = row_of(e), column = column_of(n, e);
-                    const bool visible = column < there && row < own_rows && (!causal || start + column >= row + least);
+                    const bool visible = column < there && row < own_rows &&
+                                         sees_key<WINDOW>(row + least, start + column + 1, causal, left, right);
                     C weight = exponential<T>(scores.at[n][e] * scale - of_query[0][column]);
                     weight = visible ? weight : C(0);
                     const C slope = visible ? weight * (products.at[n][e] - of_query[1][column]) : C(0);

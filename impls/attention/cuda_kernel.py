@@ -27,11 +27,14 @@ FORWARD_STEP, BACKWARD_STEP = {2: 64, 4: 32, 8: 16}, {2: 32, 4: 32, 8: 16}
 COLUMNS = {2: (64, 128), 4: (64,), 8: (64,)}
 
 
-def _kernels(name: str) -> Mapping[tuple[torch.dtype, int], CudaKernel]:
+def _kernels(name: str) -> Mapping[tuple[torch.dtype, int, bool], CudaKernel]:
     return {
-        (dtype, columns): CudaKernel(SOURCE, f"attention_{name}_kernel<{cpp}, {columns}>")
+        (dtype, columns, window): CudaKernel(
+            SOURCE, f"attention_{name}_kernel<{cpp}, {columns}, {str(window).lower()}>"
+        )
         for dtype, cpp in CPP_TYPES.items()
         for columns in COLUMNS[dtype.itemsize]
+        for window in (False, True)
     }
 
 
@@ -81,7 +84,7 @@ def _shared_bytes(call: Call, own_rows: int, rows: int, columns: int, weights: i
 
 
 def _launch(
-    kernels: Mapping[tuple[torch.dtype, int], CudaKernel],
+    kernels: Mapping[tuple[torch.dtype, int, bool], CudaKernel],
     call: Call,
     own_keys: bool,
     tensors: tuple[torch.Tensor, ...],
@@ -97,7 +100,7 @@ def _launch(
         shared_bytes = _shared_bytes(call, own_rows, step, step * (columns + 16 // size), own_rows, step)
     total_q, total_k, _, heads, kv_heads = call.sizes
     tiles, each = (call.tiles(total_k, own_rows), kv_heads) if own_keys else (call.tiles(total_q, own_rows), heads)
-    kernels[call.q.dtype, columns].launch(
+    kernels[call.q.dtype, columns, call.is_windowed].launch(
         tiles * each * cdiv(head_size, columns),
         WARPS[size] * 32,
         *tensors,
@@ -111,6 +114,7 @@ def _launch(
         *(x is not None and x.dtype == torch.int64 for x in (call.q_offsets, call.k_offsets)),
         in_vectors(*tensors, *call[:3]),
         call.causal,
+        *call.window,
         call.scale,
         shared_bytes=shared_bytes,
     )
@@ -142,6 +146,7 @@ def fits_hopper(configuration: Configuration, call: Call) -> bool:
         and columns <= configuration.options["columns"]
         and columns % 8 == 0
         and len(call.k) > 0
+        and not call.is_windowed
         and LEAST_SCALE < call.scale < MOST_SCALE
         and all(_of_two_axes(x) is not None for x in call[:3])
     )
@@ -224,10 +229,12 @@ def attention(
     k_offsets: torch.Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
 ) -> torch.Tensor:
     """Attention over packed sequences: see `fourfold.impls.attention.torch_eager.attention`."""
-    check_attention(q, k, v, q_offsets, k_offsets, causal, scale)
-    return attention_operator(q, k, v, q_offsets, k_offsets, causal, None if scale is None else float(scale))[0]
+    check_attention(q, k, v, q_offsets, k_offsets, causal, scale, window)
+    factor = None if scale is None else float(scale)
+    return attention_operator(q, k, v, q_offsets, k_offsets, causal, factor, *window)[0]
 
 
 def attention_with_lse(
@@ -238,8 +245,9 @@ def attention_with_lse(
     k_offsets: torch.Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention with its log-sum-exp: see `fourfold.impls.attention.torch_eager.attention_with_lse`."""
-    check_attention(q, k, v, q_offsets, k_offsets, causal, scale)
+    check_attention(q, k, v, q_offsets, k_offsets, causal, scale, window)
     factor = None if scale is None else float(scale)
-    return attention_with_lse_operator(q, k, v, q_offsets, k_offsets, causal, factor)
+    return attention_with_lse_operator(q, k, v, q_offsets, k_offsets, causal, factor, *window)

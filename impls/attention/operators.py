@@ -22,11 +22,11 @@ def _fake(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 ATTENTION = Operator(
     schema=(
-        "attention(Tensor q, Tensor k, Tensor v, Tensor? q_offsets, Tensor? k_offsets, bool causal, float? scale)"
-        " -> (Tensor output, Tensor lse)"
+        "attention(Tensor q, Tensor k, Tensor v, Tensor? q_offsets, Tensor? k_offsets, bool causal, float? scale,"
+        " int left, int right) -> (Tensor output, Tensor lse)"
     ),
     fake=_fake,
-    saves=("q", "k", "v", "q_offsets", "k_offsets", "output", "lse", "causal", "scale"),
+    saves=("q", "k", "v", "q_offsets", "k_offsets", "output", "lse", "causal", "scale", "left", "right"),
     gradients={"q": "q", "k": "k", "v": "v"},
 )
 # The same with a gradient of both results.
@@ -46,6 +46,8 @@ class Call(NamedTuple):
         k_offsets: like q_offsets.
         causal: whether a query sees no later keys.
         scale: of the scores.
+        left: how many keys before its own place a query sees; -1: all.
+        right: the same of those after it. A causal query sees none.
     """
 
     q: torch.Tensor
@@ -55,6 +57,20 @@ class Call(NamedTuple):
     k_offsets: torch.Tensor | None
     causal: bool
     scale: float
+    left: int = -1
+    right: int = -1
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether the kernels of a window are launched."""
+        return self.left >= 0 or self.right >= 0
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """How many keys before and after its place a query sees; of any number, more than there are."""
+        most = len(self.q) + len(self.k)
+        left, right = (most if n < 0 else min(n, most) for n in (self.left, self.right))
+        return left, 0 if self.causal else right
 
     @property
     def batch(self) -> int:
@@ -116,9 +132,11 @@ def register(
     """
 
     def call_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any) -> Call:
-        q_offsets, k_offsets, causal, scale = given
+        q_offsets, k_offsets, causal, scale, left, right = given
         k_offsets = q_offsets if k_offsets is None else k_offsets
-        return Call(rows(q), rows(k), rows(v), q_offsets, k_offsets, causal, scale_of(q, scale))
+        # A window that ends at the query's own place is a causal mask.
+        causal, right = causal or right == 0, -1 if causal or right == 0 else right
+        return Call(rows(q), rows(k), rows(v), q_offsets, k_offsets, causal, scale_of(q, scale), left, right)
 
     def run_forward(q: torch.Tensor, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
         output, lse = _fake(q)
@@ -138,10 +156,12 @@ def register(
         lse: torch.Tensor,
         causal: bool,
         scale: float | None,
+        left: int,
+        right: int,
         *needs: bool,
     ) -> tuple[torch.Tensor, ...]:
         gradients = empty_gradients((q, k, v), needs)
-        call = call_of(q, k, v, q_offsets, k_offsets, causal, scale)
+        call = call_of(q, k, v, q_offsets, k_offsets, causal, scale, left, right)
         if call.batch and q.shape[1]:
             wanted = (x if needed else None for x, needed in zip(gradients, needs))
             of_lse = None if grad_lse is None else grad_lse.contiguous()

@@ -15,6 +15,7 @@ def attention(
     k_offsets: torch.Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
 ) -> torch.Tensor:
     """``softmax(scale q k^T) v`` of each sequence and head: scaled dot product attention over packed sequences.
 
@@ -30,6 +31,8 @@ def attention(
         causal: of a sequence with n queries and m keys, query i sees the keys up to ``i + m - n``, so that the last
             query sees all: aligned at the bottom right, as FlashAttention is since 2.1.
         scale: of the scores, positive; by default ``1 / sqrt(head_size)``.
+        window: ``(left, right)``, as FlashAttention has it: query i sees the keys from ``i + m - n - left`` to
+            ``i + m - n + right`` alone, both included; -1: all on that side. A causal query sees none to the right.
 
     Returns:
         ``[total_q, heads, head_size]`` of the same dtype. Half types are computed in float32, but kernels round the
@@ -39,13 +42,14 @@ def attention(
         invalid offsets make the output NaN.
 
     Raises:
-        TypeError: a tensor is none, dtypes differ, offsets are no integers, causal is no bool, or scale is no number.
+        TypeError: a tensor is none, dtypes differ, offsets are no integers, causal is no bool, scale is no number, or
+            window is no pair of integers.
         ValueError: shapes or devices do not fit, head_size is not from 1 to 256, heads is no multiple of kv_heads,
-            offsets do not fit (their values on the CPU alone), or scale is not positive and finite.
+            offsets do not fit (their values on the CPU alone), scale is not positive and finite, or window is below -1.
 
     Source: Vaswani et al., Attention Is All You Need, 2017; Ainslie et al., GQA, 2023; Dao, FlashAttention-2, 2023.
     """
-    return _attend(q, k, v, q_offsets, k_offsets, causal, scale, False)[0]
+    return _attend(q, k, v, q_offsets, k_offsets, causal, scale, window, False)[0]
 
 
 def attention_with_lse(
@@ -56,11 +60,12 @@ def attention_with_lse(
     k_offsets: torch.Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`attention`, and the log-sum-exp of the scores of each query: parts over several sets of keys merge by it.
 
     Args:
-        q, k, v, q_offsets, k_offsets, causal, scale: as in `attention`.
+        q, k, v, q_offsets, k_offsets, causal, scale, window: as in `attention`.
 
     Returns:
         The output ``[total_q, heads, head_size]``, and ``log(sum(exp(scale q k^T)))`` over the keys that each query
@@ -74,7 +79,7 @@ def attention_with_lse(
 
     Source: Dao, FlashAttention-2, 2023, section 3.1.
     """
-    output, lse = _attend(q, k, v, q_offsets, k_offsets, causal, scale, True)
+    output, lse = _attend(q, k, v, q_offsets, k_offsets, causal, scale, window, True)
     assert lse is not None
     return output, lse.reshape(q.shape[1], len(q)).contiguous()
 
@@ -87,15 +92,16 @@ def _attend(
     k_offsets: torch.Tensor | None,
     causal: bool,
     scale: float | None,
+    window: tuple[int, int],
     with_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the output, and the log-sum-exp ``[kv_heads, group * total_q]`` if it is wanted."""
-    check_attention(q, k, v, q_offsets, k_offsets, causal, scale)
+    check_attention(q, k, v, q_offsets, k_offsets, causal, scale, window)
     factor, wide = scale_of(q, scale), torch.promote_types(q.dtype, torch.float32)
     of_q, of_k, of_v = _by_group(q.to(wide), k.shape[1]), k.to(wide).transpose(0, 1), v.to(wide).transpose(0, 1)
     token_q, token_k = (torch.arange(len(x), device=q.device) for x in (q, k))
     if q_offsets is None:
-        visible = _visible(token_q, token_k, len(q), len(k), causal)
+        visible = _visible(token_q, token_k, len(q), len(k), causal, window)
         output, lse = _of_sequence(of_q, of_k, of_v, visible, factor, with_lse)
         return _by_row(output, q), lse
     k_offsets = q_offsets if k_offsets is None else k_offsets
@@ -104,7 +110,8 @@ def _attend(
     lse = torch.full_like(of_q[..., 0], -torch.inf) + nothing if with_lse else None
     for first_q, end_q, first_k, end_k in zip(q_offsets[:-1], q_offsets[1:], k_offsets[:-1], k_offsets[1:]):
         queries, keys = (token_q >= first_q) & (token_q < end_q), (token_k >= first_k) & (token_k < end_k)
-        visible = _visible(token_q - first_q, token_k - first_k, end_q - first_q, end_k - first_k, causal)
+        counts = end_q - first_q, end_k - first_k
+        visible = _visible(token_q - first_q, token_k - first_k, *counts, causal, window)
         own_q = queries.repeat(of_q.shape[1] // max(len(q), 1))
         among_q, among_k = own_q[:, None], keys[:, None]
         # Zeros in place of other sequences: their NaN, times a weight of 0, would be NaN here.
@@ -116,9 +123,14 @@ def _attend(
     return _by_row(output, q).masked_fill(wrong, torch.nan), lse
 
 
-def _visible(query: torch.Tensor, key: torch.Tensor, queries: Any, keys: Any, causal: bool) -> torch.Tensor:
+def _visible(
+    query: torch.Tensor, key: torch.Tensor, queries: Any, keys: Any, causal: bool, window: tuple[int, int]
+) -> torch.Tensor:
     """Which keys each query sees, by their places in their sequence."""
-    return key <= query[:, None] + (keys - queries if causal else keys)
+    visible, place = key <= query[:, None] + (keys - queries if causal else keys), query[:, None] + keys - queries
+    left, right = window
+    visible = visible & (key >= place - left) if left >= 0 else visible
+    return visible & (key <= place + right) if right >= 0 else visible
 
 
 def _of_sequence(

@@ -17,7 +17,7 @@ ROWS_OF_DELTA = 32
 # A multiple of 16, or 1, makes no kernel of its own.
 UNSPECIALIZED = ["total_q", "total_k", "batch", "heads", "kv_heads", "columns", "q_token_stride", "q_head_stride"]
 UNSPECIALIZED += ["k_token_stride", "k_head_stride", "v_token_stride", "v_head_stride", "grad_token_stride"]
-UNSPECIALIZED += ["grad_head_stride", "q_offsets_stride", "k_offsets_stride"]
+UNSPECIALIZED += ["grad_head_stride", "q_offsets_stride", "k_offsets_stride", "left", "right"]
 
 
 @triton.jit
@@ -88,19 +88,25 @@ def product_of_rows(a_at, b_at, a_there, b_there, columns, COMPUTE: tl.constexpr
 
 
 @triton.jit
-def are_visible(queries, keys, num_queries, num_keys, CAUSAL: tl.constexpr):
-    """Which keys a query sees; the two are given along different axes."""
+def are_visible(queries, keys, num_queries, num_keys, left, right, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Which keys a query sees; the two are given along different axes. Of a causal window, right is 0."""
     visible = (queries < num_queries) & (keys < num_keys)
-    if CAUSAL:
+    if WINDOW:
+        place = queries + (num_keys - num_queries)
+        visible = visible & (keys >= place - left) & (keys <= place + right)
+    elif CAUSAL:
         visible = visible & (keys <= queries + (num_keys - num_queries))
     return visible
 
 
 @triton.jit
-def has_keys(query, num_queries, num_keys, CAUSAL: tl.constexpr):
+def has_keys(query, num_queries, num_keys, left, right, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
     """Which queries see a key."""
     sees = (query < num_queries) & (num_keys > 0)
-    if CAUSAL:
+    if WINDOW:
+        place = query + num_keys - num_queries
+        sees = sees & (place + right >= 0) & (place - left < num_keys)
+    elif CAUSAL:
         sees = sees & (query + num_keys - num_queries >= 0)
     return sees
 
@@ -129,9 +135,12 @@ def attention_forward_kernel(
     q_offsets_stride,
     k_offsets_stride,
     scale: tl.float64,  # else Triton rounds it to float32
+    left,  # how many keys a query sees before and after its place; of no meaning unless WINDOW
+    right,
     WIDTH: tl.constexpr,
     GIVEN: tl.constexpr,
     CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK_Q: tl.constexpr,
@@ -175,11 +184,16 @@ def attention_forward_kernel(
     largest = tl.full((BLOCK_Q,), -float("inf"), COMPUTE)
     sums = tl.zeros((BLOCK_Q,), COMPUTE)
     output = tl.zeros((BLOCK_Q, BLOCK_D), COMPUTE)
+    begin = tl.zeros((), INDEX)
     end = num_keys
-    if CAUSAL:
+    if WINDOW:
+        place = first + num_keys - num_queries
+        begin = (tl.maximum(place - left, 0) // BLOCK_K * BLOCK_K).to(INDEX)
+        end = tl.minimum(end, place + BLOCK_Q + right)
+    elif CAUSAL:
         end = tl.minimum(end, first + BLOCK_Q + num_keys - num_queries)
     end = tl.where(first < num_queries, end, 0).to(INDEX)
-    for start in range(0, end, BLOCK_K):
+    for start in range(begin, end, BLOCK_K):
         key = start + tl.arange(0, BLOCK_K)
         k_there = key < num_keys
         k_at = k_ptr + key.to(tl.int64) * k_token_stride * WIDTH
@@ -188,7 +202,7 @@ def attention_forward_kernel(
             scores = tl.dot(q, k, out_dtype=COMPUTE, input_precision="ieee") * scale
         else:
             scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK) * scale
-        visible = are_visible(query[:, None], key[None, :], num_queries, num_keys, CAUSAL)
+        visible = are_visible(query[:, None], key[None, :], num_queries, num_keys, left, right, CAUSAL, WINDOW)
         scores = tl.where(visible, scores, -float("inf"))
         larger = tl.maximum(largest, tl.max(scores, axis=1))
         # Of scores that are all -inf, so that no difference of infinities is taken.
@@ -201,7 +215,7 @@ def attention_forward_kernel(
         weights = terms.to(v.dtype)
         output = tl.dot(weights, v, output * shrunk[:, None], input_precision="ieee", out_dtype=COMPUTE)
         largest = larger
-    sees = has_keys(query, num_queries, num_keys, CAUSAL)
+    sees = has_keys(query, num_queries, num_keys, left, right, CAUSAL, WINDOW)
     output = tl.where(sees[:, None], output / sums[:, None], 0.0)
     output = tl.where(fits != 0, output, float("nan"))
     token = q_begin + query
@@ -270,9 +284,12 @@ def attention_queries_backward_kernel(
     q_offsets_stride,
     k_offsets_stride,
     scale: tl.float64,
+    left,
+    right,
     WIDTH: tl.constexpr,
     GIVEN: tl.constexpr,
     CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK_Q: tl.constexpr,
@@ -315,11 +332,16 @@ def attention_queries_backward_kernel(
     lse = tl.load(lse_ptr + tl.cast(head, tl.int64) * total_q + token, mask=q_there, other=0.0)
     delta = tl.load(delta_ptr + tl.cast(head, tl.int64) * total_q + token, mask=q_there, other=0.0)
     grad_q = tl.zeros((BLOCK_Q, BLOCK_D), COMPUTE)
+    begin = tl.zeros((), INDEX)
     end = num_keys
-    if CAUSAL:
+    if WINDOW:
+        place = first + num_keys - num_queries
+        begin = (tl.maximum(place - left, 0) // BLOCK_K * BLOCK_K).to(INDEX)
+        end = tl.minimum(end, place + BLOCK_Q + right)
+    elif CAUSAL:
         end = tl.minimum(end, first + BLOCK_Q + num_keys - num_queries)
     end = tl.where(first < num_queries, end, 0).to(INDEX)
-    for start in range(0, end, BLOCK_K):
+    for start in range(begin, end, BLOCK_K):
         key = start + tl.arange(0, BLOCK_K)
         k_there = key < num_keys
         k_at = k_ptr + key.to(tl.int64) * k_token_stride * WIDTH
@@ -332,7 +354,7 @@ def attention_queries_backward_kernel(
         else:
             scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK) * scale
             products = product_of_rows(grad_at, v_at, q_there, k_there, columns, COMPUTE, CHUNK)
-        visible = are_visible(query[:, None], key[None, :], num_queries, num_keys, CAUSAL)
+        visible = are_visible(query[:, None], key[None, :], num_queries, num_keys, left, right, CAUSAL, WINDOW)
         slopes = tl.where(visible, tl.exp(scores - lse[:, None]) * (products - delta[:, None]), 0.0)
         grad_q = tl.dot(slopes.to(k.dtype), k, grad_q, input_precision="ieee", out_dtype=COMPUTE)
     grad_q = tl.where(fits != 0, grad_q * scale, float("nan"))
@@ -369,11 +391,14 @@ def attention_keys_backward_kernel(
     q_offsets_stride,
     k_offsets_stride,
     scale: tl.float64,
+    left,
+    right,
     NEEDS_K: tl.constexpr,
     NEEDS_V: tl.constexpr,
     WIDTH: tl.constexpr,
     GIVEN: tl.constexpr,
     CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK_Q: tl.constexpr,
@@ -413,9 +438,14 @@ def attention_keys_backward_kernel(
     grad_k = tl.zeros((BLOCK_K, BLOCK_D), COMPUTE)
     grad_v = tl.zeros((BLOCK_K, BLOCK_D), COMPUTE)
     begin = tl.zeros((), INDEX)
-    if CAUSAL:
+    end = num_queries
+    if WINDOW:
+        place = first + num_queries - num_keys
+        begin = (tl.maximum(place - right, 0) // BLOCK_Q * BLOCK_Q).to(INDEX)
+        end = tl.minimum(end, place + BLOCK_K + left)
+    elif CAUSAL:
         begin = tl.maximum(first + num_queries - num_keys, 0) // BLOCK_Q * BLOCK_Q
-    end = tl.where(first < num_keys, num_queries, 0)
+    end = tl.where(first < num_keys, end, 0).to(INDEX)
     group = heads // kv_heads
     for of_group in range(group):
         head = (kv_head * group + of_group).to(tl.int64)
@@ -437,7 +467,7 @@ def attention_keys_backward_kernel(
             else:
                 scores = product_of_rows(k_at, q_at, k_there, q_there, columns, COMPUTE, CHUNK) * scale
                 products = product_of_rows(v_at, grad_at, k_there, q_there, columns, COMPUTE, CHUNK)
-            visible = are_visible(query[None, :], key[:, None], num_queries, num_keys, CAUSAL)
+            visible = are_visible(query[None, :], key[:, None], num_queries, num_keys, left, right, CAUSAL, WINDOW)
             weights = tl.where(visible, tl.exp(scores - lse[None, :]), 0.0)
             slopes = tl.where(visible, weights * (products - delta[None, :]), 0.0)
             if NEEDS_V:
@@ -506,12 +536,14 @@ def _launch(
             *(n // width for n in strides),
             *call.offset_strides,
             call.scale,
+            *call.window,
         ),
         WIDTH=width,
         GIVEN=call.q_offsets is not None,
         CAUSAL=call.causal,
+        WINDOW=call.is_windowed,
         COMPUTE=triton_launch.COMPUTE[call.q.dtype],
-        INDEX=triton_launch.index_type(total_q + total_k + tiles.queries + tiles.keys),
+        INDEX=triton_launch.index_type((total_q + total_k) * (1 + call.is_windowed) + tiles.queries + tiles.keys),
         BLOCK_Q=tiles.queries,
         BLOCK_K=tiles.keys,
         BLOCK_D=_block_d(call),
@@ -574,10 +606,12 @@ def attention(
     k_offsets: torch.Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
 ) -> torch.Tensor:
     """Attention over packed sequences: see `fourfold.impls.attention.torch_eager.attention`."""
-    check_attention(q, k, v, q_offsets, k_offsets, causal, scale)
-    return attention_operator(q, k, v, q_offsets, k_offsets, causal, None if scale is None else float(scale))[0]
+    check_attention(q, k, v, q_offsets, k_offsets, causal, scale, window)
+    factor = None if scale is None else float(scale)
+    return attention_operator(q, k, v, q_offsets, k_offsets, causal, factor, *window)[0]
 
 
 def attention_with_lse(
@@ -588,8 +622,9 @@ def attention_with_lse(
     k_offsets: torch.Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention with its log-sum-exp: see `fourfold.impls.attention.torch_eager.attention_with_lse`."""
-    check_attention(q, k, v, q_offsets, k_offsets, causal, scale)
+    check_attention(q, k, v, q_offsets, k_offsets, causal, scale, window)
     factor = None if scale is None else float(scale)
-    return attention_with_lse_operator(q, k, v, q_offsets, k_offsets, causal, factor)
+    return attention_with_lse_operator(q, k, v, q_offsets, k_offsets, causal, factor, *window)

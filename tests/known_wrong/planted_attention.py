@@ -53,6 +53,8 @@ def _torch_faults() -> tuple[Fault, ...]:
                     " @ k.transpose", source="https://github.com/NVIDIA/TransformerEngine/issues/1615", **none),
         of.gradient("delta_left_out_of_dq", WITHOUT_DELTA.format("of_k"),
                     examples=named(properties, "values_with_an_offset"), **none),
+        of("window_wider_by_one", "key >= place - left => key >= place - left - 1",
+           source="https://github.com/huggingface/transformers/issues/39408", right_on="causal"),
         of.law(properties.equal_values_are_the_output, "-torch.inf).softmax(-1) => -torch.inf)\n"
                "    zeros = weights.new_zeros(*weights.shape[:-1], -k.shape[1] % 16)\n"
                "    weights = torch.cat([weights, zeros], -1).softmax(-1)[..., : k.shape[1]]",
@@ -90,6 +92,11 @@ def _triton_faults() -> tuple[Fault, ...]:
         of("columns_of_the_first_block_alone",
            f"{AMONG} => {AMONG.replace('column < columns', '(column < columns) & (column < 16)')}",
            source="https://github.com/triton-lang/triton/issues/621", **one),
+        of("first_block_of_the_window_skipped", "begin = (tl.maximum(place - left, 0) // BLOCK_K =>2"
+           " begin = (tl.cdiv(tl.maximum(place - left, 0), BLOCK_K)", right_on="causal"),
+        of.gradient("window_left_out_of_backward", "left, right, CAUSAL, WINDOW)\n            weights = =>"
+                    " left, right, CAUSAL, False)\n            weights =",
+                    source="https://github.com/ROCm/aiter/pull/3742", right_on="causal"),
         of("output_not_rescaled", "output * shrunk[:, None], input_precision => output, input_precision",
            examples=named(properties, "scores_that_rise"), **one),
         of("masked_scores_may_all_be_infinite",
@@ -108,6 +115,8 @@ def _cuda_faults() -> tuple[Fault, ...]:
            source=MODULO, **one),
         of("padded_keys_counted", "score = visible ? score * scale : => score = visible ? score * scale :"
            " key >= place.other_length ? C(0) :", source=f"{github}/flashinfer-ai/flashinfer/pull/5090"),
+        of("window_on_the_other_side", "key >= limit - 1 - left => key >= limit - 1 + left", right_on="causal",
+           source=f"{github}/huggingface/transformers/pull/41228"),
         of.stopped("last_block_unmasked", cuda_on_cpu.OutOfBounds,
                    "const int there = end - start, used =>2 const int there = KEYS, used"),
     )
