@@ -188,7 +188,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     grad_output = cotangent(draw(GENERATORS), (total_q, heads, columns), dtype)
     if layouts["grad_output"] == "expanded":
         grad_output = repeated(grad_output)
-    parameters = {"causal": draw(st.booleans()), "scale": draw(st.sampled_from(SCALES))}
+    parameters: dict[str, Any] = {"causal": draw(st.booleans()), "scale": draw(st.sampled_from(SCALES))}
     parameters["window"] = draw(st.sampled_from(WINDOWS))
     return Case(inputs, grad_output, parameters, layouts)
 

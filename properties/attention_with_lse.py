@@ -36,7 +36,7 @@ def _or_values_not_finite(q: Any, k: Any, v: Any, visible: np.ndarray) -> np.nda
 
 def _rows_of(found: np.ndarray) -> np.ndarray:
     """The rows of an output ``[total_q, heads, head_size]`` as those of lse."""
-    return found.any(-1).T
+    return np.asarray(found.any(-1)).T
 
 
 def forward(q: Any, k: Any, v: Any, **given: Any) -> Any:

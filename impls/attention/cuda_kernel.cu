@@ -158,7 +158,8 @@ __global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
         total[i] = sum_of_row(total[i]);
         const int row = row_of(2 * i);
         bool sees = place.other_length > 0 && (!causal || row + limit > 0);
-        if constexpr (WINDOW) sees = row + limit + right > 0 && row + limit - 1 - left < place.other_length;
+        if constexpr (WINDOW)
+            sees = place.other_length > 0 && row + limit + right > 0 && row + limit - 1 - left < place.other_length;
         factors[i] = sees ? 1 / total[i] : C(0);
         const C base = largest[i] == -C(CUDART_INF_F) ? C(0) : largest[i];
         if (chunk == 0 && threadIdx.x % 4 == 0 && row < own_rows)
