@@ -31,6 +31,7 @@ _TAKEN: dict[str, tuple[type, ...]] = {
     "float?": (float, type(None)),
     "int": (int,),
     "int?": (int, type(None)),
+    "int[]": (tuple, list),
     "SymInt": (int,),
     "bool": (bool,),
     "str": (str,),

@@ -234,7 +234,7 @@ def attention(
     """Attention over packed sequences: see `fourfold.impls.attention.torch_eager.attention`."""
     check_attention(q, k, v, q_offsets, k_offsets, causal, scale, window)
     factor = None if scale is None else float(scale)
-    return attention_operator(q, k, v, q_offsets, k_offsets, causal, factor, *window)[0]
+    return attention_operator(q, k, v, q_offsets, k_offsets, causal, factor, window)[0]
 
 
 def attention_with_lse(
@@ -250,4 +250,4 @@ def attention_with_lse(
     """Attention with its log-sum-exp: see `fourfold.impls.attention.torch_eager.attention_with_lse`."""
     check_attention(q, k, v, q_offsets, k_offsets, causal, scale, window)
     factor = None if scale is None else float(scale)
-    return attention_with_lse_operator(q, k, v, q_offsets, k_offsets, causal, factor, *window)
+    return attention_with_lse_operator(q, k, v, q_offsets, k_offsets, causal, factor, window)

@@ -23,10 +23,10 @@ def _fake(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
 ATTENTION = Operator(
     schema=(
         "attention(Tensor q, Tensor k, Tensor v, Tensor? q_offsets, Tensor? k_offsets, bool causal, float? scale,"
-        " int left, int right) -> (Tensor output, Tensor lse)"
+        " int[] window) -> (Tensor output, Tensor lse)"
     ),
     fake=_fake,
-    saves=("q", "k", "v", "q_offsets", "k_offsets", "output", "lse", "causal", "scale", "left", "right"),
+    saves=("q", "k", "v", "q_offsets", "k_offsets", "output", "lse", "causal", "scale", "window"),
     gradients={"q": "q", "k": "k", "v": "v"},
 )
 # The same with a gradient of both results.
@@ -132,7 +132,7 @@ def register(
     """
 
     def call_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any) -> Call:
-        q_offsets, k_offsets, causal, scale, left, right = given
+        q_offsets, k_offsets, causal, scale, (left, right) = given
         k_offsets = q_offsets if k_offsets is None else k_offsets
         # A window that ends at the query's own place is a causal mask.
         causal, right = causal or right == 0, -1 if causal or right == 0 else right
@@ -156,12 +156,11 @@ def register(
         lse: torch.Tensor,
         causal: bool,
         scale: float | None,
-        left: int,
-        right: int,
+        window: tuple[int, int],
         *needs: bool,
     ) -> tuple[torch.Tensor, ...]:
         gradients = empty_gradients((q, k, v), needs)
-        call = call_of(q, k, v, q_offsets, k_offsets, causal, scale, left, right)
+        call = call_of(q, k, v, q_offsets, k_offsets, causal, scale, window)
         if call.batch and q.shape[1]:
             wanted = (x if needed else None for x, needed in zip(gradients, needs))
             of_lse = None if grad_lse is None else grad_lse.contiguous()
