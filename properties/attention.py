@@ -9,7 +9,7 @@ import torch
 from fourfold.oracles import attention as oracle
 from hypothesis import strategies as st
 
-from fourfold.declaration.drawing import reversed_offsets
+from fourfold.declaration.drawing import reverse_offsets
 from fourfold.inputs.arrays import (
     FEW_ELEMENTS,
     GENERATORS,
@@ -527,7 +527,7 @@ def _lengths(case: Case) -> Iterator[tuple[int, int]]:
 
 def other_offsets(case: Case) -> dict[str, np.ndarray]:
     """The offsets of as long sequences in reverse order."""
-    return {name: reversed_offsets(case[name]) for name in ("q_offsets", "k_offsets") if name in case.inputs}
+    return {name: reverse_offsets(case[name]) for name in ("q_offsets", "k_offsets") if name in case.inputs}
 
 
 def begun(make: Callable[[DType], Case], queries: int, keys: int, heads: int, kv_heads: int) -> Make:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, repeated, sizes, values
 from fourfold.inputs.special_values import not_finite_in_turn
-from fourfold.numerics.bounded import Bounded, as_others_scale, contract_of, unspecified_where
+from fourfold.numerics.bounded import Bounded, contract_of, scaling_allowance, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
 from fourfold.numerics.steps.orders import any_order, either_formula
@@ -31,7 +31,7 @@ ROW_KINDS = tuple(kind for kind in KINDS if kind != "huge")
 
 def as_others_take(logits: Any) -> Any:
     """Logits with the error of kernels that take them off a logarithm, which may be as large as they are."""
-    scaled = as_others_scale(logits)
+    scaled = scaling_allowance(logits)
     if scaled is logits:
         return logits
     return Bounded(logits.value, np.where(np.isfinite(logits.value), scaled.error, logits.error), logits.arithmetic)

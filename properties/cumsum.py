@@ -8,7 +8,7 @@ import torch
 from fourfold.oracles import cumsum as oracle
 from hypothesis import strategies as st
 
-from fourfold.declaration.drawing import reversed_offsets
+from fourfold.declaration.drawing import reverse_offsets
 from fourfold.inputs.arrays import (
     GENERATORS,
     KINDS,
@@ -132,7 +132,7 @@ def from_the_end_is_the_mirror_image(evaluate: Evaluate, case: Case, dtype: DTyp
     """Rows back to front, summed from the other end, give the sums back to front."""
     mirrored = case.with_inputs(x=case["x"][..., ::-1]).with_parameters(reverse=not case.parameters["reverse"])
     if "offsets" in case.inputs:
-        mirrored = mirrored.with_inputs(offsets=reversed_offsets(case["offsets"]))
+        mirrored = mirrored.with_inputs(offsets=reverse_offsets(case["offsets"]))
     yield Relation(evaluate(mirrored).output[..., ::-1], evaluate(case).output)
 
 
@@ -156,7 +156,7 @@ def gradients_are_sums_from_the_other_end(evaluate: Evaluate, case: Case, dtype:
 
 def segments_in_reverse(case: Case) -> dict[str, np.ndarray]:
     """The offsets of segments as long as the case's, in reverse order."""
-    return {"offsets": reversed_offsets(case["offsets"])} if "offsets" in case.inputs else {}
+    return {"offsets": reverse_offsets(case["offsets"])} if "offsets" in case.inputs else {}
 
 
 FLAG = Values((False,), of_another_type={"a_string": "no", "a_number": 1, "none": None})

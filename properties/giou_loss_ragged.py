@@ -9,7 +9,7 @@ import torch
 from fourfold.oracles import giou_loss_ragged as oracle
 from hypothesis import strategies as st
 
-from fourfold.declaration.drawing import reversed_offsets
+from fourfold.declaration.drawing import reverse_offsets
 from fourfold.inputs.arrays import GENERATORS
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.arguments import integers, positive, tensor
@@ -181,7 +181,7 @@ def equals(padded_loss: str) -> Law:
 
 def samples_in_reverse(case: Case) -> dict[str, np.ndarray]:
     """The offsets of samples that have as many boxes as the case's, in reverse order."""
-    return {"offsets": reversed_offsets(case["offsets"])}
+    return {"offsets": reverse_offsets(case["offsets"])}
 
 
 ARGUMENTS = Arguments(

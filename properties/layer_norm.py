@@ -14,7 +14,7 @@ from fourfold.inputs.arrays import (
     values,
 )
 from fourfold.inputs.special_values import not_finite_in_turn
-from fourfold.numerics.bounded import IN_GRADIENTS, Arithmetic, Bounded, as_others_scale, unspecified_where
+from fourfold.numerics.bounded import IN_GRADIENTS, Arithmetic, Bounded, scaling_allowance, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
 from fourfold.numerics.steps.orders import any_order
@@ -43,7 +43,7 @@ rows = LAYER_NORM.example
 
 def forward(x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
     """The oracle's output. Of somebody else's kernel it is unspecified where a number overflows when it is scaled."""
-    given, x = x, as_others_scale(x)
+    given, x = x, scaling_allowance(x)
     output = oracle.forward(x, weight, bias, eps)
     if x is given:
         return output
@@ -57,7 +57,7 @@ def backward(grad_output: Any, x: Any, weight: Any, bias: Any, eps: float = 1e-5
     In a row with an infinite product of cotangent and weight, each infinity of that gradient is unspecified, too. It is
     NaN if the means are subtracted in the other order, as in the torch implementation.
     """
-    x = as_others_scale(x, IN_GRADIENTS)
+    x = scaling_allowance(x, IN_GRADIENTS)
     grad_x, *others = oracle.backward(grad_output, x, weight, bias, eps)
     grad_x = in_any_order(grad_x, grad_output, weight, x, oracle.normalized(x, eps)[1])
     if isinstance(grad_x, Bounded):

@@ -87,7 +87,7 @@ def finding(error: BaseException, origin: Path, case: str) -> Finding:
         counterexample=case or None,
         frames=spelled(frames),
         cause=cause(unwrapped(error), frames) if frames else of_result,  # one wrong result fails many checks
-        blob=hypothesis_internals.blob_in(notes_of(error)),
+        blob=hypothesis_internals.find_blob(notes_of(error)),
         kind=kind_of(error, frames),
         result=result if worst else "",
     )

@@ -135,7 +135,7 @@ def _sizes(large: LargeCases) -> list[_Size]:
             others = _beside(axes, axis, SHORTER)
         past = [c + 1 for c in constants if large.allows({**sized.axes, axis: c + 1})][:PAST]
         for size in (*LONG, *past):
-            found += of(f"{_spoken(axis)}_{size}", {**others, axis: size}, long=axis)
+            found += of(f"{_axis_label(axis)}_{size}", {**others, axis: size}, long=axis)
     if LEADING in axes:
         wanted = {axis: 3 + i for i, axis in enumerate(axes)} | {LEADING: int(np.prod(SIX_AXES))}
         found += of("six_axes", wanted, SIX_AXES, LEADING)
@@ -157,7 +157,7 @@ def _elements(large: LargeCases, sizes: Mapping[str, int]) -> float:
     return found
 
 
-def _spoken(axis: str) -> str:
+def _axis_label(axis: str) -> str:
     return "rows" if axis == LEADING else axis
 
 

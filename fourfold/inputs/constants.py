@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fourfold.backends.cuda.declarations import SUFFIXES, without_comments
+from fourfold.backends.cuda.declarations import SUFFIXES, strip_comments
 from fourfold.backends.launch import MAX_GRID
 from fourfold.backends.python_source import Module, SizeComparison
 
@@ -137,7 +137,7 @@ class _Source:
         self._seen.add(id(top))
         self.comparisons += _comparisons(module.file, top)
         for node in _without_documentation(top):
-            if isinstance(node, ast.Constant | ast.BinOp) and (value := module.folded(node)) is not None:
+            if isinstance(node, ast.Constant | ast.BinOp) and (value := module.fold(node)) is not None:
                 self._add(value, module.file, node.lineno)
             if isinstance(node, ast.Compare):
                 self._compared([node.left, *node.comparators], module)
@@ -145,7 +145,7 @@ class _Source:
                 self._compared(node.args, module)
             elif isinstance(node, ast.Call) and _name_of(node.func) in _OF_GRID:
                 axes = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "axis")]
-                if axes and (axis := module.folded(axes[0])) in (1, 2):
+                if axes and (axis := module.fold(axes[0])) in (1, 2):
                     self._add(MAX_GRID[axis], module.file, node.lineno)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 self._read_text(node.value, module, node.lineno)
@@ -200,7 +200,7 @@ class _Source:
                 self._read_cuda_file(folder / included)
 
     def _read_cuda(self, text: str, file: Path, first: int) -> None:
-        code = without_comments(text)
+        code = strip_comments(text)
 
         def line(at: int) -> int:
             return first + code.count("\n", 0, at)

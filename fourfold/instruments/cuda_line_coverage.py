@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fourfold.backends.cuda.declarations import without_comments
+from fourfold.backends.cuda.declarations import strip_comments
 from fourfold.backends.cuda.emulator.reached import Line
 
 _HEAD = re.compile(r"(?:\b(if|while|for|switch)\b\s*(?:constexpr\s*)?\((.*)\)|\b(else))\s*$", re.DOTALL)
@@ -67,7 +67,7 @@ def _end_of_last_statement(code: str) -> int:
 @functools.lru_cache(16)
 def _read(file: Path) -> tuple[str, list[int], list[tuple[int, int]]]:
     """Return the code, the offsets of its lines, and those of each pair of braces, the outer pairs first."""
-    code = without_comments(file.read_text(errors="replace"))
+    code = strip_comments(file.read_text(errors="replace"))
     starts = [0, *itertools.accumulate(len(line) for line in code.splitlines(keepends=True))]
     waiting, pairs = list[int](), list[tuple[int, int]]()
     for match in re.finditer(r"[{}]", code):

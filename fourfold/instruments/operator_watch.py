@@ -81,7 +81,7 @@ class Fallbacks(InsideOperators):
         """Note the operator, unless it only moves values within a device."""
         result = operator(*args, **kwargs)
         tensors = list(tensors_in(args, kwargs, result))
-        name = torch_internals.without_overload(operator)
+        name = torch_internals.overload_packet(operator)
         if name in MEMORY or torch_internals.is_view(operator):
             devices = {x.device.type for x in tensors if x.numel() > 1}
             if len(devices) > 1:

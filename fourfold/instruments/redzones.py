@@ -100,7 +100,7 @@ class Arena(InsideOperators):
     def aten(self, operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Move each tensor that torch allocates between redzones."""
         result = operator(*args, **kwargs)
-        name = torch_internals.without_overload(operator)
+        name = torch_internals.overload_packet(operator)
         written = name in WRITTEN
         if self._unseen or not (written or name in UNWRITTEN):
             return result

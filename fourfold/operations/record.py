@@ -235,7 +235,7 @@ class Operation:
         """Return the names in `differentiable` of a case's inputs. An optional input may be absent."""
         return tuple(name for name in self.differentiable if name in case.inputs)
 
-    def with_other_numbers(self, case: Case) -> Case:
+    def redraw_numbers(self, case: Case) -> Case:
         """Return a case of the same shapes, layouts and parameters with other valid numbers.
 
         Without `other_numbers`, integers stay the same, and each floating-point input is scaled by a factor of its

@@ -109,18 +109,18 @@ class StorageMode(_DispatchMode):
                 host = torch_internals.default_device().type != "cuda"
             if host:
                 setattr(storage, _ON_HOST, True)
-            if torch_internals.without_overload(operator) in UNWRITTEN and storage.nbytes():
+            if torch_internals.overload_packet(operator) in UNWRITTEN and storage.nbytes():
                 setattr(storage, WRITTEN_BYTES, np.zeros(storage.nbytes(), bool))
 
     def written(self, operator: Any, args: tuple, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
         """Yield the tensors that an operator writes."""
-        for index, name in torch_internals.written_arguments(operator):
+        for index, name in torch_internals.mutated_arguments(operator):
             yield from tensors_in(args[index] if index < len(args) else kwargs.get(name))
 
 
 def run_operator(operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Run an operator. Norms of half types use single precision, as on a GPU; the CPU would sum in half precision."""
-    name = torch_internals.without_overload(operator)
+    name = torch_internals.overload_packet(operator)
     halves = [x.dtype for x in tensors_in(args) if x.dtype in (torch.float16, torch.bfloat16)] if name in NORMS else []
     if not halves:
         return operator(*args, **kwargs)

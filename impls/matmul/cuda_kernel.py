@@ -93,9 +93,7 @@ PAD_ROWS, SUM_OF_PARTS = (
     for name in ("pad_rows_kernel", "sum_of_parts_kernel")
 )
 # By dtype; True where gradients lie one after another, each tensor aligned to 16 bytes.
-ACTIVATION_BACKWARD = CudaKernel.for_each_dtype(
-    SOURCE, "activation_backward_kernel<{T}, {}>", {True: "{W}", False: "1"}
-)
+ACTIVATION_BACKWARD = CudaKernel.instances(SOURCE, "activation_backward_kernel<{T}, {}>", {True: "{W}", False: "1"})
 KERNELS = (
     *SMALL.options["kernels"].values(),
     *LARGE.options["kernels"].values(),

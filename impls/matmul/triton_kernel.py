@@ -402,7 +402,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
         options = configuration.options
         return configuration.serves(dtype, device) and options.get("PARTS", 0) <= cdiv(k, options["BLOCK_K"])
 
-    with triton_launch.on(device):
+    with triton_launch.current_device(device):
         run(
             TUNER.choose(
                 device,

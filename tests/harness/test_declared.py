@@ -835,7 +835,7 @@ def test_integers_of_an_earlier_call_are_found() -> None:
 def test_other_numbers_keep_the_layout_and_the_shape_of_the_output() -> None:
     for name in DECLARED:
         for case in cases_of(name)[:30]:
-            other = DECLARED[name].with_other_numbers(case)
+            other = DECLARED[name].redraw_numbers(case)
             assert other.layouts == case.layouts
             assert {n: (a.shape, a.dtype) for n, a in other.inputs.items()} == {
                 n: (a.shape, a.dtype) for n, a in case.inputs.items()

@@ -29,7 +29,7 @@ from fourfold.candidates.process.client import CannotBeImported, UntrustedFuncti
 from fourfold.candidates.process.first_process import Crashed
 from fourfold.candidates.process.session import MOST_COPIED
 from fourfold.checks.records import operations
-from fourfold.cli.main import parsed
+from fourfold.cli.main import parse
 from fourfold.cli.verify import command_of
 from fourfold.compat import torch_internals
 from fourfold.engine.verification import isolate
@@ -702,11 +702,11 @@ def test_claims_come_with_the_function(tmp_path: Path) -> None:
 
 
 def test_undefined_lanes_are_as_in_the_judges_process(load: Load) -> None:
-    memory.undefined_lanes_are_zero(True)
+    memory.set_masked_lanes(True)
     try:
         assert client.conditions().undefined_lanes_are_zero is True
     finally:
-        memory.undefined_lanes_are_zero(False)
+        memory.set_masked_lanes(False)
 
 
 def test_lines_that_a_process_tells_are_those_of_the_kernels_files() -> None:
@@ -792,9 +792,9 @@ def test_candidates_run_elsewhere_only_where_the_option_says_so() -> None:
 def test_fourfold_verify_judges_in_another_process_unless_told_otherwise(tmp_path: Path) -> None:
     kernel = [f"{tmp_path / 'mine.py'}:f", "--as", "softmax"]
     (tmp_path / "mine.py").write_text("def f(x): ...")
-    words = command_of(parsed("verify", [*kernel, "-x"]))
+    words = command_of(parse("verify", [*kernel, "-x"]))
     assert words[-4:] == ["--candidate", f"softmax={kernel[0]}", "-x", "--untrusted-where-possible"]
-    assert "--untrusted-where-possible" not in command_of(parsed("verify", [*kernel, "--trusted"]))
+    assert "--untrusted-where-possible" not in command_of(parse("verify", [*kernel, "--trusted"]))
 
 
 @pytest.mark.parametrize(
@@ -828,7 +828,7 @@ def test_run_of_fourfold_verify_is_untrusted_and_says_how_to_repeat(place: Path,
     words = ["--as", "softmax", "--dtype", "float32", "--examples", "2", "--device", "cpu", "-k", "test_forward"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     with contextlib.chdir(tmp_path):
-        arguments = command_of(parsed("verify", [f"{place}:itself", *words, "-p", "no:cacheprovider"]))
+        arguments = command_of(parse("verify", [f"{place}:itself", *words, "-p", "no:cacheprovider"]))
     done = warm.run(*arguments[2:], cwd=tmp_path, env=environment | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 1, done.stdout
     assert re.search(rf"--candidate softmax={place}:itself --untrusted", done.stdout), done.stdout

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.numerics.bounded import IN_GRADIENTS, Bounded, NoRule, as_others_scale
+from fourfold.numerics.bounded import IN_GRADIENTS, Bounded, NoRule, scaling_allowance
 from fourfold.numerics.steps.along_axes import counted, matrix_product, mean, total
 from fourfold.numerics.steps.elementwise import (
     DIVISION,
@@ -126,7 +126,7 @@ def normalized(a: Bounded, along: tuple[int, ...], eps: float) -> tuple[Bounded,
 
     The deviation is sqrt(variance + eps), where the variance is the mean of the squared deviations from the mean.
     """
-    a = as_others_scale(a)
+    a = scaling_allowance(a)
     middle = mean(a, along, keepdims=True)
     centred = subtract(a, middle)
     variance = mean(multiply(centred, centred), along, keepdims=True)
@@ -207,7 +207,7 @@ def layer_norm_backward(
     """Return the gradients of the input, weight and bias."""
     grad, a = lifted(grad), lifted(a)
     along, rows = last(a, len(shape)), tuple(range(a.ndim - len(shape)))
-    normal = multiply(subtract(as_others_scale(a, IN_GRADIENTS), lifted(mean)), lifted(inverse))
+    normal = multiply(subtract(scaling_allowance(a, IN_GRADIENTS), lifted(mean)), lifted(inverse))
     weight = None if weight is None else lifted(weight)
     return (
         input_gradient(grad, weight, normal, a, lifted(inverse), along) if mask[0] else None,
@@ -255,7 +255,7 @@ def group_norm_backward(
     grad, a = lifted(grad), lifted(a)
     mean, inverse = (lifted(x).reshape(batch, groups, 1) for x in (mean, inverse))
     grouped = a.reshape(batch, groups, -1)
-    normal = multiply(subtract(as_others_scale(grouped, IN_GRADIENTS), mean), inverse)
+    normal = multiply(subtract(scaling_allowance(grouped, IN_GRADIENTS), mean), inverse)
     rows = (0, *range(2, a.ndim))
     if weight is not None:
         weight = repeat_like(as_channels(weight, a), a).reshape(grouped.shape)
@@ -271,7 +271,7 @@ def group_norm_backward(
 def normalize_by_running(a: Bounded, mean: Any, variance: Any, eps: float) -> tuple[Bounded, Bounded]:
     """Return (a - mean) / deviation for each channel's given mean and variance, and 1 / deviation."""
     deviation = sqrt(add(as_channels(variance, a), lifted(eps)))
-    return divide(subtract(as_others_scale(a), as_channels(mean, a)), deviation), reciprocal(deviation)
+    return divide(subtract(scaling_allowance(a), as_channels(mean, a)), deviation), reciprocal(deviation)
 
 
 @aten("native_batch_norm.default", "_native_batch_norm_legit_no_training.default", "_native_batch_norm_legit.no_stats")
@@ -308,7 +308,7 @@ def batch_norm_backward(
     along = (0, *range(2, a.ndim))
     if train:
         mean, inverse = as_channels(mean, a), as_channels(inverse, a)
-        normal = multiply(subtract(as_others_scale(a, IN_GRADIENTS), mean), inverse)
+        normal = multiply(subtract(scaling_allowance(a, IN_GRADIENTS), mean), inverse)
     else:
         mean = as_channels(running_mean, a)
         normal, inverse = normalize_by_running(a, running_mean, running_variance, eps)
