@@ -16,7 +16,7 @@ from fourfold.inputs.arrays import (
     cotangent,
     explicit_arrays,
     layouts_for,
-    repeated,
+    repeat_first,
     sizes,
     values,
 )
@@ -174,10 +174,10 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
         if counts[0] != counts[1] or draw(st.booleans()):
             inputs["k_offsets"] = offsets_of(counts[1], kind)
     layouts = draw(layouts_for(*inputs, "grad_output"))
-    inputs |= {name: repeated(inputs[name]) for name in "qkv" if layouts[name] == "expanded"}
+    inputs |= {name: repeat_first(inputs[name]) for name in "qkv" if layouts[name] == "expanded"}
     grad_output = cotangent(draw(GENERATORS), (total_q, heads, columns), dtype)
     if layouts["grad_output"] == "expanded":
-        grad_output = repeated(grad_output)
+        grad_output = repeat_first(grad_output)
     parameters = {"causal": draw(st.booleans()), "scale": draw(st.sampled_from(SCALES))}
     return Case(inputs, grad_output, parameters, layouts)
 
@@ -233,7 +233,7 @@ def tokens(
         case = case.with_parameters(causal=causal, scale=scale)
         if layouts.get("grad_output") == "expanded":
             case = replace(case, grad_output=np.full_like(case.grad_output, -1.5))
-        inputs = {name: repeated(x) if layouts.get(name) == "expanded" else x for name, x in case.inputs.items()}
+        inputs = {name: repeat_first(x) if layouts.get(name) == "expanded" else x for name, x in case.inputs.items()}
         return replace(case, inputs=inputs)
 
     return make

@@ -9,7 +9,7 @@ import torch
 from fourfold.oracles import cross_entropy as oracle
 from hypothesis import strategies as st
 
-from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, repeated, sizes, values
+from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, repeat_first, sizes, values
 from fourfold.inputs.special_values import not_finite_in_turn
 from fourfold.numerics.bounded import Bounded, contract_of, scaling_allowance, unspecified_where
 from fourfold.numerics.dtypes import DType
@@ -115,12 +115,12 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
         # As the backward pass of a sum over the rows makes it.
         layouts["grad_output"] = "expanded"
     if layouts["logits"] == "expanded":
-        logits = repeated(logits)
+        logits = repeat_first(logits)
     if layouts["target"] == "expanded":
-        target = repeated(target)
+        target = repeat_first(target)
     grad_output = cotangent(rng, shape[:1] if reduction == "none" else (), dtype)
     if layouts["grad_output"] == "expanded":
-        grad_output = repeated(grad_output)
+        grad_output = repeat_first(grad_output)
     inputs = {"logits": logits, "target": target.astype(draw(st.sampled_from((np.int64, np.int32))))}
     parameters = parameters_of(draw(st.sampled_from(SMOOTHINGS)), reduction, ignore_index)
     return Case(inputs, grad_output, parameters, layouts)

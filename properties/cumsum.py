@@ -15,7 +15,7 @@ from fourfold.inputs.arrays import (
     arrays,
     cotangent,
     layouts_for,
-    repeated,
+    repeat_first,
     rows_and_cols,
     values,
 )
@@ -51,10 +51,10 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     layouts = draw(layouts_for(*inputs, "grad_output"))
     grad_output = cotangent(rng, shape, dtype)
     if layouts["x"] == "expanded":
-        inputs["x"] = repeated(inputs["x"])
+        inputs["x"] = repeat_first(inputs["x"])
     if layouts["grad_output"] == "expanded":
         # Constant along the first or the last axis, as the backward pass of a sum over that axis makes it.
-        grad_output = repeated(grad_output, draw(st.sampled_from((0, -1))))
+        grad_output = repeat_first(grad_output, draw(st.sampled_from((0, -1))))
     parameters = {"exclusive": draw(st.booleans()), "reverse": draw(st.booleans())}
     return Case(inputs, grad_output, parameters, layouts)
 
@@ -67,7 +67,7 @@ def example(
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(43)
         given = np.asarray(of(rng, dtype) if callable(of) else of).astype(dtype.numpy)
-        inputs = {"x": repeated(given) if layouts.get("x") == "expanded" else given}
+        inputs = {"x": repeat_first(given) if layouts.get("x") == "expanded" else given}
         if ends:
             inputs["offsets"] = np.array(ends, dtype=index)
         grad_output = cotangent(rng, given.shape, dtype)

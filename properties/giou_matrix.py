@@ -7,7 +7,7 @@ import numpy as np
 from fourfold.oracles import giou_matrix as oracle
 from hypothesis import strategies as st
 
-from fourfold.inputs.arrays import GENERATORS, cotangent, layouts_for, repeated, sizes, sprinkle_special_values
+from fourfold.inputs.arrays import GENERATORS, cotangent, layouts_for, repeat_first, sizes, sprinkle_special_values
 from fourfold.numerics.bounded import contract_of, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.arguments import one_of, positive, tensor
@@ -46,9 +46,9 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     if draw(st.integers(0, 7)) == 7:
         a, b = sprinkle_special_values(rng, a, 0.05), sprinkle_special_values(rng, b, 0.05)
     grad_output, layouts = cotangent(rng, (n, m), dtype), draw(layouts_for("boxes_a", "boxes_b", "grad_output"))
-    a, b = (repeated(x) if layouts[name] == "expanded" else x for name, x in (("boxes_a", a), ("boxes_b", b)))
+    a, b = (repeat_first(x) if layouts[name] == "expanded" else x for name, x in (("boxes_a", a), ("boxes_b", b)))
     if layouts["grad_output"] == "expanded":
-        grad_output = repeated(grad_output)
+        grad_output = repeat_first(grad_output)
     parameters = {"mode": draw(st.sampled_from(MODES)), "eps": draw(st.sampled_from(EPS))}
     return Case({"boxes_a": a, "boxes_b": b}, grad_output, parameters, layouts)
 

@@ -17,7 +17,7 @@ from fourfold.inputs.arrays import (
     explicit_arrays,
     layouts_for,
     random_size,
-    repeated,
+    repeat_first,
     values,
 )
 from fourfold.inputs.special_values import not_finite_in_turn
@@ -78,12 +78,12 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     grad_output = cotangent(np.random.default_rng(seeds[2]), (m, n), dtype)
     layouts = draw(layouts_for("a", "b", "grad_output"))
     if layouts["a"] == "expanded":
-        a = repeated(a)
+        a = repeat_first(a)
     if layouts["b"] == "expanded":
-        b = repeated(b, axis=1)
+        b = repeat_first(b, axis=1)
     if layouts["grad_output"] == "expanded":
         # One cotangent for all elements, as sum().backward() makes it.
-        grad_output = repeated(repeated(grad_output), axis=1)
+        grad_output = repeat_first(repeat_first(grad_output), axis=1)
     parameters = {"activation": draw(st.sampled_from(ACTIVATIONS)), "negative_slope": draw(st.sampled_from(SLOPES))}
     return Case({"a": a, "b": b}, grad_output, parameters, layouts)
 

@@ -7,7 +7,7 @@ import numpy as np
 from fourfold.oracles import nms as oracle
 from hypothesis import strategies as st
 
-from fourfold.inputs.arrays import GENERATORS, layouts_for, repeated, sizes, sprinkle_special_values
+from fourfold.inputs.arrays import GENERATORS, layouts_for, repeat_first, sizes, sprinkle_special_values
 from fourfold.numerics.bounded import Bounded, NoRule, OneOf, lift
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.arguments import Values, integers, tensor
@@ -175,9 +175,11 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     if draw(st.integers(0, 3)) == 3:
         boxes, scores = (sprinkle_special_values(rng, given, 0.1) for given in (boxes, scores))
     layouts = draw(layouts_for("boxes", "scores", *([] if idxs is None else ["idxs"])))
-    boxes, scores = (repeated(x) if layouts[k] == "expanded" else x for k, x in (("boxes", boxes), ("scores", scores)))
+    boxes, scores = (
+        repeat_first(x) if layouts[k] == "expanded" else x for k, x in (("boxes", boxes), ("scores", scores))
+    )
     if idxs is not None and layouts["idxs"] == "expanded":
-        idxs = repeated(idxs)
+        idxs = repeat_first(idxs)
     return case_of(boxes, scores, draw(st.sampled_from(THRESHOLDS)), idxs, layouts)
 
 

@@ -8,7 +8,7 @@ import torch
 from fourfold.oracles import rope as oracle
 from hypothesis import strategies as st
 
-from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, leading_axes, repeated, sizes
+from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, leading_axes, repeat_first, sizes
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.arguments import Values, integers, tensor
@@ -44,10 +44,10 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
         inputs["positions"] = rng.integers(0, count, shape[:-2])
     layouts = draw(layouts_for(*inputs, "grad_output"))
     # The axis of heads, or all that come before it, is repeated.
-    inputs |= {name: repeated(inputs[name]) for name in inputs if layouts[name] == "expanded"}
+    inputs |= {name: repeat_first(inputs[name]) for name in inputs if layouts[name] == "expanded"}
     grad_output = cotangent(rng, shape, dtype)
     if layouts["grad_output"] == "expanded":
-        grad_output = repeated(grad_output)
+        grad_output = repeat_first(grad_output)
     return Case(inputs, grad_output, {"interleaved": draw(st.booleans())}, layouts)
 
 
@@ -70,7 +70,7 @@ def tokens(
         if given:
             inputs["positions"] = rng.integers(0, count, shape[:-2])
             inputs["positions"].flat[:1] = count - 1
-        inputs |= {name: repeated(inputs[name]) for name in inputs if layouts.get(name) == "expanded"}
+        inputs |= {name: repeat_first(inputs[name]) for name in inputs if layouts.get(name) == "expanded"}
         grad_output = cotangent(rng, shape, dtype)
         if layouts.get("grad_output") == "expanded":
             grad_output = np.full_like(grad_output, -1.5)

@@ -12,7 +12,7 @@ from fourfold.oracles import scaled_matmul as oracle
 from fourfold.oracles.scaled_matmul import BLOCK, ORDERS, blocks
 from hypothesis import strategies as st
 
-from fourfold.inputs.arrays import FEW_ELEMENTS, SEEDS, cotangent, layouts_for, random_size, repeated, values
+from fourfold.inputs.arrays import FEW_ELEMENTS, SEEDS, cotangent, layouts_for, random_size, repeat_first, values
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DTYPES, QUANTISED, DType
 from fourfold.numerics.steps.orders import either_formula
@@ -133,7 +133,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     case = made(dtype, a, b, scale_a, scale_b)
     layouts = draw(layouts_for(*case.inputs, "grad_output"))
     arrays = {**case.inputs, "grad_output": case.grad_output}
-    arrays |= {name: repeated(arrays[name]) for name, layout in layouts.items() if layout == "expanded"}
+    arrays |= {name: repeat_first(arrays[name]) for name, layout in layouts.items() if layout == "expanded"}
     return Case(arrays, arrays.pop("grad_output"), case.parameters, layouts)
 
 

@@ -9,7 +9,7 @@ import torch
 from fourfold.oracles import sigmoid_focal_loss as oracle
 from hypothesis import strategies as st
 
-from fourfold.inputs.arrays import GENERATORS, cotangent, repeated
+from fourfold.inputs.arrays import GENERATORS, cotangent, repeat_first
 from fourfold.inputs.elementwise import Elementwise
 from fourfold.numerics.bounded import Bounded, contract_of, unspecified_where
 from fourfold.numerics.dtypes import DType
@@ -90,7 +90,7 @@ def case_of(
     targets, layouts = labels(rng, logits["logits"].shape, dtype, soft), dict(logits.layouts)
     layouts["targets"] = layouts.get("logits", "contiguous")
     if layouts["targets"] == "expanded":
-        targets = repeated(targets)
+        targets = repeat_first(targets)
     grad_output = logits.grad_output if reduction == "none" else cotangent(rng, (), dtype)
     parameters = {"alpha": alpha, "gamma": gamma, "reduction": reduction}
     return Case({**logits.inputs, "targets": targets}, grad_output, parameters, layouts)

@@ -8,7 +8,7 @@ import numpy as np
 from fourfold.oracles import topk as oracle
 from hypothesis import strategies as st
 
-from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, repeated, rows_and_cols, values
+from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, repeat_first, rows_and_cols, values
 from fourfold.inputs.rows import row_examples
 from fourfold.inputs.special_values import not_finite_in_turn
 from fourfold.numerics.bounded import Bounded, OneOf
@@ -123,9 +123,9 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     layouts = draw(layouts_for("x", "grad_output"))
     grad_output = cotangent(rng, (*shape[:-1], k), dtype)
     if layouts["x"] == "expanded":
-        x = repeated(x)
+        x = repeat_first(x)
     if layouts["grad_output"] == "expanded":
-        grad_output = repeated(grad_output, draw(st.sampled_from((0, -1))))
+        grad_output = repeat_first(grad_output, draw(st.sampled_from((0, -1))))
     return Case({"x": x}, grad_output, {"k": k, "largest": draw(st.booleans())}, layouts)
 
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 from fourfold.declaration.drawing import SHARES, draw_array, draw_value, make_array, other_integers, share_rows
-from fourfold.inputs.arrays import GENERATORS, cotangent, generators, layouts_for, leading_axes, repeated
-from fourfold.inputs.extents import Extent, drawn_sizes, extent
+from fourfold.inputs.arrays import GENERATORS, cotangent, generators, layouts_for, leading_axes, repeat_first
+from fourfold.inputs.extents import Extent, draw_sizes, extent
 from fourfold.numerics.dtypes import DTYPES, INTEGERS, QUANTISED, DType, is_chosen, name_of, returned
 from fourfold.operations import axes as notation
 from fourfold.operations.arguments import LIMITED, Place, Ragged, TensorInput, TensorList, Values
@@ -129,7 +129,7 @@ class Declaration:
         self.dtypes = {name: of.dtypes[0] for name, of in tensors.items() if of.dtypes and of.is_floating}
         self.ragged = {of.total: of for of in tensors.values() if isinstance(of, Ragged)}
         self._require_axes(sizes)
-        self.allowed = {axis: extent(axis, sizes.get(notation.of_each(axis), (0, None))) for axis in self.axes}
+        self.allowed = {axis: extent(axis, sizes.get(notation.indexed_axis(axis), (0, None))) for axis in self.axes}
         self._on_meta = True  # whether the definition runs on tensors without numbers
         self._outcomes: dict[Any, OutputShape] = {}
 
@@ -170,7 +170,7 @@ class Declaration:
                 if of.samples != self.ragged[of.total].samples:
                     raise ValueError(f"{name}: the rows of {of.total} belong to the samples of one axis only")
         for what, axis in named:
-            if axis not in (*self.axes, *map(notation.of_each, self.axes)):
+            if axis not in (*self.axes, *map(notation.indexed_axis, self.axes)):
                 raise ValueError(f"{what}: no tensor of {self.name} has an axis {axis!r}; there are {self.axes}")
         ragged = [name for name, of in self.tensors.items() if isinstance(of, Ragged)]
         for name, values in self.parameters.items():
@@ -205,7 +205,7 @@ class Declaration:
             self.differentiable = ()
         for axis in self.axes:
             # The tensors of a list are alike, and some of them absent here.
-            first = notation.of_item([notation.of_each(axis)], 0)[0]
+            first = notation.item_axes([notation.indexed_axis(axis)], 0)[0]
             if axis != first:
                 self.allowed[axis] = self.allowed[first]
             elif self.allowed[axis].nearest(0) == 0:
@@ -253,7 +253,7 @@ class Declaration:
         fewer = copy.copy(self)
         fewer.allowed = dict(self.allowed)
         for axis, limit in limits.items():
-            limited = [each for each in self.axes if axis in (each, notation.of_each(each))]
+            limited = [each for each in self.axes if axis in (each, notation.indexed_axis(each))]
             found = [self.allowed[each].within(limit) for each in limited]
             if not found or None in found:
                 raise ValueError(f"sizes of {axis}: {self.name} has none within {limit}")
@@ -468,8 +468,8 @@ class Declaration:
         if isinstance(of, Ragged) or of.make is not None:
             return array
         if "probabilities" in of.kinds:
-            return repeated(array) if array.ndim > 1 else array
-        return repeated(array, -(place % 2))
+            return repeat_first(array) if array.ndim > 1 else array
+        return repeat_first(array, -(place % 2))
 
     def case(
         self,
@@ -487,7 +487,7 @@ class Declaration:
                 held[name] = self._make_constant(name, array, place)
         grad_output = cotangent(rng, self.output_shape(plan, held), self._cotangent_dtype(dtype))
         if layouts.get("grad_output") == "expanded":
-            grad_output = repeated(grad_output, grad_axis)
+            grad_output = repeat_first(grad_output, grad_axis)
         return Case(held, grad_output, dict(plan.parameters), layouts)
 
     def _cotangent_dtype(self, dtype: DType) -> DType:
@@ -609,7 +609,7 @@ def _absent(draw: st.DrawFn, of: Declaration) -> dict[str, Any]:
 @st.composite
 def _plans(draw: st.DrawFn, of: Declaration, allowed: Mapping[str, Extent], elements: int) -> CallPlan:
     parameters = {name: draw(draw_value(values)) for name, values in of.parameters.items()} | draw(_absent(of))
-    sizes = draw(drawn_sizes(of.axes, [tensor.axes for tensor in of.tensors.values()], allowed, elements))
+    sizes = draw(draw_sizes(of.axes, [tensor.axes for tensor in of.tensors.values()], allowed, elements))
     alone = LEADING in sizes and allowed[LEADING].nearest(1) == 1 and draw(st.integers(1, ALONE)) == ALONE
     if alone:
         sizes[LEADING] = 1

@@ -73,7 +73,8 @@ class NamedCases:
         self.axes = {
             axis: allowed.nearest(SHORT[place % len(SHORT)])
             for place, (axis, allowed) in enumerate(of.allowed.items())
-            if allowed.nearest(SHORT[0]) <= max(SHORT) and notation.of_item([notation.of_each(axis)], 0) == (axis,)
+            if allowed.nearest(SHORT[0]) <= max(SHORT)
+            and notation.item_axes([notation.indexed_axis(axis)], 0) == (axis,)
         }
 
     def examples(self) -> dict[str, Make]:
@@ -148,7 +149,7 @@ class NamedCases:
 
     def _axes(self) -> list[str]:
         """Return the axes; of the axes of a list's tensors, only those of the first two tensors."""
-        return [axis for axis in self._of.axes if axis == notation.of_each(axis) or axis.endswith(("[0]", "[1]"))]
+        return [axis for axis in self._of.axes if axis == notation.indexed_axis(axis) or axis.endswith(("[0]", "[1]"))]
 
     def _empty(self) -> Iterator[tuple[str, Wanted]]:
         axes = [axis for axis in self._axes() if self._of.allowed[axis].nearest(0) == 0]

@@ -121,7 +121,7 @@ def names_of(given: "Dtypes") -> tuple[str, ...]:
     return tuple(map(name_of, several))
 
 
-def chosen_dtypes(given: "Dtypes", known: Collection[str]) -> tuple[str, ...]:
+def select_dtypes(given: "Dtypes", known: Collection[str]) -> tuple[str, ...]:
     """Return the names of the dtypes in the argument `dtypes`.
 
     Raises:
@@ -225,7 +225,7 @@ QUANTISED = {
 }
 
 
-def rounded_to_tf32(numbers: np.ndarray, nearest: bool = True) -> np.ndarray:
+def round_to_tf32(numbers: np.ndarray, nearest: bool = True) -> np.ndarray:
     """Return float32 numbers rounded to TF32, which has 10 bits of mantissa: to nearest, or towards 0."""
     bits = numbers.astype(np.float32, copy=False).view(np.uint32)
     down = (bits & np.uint32(0xFFFFE000)).view(np.float32)

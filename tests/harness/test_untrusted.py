@@ -36,7 +36,7 @@ from fourfold.engine.verification import isolate
 from fourfold.instruments import concurrent_calls, sparse_memory
 from fourfold.instruments.concurrent_calls import NeverReturns
 from fourfold.instruments.evaluation import blame_implementation
-from fourfold.instruments.hide_test_runner import hidden
+from fourfold.instruments.hide_test_runner import hide_modules
 from fourfold.instruments.operator_watch import Fallbacks
 from fourfold.instruments.redzones import Arena
 from fourfold.instruments.tampering import Tampered
@@ -428,7 +428,7 @@ def test_former_result_that_is_overwritten_is_seen_to_change(load: Load) -> None
 
 
 def test_tensors_of_gigabytes_of_addresses_are_shared(load: Load) -> None:
-    x = sparse_memory.laid_out(torch.tensor([1.0, 2.0, 3.0]), 0)
+    x = sparse_memory.spread(torch.tensor([1.0, 2.0, 3.0]), 0)
     assert load("first_of_far")(x, x).tolist() == [5.0]
     assert x.tolist() == [1.0, 2.0, 4.0]
 
@@ -702,11 +702,11 @@ def test_claims_come_with_the_function(tmp_path: Path) -> None:
 
 
 def test_undefined_lanes_are_as_in_the_judges_process(load: Load) -> None:
-    memory.set_masked_lanes(True)
+    memory.undefined_lanes_are_zero(True)
     try:
         assert client.conditions().undefined_lanes_are_zero is True
     finally:
-        memory.set_masked_lanes(False)
+        memory.undefined_lanes_are_zero(False)
 
 
 def test_lines_that_a_process_tells_are_those_of_the_kernels_files() -> None:
@@ -738,7 +738,7 @@ def test_the_working_folder_is_a_copy_of_the_users(tmp_path: Path, monkeypatch: 
 
 def test_hidden_modules_can_be_imported_and_come_back() -> None:
     before = dict(sys.modules)
-    with hidden(("fourfold",)):
+    with hide_modules(("fourfold",)):
         assert not any(name.partition(".")[0] == "fourfold" for name in sys.modules)
         assert importlib.import_module("fourfold.operations.claims") is before["fourfold.operations.claims"]
     assert {name: sys.modules[name] for name in before} == before

@@ -13,7 +13,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
-from fourfold.numerics.dtypes import rounded_to_tf32
+from fourfold.numerics.dtypes import round_to_tf32
 from fourfold.operations.refusals import Fault
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -243,7 +243,7 @@ class Operators(interpreter.InterpreterBuilder):
             return super().create_dot(a, b, d, input_precision, *options)
         left, right = (x.data.view(OPERANDS[name]).astype(d.data.dtype) for x, name in zip((a, b), names))
         if names == ("fp32", "fp32") and input_precision == interpreter._ir.INPUT_PRECISION.TF32:
-            left, right = (rounded_to_tf32(x) for x in (left, right))
+            left, right = (round_to_tf32(x) for x in (left, right))
         # A library's product sums a row in another order at another place of the tile, on some processors.
         products = np.einsum("...mk,...kn->...mn", left, right)
         return Handle(products + d.data, d.dtype.scalar)

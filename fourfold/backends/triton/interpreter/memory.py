@@ -41,13 +41,13 @@ class _Undefined:
 _undefined = _Undefined()
 
 
-def set_masked_lanes(yes: bool) -> None:
+def undefined_lanes_are_zero(yes: bool) -> None:
     """Choose zeros for masked lanes, as NVIDIA's compiler does, or values that show in a result."""
     _undefined.are_zero = yes
 
 
 def are_undefined_lanes_zero() -> bool:
-    """Return the last setting of `set_masked_lanes`."""
+    """Return the last setting of `undefined_lanes_are_zero`."""
     return _undefined.are_zero
 
 
