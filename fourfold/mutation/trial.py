@@ -427,7 +427,7 @@ class Trials:
         tuning = importlib.import_module("fourfold.backends.tuning")
         force: Any = contextlib.nullcontext()
         if this.configuration:
-            force = tuning.forced(f"{self.operation.name}_{self.backend}", this.configuration)
+            force = tuning.force_configuration(f"{self.operation.name}_{self.backend}", this.configuration)
 
         @contextlib.contextmanager
         def traced(name: str) -> Iterator[None]:
@@ -599,7 +599,7 @@ def _compiles_ahead_of_time(subject: Subject, search: Search) -> None:
 def _launched_kernels() -> list[Any]:
     """Return the CUDA kernels that this process launched on the CPU; none if the launcher was never imported."""
     launch = sys.modules.get("fourfold.backends.cuda.launch")
-    return launch.launched_on_cpu() if launch else []
+    return launch.emulated_kernels() if launch else []
 
 
 def _compiled_sources(kernels: KernelPackage, launched: Iterable[Any]) -> list[str]:
