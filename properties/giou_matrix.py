@@ -64,7 +64,7 @@ def smooth(draw: st.DrawFn, dtype: DType) -> Case:
 
 
 def example(a: Any, b: Any, mode: str = "giou", eps: float = 1e-5, **layouts: str) -> Callable[[DType], Case]:
-    """A named case of given boxes, with a cotangent from -1.5 to 2."""
+    """Return a named case of given boxes, with a cotangent from -1.5 to 2."""
 
     def make(dtype: DType) -> Case:
         boxes = {"boxes_a": np.array(a, dtype.numpy), "boxes_b": np.array(b, dtype.numpy)}
@@ -76,7 +76,7 @@ def example(a: Any, b: Any, mode: str = "giou", eps: float = 1e-5, **layouts: st
 
 
 def random_case(n: int, m: int, mode: str = "giou", kinds: tuple[str, ...] = PAIRS, **layouts: str) -> Any:
-    """A named case of random boxes."""
+    """Return a named case of random boxes."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(35)

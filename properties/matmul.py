@@ -107,7 +107,7 @@ def example(
     negative_slope: float = 0.01,
     layouts: Mapping[str, str] | None = None,
 ) -> Callable[[DType], Case]:
-    """A named case of given matrices."""
+    """Return a named case of given matrices."""
 
     def make(dtype: DType) -> Case:
         left, right = np.array(a, dtype=dtype.numpy), np.array(b, dtype=dtype.numpy)
@@ -120,7 +120,7 @@ def example(
 
 
 def random_example(m: int, k: int, n: int, activation: str = "none", **layouts: str) -> Callable[[DType], Case]:
-    """A named case of random matrices."""
+    """Return a named case of random matrices."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(m + 100 * k + 10000 * n)
@@ -216,7 +216,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 
 
 def swapped(result: Bounded) -> Bounded:
-    """The result transposed."""
+    """Return the result transposed."""
     return Bounded(result.value.T, result.error.T, result.arithmetic)
 
 
