@@ -41,6 +41,7 @@ def forward(
     for sequence, length in enumerate(lengths.tolist()):
         if length:
             pages = page_table[sequence, : -(-length // k_cache.shape[1])]
-            k, v = (x[pages].reshape(-1, *x.shape[2:])[:length] for x in (k_cache, v_cache))
+            tokens = len(pages) * k_cache.shape[1]
+            k, v = (x[pages].reshape(tokens, *x.shape[2:])[:length] for x in (k_cache, v_cache))
             output[sequence : sequence + 1] = attend(q[sequence : sequence + 1], k, v, scale=scale)
     return output
