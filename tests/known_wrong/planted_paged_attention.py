@@ -44,11 +44,13 @@ def _torch_faults() -> tuple[Fault, ...]:
         of.law(properties.what_lies_past_the_end_does_not_matter, "k, v = (x.where(there[:, None, None], 0) => "
                "k, v = (x", name="nan_past_the_end", source=f"{VLLM}/pull/936", **ONE),
         of.law(properties.pages_may_be_halved, "there, table = tokens < length, => there, table = (tokens < length)"
-               " & ((tokens % page_size < 3) | (page_size < 4)),", name="three_tokens_of_a_page", **ONE),
+               " & ((tokens % page_size < 3) | (page_size < 4)),", name="three_tokens_of_a_page",
+               right_on=properties.sequences(3, page_size=2)),
         of.law(properties.heads_of_a_group_share_their_keys,
                ".reshape(kv_heads, -1, columns) @ => .reshape(-1, kv_heads, columns).transpose(0, 1) @",
                "(weights @ v.transpose(0, 1)).reshape => (weights @ v.transpose(0, 1)).transpose(0, 1).reshape",
-               name="heads_by_modulo", source=f"{GITHUB}/HazyResearch/HipKittens/pull/22", **ONE),
+               name="heads_by_modulo", source=f"{GITHUB}/HazyResearch/HipKittens/pull/22",
+               right_on=properties.sequences(3, heads=(2, 1))),
     )
 
 
