@@ -146,7 +146,7 @@ def of_rising_scores(case: Case) -> Case:
     return case.with_inputs(q=np.full_like(case["q"], 2), k_cache=k_cache)
 
 
-LONG = {"page_size": 16, "heads": (2, 1), "columns": 4}
+LONG: Mapping[str, Any] = {"page_size": 16, "heads": (2, 1), "columns": 4}
 examples: Mapping[str, Callable[[DType], Case]] = {
     "no_sequences": sequences(),
     "no_tokens": sequences(0, 0, heads=(4, 2)),

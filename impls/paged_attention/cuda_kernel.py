@@ -1,4 +1,4 @@
-"""paged_attention in CUDA C++: the tokens of each sequence are split over blocks and warps, on tensor cores for half types."""
+"""paged_attention in CUDA C++: the tokens of a sequence are split over blocks; on tensor cores for half types."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""paged_attention in torch operations: the baseline. Nothing waits for the device, so each sequence takes all its pages."""
+"""paged_attention in torch operations: the baseline. Nothing waits for the device: a sequence takes all its pages."""
 
 from typing import Any
 
@@ -16,7 +16,8 @@ def check_sizes(q: Any, k_cache: Any, v_cache: Any, page_table: Any, lengths: An
     Raises:
         ValueError: a size, a length or a page is out of its range.
     """
-    (_, heads, columns), (pages, page_size, kv_heads, _) = q.shape, k_cache.shape
+    heads, columns = q.shape[1:]
+    pages, page_size, kv_heads = k_cache.shape[:3]
     if not 1 <= columns <= MOST_COLUMNS:
         raise ValueError(f"q must have a head_size from 1 to {MOST_COLUMNS}, not {columns}")
     if heads % kv_heads if kv_heads else heads:
@@ -30,7 +31,7 @@ def check_sizes(q: Any, k_cache: Any, v_cache: Any, page_table: Any, lengths: An
         return
     least, most = (int(end) for end in lengths.aminmax())
     if least < 0 or most > tokens:
-        raise ValueError(f"lengths must be from 0 to {tokens}, the tokens of a row of page_table, not {least} to {most}")
+        raise ValueError(f"lengths must be from 0 to the {tokens} tokens of a row of page_table, not {least} to {most}")
     used = page_table[torch.arange(page_table.shape[1]) * page_size < lengths[:, None]]
     if used.numel() and (int(used.min()) < 0 or int(used.max()) >= pages):
         found = f"{int(used.min())} to {int(used.max())}"

@@ -18,7 +18,7 @@ UNSPECIALIZED = [*SIZES, *(f"{cache}_{of}_stride" for cache in "kv" for of in ("
 
 @triton.jit
 def share_of(lengths_ptr, sequence, capacity, splits, BLOCK_K: tl.constexpr):
-    """Return the length of a sequence, the tokens of a split, and whether the length is valid; else it is taken for 0."""
+    """Return the length of a sequence, 0 for an invalid one, the tokens of a split, and whether the length is valid."""
     length = tl.load(lengths_ptr + sequence)
     fits = (length >= 0) & (length <= capacity)
     length = tl.where(fits, length, 0)
@@ -153,7 +153,7 @@ def paged_attention_merge_kernel(
 
 
 def _launch(call: Call) -> None:
-    pages, page_size, pages_per_sequence, heads, kv_heads, columns = call.sizes
+    _, page_size, pages_per_sequence, heads, kv_heads, columns = call.sizes
     half, width = call.q.element_size() == 2, 16 // call.q.element_size() if call.in_vectors else 1
     block_d, block_h = max(16, next_power_of_2(columns)), max(16, min(next_power_of_2(heads // kv_heads), MOST_HEADS))
     block_k = 64 if half else 32
