@@ -88,7 +88,7 @@ def register(backend: str, launch: Callable[[Call], None]) -> Callable[..., Any]
         lengths: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
-        output, caches = fake(q), [x if x.stride(3) == 1 else x.contiguous() for x in (k_cache, v_cache)]
+        output = fake(q)
         if not output.numel():
             return output
         sequences, heads, columns = q.shape
@@ -98,7 +98,8 @@ def register(backend: str, launch: Callable[[Call], None]) -> Callable[..., Any]
         shape = (sequences, heads, splits if splits > 1 else 0)
         compute = torch.promote_types(q.dtype, torch.float32)
         sums, largest, totals = (q.new_empty(s, dtype=compute) for s in ((*shape, columns), shape, shape))
-        given = q.contiguous(), *caches, page_table.contiguous(), lengths.contiguous(), output
+        k_cache, v_cache = (x if x.stride(3) == 1 else x.contiguous() for x in (k_cache, v_cache))
+        given = q.contiguous(), k_cache, v_cache, page_table.contiguous(), lengths.contiguous(), output
         launch(Call(*given, sums, largest, totals, scale, splits))
         return output
 
