@@ -9,11 +9,10 @@ import torch
 from fourfold.oracles import paged_attention as oracle
 from hypothesis import strategies as st
 
-from fourfold import backends
-from fourfold.backends.signature import signature_of
 from fourfold.inputs.arrays import FEW_ELEMENTS, GENERATORS, layouts_for, repeated, sizes, values
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DType
+from fourfold.operations.arguments import positive, tensor
 from fourfold.operations.case import Case
 from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
@@ -233,8 +232,15 @@ def heads_of_a_group_share_their_keys(evaluate: Evaluate, case: Case, dtype: DTy
 
 # ---- the record
 
-SIGNATURE = signature_of(backends.load("paged_attention", "torch"))
-ARGUMENTS = Arguments({"heads": 6, "head_size": 4, "kv_heads": 3}, **SIGNATURE.arguments)
+ARGUMENTS = Arguments(
+    {"heads": 6, "head_size": 4, "kv_heads": 3},
+    q=tensor("sequences heads head_size"),
+    k_cache=tensor("pages page_size kv_heads head_size"),
+    v_cache=tensor("pages page_size kv_heads head_size"),
+    page_table=tensor("sequences pages_per_sequence", dtype="int32", high="pages"),
+    lengths=tensor("sequences", dtype="int32", high="pages"),
+    scale=positive(0.25),
+)
 
 
 def _integers(*numbers: int) -> torch.Tensor:
@@ -366,5 +372,5 @@ operation = Operation(
         # Kernels compute the scores of tiles of 16 heads and 64 tokens.
         largest=lambda given: 16.0 * given["sequences"] * max(2 * given["page_size"], 64) * max(given["head_size"], 16),
     ),
-    source=SIGNATURE.source,
+    source="Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention, 2023",
 )
