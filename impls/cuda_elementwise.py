@@ -39,7 +39,7 @@ def instances(module: str, kernel: str, struct: str, vectors: int, options: dict
         options: the kernel's third template argument, by its key.
     """
     source = pathlib.Path(module).with_suffix(".cu")
-    return CudaKernel.for_each_dtype(source, f"{kernel}<{struct}, {{T}}, {{}}, {vectors}>", options)
+    return CudaKernel.instances(source, f"{kernel}<{struct}, {{T}}, {{}}, {vectors}>", options)
 
 
 def forward_launches(

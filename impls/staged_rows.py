@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from fourfold.backends.cuda.launch import Argument, CudaKernel
-from fourfold.backends.launch import cdiv, has_clusters, multiprocessors, shared_memory
+from fourfold.backends.launch import available_shared_memory, cdiv, has_clusters, multiprocessors
 
 WARP = 32
 # Threads of a block, and of a multiprocessor where blocks do not wait for each other: at most.
@@ -80,5 +80,5 @@ def staging(
     threads = cdiv(part, each * WARP) * WARP
     resident = max((RESIDENT if blocks == 1 else MOST_THREADS) // threads, 1) if sums else 1
     stage = part * 16 * tensors
-    stages = min((shared_memory(device) // resident - RESERVED_BYTES) // stage, MOST_STAGES[device.type])
+    stages = min((available_shared_memory(device) // resident - RESERVED_BYTES) // stage, MOST_STAGES[device.type])
     return Staging(threads, blocks, resident, stages, stages * stage) if stages > 1 else None

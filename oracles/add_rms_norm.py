@@ -10,7 +10,7 @@ Array = Any
 
 
 def unchanged(array: Array) -> Array:
-    """The array itself: an intermediate result that is not rounded."""
+    """Return the array itself: an intermediate result that is not rounded."""
     return array
 
 

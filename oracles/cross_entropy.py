@@ -8,8 +8,8 @@ import numpy as np
 Array = Any
 
 
-def shifted(logits: Array) -> Array:
-    """Each row less its maximum, which keeps every exponential within [0, 1]."""
+def shift_by_maximum(logits: Array) -> Array:
+    """Return each row less its maximum, which keeps every exponential within [0, 1]."""
     return logits - np.max(logits, axis=-1, keepdims=True)
 
 
@@ -31,7 +31,7 @@ def forward(
     Source: Szegedy et al., Rethinking the Inception Architecture for Computer Vision, 2015, for the smoothing.
     """
     counted = target != ignore_index
-    rows = shifted(logits[counted])
+    rows = shift_by_maximum(logits[counted])
     expected = rows[np.arange(len(rows)), target[counted]]
     if label_smoothing:
         # In the arithmetic of the logits, which may be wider than a number of Python's.
@@ -57,7 +57,7 @@ def backward(
 ) -> tuple[Array]:
     """The gradient of ``sum(grad_output * forward(...))`` for logits: 0 in rows that are ignored."""
     counted = target != ignore_index
-    terms = np.exp(shifted(logits[counted]))
+    terms = np.exp(shift_by_maximum(logits[counted]))
     smoothing = label_smoothing * np.ones_like(terms[:, 0])
     slope = terms / np.sum(terms, axis=-1, keepdims=True) - smoothing[:, None] / logits.shape[-1]
     at = np.arange(len(terms)), target[counted]

@@ -9,7 +9,7 @@ Array = Any
 
 
 def running_sums(x: Array, exclusive: bool, reverse: bool) -> Array:
-    """The sums of one segment, which is not empty, from its begin or from its end."""
+    """Return the sums of one segment, which is not empty, from its begin or from its end."""
     x = x[..., ::-1] if reverse else x
     sums = np.cumsum(x, axis=-1)
     if exclusive:

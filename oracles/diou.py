@@ -27,7 +27,7 @@ def sides(boxes: Array, eps: float) -> tuple[Array, Array, Array]:
 
 
 def aspects(boxes1: Array, boxes2: Array, iou: Array, eps: float) -> tuple[Array, Array, Array]:
-    """The difference of the angles atan(width / height), v, and its weight alpha."""
+    """Return the difference of the angles atan(width / height), v, and its weight alpha."""
     (width1, height1, _), (width2, height2, _) = sides(boxes1, eps), sides(boxes2, eps)
     angle = np.arctan(width1 / height1) - np.arctan(width2 / height2)
     v = PER_ANGLE * (angle * angle)
@@ -78,10 +78,10 @@ def gradients(
         angle, _, alpha = aspects(boxes1, boxes2, areas[2] / np.maximum(areas[3], eps), eps)
         by_angle = -grad_output * alpha * (2 * PER_ANGLE * angle)
 
-    def of_box(box: Array, other: Array, sign: int) -> Array:
+    def box_gradient(box: Array, other: Array, sign: int) -> Array:
         # Each coordinate moves the centre by half as much.
         by_centre = np.stack([by_distance * x, by_distance * y] * 2, axis=-1) * sign
-        gradient = giou.of_box(box, other, *of_areas) + by_centre
+        gradient = giou.box_gradient(box, other, *of_areas) + by_centre
         if not aspect:
             return gradient
         width, height, raw_height = sides(box, eps)
@@ -90,4 +90,4 @@ def gradients(
         by_height = giou.through_clamp(-by_angle * sign * (width / square), raw_height, eps)
         return gradient + np.stack([-by_width, -by_height, by_width, by_height], axis=-1)
 
-    return of_box(boxes1, boxes2, 1), of_box(boxes2, boxes1, -1)
+    return box_gradient(boxes1, boxes2, 1), box_gradient(boxes2, boxes1, -1)

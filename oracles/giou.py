@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .ties import at_tie
+from .ties import tie_derivative
 
 # A NumPy array, or anything that follows NumPy's array protocols.
 Array = Any
@@ -20,19 +20,19 @@ def through_maximum(grad: Array, a: Array, b: Array) -> Array:
 
     As in torch, a gradient that is not passed on is 0, even where `grad` is infinite or NaN.
     """
-    tie = at_tie(grad / 2, np.zeros_like(grad), grad)
+    tie = tie_derivative(grad / 2, np.zeros_like(grad), grad)
     return np.where(a == b, tie, np.where(a < b, 0.0, grad))
 
 
 def through_minimum(grad: Array, a: Array, b: Array) -> Array:
-    """The gradient of ``minimum(a, b)`` for `a`, by the rules of `through_maximum`."""
-    tie = at_tie(grad / 2, np.zeros_like(grad), grad)
+    """Return the gradient of ``minimum(a, b)`` for `a`, by the rules of `through_maximum`."""
+    tie = tie_derivative(grad / 2, np.zeros_like(grad), grad)
     return np.where(a == b, tie, np.where(a > b, 0.0, grad))
 
 
 def through_clamp(grad: Array, x: Array, least: Any) -> Array:
     """The gradient of ``maximum(x, least)`` for a constant `least`: all where ``x >= least``, none below or at NaN."""
-    tie = at_tie(grad, np.zeros_like(grad), grad)
+    tie = tie_derivative(grad, np.zeros_like(grad), grad)
     return np.where(x > least, grad, np.where(x == least, tie, 0.0))
 
 
@@ -98,9 +98,9 @@ def backward(grad_output: Array, boxes1: Array, boxes2: Array, eps: float = 1e-5
 def gradients(
     grad_output: Array, boxes1: Array, boxes2: Array, eps: float, enclosed: bool = True
 ) -> tuple[Array, Array]:
-    """The gradients of ``sum(grad_output * score(...))`` for both boxes of each pair."""
+    """Return the gradients of ``sum(grad_output * score(...))`` for both boxes of each pair."""
     of_areas = gradients_of_areas(grad_output, intersection_union_hull(boxes1, boxes2), eps, enclosed)
-    return of_box(boxes1, boxes2, *of_areas), of_box(boxes2, boxes1, *of_areas)
+    return box_gradient(boxes1, boxes2, *of_areas), box_gradient(boxes2, boxes1, *of_areas)
 
 
 def gradients_of_areas(grad_output: Array, areas: tuple[Array, ...], eps: float, enclosed: bool) -> tuple[Array, ...]:
@@ -125,7 +125,7 @@ def gradients_of_areas(grad_output: Array, areas: tuple[Array, ...], eps: float,
     return grad_union, grad_width, grad_height, grad_hull_width, grad_hull_height
 
 
-def of_box(
+def box_gradient(
     box: Array,
     other: Array,
     grad_union: Array,

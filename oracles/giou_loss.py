@@ -30,7 +30,7 @@ def backward(grad_output: Array, pred: Array, target: Array, eps: float = 1e-5) 
 
 
 def mean(score: Callable[..., Array], pred: Array, target: Array, *how: Any) -> Array:
-    """The mean of ``1 - score(pred, target, *how)`` over the valid rows."""
+    """Return the mean of ``1 - score(pred, target, *how)`` over the valid rows."""
     valid = target[..., 3] > 0
     rows = 1.0 - score(pred[valid], target[valid], *how)
     return np.sum(rows) / max(int(np.count_nonzero(valid)), 1)
@@ -39,7 +39,7 @@ def mean(score: Callable[..., Array], pred: Array, target: Array, *how: Any) -> 
 def gradients(
     of_pairs: Callable[..., tuple[Array, Array]], grad_output: Array, pred: Array, target: Array, *how: Any
 ) -> tuple[Array, Array]:
-    """The gradients of `mean`, from those of a score's pairs."""
+    """Return the gradients of `mean`, from those of a score's pairs."""
     valid = target[..., 3] > 0
     row = np.broadcast_to(-grad_output / max(int(np.count_nonzero(valid)), 1), (int(np.count_nonzero(valid)),))
     grad_pred, grad_target = np.zeros_like(pred), np.zeros_like(target)

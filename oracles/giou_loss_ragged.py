@@ -40,7 +40,7 @@ def backward(
 
 
 def mean(score: Callable[..., Array], pred: Array, target: Array, offsets: np.ndarray, *how: Any) -> Array:
-    """The mean of ``1 - score(pred[i, j], target[offsets[i] + j], *how)`` over every target box."""
+    """Return the mean of ``1 - score(pred[i, j], target[offsets[i] + j], *how)`` over every target box."""
     sample, place = rows_of(offsets)
     rows = 1.0 - score(pred[sample, place], target, *how)
     return np.sum(rows) / max(len(sample), 1)
@@ -54,7 +54,7 @@ def gradients(
     offsets: np.ndarray,
     *how: Any,
 ) -> tuple[Array, Array]:
-    """The gradients of `mean`, from those of a score's pairs."""
+    """Return the gradients of `mean`, from those of a score's pairs."""
     sample, place = rows_of(offsets)
     row = np.broadcast_to(-grad_output / max(len(sample), 1), (len(sample),))
     grad_pred = np.zeros_like(pred)

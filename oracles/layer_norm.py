@@ -21,7 +21,7 @@ def mean(array: Array) -> Array:
     return np.sum(array, axis=-1, keepdims=True) / max(array.shape[-1], 1)
 
 
-def normalized(x: Array, eps: float) -> tuple[Array, Array]:
+def normalize(x: Array, eps: float) -> tuple[Array, Array]:
     """``(x - mean) / deviation``, and the deviation ``sqrt(variance + eps)``, ``[..., 1]``."""
     centred = x - mean(x)
     # A sum of squares is never below 0, in any arithmetic. The maximum changes no value; it tells the running error so.
@@ -43,7 +43,7 @@ def forward(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> Array:
 
     Source: Ba, Kiros, Hinton, Layer Normalization, 2016.
     """
-    return normalized(x, eps)[0] * weight + bias
+    return normalize(x, eps)[0] * weight + bias
 
 
 def backward(grad_output: Array, x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> tuple[Array, Array, Array]:
@@ -59,7 +59,7 @@ def backward(grad_output: Array, x: Array, weight: Array, bias: Array, eps: floa
     Returns:
         The gradients of x, weight and bias. Those of weight and bias are sums over all rows, and 0 without rows.
     """
-    normal, deviation = normalized(x, eps)
+    normal, deviation = normalize(x, eps)
     grad_normal = grad_output * weight
     grad_x = (grad_normal - mean(grad_normal) - normal * mean(grad_normal * normal)) / deviation
     rows = tuple(range(x.ndim - 1))

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .ties import at_tie
+from .ties import tie_derivative
 
 # A NumPy array, or anything that follows NumPy's array protocols.
 Array = Any
@@ -75,10 +75,10 @@ def backward(
         product = preactivation(a, b, activation, stored)
         if activation == "relu":
             none = np.zeros_like(grad_output)
-            tie = at_tie(none, none, grad_output)
+            tie = tie_derivative(none, none, grad_output)
             grad = np.where(product < 0.0, 0.0, np.where(product == 0.0, tie, grad_output))
         else:
             scaled = grad_output * negative_slope
-            tie = at_tie(scaled, scaled, grad_output)
+            tie = tie_derivative(scaled, scaled, grad_output)
             grad = stored(np.where(product > 0.0, grad_output, np.where(product == 0.0, tie, scaled)))
     return grad @ np.transpose(b), np.transpose(a) @ grad

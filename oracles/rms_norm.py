@@ -10,7 +10,7 @@ from .layer_norm import mean
 Array = Any
 
 
-def normalized(x: Array, eps: float) -> tuple[Array, Array]:
+def normalize(x: Array, eps: float) -> tuple[Array, Array]:
     """``x / root``, and the root ``sqrt(mean(x^2) + eps)``, ``[..., 1]``."""
     root = np.sqrt(mean(x * x) + eps)
     return x / root, root
@@ -29,7 +29,7 @@ def forward(x: Array, weight: Array, eps: float = 1e-6) -> Array:
 
     Source: Zhang, Sennrich, Root Mean Square Layer Normalization, NeurIPS 2019.
     """
-    return normalized(x, eps)[0] * weight
+    return normalize(x, eps)[0] * weight
 
 
 def backward(grad_output: Array, x: Array, weight: Array, eps: float = 1e-6) -> tuple[Array, Array]:
@@ -44,7 +44,7 @@ def backward(grad_output: Array, x: Array, weight: Array, eps: float = 1e-6) -> 
     Returns:
         The gradients of x and weight. That of weight is a sum over all rows, and 0 without rows.
     """
-    normal, root = normalized(x, eps)
+    normal, root = normalize(x, eps)
     grad_normal = grad_output * weight
     grad_x = (grad_normal - normal * mean(grad_normal * normal)) / root
     return grad_x, np.sum(grad_output * normal, axis=tuple(range(x.ndim - 1)))

@@ -27,7 +27,7 @@ def terms(logits: Array, targets: Array) -> tuple[Array, ...]:
     return sigmoid, opposite, against * size + logarithm, log_q, np.where(none, larger, smaller / mistake)
 
 
-def weighted(log_q: Array, targets: Array, alpha: float, gamma: float) -> Array:
+def focal_weight(log_q: Array, targets: Array, alpha: float, gamma: float) -> Array:
     """``q^gamma``, times ``alpha t + (1 - alpha) (1 - t)`` unless alpha is negative."""
     factor = np.exp(gamma * log_q)
     # In the arithmetic of the targets, which may be wider than a number of Python's.
@@ -50,7 +50,7 @@ def forward(logits: Array, targets: Array, alpha: float = 0.25, gamma: float = 2
     Source: Lin et al., Focal Loss for Dense Object Detection, ICCV 2017.
     """
     _, _, entropy, log_q, _ = terms(logits, targets)
-    losses = weighted(log_q, targets, alpha, gamma) * entropy
+    losses = focal_weight(log_q, targets, alpha, gamma) * entropy
     if reduction == "none":
         return losses
     total = np.sum(losses)
@@ -69,4 +69,4 @@ def backward(
     sigmoid, opposite, entropy, log_q, share = terms(logits, targets)
     slope = (1 - targets) * sigmoid - targets * opposite + gamma * ((1 - 2 * targets) * (entropy * share))
     grad = grad_output / max(logits.size, 1) if reduction == "mean" else grad_output
-    return (grad * (weighted(log_q, targets, alpha, gamma) * slope),)
+    return (grad * (focal_weight(log_q, targets, alpha, gamma) * slope),)

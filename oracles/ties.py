@@ -10,8 +10,8 @@ from typing import Any
 Array = Any
 
 
-def at_tie(choice: Array, low: Array, high: Array) -> Array:
-    """The derivative at a tie: `choice`, the one that the implementations of this library document.
+def tie_derivative(choice: Array, low: Array, high: Array) -> Array:
+    """Return the derivative at a tie: `choice`, the one that the implementations of this library document.
 
     Args:
         choice: the documented derivative.

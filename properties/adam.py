@@ -25,7 +25,7 @@ DEFAULTS = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay
 
 
 def below_1(*choices: float) -> Values:
-    """A number from 0 to below 1."""
+    """Return a number from 0 to below 1."""
     within = not_negative(*choices)
     return replace(within, out_of_range={**within.out_of_range, "one": 1.0}, range=None)
 
@@ -53,7 +53,7 @@ ARGUMENTS = Arguments(**TENSORS, **NUMBERS)
 
 
 def step_of(*shape: int, **parameters: Any) -> Callable[[DType], Case]:
-    """A named case of random numbers, as after some steps."""
+    """Return a named case of random numbers, as after some steps."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(71)
@@ -116,7 +116,7 @@ def _new(place: int) -> Callable[..., Any]:
     return lambda **arguments: oracle.forward(**arguments)[place]
 
 
-def _in_a_row(**arguments: Any) -> Any:
+def _concatenated_outputs(**arguments: Any) -> Any:
     found = oracle.forward(**arguments)
     if side_by_side([each.shape for each in found]):
         return np.concatenate(found, axis=-1)
@@ -157,7 +157,7 @@ LAWS = {
 COMMON: dict[str, Any] = {"cost": cost, "workloads": WORKLOADS, "batched": dict.fromkeys(TENSORS, 0)}
 operation = replace(
     adam,
-    forward=_in_a_row,
+    forward=_concatenated_outputs,
     outputs={
         name: replace(of, forward=_new(place), laws=LAWS[name], **COMMON)
         for place, (name, of) in enumerate(adam.outputs.items())

@@ -23,7 +23,7 @@ from .add_rms_norm import (
     joint_record,
     next_to_ties,
     nothing_is_added_to_nothing,
-    of_both_cotangents,
+    two_cotangents,
 )
 
 INPUTS = ("x", "residual", "weight", "bias")
@@ -32,12 +32,12 @@ INPUTS = ("x", "residual", "weight", "bias")
 
 
 def of_y(**arguments: Any) -> Any:
-    """The norm of the sum, which may be rounded."""
+    """Return the norm of the sum, which may be rounded."""
     return oracle.forward(**arguments, stored=stored, norm=layer_norm.forward)[0]
 
 
 def of_h(x: Any, residual: Any, **others: Any) -> Any:
-    """The sum, rounded once."""
+    """Return the sum, rounded once."""
     return x + residual
 
 
@@ -47,13 +47,13 @@ def of_both(**arguments: Any) -> Any:
 
 
 def backward_of_y(grad_y: Any, x: Any, residual: Any, **others: Any) -> tuple[Any, ...]:
-    """The gradients where h is not used. x and residual have the same."""
+    """Return the gradients where h is not used. x and residual have the same."""
     of_sum, *rest = layer_norm.backward(grad_y, stored(x + residual), **others)
     return of_sum, of_sum, *rest
 
 
 def backward_of_h(grad_h: Any, x: Any, residual: Any, **others: Any) -> tuple[Any, ...]:
-    """The cotangent itself; unspecified where the norm's gradient of a cotangent of zeros is no number."""
+    """Return the cotangent itself; unspecified where the norm's gradient of a cotangent of zeros is no number."""
     if not isinstance(x, Bounded):
         return grad_h, grad_h
     zeros = Bounded.exact(np.zeros(grad_h.shape), x.arithmetic)
@@ -63,7 +63,7 @@ def backward_of_h(grad_h: Any, x: Any, residual: Any, **others: Any) -> tuple[An
 
 
 def backward_of_both(grad_outputs: Any, **arguments: Any) -> tuple[Any, ...]:
-    """The sums of both outputs' gradients."""
+    """Return the sums of both outputs' gradients."""
     cols = arguments["x"].shape[-1]
     grads = grad_outputs[..., :cols], grad_outputs[..., cols:]
     return oracle.backward(*grads, **arguments, stored=stored, norm=layer_norm.backward)
@@ -86,7 +86,7 @@ rows = ADD_LAYER_NORM.example
 
 
 def pair(make: Callable[[np.random.Generator, DType], Any]) -> Callable[[DType], Case]:
-    """A named case of a given x and residual."""
+    """Return a named case of a given x and residual."""
     return rows(
         x=lambda rng, dtype: make(np.random.default_rng(53), dtype)[0],
         residual=lambda rng, dtype: make(np.random.default_rng(53), dtype)[1],
@@ -176,5 +176,5 @@ _h = replace(
     laws=(the_summands_may_change_places, nothing_is_added_to_nothing),
 )
 operation = joint_record(
-    _y, _h, OF_BOTH, forward=of_both, backward=backward_of_both, workloads=_workloads(of_both_cotangents)
+    _y, _h, OF_BOTH, forward=of_both, backward=backward_of_both, workloads=_workloads(two_cotangents)
 )

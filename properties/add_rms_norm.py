@@ -23,7 +23,7 @@ from fourfold.operations.relations import equals_exactly
 from fourfold.operations.workloads import Make, tiled, whole
 
 from . import rms_norm
-from .norms import summed_over_rows
+from .norms import sum_over_rows
 
 INPUTS = ("x", "residual", "weight")
 
@@ -31,24 +31,24 @@ INPUTS = ("x", "residual", "weight")
 
 
 def total(x: Any, residual: Any) -> Any:
-    """The sum that is normalized: rounded to the dtype of the inputs, or not."""
+    """Return the sum that is normalized: rounded to the dtype of the inputs, or not."""
     return stored(x + residual)
 
 
 def of_y(x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> Any:
-    """The oracle's norm of the sum. Where rms_norm leaves a row open to others, so does this."""
+    """Return the oracle's norm of the sum. Where rms_norm leaves a row open to others, so does this."""
     y, _ = oracle.forward(x, residual, weight, eps, stored)
     infinite = rms_norm.rows_of_others_with_infinities(total(x, residual))
     return unspecified_where(y, infinite) if np.any(infinite) else y
 
 
 def of_residual_out(x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> Any:
-    """The sum, rounded once."""
+    """Return the sum, rounded once."""
     return x + residual
 
 
 def backward_of_y(grad_y: Any, x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> tuple[Any, Any, Any]:
-    """The gradients through the norm, where residual_out is not used. x and residual have the same."""
+    """Return the gradients through the norm, where residual_out is not used. x and residual have the same."""
     grad_sum, grad_weight = rms_norm.backward(grad_y, total(x, residual), weight, eps)
     return grad_sum, grad_sum, grad_weight
 
@@ -56,7 +56,7 @@ def backward_of_y(grad_y: Any, x: Any, residual: Any, weight: Any, eps: float = 
 def backward_of_residual_out(
     grad_residual_out: Any, x: Any, residual: Any, weight: Any, eps: float = 1e-6
 ) -> tuple[Any, Any]:
-    """The cotangent itself, where y is not used.
+    """Return the cotangent itself, where y is not used.
 
     Kernels may add a gradient through the norm, of a cotangent of zeros. Where a zero meets what is not finite the
     gradient is unspecified.
@@ -77,7 +77,7 @@ def of_both(x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> Any:
 
 
 def backward_of_both(grad_outputs: Any, x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> tuple[Any, Any, Any]:
-    """The sum of both outputs' gradients. That through the norm may be rounded before the other is added."""
+    """Return the sum of both outputs' gradients. That through the norm may be rounded before the other is added."""
     cols = x.shape[-1]
     grad_y, grad_residual_out = grad_outputs[..., :cols], grad_outputs[..., cols:]
     if not isinstance(x, Bounded):
@@ -115,7 +115,7 @@ rows = ADD_RMS_NORM.example
 
 
 def pair(make: Callable[[np.random.Generator, DType], Any], **given: Any) -> Callable[[DType], Case]:
-    """A named case of a given x and residual."""
+    """Return a named case of a given x and residual."""
     seed = 53
     return rows(
         x=lambda rng, dtype: make(np.random.default_rng(seed), dtype)[0],
@@ -125,7 +125,7 @@ def pair(make: Callable[[np.random.Generator, DType], Any], **given: Any) -> Cal
 
 
 def opposite(share: float) -> Callable[[DType], Case]:
-    """A named case of a residual that is x times a negative number."""
+    """Return a named case of a residual that is x times a negative number."""
     return pair(lambda rng, dtype: (x := rng.normal(0, 2, (3, 24)), -x * share))
 
 
@@ -196,35 +196,35 @@ OF_BOTH = (
 )
 
 
-def with_both_cotangents(case: Case, dtype: DType) -> Case:
-    """The case with a cotangent of residual_out beside that of y, as numbers of another order of magnitude."""
+def add_second_cotangent(case: Case, dtype: DType) -> Case:
+    """Return the case with a cotangent of residual_out beside that of y, as numbers of another order of magnitude."""
     given = case.grad_output
     other = np.flip(given, axis=0) if given.ndim > 1 else np.flip(given)
     return replace(case, grad_output=np.concatenate([given, (-other / 2).astype(given.dtype)], axis=-1))
 
 
-def of_both_cotangents(make: Callable[[DType], Case]) -> Callable[[DType], Case]:
-    """A named case with a cotangent of each output."""
-    return lambda dtype: with_both_cotangents(make(dtype), dtype)
+def two_cotangents(make: Callable[[DType], Case]) -> Callable[[DType], Case]:
+    """Return a named case with a cotangent of each output."""
+    return lambda dtype: add_second_cotangent(make(dtype), dtype)
 
 
-def with_cotangents(sized: Sized | None) -> Sized:
-    """The cases of chosen sizes with a cotangent of each output."""
+def add_cotangents(sized: Sized | None) -> Sized:
+    """Return the cases of chosen sizes with a cotangent of each output."""
     assert sized is not None
-    return replace(sized, make=lambda sizes: of_both_cotangents(sized.make(sizes)), varied=None)
+    return replace(sized, make=lambda sizes: two_cotangents(sized.make(sizes)), varied=None)
 
 
 def joint(strategy: Callable[..., st.SearchStrategy[Case]]) -> Callable[..., st.SearchStrategy[Case]]:
     """Cases with a cotangent of each output."""
 
     def drawn(dtype: DType, *elements: int) -> st.SearchStrategy[Case]:
-        return strategy(dtype, *elements).map(lambda case: with_both_cotangents(case, dtype))
+        return strategy(dtype, *elements).map(lambda case: add_second_cotangent(case, dtype))
 
     return drawn
 
 
 def joint_record(y: Operation, of_sum: Operation, named: Sequence[str], **fields: Any) -> Operation:
-    """The record of both outputs.
+    """Return the record of both outputs.
 
     Args:
         y: the record of y.
@@ -239,8 +239,8 @@ def joint_record(y: Operation, of_sum: Operation, named: Sequence[str], **fields
         cases=joint(y.cases),
         smooth=joint(y.smooth),
         laws=(),  # each output has its own
-        examples={case: of_both_cotangents(y.examples[case]) for case in named},
-        sized=with_cotangents(y.sized),
+        examples={case: two_cotangents(y.examples[case]) for case in named},
+        sized=add_cotangents(y.sized),
         outputs={"y": y, output: of_sum},
         admissible=admissible,
         **fields,
@@ -283,7 +283,7 @@ def the_gradient_of_weight_weighs_the_normalized_rows(
     """The gradient of weight is the sum over rows of the cotangent times the normalized row."""
     normal = evaluate(case.with_inputs(weight=np.ones_like(case["weight"]))).output
     lowered = Bounded.exact(case.grad_output.astype(dtype.wide), dtype.arithmetic)
-    yield Relation(evaluate(case).gradients["weight"], summed_over_rows(lowered * normal))
+    yield Relation(evaluate(case).gradients["weight"], sum_over_rows(lowered * normal))
 
 
 def nothing_is_added_to_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
@@ -352,5 +352,5 @@ operation = joint_record(
     OF_BOTH,
     forward=of_both,
     backward=backward_of_both,
-    workloads=_workloads(of_both_cotangents),
+    workloads=_workloads(two_cotangents),
 )

@@ -9,14 +9,14 @@ import torch
 from fourfold.oracles import attention as oracle
 from hypothesis import strategies as st
 
-from fourfold.declaration.drawing import reversed_offsets
+from fourfold.declaration.drawing import reverse_offsets
 from fourfold.inputs.arrays import (
     FEW_ELEMENTS,
     GENERATORS,
     cotangent,
     explicit_arrays,
     layouts_for,
-    repeated,
+    repeat_first,
     sizes,
     values,
 )
@@ -184,10 +184,10 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
         if counts[0] != counts[1] or draw(st.booleans()):
             inputs["k_offsets"] = offsets_of(counts[1], kind)
     layouts = draw(layouts_for(*inputs, "grad_output"))
-    inputs |= {name: repeated(inputs[name]) for name in "qkv" if layouts[name] == "expanded"}
+    inputs |= {name: repeat_first(inputs[name]) for name in "qkv" if layouts[name] == "expanded"}
     grad_output = cotangent(draw(GENERATORS), (total_q, heads, columns), dtype)
     if layouts["grad_output"] == "expanded":
-        grad_output = repeated(grad_output)
+        grad_output = repeat_first(grad_output)
     parameters: dict[str, Any] = {"causal": draw(st.booleans()), "scale": draw(st.sampled_from(SCALES))}
     parameters["window"] = draw(st.sampled_from(WINDOWS))
     return Case(inputs, grad_output, parameters, layouts)
@@ -245,7 +245,7 @@ def tokens(
         case = case.with_parameters(causal=causal, scale=scale, window=window)
         if layouts.get("grad_output") == "expanded":
             case = replace(case, grad_output=np.full_like(case.grad_output, -1.5))
-        inputs = {name: repeated(x) if layouts.get(name) == "expanded" else x for name, x in case.inputs.items()}
+        inputs = {name: repeat_first(x) if layouts.get(name) == "expanded" else x for name, x in case.inputs.items()}
         return replace(case, inputs=inputs)
 
     return make
@@ -558,7 +558,7 @@ def _lengths(case: Case) -> Iterator[tuple[int, int]]:
 
 def other_offsets(case: Case) -> dict[str, np.ndarray]:
     """The offsets of as long sequences in reverse order."""
-    return {name: reversed_offsets(case[name]) for name in ("q_offsets", "k_offsets") if name in case.inputs}
+    return {name: reverse_offsets(case[name]) for name in ("q_offsets", "k_offsets") if name in case.inputs}
 
 
 def begun(make: Callable[[DType], Case], queries: int, keys: int, heads: int, kv_heads: int) -> Make:

@@ -9,7 +9,7 @@ from fourfold.oracles import attention as attention_oracle
 from fourfold.oracles import attention_with_lse as oracle
 from hypothesis import strategies as st
 
-from fourfold.inputs.arrays import GENERATORS, repeated
+from fourfold.inputs.arrays import GENERATORS, repeat_first
 from fourfold.numerics.bounded import Bounded, stored, unspecified_where
 from fourfold.numerics.dtypes import DType, returned
 from fourfold.operations.case import Case
@@ -80,7 +80,7 @@ def with_cotangent_of_lse(case: Case, dtype: DType) -> Case:
     """The case with the first column of its cotangent as that of lse."""
     grad_lse = np.ascontiguousarray(case.grad_output[..., 0].T).astype(returned(dtype, "compute").numpy)
     if case.layouts.get("grad_output") == "expanded":
-        grad_lse = repeated(grad_lse)
+        grad_lse = repeat_first(grad_lse)
     return replace(case, grad_output=grad_lse)
 
 

@@ -177,7 +177,7 @@ def batches(draw: st.DrawFn, rows: int) -> tuple[int, int]:
 
 @st.composite
 def box_counts(draw: st.DrawFn, batch: int, max_boxes: int) -> np.ndarray:
-    """The number of boxes in each of `batch` images: as in a face-detection dataset, or extreme."""
+    """Return the number of boxes in each of `batch` images: as in a face-detection dataset, or extreme."""
     kind = draw(st.sampled_from(("full", "uniform", "few", "one_full", "full", "uniform", "few", "single", "none")))
     rng = draw(GENERATORS)
     counts = np.zeros(batch, dtype=np.int64)

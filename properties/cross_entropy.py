@@ -9,9 +9,9 @@ import torch
 from fourfold.oracles import cross_entropy as oracle
 from hypothesis import strategies as st
 
-from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, repeated, sizes, values
+from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, repeat_first, sizes, values
 from fourfold.inputs.special_values import not_finite_in_turn
-from fourfold.numerics.bounded import Bounded, as_others_scale, contract_of, unspecified_where
+from fourfold.numerics.bounded import Bounded, contract_of, scaling_allowance, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
 from fourfold.numerics.steps.orders import any_order, either_formula
@@ -29,9 +29,9 @@ SMOOTHINGS = (0.0, 0.1, 0.75)
 ROW_KINDS = tuple(kind for kind in KINDS if kind != "huge")
 
 
-def as_others_take(logits: Any) -> Any:
+def logarithm_allowance(logits: Any) -> Any:
     """Logits with the error of kernels that take them off a logarithm, which may be as large as they are."""
-    scaled = as_others_scale(logits)
+    scaled = scaling_allowance(logits)
     if scaled is logits:
         return logits
     return Bounded(logits.value, np.where(np.isfinite(logits.value), scaled.error, logits.error), logits.arithmetic)
@@ -41,7 +41,7 @@ def forward(
     logits: Any, target: Any, ignore_index: int = IGNORED, label_smoothing: float = 0.0, reduction: str = "mean"
 ) -> Any:
     """The oracle's output. Somebody else's mean over no rows is unspecified: torch gives NaN, others 0."""
-    output = oracle.forward(as_others_take(logits), target, ignore_index, label_smoothing, reduction)
+    output = oracle.forward(logarithm_allowance(logits), target, ignore_index, label_smoothing, reduction)
     contract = contract_of(output)
     if contract.nonfinite and reduction == "mean" and bool((target == ignore_index).all()):
         return unspecified_where(output, np.array(True))
@@ -67,7 +67,7 @@ def backward(
     There the order of the steps decides between an infinity and NaN. Somebody else's gradient of a row that is ignored
     is unspecified where the row is not finite: torch multiplies its NaN by 0.
     """
-    arguments = as_others_take(logits), target, ignore_index, label_smoothing, reduction
+    arguments = logarithm_allowance(logits), target, ignore_index, label_smoothing, reduction
     (gradient,) = oracle.backward(grad_output, *arguments)
     if not isinstance(gradient, Bounded):
         return (gradient,)
@@ -83,7 +83,7 @@ def backward(
 
 
 def parameters_of(smoothing: float = 0.0, reduction: str = "mean", ignore_index: int = IGNORED) -> dict[str, Any]:
-    """The parameters of a case."""
+    """Return the parameters of a case."""
     return {"ignore_index": ignore_index, "label_smoothing": smoothing, "reduction": reduction}
 
 
@@ -115,12 +115,12 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
         # As the backward pass of a sum over the rows makes it.
         layouts["grad_output"] = "expanded"
     if layouts["logits"] == "expanded":
-        logits = repeated(logits)
+        logits = repeat_first(logits)
     if layouts["target"] == "expanded":
-        target = repeated(target)
+        target = repeat_first(target)
     grad_output = cotangent(rng, shape[:1] if reduction == "none" else (), dtype)
     if layouts["grad_output"] == "expanded":
-        grad_output = repeated(grad_output)
+        grad_output = repeat_first(grad_output)
     inputs = {"logits": logits, "target": target.astype(draw(st.sampled_from((np.int64, np.int32))))}
     parameters = parameters_of(draw(st.sampled_from(SMOOTHINGS)), reduction, ignore_index)
     return Case(inputs, grad_output, parameters, layouts)
@@ -142,7 +142,7 @@ def smooth(draw: st.DrawFn, dtype: DType) -> Case:
 def example(
     numbers: Any, *parameters: Any, ignored: float = 0.2, index: type = np.int64, **layouts: str
 ) -> Callable[[DType], Case]:
-    """A named case of given logits, or of a function that makes them, and of the `parameters_of` it."""
+    """Return a named case of given logits, or of a function that makes them, and of the `parameters_of` it."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(31)
@@ -157,7 +157,7 @@ def example(
 
 
 def rows(*shape: int, given: tuple[Any, ...] = (), offset: float = 0.0, **options: Any) -> Callable[[DType], Case]:
-    """A named case of random logits."""
+    """Return a named case of random logits."""
     return example(lambda rng: offset + rng.normal(0, 2, shape), *given, **options)
 
 
@@ -177,7 +177,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "all_rows_ignored": rows(4, 9, ignored=1.0),
     "all_rows_ignored_summed": rows(4, 9, given=(0.1, "sum"), ignored=1.0),
     # What ignored rows hold must not matter, and the divisor is the number of the others.
-    "ignored_rows_not_finite": lambda dtype: with_garbage(rows(8, 17, given=(0.1,), ignored=0.5)(dtype)),
+    "ignored_rows_not_finite": lambda dtype: fill_ignored_rows(rows(8, 17, given=(0.1,), ignored=0.5)(dtype)),
     "ignore_index_of_minus_one": rows(12, 5, given=(0.1, "mean", -1), ignored=0.3),
     "ignore_index_is_a_class": rows(12, 5, given=(0.1, "mean", 2), ignored=0.3),
     "int32_targets": rows(12, 33, given=(0.1, "sum"), index=np.int32),
@@ -222,8 +222,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 }
 
 
-def with_garbage(case: Case) -> Case:
-    """The case with NaN and infinities in the rows that are ignored."""
+def fill_ignored_rows(case: Case) -> Case:
+    """Return the case with NaN and infinities in the rows that are ignored."""
     ignored = case["target"] == case.parameters["ignore_index"]
     logits = case["logits"].copy()
     logits[ignored] = np.resize(np.array([np.nan, np.inf, -np.inf]), logits[ignored].shape)
@@ -231,7 +231,7 @@ def with_garbage(case: Case) -> Case:
 
 
 def constant_cotangent(case: Case) -> Case:
-    """The case with the same cotangent for every row, in one place of memory."""
+    """Return the case with the same cotangent for every row, in one place of memory."""
     return replace(case, grad_output=np.full_like(case.grad_output, -1.5), layouts={"grad_output": "expanded"})
 
 
@@ -315,7 +315,7 @@ def smoothing_mixes_in_the_mean_of_all_classes(evaluate: Evaluate, case: Case, d
 
 
 def other_targets(case: Case) -> dict[str, np.ndarray]:
-    """The next class of each row, and the first one after the last."""
+    """Return the next class of each row, and the first one after the last."""
     target = case["target"]
     other = np.where(target == case.parameters["ignore_index"], target, (target + 1) % case["logits"].shape[1])
     return {"target": other.astype(target.dtype)}
@@ -348,8 +348,8 @@ def cost(case: Case) -> tuple[Cost, Cost]:
     return Cost(logits.nbytes + target, 4 * logits.size), Cost(2 * logits.nbytes + target, 4 * logits.size)
 
 
-def of_sizes(sizes: Mapping[str, int], leading: Any = None, given: Mapping[str, Any] | None = None) -> Any:
-    """A named case of chosen sizes and parameters."""
+def make_of_sizes(sizes: Mapping[str, int], leading: Any = None, given: Mapping[str, Any] | None = None) -> Any:
+    """Return a named case of chosen sizes and parameters."""
     named = {**parameters_of(0.1, "none"), **(given or {})}
     order = (named["label_smoothing"], named["reduction"], named["ignore_index"])
     return rows(sizes["rows"], sizes["classes"], given=order)
@@ -390,6 +390,6 @@ operation = Operation(
     axes=ARGUMENTS.axes,
     ranges=ARGUMENTS.ranges,
     other_integers=other_targets,
-    sized=Sized({"rows": 3, "classes": 5}, of_sizes, varied=of_sizes),
+    sized=Sized({"rows": 3, "classes": 5}, make_of_sizes, varied=make_of_sizes),
     source="Szegedy et al., Rethinking the Inception Architecture for Computer Vision, 2015, for the smoothing",
 )

@@ -8,14 +8,14 @@ import torch
 from fourfold.oracles import cumsum as oracle
 from hypothesis import strategies as st
 
-from fourfold.declaration.drawing import reversed_offsets
+from fourfold.declaration.drawing import reverse_offsets
 from fourfold.inputs.arrays import (
     GENERATORS,
     KINDS,
     arrays,
     cotangent,
     layouts_for,
-    repeated,
+    repeat_first,
     rows_and_cols,
     values,
 )
@@ -51,10 +51,10 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     layouts = draw(layouts_for(*inputs, "grad_output"))
     grad_output = cotangent(rng, shape, dtype)
     if layouts["x"] == "expanded":
-        inputs["x"] = repeated(inputs["x"])
+        inputs["x"] = repeat_first(inputs["x"])
     if layouts["grad_output"] == "expanded":
         # Constant along the first or the last axis, as the backward pass of a sum over that axis makes it.
-        grad_output = repeated(grad_output, draw(st.sampled_from((0, -1))))
+        grad_output = repeat_first(grad_output, draw(st.sampled_from((0, -1))))
     parameters = {"exclusive": draw(st.booleans()), "reverse": draw(st.booleans())}
     return Case(inputs, grad_output, parameters, layouts)
 
@@ -62,12 +62,12 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 def example(
     of: Any, /, *ends: int, index: type = np.int64, exclusive: bool = False, reverse: bool = False, **layouts: str
 ) -> Callable[[DType], Case]:
-    """A named case of given rows, or of a function that makes them, and of segments with these ends, if any."""
+    """Return a named case of given rows, or of a function that makes them, and of segments with these ends, if any."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(43)
         given = np.asarray(of(rng, dtype) if callable(of) else of).astype(dtype.numpy)
-        inputs = {"x": repeated(given) if layouts.get("x") == "expanded" else given}
+        inputs = {"x": repeat_first(given) if layouts.get("x") == "expanded" else given}
         if ends:
             inputs["offsets"] = np.array(ends, dtype=index)
         grad_output = cotangent(rng, given.shape, dtype)
@@ -79,12 +79,12 @@ def example(
 
 
 def rows(*shape: int, ends: tuple[int, ...] = (), kind: str = "normal", **options: Any) -> Callable[[DType], Case]:
-    """A named case of random rows."""
+    """Return a named case of random rows."""
     return example(lambda rng, dtype: values(rng, shape, dtype, kind), *ends, **options)
 
 
-def each_way(name: str, *shape: int, **options: Any) -> dict[str, Callable[[DType], Case]]:
-    """The same named case four times: with and without the element itself, from the begin and from the end."""
+def four_directions(name: str, *shape: int, **options: Any) -> dict[str, Callable[[DType], Case]]:
+    """Return the same named case four times: with and without the element itself, from the begin and from the end."""
     flags = {"": (False, False), "_exclusive": (True, False), "_reverse": (False, True), "_both": (True, True)}
     return {name + way: rows(*shape, exclusive=e, reverse=r, **options) for way, (e, r) in flags.items()}
 
@@ -97,10 +97,10 @@ def segments_of(count: int, length: int) -> tuple[int, ...]:
 examples: Mapping[str, Callable[[DType], Case]] = {
     **row_examples(rows),
     # One past a tile of each kernel, and several tiles with a tail: what one tile hands on to the next.
-    **each_way("several_tiles", 2, 2 * 2048 + 5),
+    **four_directions("several_tiles", 2, 2 * 2048 + 5),
     "alike": rows(3, 700, kind="constant"),
-    **each_way("segments", 3, 40, ends=(0, 0, 7, 8, 8, 33, 40, 40)),
-    **each_way("segments_of_several_tiles", 1, 4205, ends=(0, 3, 2100, 2100, 4200, 4205)),
+    **four_directions("segments", 3, 40, ends=(0, 0, 7, 8, 8, 33, 40, 40)),
+    **four_directions("segments_of_several_tiles", 1, 4205, ends=(0, 3, 2100, 2100, 4200, 4205)),
     "no_segments_and_no_columns": rows(3, 0, ends=(0,)),
     "empty_segments_alone": rows(3, 0, ends=(0, 0, 0), index=np.int32),
     "one_segment": rows(2, 33, ends=(0, 33), index=np.int32),
@@ -109,7 +109,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "hundreds_of_segments": rows(1, 390, ends=segments_of(260, 2)),
     "offsets_strided": rows(5, 40, ends=(0, 7, 7, 33, 40), offsets="sliced_columns"),
     # A sum of bfloat16 in bfloat16 stops growing at 256, one of float16 in float16 at 2048.
-    **each_way("a_long_row", 1, 40_000),
+    **four_directions("a_long_row", 1, 40_000),
     "a_long_row_of_ones": example(np.ones((1, 17000))),
     # What lies outside of a segment must not come into it, not even to be subtracted.
     "not_finite_beside_segments": example(
@@ -132,7 +132,7 @@ def from_the_end_is_the_mirror_image(evaluate: Evaluate, case: Case, dtype: DTyp
     """Rows back to front, summed from the other end, give the sums back to front."""
     mirrored = case.with_inputs(x=case["x"][..., ::-1]).with_parameters(reverse=not case.parameters["reverse"])
     if "offsets" in case.inputs:
-        mirrored = mirrored.with_inputs(offsets=reversed_offsets(case["offsets"]))
+        mirrored = mirrored.with_inputs(offsets=reverse_offsets(case["offsets"]))
     yield Relation(evaluate(mirrored).output[..., ::-1], evaluate(case).output)
 
 
@@ -155,8 +155,8 @@ def gradients_are_sums_from_the_other_end(evaluate: Evaluate, case: Case, dtype:
 
 
 def segments_in_reverse(case: Case) -> dict[str, np.ndarray]:
-    """The offsets of segments as long as the case's, in reverse order."""
-    return {"offsets": reversed_offsets(case["offsets"])} if "offsets" in case.inputs else {}
+    """Return the offsets of segments as long as the case's, in reverse order."""
+    return {"offsets": reverse_offsets(case["offsets"])} if "offsets" in case.inputs else {}
 
 
 FLAG = Values((False,), of_another_type={"a_string": "no", "a_number": 1, "none": None})
@@ -188,8 +188,8 @@ def cost(case: Case) -> tuple[Cost, Cost]:
     return each, each
 
 
-def of_sizes(sizes: Mapping[str, int]) -> Callable[[DType], Case]:
-    """A named case of chosen sizes, in three segments, one of them empty, if the length is no multiple of 3."""
+def make_of_sizes(sizes: Mapping[str, int]) -> Callable[[DType], Case]:
+    """Return a named case of chosen sizes, in three segments, one of them empty, if the length is no multiple of 3."""
     n = sizes["n"]
     return rows(sizes["..."], n, ends=(0, n // 3, n // 3, n) if n % 3 else ())
 
@@ -225,6 +225,6 @@ operation = Operation(
     workloads=workloads,
     axes=ARGUMENTS.axes,
     other_integers=segments_in_reverse,
-    sized=Sized({"...": 2, "n": 4}, of_sizes),
+    sized=Sized({"...": 2, "n": 4}, make_of_sizes),
     source="G. E. Blelloch, Prefix Sums and Their Applications, 1990",
 )

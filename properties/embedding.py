@@ -38,7 +38,7 @@ errors = (
 def lookup(
     vocab: int, dim: int, *shape: int, padding_idx: int | None = None, rows: int | None = None, **layouts: str
 ) -> Callable[[DType], Case]:
-    """A named case of random ids, of the first `rows` rows alone if given."""
+    """Return a named case of random ids, of the first `rows` rows alone if given."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(31)
@@ -70,7 +70,7 @@ rows_are_copied = law(
 )
 
 
-def counted(case: Case) -> np.ndarray:
+def ids_with_gradient(case: Case) -> np.ndarray:
     """Which ids have a gradient."""
     return case["ids"] != case.parameters["padding_idx"]
 
@@ -78,14 +78,14 @@ def counted(case: Case) -> np.ndarray:
 def gradients_add_up_to_the_cotangents(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """The rows of the gradient have the same sum as the cotangents of all ids but those of padding."""
     gradient = evaluate(case).gradients["table"]
-    given = Bounded.exact(case.grad_output[counted(case)].astype(dtype.wide), gradient.arithmetic)
+    given = Bounded.exact(case.grad_output[ids_with_gradient(case)].astype(dtype.wide), gradient.arithmetic)
     yield Relation(np.sum(gradient, axis=0), np.sum(given, axis=0))
 
 
 def rows_without_ids_have_no_gradient(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """A row that no id names, and that of padding, have a gradient of 0."""
     gradient = evaluate(case).gradients["table"]
-    unnamed = ~np.isin(np.arange(len(case["table"])), case["ids"][counted(case)])
+    unnamed = ~np.isin(np.arange(len(case["table"])), case["ids"][ids_with_gradient(case)])
     yield equals_exactly(only(unnamed[:, None], gradient), 0)
 
 

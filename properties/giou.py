@@ -76,7 +76,7 @@ def smooth(draw: st.DrawFn, dtype: DType) -> Case:
 def example(
     boxes1: Any, boxes2: Any, eps: float = 1e-5, layouts: Mapping[str, str] | None = None, last: float = 2
 ) -> Callable[[DType], Case]:
-    """A named case of given boxes, with a cotangent from -1.5 to `last`."""
+    """Return a named case of given boxes, with a cotangent from -1.5 to `last`."""
 
     def make(dtype: DType) -> Case:
         first, second = np.array(boxes1, dtype=dtype.numpy), np.array(boxes2, dtype=dtype.numpy)
@@ -87,7 +87,7 @@ def example(
 
 
 def pairs_of_every_kind(count: int) -> Callable[[DType], Case]:
-    """A named case of random boxes."""
+    """Return a named case of random boxes."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(20)
@@ -263,7 +263,7 @@ def cost(case: Case) -> tuple[Cost, Cost]:
 
 
 def overlapping(count: int) -> Callable[[DType], Case]:
-    """A case of `count` pairs of boxes of ordinary kinds."""
+    """Return a case of `count` pairs of boxes of ordinary kinds."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(21)

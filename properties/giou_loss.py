@@ -32,7 +32,7 @@ from .boxes import (
 from .giou import EPS, nowhere_finite
 
 
-def padded(pred: np.ndarray, target: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def pad_targets(pred: np.ndarray, target: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Set the rows of `target` past each sample's count to 0; return `pred` and `target` ``[batch, max_boxes, 4]``."""
     padding = np.arange(target.shape[1]) >= counts[:, None]
     return pred, np.where(padding[..., None], np.zeros((), target.dtype), target)
@@ -46,7 +46,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     pred, target = flat_pred.reshape(batch, max_boxes, 4), flat_target.reshape(batch, max_boxes, 4)
     rng = draw(GENERATORS)
     if draw(st.booleans()):
-        pred, target = padded(pred, target, draw(box_counts(batch, max_boxes)))
+        pred, target = pad_targets(pred, target, draw(box_counts(batch, max_boxes)))
     else:
         scattered = rng.random((batch, max_boxes, 1)) < draw(st.sampled_from((0.0, 0.5, 0.1)))
         target = np.where(scattered, np.zeros((), target.dtype), target)
@@ -71,7 +71,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType, pairs_of: Callable[..., tuple] = pairs_without_ties) -> Case:
-    """A batch of two, three rows each, some of them padding, without ties."""
+    """Return a batch of two, three rows each, some of them padding, without ties."""
     rng = draw(GENERATORS)
     pred, target = (boxes.reshape(2, 3, 4) for boxes in pairs_of(rng, 6, dtype))
     padding = np.arange(3) >= rng.integers(0, 4, 2)[:, None]
@@ -82,7 +82,7 @@ def smooth(draw: st.DrawFn, dtype: DType, pairs_of: Callable[..., tuple] = pairs
 def example(
     pred: Any, target: Any, eps: float = 1e-5, layouts: Mapping[str, str] | None = None, cotangent: float = -1.75
 ) -> Callable[[DType], Case]:
-    """A named case of given boxes."""
+    """Return a named case of given boxes."""
 
     def make(dtype: DType) -> Case:
         inputs = {"pred": np.asarray(pred, dtype=dtype.numpy), "target": np.asarray(target, dtype=dtype.numpy)}
@@ -92,7 +92,7 @@ def example(
 
 
 def article_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
-    """A batch as in the articles: floor(|N(0, 3)|) faces per image, padded to max_boxes."""
+    """Return a batch as in the articles: floor(|N(0, 3)|) faces per image, padded to max_boxes."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(3)
@@ -100,7 +100,7 @@ def article_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
         pred, target = (
             boxes.reshape(batch, max_boxes, 4) for boxes in box_pairs(rng, batch * max_boxes, ("pixels",), dtype)
         )
-        pred, target = padded(pred, target, counts)
+        pred, target = pad_targets(pred, target, counts)
         return Case({"pred": pred, "target": target}, np.array(0.75, dtype=dtype.numpy), {"eps": 1e-5})
 
     return make
@@ -115,7 +115,7 @@ def thousands_in_one_sample(dtype: DType) -> Case:
 
 
 def last_of(slots: int) -> Callable[[DType], Case]:
-    """A sample of `slots` rows of which only the last holds a box."""
+    """Return a sample of `slots` rows of which only the last holds a box."""
 
     def make(dtype: DType) -> Case:
         boxes = np.zeros((2, 1, slots, 4), dtype=dtype.numpy)
@@ -226,7 +226,7 @@ ARGUMENTS = Arguments(pred=tensor("batch max_boxes 4"), target=tensor("batch max
 
 
 def cost_of(flops: int, flops_of_backward: int) -> Callable[[Case], tuple[Cost, Cost]]:
-    """The cost of a call whose valid rows take so many operations each, forward and backward."""
+    """Return the cost of a call whose valid rows take so many operations each, forward and backward."""
 
     def cost(case: Case) -> tuple[Cost, Cost]:
         """Forward reads target and pred's valid rows. Backward reads the valid rows, and writes both gradients."""
@@ -238,7 +238,7 @@ def cost_of(flops: int, flops_of_backward: int) -> Callable[[Case], tuple[Cost, 
 
 
 def full_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
-    """A batch without padding."""
+    """Return a batch without padding."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(3)
@@ -261,7 +261,7 @@ workloads: Mapping[str, Mapping[str, Make]] = {
 
 
 def record(name: str, oracle: ModuleType, *laws: Law, flops: tuple[int, int], source: str, **changes: Any) -> Operation:
-    """The record of the mean of one measure's losses over the valid rows, whatever the measure.
+    """Return the record of the mean of one measure's losses over the valid rows, whatever the measure.
 
     Args:
         name: the operation's.

@@ -9,7 +9,7 @@ import torch
 from fourfold.oracles import giou_loss_ragged as oracle
 from hypothesis import strategies as st
 
-from fourfold.declaration.drawing import reversed_offsets
+from fourfold.declaration.drawing import reverse_offsets
 from fourfold.inputs.arrays import GENERATORS
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.arguments import integers, positive, tensor
@@ -34,7 +34,7 @@ from .boxes import (
 from .giou import EPS
 
 
-def ragged(
+def pack_boxes(
     pred: np.ndarray, target: np.ndarray, counts: np.ndarray, offset_dtype: type = np.int64
 ) -> dict[str, np.ndarray]:
     """Make the inputs of the ragged loss of padded boxes ``[batch, max_boxes, 4]`` and each sample's box count."""
@@ -54,7 +54,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     if special == "anywhere":
         share = draw(st.sampled_from((0.2, 0.05)))
         pred, target = sprinkle_special_values(rng, pred, share), sprinkle_special_values(rng, target, share)
-    inputs = ragged(pred, target, draw(box_counts(batch, max_boxes)), draw(st.sampled_from((np.int32, np.int64))))
+    inputs = pack_boxes(pred, target, draw(box_counts(batch, max_boxes)), draw(st.sampled_from((np.int32, np.int64))))
     if special == "past_the_boxes":  # the values of pred past a sample's boxes must not matter
         past = np.arange(max_boxes) >= np.diff(inputs["offsets"])[:, None]
         inputs["pred"] = np.where(past[..., None], np.array(np.nan, dtype=pred.dtype), pred)
@@ -68,10 +68,10 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType, pairs_of: Callable[..., tuple] = pairs_without_ties) -> Case:
-    """A batch of two, up to three boxes each, without ties."""
+    """Return a batch of two, up to three boxes each, without ties."""
     rng = draw(GENERATORS)
     pred, target = (boxes.reshape(2, 3, 4) for boxes in pairs_of(rng, 6, dtype))
-    return Case(ragged(pred, target, rng.integers(0, 4, 2)), cotangent(rng, (), dtype), {"eps": 1e-5})
+    return Case(pack_boxes(pred, target, rng.integers(0, 4, 2)), cotangent(rng, (), dtype), {"eps": 1e-5})
 
 
 def example(
@@ -81,20 +81,20 @@ def example(
     layouts: Mapping[str, str] | None = None,
     cotangent: float = -1.25,
 ) -> Callable[[DType], Case]:
-    """A named case of boxes of every kind, with `counts` of them in the samples."""
+    """Return a named case of boxes of every kind, with `counts` of them in the samples."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(5)
         batch = len(counts)
         pred, target = (boxes.reshape(batch, max_boxes, 4) for boxes in box_pairs(rng, batch * max_boxes, PAIRS, dtype))
-        inputs = ragged(pred, target, np.array(counts, dtype=np.int64), offset_dtype)
+        inputs = pack_boxes(pred, target, np.array(counts, dtype=np.int64), offset_dtype)
         return Case(inputs, np.array(cotangent, dtype=dtype.numpy), {"eps": 1e-5}, layouts or {})
 
     return make
 
 
 def articles_batch(dtype: DType) -> Case:
-    """A batch as in the articles: floor(|N(0, 3)|) faces per image."""
+    """Return a batch as in the articles: floor(|N(0, 3)|) faces per image."""
     counts = np.clip(np.floor(np.abs(np.random.default_rng(3).normal(0, 3, 300))), 0, 9).astype(int)
     return example(counts.tolist(), 9, np.int32)(dtype)
 
@@ -102,7 +102,9 @@ def articles_batch(dtype: DType) -> Case:
 def negative_y2_counts(dtype: DType) -> Case:
     """A target box that lies below 0 counts like any other, because a ragged batch has no padding."""
     boxes = np.array([[[-4, -4, -1, -1]], [[-3, -2, 0, 0]]], dtype=dtype.numpy)
-    return Case(ragged(boxes, boxes[::-1].copy(), np.array([1, 1])), np.array(0.5, dtype=dtype.numpy), {"eps": 1e-5})
+    return Case(
+        pack_boxes(boxes, boxes[::-1].copy(), np.array([1, 1])), np.array(0.5, dtype=dtype.numpy), {"eps": 1e-5}
+    )
 
 
 def not_finite_where_it_counts(dtype: DType) -> Case:
@@ -110,7 +112,7 @@ def not_finite_where_it_counts(dtype: DType) -> Case:
     pred = np.full((3, 2, 4), np.nan)
     pred[:, 0] = [[0, 0, 1, 1], [0, 0, np.inf, 1], [0, np.nan, 2, 2]]
     target = np.tile([0.0, 0.0, 2.0, 1.0], (3, 2, 1))
-    inputs = ragged(pred.astype(dtype.numpy), target.astype(dtype.numpy), np.array([1, 1, 1]))
+    inputs = pack_boxes(pred.astype(dtype.numpy), target.astype(dtype.numpy), np.array([1, 1, 1]))
     return Case(inputs, np.array(1.5, dtype=dtype.numpy), {"eps": 1e-5})
 
 
@@ -161,7 +163,7 @@ def empty_samples_add_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> I
 
 
 def equals(padded_loss: str) -> Law:
-    """The law that says which operation gives the same for the padded batch."""
+    """Return the law that says which operation gives the same for the padded batch."""
 
     def equals_the_padded_loss(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
         """Where every target box has a positive y2, padding the batch gives the same loss and gradients."""
@@ -180,8 +182,8 @@ def equals(padded_loss: str) -> Law:
 
 
 def samples_in_reverse(case: Case) -> dict[str, np.ndarray]:
-    """The offsets of samples that have as many boxes as the case's, in reverse order."""
-    return {"offsets": reversed_offsets(case["offsets"])}
+    """Return the offsets of samples that have as many boxes as the case's, in reverse order."""
+    return {"offsets": reverse_offsets(case["offsets"])}
 
 
 ARGUMENTS = Arguments(
@@ -207,7 +209,7 @@ errors = (
 
 
 def cost_of(flops: int, flops_of_backward: int) -> Callable[[Case], tuple[Cost, Cost]]:
-    """The cost of a call whose target boxes take so many operations each, forward and backward."""
+    """Return the cost of a call whose target boxes take so many operations each, forward and backward."""
 
     def cost(case: Case) -> tuple[Cost, Cost]:
         """Forward reads the boxes that count and the offsets. Backward reads them again, and writes both gradients."""
@@ -219,19 +221,19 @@ def cost_of(flops: int, flops_of_backward: int) -> Callable[[Case], tuple[Cost, 
 
 
 def article_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
-    """A batch as in the articles: floor(|N(0, 3)|) faces per image, at most max_boxes."""
+    """Return a batch as in the articles: floor(|N(0, 3)|) faces per image, at most max_boxes."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(3)
         counts = np.clip(np.floor(np.abs(rng.normal(0, 3, batch))).astype(int), 0, max_boxes)
         pred, target = (b.reshape(batch, max_boxes, 4) for b in box_pairs(rng, batch * max_boxes, ("pixels",), dtype))
-        return Case(ragged(pred, target, counts), np.array(0.75, dtype=dtype.numpy), {"eps": 1e-5})
+        return Case(pack_boxes(pred, target, counts), np.array(0.75, dtype=dtype.numpy), {"eps": 1e-5})
 
     return make
 
 
 def uneven_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
-    """A batch of which every second sample is full, and the others lack one box each."""
+    """Return a batch of which every second sample is full, and the others lack one box each."""
     return example([max_boxes - place % 2 for place in range(batch)], max_boxes)
 
 
@@ -247,7 +249,7 @@ workloads: Mapping[str, Mapping[str, Make]] = {
 
 
 def record(padded: Operation, oracle: ModuleType, *, flops: tuple[int, int], source: str, **changes: Any) -> Operation:
-    """The record of the mean of one measure's losses over ragged boxes, whatever the measure.
+    """Return the record of the mean of one measure's losses over ragged boxes, whatever the measure.
 
     Args:
         padded: the record of the loss over padded boxes.

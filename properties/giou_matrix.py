@@ -7,7 +7,7 @@ import numpy as np
 from fourfold.oracles import giou_matrix as oracle
 from hypothesis import strategies as st
 
-from fourfold.inputs.arrays import GENERATORS, cotangent, layouts_for, repeated, sizes, sprinkle_special_values
+from fourfold.inputs.arrays import GENERATORS, cotangent, layouts_for, repeat_first, sizes, sprinkle_special_values
 from fourfold.numerics.bounded import contract_of, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.arguments import one_of, positive, tensor
@@ -46,9 +46,9 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     if draw(st.integers(0, 7)) == 7:
         a, b = sprinkle_special_values(rng, a, 0.05), sprinkle_special_values(rng, b, 0.05)
     grad_output, layouts = cotangent(rng, (n, m), dtype), draw(layouts_for("boxes_a", "boxes_b", "grad_output"))
-    a, b = (repeated(x) if layouts[name] == "expanded" else x for name, x in (("boxes_a", a), ("boxes_b", b)))
+    a, b = (repeat_first(x) if layouts[name] == "expanded" else x for name, x in (("boxes_a", a), ("boxes_b", b)))
     if layouts["grad_output"] == "expanded":
-        grad_output = repeated(grad_output)
+        grad_output = repeat_first(grad_output)
     parameters = {"mode": draw(st.sampled_from(MODES)), "eps": draw(st.sampled_from(EPS))}
     return Case({"boxes_a": a, "boxes_b": b}, grad_output, parameters, layouts)
 
@@ -64,7 +64,7 @@ def smooth(draw: st.DrawFn, dtype: DType) -> Case:
 
 
 def example(a: Any, b: Any, mode: str = "giou", eps: float = 1e-5, **layouts: str) -> Callable[[DType], Case]:
-    """A named case of given boxes, with a cotangent from -1.5 to 2."""
+    """Return a named case of given boxes, with a cotangent from -1.5 to 2."""
 
     def make(dtype: DType) -> Case:
         boxes = {"boxes_a": np.array(a, dtype.numpy), "boxes_b": np.array(b, dtype.numpy)}
@@ -76,7 +76,7 @@ def example(a: Any, b: Any, mode: str = "giou", eps: float = 1e-5, **layouts: st
 
 
 def random_case(n: int, m: int, mode: str = "giou", kinds: tuple[str, ...] = PAIRS, **layouts: str) -> Any:
-    """A named case of random boxes."""
+    """Return a named case of random boxes."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(35)

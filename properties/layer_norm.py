@@ -14,7 +14,7 @@ from fourfold.inputs.arrays import (
     values,
 )
 from fourfold.inputs.special_values import not_finite_in_turn
-from fourfold.numerics.bounded import IN_GRADIENTS, Arithmetic, Bounded, as_others_scale, unspecified_where
+from fourfold.numerics.bounded import IN_GRADIENTS, Arithmetic, Bounded, scaling_allowance, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
 from fourfold.numerics.steps.orders import any_order
@@ -28,13 +28,13 @@ from .norms import (
     columns_may_change_places,
     gradient_of_weight_weighs_the_normalized_rows,
     gradients_of_two_batches_add_up,
-    in_any_order,
-    lowered,
     normalized_rows_have_at_most_unit_mean_square,
+    plain_cotangent,
+    reorder_factors,
     scaling_a_row_scales_the_deviation_alone,
     squares_overflow,
     standard,
-    summed_over_rows,
+    sum_over_rows,
 )
 
 LAYER_NORM = Declared("layer_norm")
@@ -43,11 +43,11 @@ rows = LAYER_NORM.example
 
 def forward(x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
     """The oracle's output. Of somebody else's kernel it is unspecified where a number overflows when it is scaled."""
-    given, x = x, as_others_scale(x)
+    given, x = x, scaling_allowance(x)
     output = oracle.forward(x, weight, bias, eps)
     if x is given:
         return output
-    scale = weight, 1 / oracle.normalized(x, eps)[1]
+    scale = weight, 1 / oracle.normalize(x, eps)[1]
     return any_order(output, (x, *scale), (np.mean(x, axis=-1, keepdims=True), *scale), (bias,))
 
 
@@ -57,9 +57,9 @@ def backward(grad_output: Any, x: Any, weight: Any, bias: Any, eps: float = 1e-5
     In a row with an infinite product of cotangent and weight, each infinity of that gradient is unspecified, too. It is
     NaN if the means are subtracted in the other order, as in the torch implementation.
     """
-    x = as_others_scale(x, IN_GRADIENTS)
+    x = scaling_allowance(x, IN_GRADIENTS)
     grad_x, *others = oracle.backward(grad_output, x, weight, bias, eps)
-    grad_x = in_any_order(grad_x, grad_output, weight, x, oracle.normalized(x, eps)[1])
+    grad_x = reorder_factors(grad_x, grad_output, weight, x, oracle.normalize(x, eps)[1])
     if isinstance(grad_x, Bounded):
         infinite = np.isinf((grad_output * weight).value).any(axis=-1, keepdims=True)
         grad_x = unspecified_where(grad_x, infinite & np.isinf(grad_x.value))
@@ -78,12 +78,12 @@ def smooth(draw: st.DrawFn, dtype: DType) -> Case:
 
 
 def normal(mean: float, deviation: float, *shape: int) -> Callable[[np.random.Generator, DType], np.ndarray]:
-    """A maker of normally distributed numbers."""
+    """Return a maker of normally distributed numbers."""
     return lambda rng, dtype: rng.normal(mean, deviation, shape)
 
 
 def large_mean(*shape: int, share: float = 1.0) -> Callable[[np.random.Generator, DType], np.ndarray]:
-    """A maker of deviations that are as small against the mean as the dtype can hold, or against a share of it.
+    """Return a maker of deviations that are as small against the mean as the dtype can hold, or against a share of it.
 
     The mean of the squares minus the square of the mean loses all their digits, except in bfloat16, whose digits
     float32 still holds.
@@ -244,7 +244,7 @@ def gradients_of_a_row_sum_to_zero(evaluate: Evaluate, case: Case, dtype: DType)
 
 def gradient_of_bias_is_the_sum_of_cotangents(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """The gradient of bias is the sum of the cotangent over rows, whatever the rows hold."""
-    yield Relation(evaluate(case).gradients["bias"], summed_over_rows(lowered(case, dtype)))
+    yield Relation(evaluate(case).gradients["bias"], sum_over_rows(plain_cotangent(case, dtype)))
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:

@@ -17,7 +17,7 @@ from fourfold.inputs.arrays import (
     explicit_arrays,
     layouts_for,
     random_size,
-    repeated,
+    repeat_first,
     values,
 )
 from fourfold.inputs.special_values import not_finite_in_turn
@@ -78,12 +78,12 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     grad_output = cotangent(np.random.default_rng(seeds[2]), (m, n), dtype)
     layouts = draw(layouts_for("a", "b", "grad_output"))
     if layouts["a"] == "expanded":
-        a = repeated(a)
+        a = repeat_first(a)
     if layouts["b"] == "expanded":
-        b = repeated(b, axis=1)
+        b = repeat_first(b, axis=1)
     if layouts["grad_output"] == "expanded":
         # One cotangent for all elements, as sum().backward() makes it.
-        grad_output = repeated(repeated(grad_output), axis=1)
+        grad_output = repeat_first(repeat_first(grad_output), axis=1)
     parameters = {"activation": draw(st.sampled_from(ACTIVATIONS)), "negative_slope": draw(st.sampled_from(SLOPES))}
     return Case({"a": a, "b": b}, grad_output, parameters, layouts)
 
@@ -107,7 +107,7 @@ def example(
     negative_slope: float = 0.01,
     layouts: Mapping[str, str] | None = None,
 ) -> Callable[[DType], Case]:
-    """A named case of given matrices."""
+    """Return a named case of given matrices."""
 
     def make(dtype: DType) -> Case:
         left, right = np.array(a, dtype=dtype.numpy), np.array(b, dtype=dtype.numpy)
@@ -120,7 +120,7 @@ def example(
 
 
 def random_example(m: int, k: int, n: int, activation: str = "none", **layouts: str) -> Callable[[DType], Case]:
-    """A named case of random matrices."""
+    """Return a named case of random matrices."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(m + 100 * k + 10000 * n)
@@ -216,7 +216,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 
 
 def swapped(result: Bounded) -> Bounded:
-    """The result transposed."""
+    """Return the result transposed."""
     return Bounded(result.value.T, result.error.T, result.arithmetic)
 
 

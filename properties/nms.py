@@ -7,7 +7,7 @@ import numpy as np
 from fourfold.oracles import nms as oracle
 from hypothesis import strategies as st
 
-from fourfold.inputs.arrays import GENERATORS, layouts_for, repeated, sizes, sprinkle_special_values
+from fourfold.inputs.arrays import GENERATORS, layouts_for, repeat_first, sizes, sprinkle_special_values
 from fourfold.numerics.bounded import Bounded, NoRule, OneOf, lift
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.arguments import Values, integers, tensor
@@ -45,7 +45,7 @@ class Decisions:
         self._begins = np.searchsorted(self.first, np.arange(len(self.order) + 1))
 
     def nearest(self, actual: np.ndarray) -> np.ndarray:
-        """The boxes that are kept, by index: as `actual` has it where rounding decides, given those kept before.
+        """Return the boxes that are kept, by index: as `actual` has it where rounding decides, given those kept before.
 
         So there is one consistent choice for everything that may be returned, and it is right only if it is that.
         """
@@ -153,7 +153,7 @@ def case_of(
     idxs: np.ndarray | None = None,
     layouts: Mapping[str, str] | None = None,
 ) -> Case:
-    """A case, whose cotangent has the shape of the oracle's result, and stands for nothing."""
+    """Return a case, whose cotangent has the shape of the oracle's result, and stands for nothing."""
     wide: Any = np.longdouble if boxes.dtype == np.float64 else np.float64
     kept = oracle.forward(boxes.astype(wide), scores.astype(wide), iou_threshold, idxs)
     inputs = {"boxes": boxes, "scores": scores} | ({} if idxs is None else {"idxs": idxs})
@@ -175,9 +175,11 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     if draw(st.integers(0, 3)) == 3:
         boxes, scores = (sprinkle_special_values(rng, given, 0.1) for given in (boxes, scores))
     layouts = draw(layouts_for("boxes", "scores", *([] if idxs is None else ["idxs"])))
-    boxes, scores = (repeated(x) if layouts[k] == "expanded" else x for k, x in (("boxes", boxes), ("scores", scores)))
+    boxes, scores = (
+        repeat_first(x) if layouts[k] == "expanded" else x for k, x in (("boxes", boxes), ("scores", scores))
+    )
     if idxs is not None and layouts["idxs"] == "expanded":
-        idxs = repeated(idxs)
+        idxs = repeat_first(idxs)
     return case_of(boxes, scores, draw(st.sampled_from(THRESHOLDS)), idxs, layouts)
 
 
@@ -193,7 +195,7 @@ def smooth(draw: st.DrawFn, dtype: DType) -> Case:
 def example(
     boxes: Any, scores: Any = None, iou_threshold: float = 0.5, idxs: Any = None, **layouts: str
 ) -> Callable[[DType], Case]:
-    """A named case of given boxes and scores, which fall unless given."""
+    """Return a named case of given boxes and scores, which fall unless given."""
 
     def make(dtype: DType) -> Case:
         given = np.array(boxes, np.float64).reshape(-1, 4).astype(dtype.numpy)
@@ -208,7 +210,7 @@ def example(
 def random_case(
     n: int, kind: str = "clusters", score: str = "any", iou_threshold: float = 0.5, classes: int = 0, **layouts: str
 ) -> Callable[[DType], Case]:
-    """A named case of random boxes."""
+    """Return a named case of random boxes."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(91)
@@ -295,8 +297,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 OTHER_THRESHOLDS = (0.43271, 0.31597, 0.66913, 0.21739)
 
 
-def settled(case: Case, dtype: DType) -> Case | None:
-    """The case with its threshold, or another, for which no decision depends on rounding; None if none does.
+def settled_case(case: Case, dtype: DType) -> Case | None:
+    """Return the case with its threshold, or another, for which no decision depends on rounding; None if none does.
 
     Calls on some of the boxes then decide alike.
     """
@@ -310,7 +312,7 @@ def settled(case: Case, dtype: DType) -> Case | None:
 
 
 def some_of(case: Case, places: np.ndarray) -> Case:
-    """The case of some of the boxes."""
+    """Return the case of some of the boxes."""
     inputs = {name: array[places] for name, array in case.inputs.items()}
     return case_of(**inputs, iou_threshold=case.parameters["iou_threshold"])
 
@@ -324,7 +326,7 @@ def kept_of(evaluate: Evaluate, case: Case) -> Bounded:
 
 def kept_boxes_are_kept_again(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """No kept box suppresses another: of these alone all are kept."""
-    if here := settled(case, dtype):
+    if here := settled_case(case, dtype):
         kept = np.flatnonzero(kept_of(evaluate, here).value)
         yield equals_exactly(kept_of(evaluate, some_of(here, kept)), 1)
 
@@ -338,7 +340,7 @@ def moved_boxes_are_kept_alike(evaluate: Evaluate, case: Case, dtype: DType) -> 
 
 def boxes_of_lower_rank_change_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """Of the half of the boxes with the highest scores, those are kept that are kept without the others."""
-    if here := settled(case, dtype):
+    if here := settled_case(case, dtype):
         places = np.sort(oracle.order(case["scores"].astype(dtype.wide))[: (len(case["boxes"]) + 1) // 2])
         yield equals_exactly(kept_of(evaluate, some_of(here, places)), kept_of(evaluate, here).value[places])
 
@@ -347,7 +349,7 @@ def classes_do_not_see_one_another(evaluate: Evaluate, case: Case, dtype: DType)
     """Of the boxes of a class, those are kept that are kept without the others; of two classes at most."""
     if "idxs" not in case.inputs:
         case = case.with_inputs(idxs=np.arange(len(case["boxes"])) % 2)
-    if here := settled(case, dtype):
+    if here := settled_case(case, dtype):
         known, counts = np.unique(here["idxs"], return_counts=True)
         for of_class in known[np.argsort(-counts, kind="stable")][:2]:
             places = np.flatnonzero(here["idxs"] == of_class)
@@ -386,12 +388,12 @@ def cost(case: Case) -> tuple[Cost, Cost]:
 
 
 def other_numbers(case: Case) -> dict[str, np.ndarray]:
-    """The negated scores, by which the boxes come in another order."""
+    """Return the negated scores, by which the boxes come in another order."""
     return {"scores": -case["scores"]}
 
 
 def other_classes(case: Case) -> dict[str, np.ndarray]:
-    """The classes of other boxes."""
+    """Return the classes of other boxes."""
     return {"idxs": np.roll(case["idxs"], 1)} if "idxs" in case.inputs else {}
 
 

@@ -22,25 +22,25 @@ def squares_overflow(rng: np.random.Generator, dtype: DType) -> np.ndarray:
     return x
 
 
-def in_any_order(grad_x: Any, grad_output: Any, weight: Any, x: Any, deviation: Any) -> Any:
-    """The gradient of x, whose factors may be multiplied in any order."""
+def reorder_factors(grad_x: Any, grad_output: Any, weight: Any, x: Any, deviation: Any) -> Any:
+    """Return the gradient of x, whose factors may be multiplied in any order."""
     if not isinstance(grad_x, Bounded):
         return grad_x
     return any_order(grad_x, *slopes_of_normalized(grad_output, weight, x, 1 / deviation, x.shape[-1]), axis=(-1,))
 
 
-def summed_over_rows(result: Bounded) -> Bounded:
-    """The sum over all axes but the last."""
+def sum_over_rows(result: Bounded) -> Bounded:
+    """Return the sum over all axes but the last."""
     return total(result, axis=tuple(range(result.ndim - 1)))
 
 
-def lowered(case: Case, dtype: DType) -> Bounded:
-    """The cotangent as an array without error."""
+def plain_cotangent(case: Case, dtype: DType) -> Bounded:
+    """Return the cotangent as an array without error."""
     return Bounded.exact(case.grad_output.astype(dtype.wide), dtype.arithmetic)
 
 
 def standard(case: Case) -> Case:
-    """The case with weight 1 and without bias: its output is the normalized rows."""
+    """Return the case with weight 1 and without bias: its output is the normalized rows."""
     rest = {name: np.full_like(array, name == "weight") for name, array in case.inputs.items() if name != "x"}
     return case.with_inputs(**rest)
 
@@ -78,7 +78,7 @@ def normalized_rows_have_at_most_unit_mean_square(evaluate: Evaluate, case: Case
 def gradient_of_weight_weighs_the_normalized_rows(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """The gradient of weight is the sum over rows of the cotangent times the normalized row."""
     normal = evaluate(standard(case)).output
-    yield Relation(evaluate(case).gradients["weight"], summed_over_rows(lowered(case, dtype) * normal))
+    yield Relation(evaluate(case).gradients["weight"], sum_over_rows(plain_cotangent(case, dtype) * normal))
 
 
 def a_row_does_not_see_the_others(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:

@@ -21,8 +21,8 @@ from .norms import (
     columns_may_change_places,
     gradient_of_weight_weighs_the_normalized_rows,
     gradients_of_two_batches_add_up,
-    in_any_order,
     normalized_rows_have_at_most_unit_mean_square,
+    reorder_factors,
     scaling_a_row_scales_the_deviation_alone,
     squares_overflow,
 )
@@ -56,7 +56,7 @@ def backward(grad_output: Any, x: Any, weight: Any, eps: float = 1e-6) -> tuple[
     grad_x, grad_weight = oracle.backward(grad_output, x, weight, eps)
     if isinstance(grad_x, Bounded):
         infinite = np.isinf(np.max(abs(x.value), axis=-1, keepdims=True, initial=0)) | rows_of_others_with_infinities(x)
-        grad_x = in_any_order(grad_x, grad_output, weight, x, oracle.normalized(x, eps)[1])
+        grad_x = reorder_factors(grad_x, grad_output, weight, x, oracle.normalize(x, eps)[1])
         grad_x = unspecified_where(grad_x, infinite)
     if np.any(rows_of_others_with_infinities(x)):
         grad_weight = unspecified_where(grad_weight, np.ones(1, dtype=bool))

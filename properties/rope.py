@@ -8,7 +8,7 @@ import torch
 from fourfold.oracles import rope as oracle
 from hypothesis import strategies as st
 
-from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, leading_axes, repeated, sizes
+from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, leading_axes, repeat_first, sizes
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.arguments import Values, integers, tensor
@@ -44,10 +44,10 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
         inputs["positions"] = rng.integers(0, count, shape[:-2])
     layouts = draw(layouts_for(*inputs, "grad_output"))
     # The axis of heads, or all that come before it, is repeated.
-    inputs |= {name: repeated(inputs[name]) for name in inputs if layouts[name] == "expanded"}
+    inputs |= {name: repeat_first(inputs[name]) for name in inputs if layouts[name] == "expanded"}
     grad_output = cotangent(rng, shape, dtype)
     if layouts["grad_output"] == "expanded":
-        grad_output = repeated(grad_output)
+        grad_output = repeat_first(grad_output)
     return Case(inputs, grad_output, {"interleaved": draw(st.booleans())}, layouts)
 
 
@@ -70,7 +70,7 @@ def tokens(
         if given:
             inputs["positions"] = rng.integers(0, count, shape[:-2])
             inputs["positions"].flat[:1] = count - 1
-        inputs |= {name: repeated(inputs[name]) for name in inputs if layouts.get(name) == "expanded"}
+        inputs |= {name: repeat_first(inputs[name]) for name in inputs if layouts.get(name) == "expanded"}
         grad_output = cotangent(rng, shape, dtype)
         if layouts.get("grad_output") == "expanded":
             grad_output = np.full_like(grad_output, -1.5)
@@ -80,7 +80,7 @@ def tokens(
 
 
 def both_ways(name: str, *shape: int, **options: object) -> dict[str, Callable[[DType], Case]]:
-    """The same named case of pairs half apart, and of neighbours."""
+    """Return the same named case of pairs half apart, and of neighbours."""
     make: Callable[..., Callable[[DType], Case]] = tokens
     return {f"{name}{what}": make(*shape, interleaved=bool(what), **options) for what in ("", "_interleaved")}
 
@@ -130,7 +130,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 
 
 def halves(case: Case, array: Bounded | np.ndarray) -> tuple:
-    """The first and the second of each pair of an array of the shape of x, and what has no partner."""
+    """Return the first and the second of each pair of an array of the shape of x, and what has no partner."""
     half = case["cos"].shape[1]
     if case.parameters["interleaved"]:
         return array[..., 0 : 2 * half : 2], array[..., 1 : 2 * half : 2], array[..., 2 * half :]
@@ -189,7 +189,7 @@ def positions_count_from_0(evaluate: Evaluate, case: Case, dtype: DType) -> Iter
 
 
 def other_positions(case: Case) -> dict[str, np.ndarray]:
-    """The next position of each token, and the first after the last."""
+    """Return the next position of each token, and the first after the last."""
     if "positions" not in case.inputs:
         return {}
     return {"positions": (case["positions"] + 1) % max(case["cos"].shape[0], 1)}
@@ -228,11 +228,11 @@ AXES = {"seq": 3, "heads": 2, "dim": 4, "positions": 11}
 
 
 def largest(sizes: Mapping[str, int]) -> float:
-    """The number of elements of x."""
+    """Return the number of elements of x."""
     return 2.0 * sizes["seq"] * sizes["heads"] * sizes["dim"]
 
 
-def of_sizes(sizes: Mapping[str, int]) -> Callable[[DType], Case]:
+def make_of_sizes(sizes: Mapping[str, int]) -> Callable[[DType], Case]:
     """A named case of chosen sizes, in part rotated; in order if they are multiples of 3, else at given positions."""
     dim, positions = sizes["dim"], sizes["positions"]
     given = bool(dim % 3) or positions != AXES["positions"]
@@ -271,6 +271,6 @@ operation = Operation(
     workloads=workloads,
     axes=ARGUMENTS.axes,
     other_integers=other_positions,
-    sized=Sized(AXES, of_sizes, largest=largest),
+    sized=Sized(AXES, make_of_sizes, largest=largest),
     source="Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021",
 )

@@ -12,7 +12,7 @@ from fourfold.oracles import scaled_matmul as oracle
 from fourfold.oracles.scaled_matmul import BLOCK, ORDERS, blocks
 from hypothesis import strategies as st
 
-from fourfold.inputs.arrays import FEW_ELEMENTS, SEEDS, cotangent, layouts_for, random_size, repeated, values
+from fourfold.inputs.arrays import FEW_ELEMENTS, SEEDS, cotangent, layouts_for, random_size, repeat_first, values
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DTYPES, QUANTISED, DType
 from fourfold.numerics.steps.orders import either_formula
@@ -60,7 +60,7 @@ def _is_extreme(scale: np.ndarray) -> bool:
 # ---- cases
 
 
-def quantised(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
+def random_float8(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
     """Random float8 numbers of one of `KINDS`."""
     return rng.choice(finite_numbers(), shape) if kind == "codes" else values(rng, shape, E4M3, kind)
 
@@ -87,7 +87,7 @@ def scales(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.nd
     return np.asarray(drawn).astype(np.float32)
 
 
-def made(
+def make_case(
     dtype: DType,
     a: np.ndarray,
     b: np.ndarray,
@@ -95,7 +95,7 @@ def made(
     scale_b: np.ndarray,
     layouts: Mapping[str, str] | None = None,
 ) -> Case:
-    """A case whose result has the tested dtype. Of the cotangent nothing but its shape counts."""
+    """Return a case whose result has the tested dtype. Of the cotangent nothing but its shape counts."""
     inputs = {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b}
     shape = len(a), len(b)
     grad_output = cotangent(np.random.default_rng(shape), shape, dtype)
@@ -123,41 +123,41 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
         m, n, k = random_extents(rng, elements)
     else:
         m, n, k = (draw(st.integers(0, int(elements**0.5))) for _ in range(3))
-    a, b = (quantised(rng, shape, draw(st.sampled_from(KINDS))) for shape in ((m, k), (n, k)))
+    a, b = (random_float8(rng, shape, draw(st.sampled_from(KINDS))) for shape in ((m, k), (n, k)))
     of_a, of_b = draw(st.sampled_from(SCALES)), draw(st.sampled_from(SCALES[:-1]))
     scale_a, scale_b = scales(rng, (m, blocks(k)), of_a), scales(rng, (blocks(n), blocks(k)), of_b)
     # Only one number, because each NaN spoils a row or a column of the result.
     if a.size and draw(st.integers(0, 7)) == 7:
         strange = (a, scale_a)[draw(st.integers(0, 1))]
         strange.flat[rng.integers(strange.size)] = draw(st.sampled_from((np.nan, np.inf, -np.inf, -0.0)))
-    case = made(dtype, a, b, scale_a, scale_b)
+    case = make_case(dtype, a, b, scale_a, scale_b)
     layouts = draw(layouts_for(*case.inputs, "grad_output"))
     arrays = {**case.inputs, "grad_output": case.grad_output}
-    arrays |= {name: repeated(arrays[name]) for name, layout in layouts.items() if layout == "expanded"}
+    arrays |= {name: repeat_first(arrays[name]) for name, layout in layouts.items() if layout == "expanded"}
     return Case(arrays, arrays.pop("grad_output"), case.parameters, layouts)
 
 
 def rows(
     m: int, n: int, k: int, kind: str = "normal", scale: str = "of_rows", **layouts: str
 ) -> Callable[[DType], Case]:
-    """A named case of random numbers."""
+    """Return a named case of random numbers."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(m + 100 * n + 10000 * k)
-        a, b = quantised(rng, (m, k), kind), quantised(rng, (n, k), kind)
+        a, b = random_float8(rng, (m, k), kind), random_float8(rng, (n, k), kind)
         of_b = "of_rows" if scale == "tiny" else scale
         scale_a, scale_b = scales(rng, (m, blocks(k)), scale), scales(rng, (blocks(n), blocks(k)), of_b)
-        return made(dtype, a, b, scale_a, scale_b, layouts)
+        return make_case(dtype, a, b, scale_a, scale_b, layouts)
 
     return make
 
 
 def example(a: Any, b: Any, scale_a: Any, scale_b: Any) -> Callable[[DType], Case]:
-    """A named case of given numbers."""
+    """Return a named case of given numbers."""
 
     def make(dtype: DType) -> Case:
         left, right = (np.array(x, np.float32).astype(ml_dtypes.float8_e4m3fn) for x in (a, b))
-        return made(dtype, left, right, np.array(scale_a, np.float32), np.array(scale_b, np.float32))
+        return make_case(dtype, left, right, np.array(scale_a, np.float32), np.array(scale_b, np.float32))
 
     return make
 
@@ -170,17 +170,17 @@ def every_finite_number(dtype: DType) -> Case:
     a[:, 0], a[:, 1] = numbers[:127], numbers[127:]
     b[:4, 0], b[4:, 1] = few, few
     of_a, of_b = (np.full(shape, 2.0**-6, np.float32) for shape in ((127, 1), (1, 1)))
-    return made(dtype, a, b, of_a, of_b)
+    return make_case(dtype, a, b, of_a, of_b)
 
 
 def nan_of_each_sign(dtype: DType) -> Case:
     """NaN, whose bits are 0x7f and 0xff, in rows of a and of b of their own, and in the tail of a block."""
     rng = np.random.default_rng(5)
-    a, b = quantised(rng, (7, 131), "normal"), quantised(rng, (6, 131), "normal")
+    a, b = random_float8(rng, (7, 131), "normal"), random_float8(rng, (6, 131), "normal")
     for matrix in (a, b):
         bits = matrix.view(np.uint8)
         bits[1, 0], bits[2, 130], bits[4, 64] = 0x7F, 0xFF, 0xFF
-    return made(dtype, a, b, scales(rng, (7, 2), "of_rows"), scales(rng, (1, 2), "of_rows"))
+    return make_case(dtype, a, b, scales(rng, (7, 2), "of_rows"), scales(rng, (1, 2), "of_rows"))
 
 
 def scales_not_finite(dtype: DType) -> Case:
@@ -196,11 +196,11 @@ def scales_not_finite(dtype: DType) -> Case:
 def blocks_cancel(dtype: DType) -> Case:
     """The second block of terms takes away what the first one gave, but for a little: a half type keeps none of it."""
     rng = np.random.default_rng(9)
-    half, b = quantised(rng, (6, 128), "normal"), quantised(rng, (5, 128), "normal")
+    half, b = random_float8(rng, (6, 128), "normal"), random_float8(rng, (5, 128), "normal")
     a, b = np.concatenate([half, -half], axis=1), np.concatenate([b, b], axis=1)
     scale = scales(rng, (6, 1), "of_rows")
     apart = np.concatenate([scale, scale * np.float32(1 - 2.0**-9)], axis=1)
-    return made(dtype, a, b, apart, np.ones((1, 2), np.float32))
+    return make_case(dtype, a, b, apart, np.ones((1, 2), np.float32))
 
 
 def sums_past_the_digits_of_a_half_type(dtype: DType) -> Case:
@@ -368,7 +368,7 @@ def cost(case: Case) -> tuple[Cost, Cost]:
     return Cost(moved, 0), Cost(0, 0)
 
 
-def of_blocks(m: int, n: int, k: int, times: int, across: int) -> Make:
+def tile_blocks(m: int, n: int, k: int, times: int, across: int) -> Make:
     """A workload that repeats a case: `times` its rows, and `across` its columns, which are whole blocks of them."""
 
     def make(dtype: DType) -> Workload:
@@ -385,10 +385,10 @@ workloads: Mapping[str, Mapping[str, Make]] = {
     "cpu": {"small": whole(rows(64, 64, 128)), "ragged": whole(rows(33, 150, 200))},
     "cuda": {
         "small": whole(rows(256, 256, 256)),
-        "large": of_blocks(64, 128, 4096, times=64, across=32),
+        "large": tile_blocks(64, 128, 4096, times=64, across=32),
         # As DeepSeek's layers have them: 4096 tokens, and 64 while tokens are generated.
-        "tokens": of_blocks(64, 128, 7168, times=64, across=16),
-        "skinny": of_blocks(64, 128, 7168, times=1, across=16),
+        "tokens": tile_blocks(64, 128, 7168, times=64, across=16),
+        "skinny": tile_blocks(64, 128, 7168, times=1, across=16),
         "ragged": whole(rows(65, 1003, 1001)),
     },
 }

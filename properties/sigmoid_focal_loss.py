@@ -9,7 +9,7 @@ import torch
 from fourfold.oracles import sigmoid_focal_loss as oracle
 from hypothesis import strategies as st
 
-from fourfold.inputs.arrays import GENERATORS, cotangent, repeated
+from fourfold.inputs.arrays import GENERATORS, cotangent, repeat_first
 from fourfold.inputs.elementwise import Elementwise
 from fourfold.numerics.bounded import Bounded, contract_of, unspecified_where
 from fourfold.numerics.dtypes import DType
@@ -39,7 +39,7 @@ def torchvisions(
     return losses if reduction == "none" else getattr(losses, reduction)()
 
 
-def as_others(found: Any, logits: Any, of_others: Callable[[], Bounded]) -> Any:
+def torchvision_allowance(found: Any, logits: Any, of_others: Callable[[], Bounded]) -> Any:
     """A bound, for somebody else's kernel not below that of torchvision's steps: 1 - (1 - p) loses the digits of p.
 
     Of infinite logits nothing is known there: 0 times infinity is NaN.
@@ -57,7 +57,7 @@ def as_others(found: Any, logits: Any, of_others: Callable[[], Bounded]) -> Any:
 def forward(logits: Any, targets: Any, **parameters: Any) -> Any:
     """The oracle's output."""
     arguments = {"logits": logits, "targets": targets, **parameters}
-    return as_others(oracle.forward(**arguments), logits, lambda: forward_of(torchvisions)(**arguments))
+    return torchvision_allowance(oracle.forward(**arguments), logits, lambda: forward_of(torchvisions)(**arguments))
 
 
 def backward(grad_output: Any, logits: Any, targets: Any, **parameters: Any) -> tuple[Any]:
@@ -70,7 +70,9 @@ def backward(grad_output: Any, logits: Any, targets: Any, **parameters: Any) -> 
     (grad,) = oracle.backward(grad_output, **arguments)
     if not isinstance(grad, Bounded):
         return (grad,)
-    grad = as_others(grad, logits, lambda: backward_of(torchvisions, ["logits"])(grad_output, **arguments)[0])
+    grad = torchvision_allowance(
+        grad, logits, lambda: backward_of(torchvisions, ["logits"])(grad_output, **arguments)[0]
+    )
     arithmetic = grad.arithmetic
     far = -np.log(2 * arithmetic.roundoff * arithmetic.smallest_normal)
     grad = any_order(grad, (grad_output, parameters.get("gamma", 2.0), np.fmin(abs(logits.value), far) + 1))
@@ -86,11 +88,11 @@ def labels(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, soft:
 def case_of(
     logits: Case, rng: np.random.Generator, dtype: DType, soft: float, alpha: float, gamma: float, reduction: str
 ) -> Case:
-    """A case with targets beside its logits, in the same layout, and a cotangent of the reduced loss."""
+    """Return a case with targets beside its logits, in the same layout, and a cotangent of the reduced loss."""
     targets, layouts = labels(rng, logits["logits"].shape, dtype, soft), dict(logits.layouts)
     layouts["targets"] = layouts.get("logits", "contiguous")
     if layouts["targets"] == "expanded":
-        targets = repeated(targets)
+        targets = repeat_first(targets)
     grad_output = logits.grad_output if reduction == "none" else cotangent(rng, (), dtype)
     parameters = {"alpha": alpha, "gamma": gamma, "reduction": reduction}
     return Case({**logits.inputs, "targets": targets}, grad_output, parameters, layouts)
@@ -116,7 +118,7 @@ def of(
     soft: float = 0.3,
     **layouts: str,
 ) -> Callable[[DType], Case]:
-    """A named case of given logits."""
+    """Return a named case of given logits."""
 
     def made(dtype: DType) -> Case:
         case = case_of(make(dtype), np.random.default_rng(34), dtype, soft, alpha, gamma, reduction)
@@ -126,7 +128,7 @@ def of(
 
 
 def random_case(*shape: int, **given: Any) -> Callable[[DType], Case]:
-    """A named case of random logits."""
+    """Return a named case of random logits."""
     return of(LOGITS.random(*shape), **given)
 
 
@@ -226,8 +228,8 @@ ARGUMENTS = Arguments(
 )
 
 
-def of_sizes(sizes: Mapping[str, int], leading: Any = None, given: Mapping[str, Any] | None = None) -> Any:
-    """A named case of chosen sizes and parameters."""
+def make_of_sizes(sizes: Mapping[str, int], leading: Any = None, given: Mapping[str, Any] | None = None) -> Any:
+    """Return a named case of chosen sizes and parameters."""
     return random_case(*((sizes["..."],) if leading is None else leading), **(given or {}))
 
 
@@ -261,6 +263,6 @@ operation = Operation(
     axes=ARGUMENTS.axes,
     ordinary=("targets",),
     ranges=ARGUMENTS.ranges,
-    sized=Sized({"...": 1}, of_sizes, varied=of_sizes),
+    sized=Sized({"...": 1}, make_of_sizes, varied=make_of_sizes),
     source="Lin et al., Focal Loss for Dense Object Detection, ICCV 2017",
 )

@@ -27,7 +27,7 @@ rows = SOFTMAX.example
 
 
 def long_row(kib: int, more: int) -> Callable[[DType], Case]:
-    """A named case of one row of `kib` KiB and `more` elements: 536 KiB are 274,432 columns of a half type."""
+    """Return a named case of one row of `kib` KiB and `more` elements: 536 KiB are 274,432 columns of a half type."""
     return lambda dtype: rows(1, cols=kib * 1024 // dtype.numpy.itemsize + more)(dtype)
 
 
@@ -37,7 +37,7 @@ def causal_mask(rng: np.random.Generator, dtype: DType) -> np.ndarray:
 
 
 def largest_first(rng: np.random.Generator, dtype: DType) -> np.ndarray:
-    """A long row whose first entry is the largest: exp overflows unless it is subtracted."""
+    """Return a long row whose first entry is the largest: exp overflows unless it is subtracted."""
     return np.concatenate([[1000], rng.normal(0, 2, 16391)])[None]
 
 
@@ -107,7 +107,7 @@ def finite_rows(case: Case) -> np.ndarray:
 
 
 def columns(case: Case, order: Any) -> Case:
-    """The case with the columns of x and of the cotangent that `order` selects."""
+    """Return the case with the columns of x and of the cotangent that `order` selects."""
     return Case({"x": case["x"][..., order]}, case.grad_output[..., order])
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from fourfold.oracles import topk as oracle
 from hypothesis import strategies as st
 
-from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, repeated, rows_and_cols, values
+from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, repeat_first, rows_and_cols, values
 from fourfold.inputs.rows import row_examples
 from fourfold.inputs.special_values import not_finite_in_turn
 from fourfold.numerics.bounded import Bounded, OneOf
@@ -29,7 +29,7 @@ def alike(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def of_values(x: Any, k: int, largest: bool = True) -> Any:
-    """The oracle's values. They are given numbers, and no more wrong than any of these."""
+    """Return the oracle's values. They are given numbers, and no more wrong than any of these."""
     if not isinstance(x, Bounded):
         return oracle.forward(x, k, largest)[0]
     given = np.max(x.error, axis=-1, keepdims=True, initial=0)
@@ -49,7 +49,7 @@ def mended(at: np.ndarray, right: np.ndarray, numbers: np.ndarray, found: np.nda
 
 
 def of_indices(x: Bounded, k: int, largest: bool = True) -> Bounded:
-    """The oracle's places. Those of equal numbers may be others among these, each of them once."""
+    """Return the oracle's places. Those of equal numbers may be others among these, each of them once."""
     found, indices = oracle.forward(x.value, k, largest)
 
     def nearest(actual: np.ndarray) -> np.ndarray:
@@ -123,9 +123,9 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     layouts = draw(layouts_for("x", "grad_output"))
     grad_output = cotangent(rng, (*shape[:-1], k), dtype)
     if layouts["x"] == "expanded":
-        x = repeated(x)
+        x = repeat_first(x)
     if layouts["grad_output"] == "expanded":
-        grad_output = repeated(grad_output, draw(st.sampled_from((0, -1))))
+        grad_output = repeat_first(grad_output, draw(st.sampled_from((0, -1))))
     return Case({"x": x}, grad_output, {"k": k, "largest": draw(st.booleans())}, layouts)
 
 
@@ -141,7 +141,7 @@ def smooth(draw: st.DrawFn, dtype: DType) -> Case:
 
 
 def example(of: Any, k: int, largest: bool = True, **layouts: str) -> Callable[[DType], Case]:
-    """A named case of given rows, or of a function that makes them."""
+    """Return a named case of given rows, or of a function that makes them."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(47)
@@ -155,7 +155,7 @@ def example(of: Any, k: int, largest: bool = True, **layouts: str) -> Callable[[
 def rows(
     *shape: int, k: int | None = None, kind: str = "normal", largest: bool = True, **layouts: str
 ) -> Callable[[DType], Case]:
-    """A named case of random rows, of whose numbers three are wanted unless told."""
+    """Return a named case of random rows, of whose numbers three are wanted unless told."""
     k = min(3, shape[-1]) if k is None else k
     return example(lambda rng, dtype: values(rng, shape, dtype, kind), k, largest, **layouts)
 
@@ -255,7 +255,7 @@ def of_sizes(
 
 
 def other_numbers(case: Case) -> dict[str, np.ndarray]:
-    """The negated numbers: scaled ones are chosen at the same places."""
+    """Return the negated numbers: scaled ones are chosen at the same places."""
     return {"x": -case["x"]}
 
 

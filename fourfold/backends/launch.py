@@ -88,7 +88,7 @@ def has_clusters(device: torch.device) -> bool:
 
 
 @functools.cache
-def shared_memory(device: torch.device) -> int:
+def available_shared_memory(device: torch.device) -> int:
     """Return the bytes of shared memory available to a block beside the kernel's own, which may be 2 KiB."""
     if device.type == "cpu":
         return 225 * 1024

@@ -112,7 +112,7 @@ class Operator:
         schema = f"{self._name}_{backend}_backward{self._backward_schema()}"
         backward_operator = define(schema, backward, self._fake_backward, self.repeats)
         not_differentiable_twice(backward_operator)
-        places = [list(self._arguments).index(name) for name in self._with_gradient]
+        places = [list(self._arguments).index(name) for name in self._gradient_arguments]
         others = [list(self._results).index(name) for name in self.cotangents]
         gradients = _gradients(_direct_backward(backward_operator), places, len(self._arguments), others)
         return differentiate(operator, gradients, self._save())
@@ -130,7 +130,7 @@ class Operator:
         return _types(self.schema.partition(" -> ")[2])
 
     @cached_property
-    def _with_gradient(self) -> Mapping[str, str]:
+    def _gradient_arguments(self) -> Mapping[str, str]:
         """Return the arguments that have a gradient, each with the saved tensor of its shape."""
         tensors = {name: name for name, kind in self._arguments.items() if kind == "Tensor"}
         return tensors if self.gradients is None else self.gradients
@@ -138,7 +138,7 @@ class Operator:
     def _backward_schema(self) -> str:
         kinds = self._arguments | self._results
         saved = [f"{kinds[name]}{'?' if name in self.saves_if else ''} {name}" for name in self.saves]
-        needs = [f"bool needs_{name}" for name in self._with_gradient]
+        needs = [f"bool needs_{name}" for name in self._gradient_arguments]
         taken = ["Tensor grad_output", *(f"Tensor? grad_{name}" for name in self.cotangents), *saved]
         if len(needs) == 1:
             return f"({', '.join(taken)}) -> Tensor"
@@ -147,7 +147,7 @@ class Operator:
     def _fake_backward(self, grad_output: torch.Tensor, *rest: Any) -> Any:
         rest = rest[len(self.cotangents) :]
         known = {"grad_output": grad_output, **dict(zip(self.saves, rest))}
-        likes = [known[like] for like in self._with_gradient.values()]
+        likes = [known[like] for like in self._gradient_arguments.values()]
         found = empty_gradients(likes, rest[len(self.saves) :] or [True])
         return found[0] if len(found) == 1 else found
 
@@ -277,7 +277,7 @@ def differentiate(operator: Any, backward: Callable[..., Any], save: Callable[..
     apply = differentiated.apply
 
     def call(*arguments: Any) -> Any:
-        if torch.compiler.is_compiling() or _watched(arguments, taken, tensors):
+        if torch.compiler.is_compiling() or _needs_dispatcher(arguments, taken, tensors):
             return operator(*arguments)
         for place in tensors:
             tensor = arguments[place]
@@ -300,8 +300,8 @@ def _direct_backward(operator: Any) -> Callable[..., Any]:
         if (
             torch.is_grad_enabled()
             or torch.compiler.is_compiling()
-            or _without_memory(grad_output)
-            or _watched(arguments, taken, tensors)
+            or _lacks_memory(grad_output)
+            or _needs_dispatcher(arguments, taken, tensors)
         ):
             return operator(*arguments)
         return implementation(*arguments)
@@ -309,7 +309,7 @@ def _direct_backward(operator: Any) -> Callable[..., Any]:
     return call
 
 
-def _watched(arguments: tuple, taken: frozenset[tuple[type, ...]], tensors: tuple[int, ...]) -> bool:
+def _needs_dispatcher(arguments: tuple, taken: frozenset[tuple[type, ...]], tensors: tuple[int, ...]) -> bool:
     """Return whether a transform, a mode, a view or an argument's type needs the dispatcher."""
     if tuple(map(type, arguments)) not in taken:
         return True
@@ -321,7 +321,7 @@ def _watched(arguments: tuple, taken: frozenset[tuple[type, ...]], tensors: tupl
     return torch_internals.calls_are_watched()
 
 
-def _without_memory(tensor: torch.Tensor) -> bool:
+def _lacks_memory(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is known to be zeros and has no memory: autograd makes such cotangents."""
     return torch_internals.is_without_memory(tensor)
 

@@ -52,16 +52,16 @@ class Module:
                     self.imported[alias.asname or alias.name] = (file, alias.name)
                     break
 
-    def folded(self, node: ast.AST, depth: int = 0) -> int | None:
+    def fold(self, node: ast.AST, depth: int = 0) -> int | None:
         """Return the integer value of a constant expression, or None for any other expression."""
         if isinstance(node, ast.Constant):
             whole = isinstance(node.value, int) and not isinstance(node.value, bool)
             return node.value if whole else None  # type: ignore[return-value]
         if isinstance(node, ast.Name) and depth < 8:
             found = [each for each in self.defined.get(node.id, ()) if isinstance(each, ast.Assign)]
-            return self.folded(found[0].value, depth + 1) if len(found) == 1 else None
+            return self.fold(found[0].value, depth + 1) if len(found) == 1 else None
         if isinstance(node, ast.BinOp) and type(node.op) in _FOLDED:
-            left, right = self.folded(node.left, depth + 1), self.folded(node.right, depth + 1)
+            left, right = self.fold(node.left, depth + 1), self.fold(node.right, depth + 1)
             if left is None or right is None or (isinstance(node.op, ast.FloorDiv) and not right):
                 return None
             if isinstance(node.op, ast.LShift | ast.Pow) and not 0 <= right <= 32:

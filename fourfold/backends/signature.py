@@ -101,7 +101,7 @@ class Signature:
         def checked(*given: Any, **named: Any) -> Any:
             if named or len(given) != count:
                 ordered = not given and tuple(named) == names
-                given = tuple(named.values()) if ordered else self._bound(given, named)
+                given = tuple(named.values()) if ordered else self._bind(given, named)
             tensor = given[0]
             check_floating(first, tensor)
             if not fits_any:
@@ -119,7 +119,7 @@ class Signature:
         setattr(checked, _ATTRIBUTE, self)
         return checked
 
-    def _bound(self, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    def _bind(self, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """Return the arguments of a call in order, with the defaults of those that are left out."""
         bound = self._called.bind(*given, **named)
         bound.apply_defaults()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 
-def merged_axes(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[list[int]]]:
+def merge_axes(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[list[int]]]:
     """Merge the axes that every tensor traverses with one stride.
 
     Args:
@@ -56,11 +56,11 @@ def walk(output: torch.Tensor, *inputs: torch.Tensor) -> Walk:
     """
     order = sorted(range(output.ndim), key=output.stride, reverse=True)
     output, *tensors = (tensor.permute(order) for tensor in (output, *inputs))
-    sizes, (_, *strides) = merged_axes((output, *tensors))
+    sizes, (_, *strides) = merge_axes((output, *tensors))
     if len(sizes) > 3:
         # Inputs with four axes in different orders are rare enough to be copied to the order of the output.
         tensors = [tensor.contiguous() for tensor in tensors]
-        sizes, (_, *strides) = merged_axes((output, *tensors))
+        sizes, (_, *strides) = merge_axes((output, *tensors))
     missing = 3 - len(sizes)
     steps = tuple(step for along in strides for step in ([0] * missing + along))
     return Walk(tuple(tensors), (*[1] * missing, *sizes), steps)
@@ -87,7 +87,7 @@ def as_rows(*tensors: torch.Tensor) -> tuple[int, list[Rows]]:
     cols = tensors[0].shape[-1]
     if all(tensor.is_contiguous() for tensor in tensors):
         return tensors[0].numel() // cols, [Rows(tensor, 0, cols, 1) for tensor in tensors]
-    sizes, strides = merged_axes([tensor.select(-1, 0) for tensor in tensors])
+    sizes, strides = merge_axes([tensor.select(-1, 0) for tensor in tensors])
     if len(sizes) > 2:
         # Leading axes that merge into no fewer than three are rare, so copying is good enough.
         return as_rows(*(tensor.contiguous() for tensor in tensors))

@@ -18,7 +18,7 @@ import torch
 
 from fourfold.backends import known_calls
 from fourfold.backends.arguments import FLOATING
-from fourfold.backends.cuda.compile import CudaError, cache_folder, digest, locked, source_closure
+from fourfold.backends.cuda.compile import CudaError, cache_folder, digest, directory_lock, source_closure
 from fourfold.processes.files import write_atomically
 
 # Long enough that the clock's resolution and the jitter of launches do not matter.
@@ -70,7 +70,7 @@ class Tuner:
     """Chooser of a configuration of one kernel for each launch.
 
     Args:
-        name: the kernel's name, for `configurations` and `forced`.
+        name: the kernel's name, for `configurations` and `force_configuration`.
         all_configurations: in the order in which they are measured.
         source: the file that defines the kernel. A change of it discards the measurements.
     """
@@ -114,7 +114,7 @@ class Tuner:
         if torch.cuda.is_current_stream_capturing():
             return default()
         fitting = [configuration for configuration in self.configurations if fits(configuration)]
-        chosen = self._remembered(device, kind, fitting) or self._measured(device, kind, fitting, run) or default()
+        chosen = self._recall(device, kind, fitting) or self._measure(device, kind, fitting, run) or default()
         self._chosen[device, kind] = chosen
         return chosen
 
@@ -126,11 +126,11 @@ class Tuner:
         what = digest(self.name, torch.cuda.get_device_name(device), torch.__version__, texts)
         return cache_folder("tuning") / f"{what}.json"
 
-    def _remembered(self, device: torch.device, kind: Hashable, fitting: list[Configuration]) -> Configuration | None:
-        found = self._by_name.get(_read(self._file(device)).get(repr(kind), ""))
+    def _recall(self, device: torch.device, kind: Hashable, fitting: list[Configuration]) -> Configuration | None:
+        found = self._by_name.get(_read_choices(self._file(device)).get(repr(kind), ""))
         return found if found in fitting else None
 
-    def _measured(
+    def _measure(
         self,
         device: torch.device,
         kind: Hashable,
@@ -149,12 +149,12 @@ class Tuner:
             return None
         fastest = min(times, key=times.__getitem__)
         file = self._file(device)
-        with locked(file.parent), contextlib.suppress(OSError):  # an unwritable choice is measured again
-            write_atomically(file, json.dumps({**_read(file), repr(kind): fastest.name}).encode())
+        with directory_lock(file.parent), contextlib.suppress(OSError):  # an unwritable choice is measured again
+            write_atomically(file, json.dumps({**_read_choices(file), repr(kind): fastest.name}).encode())
         return fastest
 
 
-def _read(file: pathlib.Path) -> dict[str, str]:
+def _read_choices(file: pathlib.Path) -> dict[str, str]:
     """Return the fastest configurations recorded in a file, by kind of launch; none if missing or damaged."""
     with contextlib.suppress(OSError, ValueError):
         known = json.loads(file.read_text())
@@ -196,7 +196,7 @@ def configurations(kernel: str) -> tuple[Configuration, ...]:
 
 
 @contextlib.contextmanager
-def forced(kernel: str, configuration: str) -> Iterator[Forced]:
+def force_configuration(kernel: str, configuration: str) -> Iterator[Forced]:
     """Context manager: launches of a kernel use a configuration wherever it fits, and otherwise their default.
 
     It yields a `Forced`, whose count of launches tells whether the configuration was used at all.

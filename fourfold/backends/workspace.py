@@ -24,15 +24,15 @@ def counter(device: torch.device) -> torch.Tensor:
     """
     if device.type == "cpu":
         return torch.zeros(1, dtype=torch.int32)
-    found = _of_gpu(device)
+    found = _gpu_workspace(device)
     if (recorder := known_calls.recorder()) is not None:
-        recorder.provide(found, functools.partial(_of_gpu, device))
+        recorder.provide(found, functools.partial(_gpu_workspace, device))
     if (record := launch_records.current) is not None:
         record.describe(found, "counter")  # where it lies depends on the calls before this one
     return found
 
 
-def _of_gpu(device: torch.device) -> torch.Tensor:
+def _gpu_workspace(device: torch.device) -> torch.Tensor:
     index = device.index
     if torch.cuda.is_current_stream_capturing():
         own = _next(index)

@@ -97,13 +97,13 @@ def answer(operation_name: str, dtype_name: str, *words: str) -> str:
     examples = [make(dtype) for make in operation.examples.values()]
     resources: list[Any] = []
     for capability in map(int, capabilities):
-        with triton_compile.compiled_for(capability, disassembled=disassembled) as compiled:
+        with triton_compile.compile_launches(capability, disassembled=disassembled) as compiled:
             for case in representative(examples, dtype_name):
                 evaluate_tensors(implementation, operation, case, dtype, "cpu")
         # Compile a kernel for other sizes, which these cases do not launch, for the first example that launches it.
         for case in examples:
             known = {kernel.name for kernel in compiled}
-            with triton_compile.compiled_for(capability, known, disassembled) as others:
+            with triton_compile.compile_launches(capability, known, disassembled) as others:
                 evaluate_tensors(implementation, operation, case, dtype, "cpu")
             compiled += others
         resources += compiled

@@ -26,7 +26,7 @@ def configuration_agrees(configuration: Configuration, subject: Subject, search:
     kernel = f"{subject.operation.name}_{subject.backend}"
     if subject.large is not None:
         subject = replace(subject, large=replace(subject.large, every=0))
-    with tuning.forced(kernel, configuration.name) as forced:
+    with tuning.force_configuration(kernel, configuration.name) as forced:
         forward_agrees(subject, search)
     if not forced.launches:
         raise Failure(f"{subject}: no case is one that the configuration {configuration.name} can do")

@@ -39,7 +39,7 @@ def changed(subject: Subject, case: Case) -> Case:
 
     Integers stay the same if the operation's record has no alternatives, or if the result's shape depends on them.
     """
-    other = subject.operation.with_other_numbers(case)
+    other = subject.operation.redraw_numbers(case)
     if integers := subject.operation.other_integers(case):
         moved = replace(other, inputs={**other.inputs, **integers})
         result, former = (reference(subject.operation, each, subject.dtype) for each in (moved, case))

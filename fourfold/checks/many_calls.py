@@ -204,4 +204,4 @@ def _call_many_times(subject: Subject, search: Search, other: Case, case: Case) 
         f"{alike} in {total} ({with_backward} of them with a backward pass):"
         f" a rate over {excluded_rate(total):.2%} is excluded with {CONFIDENCE:.0%} confidence"
     )
-    costs.need_all(total, wanted)
+    costs.require_calls(total, wanted)

@@ -20,7 +20,7 @@ from fourfold.checks.results import (
     require_same_bits,
 )
 from fourfold.checks.search import OUTPUT, Search, Subject
-from fourfold.inputs.combinations import combined
+from fourfold.inputs.combinations import combined_cases
 from fourfold.instruments.evaluation import gradients_of
 from fourfold.instruments.hide_test_runner import out_of_sight
 from fourfold.instruments.tampering import default_dtype
@@ -75,7 +75,7 @@ def modes_do_not_matter(subject: Subject, search: Search) -> None:
 
     of_combined: dict[Case, str] = {}
     combinations = {}
-    for each in combined(subject.large) if subject.large is not None and not search.brief else ():
+    for each in combined_cases(subject.large) if subject.large is not None and not search.brief else ():
         combinations[each.name] = each.case
         of_combined[each.case] = modes[each.mode % len(modes)]
 

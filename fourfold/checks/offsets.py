@@ -33,7 +33,7 @@ def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
         for far, axis in places:
 
             def place(name: str, tensor: torch.Tensor, far: str = far, axis: int = axis) -> torch.Tensor:
-                return sparse_memory.laid_out(tensor, axis) if name == far else tensor
+                return sparse_memory.spread(tensor, axis) if name == far else tensor
 
             with room(subject.device, sparse_memory.room_needed(2 * sparse_memory.SIDE, given[far])):
                 output, gradients, tensors = subject.evaluate(case, place=place)

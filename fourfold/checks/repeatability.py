@@ -70,7 +70,7 @@ def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
     if subject.foreign and subject.device == "cpu" and not search.brief:
         small = [pair for pair in subject.filled_examples().items() if pair[1].elements <= MOST_ELEMENTS]
         small.sort(key=lambda pair: pair[1].elements)
-        other = subject.operation.with_other_numbers
+        other = subject.operation.redraw_numbers
         with contextlib.suppress(NotReached):  # already counted
             for name, case in small[-1:] if subject.process is None else small[:: -max(1, len(small) // MOST_CASES)]:
                 search.one(name, other(other(case)), elsewhere)  # other checks take the other numbers of an example

@@ -9,7 +9,7 @@ import torch
 from fourfold.checks.search import GRADIENT_OF, OUTPUT, Subject
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.compare import Agreement, Disagreement, compare, expectation
-from fourfold.numerics.dtypes import DType, differing, on_host
+from fourfold.numerics.dtypes import DType, differing, host_copies
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure
 from fourfold.operations.record import reference, reference_gradients
@@ -43,7 +43,7 @@ def compare_results(
         if problem := _problem(subject, result, subject.dtype_of(name), what[name]):
             raise failure(problem, name)
     agreements = []
-    for name, tensor in zip(results, on_host(*results.values())):
+    for name, tensor in zip(results, host_copies(*results.values())):
         dtype = subject.dtype_of(name)
         try:
             agreements.append(compare(dtype.array(tensor), expectation(expected[name], dtype), dtype, what[name]))

@@ -25,7 +25,7 @@ from fourfold.checks.database import Filed
 from fourfold.checks.given_case import smaller_cases, with_cotangent
 from fourfold.checks.threshold_cases import cases_past_comparisons
 from fourfold.compat.hypothesis_internals import shrinking_at_most
-from fourfold.inputs.combinations import combined
+from fourfold.inputs.combinations import combined_cases
 from fourfold.inputs.large_cases import LargeCases
 from fourfold.inputs.special_values import cases_with_special_values
 from fourfold.instruments.evaluation import blame_implementation, evaluate_tensors
@@ -34,7 +34,7 @@ from fourfold.instruments.sparse_memory import others_hold_the_memory
 from fourfold.instruments.tampering import preserve_random_state
 from fourfold.numerics.compare import Agreement
 from fourfold.numerics.dtypes import DType
-from fourfold.operations.blame import Blame, marked
+from fourfold.operations.blame import Blame, recorded_blame
 from fourfold.operations.boundary import LAYOUTS, Boundary, traits_of
 from fourfold.operations.case import Case, RecentCases
 from fourfold.operations.claims import EXACT, NO_CLAIMS, Claims
@@ -448,7 +448,7 @@ class Search:
         except Exception as error:
             if isinstance(error, Failure):
                 self.worst = max(self.worst, min(error.worst, sys.float_info.max))  # JSON has no infinity
-            if marked(error) is Blame.LACK:
+            if recorded_blame(error) is Blame.LACK:
                 self.unreached.add(f"not seen, as it is interpreted or emulated here: {reason(error)}", case)
             elif self.refusals is not None and is_refusal(error):
                 self.refusals.add(error)
@@ -626,10 +626,10 @@ class Search:
         """Yield large cases, whose sizes follow from the source; none if brief, or if all other cases were refused."""
         if subject.large is None or self.brief or (self._passed_over() and not self.ran):
             return
-        self.constants = subject.large.told(self.examples)
+        self.constants = subject.large.constants_line(self.examples)
         yield from subject.large.cases(self.examples, dear)
         yield from cases_past_comparisons(subject.large, subject.implementation, subject.device)
-        for combination in combined(subject.large):
+        for combination in combined_cases(subject.large):
             yield combination.name, combination.case
 
     def require_evidence(self, subject: Subject, check: str) -> None:

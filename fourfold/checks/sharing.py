@@ -17,7 +17,7 @@ from fourfold.checks.results import (
     named_results,
 )
 from fourfold.checks.search import GRADIENT_OF, OUTPUT, Search, Subject
-from fourfold.inputs.combinations import made
+from fourfold.inputs.combinations import make_case
 from fourfold.instruments.evaluation import gradients_of
 from fourfold.numerics.bounded import Bounded, stored
 from fourfold.operations.axes import LEADING
@@ -135,7 +135,7 @@ def _square_cases(subject: Subject) -> Iterator[Case]:
         return
     yield sized.make(sizes)(subject.dtype)
     if LEADING in sizes and not subject.claims.contiguous:
-        more = made(subject.operation, subject.dtype, sizes, SQUARE)
+        more = make_case(subject.operation, subject.dtype, sizes, SQUARE)
         if more is not None:
             yield more
 

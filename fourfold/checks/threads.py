@@ -11,8 +11,8 @@ from fourfold.checks.grades import graded
 from fourfold.checks.history import changed, tells_apart
 from fourfold.checks.results import compare_results, expected_results, named_results, require_same_bits
 from fourfold.checks.search import Search, Subject, need
-from fourfold.instruments.concurrent_calls import FUNCTIONS, NeverReturns, called_at_once
-from fourfold.instruments.costs import need_all
+from fourfold.instruments.concurrent_calls import FUNCTIONS, NeverReturns, call_at_once
+from fourfold.instruments.costs import require_calls
 from fourfold.instruments.evaluation import blame_implementation, gradients_of
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure, Unsupported
@@ -61,7 +61,7 @@ def _at_once(subject: Subject, cases: list[Case]) -> tuple[int, list[list[list[R
             if device is not None:
                 torch.cuda.set_device(device)  # each thread has its own
 
-        found = called_at_once([functools.partial(_called, subject, case) for case in cases], functions, begin)
+        found = call_at_once([functools.partial(_called, subject, case) for case in cases], functions, begin)
         if device is not None:
             torch.cuda.synchronize()
         return found
@@ -118,6 +118,6 @@ def threads_do_not_matter(subject: Subject, search: Search) -> None:
                 if same_bits:
                     require_same_bits(subject, results, alone[place % 2], given, when)
         search.saw(*agreements)
-        need_all(sum(map(len, found)), wanted * THREADS)
+        require_calls(sum(map(len, found)), wanted * THREADS)
 
     search.cases(subject, "threads", body, few=True, also=subject.small_example())

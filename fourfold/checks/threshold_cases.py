@@ -42,7 +42,7 @@ def cases_past_comparisons(
             return
         observed.append((sizes, found))
     if observed:
-        yield from large.past(observed)
+        yield from large.cases_past(observed)
 
 
 def _compared(

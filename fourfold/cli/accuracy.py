@@ -44,14 +44,14 @@ def command(given: argparse.Namespace) -> int:
     triton_for(device)
     os.environ.setdefault("FOURFOLD_CUDA_ON_CPU", "fast")  # the checks look for errors of other kinds
     try:
-        selection = selected(given)
+        selection = select_cells(given)
         for candidate in selection.candidates.values():
             candidate.load()
     except SelectionError as error:
         given.error(str(error))
     with computing_exactly():
         accuracy = measure(selection, device, given.examples, given.seed, lambda line: print(line, file=sys.stderr))
-    about = described(device, given.examples, given.seed)
+    about = describe_run(device, given.examples, given.seed)
     print(f"accuracy: {', '.join(f'{key} {value}' for key, value in about.items())}")
     for line in lines(accuracy):
         print(line)
@@ -61,7 +61,7 @@ def command(given: argparse.Namespace) -> int:
     return 0 if accuracy.rows() and not accuracy.ended else 1
 
 
-def selected(given: argparse.Namespace) -> Selection:
+def select_cells(given: argparse.Namespace) -> Selection:
     """Return the cells that the options select.
 
     Raises:
@@ -77,7 +77,7 @@ def selected(given: argparse.Namespace) -> Selection:
     )
 
 
-def described(device: str, examples: int, seed: int) -> dict[str, Any]:
+def describe_run(device: str, examples: int, seed: int) -> dict[str, Any]:
     """Return what the figures depend on: device, versions, number of cases and seed."""
     where = torch.cuda.get_device_name() if device == "cuda" else "cpu (Triton interpreted, CUDA C++ emulated)"
     versions = {name: importlib.metadata.version(name) for name in ("torch", "triton", "hypothesis")}
@@ -107,12 +107,12 @@ def lines(accuracy: Accuracy) -> Iterator[str]:
 
 def _texts(row: Row, contenders: Sequence[str]) -> list[str]:
     own = row.errors[row.kernel]
-    shown = [_shown(row.errors[name]) if name in row.errors else "" for name in contenders]
+    shown = [_format_errors(row.errors[name]) if name in row.errors else "" for name in contenders]
     behind = "" if row.behind is None else f"{round(row.behind, 1) + 0.0:+.1f}"  # + 0.0 makes -0.0 a 0.0
-    return [behind, row.operation, row.result, row.dtype, row.kernel, _shown(own), *shown, own.at]
+    return [behind, row.operation, row.result, row.dtype, row.kernel, _format_errors(own), *shown, own.at]
 
 
-def _shown(errors: Errors) -> str:
+def _format_errors(errors: Errors) -> str:
     if not errors.elements:
         return "no element"
     return " / ".join(map(_number, (errors.largest, errors.mean)))

@@ -3,7 +3,7 @@
 import argparse
 import re
 
-from fourfold.cli.listing import known
+from fourfold.cli.listing import known_operations
 from fourfold.cli.pytest_command import part_of
 from fourfold.operations.outcomes import Kind
 from fourfold.operations.registry import did_you_mean, files
@@ -18,7 +18,7 @@ def command(given: argparse.Namespace) -> int:
     """Print the explanation; return 0, or 2 for an unknown topic."""
     name, texts = given.topic.partition(":")[0].strip().lower(), explanations()
     if name in files():
-        (row,) = (row for row in known() if row["operation"] == name)
+        (row,) = (row for row in known_operations() if row["operation"] == name)
         print(f"{row['operation']}({row['arguments']}): {row['about']}")
     elif name in texts:
         print(texts[name])

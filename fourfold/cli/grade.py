@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fourfold.grading import report
 from fourfold.grading.candidates import BadCandidate
-from fourfold.grading.driver import chosen, grade, of_file
+from fourfold.grading.driver import grade, read_candidates, select
 from fourfold.grading.pool import NoWorkers
 from fourfold.grading.progress import ProgressDisplay
 from fourfold.grading.results import Graded, InUse
@@ -29,7 +29,7 @@ def grade_file(given: argparse.Namespace, stop: Stop) -> int:
     graded: list[Graded] = []
     watched: ProgressDisplay | None = None
     try:
-        total = sum(1 for _ in chosen(of_file(given.candidates), given.id))
+        total = sum(1 for _ in select(read_candidates(given.candidates), given.id))
         verdicts = grade(
             given.candidates,
             out=given.out,

@@ -62,7 +62,7 @@ def command(given: argparse.Namespace) -> int:
     try:
         if given.operation:
             require_operation(given.operation)
-        kernels = chosen(given.kernel)
+        kernels = choose_sources(given.kernel)
     except NotThere as error:
         given.error(str(error))
     here, files = Path.cwd(), dict[Path, str]()
@@ -90,7 +90,7 @@ def _is_package(project: Path) -> bool:
     return project.is_file() and "project" in tomllib.loads(project.read_text(encoding="utf-8"))
 
 
-def chosen(text: str | None) -> list[tuple[Source, list[str]]]:
+def choose_sources(text: str | None) -> list[tuple[Source, list[str]]]:
     """Return the files with the functions that ``FILE.py[:FUNCTION]`` names; all of this folder if it is None.
 
     Raises:

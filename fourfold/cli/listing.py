@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def command(given: argparse.Namespace) -> int:
     """Print the list; return 0."""
     try:
-        rows = [row for file in given.files for row in rows_of(file)] if given.files else known()
+        rows = [row for file in given.files for row in rows_of(file)] if given.files else known_operations()
     except NotThere as error:
         given.error(str(error))
     if given.json:
@@ -51,7 +51,7 @@ def _table(rows: Sequence[Mapping[str, str]]) -> Table:
     return table
 
 
-def known() -> list[dict[str, str]]:
+def known_operations() -> list[dict[str, str]]:
     """Return the name, the arguments and a description of each known operation."""
     return [
         {"operation": name, "arguments": ", ".join(arguments_of(name)), "about": _title(Source.of(file).tree)}

@@ -105,13 +105,13 @@ def main(words: Sequence[str] | None = None) -> int:
     name, *rest = words or ["--help"]
     if name not in COMMANDS:
         return about(name, [*words])
-    given = parsed(name, rest)
+    given = parse(name, rest)
     to_errors = getattr(given, "json", None) == STANDARD_OUTPUT
     with contextlib.redirect_stdout(sys.stderr) if to_errors else contextlib.nullcontext():
         return importlib.import_module(COMMANDS[name].run).command(given)
 
 
-def parsed(name: str, words: Sequence[str]) -> argparse.Namespace:
+def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
     """Return the options of a command; settings of the project are their defaults."""
     what, (module, function), _ = COMMANDS[name]
     parser = Parser(prog=f"fourfold {name}", description=what[0].upper() + what[1:] + ".")

@@ -72,12 +72,12 @@ class ProjectSettings:
             place, colon, function = name.rpartition(":")
             if not colon:
                 raise BadSettings(f"{file}: [tool.fourfold.kernels]: expected FILE_OR_MODULE:FUNCTION, not {name!r}")
-            inside = _from_here(file.parent / place, folder) if (file.parent / place).is_file() else place
+            inside = _relative_to(file.parent / place, folder) if (file.parent / place).is_file() else place
             kernels[f"{inside}:{function}"] = entry
         return cls(**{**given, "dtypes": tuple(given.get("dtypes", ())), "kernels": kernels})
 
 
-def _from_here(file: Path, folder: Path) -> str:
+def _relative_to(file: Path, folder: Path) -> str:
     """Return the path of a file from a folder, or its whole path if it lies elsewhere."""
     return str(file.relative_to(folder) if file.is_relative_to(folder) else file)
 

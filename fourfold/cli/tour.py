@@ -67,14 +67,14 @@ def command(given: argparse.Namespace) -> int:
     """Verify both kernels of the example; return 0 if the right one is accepted and the wrong one rejected."""
     with Stop() as stop:
         try:
-            return guided()
+            return guided_tour()
         except KeyboardInterrupt:
             kill_descendants()
             print("fourfold tour: interrupted", file=sys.stderr)
             return stop.status
 
 
-def guided() -> int:
+def guided_tour() -> int:
     """Print the tour; return its exit code."""
     print(f"Two Triton kernels for softmax, in {example()}, are put through every check in float32.", flush=True)
     with tempfile.TemporaryDirectory() as folder:

@@ -137,13 +137,13 @@ def candidate_of(given: argparse.Namespace) -> str:
     except NotThere as error:
         given.error(str(error))
     if LAUNCHED.search(given.kernel):
-        return f"{given.operation}={launched(given)}"
+        return f"{given.operation}={launch_expression(given)}"
     if given.grid or given.block or given.shared or given.args:
         given.error(f"--grid, --block, --shared and --args are for a kernel of a .cu file, and {given.kernel} is none")
     return f"{given.operation}={given.kernel}"
 
 
-def launched(given: argparse.Namespace) -> str:
+def launch_expression(given: argparse.Namespace) -> str:
     """Return the kernel of a .cu file with its launch: ``FILE.cu:KERNEL<<<GRID, BLOCK, SHARED>>>(ARGUMENTS)``."""
     if "<<<" in given.kernel:
         return given.kernel

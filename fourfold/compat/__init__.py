@@ -101,7 +101,7 @@ def uses(*parts: str, otherwise: Callable[..., Any] | None = None) -> Callable[[
         if missing:
             return cast(F, otherwise or _refusing(function, missing[0], user))
         of_instances = {name: part for part in parts for name in re.findall(r"\w+", part.partition("()")[2])}
-        return _guarded(function, of_instances, user) if of_instances else function
+        return _guard(function, of_instances, user) if of_instances else function
 
     return marked
 
@@ -123,11 +123,11 @@ def _refusing(function: F, part: str, user: str) -> F:
     return cast(F, refuse)
 
 
-def _guarded(function: F, parts: Mapping[str, str], user: str) -> F:
+def _guard(function: F, parts: Mapping[str, str], user: str) -> F:
     """Wrap a function so that it raises `MissingPart` if an instance lacks one of these attributes."""
 
     @functools.wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
+    def guard(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except AttributeError as error:
@@ -136,4 +136,4 @@ def _guarded(function: F, parts: Mapping[str, str], user: str) -> F:
                 raise
             raise MissingPart(part, user) from error
 
-    return cast(F, guarded)
+    return cast(F, guard)

@@ -31,7 +31,7 @@ def shrinking_at_most(times: int) -> Iterator[None]:
 
 
 @uses("hypothesis.reproduce_failure in a failure's notes")
-def blob_in(notes: str) -> str | None:
+def find_blob(notes: str) -> str | None:
     """Return the blob that reproduces a failing case, from the line ``@reproduce_failure('6.170.0', b'AXic...')``.
 
     With `print_blob` Hypothesis adds the line to a failure's notes; no attribute contains it.

@@ -28,7 +28,7 @@ def name_of(benchmark: Any) -> str:
 
 
 @uses("pytest_benchmark.session.BenchmarkSession().storage.load")
-def recorded_runs(session: Any) -> list[Mapping[str, Any]]:
+def saved_runs(session: Any) -> list[Mapping[str, Any]]:
     """Return the records of all former runs, oldest first, from a hook's benchmark session."""
     return [run for _, run in session.storage.load()]
 
@@ -83,6 +83,6 @@ def storage_folder(config: pytest.Config) -> Path | None:
 
 
 @uses("pytest_benchmark.storage.file.FileStorage.save to MACHINE/0001_NAME.json")
-def recorded_files(folder: Path) -> list[Path]:
+def saved_files(folder: Path) -> list[Path]:
     """Return the records in a storage folder, oldest first: ``MACHINE/0001_NAME.json``."""
     return sorted(folder.glob("*/[0-9][0-9][0-9][0-9]_*.json"))

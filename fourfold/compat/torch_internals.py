@@ -93,7 +93,7 @@ def namespace(operator: Any) -> str:
 
 
 @uses("torch._ops.OpOverload.overloadpacket")
-def without_overload(operator: Any) -> Any:
+def overload_packet(operator: Any) -> Any:
     """Return ``torch.ops.aten.add`` for ``torch.ops.aten.add.Tensor``. It is undocumented."""
     return operator.overloadpacket
 
@@ -112,7 +112,7 @@ def argument_names(operator: Any) -> list[str]:
 
 @uses("torch._ops.OpOverload()._schema")
 @functools.cache
-def written_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
+def mutated_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
     """Return the arguments that an operator writes: their indices and names."""
     arguments = enumerate(operator._schema.arguments)
     return tuple((i, x.name) for i, x in arguments if x.alias_info is not None and x.alias_info.is_write)

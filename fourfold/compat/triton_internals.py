@@ -94,10 +94,10 @@ def launches_replaced(run: Callable[..., Any]) -> Iterator[None]:
     """
     shipped = triton.JITFunction.run
 
-    def replaced(kernel: Any, *arguments: Any, **options: Any) -> Any:
+    def replace_attribute(kernel: Any, *arguments: Any, **options: Any) -> Any:
         return run(shipped, kernel, *arguments, **options)
 
-    triton.JITFunction.run = replaced
+    triton.JITFunction.run = replace_attribute
     try:
         yield
     finally:
@@ -192,7 +192,7 @@ _loading = threading.local()
 
 
 @contextlib.contextmanager
-def _unchanged(compilation: Callable[[Compilation], Any]) -> Iterator[None]:
+def _unchanged_value(compilation: Callable[[Compilation], Any]) -> Iterator[None]:
     """Context manager: leave Triton's compilation unchanged."""
     yield
 
@@ -201,7 +201,7 @@ def _unchanged(compilation: Callable[[Compilation], Any]) -> Iterator[None]:
     "triton.runtime.JITFunction._do_compile",
     "triton.runtime.JITFunction().cache_key",
     "triton.backends.nvidia.compiler.CUDABackend.add_stages",
-    otherwise=_unchanged,
+    otherwise=_unchanged_value,
 )
 @contextlib.contextmanager
 def compilations_replaced(compilation: Callable[[Compilation], Any]) -> Iterator[None]:

@@ -16,9 +16,9 @@ import torch
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-from fourfold.declaration.drawing import SHARES, draw_array, draw_value, make_array, other_integers, shared
-from fourfold.inputs.arrays import GENERATORS, cotangent, generators, layouts_for, leading_axes, repeated
-from fourfold.inputs.extents import Extent, drawn_sizes, extent
+from fourfold.declaration.drawing import SHARES, draw_array, draw_value, make_array, other_integers, share_rows
+from fourfold.inputs.arrays import GENERATORS, cotangent, generators, layouts_for, leading_axes, repeat_first
+from fourfold.inputs.extents import Extent, draw_sizes, extent
 from fourfold.numerics.dtypes import DTYPES, INTEGERS, QUANTISED, DType, is_chosen, name_of, returned
 from fourfold.operations import axes as notation
 from fourfold.operations.arguments import LIMITED, Place, Ragged, TensorInput, TensorList, Values
@@ -129,7 +129,7 @@ class Declaration:
         self.dtypes = {name: of.dtypes[0] for name, of in tensors.items() if of.dtypes and of.is_floating}
         self.ragged = {of.total: of for of in tensors.values() if isinstance(of, Ragged)}
         self._require_axes(sizes)
-        self.allowed = {axis: extent(axis, sizes.get(notation.of_each(axis), (0, None))) for axis in self.axes}
+        self.allowed = {axis: extent(axis, sizes.get(notation.indexed_axis(axis), (0, None))) for axis in self.axes}
         self._on_meta = True  # whether the definition runs on tensors without numbers
         self._outcomes: dict[Any, OutputShape] = {}
 
@@ -170,7 +170,7 @@ class Declaration:
                 if of.samples != self.ragged[of.total].samples:
                     raise ValueError(f"{name}: the rows of {of.total} belong to the samples of one axis only")
         for what, axis in named:
-            if axis not in (*self.axes, *map(notation.of_each, self.axes)):
+            if axis not in (*self.axes, *map(notation.indexed_axis, self.axes)):
                 raise ValueError(f"{what}: no tensor of {self.name} has an axis {axis!r}; there are {self.axes}")
         ragged = [name for name, of in self.tensors.items() if isinstance(of, Ragged)]
         for name, values in self.parameters.items():
@@ -197,7 +197,7 @@ class Declaration:
             runs(few, absent)
         if self.lists and self.counts[0] == 0:
             try:
-                self._tried_on_some(self.plan(few, (few[LEADING],) if LEADING in few else (), self.without_tensors))
+                self._tried_on_some(self.plan(few, (few[LEADING],) if LEADING in few else (), self.empty_lists))
             except ValueError:
                 self.counts = self.counts[1:]
         self.returns = self._result_dtype(few)
@@ -205,7 +205,7 @@ class Declaration:
             self.differentiable = ()
         for axis in self.axes:
             # The tensors of a list are alike, and some of them absent here.
-            first = notation.of_item([notation.of_each(axis)], 0)[0]
+            first = notation.item_axes([notation.indexed_axis(axis)], 0)[0]
             if axis != first:
                 self.allowed[axis] = self.allowed[first]
             elif self.allowed[axis].nearest(0) == 0:
@@ -215,7 +215,7 @@ class Declaration:
                     self.allowed[axis] = self.allowed[axis].not_empty()
 
     @property
-    def without_tensors(self) -> dict[str, Any]:
+    def empty_lists(self) -> dict[str, Any]:
         """Return the arguments of a named case whose lists are empty."""
         return {**self.defaults, **self.list_arguments(0)}
 
@@ -253,7 +253,7 @@ class Declaration:
         fewer = copy.copy(self)
         fewer.allowed = dict(self.allowed)
         for axis, limit in limits.items():
-            limited = [each for each in self.axes if axis in (each, notation.of_each(each))]
+            limited = [each for each in self.axes if axis in (each, notation.indexed_axis(each))]
             found = [self.allowed[each].within(limit) for each in limited]
             if not found or None in found:
                 raise ValueError(f"sizes of {axis}: {self.name} has none within {limit}")
@@ -279,7 +279,7 @@ class Declaration:
         for total, ragged in self.ragged.items():
             if total not in shares:
                 most = fixed[ragged.most] if ragged.most else None
-                shares[total] = shared(np.random.default_rng(0), fixed[total], fixed[ragged.samples], most, "equal")
+                shares[total] = share_rows(np.random.default_rng(0), fixed[total], fixed[ragged.samples], most, "equal")
             fixed[total], fixed[ragged.samples] = int(shares[total].sum()), len(shares[total])
         for name, of in self.tensors.items():
             if isinstance(of.high, str) and not of.also and parameters.get(name, name) is not None:
@@ -458,7 +458,7 @@ class Declaration:
             return others
         return {name: array for name, array in others.items() if not isinstance(self.tensors[name], Ragged)}
 
-    def _repeated(self, name: str, array: np.ndarray, place: int) -> np.ndarray:
+    def _make_constant(self, name: str, array: np.ndarray, place: int) -> np.ndarray:
         """Return an input for the layout "expanded": constant along its first or its last axis, depending on `place`.
 
         Lengths, offsets and arrays from the user's own function stay as they are. Probabilities are constant along the
@@ -468,8 +468,8 @@ class Declaration:
         if isinstance(of, Ragged) or of.make is not None:
             return array
         if "probabilities" in of.kinds:
-            return repeated(array) if array.ndim > 1 else array
-        return repeated(array, -(place % 2))
+            return repeat_first(array) if array.ndim > 1 else array
+        return repeat_first(array, -(place % 2))
 
     def case(
         self,
@@ -484,17 +484,17 @@ class Declaration:
         held, layouts = dict(inputs), writable(layouts, self.mutates)
         for place, (name, array) in enumerate(inputs.items()):
             if layouts.get(name) == "expanded":
-                held[name] = self._repeated(name, array, place)
+                held[name] = self._make_constant(name, array, place)
         grad_output = cotangent(rng, self.output_shape(plan, held), self._cotangent_dtype(dtype))
         if layouts.get("grad_output") == "expanded":
-            grad_output = repeated(grad_output, grad_axis)
+            grad_output = repeat_first(grad_output, grad_axis)
         return Case(held, grad_output, dict(plan.parameters), layouts)
 
     def _cotangent_dtype(self, dtype: DType) -> DType:
         """Return the dtype of cotangents, which no kernel reads if the result has no gradient."""
         return dtype if is_chosen(self.returns) else returned(dtype, self.returns)
 
-    def redrawn(self, case: Case, scaled: Case, integers: bool) -> Case:
+    def redraw(self, case: Case, scaled: Case, integers: bool) -> Case:
         """Return a case with other numbers that the declaration allows.
 
         Args:
@@ -514,7 +514,7 @@ class Declaration:
         floating = {name: of for name, of in self.tensors.items() if of.is_floating}
         # Scaled numbers mostly have the same order, signs and places, and so the same result of integers.
         redrawn = is_chosen(self.returns)
-        kept_within = {name: of for name, of in floating.items() if redrawn or of.make is not None or limited(of)}
+        kept_within = {name: of for name, of in floating.items() if redrawn or of.make is not None or has_range(of)}
         found = replace(scaled, inputs={**scaled.inputs, **anew(kept_within)})
         whole = {n: of for n, of in self.tensors.items() if not of.is_floating and not isinstance(of, Ragged)}
         if not integers or not whole:
@@ -526,7 +526,7 @@ class Declaration:
             return found
         return others if shape == case.grad_output.shape else found
 
-    def _one_by_one(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def _flatten_lists(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return arguments with the tensors of lists one by one.
 
         Raises:
@@ -552,7 +552,7 @@ class Declaration:
         dtype = DTYPES[former.dtype.name if tested else "float32"]
         made = make_array(of, rng, former.shape, dtype, sizes, how).astype(former.dtype)
         if case.layouts.get(name) == "expanded":
-            made = self._repeated(name, made, list(case.inputs).index(name))
+            made = self._make_constant(name, made, list(case.inputs).index(name))
         return made
 
     def given(self, arguments: Mapping[str, Any], dtype: DType) -> Case:
@@ -561,7 +561,7 @@ class Declaration:
         Raises:
             ValueError: an argument is not declared or is left out, or shapes do not fit.
         """
-        arguments = self._one_by_one(arguments)
+        arguments = self._flatten_lists(arguments)
         if unknown := sorted(arguments.keys() - self.tensors.keys() - self.parameters.keys()):
             raise ValueError(f"{self.name} has no argument {unknown[0]} that is declared")
         inputs: dict[str, np.ndarray] = {}
@@ -609,7 +609,7 @@ def _absent(draw: st.DrawFn, of: Declaration) -> dict[str, Any]:
 @st.composite
 def _plans(draw: st.DrawFn, of: Declaration, allowed: Mapping[str, Extent], elements: int) -> CallPlan:
     parameters = {name: draw(draw_value(values)) for name, values in of.parameters.items()} | draw(_absent(of))
-    sizes = draw(drawn_sizes(of.axes, [tensor.axes for tensor in of.tensors.values()], allowed, elements))
+    sizes = draw(draw_sizes(of.axes, [tensor.axes for tensor in of.tensors.values()], allowed, elements))
     alone = LEADING in sizes and allowed[LEADING].nearest(1) == 1 and draw(st.integers(1, ALONE)) == ALONE
     if alone:
         sizes[LEADING] = 1
@@ -619,7 +619,7 @@ def _plans(draw: st.DrawFn, of: Declaration, allowed: Mapping[str, Extent], elem
     for total, ragged in of.ragged.items():
         most = plan.sizes[ragged.most] if ragged.most else None
         rng, how = draw(GENERATORS), draw(st.sampled_from(SHARES))
-        counts[total] = shared(rng, plan.sizes[total], plan.sizes[ragged.samples], most, how)
+        counts[total] = share_rows(rng, plan.sizes[total], plan.sizes[ragged.samples], most, how)
     if leading:
         leading = () if alone else draw(leading_axes(plan.sizes[LEADING]))
     return of.plan(plan.sizes, leading, parameters, counts)
@@ -644,10 +644,10 @@ def _cases(draw: st.DrawFn, of: Declaration, dtype: DType, elements: int) -> Cas
 def _smooth(draw: st.DrawFn, of: Declaration, dtype: DType) -> Case:
     allowed = {axis: extent.not_empty() for axis, extent in of.allowed.items()}
     plan, rng = draw(_plans(of, allowed, FEW_ELEMENTS * of.least(allowed))), draw(GENERATORS)
-    how = {name: "normal" for name, tensor in of.tensors.items() if tensor.is_floating and not limited(tensor)}
+    how = {name: "normal" for name, tensor in of.tensors.items() if tensor.is_floating and not has_range(tensor)}
     return of.case(plan, of.made(plan, rng, dtype, how), rng, dtype, {})
 
 
-def limited(tensor: TensorInput) -> bool:
+def has_range(tensor: TensorInput) -> bool:
     """Return whether the numbers of a floating-point tensor are limited to a range."""
     return any(kind in LIMITED for kind in tensor.kinds)

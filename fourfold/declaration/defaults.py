@@ -97,7 +97,7 @@ def workloads(operation: Operation) -> Mapping[str, Mapping[str, Make]]:
         times = max(MANY_ELEMENTS // max(case.elements, 1), 4)
         return tiled(lambda dtype: case, 1 << (times.bit_length() - 1), *operation.batched)(dtype)
 
-    def filled(elements: int, odd: bool = False) -> Make:
+    def filled_workload(elements: int, odd: bool = False) -> Make:
         assert of is not None
         assert filling is not None
         return whole(lambda dtype: of.make(filling(elements, odd))(dtype))
@@ -108,7 +108,7 @@ def workloads(operation: Operation) -> Mapping[str, Mapping[str, Make]]:
     else:
         sides = {"small": False, "ragged": True, "large": False}
         found = {
-            device: {name: filled(elements, odd) for (name, odd), elements in zip(sides.items(), several)}
+            device: {name: filled_workload(elements, odd) for (name, odd), elements in zip(sides.items(), several)}
             for device, several in FILLED.items()
         }
     if operation.batched:

@@ -79,12 +79,12 @@ class DefinedOperation(Operation):
         """Call the definition."""
         return self.definition(*arguments, **named)
 
-    def with_other_numbers(self, case: Case) -> Case:
+    def redraw_numbers(self, case: Case) -> Case:
         """Return a case of the same shapes, layouts and parameters with other numbers that the declaration allows.
 
-        Integers and numbers limited to a range, such as probabilities, are drawn anew: see `Declaration.redrawn`.
+        Integers and numbers limited to a range, such as probabilities, are drawn anew: see `Declaration.redraw`.
         """
-        return self.declaration.redrawn(case, super().with_other_numbers(case), integers=not self.has_own_cases)
+        return self.declaration.redraw(case, super().redraw_numbers(case), integers=not self.has_own_cases)
 
     def allows(self, case: Case) -> bool:
         """Return whether each tied parameter of a case has one of its choices for the sizes of the case."""
@@ -103,8 +103,8 @@ class DefinedOperation(Operation):
             return self
         fewer = self.declaration.within(limits)
         smooth = fewer.smooth if self.smooth == self.declaration.smooth else self.smooth
-        examples = named_cases.joined(fewer, self.given)
-        sized = named_cases.sized(fewer)
+        examples = named_cases.join_cases(fewer, self.given)
+        sized = named_cases.sized_cases(fewer)
         workloads = self.workloads if self.has_own_workloads else FOLLOWS
         changes: dict[str, Any] = {"examples": examples, "declaration": fewer, "sized": sized, "workloads": workloads}
         return defaults.completed(dataclasses.replace(self, cases=fewer.cases, smooth=smooth, **changes))  # type: ignore[return-value]
@@ -173,11 +173,11 @@ def operation(
     def decorate(definition: Callable[..., Any]) -> DefinedOperation:
         evaluated = packed(definition, lists)
         if changed:
-            made = _in_place(evaluated, declared, fields, sizes or {}, returns, changed)
+            made = _in_place_operation(evaluated, declared, fields, sizes or {}, returns, changed)
         elif isinstance(returns, Mapping):
-            made = _of_several(evaluated, declared, fields, sizes or {}, returns)
+            made = _multiple_outputs(evaluated, declared, fields, sizes or {}, returns)
         else:
-            made = _made(evaluated, declared, {**fields, "returns": Output(returns).dtype}, sizes or {})
+            made = _make_operation(evaluated, declared, {**fields, "returns": Output(returns).dtype}, sizes or {})
         made = dataclasses.replace(made, definition=definition)
         if tried and not {"forward", "backward"} & fields.keys():
             _try(made)
@@ -232,7 +232,7 @@ def _is_declared(what: Any) -> bool:
     return isinstance(what, TensorInput | TensorList | Values | st.SearchStrategy)
 
 
-def _of_several(
+def _multiple_outputs(
     definition: Callable[..., Any],
     declared: Mapping[str, Any],
     fields: Mapping[str, Any],
@@ -258,20 +258,20 @@ def _of_several(
     places = [place for place, of in enumerate(outputs.values()) if of.gradient and not chosen[place]]
 
     def only(place: int, of: Output) -> DefinedOperation:
-        inputs = declared if place in places else {name: _without_gradient(what) for name, what in declared.items()}
+        inputs = declared if place in places else {name: _drop_gradient(what) for name, what in declared.items()}
         these = {**fields, "name": f"{whole}.{names[place]}", "returns": of.dtype}
         order = [place, *(other for other in places if other != place)]
         gradients = functools.partial(backward_of, definition, places=order)
-        return _made(alone(definition, names, place), inputs, these, sizes, gradients)
+        return _make_operation(alone(definition, names, place), inputs, these, sizes, gradients)
 
     each = {name: only(place, of) for place, (name, of) in enumerate(outputs.items())}
     shared = {name: what for name, what in fields.items() if name != "batched"} | {"name": whole}
     rounded = [place for place in range(len(names)) if not chosen[place]]
-    joined = _made(concatenate_outputs(definition, names, places or rounded or [0]), declared, shared, sizes)
+    joined = _make_operation(concatenate_outputs(definition, names, places or rounded or [0]), declared, shared, sizes)
     return dataclasses.replace(joined, definition=definition, outputs=each)
 
 
-def _in_place(
+def _in_place_operation(
     definition: Callable[..., Any],
     declared: Mapping[str, Any],
     fields: Mapping[str, Any],
@@ -293,31 +293,31 @@ def _in_place(
             raise TypeError(f"{name}: {argument} may {problem}, and so cannot be changed in place")
         if argument in (returns or {}):
             raise TypeError(f"{name}: returns names {argument}, which mutates names already")
-    inputs = {argument: _without_gradient(what) for argument, what in declared.items()}
+    inputs = {argument: _drop_gradient(what) for argument, what in declared.items()}
     each = {argument: getattr(inputs[argument], "each", inputs[argument]) for argument in mutates}
     new = {argument: result(*what.dtypes, gradient=False) for argument, what in each.items()}
     outputs = {**new, **(returns or {})}
     fields = {**fields, "mutates": mutates}
     changed = functional(definition, mutates, tuple(returns or ()))
     if len(outputs) > 1:
-        made = _of_several(changed, inputs, fields, sizes, outputs)
+        made = _multiple_outputs(changed, inputs, fields, sizes, outputs)
         outputs_of_all = {
             output: dataclasses.replace(of, changed=output if output in mutates else "")
             for output, of in made.outputs.items()
         }
         return dataclasses.replace(made, definition=definition, outputs=outputs_of_all)
     ((argument, value),) = new.items()
-    made = _made(changed, inputs, {**fields, "changed": argument, "returns": value.dtype}, sizes)
+    made = _make_operation(changed, inputs, {**fields, "changed": argument, "returns": value.dtype}, sizes)
     return dataclasses.replace(made, definition=definition)
 
 
-def _without_gradient(what: Any) -> Any:
+def _drop_gradient(what: Any) -> Any:
     if isinstance(what, TensorList):
-        return dataclasses.replace(what, each=_without_gradient(what.each))
+        return dataclasses.replace(what, each=_drop_gradient(what.each))
     return dataclasses.replace(what, gradient=False) if isinstance(what, TensorInput) else what
 
 
-def _made(
+def _make_operation(
     definition: Callable[..., Any],
     declared: Mapping[str, Any],
     fields: Mapping[str, Any],
@@ -350,7 +350,7 @@ def build_operation(
     added = {
         each: what if callable(what) else _example(declaration, what) for each, what in (own_examples or {}).items()
     }
-    examples = named_cases.joined(declaration, added) if follow else added
+    examples = named_cases.join_cases(declaration, added) if follow else added
     fields = {**fields, "returns": declaration.returns}
     record: dict[str, Any] = {
         "name": declaration.name,
@@ -358,7 +358,7 @@ def build_operation(
         "cases": declaration.cases,
         "source": _place(definition),
         "smooth": declaration.smooth if own_cases is None else FOLLOWS,
-        "sized": named_cases.sized(declaration) if own_cases is None else None,
+        "sized": named_cases.sized_cases(declaration) if own_cases is None else None,
         "dtypes": declaration.dtypes,
         "axes": {argument: " ".join(of.axes) for argument, of in declaration.tensors.items()},
         "other_integers": declaration.other_integers,

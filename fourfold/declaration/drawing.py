@@ -41,7 +41,7 @@ def make_array(
     own = of.dtype(dtype, int(rng.integers(2)))
     kept = own.numpy
     if of.make is not None:
-        return _checked(np.asarray(of.make(rng, shape, kept)), shape, kept)
+        return _check_made(np.asarray(of.make(rng, shape, kept)), shape, kept)
     if of.is_floating:
         return arrays.values(rng, shape, own, how or of.kinds[0])
     return _integers(rng, shape, *of.range(sizes), of.also, how or "even").astype(kept)
@@ -72,17 +72,17 @@ def other_integers(of: TensorInput, array: np.ndarray) -> np.ndarray | None:
     Those of a ragged batch are the lengths or the offsets of the same samples in reverse order.
     """
     if isinstance(of, Ragged):
-        return reversed_offsets(array) if of.are_offsets else array[::-1].copy()
+        return reverse_offsets(array) if of.are_offsets else array[::-1].copy()
     return np.flip(array).copy() if not of.is_floating and of.make is None else None
 
 
-def _checked(array: np.ndarray, shape: Shape, kept: np.dtype) -> np.ndarray:
+def _check_made(array: np.ndarray, shape: Shape, kept: np.dtype) -> np.ndarray:
     if array.shape != shape:
         raise ValueError(f"make of a tensor returned shape {list(array.shape)}, where {list(shape)} was asked for")
     return array.astype(kept)
 
 
-def reversed_offsets(offsets: np.ndarray) -> np.ndarray:
+def reverse_offsets(offsets: np.ndarray) -> np.ndarray:
     """Return the offsets of a ragged batch with its samples in reverse order."""
     return np.ascontiguousarray((offsets[-1] - offsets)[::-1])
 
@@ -96,10 +96,10 @@ def draw_value(of: Values) -> st.SearchStrategy[Any]:
         return st.integers(0, PLACES).map(lambda place: Place(place / PLACES))
     if of.strategy is None:
         return st.sampled_from(of.choices)
-    return of.strategy.map(_without_subnormal).filter(_is_no_overflow)
+    return of.strategy.map(_flush_subnormal).filter(_is_no_overflow)
 
 
-def _without_subnormal(value: Any) -> Any:
+def _flush_subnormal(value: Any) -> Any:
     """Return 0 for a number that is too small for float32, or subnormal there: a GPU may round it to 0.
 
     A kernel computes with its parameters in float32, and 0 times infinity is not 1e-60 times infinity.
@@ -111,7 +111,7 @@ def _is_no_overflow(value: Any) -> bool:
     return not (isinstance(value, float) and MOST < abs(value) < math.inf)
 
 
-def shared(rng: np.random.Generator, total: int, samples: int, most: int | None, how: str) -> np.ndarray:
+def share_rows(rng: np.random.Generator, total: int, samples: int, most: int | None, how: str) -> np.ndarray:
     """Return each sample's share of `total` rows, at most `most`. `how` is one of `SHARES`."""
     if not samples:
         return np.zeros(0, np.int64)

@@ -43,7 +43,7 @@ def like(
     tensors = [given for given in bound.arguments.values() if isinstance(given, torch.Tensor)]
     lengths = sorted({size for given in tensors for size in given.shape if size > 1})
     declared: dict[str, Any] = {
-        argument: _declared(argument, given, lengths if vary else []) for argument, given in bound.arguments.items()
+        argument: _infer(argument, given, lengths if vary else []) for argument, given in bound.arguments.items()
     }
 
     @functools.wraps(definition)
@@ -63,7 +63,7 @@ def _axis(size: int) -> str:
     return f"of_{size}" if size > 1 else str(size)
 
 
-def _declared(argument: str, given: Any, lengths: Sequence[int]) -> TensorInput | Values:
+def _infer(argument: str, given: Any, lengths: Sequence[int]) -> TensorInput | Values:
     """Return the declaration of an argument. Integers below a varying length count as indices into its axis."""
     if not isinstance(given, torch.Tensor):
         return values(given)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fourfold.declaration.cases import CallPlan, Declaration, limited
+from fourfold.declaration.cases import CallPlan, Declaration, has_range
 from fourfold.inputs.arrays import ZERO
 from fourfold.inputs.special_values import special_values
 from fourfold.numerics.dtypes import DTYPES, DType
@@ -73,13 +73,21 @@ class NamedCases:
         self.axes = {
             axis: allowed.nearest(SHORT[place % len(SHORT)])
             for place, (axis, allowed) in enumerate(of.allowed.items())
-            if allowed.nearest(SHORT[0]) <= max(SHORT) and notation.of_item([notation.of_each(axis)], 0) == (axis,)
+            if allowed.nearest(SHORT[0]) <= max(SHORT)
+            and notation.item_axes([notation.indexed_axis(axis)], 0) == (axis,)
         }
 
     def examples(self) -> dict[str, Make]:
         """Return all named cases: the ordinary one first, then the others in ascending order of their elements."""
         wanted = {"ordinary": Wanted()}
-        for found in (self._empty(), self._lists(), self._sizes(), self._ranks(), self._ragged(), self._layouts()):
+        for found in (
+            self._empty(),
+            self._lists(),
+            self._sizes(),
+            self._ranks(),
+            self._ragged_cases(),
+            self._layouts(),
+        ):
             wanted |= {name: what for name, what in found if name not in wanted}
         for found in (self._parameters(), self._numbers(), self._integers()):
             wanted |= {name: what for name, what in found if name not in wanted}
@@ -141,7 +149,7 @@ class NamedCases:
 
     def _axes(self) -> list[str]:
         """Return the axes; of the axes of a list's tensors, only those of the first two tensors."""
-        return [axis for axis in self._of.axes if axis == notation.of_each(axis) or axis.endswith(("[0]", "[1]"))]
+        return [axis for axis in self._of.axes if axis == notation.indexed_axis(axis) or axis.endswith(("[0]", "[1]"))]
 
     def _empty(self) -> Iterator[tuple[str, Wanted]]:
         axes = [axis for axis in self._axes() if self._of.allowed[axis].nearest(0) == 0]
@@ -150,20 +158,20 @@ class NamedCases:
             yield "no_elements", Wanted(sizes=dict.fromkeys(every, 0))
         for axis in axes:
             if self._plan(Wanted(sizes={axis: 0})).sizes[axis] == 0:
-                yield f"no_{_spoken(axis)}", Wanted(sizes={axis: 0})
+                yield f"no_{_axis_label(axis)}", Wanted(sizes={axis: 0})
 
     def _sizes(self) -> Iterator[tuple[str, Wanted]]:
         ones = {axis: self._of.allowed[axis].nearest(1) for axis in self._of.axes}
         yield "one_element", Wanted(sizes=ones, leading=() if ones.get(LEADING) == 1 else None)
         for axis in self._axes():
             one = self._of.allowed[axis].nearest(1)
-            yield f"{_spoken(axis)}_{one}", Wanted(sizes={axis: one})
+            yield f"{_axis_label(axis)}_{one}", Wanted(sizes={axis: one})
             shorts = [other for other in self._of.axes if other != axis]
             short = {o: self._of.allowed[o].nearest(SHORT[i % len(SHORT)]) for i, o in enumerate(shorts)}
             for size in (*AROUND_BLOCKS, LONG):
                 nearest = self._of.allowed[axis].nearest(size)
                 if self.largest({**short, axis: nearest}) <= AFFORDABLE:
-                    yield f"{_spoken(axis)}_{nearest}", Wanted(sizes={**short, axis: nearest})
+                    yield f"{_axis_label(axis)}_{nearest}", Wanted(sizes={**short, axis: nearest})
 
     def _run(self, wanted: Wanted) -> int:
         plan = self._plan(wanted)
@@ -193,7 +201,7 @@ class NamedCases:
         if self.largest(short) <= AFFORDABLE:
             yield "many_short_rows", Wanted(sizes=short)
 
-    def _ragged(self) -> Iterator[tuple[str, Wanted]]:
+    def _ragged_cases(self) -> Iterator[tuple[str, Wanted]]:
         batches = {
             "no_samples": [],
             "samples_all_empty": [0, 0, 0],
@@ -216,7 +224,7 @@ class NamedCases:
     def _names(self) -> list[str]:
         return list(self._of.tensors)
 
-    def _each(self, names: Iterable[str]) -> list[str]:
+    def _varied_tensors(self, names: Iterable[str]) -> list[str]:
         """Return the tensors that are varied alone; of a list, the first two."""
         return [name for name in names if self._of.tensors_of_lists.get(name, 0) < 2]
 
@@ -225,7 +233,7 @@ class NamedCases:
         for layout in LAYOUTS:
             if layout != "contiguous":
                 yield f"all_{layout}", Wanted(layouts=dict.fromkeys([*names, "grad_output"], layout))
-        for name in self._each(names) if len(names) > 1 else ():
+        for name in self._varied_tensors(names) if len(names) > 1 else ():
             for layout in ("misaligned", "transposed"):
                 if layout == "misaligned" or len(self._of.shapes(self._plan(Wanted())).get(name, ())) > 1:
                     yield f"{name}_{layout}", Wanted(layouts={name: layout})
@@ -254,12 +262,12 @@ class NamedCases:
     def _numbers(self) -> Iterator[tuple[str, Wanted]]:
         floating = self._floating()
         for kind, spoken in KINDS_OF_ALL.items():
-            how = {name: kind for name, of in floating.items() if kind in of.kinds and not limited(of)}
+            how = {name: kind for name, of in floating.items() if kind in of.kinds and not has_range(of)}
             if how:
                 yield spoken, Wanted(how=how)
-        if zero := {name: ZERO for name, of in floating.items() if not limited(of)}:
+        if zero := {name: ZERO for name, of in floating.items() if not has_range(of)}:
             yield "zeros", Wanted(how=zero)
-        for name in self._each(floating):
+        for name in self._varied_tensors(floating):
             of = floating[name]
             if of.special:
                 named = of.axes[:1] if of.axes[:1] == (LEADING,) else [*notation.names(of.axes[:1])]
@@ -267,7 +275,7 @@ class NamedCases:
                 yield f"special_values_in_{name}", Wanted(special=name, sizes=first)
 
     def _integers(self) -> Iterator[tuple[str, Wanted]]:
-        for name in self._each(self._of.tensors):
+        for name in self._varied_tensors(self._of.tensors):
             of = self._of.tensors[name]
             if of.is_floating or of.make is not None or isinstance(of, Ragged):
                 continue
@@ -307,14 +315,14 @@ class NamedCases:
             given: the numbers of some inputs, and of "grad_output".
         """
         of, plan = self._of, self._plan(wanted)
-        normal = {name: "normal" for name, each in self._floating().items() if not limited(each)}
+        normal = {name: "normal" for name, each in self._floating().items() if not has_range(each)}
         inputs = of.made(plan, rng, dtype, {**normal, **wanted.how})
         for name in inputs.keys() & given.keys():
             inputs[name] = given[name].astype(inputs[name].dtype)
         if wanted.special in inputs:
             own = of.tensors[wanted.special].dtype(dtype)
-            inputs[wanted.special] = _with_special_values(inputs[wanted.special], own, plan.parameters)
-        case = of.case(plan, inputs, rng, dtype, _of_present(wanted.layouts, inputs))
+            inputs[wanted.special] = _insert_special_values(inputs[wanted.special], own, plan.parameters)
+        case = of.case(plan, inputs, rng, dtype, _present_layouts(wanted.layouts, inputs))
         if "grad_output" in given:
             cotangent = np.broadcast_to(given["grad_output"], case.grad_output.shape)
             case = replace(case, grad_output=cotangent.astype(case.grad_output.dtype))
@@ -380,15 +388,15 @@ def example(*leading: int, **given: Any) -> Example:
     return Example(leading or None, given)
 
 
-def _of_present(layouts: Mapping[str, str], inputs: Mapping[str, Any]) -> dict[str, str]:
+def _present_layouts(layouts: Mapping[str, str], inputs: Mapping[str, Any]) -> dict[str, str]:
     return {name: layout for name, layout in layouts.items() if name in inputs or name == "grad_output"}
 
 
-def _spoken(axis: str) -> str:
+def _axis_label(axis: str) -> str:
     return "rows" if axis == LEADING else axis
 
 
-def _with_special_values(array: np.ndarray, dtype: DType, parameters: Mapping[str, Any]) -> np.ndarray:
+def _insert_special_values(array: np.ndarray, dtype: DType, parameters: Mapping[str, Any]) -> np.ndarray:
     """Return an array with one special value in each slice along the first axis, in turn, at varying places.
 
     A vector gets all special values, evenly spaced.
@@ -406,7 +414,7 @@ def _with_special_values(array: np.ndarray, dtype: DType, parameters: Mapping[st
     return slices.reshape(array.shape)
 
 
-def sized(declaration: Declaration) -> Sized:
+def sized_cases(declaration: Declaration) -> Sized:
     """Return a declaration's cases of chosen sizes."""
     named = NamedCases(declaration)
     integers = {
@@ -422,7 +430,7 @@ def examples(declaration: Declaration) -> dict[str, Make]:
     return NamedCases(declaration).examples()
 
 
-def joined(declaration: Declaration, given: Mapping[str, Make]) -> dict[str, Make]:
+def join_cases(declaration: Declaration, given: Mapping[str, Make]) -> dict[str, Make]:
     """Return the ordinary case, then given named cases, then the others that follow from a declaration.
 
     The author of a given case knows what goes wrong there, and made it small: a failure is shown by it.

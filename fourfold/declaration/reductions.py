@@ -39,7 +39,7 @@ def law_of(operation: Operation) -> Law:
 
     def relations(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
         repeated = {name: _place(written[name], axes) for name in case.inputs if name in written}
-        inputs = {name: _repeated(array, repeated.get(name)) for name, array in case.inputs.items()}
+        inputs = {name: _repeat_input(array, repeated.get(name)) for name, array in case.inputs.items()}
         longer = case.with_inputs(**inputs)
         if not operation.allows(longer):
             return
@@ -77,7 +77,7 @@ def _place(axes: notation.Axes, over: set[str]) -> tuple[int, int] | None:
     return None
 
 
-def _repeated(array: np.ndarray, place: tuple[int, int] | None) -> np.ndarray:
+def _repeat_input(array: np.ndarray, place: tuple[int, int] | None) -> np.ndarray:
     """Repeat an input along an axis. Offsets, which are one longer than the batch, continue instead."""
     if place is None:
         return array

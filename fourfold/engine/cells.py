@@ -30,7 +30,7 @@ from fourfold.checks.outputs import requires_gradient
 from fourfold.checks.records import named, reference_of
 from fourfold.checks.search import Subject
 from fourfold.engine import profiles
-from fourfold.inputs.constants import Constants, constants_in, constants_of
+from fourfold.inputs.constants import Constants, constants_of, file_constants
 from fourfold.inputs.large_cases import LargeCases
 from fourfold.instruments.hide_test_runner import out_of_sight
 from fourfold.numerics.bounded import OPEN
@@ -400,7 +400,7 @@ class Selection:
         if cell.backend != CANDIDATE:
             return constants_of(implementation)
         candidate = self.candidates[cell.operation]
-        return constants_in(candidate.file(), "" if candidate.of_cuda else candidate.function)
+        return file_constants(candidate.file(), "" if candidate.of_cuda else candidate.function)
 
     def _record(self, cell: Cell) -> Operation:
         """Return a cell's operation, narrowed to the parameters that a kernel of a `.cu` file takes."""

@@ -19,7 +19,7 @@ from fourfold.checks.search import Search, Subject
 from fourfold.instruments.tampering import preserve_random_state
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.compare import Disagreement, compare, expectation
-from fourfold.numerics.dtypes import DTYPES, DType, rounded_to_tf32
+from fourfold.numerics.dtypes import DTYPES, DType, round_to_tf32
 from fourfold.operations.case import Case, is_floating
 from fourfold.operations.not_reached import NotReached
 
@@ -110,7 +110,7 @@ class _Call:
                 yield f"{name} is transposed", _replaced(case, name, array.swapaxes(-1, -2), array)
         single = {name: array for name, array in case.inputs.items() if array.dtype == np.float32}
         for nearest in (True, False):
-            in_tf32 = {name: rounded_to_tf32(array, nearest) for name, array in single.items()}
+            in_tf32 = {name: round_to_tf32(array, nearest) for name, array in single.items()}
             if any((in_tf32[name] != array).any() for name, array in single.items()):
                 yield IN_TF32, case.with_inputs(**in_tf32)
         defaults = defaults_of(self.subject.operation)

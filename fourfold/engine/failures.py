@@ -13,7 +13,7 @@ from fourfold.compat import hypothesis_internals
 from fourfold.engine.cells import SelectionError
 from fourfold.engine.verdict import Finding
 from fourfold.instruments.tampering import Tampered
-from fourfold.operations.blame import Blame, marked, statement
+from fourfold.operations.blame import Blame, recorded_blame, statement
 from fourfold.operations.outcomes import Failure, Kind, Vacuous
 from fourfold.operations.refusals import Fault
 
@@ -47,7 +47,7 @@ def kind_of(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> K
 
 def blame_for_undecided(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> Blame | None:
     """Return the blame for an error that says nothing of the implementation, or None for any other error."""
-    blame = marked(error)
+    blame = recorded_blame(error)
     if blame is None and not frames and not isinstance(error, AssertionError | Fault | SelectionError):
         blame = Blame.HARNESS
     return blame if blame in UNDECIDED_BY else None
@@ -87,7 +87,7 @@ def finding(error: BaseException, origin: Path, case: str) -> Finding:
         counterexample=case or None,
         frames=spelled(frames),
         cause=cause(unwrapped(error), frames) if frames else of_result,  # one wrong result fails many checks
-        blob=hypothesis_internals.blob_in(notes_of(error)),
+        blob=hypothesis_internals.find_blob(notes_of(error)),
         kind=kind_of(error, frames),
         result=result if worst else "",
     )

@@ -15,7 +15,7 @@ from fourfold.engine.shortcomings import listed
 from fourfold.engine.verdict import Outcome
 from fourfold.engine.weakest_claims import Judge, weakest_claims
 from fourfold.instruments.tampering import Tampered, preserve_random_state
-from fourfold.operations.blame import Blame, marked
+from fourfold.operations.blame import Blame, recorded_blame
 from fourfold.operations.claims import EXACT, STORAGE, Claims
 from fourfold.operations.not_reached import NotReached
 from fourfold.operations.outcomes import BRIEFLY, WRONG, Exclusion, Failure, Kind, Status, Unsupported
@@ -79,7 +79,7 @@ def examine(check: Judge, subject: Subject, search: Search, error: Exception) ->
     """Find out why a foreign implementation did not pass a check, and within which claims it would: see `Search`."""
     if isinstance(error, Unsupported) and error.exclusion is Exclusion.FORWARD_ONLY:
         search.holds = subject.claims.joined(Claims(gradients=False))
-    accuses = isinstance(error, Failure | Fault) or marked(error) in (Blame.BUG, Blame.REFUSAL)
+    accuses = isinstance(error, Failure | Fault) or recorded_blame(error) in (Blame.BUG, Blame.REFUSAL)
     if not subject.foreign or not accuses:
         return
     if isinstance(error, Failure) and error.result:

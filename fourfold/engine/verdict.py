@@ -12,7 +12,7 @@ from typing import Any, Self
 from fourfold.engine.annotations import lines_in
 from fourfold.engine.pages import page
 from fourfold.engine.tables import table_lines
-from fourfold.instruments.line_coverage import Unexecuted, shown
+from fourfold.instruments.line_coverage import Unexecuted, report_lines
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.boundary import Boundary
 from fourfold.operations.claims import EXACT, STORAGE, Claims
@@ -371,7 +371,7 @@ class Verdict:
         if self.constants:
             yield self.constants
         yield from (f"not passed: {line}" for line in self.shortcomings)
-        yield from shown(self.never_executed or ())
+        yield from report_lines(self.never_executed or ())
         yield from (f"speed: {speed}" for speed in self.speeds)
         yield from (f"{o.check}, {o.dtype}: {remark}" for o in self.outcomes for remark in o.remarks)
         yield from (f"warning: {line}" for line in self.warnings[:SHOWN])

@@ -34,11 +34,11 @@ from fourfold.engine.exact_math import computing_exactly
 from fourfold.engine.run import claims_needed, run, seeks_claims
 from fourfold.engine.shortcomings import listed
 from fourfold.engine.verdict import MAY_BE_WRONG, Outcome, Verdict, suggestion
-from fourfold.inputs.constants import Constants, constants_in, constants_of
+from fourfold.inputs.constants import Constants, constants_of, file_constants
 from fourfold.inputs.large_cases import LargeCases
-from fourfold.instruments.line_coverage import Executed, watched, watched_elsewhere
+from fourfold.instruments.line_coverage import Executed, watch_remote, watched
 from fourfold.numerics.bounded import OPEN
-from fourfold.numerics.dtypes import DTYPES, Dtypes, chosen_dtypes
+from fourfold.numerics.dtypes import DTYPES, Dtypes, select_dtypes
 from fourfold.operations.boundary import Boundary
 from fourfold.operations.claims import Claims, claims_of
 from fourfold.operations.limits import COMPILE_SECONDS, EXAMPLES
@@ -86,7 +86,7 @@ def verified(trial: "Trial", plan: CheckPlan) -> Verdict:
     if not plan.whole:
         return _verified(trial, plan)
     if isinstance(trial.implementation, UntrustedFunction):
-        seen = watched_elsewhere(trial.implementation, trial.device)
+        seen = watch_remote(trial.implementation, trial.device)
     else:
         seen = watched(trial.given, trial.device)
     with seen as executed:
@@ -280,7 +280,7 @@ class Trial:
         self, dtypes: Dtypes, only: str | Collection[str], forbid_fallback: bool = False
     ) -> list[tuple[Check, str]]:
         """Return the checks to make with their dtypes, the decisive check first."""
-        claimed = [name for name in DTYPES if name in (chosen_dtypes(dtypes, DTYPES) or self.claims.dtypes or DTYPES)]
+        claimed = [name for name in DTYPES if name in (select_dtypes(dtypes, DTYPES) or self.claims.dtypes or DTYPES)]
         known = catalogue.checks_of(self.operation, self.device, self.claims)
         if forbid_fallback:
             known.append(catalogue.fallback_of(self.operation))
@@ -462,7 +462,7 @@ def isolate(implementation: Any, record: Operation, device: str, call_seconds: f
 
 def _constants_of(implementation: Any) -> Constants:
     if isinstance(implementation, UntrustedFunction):
-        return constants_in(implementation.file, implementation.function)
+        return file_constants(implementation.file, implementation.function)
     return constants_of(implementation)
 
 

@@ -79,11 +79,11 @@ class Submission:
             raise BadCandidate("id is missing")
         if bool(found.get("source")) == bool(found.get("path")):
             raise BadCandidate("either source or path must be given")
-        made = cls(**found)._read(folder)
+        made = cls(**found)._with_texts(folder)
         made._check()
         return made
 
-    def _read(self, folder: Path) -> "Submission":
+    def _with_texts(self, folder: Path) -> "Submission":
         """Return a copy with the texts of the files that it names."""
         read: dict[str, str] = {}
         if self.path:
@@ -116,11 +116,11 @@ class Submission:
             if not isinstance(given, Mapping) and given not in others:
                 raise BadCandidate(f"{name} must be a mapping, not {given!r}")
         try:
-            self.claimed()
+            self.stated_claims()
         except (ValueError, TypeError) as error:
             raise BadCandidate(f"claims: {error}") from None
 
-    def claimed(self) -> Claims | None:
+    def stated_claims(self) -> Claims | None:
         """Return its claims, or None if it states none here. A kernel of a `.cu` file has no gradients."""
         given = {"gradients": False, **self.claims} if self.language == CUDA else dict(self.claims)
         if not given:

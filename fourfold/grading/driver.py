@@ -13,7 +13,7 @@ from typing import Any
 from fourfold.engine.verdict import Verdict
 from fourfold.grading import on_ray
 from fourfold.grading.candidates import BadCandidate, Submission, numbered_lines
-from fourfold.grading.judging import STATIC, Settings, failed
+from fourfold.grading.judging import STATIC, Settings, failure_verdict
 from fourfold.grading.messages import Job, Reply
 from fourfold.grading.pool import LocalWorker, NoWorkers, Pool, Task, gpus_here
 from fourfold.grading.results import Graded, Results, Shelf
@@ -69,9 +69,9 @@ def grade(
     start = _pool_of(judged_by.device, gpus, workers, ray)
     seed = secrets.randbits(32) if seed is None else seed
     is_file = isinstance(candidates, str | os.PathLike)
-    found = of_file(Path(candidates)) if is_file else _of_iterable(candidates)  # type: ignore[arg-type]
-    repeat = _repeated(f"fourfold grade {shlex.quote(str(candidates))}" if is_file else "", seed, gpus, judged_by)
-    return _graded(chosen(found, only), Path(out) if out is not None else None, start, judged_by, seed, repeat)
+    found = read_candidates(Path(candidates)) if is_file else _iterate(candidates)  # type: ignore[arg-type]
+    repeat = _repeat_command(f"fourfold grade {shlex.quote(str(candidates))}" if is_file else "", seed, gpus, judged_by)
+    return _grade(select(found, only), Path(out) if out is not None else None, start, judged_by, seed, repeat)
 
 
 def _check(settings: Settings, gpus: int, workers: int | None) -> None:
@@ -101,7 +101,7 @@ def _pool_of(device: str, gpus: int, workers: int | None, ray: str | None) -> Ca
     return lambda: Pool(lambda place: LocalWorker(device, here[place % len(here)]), workers or len(here))
 
 
-def _repeated(command: str, seed: int, gpus: int, settings: Settings) -> Callable[[str], str]:
+def _repeat_command(command: str, seed: int, gpus: int, settings: Settings) -> Callable[[str], str]:
     """Return a function from a candidate's id to the command, or without a file the call, that judges it again."""
     if not command:
         return lambda id: f"fourfold.grade([candidate], seed={seed}{', gpus=1' if gpus else ''})"
@@ -122,18 +122,18 @@ def _repeated(command: str, seed: int, gpus: int, settings: Settings) -> Callabl
 Given = tuple[str, Submission | BadCandidate]  # an id, and the candidate or the error in it
 
 
-def of_file(file: Path) -> Iterator[Given]:
+def read_candidates(file: Path) -> Iterator[Given]:
     """Yield the candidates of a file with a line of JSON for each. Paths in it are relative to its folder."""
     for number, said in numbered_lines(file):
-        yield _given(said, f"line {number}", file.parent)
+        yield _parse(said, f"line {number}", file.parent)
 
 
-def _of_iterable(candidates: Iterable[Any]) -> Iterator[Given]:
+def _iterate(candidates: Iterable[Any]) -> Iterator[Given]:
     for number, said in enumerate(candidates, 1):
-        yield (said.id, said) if isinstance(said, Submission) else _given(said, f"candidate {number}", Path())
+        yield (said.id, said) if isinstance(said, Submission) else _parse(said, f"candidate {number}", Path())
 
 
-def chosen(found: Iterator[Given], only: Collection[str]) -> Iterator[Given]:
+def select(found: Iterator[Given], only: Collection[str]) -> Iterator[Given]:
     """Yield the candidates with the given ids, or all candidates if there are no ids.
 
     Raises:
@@ -148,7 +148,7 @@ def chosen(found: Iterator[Given], only: Collection[str]) -> Iterator[Given]:
         raise ValueError(f"id: there is no candidate {', '.join(sorted(missing))}")
 
 
-def _given(said: Any, otherwise: str, folder: Path) -> Given:
+def _parse(said: Any, otherwise: str, folder: Path) -> Given:
     name = said.get("id") if isinstance(said, Mapping) else None
     known = name if isinstance(name, str) and name else otherwise
     try:
@@ -160,7 +160,7 @@ def _given(said: Any, otherwise: str, folder: Path) -> Given:
 # ---- the run
 
 
-def _graded(
+def _grade(
     given: Iterator[Given],
     out: Path | None,
     start: Callable[[], Pool],
@@ -210,7 +210,7 @@ class _Run:
                         if broken == places:
                             raise NoWorkers(f"no worker can be started: {reasons[-1]}")
                     elif event.answer is not None and event.answer.verdict:
-                        ready += self._ended(event.task, event.answer)
+                        ready += self._verdicts(event.task, event.answer)
                     else:
                         lost = event.answer.lost if event.answer is not None else event.why
                         again = self._again(event.task, lost)
@@ -234,10 +234,10 @@ class _Run:
             ready.append(self.results.known[name])
         elif isinstance(candidate, BadCandidate):
             nobody = Submission(id=name)
-            verdict = failed(nobody, self.settings.device, self.seed, Kind.INVALID, f"it is {key}")
-            ready.append(self._kept(nobody, key, verdict, STATIC))
+            verdict = failure_verdict(nobody, self.settings.device, self.seed, Kind.INVALID, f"it is {key}")
+            ready.append(self._append(nobody, key, verdict, STATIC))
         elif key in self.judged:
-            ready.append(self._copied(candidate, self.judged[key]))
+            ready.append(self._copy(candidate, self.judged[key]))
         else:
             self.waiting[key].append(candidate)
             if len(self.waiting[key]) == 1:
@@ -257,14 +257,14 @@ class _Run:
             raise ValueError(f"id: two candidates that differ are called {name!r}")
         return False
 
-    def _ended(self, task: Task, answer: Reply) -> list[Graded]:
+    def _verdicts(self, task: Task, answer: Reply) -> list[Graded]:
         """Return the verdict on a candidate and on its duplicates."""
         verdict = replace(Verdict.from_json(answer.verdict), seconds=round(answer.seconds, 3))
         first, *others = self.waiting.pop(task.key)
         more = {"attempts": task.attempts, "where": answer.where}
-        graded = self._kept(first, task.key, verdict, answer.stage, **more)
+        graded = self._append(first, task.key, verdict, answer.stage, **more)
         self.judged[task.key] = graded
-        return [graded, *(self._copied(other, graded) for other in others)]
+        return [graded, *(self._copy(other, graded) for other in others)]
 
     def _again(self, task: Task, why: str) -> list[Graded] | None:
         """Return None to begin a candidate again after the loss of its worker, or else the final verdict on it."""
@@ -274,14 +274,14 @@ class _Run:
         first = self.waiting[task.key][0]
         reasons = "; ".join(dict.fromkeys(task.lost))
         message = f"crashed: its worker was lost {task.attempts} times: {reasons}"
-        verdict = failed(first, self.settings.device, self.seed, Kind.CRASHED, message)
-        return self._ended(task, Reply(where="", verdict=verdict.json()))
+        verdict = failure_verdict(first, self.settings.device, self.seed, Kind.CRASHED, message)
+        return self._verdicts(task, Reply(where="", verdict=verdict.json()))
 
-    def _copied(self, candidate: Submission, of: Graded) -> Graded:
+    def _copy(self, candidate: Submission, of: Graded) -> Graded:
         """Copy the verdict of an identical candidate."""
-        return self._kept(candidate, of.key, of, of.stage, same_as=of.same_as or of.id, where=of.where)
+        return self._append(candidate, of.key, of, of.stage, same_as=of.same_as or of.id, where=of.where)
 
-    def _kept(self, candidate: Submission, key: str, verdict: Verdict, stage: str, **more: Any) -> Graded:
+    def _append(self, candidate: Submission, key: str, verdict: Verdict, stage: str, **more: Any) -> Graded:
         """Turn a verdict into a result, and append it to the file."""
         graded = Graded.of(verdict, id=candidate.id, key=key, stage=stage, repeat=self.repeat(candidate.id), **more)
         if self.results is not None:

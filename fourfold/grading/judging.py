@@ -113,33 +113,35 @@ def judge(
     say(STATIC, "", "")
     try:
         if found := list(static.reaches(candidate, settings.forbid_imports)):
-            return STATIC, failed(candidate, settings.device, seed, Kind.TAMPERED, "; ".join(found))
+            return STATIC, failure_verdict(candidate, settings.device, seed, Kind.TAMPERED, "; ".join(found))
     except static.Unparsable as error:
-        return STATIC, failed(candidate, settings.device, seed, Kind.INVALID, f"it does not parse: {error}")
+        return STATIC, failure_verdict(candidate, settings.device, seed, Kind.INVALID, f"it does not parse: {error}")
     try:
         with _trial(candidate, settings, folder) as (trial, reference):
-            with _held(gpu, fcntl.LOCK_SH):
-                stage, verdict = _checked(trial, candidate, settings, seed, started, say)
+            with _lock(gpu, fcntl.LOCK_SH):
+                stage, verdict = _check(trial, candidate, settings, seed, started, say)
             if verdict.passed and settings.speed:
                 say(SPEED, "", "")
-                with _held(gpu, fcntl.LOCK_EX):
-                    return SPEED, _timed(trial, reference, verdict, candidate)
+                with _lock(gpu, fcntl.LOCK_EX):
+                    return SPEED, _add_speeds(trial, reference, verdict, candidate)
             return stage, verdict
     except BadDefinition as error:
-        return STATIC, failed(candidate, settings.device, seed, Kind.INVALID, str(error))
+        return STATIC, failure_verdict(candidate, settings.device, seed, Kind.INVALID, str(error))
     except Unanswered as error:
-        return SMOKE, failed(candidate, settings.device, seed, error.kind, str(error))
+        return SMOKE, failure_verdict(candidate, settings.device, seed, error.kind, str(error))
     except (CannotBeImported, CannotBeCalled, CudaError, LookupError, OSError, ValueError) as error:
-        return SMOKE, failed(candidate, settings.device, seed, Kind.INVALID, words(error))
+        return SMOKE, failure_verdict(candidate, settings.device, seed, Kind.INVALID, words(error))
     except Escape as error:
-        return SMOKE, failed(candidate, settings.device, seed, Kind.INVALID, f"it cannot be imported: {words(error)}")
+        return SMOKE, failure_verdict(
+            candidate, settings.device, seed, Kind.INVALID, f"it cannot be imported: {words(error)}"
+        )
     except Exception as error:
         message = f"it cannot be imported: {type(error).__name__}: {words(error)}"
-        return SMOKE, failed(candidate, settings.device, seed, Kind.INVALID, message)
+        return SMOKE, failure_verdict(candidate, settings.device, seed, Kind.INVALID, message)
 
 
 @contextlib.contextmanager
-def _held(file: str, how: int) -> Iterator[None]:
+def _lock(file: str, how: int) -> Iterator[None]:
     """Lock a file inside the block: shared with others, or exclusively."""
     if not file:
         yield
@@ -149,7 +151,7 @@ def _held(file: str, how: int) -> Iterator[None]:
         yield
 
 
-def _checked(
+def _check(
     trial: Trial,
     candidate: Submission,
     settings: Settings,
@@ -189,7 +191,7 @@ def _checked(
     return FULL, verified(trial, whole)
 
 
-def _timed(trial: Trial, reference: Callable[..., Any], verdict: Verdict, candidate: Submission) -> Verdict:
+def _add_speeds(trial: Trial, reference: Callable[..., Any], verdict: Verdict, candidate: Submission) -> Verdict:
     """Add the speeds to a right verdict. If a timed call gives another result, the verdict becomes wrong.
 
     A call that changes its arguments is not timed: the next one would begin with other values.
@@ -205,13 +207,13 @@ def _timed(trial: Trial, reference: Callable[..., Any], verdict: Verdict, candid
             return replace(verdict, speeds=tuple(speeds_of(*each)))
     except Disagreement as error:
         message = f"a result of a timed call is wrong: {error}"
-        wrong = failed(candidate, trial.device, verdict.seed, Kind.WRONG, message)
+        wrong = failure_verdict(candidate, trial.device, verdict.seed, Kind.WRONG, message)
         return replace(verdict, outcomes=(*verdict.outcomes, *wrong.outcomes))
     except Exception as error:
         return replace(verdict, warnings=(*verdict.warnings, f"not timed: {type(error).__name__}: {words(error)}"))
 
 
-def failed(candidate: Submission, device: str, seed: int, kind: Kind, message: str) -> Verdict:
+def failure_verdict(candidate: Submission, device: str, seed: int, kind: Kind, message: str) -> Verdict:
     """Return the verdict on a candidate that reached no check, or did not return from one."""
     finding = Finding(message=message, cause=message, kind=kind)
     return Verdict(
@@ -239,7 +241,7 @@ def _trial(candidate: Submission, settings: Settings, folder: Path) -> Iterator[
         "seconds": min(CALL_SECONDS, PART_OF_A_CALL * candidate.seconds),
         "most_bytes": candidate.bytes,
     }
-    claims = candidate.claimed()
+    claims = candidate.stated_claims()
     given: Any
     reference: Callable[..., Any]
     if candidate.language == KERNELBENCH:

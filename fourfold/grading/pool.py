@@ -82,7 +82,7 @@ class LocalWorker:
             self.child = Child.spawn(
                 "fourfold.grading.worker", *given, files=[given[0]], environment=environment, plain=True
             )
-        self.gone = self._received(STARTING_SECONDS).gone
+        self.gone = self._receive(STARTING_SECONDS).gone
         if self.gone:
             self.close()
             raise Lost(self.gone)
@@ -92,18 +92,18 @@ class LocalWorker:
         try:
             self.connection.within(STARTING_SECONDS).send(replace(job, gpu=self.gpu))
         except (Ended, OSError) as error:
-            raise self._lost(error) from None
-        answer = self._received(job.candidate.seconds + ANSWERING_SECONDS)
+            raise self._cause_of_loss(error) from None
+        answer = self._receive(job.candidate.seconds + ANSWERING_SECONDS)
         self.gone = answer.gone
         return answer
 
-    def _received(self, seconds: float) -> Reply:
+    def _receive(self, seconds: float) -> Reply:
         try:
             return self.connection.within(seconds).receive(Reply)
         except (Ended, Malformed, OSError) as error:  # a TimeoutError is one of these
-            raise self._lost(error) from None
+            raise self._cause_of_loss(error) from None
 
-    def _lost(self, error: Exception) -> Lost:
+    def _cause_of_loss(self, error: Exception) -> Lost:
         death = self.child.wait(SECONDS_TO_END if isinstance(error, Ended) else 0)
         self.close()
         return Lost(f"the worker {death if death is not None else f'does not answer ({error!r})'}")

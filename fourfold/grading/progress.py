@@ -75,7 +75,7 @@ class ProgressDisplay:
             self.latest.append(one)
         self._bar.update(self._task, advance=1, rate=f"{self.rate:.0f} a minute")
         if self._live:
-            self._live.update(Group(self._bar, self.line(), *map(described, self.latest)))
+            self._live.update(Group(self._bar, self.line(), *map(describe_failure, self.latest)))
         elif time.monotonic() - self.told > BETWEEN_LINES:
             self.told = time.monotonic()
             self.console.print(escape(f"[{self.line()}; {self.rate:.0f} a minute]"), soft_wrap=True)
@@ -88,9 +88,11 @@ class ProgressDisplay:
     def line(self) -> str:
         """Return the counts in a line."""
         of_total = f" of {self.total}" if self.total is not None else ""
-        return f"{self.counts.total()}{of_total} graded: " + ", ".join(f"{n} {kind}" for kind, n in self._counted())
+        return f"{self.counts.total()}{of_total} graded: " + ", ".join(
+            f"{n} {kind}" for kind, n in self._nonzero_counts()
+        )
 
-    def _counted(self) -> list[tuple[str, int]]:
+    def _nonzero_counts(self) -> list[tuple[str, int]]:
         return [(kind, self.counts[kind]) for kind in Kind if self.counts[kind]]
 
     def closing(self) -> Table:
@@ -99,7 +101,7 @@ class ProgressDisplay:
         table.add_column("verdict")
         table.add_column("candidates", justify="right")
         table.add_column("share", justify="right")
-        for kind, count in self._counted():
+        for kind, count in self._nonzero_counts():
             table.add_row(kind, str(count), f"{count / self.counts.total():.1%}")
         return table
 
@@ -120,10 +122,10 @@ class ProgressDisplay:
         if self.latest:
             self.console.print("latest failures:")
         for one in self.latest:
-            self.console.print(escape(described(one)), soft_wrap=True)
+            self.console.print(escape(describe_failure(one)), soft_wrap=True)
 
 
-def described(one: Graded) -> str:
+def describe_failure(one: Graded) -> str:
     """Describe a failure in a line."""
     message = one.failures[0][1].message.strip().partition("\n")[0]
     return f"  {one.id}: {one.kind}: {message}"[:WIDTH]

@@ -139,11 +139,11 @@ class Results:
             self._file.close()
             raise InUse(f"{path} is in use by another run") from None
         self.known, self.keys = Shelf(), dict[str, str]()  # by id; the last of several results wins
-        for graded in self._read():
+        for graded in self._read_lines():
             self._know(graded)
         self._warn()
 
-    def _read(self) -> Iterator[Graded]:
+    def _read_lines(self) -> Iterator[Graded]:
         """Yield the results whose seals are right, and note the other lines."""
         self._file.seek(0)
         sealed, wrong = bool(self.keys), None
@@ -198,7 +198,7 @@ class Results:
             self._file.seek(0)
             if hashlib.file_digest(self._file, hashlib.blake2b).digest() != self._written.digest():
                 self.forged.clear()
-                for _ in self._read():
+                for _ in self._read_lines():
                     pass
                 self._warn()
         finally:

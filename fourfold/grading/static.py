@@ -38,7 +38,7 @@ def reaches(candidate: Submission, forbidden: Collection[str] = ()) -> Iterator[
     references = re.compile(f"{_REFERENCES}|{_IMPLEMENTATIONS.format(re.escape(candidate.operation))}")
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     for node in ast.walk(tree):
-        for name in _imported(node):
+        for name in _imported_modules(node):
             if references.match(name):
                 yield f"line {node.lineno} imports {name}, which holds the reference"  # type: ignore[attr-defined]
             elif any(name == module or name.startswith(f"{module}.") for module in forbidden):
@@ -48,7 +48,7 @@ def reaches(candidate: Submission, forbidden: Collection[str] = ()) -> Iterator[
             yield f"line {node.lineno} uses Model, which is the problem's"  # type: ignore[attr-defined]
 
 
-def _imported(node: ast.AST) -> Iterator[str]:
+def _imported_modules(node: ast.AST) -> Iterator[str]:
     """Yield the modules that a statement imports, also those passed as text to ``importlib``."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)

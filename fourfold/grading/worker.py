@@ -27,7 +27,7 @@ import torch
 from fourfold.candidates.process import first_process, session
 from fourfold.checks.records import operations
 from fourfold.grading.candidates import Submission
-from fourfold.grading.judging import failed, judge
+from fourfold.grading.judging import failure_verdict, judge
 from fourfold.grading.messages import CheckBegun, Job, Judged, Reply
 from fourfold.operations.outcomes import Kind
 from fourfold.processes.child import Child, Death, Limits
@@ -132,7 +132,7 @@ class WorkerProcess:
                 child = Child.fork(functools.partial(self._judge, job, folder, own, other), printed=True, limits=limits)
             watched = Judge(child, own, folder)
             try:
-                ended = self._watched(watched, job, started)
+                ended = self._wait_for(watched, job, started)
             finally:
                 self._clear(watched)
         reply = Reply(where=f"{socket.gethostname()} {self.own}", seconds=time.monotonic() - started)
@@ -145,7 +145,7 @@ class WorkerProcess:
             reply = replace(reply, gone=GONE)
         if not whose:
             return replace(reply, lost=f"{message}{at}")
-        verdict = failed(job.candidate, job.settings.device, job.seed, kind, f"{message}{at}")
+        verdict = failure_verdict(job.candidate, job.settings.device, job.seed, kind, f"{message}{at}")
         return replace(reply, stage=begun.stage, verdict=verdict.json())
 
     def _judge(self, job: Job, folder: Path, worker: Connection, answers: Connection) -> None:
@@ -170,7 +170,7 @@ class WorkerProcess:
 
     # ---- the watch
 
-    def _watched(self, judge: Judge, job: Job, started: float) -> tuple[Kind, str, bool]:
+    def _wait_for(self, judge: Judge, job: Job, started: float) -> tuple[Kind, str, bool]:
         """Wait for the judge to end; return what to report if it left no verdict.
 
         Returns:

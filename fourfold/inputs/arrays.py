@@ -160,7 +160,7 @@ def layouts_for(*names: str) -> st.SearchStrategy[dict[str, str]]:
     return st.one_of(st.just(dict.fromkeys(names, "contiguous")), mixed)
 
 
-def repeated(array: np.ndarray, axis: int = 0) -> np.ndarray:
+def repeat_first(array: np.ndarray, axis: int = 0) -> np.ndarray:
     """Repeat the first slice along an axis in place of the others. The layout "expanded" then gives it stride 0."""
     if array.ndim == 0:
         return array

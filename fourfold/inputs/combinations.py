@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fourfold.inputs.arrays import repeated
+from fourfold.inputs.arrays import repeat_first
 from fourfold.inputs.covering import covering
 from fourfold.inputs.hard_numbers import CHANGES, Change, precise
 from fourfold.inputs.large_cases import CALL, LargeCases
@@ -64,7 +64,7 @@ class _Size:
     leading: Shape | None = None
 
 
-def combined(large: LargeCases) -> Iterator[Combined]:
+def combined_cases(large: LargeCases) -> Iterator[Combined]:
     """Yield the combined cases of an operation that lie within an implementation's claims, for one dtype."""
     operation, dtype = large.operation, large.dtype
     sizes = _sizes(large) if operation.sized is not None and large.every else []
@@ -86,12 +86,12 @@ def combined(large: LargeCases) -> Iterator[Combined]:
     for place, (size, layout, change, given, mode) in enumerate(rows):
         if not _is_taken(large, place) or size.price > budget:
             continue
-        plain = made(operation, dtype, size.sizes, size.leading, given)
+        plain = make_case(operation, dtype, size.sizes, size.leading, given)
         if plain is None:
             continue
         kind = f"{size.name}_{change.__name__}"
-        changed = _with_numbers(operation, dtype, plain, change, place, uses[kind])
-        case = _laid_out(operation, changed, layout[place % len(layout)])
+        changed = _change_numbers(operation, dtype, plain, change, place, uses[kind])
+        case = _set_layouts(operation, changed, layout[place % len(layout)])
         if large.claims.outside(operation, case, dtype) is None:
             budget -= size.price
             uses[kind] += 1
@@ -130,19 +130,19 @@ def _sizes(large: LargeCases) -> list[_Size]:
         found += of(name, chosen if np.prod([*chosen.values()]) <= MODEST else few)
     constants = sorted((int(c.value) for c in large.constants.sizes if c.value > max(LONG)), reverse=True)
     for axis in axes:
-        others = _beside(axes, axis, SHORT)
+        others = _other_sizes(axes, axis, SHORT)
         if _elements(large, {**others, axis: max(LONG)}) > DEAR:
-            others = _beside(axes, axis, SHORTER)
+            others = _other_sizes(axes, axis, SHORTER)
         past = [c + 1 for c in constants if large.allows({**sized.axes, axis: c + 1})][:PAST]
         for size in (*LONG, *past):
-            found += of(f"{_spoken(axis)}_{size}", {**others, axis: size}, long=axis)
+            found += of(f"{_axis_label(axis)}_{size}", {**others, axis: size}, long=axis)
     if LEADING in axes:
         wanted = {axis: 3 + i for i, axis in enumerate(axes)} | {LEADING: int(np.prod(SIX_AXES))}
         found += of("six_axes", wanted, SIX_AXES, LEADING)
     return found
 
 
-def _beside(axes: list[str], long: str, sizes: tuple[int, ...]) -> dict[str, int]:
+def _other_sizes(axes: list[str], long: str, sizes: tuple[int, ...]) -> dict[str, int]:
     """Return the sizes of the other axes beside a long one."""
     return {other: sizes[i % len(sizes)] for i, other in enumerate(axis for axis in axes if axis != long)}
 
@@ -157,7 +157,7 @@ def _elements(large: LargeCases, sizes: Mapping[str, int]) -> float:
     return found
 
 
-def _spoken(axis: str) -> str:
+def _axis_label(axis: str) -> str:
     return "rows" if axis == LEADING else axis
 
 
@@ -186,7 +186,7 @@ def _parameters(operation: Operation, dtype: DType, first: Case) -> list[Mapping
     return list(found.values())[:PARAMETERS]
 
 
-def made(
+def make_case(
     operation: Operation,
     dtype: DType,
     sizes: Mapping[str, int],
@@ -211,10 +211,10 @@ def made(
         return sized.varied(sizes, leading, parameters)(dtype)
     case = sized.make(sizes)(dtype)
     case = case.with_parameters(**parameters)
-    return case if leading is None else _of_more_axes(operation, dtype, case, leading)
+    return case if leading is None else _split_leading(operation, dtype, case, leading)
 
 
-def _of_more_axes(operation: Operation, dtype: DType, case: Case, leading: Shape) -> Case | None:
+def _split_leading(operation: Operation, dtype: DType, case: Case, leading: Shape) -> Case | None:
     """Split a case's one leading axis into several. Return None if the operation does not accept the split tensors."""
     rows = int(np.prod(leading))
     begins = {name for name, axes in operation.axes.items() if notation.parse(axes)[:1] == (LEADING,)}
@@ -227,7 +227,7 @@ def _of_more_axes(operation: Operation, dtype: DType, case: Case, leading: Shape
     return more if reference(operation, more, dtype).shape == grad_output.shape else None
 
 
-def _with_numbers(operation: Operation, dtype: DType, case: Case, change: Change, seed: int, turn: int) -> Case:
+def _change_numbers(operation: Operation, dtype: DType, case: Case, change: Change, seed: int, turn: int) -> Case:
     """Return the case with other numbers in the inputs that may hold any numbers."""
     free = [n for n, array in case.inputs.items() if is_floating(array) and array.size and n not in operation.ordinary]
     if not free:
@@ -235,15 +235,15 @@ def _with_numbers(operation: Operation, dtype: DType, case: Case, change: Change
     return change(np.random.default_rng(seed), case, dtype, free, turn)
 
 
-def _laid_out(operation: Operation, case: Case, layouts: Mapping[str, str]) -> Case:
+def _set_layouts(operation: Operation, case: Case, layouts: Mapping[str, str]) -> Case:
     """Return the case in layouts. Expanded tensors that may hold any numbers become constant along their first axis."""
     inputs, grad_output = dict(case.inputs), case.grad_output
     layouts = writable(layouts, operation.mutates)
     for name, layout in layouts.items():
         if "expanded" in parts(layout):
             if name == "grad_output":
-                grad_output = repeated(grad_output)
+                grad_output = repeat_first(grad_output)
             elif name in inputs and is_floating(inputs[name]) and name not in operation.ordinary:
-                inputs[name] = repeated(inputs[name])
+                inputs[name] = repeat_first(inputs[name])
     kept = {name: layout for name, layout in layouts.items() if name in inputs or name == "grad_output"}
     return Case(inputs, grad_output, case.parameters, kept)

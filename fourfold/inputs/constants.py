@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fourfold.backends.cuda.declarations import SUFFIXES, without_comments
+from fourfold.backends.cuda.declarations import SUFFIXES, strip_comments
 from fourfold.backends.launch import MAX_GRID
 from fourfold.backends.python_source import Module, SizeComparison
 
@@ -74,12 +74,12 @@ def constants_of(implementation: Any) -> Constants:
             file = Path(inspect.getfile(each)).resolve()
         except (TypeError, OSError):
             continue
-        return constants_in(file, getattr(each, "__name__", ""))
+        return file_constants(file, getattr(each, "__name__", ""))
     return NONE
 
 
 @functools.lru_cache(maxsize=64)
-def constants_in(file: Path, name: str = "") -> Constants:
+def file_constants(file: Path, name: str = "") -> Constants:
     """Return the constants of a file.
 
     Args:
@@ -89,10 +89,10 @@ def constants_in(file: Path, name: str = "") -> Constants:
     """
     source = _Source()
     source.read(file, name)
-    return Constants(_each_once(source.sizes), _each_once(source.values), tuple(dict.fromkeys(source.comparisons)))
+    return Constants(_unique(source.sizes), _unique(source.values), tuple(dict.fromkeys(source.comparisons)))
 
 
-def _each_once(found: list[Constant]) -> tuple[Constant, ...]:
+def _unique(found: list[Constant]) -> tuple[Constant, ...]:
     first: dict[float, Constant] = {}
     for constant in found:
         first.setdefault(constant.value, constant)
@@ -136,23 +136,23 @@ class _Source:
             return
         self._seen.add(id(top))
         self.comparisons += _comparisons(module.file, top)
-        for node in _without_documentation(top):
-            if isinstance(node, ast.Constant | ast.BinOp) and (value := module.folded(node)) is not None:
+        for node in _walk_code(top):
+            if isinstance(node, ast.Constant | ast.BinOp) and (value := module.fold(node)) is not None:
                 self._add(value, module.file, node.lineno)
             if isinstance(node, ast.Compare):
-                self._compared([node.left, *node.comparators], module)
+                self._read_comparison([node.left, *node.comparators], module)
             elif isinstance(node, ast.Call) and _name_of(node.func) in _LIMITS:
-                self._compared(node.args, module)
+                self._read_comparison(node.args, module)
             elif isinstance(node, ast.Call) and _name_of(node.func) in _OF_GRID:
                 axes = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "axis")]
-                if axes and (axis := module.folded(axes[0])) in (1, 2):
+                if axes and (axis := module.fold(axes[0])) in (1, 2):
                     self._add(MAX_GRID[axis], module.file, node.lineno)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 self._read_text(node.value, module, node.lineno)
             elif isinstance(node, ast.Name | ast.Attribute):
-                self._named(_name_of(node), module, node)
+                self._read_name(_name_of(node), module, node)
 
-    def _named(self, name: str, module: "Module", node: ast.expr) -> None:
+    def _read_name(self, name: str, module: "Module", node: ast.expr) -> None:
         if name in _TYPES:
             self._add(_TYPES[name], module.file, node.lineno)
         for each in module.defined.get(name, ()):
@@ -169,7 +169,7 @@ class _Source:
         if LEAST <= value <= MOST:
             self.sizes.append(Constant(value, file.name, line))
 
-    def _compared(self, operands: list[ast.expr], module: "Module") -> None:
+    def _read_comparison(self, operands: list[ast.expr], module: "Module") -> None:
         for operand in operands:
             negative = isinstance(operand, ast.UnaryOp) and isinstance(operand.op, ast.USub)
             sign, of = (-1, operand.operand) if negative else (1, operand)  # type: ignore[attr-defined]
@@ -200,7 +200,7 @@ class _Source:
                 self._read_cuda_file(folder / included)
 
     def _read_cuda(self, text: str, file: Path, first: int) -> None:
-        code = without_comments(text)
+        code = strip_comments(text)
 
         def line(at: int) -> int:
             return first + code.count("\n", 0, at)
@@ -240,7 +240,7 @@ def _comparisons(file: Path, top: ast.AST) -> Iterator[SizeComparison]:
                             yield SizeComparison(os.path.realpath(file), line, ast.unparse(left), ast.unparse(right))
 
 
-def _without_documentation(top: ast.AST) -> Iterator[ast.AST]:
+def _walk_code(top: ast.AST) -> Iterator[ast.AST]:
     """Yield a node and all nodes below it, except standalone strings and the keyword arguments in `_NO_SIZES`."""
     waiting = [top]
     while waiting:

@@ -15,7 +15,7 @@ from fourfold.inputs.arrays import (
     cotangent,
     layouts_for,
     leading_axes,
-    repeated,
+    repeat_first,
     sizes,
     values,
 )
@@ -81,7 +81,7 @@ class Elementwise:
         def make(dtype: DType) -> Case:
             rng = np.random.default_rng(6)
             inputs = {name: values(rng, shape, dtype, kind) for name, kind in self._kinds.items()}
-            inputs = {n: repeated(array) if layouts.get(n) == "expanded" else array for n, array in inputs.items()}
+            inputs = {n: repeat_first(array) if layouts.get(n) == "expanded" else array for n, array in inputs.items()}
             grad_output = cotangent(rng, shape, dtype)
             if layouts.get("grad_output") == "expanded":
                 grad_output = np.full_like(grad_output, -1.5)
@@ -154,7 +154,7 @@ def _cases(draw: st.DrawFn, names: tuple[str, ...], dtype: DType, elements: int)
     for place, name in enumerate(names):
         if layouts[name] == "expanded":
             # The input has one row for all, or one column.
-            inputs[name] = repeated(inputs[name], -(place % 2))
+            inputs[name] = repeat_first(inputs[name], -(place % 2))
     if layouts["grad_output"] == "expanded":
-        grad_output = repeated(grad_output)
+        grad_output = repeat_first(grad_output)
     return Case(inputs=inputs, grad_output=grad_output, layouts=layouts)

@@ -92,7 +92,7 @@ def room(name: str, tensors: Sequence[Axes], chosen: Mapping[str, int], elements
 
 
 @st.composite
-def drawn_sizes(
+def draw_sizes(
     draw: st.DrawFn, names: Sequence[str], tensors: Sequence[Axes], allowed: Mapping[str, Extent], elements: int
 ) -> dict[str, int]:
     """Draw sizes for which no tensor has more than `elements` elements, unless all allowed sizes are larger.

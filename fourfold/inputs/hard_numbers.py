@@ -51,36 +51,36 @@ def _exponents(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.nd
     return found
 
 
-def _alike(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
+def _long_sum(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
     """Return `LONG` and its negative in random order, equally often up to one."""
     return LONG * rng.permutation(np.resize([1.0, -1.0], row.size))
 
 
 def _nan_last(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
-    return _with(row, row.size - 1, np.nan)
+    return _replace_element(row, row.size - 1, np.nan)
 
 
 def _infinity_amid(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
-    return _with(row, row.size // 2, np.inf)
+    return _replace_element(row, row.size // 2, np.inf)
 
 
-def _masked_first(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
+def _mask_first_half(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
     return np.where(np.arange(row.size) < row.size // 2, -np.inf, row)
 
 
-def _masked(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
+def _mask_all(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
     return np.full(row.shape, -np.inf)
 
 
 def _nan_amid(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
-    return _with(row, row.size // 2, np.nan)
+    return _replace_element(row, row.size // 2, np.nan)
 
 
 def _infinity_last(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
-    return _with(row, row.size - 1, np.inf)
+    return _replace_element(row, row.size - 1, np.inf)
 
 
-def _as_it_is(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
+def _identity(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
     return row
 
 
@@ -89,17 +89,25 @@ def _far_from_zero(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> n
     return np.round(row) + 2.0 ** (digits(dtype.roundoff) // 2 + 1)
 
 
-def _with(row: np.ndarray, at: int, value: float) -> np.ndarray:
+def _replace_element(row: np.ndarray, at: int, value: float) -> np.ndarray:
     changed = row.copy()
     changed[at] = value
     return changed
 
 
-PRECISE: tuple[Rows, ...] = (_whole, _exponents, _alike, _as_it_is, _far_from_zero)
-SPECIAL: tuple[Rows, ...] = (_nan_last, _masked, _infinity_amid, _masked_first, _as_it_is, _nan_amid, _infinity_last)
+PRECISE: tuple[Rows, ...] = (_whole, _exponents, _long_sum, _identity, _far_from_zero)
+SPECIAL: tuple[Rows, ...] = (
+    _nan_last,
+    _mask_all,
+    _infinity_amid,
+    _mask_first_half,
+    _identity,
+    _nan_amid,
+    _infinity_last,
+)
 
 
-def _by_rows(rng: np.random.Generator, array: np.ndarray, kinds: Sequence[Rows], turn: int) -> np.ndarray:
+def _change_rows(rng: np.random.Generator, array: np.ndarray, kinds: Sequence[Rows], turn: int) -> np.ndarray:
     """Return the array with its rows along the longest axis (the last of equals) changed by the kinds in turn.
 
     `turn` chooses the kind of a single row.
@@ -129,13 +137,13 @@ def precise(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[
     numbers of one sign, and their sums are exact, too.
     """
     of, few = names[turn // 2 % len(names)], turn % 2 == 1
-    changed = {of: _by_rows(rng, case[of], PRECISE, turn // 2 // len(names))}
+    changed = {of: _change_rows(rng, case[of], PRECISE, turn // 2 // len(names))}
     if few and len(names) > 1:
         changed = {name: _few_ones(rng, case[name]) for name in names}
         changed[of] = summable(rng, case[of].shape, dtype_of(case[of].dtype), FEW_TERMS).astype(case[of].dtype)
     kept = DTYPES[case.grad_output.dtype.name]
     grad_output = np.asarray(-summable(rng, case.grad_output.shape, kept, _longest(case))).astype(kept.numpy)
-    return _changed(case, changed, grad_output)
+    return _replace_inputs(case, changed, grad_output)
 
 
 def _few_ones(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
@@ -151,7 +159,7 @@ def _longest(case: Case) -> int:
     return max((size for array in case.inputs.values() for size in array.shape), default=1)
 
 
-def _changed(case: Case, changed: Mapping[str, np.ndarray], grad_output: Any = None) -> Case:
+def _replace_inputs(case: Case, changed: Mapping[str, np.ndarray], grad_output: Any = None) -> Case:
     return replace(
         case,
         inputs={**case.inputs, **changed},
@@ -165,25 +173,25 @@ def special(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[
     The first row's kind is another one each time, because a case may have fewer rows than there are kinds.
     """
     of, first = names[turn % len(names)], turn // len(names) % len(SPECIAL)
-    return _changed(case, {of: _by_rows(rng, case[of], SPECIAL[first:] + SPECIAL[:first], 0)})
+    return _replace_inputs(case, {of: _change_rows(rng, case[of], SPECIAL[first:] + SPECIAL[:first], 0)})
 
 
 def magnitudes(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[str], turn: int) -> Case:
     """Multiply numbers by powers of 2 across the exponent range: slice by slice, input by input, or one by one."""
     if turn % 3 == 0:
         changed = {
-            n: _scaled(case[n], _along(np.rint(np.linspace(*_ends(case[n]), len(case[n]))), case[n]))
+            n: _scale(case[n], _along(np.rint(np.linspace(*_ends(case[n]), len(case[n]))), case[n]))
             for n in names
             if case[n].ndim
         }
-        return _changed(case, changed)
+        return _replace_inputs(case, changed)
     if turn % 3 == 1:
         signs = np.resize([1, -1], len(names)) * (1 if turn % 2 else -1)
-        return _changed(
-            case, {name: _scaled(case[name], sign * _ends(case[name])[1]) for name, sign in zip(names, signs)}
+        return _replace_inputs(
+            case, {name: _scale(case[name], sign * _ends(case[name])[1]) for name, sign in zip(names, signs)}
         )
     of = names[turn % len(names)]
-    return _changed(case, {of: _scaled(case[of], np.rint(rng.uniform(*_ends(case[of]), case[of].shape)))})
+    return _replace_inputs(case, {of: _scale(case[of], np.rint(rng.uniform(*_ends(case[of]), case[of].shape)))})
 
 
 def _ends(array: np.ndarray) -> tuple[float, float]:
@@ -196,7 +204,7 @@ def _along(exponents: np.ndarray, array: np.ndarray) -> np.ndarray:
     return exponents.reshape(-1, *[1] * (array.ndim - 1))
 
 
-def _scaled(array: np.ndarray, exponents: Any) -> np.ndarray:
+def _scale(array: np.ndarray, exponents: Any) -> np.ndarray:
     wide: Any = np.longdouble if array.dtype == np.float64 else np.float64
     with np.errstate(over="ignore", under="ignore"):
         return np.asarray(np.ldexp(array.astype(wide), np.asarray(exponents).astype(int))).astype(array.dtype)

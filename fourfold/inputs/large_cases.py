@@ -113,11 +113,11 @@ class LargeCases:
             if self.claims.outside(self.operation, case, self.dtype) is None:
                 yield chosen.name, case
         if self.constants.values or (self.constants.sizes and sized.integers):
-            case = self._of_values()
+            case = self._values_case()
             if self.claims.outside(self.operation, case, self.dtype) is None:
                 yield "numbers_of_the_source", case
 
-    def told(self, examples: int) -> str:
+    def constants_line(self, examples: int) -> str:
         """Return the constants that sizes come from, in one line, or "" if there are none."""
         by_file: dict[str, list[str]] = {}
         if self.operation.sized is None:
@@ -133,7 +133,7 @@ class LargeCases:
         place = 0 if self.is_first else 1
         times = max(examples, GENERATED) / GENERATED
         every = _affordable(self._every(), EVERY[place] * times)
-        asked = sorted(self._asked(), key=lambda chosen: chosen[:2])
+        asked = sorted(self._ranked_cases(), key=lambda chosen: chosen[:2])
         taken = _affordable((chosen for *_, chosen in asked), ASKED[place] * times * self.share)
         if dear and place == 0:
             past = [c for rank, price, c in asked if rank == 0 and price <= self.dear_limit and c not in taken]
@@ -152,7 +152,7 @@ class LargeCases:
             for axis in axes:
                 yield from self._of({axis: size})
 
-    def _asked(self) -> Iterator[tuple[int, float, Chosen]]:
+    def _ranked_cases(self) -> Iterator[tuple[int, float, Chosen]]:
         """Yield the cases of constants as rank, price and case: past a constant first, then at it, then below it."""
         for constant in self.constants.sizes:
             c = int(constant.value)
@@ -184,7 +184,7 @@ class LargeCases:
             if self.allows(sizes):
                 yield sizes, sized.make(sizes)(self.dtype)
 
-    def past(self, observed: Sequence[Observed]) -> Iterator[tuple[str, Case]]:
+    def cases_past(self, observed: Sequence[Observed]) -> Iterator[tuple[str, Case]]:
         """Yield cases just past a comparison, and where its sides are equal, from the observed values of `probes`."""
         sized = self.operation.sized
         assert sized is not None
@@ -251,7 +251,7 @@ class LargeCases:
                 rows = max(rows, float(np.prod(named[:-1], dtype=float)))
         return CALL + elements + ROW * rows
 
-    def _of_values(self) -> Case:
+    def _values_case(self) -> Case:
         """Return a case of numbers at, next to, past and below the values that the source compares with.
 
         Integers of a fixed range are at and next to all constants of the source that lie in it.
@@ -290,7 +290,7 @@ class LargeCases:
 
 
 def _is_claimed(claims: Claims, axis: str, size: int) -> bool:
-    limit = claims.sizes.get(notation.of_each(axis))
+    limit = claims.sizes.get(notation.indexed_axis(axis))
     return limit is None or (limit[0] <= size <= limit[1] if isinstance(limit, tuple) else size % limit == 0)
 
 

@@ -38,7 +38,9 @@ def special_values(dtype: DType, parameters: Mapping[str, Any]) -> dict[str, flo
     return found
 
 
-def one_special(rng: np.random.Generator, dtype: DType, array: np.ndarray, parameters: Mapping[str, Any]) -> np.ndarray:
+def insert_special(
+    rng: np.random.Generator, dtype: DType, array: np.ndarray, parameters: Mapping[str, Any]
+) -> np.ndarray:
     """Put one of `special_values`, at least half of the time NaN or an infinity, at one place of a nonempty array.
 
     Half of the time the place is the first or the last element: a vector's head or a block's tail.
@@ -65,7 +67,7 @@ def strange_cotangent(
     """Replace a cotangent that is not empty by zeros, or by zeros but for one, or put in one of `special_values`."""
     kind = rng.integers(3)
     if kind == 2:
-        return one_special(rng, dtype, given, parameters)
+        return insert_special(rng, dtype, given, parameters)
     changed = np.zeros_like(given)
     if kind:
         changed.flat[rng.integers(given.size)] = -1.5
@@ -88,7 +90,7 @@ def cases_with_special_values(
     inputs = [n for n, array in case.inputs.items() if array.size and is_floating(array) and n not in ordinary]
     if where == "input" and inputs:
         name = str(rng.choice(inputs))
-        changed = one_special(rng, dtype_of(case[name].dtype), case[name], case.parameters)
+        changed = insert_special(rng, dtype_of(case[name].dtype), case[name], case.parameters)
         case = replace(case, inputs={**case.inputs, name: changed})
     if where == "cotangent" and case.grad_output.size:
         kept = DTYPES[case.grad_output.dtype.name]

@@ -40,7 +40,7 @@ class _Turns:
             time.sleep(0)
 
 
-def _all_end(threads: Sequence[threading.Thread], found: Sequence[Sequence[Any]], patience: float) -> bool:
+def _join_all(threads: Sequence[threading.Thread], found: Sequence[Sequence[Any]], patience: float) -> bool:
     """Wait for threads to end; return whether they did."""
     before = None
     while alive := [thread for thread in threads if thread.is_alive()]:
@@ -52,7 +52,7 @@ def _all_end(threads: Sequence[threading.Thread], found: Sequence[Sequence[Any]]
     return True
 
 
-def called_at_once(
+def call_at_once(
     calls: Sequence[Callable[[], Results]],
     functions: float,
     begin: Callable[[], None] = lambda: None,
@@ -95,7 +95,7 @@ def called_at_once(
     until = time.monotonic() + costs.MOST_SECONDS
     for thread in threads:
         thread.start()
-    ended = _all_end(threads, found, PATIENCE if patience is None else patience)
+    ended = _join_all(threads, found, PATIENCE if patience is None else patience)
     if raised:
         raise raised[0]
     if not ended:

@@ -57,7 +57,7 @@ def calls_within(budget: float, cost: float, most: int) -> int:
     return most
 
 
-def need_all(made: int, wanted: int) -> None:
+def require_calls(made: int, wanted: int) -> None:
     """Skip a case if fewer calls were made than wanted.
 
     Raises:

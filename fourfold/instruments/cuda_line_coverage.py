@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fourfold.backends.cuda.declarations import without_comments
+from fourfold.backends.cuda.declarations import strip_comments
 from fourfold.backends.cuda.emulator.reached import Line
 
 _HEAD = re.compile(r"(?:\b(if|while|for|switch)\b\s*(?:constexpr\s*)?\((.*)\)|\b(else))\s*$", re.DOTALL)
 
 
-def told(lines: Sequence[Line], with_uncalled: bool) -> list[list[Any]]:
+def coverage_lines(lines: Sequence[Line], with_uncalled: bool) -> list[list[Any]]:
     """Return the lines of kernels, in the format of `StatementMap.told`.
 
     Args:
@@ -38,18 +38,18 @@ def told(lines: Sequence[Line], with_uncalled: bool) -> list[list[Any]]:
 
 def condition_of(file: Path, line: int) -> str:
     """Return the test of the innermost ``if``, ``while``, ``for`` or ``switch`` around a line, "else", or ""."""
-    code, starts, opened = _read(file)
+    code, starts, opened = _read_source(file)
     before = code[: starts[line - 1]].rstrip()
     if head := _HEAD.search(before[_end_of_last_statement(before) :]):  # a head without braces
-        return _said(head)
+        return _condition_text(head)
     around = [(at, end) for at, end in opened if at < starts[line - 1] <= end]
     for at, _ in reversed(around):
         if head := _HEAD.search(code[_end_of_last_statement(code[:at]) : at]):
-            return _said(head)
+            return _condition_text(head)
     return ""
 
 
-def _said(head: re.Match[str]) -> str:
+def _condition_text(head: re.Match[str]) -> str:
     text = " ".join((head[2] or "").split())
     return "else" if head[3] else f"{head[1]} ({text})" if head[1] in ("for", "switch") else text
 
@@ -65,9 +65,9 @@ def _end_of_last_statement(code: str) -> int:
 
 
 @functools.lru_cache(16)
-def _read(file: Path) -> tuple[str, list[int], list[tuple[int, int]]]:
+def _read_source(file: Path) -> tuple[str, list[int], list[tuple[int, int]]]:
     """Return the code, the offsets of its lines, and those of each pair of braces, the outer pairs first."""
-    code = without_comments(file.read_text(errors="replace"))
+    code = strip_comments(file.read_text(errors="replace"))
     starts = [0, *itertools.accumulate(len(line) for line in code.splitlines(keepends=True))]
     waiting, pairs = list[int](), list[tuple[int, int]]()
     for match in re.finditer(r"[{}]", code):

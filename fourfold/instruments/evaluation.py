@@ -9,7 +9,7 @@ import torch
 from fourfold.instruments.line_recorder import recorder
 from fourfold.instruments.tampering import nothing_else_changes
 from fourfold.numerics.dtypes import DType
-from fourfold.operations.blame import blame_of, mark, marked
+from fourfold.operations.blame import blame_of, mark, recorded_blame
 from fourfold.operations.case import Case
 from fourfold.operations.not_reached import NotReached
 from fourfold.operations.record import Operation
@@ -33,7 +33,7 @@ def blame_implementation() -> Iterator[None]:
             raise escape_of(error) from None
         raise
     except Exception as error:
-        if marked(error) is None:
+        if recorded_blame(error) is None:
             if is_order(error):
                 raise escape_of(error) from None
             mark(error, blame_of(error))

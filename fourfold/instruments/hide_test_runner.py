@@ -58,7 +58,7 @@ class HiddenModules(MetaPathFinder, Loader):
 
 
 @contextlib.contextmanager
-def hidden(packages: Collection[str]) -> Iterator[None]:
+def hide_modules(packages: Collection[str]) -> Iterator[None]:
     """Hide the loaded modules of some packages inside the block. Importing one still gives the same module."""
     finder = HiddenModules(packages)
     finder.install()
@@ -91,7 +91,7 @@ def out_of_sight(interpreter: bool = True) -> Iterator[None]:
         del os.environ[name]
     sys.argv = [""]
     try:
-        with hidden(RUNNERS):
+        with hide_modules(RUNNERS):
             yield
     finally:
         sys.argv = arguments

@@ -96,7 +96,7 @@ class Statement:
         return self.first % PARTS
 
 
-def _called_on_import(top: ast.AST) -> Iterator[str]:
+def _import_time_calls(top: ast.AST) -> Iterator[str]:
     """Yield the names of functions that a node's own statements call, without those in nested definitions."""
     waiting: list[ast.AST] = [top]
     while waiting:
@@ -140,14 +140,14 @@ class StatementMap:
             self._take(module, top)
             self._follow(module, top.body)
         elif isinstance(top, ast.ClassDef | ast.Module):
-            on_import = set(_called_on_import(top)) if isinstance(top, ast.Module) else set()
+            on_import = set(_import_time_calls(top)) if isinstance(top, ast.Module) else set()
             defined = [x for x in top.body if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
             for node in defined:
                 if node.name not in on_import:
                     self._read(module, node)
         elif isinstance(top, ast.Assign | ast.AnnAssign) and top.value is not None:
             # For example ``softmax = Softmax.apply``, or an operator made of functions. Called functions run on import.
-            self._follow(module, [top.value], set(_called_on_import(top)))
+            self._follow(module, [top.value], set(_import_time_calls(top)))
 
     def _follow(self, module: Module, nodes: Iterable[ast.AST], leaving: Collection[str] = ()) -> None:
         """Add the functions named in nodes, except those in `leaving`."""
@@ -296,7 +296,7 @@ class Executed:
         ran = {file: {*here.get(file, ()), *self._ran.get(file, ())} for file in here.keys() | self._ran.keys()}
         statements = [each for source in self._sources.values() for each in source.told(ran, self._kernels)]
         kernels = [*launcher.lines_that_ran(), *self._of_kernels] if self._traces else []
-        of_cuda = cuda_line_coverage.told(kernels, any(not name for _, name in self._sources))
+        of_cuda = cuda_line_coverage.coverage_lines(kernels, any(not name for _, name in self._sources))
         return {"unseen": [*self.unseen], "statements": statements + of_cuda}
 
     def add(self, told: Any) -> None:
@@ -329,7 +329,7 @@ class Executed:
         """Yield the report below a run's table; if `asked`, with all entries and the names of the files."""
         yield from self.unseen
         never = self.never()
-        yield from map(str, never) if asked else shown(never)
+        yield from map(str, never) if asked else report_lines(never)
         if asked:
             files = sorted(self._names().values())
             yield f"never executed: {len(never)} stretches of {len(self._statements)} statements of {', '.join(files)}"
@@ -339,7 +339,7 @@ def _one_line(text: Any) -> str:
     return "".join(each for each in " ".join(str(text).split()) if each.isprintable())
 
 
-def shown(never: Sequence[Unexecuted]) -> Iterator[str]:
+def report_lines(never: Sequence[Unexecuted]) -> Iterator[str]:
     """Yield a line for each unexecuted stretch, at most `SHOWN`."""
     yield from map(str, never[:SHOWN])
     if len(never) > SHOWN:
@@ -378,9 +378,9 @@ class _Reader:
 
     def statements(self) -> Iterator[Statement]:
         """Yield all statements, including those of nested functions."""
-        return self._of_function(self._function, self._function.name)
+        return self._function_statements(self._function, self._function.name)
 
-    def _of_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Iterator[Statement]:
+    def _function_statements(self, node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Iterator[Statement]:
         decorators = [ast.unparse(each) for each in node.decorator_list]
         kernel = any("jit" in each for each in decorators)
         kept = any(word in each for each in decorators for word in _KEEPS)
@@ -389,17 +389,17 @@ class _Reader:
                 if conditional.lineno < node.body[0].lineno:  # a default
                     continue
                 line, test = conditional.lineno, conditional.test
-                for number, condition in zip(numbers, (self._said(self._written(test)), self._not(test))):
+                for number, condition in zip(numbers, (self._shorten(self._source_text(test)), self._not(test))):
                     yield Statement(part_of_line(line, number), line, condition, name, node.lineno, kernel)
         if not kept:
-            yield from self._of_body(node.body, "", (name, node.lineno, kernel))
+            yield from self._body_statements(node.body, "", (name, node.lineno, kernel))
 
-    def _of_body(
+    def _body_statements(
         self, body: list[ast.stmt], condition: str, function: tuple[str, int, bool], head: int = 0
     ) -> Iterator[Statement]:
         for statement in body:
             if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield from self._of_function(statement, statement.name)
+                yield from self._function_statements(statement, statement.name)
                 continue
             if isinstance(statement, ast.ClassDef):
                 continue
@@ -409,38 +409,40 @@ class _Reader:
             first = statement.lineno if statement.lineno != head else part_of_line(head, 1)
             yield Statement(first, max(last, statement.lineno), condition, *function)
             for part, of_part in inner:
-                yield from self._of_body(part, of_part or condition, function, statement.lineno)
+                yield from self._body_statements(part, of_part or condition, function, statement.lineno)
             if isinstance(statement, ast.If) and not statement.orelse and isinstance(statement.body[-1], _LEAVES):
                 condition = self._not(statement.test)
 
     def _parts(self, node: ast.stmt) -> Iterator[tuple[list[ast.stmt], str]]:
         """Yield the bodies within a statement, each with its condition; "" for that of the statement itself."""
         if isinstance(node, ast.If | ast.While):
-            yield node.body, self._said(self._written(node.test))
+            yield node.body, self._shorten(self._source_text(node.test))
             yield node.orelse, self._not(node.test)
         elif isinstance(node, ast.For | ast.AsyncFor):
-            yield node.body, self._said(f"for {self._written(node.target)} in {self._written(node.iter)}")
+            yield node.body, self._shorten(f"for {self._source_text(node.target)} in {self._source_text(node.iter)}")
             yield node.orelse, ""
         elif isinstance(node, ast.Match):
             for case in node.cases:
-                yield case.body, self._said(f"case {self._written(case.pattern)}")
+                yield case.body, self._shorten(f"case {self._source_text(case.pattern)}")
         elif isinstance(node, ast.With | ast.AsyncWith):
             yield node.body, ""
         elif isinstance(node, ast.Try | ast.TryStar):
             yield node.body, ""
             for handler in node.handlers:
-                yield handler.body, self._said(f"except {self._written(handler.type)}".rstrip())
+                yield handler.body, self._shorten(f"except {self._source_text(handler.type)}".rstrip())
             yield node.orelse, ""
             yield node.finalbody, ""
 
-    def _written(self, node: ast.AST | None) -> str:
+    def _source_text(self, node: ast.AST | None) -> str:
         return " ".join((ast.get_source_segment(self._text, node) or "").split()) if node is not None else ""
 
     def _not(self, test: ast.expr) -> str:
-        return self._said(f"not {self._written(test)}" if isinstance(test, _SIMPLE) else f"not ({self._written(test)})")
+        return self._shorten(
+            f"not {self._source_text(test)}" if isinstance(test, _SIMPLE) else f"not ({self._source_text(test)})"
+        )
 
     @staticmethod
-    def _said(text: str) -> str:
+    def _shorten(text: str) -> str:
         return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
@@ -476,7 +478,7 @@ def _lines_with_code(file: Path) -> frozenset[int]:
 
 
 @contextlib.contextmanager
-def watched_elsewhere(function: Elsewhere, device: str) -> Iterator[Executed]:
+def watch_remote(function: Elsewhere, device: str) -> Iterator[Executed]:
     """Watch the lines of a function in another process inside the block."""
     executed = Executed()
     executed.watch(function.file, function.function, device, function)

@@ -107,7 +107,7 @@ class Tracer(LineRecorder):
 
     def __init__(self, marks: Marks) -> None:
         super().__init__(marks)
-        self._trace = self._called  # one object, so that `is` recognizes it
+        self._trace = self._on_call  # one object, so that `is` recognizes it
         # The trace function of each function, by its file, first line and name; None if all its lines have run.
         self._functions: dict[tuple[str, int, str], Callable[..., Any] | None] = {}
         self._left: dict[str, set[int]] = {}
@@ -149,7 +149,7 @@ class Tracer(LineRecorder):
             if sys.gettrace() is None:
                 sys.settrace(self._trace)
 
-    def _called(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+    def _on_call(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
         code = frame.f_code
         try:
             file = self._files[code.co_filename]
@@ -160,11 +160,11 @@ class Tracer(LineRecorder):
         key = file, code.co_firstlineno, code.co_name
         trace = self._functions.get(key, _ABSENT)
         if trace is _ABSENT:
-            trace = self._functions[key] = self._of_function(file, code)
+            trace = self._functions[key] = self._function_tracer(file, code)
         frame.f_trace_opcodes = trace is not None and key in self._in_parts
         return trace
 
-    def _of_function(self, file: str, code: CodeType) -> Callable[..., Any] | None:
+    def _function_tracer(self, file: str, code: CodeType) -> Callable[..., Any] | None:
         """Return a function's trace function, which ends when all statements of the function have run."""
         statements, ran, left_in_file = self._statements[file], self._ran[file], self._left[file]
         lines = (line for _, _, line in code.co_lines() if line is not None)
@@ -212,20 +212,20 @@ class Monitor(LineRecorder):
                 self.blind = True
                 return
             monitoring.use_tool_id(self._tool, "fourfold")
-            monitoring.register_callback(self._tool, monitoring.events.PY_START, self._started)
-            monitoring.register_callback(self._tool, monitoring.events.LINE, self._reached)
-            monitoring.register_callback(self._tool, monitoring.events.INSTRUCTION, self._reached_instruction)
+            monitoring.register_callback(self._tool, monitoring.events.PY_START, self._on_start)
+            monitoring.register_callback(self._tool, monitoring.events.LINE, self._on_line)
+            monitoring.register_callback(self._tool, monitoring.events.INSTRUCTION, self._on_instruction)
             monitoring.set_events(self._tool, monitoring.events.PY_START)
         monitoring.restart_events()  # running functions may belong to the new files
 
-    def _started(self, code: CodeType, offset: int) -> Any:
+    def _on_start(self, code: CodeType, offset: int) -> Any:
         """Enable line events for a function of an implementation when it is first called."""
         if self._file(code.co_filename) is not None and self._tool is not None:
             self._code.append(code)
             monitoring.set_local_events(self._tool, code, monitoring.events.LINE | monitoring.events.INSTRUCTION)
         return monitoring.DISABLE
 
-    def _reached(self, code: CodeType, line: int) -> Any:
+    def _on_line(self, code: CodeType, line: int) -> Any:
         """Record a line when it is first reached."""
         file = self._file(code.co_filename)
         first = None if file is None else self._statements[file].get(line)
@@ -233,7 +233,7 @@ class Monitor(LineRecorder):
             self._ran[file].add(first)
         return monitoring.DISABLE
 
-    def _reached_instruction(self, code: CodeType, offset: int) -> Any:
+    def _on_instruction(self, code: CodeType, offset: int) -> Any:
         """Record the parts of a line when one of their instructions is first reached."""
         file = self._file(code.co_filename)
         if file is not None:

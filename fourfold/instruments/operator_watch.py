@@ -25,15 +25,15 @@ MEMORY |= {_ATEN.detach, _ATEN.alias, *torch_internals.copying_operators()}
 _DispatchMode: Any = torch_internals.dispatch_mode()
 
 
-def tensors_in(*values: Any) -> Iterator[torch.Tensor]:
+def iter_tensors(*values: Any) -> Iterator[torch.Tensor]:
     """Yield every tensor in an operator's arguments or results: its schema knows lists, tuples and dictionaries."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, dict):
-            yield from tensors_in(*value.values())
+            yield from iter_tensors(*value.values())
         elif isinstance(value, list | tuple):
-            yield from tensors_in(*value)
+            yield from iter_tensors(*value)
 
 
 # The active modes, the innermost last. A call in another process needs a mode of the same kind there.
@@ -64,7 +64,7 @@ class InsideOperators(_DispatchMode):
         if torch_internals.namespace(operator) in ("aten", "prim", "prims", "profiler"):
             return self.aten(operator, args, kwargs or {})
         # torch turns the mode off inside of an operator that it sees. Turn it on for what a kernel allocates and calls.
-        first = next(tensors_in(args, kwargs), None)
+        first = next(iter_tensors(args, kwargs), None)
         with self:
             device_type = "cpu" if first is None else first.device.type
             return torch_internals.run_kernel(operator, device_type, args, kwargs or {})
@@ -80,8 +80,8 @@ class Fallbacks(InsideOperators):
     def aten(self, operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Note the operator, unless it only moves values within a device."""
         result = operator(*args, **kwargs)
-        tensors = list(tensors_in(args, kwargs, result))
-        name = torch_internals.without_overload(operator)
+        tensors = list(iter_tensors(args, kwargs, result))
+        name = torch_internals.overload_packet(operator)
         if name in MEMORY or torch_internals.is_view(operator):
             devices = {x.device.type for x in tensors if x.numel() > 1}
             if len(devices) > 1:

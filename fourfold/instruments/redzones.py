@@ -66,7 +66,7 @@ class Arena(InsideOperators):
         """Copy an input with its strides, and with poison in its gaps and around it. The call must not change it."""
         span = tensor.untyped_storage().nbytes() // tensor.element_size()
         with self._allocating_for_itself():
-            buffer, placed = self._between(tensor, span, tensor.storage_offset())
+            buffer, placed = self._add_redzones(tensor, span, tensor.storage_offset())
             # Along an axis of stride 0 only the first element is written.
             once = tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())
             placed[once].copy_(tensor[once])
@@ -91,7 +91,7 @@ class Arena(InsideOperators):
         finally:
             self._unseen = False
 
-    def _between(self, tensor: torch.Tensor, span: int, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _add_redzones(self, tensor: torch.Tensor, span: int, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
         zone = REDZONE_BYTES // tensor.element_size()
         poison = poison_of(self.poison, tensor.dtype)
         buffer = torch.full((span + 2 * zone,), poison, dtype=tensor.dtype, device=tensor.device)
@@ -100,13 +100,13 @@ class Arena(InsideOperators):
     def aten(self, operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Move each tensor that torch allocates between redzones."""
         result = operator(*args, **kwargs)
-        name = torch_internals.without_overload(operator)
+        name = torch_internals.overload_packet(operator)
         written = name in WRITTEN
         if self._unseen or not (written or name in UNWRITTEN):
             return result
         if result.device.type not in ("cpu", "cuda") or not result.numel():
             return result
         span = 1 + sum((size - 1) * stride for size, stride in zip(result.shape, result.stride()))
-        buffer, placed = self._between(result, span, 0)
+        buffer, placed = self._add_redzones(result, span, 0)
         self._held.append(_Held(f"a tensor {list(result.shape)} that it allocated", buffer, None))
         return placed.copy_(result) if written else placed

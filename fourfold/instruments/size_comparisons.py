@@ -82,7 +82,7 @@ class Compared:
     def __enter__(self) -> "Compared":
         if sys.gettrace() is None:
             self._traces = True
-            sys.settrace(self._called)
+            sys.settrace(self._on_call)
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -90,18 +90,18 @@ class Compared:
             sys.settrace(None)
         self._waiting.clear()
 
-    def _called(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+    def _on_call(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
         caller = self._waiting.get(frame.f_back) if frame.f_back is not None else None
         if caller is not None:
             frame.f_trace_lines = False
-            return functools.partial(self._returned, caller)
-        return self._of_frame if _real(frame.f_code.co_filename) in self._lines else None
+            return functools.partial(self._on_return, caller)
+        return self._frame_tracer if _real(frame.f_code.co_filename) in self._lines else None
 
-    def _returned(self, caller: _Waiting, frame: FrameType, event: str, argument: Any) -> None:
+    def _on_return(self, caller: _Waiting, frame: FrameType, event: str, argument: Any) -> None:
         if event == "return":
             caller.returned.append((frame.f_code.co_name, argument))
 
-    def _of_frame(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
+    def _frame_tracer(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
         waiting = self._waiting.pop(frame, None)
         for number in waiting.numbers if waiting else ():
             self._note(number, frame, iter(waiting.returned) if waiting else iter(()))
@@ -111,13 +111,13 @@ class Compared:
             left = [number for number in left if not self._note(number, frame, iter(()))]
             if left:  # evaluate them after the functions that the line calls
                 self._waiting[frame] = _Waiting(left)
-        return self._of_frame
+        return self._frame_tracer
 
     def _note(self, number: int, frame: FrameType, returned: Iterator[tuple[str, Any]]) -> bool:
         comparison = self._comparisons[number]
         evaluated = _Evaluated(frame, returned)
         try:
-            sides = [evaluated.value(_parsed(text)) for text in (comparison.left, comparison.right)]
+            sides = [evaluated.value(_parse(text)) for text in (comparison.left, comparison.right)]
         except Exception:
             return False
         if all(type(side) in (int, float) and abs(side) < LARGEST for side in sides):
@@ -126,7 +126,7 @@ class Compared:
 
 
 @functools.lru_cache(1024)
-def _parsed(text: str) -> ast.expr:
+def _parse(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 
@@ -144,7 +144,7 @@ class _Evaluated:
     """
 
     def __init__(self, frame: FrameType, returned: Iterator[tuple[str, Any]]) -> None:
-        self._frame, self._returned = frame, returned
+        self._frame, self._on_return = frame, returned
 
     def value(self, node: ast.expr) -> Any:
         """Return the value of an expression.
@@ -193,4 +193,4 @@ class _Evaluated:
                 return getattr(owner, name)(*map(self.value, arguments))
         if name in _FUNCTIONS:
             return _FUNCTIONS[name](*map(self.value, arguments))
-        return next(value for called, value in self._returned if called == name)
+        return next(value for called, value in self._on_return if called == name)

@@ -149,7 +149,7 @@ def file_of(address: int) -> int | None:
     return None if pages is None else pages.file
 
 
-def shared(file: int, size: int) -> torch.Tensor:
+def map_shared(file: int, size: int) -> torch.Tensor:
     """Map such a file of another process, and return its bytes."""
     return torch.frombuffer(mmap.mmap(file, size, flags=mmap.MAP_SHARED | MAP_NORESERVE), dtype=torch.uint8)
 
@@ -162,7 +162,7 @@ def axes(tensor: torch.Tensor) -> list[int]:
     return [axis for axis, size in enumerate(tensor.shape) if size >= SHORTEST_AXIS and tensor.numel()]
 
 
-def laid_out(tensor: torch.Tensor, axis: int) -> torch.Tensor:
+def spread(tensor: torch.Tensor, axis: int) -> torch.Tensor:
     """Copy a tensor so that the last element of an axis lies 2^31 elements or more after the first.
 
     The stride of the axis still fits into 32 bits. The other axes lie as in a contiguous tensor. NaN stands where an

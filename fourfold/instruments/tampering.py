@@ -47,7 +47,7 @@ def watched_modules() -> set[ModuleType]:
     return {module for module, _ in _watched}
 
 
-def _of_libraries() -> Iterator[tuple[Any, Iterable[str]]]:
+def _library_functions() -> Iterator[tuple[Any, Iterable[str]]]:
     yield np, [name for name, value in vars(np).items() if callable(value) and not name.startswith("_")]
     yield builtins, ("abs", "all", "any", "bool", "float", "isinstance", "len", "max", "min")
     yield torch, ("allclose", "equal", "from_numpy", "isclose", "isnan")
@@ -62,11 +62,13 @@ def _of_libraries() -> Iterator[tuple[Any, Iterable[str]]]:
 def _originals() -> list[tuple[Any, dict[str, Any]]]:
     """Return the owners of the watched functions, and the original functions by name."""
     if not _libraries:
-        _libraries.extend((owner, {name: getattr(owner, name) for name in names}) for owner, names in _of_libraries())
+        _libraries.extend(
+            (owner, {name: getattr(owner, name) for name in names}) for owner, names in _library_functions()
+        )
     return _libraries + _watched
 
 
-def _replaced(owner: Any, functions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _replaced_functions(owner: Any, functions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the name and the original of each function of an owner that is another one now."""
     # A thousand functions are compared around each call: those of modules by a loop in C.
     get = vars(owner).get if isinstance(owner, ModuleType) else lambda name: getattr(owner, name, None)
@@ -112,7 +114,7 @@ def nothing_else_changes(case: Case) -> Iterator[None]:
     yield
     found = [f"changed the {name} of the case" for name, array in arrays.items() if array.tobytes() != held[name]]
     for owner, functions in originals:
-        for name, original in _replaced(owner, functions):
+        for name, original in _replaced_functions(owner, functions):
             setattr(owner, name, original)
             found.append(f"replaced {owner.__name__}.{name}")
     for name, (get, put) in _SETTINGS.items():

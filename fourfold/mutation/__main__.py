@@ -33,7 +33,7 @@ from fourfold.engine.cells import CANDIDATE, Candidate, SelectionError, choose
 from fourfold.mutation import known
 from fourfold.mutation.mutant import Mutant
 from fourfold.mutation.options import DESCRIPTION, add_options
-from fourfold.mutation.sources import mutants_of_files, reached, sources
+from fourfold.mutation.sources import mutants_of_files, reachable_functions, sources
 from fourfold.mutation.trial import TrialResult, Trials, Unmutated
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.processes.family import kill_descendants
@@ -66,12 +66,12 @@ def mutants_of(options: argparse.Namespace, candidate: Candidate | None) -> tupl
         texts = {candidate.place: pathlib.Path(candidate.place).read_text()}
         return mutants_of_files(texts, "triton"), texts
     texts = sources(options.op, options.backend)
-    of_operation = reached(options.op, options.backend, texts)
+    of_operation = reachable_functions(options.op, options.backend, texts)
     every = mutants_of_files(texts, options.backend)
     return [mutant for mutant in every if (mutant.file, mutant.function) in of_operation], texts
 
 
-def chosen(options: argparse.Namespace, mutants: list[Mutant]) -> list[Mutant]:
+def select(options: argparse.Namespace, mutants: list[Mutant]) -> list[Mutant]:
     """Return the mutants that the command line selects."""
     wanted = [
         mutant
@@ -91,7 +91,7 @@ def chosen(options: argparse.Namespace, mutants: list[Mutant]) -> list[Mutant]:
     return wanted
 
 
-def tried(
+def try_mutants(
     trials: Trials, unmutated: Unmutated, mutants: list[Mutant], jobs: int
 ) -> Generator[tuple[int, TrialResult], None, None]:
     """Try the mutants in parallel. Yield the index and the outcome of each as soon as it is known."""
@@ -126,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
     """Try the mutants that the command line selects. Return the exit status."""
     candidate = options.parsed
     every, texts = mutants_of(options, candidate)
-    mutants = chosen(options, every)
+    mutants = select(options, every)
     if options.list:
         for mutant in mutants:
             print(f"{mutant.file}:{mutant.line}:{mutant.column}: {mutant.operator}: {mutant.before} -> {mutant.after}")
@@ -150,7 +150,7 @@ def run(options: argparse.Namespace) -> int:
                 write_report(options, operation, backend, trials, unmutated, mutants, outcomes, texts, started)
 
         try:
-            with contextlib.closing(tried(trials, unmutated, mutants, options.jobs)) as results:
+            with contextlib.closing(try_mutants(trials, unmutated, mutants, options.jobs)) as results:
                 for number, outcome in results:
                     outcomes[number] = outcome
                     if outcome.status == "survived":
@@ -177,12 +177,12 @@ def summarise(
     seconds: float,
 ) -> bool:
     """Print the counts of the outcomes. Return whether a survivor is not listed, or the list is wrong."""
-    every = known.read(options.known) if options.known.exists() else []
+    every = known.read_list(options.known) if options.known.exists() else []
     entries = [entry for entry in every if entry.operation in ("", options.op)]
     statuses = {mutants[number].identity: outcome.status for number, outcome in outcomes.items()}
     # The list covers all operations: an entry may name a function that this operation does not use.
     of_files = mutants_of_files(texts, "triton" if options.candidate else options.backend)
-    listed, problems = known.classified(entries, of_files, statuses)
+    listed, problems = known.classify(entries, of_files, statuses)
     unknown = print_counts(mutants, outcomes, listed, seconds)
     for problem in problems:
         print(problem)
@@ -222,8 +222,7 @@ def write_report(
 ) -> None:
     """Write all outcomes so far as JSON."""
     rows: list[dict[str, Any]] = [
-        {**mutants[number].described(texts[mutants[number].file]), **vars(outcomes[number])}
-        for number in sorted(outcomes)
+        {**mutants[number].report(texts[mutants[number].file]), **vars(outcomes[number])} for number in sorted(outcomes)
     ]
     content = {
         "operation": operation,

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fourfold.mutation.mutant import Edit, Mutant, applied
+from fourfold.mutation.mutant import Edit, Mutant, apply_edits
 
 _SKIPPED = re.compile(
     r"""(?P<skipped>\s+|//[^\n]*|/\*.*?\*/|^[ \t]*\#(?:[^\n]*\\\n)*[^\n]*)
@@ -69,7 +69,7 @@ def cuda_mutants(file: str, text: str) -> list[Mutant]:
         file: the file's name in the mutants.
         text: the file's text.
     """
-    return applied(file, text, _File(text).edits())
+    return apply_edits(file, text, _File(text).edits())
 
 
 def cuda_functions(text: str) -> list[tuple[str, str, str]]:
@@ -113,12 +113,12 @@ class _File:
     def _bodies(self) -> Iterator[tuple[str, list[str], int, int]]:
         i = 0
         while i < len(self.tokens):
-            if self.tokens[i].text in ("__global__", "__device__") and (body := self._body_from(i)):
+            if self.tokens[i].text in ("__global__", "__device__") and (body := self._find_body(i)):
                 yield body
                 i = body[-1]
             i += 1
 
-    def _body_from(self, i: int) -> tuple[str, list[str], int, int] | None:
+    def _find_body(self, i: int) -> tuple[str, list[str], int, int] | None:
         """Return the name, the stride parameters, and the first (after the parameters) and last token of the body."""
         while i < len(self.tokens) and self.tokens[i].text not in (";", "{", "}"):
             if self.tokens[i].text == "(":
@@ -176,7 +176,7 @@ class _File:
             elif token.text == "double" and self.tokens[i + 1].text in ("(", ")"):
                 yield self._edit(spot, "precision lowered", i, i, "float")
             if i > first and self._begins_statement(i):
-                yield from self._dropped(spot, i, last)
+                yield from self._drop(spot, i, last)
             i += 1
 
     def _number(self, spot: tuple[str, int, int], i: int) -> Iterator[Edit]:
@@ -224,7 +224,7 @@ class _File:
         # The statement after the header of a loop or a condition.
         return before == ")" and self.tokens[self.partner[i - 1] - 1].text in ("if", "for", "while")
 
-    def _dropped(self, spot: tuple[str, int, int], i: int, last: int) -> Iterator[Edit]:
+    def _drop(self, spot: tuple[str, int, int], i: int, last: int) -> Iterator[Edit]:
         """Drop a call, an assignment or a jump, but no declaration."""
         end = self._end_of_statement(i, last) - 1
         if end >= last or self.tokens[end].text != ";":

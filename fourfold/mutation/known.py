@@ -43,7 +43,7 @@ class ReviewedMutant:
         return value if isinstance(value, list) else [value]
 
 
-def read(path: pathlib.Path) -> list[ReviewedMutant]:
+def read_list(path: pathlib.Path) -> list[ReviewedMutant]:
     """Read the list from a TOML file with tables ``[["FILE".equivalent]]`` and ``[["FILE".out_of_reach]]``.
 
     Raises:
@@ -64,7 +64,7 @@ def read(path: pathlib.Path) -> list[ReviewedMutant]:
     return entries
 
 
-def classified(
+def classify(
     entries: Sequence[ReviewedMutant], mutants: Sequence[Mutant], outcomes: Mapping[tuple, str]
 ) -> tuple[dict[tuple, ReviewedMutant], list[str]]:
     """Match the entries to the mutants, and find the mistakes of the list.

@@ -64,14 +64,14 @@ class Mutant:
         old, new = (text.splitlines(keepends=True) for text in (original, self.text))
         return "".join(difflib.unified_diff(old, new, fromfile=self.file, tofile=self.file, n=0))
 
-    def described(self, original: str) -> dict[str, Any]:
+    def report(self, original: str) -> dict[str, Any]:
         """Return all fields except the text, and the diff, for a report."""
         fields = asdict(self)
         del fields["text"]
         return {**fields, "diff": self.diff(original)}
 
 
-def applied(file: str, text: str, edits: Iterable[Edit]) -> list[Mutant]:
+def apply_edits(file: str, text: str, edits: Iterable[Edit]) -> list[Mutant]:
     """Apply each edit to the text alone, and return the mutants in text order. Skip edits with an earlier result."""
     starts = [0]
     for line in text.splitlines(keepends=True):

@@ -37,7 +37,7 @@ def sources(operation: str, backend: str) -> dict[str, str]:
     }
 
 
-def reached(operation: str, backend: str, texts: dict[str, str]) -> set[tuple[str, str]]:
+def reachable_functions(operation: str, backend: str, texts: dict[str, str]) -> set[tuple[str, str]]:
     """Return (file, name) of each function of an operation's own files, and of each shared function that they reach.
 
     A shared function is reached if the operation's files, or a reached function, name it. So it is if a function of a

@@ -63,7 +63,7 @@ class KernelPackage(NamedTuple):
             package = registry.folders_of_implementations()[0]
         return cls(package, pathlib.Path(importlib.import_module(package).__path__[0]).resolve())
 
-    def of_this_process(self) -> pathlib.Path:
+    def imported_folder(self) -> pathlib.Path:
         """Return the folder from which this process imported the kernels. In a trial it is the copy."""
         return pathlib.Path(sys.modules[self.package].__path__[0]).resolve()
 
@@ -105,7 +105,7 @@ class Given(Search):
 
         for name, case in self.given.items():
             if self.wanted(name):
-                with _of_case(name):
+                with _note_case(name):
                     self._ran(functools.partial(run, name), case)
 
     def for_all(self, name: str, strategy: Any, body: Callable[[Case], None], *limits: Any, **options: Any) -> None:
@@ -357,7 +357,7 @@ class Trials:
                 now = {kernel: kernel.launches_on_cpu for kernel in _launched_kernels()}
                 used = [kernel for kernel in now if now[kernel] > before.get(kernel, 0)]
                 first = sorted({kernel.name for kernel in now} - {kernel.name for kernel in before})
-                say(StepPassed(seconds, first, _compiled_files(self.kernels, used)))
+                say(StepPassed(seconds, first, _compiled_sources(self.kernels, used)))
                 before = now
 
         for message in self._fork(run, lambda _: 1800.0):
@@ -423,11 +423,11 @@ class Trials:
         if self.candidate and selection.unsupported(cell, "cpu"):
             return
         subject = selection.subject(cell, "cpu")
-        cases = _claimed(subject, this.cases)
+        cases = _claimed_cases(subject, this.cases)
         tuning = importlib.import_module("fourfold.backends.tuning")
         force: Any = contextlib.nullcontext()
         if this.configuration:
-            force = tuning.forced(f"{self.operation.name}_{self.backend}", this.configuration)
+            force = tuning.force_configuration(f"{self.operation.name}_{self.backend}", this.configuration)
 
         @contextlib.contextmanager
         def traced(name: str) -> Iterator[None]:
@@ -454,7 +454,7 @@ class Trials:
         """Return the name of each file in the mutants, by its path in this process."""
         if self.candidate:
             return {str(pathlib.Path(self.candidate.place).resolve()): self.candidate.place}
-        root = self.kernels.of_this_process()
+        root = self.kernels.imported_folder()
         return {str(path): str(path.relative_to(root)) for path in root.rglob("*.py")}
 
     def _fork(
@@ -521,7 +521,7 @@ class Trials:
             _write(root / self.kernels.folder.name / mutant.file, mutant.text)
         if mutant is not None and self.candidate is not None:
             _write(self.directory / "candidate" / pathlib.Path(self.candidate.place).name, mutant.text)
-        self._compiled = set(self._compiled_now())
+        self._compiled = set(self._cache_entries())
         return root
 
     def _clear(self, mutant: Mutant | None) -> None:
@@ -530,11 +530,11 @@ class Trials:
         if self.candidate is None:
             folder = self.kernels.folder
             shutil.copy2(folder / mutant.file, self.directory / "kernels" / folder.name / mutant.file)
-        for path in self._compiled_now():
+        for path in self._cache_entries():
             if path not in self._compiled:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _compiled_now(self) -> list[pathlib.Path]:
+    def _cache_entries(self) -> list[pathlib.Path]:
         return list((self.directory / "cache" / "cuda_on_cpu").glob("*"))
 
     def _candidate_of(self, mutant: Mutant | None) -> Callable[[], None]:
@@ -550,7 +550,7 @@ class Trials:
 
 
 @contextlib.contextmanager
-def _of_case(name: str) -> Iterator[None]:
+def _note_case(name: str) -> Iterator[None]:
     """Add the case's name to an error's notes."""
     try:
         yield
@@ -588,7 +588,7 @@ def _child(
 
 def _compiles_ahead_of_time(subject: Subject, search: Search) -> None:
     """Check that Triton's compiler for a GPU accepts the kernels of the copy: the interpreter accepts more code."""
-    copy = KernelPackage.of(subject.operation.name).of_this_process().parent
+    copy = KernelPackage.of(subject.operation.name).imported_folder().parent
     command = [*ahead_of_time.COMMAND, subject.operation.name, str(subject.dtype), "90", "--kernels", str(copy)]
     changes = {"TRITON_CACHE_DIR": str(copy / "triton")}
     done = subprocess.run(command, env={**ahead_of_time.environment(), **changes}, capture_output=True, text=True)
@@ -599,17 +599,17 @@ def _compiles_ahead_of_time(subject: Subject, search: Search) -> None:
 def _launched_kernels() -> list[Any]:
     """Return the CUDA kernels that this process launched on the CPU; none if the launcher was never imported."""
     launch = sys.modules.get("fourfold.backends.cuda.launch")
-    return launch.launched_on_cpu() if launch else []
+    return launch.emulated_kernels() if launch else []
 
 
-def _compiled_files(kernels: KernelPackage, launched: Iterable[Any]) -> list[str]:
+def _compiled_sources(kernels: KernelPackage, launched: Iterable[Any]) -> list[str]:
     """Return the source files, relative to the kernels' package, of CUDA kernels that this process launched."""
     sources = {kernel.source for kernel in launched}
     if not sources:
         return []
     compilation = importlib.import_module("fourfold.backends.cuda.compile")
     files = {file for source in sources for file in compilation.source_closure(source)}
-    root = kernels.of_this_process()
+    root = kernels.imported_folder()
     # A header of this library is no part of another package's kernels.
     return sorted(str(path.relative_to(root)) for path in map(pathlib.Path, files) if path.is_relative_to(root))
 
@@ -619,25 +619,25 @@ def _lines_that_run(places: Mapping[str, str]) -> Iterator[dict[str, set[int]]]:
     """Trace the context and collect the lines that run in some files, by the files' names in `places`."""
     ran: dict[str, set[int]] = {}
 
-    def of_line(frame: Any, event: str, argument: Any) -> Any:
+    def trace_line(frame: Any, event: str, argument: Any) -> Any:
         ran[places[frame.f_code.co_filename]].add(frame.f_lineno)
-        return of_line
+        return trace_line
 
-    def of_call(frame: Any, event: str, argument: Any) -> Any:
+    def trace_call(frame: Any, event: str, argument: Any) -> Any:
         if frame.f_code.co_filename not in places:
             return None
         ran.setdefault(places[frame.f_code.co_filename], set()).add(frame.f_lineno)
-        return of_line
+        return trace_line
 
     former = sys.gettrace()
-    sys.settrace(of_call)
+    sys.settrace(trace_call)
     try:
         yield ran
     finally:
         sys.settrace(former)
 
 
-def _claimed(subject: Subject, cases: Mapping[str, Case]) -> dict[str, Case]:
+def _claimed_cases(subject: Subject, cases: Mapping[str, Case]) -> dict[str, Case]:
     """Return the cases that an implementation claims to take, in the layouts that it claims."""
     claims, operation, dtype = subject.claims, subject.operation, subject.dtype
     within = {name: case for name, case in cases.items() if claims.outside(operation, case, dtype) is None}

@@ -6,7 +6,7 @@ import re
 import tokenize
 from collections.abc import Iterator
 
-from fourfold.mutation.mutant import Edit, Mutant, applied
+from fourfold.mutation.mutant import Edit, Mutant, apply_edits
 
 COMPARISONS = {
     ast.Lt: ("<", {"boundary": "<=", "comparison turned round": ">="}),
@@ -56,7 +56,7 @@ def triton_mutants(file: str, text: str) -> list[Mutant]:
         file: the file's name in the mutants.
         text: the file's text.
     """
-    return applied(file, text, [edit for node in _kernels(text) for edit in _Function(text, node).edits()])
+    return apply_edits(file, text, [edit for node in _kernels(text) for edit in _Function(text, node).edits()])
 
 
 def triton_functions(text: str) -> list[tuple[str, str, str]]:

@@ -383,7 +383,7 @@ class Bounded(FollowsNumPy):
         """Whether results of other lengths may be right too."""
         return False
 
-    def beside(self, actual: np.ndarray) -> "Bounded":
+    def matching_length(self, actual: np.ndarray) -> "Bounded":
         """Return the expectation for a returned `actual`: this array, unless the length of the result is a choice."""
         return self
 
@@ -492,7 +492,7 @@ class OneOf(Bounded):
         """Whether results of other lengths may be right too."""
         return self._any_length
 
-    def beside(self, actual: np.ndarray) -> Bounded:
+    def matching_length(self, actual: np.ndarray) -> Bounded:
         """Return the right result nearest to `actual`, where results differ in length; else this."""
         return OneOf(self.nearest(actual), self.arithmetic) if self._any_length else self
 
@@ -526,11 +526,11 @@ def contract_of(a: Any) -> Contract:
     return a.arithmetic.contract if isinstance(a, Bounded) else DOCUMENTED
 
 
-# For `as_others_scale`.
+# For `scaling_allowance`.
 IN_GRADIENTS = 6
 
 
-def as_others_scale(a: Any, roundings: int = 2) -> Any:
+def scaling_allowance(a: Any, roundings: int = 2) -> Any:
     """Return `a` with the error of kernels that scale before they subtract, like torch's: ``a * scale - mean * scale``.
 
     A deviation from the mean then has the rounding error of its operands even where it is 0, as for a single number.

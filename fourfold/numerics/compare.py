@@ -61,7 +61,7 @@ def compare(actual: np.ndarray, expected: Bounded, dtype: DType, what: str = "ou
     Raises:
         Disagreement: naming the worst element.
     """
-    expected = expected.beside(actual)
+    expected = expected.matching_length(actual)
     if actual.shape != expected.shape:
         shapes = f"shape {list(actual.shape)}, expected {list(expected.shape)}"
         raise Disagreement(f"{what} has {shapes}{_first_difference(actual, expected.value)}")

@@ -52,7 +52,7 @@ class DType:
 
     def array(self, tensor: torch.Tensor) -> np.ndarray:
         """Return a tensor's exact values as an array of the wide type."""
-        (tensor,) = on_host(tensor)
+        (tensor,) = host_copies(tensor)
         tensor = tensor.contiguous()
         if tensor.dtype.is_floating_point and tensor.dtype not in _OF_NUMPY:
             tensor = tensor.float()
@@ -61,7 +61,7 @@ class DType:
 
     def arrays(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
         """Convert several tensors by name as `array` does, with one synchronization per GPU."""
-        return dict(zip(tensors, map(self.array, on_host(*tensors.values()))))
+        return dict(zip(tensors, map(self.array, host_copies(*tensors.values()))))
 
     def tensor(self, array: np.ndarray, device: str) -> torch.Tensor:
         """Copy an array of this dtype, of integers or of `dtype_of` to a contiguous tensor on a device."""
@@ -121,7 +121,7 @@ def names_of(given: "Dtypes") -> tuple[str, ...]:
     return tuple(map(name_of, several))
 
 
-def chosen_dtypes(given: "Dtypes", known: Collection[str]) -> tuple[str, ...]:
+def select_dtypes(given: "Dtypes", known: Collection[str]) -> tuple[str, ...]:
     """Return the names of the dtypes in the argument `dtypes`.
 
     Raises:
@@ -148,7 +148,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 # Processes that share a GPU take turns, so that one synchronization takes longer than most calls. All copies are
 # therefore enqueued before a single synchronization.
-def on_host(*tensors: torch.Tensor) -> list[torch.Tensor]:
+def host_copies(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """Copy the tensors to the CPU with one synchronization per GPU."""
     copies = [tensor.detach().to("cpu", non_blocking=True) for tensor in tensors]
     for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
@@ -158,7 +158,7 @@ def on_host(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 def exact_array(tensor: torch.Tensor) -> np.ndarray:
     """Return a tensor's values in its own dtype, as `DType.tensor` takes them."""
-    (tensor,) = on_host(tensor)
+    (tensor,) = host_copies(tensor)
     name = name_of(tensor.dtype)
     if name in ("bfloat16", *QUANTISED):  # a type of ml_dtypes, which torch gives as bits
         return bits(tensor).numpy().view({**DTYPES, **QUANTISED}[name].numpy)
@@ -225,7 +225,7 @@ QUANTISED = {
 }
 
 
-def rounded_to_tf32(numbers: np.ndarray, nearest: bool = True) -> np.ndarray:
+def round_to_tf32(numbers: np.ndarray, nearest: bool = True) -> np.ndarray:
     """Return float32 numbers rounded to TF32, which has 10 bits of mantissa: to nearest, or towards 0."""
     bits = numbers.astype(np.float32, copy=False).view(np.uint32)
     down = (bits & np.uint32(0xFFFFE000)).view(np.float32)

@@ -83,8 +83,8 @@ class TensorList:
         return {
             f"{name}[{place}]": replace(
                 self.each,
-                axes=notation.of_item(axes, place),
-                high=notation.of_item([high], place)[0] if isinstance(high, str) else high,
+                axes=notation.item_axes(axes, place),
+                high=notation.item_axes([high], place)[0] if isinstance(high, str) else high,
             )
             for place in range(self.most)
         }

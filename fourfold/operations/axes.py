@@ -102,12 +102,12 @@ def last(tensors: Iterable[Sequence[str]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for names in found for name in names))
 
 
-def of_each(axis: str) -> str:
+def indexed_axis(axis: str) -> str:
     """Return the notation ``n[i]`` of an axis ``n[0]``; any other axis as it is."""
     return re.sub(r"\[\d+\]", "[i]", axis)
 
 
-def of_item(axes: Sequence[str], place: int) -> Axes:
+def item_axes(axes: Sequence[str], place: int) -> Axes:
     """Return the axes of the tensor at a place of a list."""
     return tuple(axis.replace("[i]", f"[{place}]") for axis in axes)
 

@@ -85,11 +85,11 @@ def _owner_of_frame(frame: FrameType) -> Owner:
 
 def mark(error: BaseException, blame: Blame) -> None:
     """Set the blame of an exception, unless it is already set."""
-    if marked(error) is None:
+    if recorded_blame(error) is None:
         object.__setattr__(error, _ATTRIBUTE, blame)
 
 
-def marked(error: BaseException) -> Blame | None:
+def recorded_blame(error: BaseException) -> Blame | None:
     """Return the blame that was set on an exception; None if there is none."""
     found = getattr(error, _ATTRIBUTE, None)
     return found if isinstance(found, Blame) else None
@@ -124,10 +124,10 @@ def blame_of(error: BaseException) -> Blame:
         return Blame.LACK
     if owner is Owner.STANDARD:
         return Blame.BUG if isinstance(error, _BUGS_OF_PYTHON) else Blame.REFUSAL
-    return _without_statement(error, innermost, Owner.HARNESS if interpreter else owner)
+    return _blame_instruction(error, innermost, Owner.HARNESS if interpreter else owner)
 
 
-def _without_statement(error: BaseException, entry: TracebackType, owner: Owner) -> Blame:
+def _blame_instruction(error: BaseException, entry: TracebackType, owner: Owner) -> Blame:
     """Return the blame of an exception raised by an instruction or a compiled function, not by a statement."""
     if owner is Owner.AUTHOR and isinstance(error, ValueError) and _instruction(entry) in _UNPACKING:
         return Blame.REFUSAL

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from fourfold.numerics.dtypes import DType
-from fourfold.operations.axes import of_each
+from fourfold.operations.axes import indexed_axis
 from fourfold.operations.case import Case
 from fourfold.operations.claims import Claims
 from fourfold.operations.record import Operation, sizes_of
@@ -29,7 +29,7 @@ def traits_of(operation: Operation | None, case: Case, dtype: DType | None) -> d
     if operation is not None:
         with contextlib.suppress(ValueError):
             traits |= {
-                f"{SIZE}{axis}": size for axis, size in sizes_of(operation, case).items() if axis == of_each(axis)
+                f"{SIZE}{axis}": size for axis, size in sizes_of(operation, case).items() if axis == indexed_axis(axis)
             }
     return traits
 
@@ -77,10 +77,10 @@ class Boundary:
                 yield f"{name}=True"
         for name in self.refused:
             if name.startswith(SIZE) and name in self.taken:
-                yield from _of_sizes(name.removeprefix(SIZE), self.refused[name], self.taken[name])
+                yield from _size_claims(name.removeprefix(SIZE), self.refused[name], self.taken[name])
 
 
-def _of_sizes(axis: str, refused: set[int], taken: set[int]) -> Iterator[str]:
+def _size_claims(axis: str, refused: set[int], taken: set[int]) -> Iterator[str]:
     """Yield claims about the sizes of an axis."""
     limits = min(taken), max(taken)
     if all(not limits[0] <= size <= limits[1] for size in refused):

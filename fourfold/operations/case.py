@@ -23,7 +23,7 @@ def is_floating(array: np.ndarray) -> bool:
     return array.dtype.kind not in "biu"
 
 
-def scaled(array: np.ndarray, factor: float) -> np.ndarray:
+def scale(array: np.ndarray, factor: float) -> np.ndarray:
     """Return floating-point numbers times a factor, rounded to their dtype."""
     wide: Any = np.longdouble if array.dtype == np.float64 else np.float64
     return (array.astype(wide) * factor).astype(array.dtype)

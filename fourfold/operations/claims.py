@@ -167,7 +167,7 @@ class Claims:
                 if (np.where(np.isfinite(magnitude), magnitude, 0) > self.largest).any():
                     return f"{name} has numbers above {self.largest:g}"
         for axis, size in sizes_of(operation, case).items():
-            limit = self.sizes.get(notation.of_each(axis))
+            limit = self.sizes.get(notation.indexed_axis(axis))
             if isinstance(limit, tuple) and not limit[0] <= size <= limit[1]:
                 return f"{axis} = {size}"
             if isinstance(limit, int) and size % limit:
@@ -249,7 +249,7 @@ MISALIGNED = {"misaligned", "sliced_rows", "sliced_columns", "cut_from_wider"}
 def axes_of(operation: Operation) -> list[str]:
     """Return the names of an operation's axes."""
     named = notation.names([axis for text in operation.axes.values() for axis in notation.parse(text)])
-    return list(dict.fromkeys(map(notation.of_each, named)))
+    return list(dict.fromkeys(map(notation.indexed_axis, named)))
 
 
 def _has_ties(operation: Operation, case: Case, dtype: DType) -> bool:

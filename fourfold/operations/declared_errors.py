@@ -21,7 +21,7 @@ from fourfold.operations.arguments import TensorInput, Values
 from fourfold.operations.axes import Shape
 
 # The sizes of named axes, in order, and of the axes in "...". They are distinct, and none of them broadcasts.
-SIZES = (2, 3, 5, 7, 11, 13, 17)
+SIZES = (2, 3, 5, 7, 11, 13, 17, 19)
 LEADING = (8, 9)
 NOT_FLOATING = (torch.int64, torch.uint8, torch.bool, torch.complex64)
 # Bad dtypes for a tensor with one valid dtype: those of the same size, and those that might be converted to it.
@@ -169,7 +169,7 @@ class Arguments:
         tensor = self._tensors[name]
         if tensor.is_floating:
             return torch.ones(shape, dtype=getattr(torch, tensor.dtypes[0]) if tensor.dtypes else None)
-        return torch.from_numpy(np.resize(np.array(tensor.example, np.int64), shape))
+        return torch.from_numpy(np.resize(np.array(tensor.example, tensor.dtypes[0]), shape))
 
 
 class ArgumentsOf(Arguments):

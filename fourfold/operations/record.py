@@ -14,7 +14,7 @@ from fourfold.numerics.bounded import Arithmetic, Bounded, lift
 from fourfold.numerics.dtypes import DTYPES, DType, is_chosen, returned
 from fourfold.operations import axes as notation
 from fourfold.operations.axes import SHORTEST_AXIS
-from fourfold.operations.case import Case, is_floating, scaled
+from fourfold.operations.case import Case, is_floating, scale
 from fourfold.operations.declared_errors import DeclaredError
 from fourfold.operations.refusals import blame_definition
 from fourfold.operations.workloads import Make
@@ -235,7 +235,7 @@ class Operation:
         """Return the names in `differentiable` of a case's inputs. An optional input may be absent."""
         return tuple(name for name in self.differentiable if name in case.inputs)
 
-    def with_other_numbers(self, case: Case) -> Case:
+    def redraw_numbers(self, case: Case) -> Case:
         """Return a case of the same shapes, layouts and parameters with other valid numbers.
 
         Without `other_numbers`, integers stay the same, and each floating-point input is scaled by a factor of its
@@ -244,10 +244,10 @@ class Operation:
         inputs, factor = {}, 0.5
         for name, array in case.inputs.items():
             floating = is_floating(array)
-            inputs[name] = scaled(array, factor) if floating else array
+            inputs[name] = scale(array, factor) if floating else array
             factor = factor / 2 if floating else factor
         inputs |= self.other_numbers(case)
-        return replace(case, inputs=inputs, grad_output=scaled(case.grad_output, -0.5))
+        return replace(case, inputs=inputs, grad_output=scale(case.grad_output, -0.5))
 
     def allows(self, case: Case) -> bool:
         """Return whether the parameters of a case may have their values there, where they depend on sizes."""

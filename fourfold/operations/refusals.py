@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fourfold.compat.test_runners import PASSING_OVER
-from fourfold.operations.blame import Blame, mark, marked, statement
+from fourfold.operations.blame import Blame, mark, recorded_blame, statement
 
 # Messages of CUDA errors after which the process cannot run anything on the GPU.
 _LOST_CONTEXT = re.compile(r"illegal (memory access|address|instruction)|misaligned address|launch failure|device-side")
@@ -67,12 +67,14 @@ def blame_definition() -> Iterator[None]:
 
 def is_refusal(error: BaseException) -> bool:
     """Return whether an exception is a refusal by the implementation, and reports no fault."""
-    return marked(error) is Blame.REFUSAL and not is_fault(error) and not has_lost_device(error)
+    return recorded_blame(error) is Blame.REFUSAL and not is_fault(error) and not has_lost_device(error)
 
 
 def is_rejection(error: BaseException) -> bool:
     """Return whether an exception rejects bad input: a refusal, or an exception that Python itself raises."""
-    return is_refusal(error) or (marked(error) is Blame.BUG and not is_fault(error) and not has_lost_device(error))
+    return is_refusal(error) or (
+        recorded_blame(error) is Blame.BUG and not is_fault(error) and not has_lost_device(error)
+    )
 
 
 def has_lost_device(error: BaseException) -> bool:

@@ -89,6 +89,24 @@ def attention(
     return found.transpose(1, 2).values()
 
 
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Gather all pages that the table has room for, and call torch's own kernel with a mask."""
+    tokens = torch.arange(page_table.shape[1] * k_cache.shape[1], device=q.device)
+    there = tokens < lengths[:, None]
+    table = page_table.long().where(there[:, :: k_cache.shape[1]], 0)
+    k, v = (x[table].flatten(1, 2).where(there[..., None, None], 0).transpose(1, 2) for x in (k_cache, v_cache))
+    grouped = q.shape[1] != k.shape[1]
+    mask = there[:, None, None]
+    return F.scaled_dot_product_attention(q[:, :, None], k, v, mask, scale=scale, enable_gqa=grouped)[:, :, 0]
+
+
 # torch's own kernels.
 LIBRARIES: Mapping[str, Function] = {
     "softmax": lambda x: torch.softmax(x, -1),
@@ -101,6 +119,7 @@ LIBRARIES: Mapping[str, Function] = {
     "matmul": matmul,
     "scaled_matmul": scaled_matmul,
     "attention": attention,
+    "paged_attention": paged_attention,
 }
 
 

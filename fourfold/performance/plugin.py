@@ -150,7 +150,7 @@ class Performance:
         identity = machine_info["fourfold"]
         if reason := machine.incomparable(identity, compared_benchmark["machine_info"].get("fourfold", {})):
             raise pytest.UsageError(f"--benchmark-compare: {reason}")
-        runs = pytest_benchmark_internals.recorded_runs(benchmarksession)
+        runs = pytest_benchmark_internals.saved_runs(benchmarksession)
         own = [run for run in runs if not machine.incomparable(identity, run["machine_info"].get("fourfold", {}))]
         self.record = BaselineHistory(compared_benchmark, own, identity)
 
@@ -293,7 +293,7 @@ class Performance:
         folder = pytest_benchmark_internals.storage_folder(self.config)
         if folder is None:
             return []
-        found = pytest_benchmark_internals.recorded_files(folder)
+        found = pytest_benchmark_internals.saved_files(folder)
         kept = self.config.getoption("--benchmark-autosave") or self.config.getoption("--benchmark-save")
         return found[:-1] if kept else found
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from fourfold.backends import MODULES
-from fourfold.backends.cuda.compile import cache_folder, locked
+from fourfold.backends.cuda.compile import cache_folder, directory_lock
 from fourfold.operations import registry
 from fourfold.processes.files import write_atomically
 
@@ -129,7 +129,7 @@ class Baseline:
         self._packages = re.compile(rf"\b(?:{'|'.join(sorted(tops))})(?=\.(?:backends|compat|impls)\b)")
         # In one place for good: compiled kernels are kept by the path of their source too.
         self.directory = cache_folder("baselines", archive.stem)
-        with locked(self.directory):
+        with directory_lock(self.directory):
             for name, content in files.items():
                 path = self.directory / re.sub(r"^(?!candidates/)\w+", rf"\g<0>_{self.suffix}", name)
                 path.parent.mkdir(parents=True, exist_ok=True)

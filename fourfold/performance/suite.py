@@ -8,7 +8,7 @@ import pytest
 
 from fourfold.engine.cells import CANDIDATE, Cell
 from fourfold.engine.verification import Trial
-from fourfold.numerics.dtypes import DTYPES, Dtypes, chosen_dtypes
+from fourfold.numerics.dtypes import DTYPES, Dtypes, select_dtypes
 from fourfold.operations.claims import Claims
 from fourfold.operations.record import Operation
 from fourfold.performance.measurement import Contender, Measurement, measurements_of, peers_of, workloads_of
@@ -64,7 +64,7 @@ def benchmark_suite(
 
 def _measurements(trial: Trial, dtypes: Dtypes, workloads: Mapping[str, Any]) -> Iterator[Measurement]:
     claimed, operation = trial.claims.dtypes or tuple(DTYPES), trial.operation
-    chosen = chosen_dtypes(dtypes, DTYPES)
+    chosen = select_dtypes(dtypes, DTYPES)
     for name in chosen:
         if name not in claimed:
             raise ValueError(f"dtypes: {trial.name} does not take {name}: there are {', '.join(claimed)}")

@@ -23,7 +23,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from fourfold.backends.triton.interpreter import tuning
 from fourfold.backends.triton.sanitizer.monitor import EXPOSED, WRITTEN_BYTES, Exposed
 from fourfold.compat import torch_internals, triton_internals
-from fourfold.instruments.operator_watch import UNWRITTEN, tensors_in
+from fourfold.instruments.operator_watch import UNWRITTEN, iter_tensors
 
 _DispatchMode: Any = torch_internals.dispatch_mode()
 # The attribute of a storage that represents host memory. All other storages represent memory of the GPU.
@@ -82,7 +82,7 @@ class StorageMode(_DispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        inputs = list(tensors_in(args, kwargs))
+        inputs = list(iter_tensors(args, kwargs))
         before = WHERE.storages_off
         WHERE.storages_off = True
         try:
@@ -97,7 +97,7 @@ class StorageMode(_DispatchMode):
     def note(self, operator: Any, inputs: list[torch.Tensor], result: Any) -> None:
         """Record for each new storage where it is, and mark its bytes as unwritten if the operator leaves them so."""
         known = {id(tensor.untyped_storage()) for tensor in inputs if has_storage(tensor)}
-        for tensor in tensors_in(result):
+        for tensor in iter_tensors(result):
             if not has_storage(tensor) or id(tensor.untyped_storage()) in known:
                 continue
             storage = tensor.untyped_storage()
@@ -109,19 +109,21 @@ class StorageMode(_DispatchMode):
                 host = torch_internals.default_device().type != "cuda"
             if host:
                 setattr(storage, _ON_HOST, True)
-            if torch_internals.without_overload(operator) in UNWRITTEN and storage.nbytes():
+            if torch_internals.overload_packet(operator) in UNWRITTEN and storage.nbytes():
                 setattr(storage, WRITTEN_BYTES, np.zeros(storage.nbytes(), bool))
 
     def written(self, operator: Any, args: tuple, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
         """Yield the tensors that an operator writes."""
-        for index, name in torch_internals.written_arguments(operator):
-            yield from tensors_in(args[index] if index < len(args) else kwargs.get(name))
+        for index, name in torch_internals.mutated_arguments(operator):
+            yield from iter_tensors(args[index] if index < len(args) else kwargs.get(name))
 
 
 def run_operator(operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Run an operator. Norms of half types use single precision, as on a GPU; the CPU would sum in half precision."""
-    name = torch_internals.without_overload(operator)
-    halves = [x.dtype for x in tensors_in(args) if x.dtype in (torch.float16, torch.bfloat16)] if name in NORMS else []
+    name = torch_internals.overload_packet(operator)
+    halves = (
+        [x.dtype for x in iter_tensors(args) if x.dtype in (torch.float16, torch.bfloat16)] if name in NORMS else []
+    )
     if not halves:
         return operator(*args, **kwargs)
     results = operator(*(x.float() if isinstance(x, _TENSOR) and x.is_floating_point() else x for x in args), **kwargs)

@@ -16,7 +16,7 @@ WARP, MOST_THREADS = 32, 256
 MOST_ALONG_Y = 65535
 # Tiles that a block has in flight, by whether a segment has LONG of them.
 TILES, LONG = {False: "1", True: "4"}, 8
-BY_DTYPE = CudaKernel.for_each_dtype(SOURCE, "cumsum_kernel<{T}, {}>", TILES)
+BY_DTYPE = CudaKernel.instances(SOURCE, "cumsum_kernel<{T}, {}>", TILES)
 KERNELS = tuple(BY_DTYPE.values())
 
 

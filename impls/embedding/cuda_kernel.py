@@ -13,8 +13,8 @@ from .operators import register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 BLOCK = 256
-FORWARD = CudaKernel.for_each_dtype(SOURCE, "embedding_forward_kernel<{T}, {}>", WIDTHS)
-BACKWARD = CudaKernel.for_each_dtype(SOURCE, "embedding_backward_kernel<{T}, {}>", WIDTHS)
+FORWARD = CudaKernel.instances(SOURCE, "embedding_forward_kernel<{T}, {}>", WIDTHS)
+BACKWARD = CudaKernel.instances(SOURCE, "embedding_backward_kernel<{T}, {}>", WIDTHS)
 KERNELS = (*FORWARD.values(), *BACKWARD.values())
 
 

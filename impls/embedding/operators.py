@@ -9,7 +9,7 @@ from fourfold.backends import operators
 
 
 def empty(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None) -> torch.Tensor:
-    """An unwritten output."""
+    """Return an unwritten output."""
     return table.new_empty((*ids.shape, table.shape[1]))
 
 

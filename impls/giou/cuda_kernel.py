@@ -13,8 +13,8 @@ from .operators import GIOU, as_rows
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 # By dtype, and whether the boxes are packed.
-FORWARD = CudaKernel.for_each_dtype(SOURCE, "giou_forward_kernel<{T}, {}>", {False: "0", True: "1"})
-BACKWARD = CudaKernel.for_each_dtype(SOURCE, "giou_backward_kernel<{T}, {}>", {False: "0", True: "1"})
+FORWARD = CudaKernel.instances(SOURCE, "giou_forward_kernel<{T}, {}>", {False: "0", True: "1"})
+BACKWARD = CudaKernel.instances(SOURCE, "giou_backward_kernel<{T}, {}>", {False: "0", True: "1"})
 KERNELS = (*FORWARD.values(), *BACKWARD.values())
 
 

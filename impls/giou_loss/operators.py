@@ -12,7 +12,7 @@ SAVED_HEADER = 2
 
 
 def num_saved(num_rows: Any) -> Any:
-    """The length of `saved` for `num_rows` rows."""
+    """Return the length of `saved` for `num_rows` rows."""
     return SAVED_HEADER + (num_rows + 31) // 32
 
 
@@ -22,7 +22,7 @@ def _fake(pred: torch.Tensor, target: torch.Tensor, eps: float) -> tuple[torch.T
 
 
 def operator_of(measure: str) -> Operator:
-    """The operator of the mean loss by a measure of a pair: "giou", "diou" or "ciou"."""
+    """Return the operator of the mean loss by a measure of a pair: "giou", "diou" or "ciou"."""
     return Operator(
         schema=f"{measure}_loss(Tensor pred, Tensor target, float eps) -> (Tensor loss, Tensor saved)",
         fake=_fake,

@@ -100,7 +100,7 @@ def register(measure: str) -> tuple[Callable[..., Any], tuple[CudaKernel, ...]]:
     """Register the loss by a measure of a pair, "giou", "diou" or "ciou"; return it and its kernels."""
     option = "" if measure == "giou" else f", {measure.upper()}"
     forward, backward = (
-        CudaKernel.for_each_dtype(SOURCE, NAME.format(which, option), PACKINGS) for which in ("forward", "backward")
+        CudaKernel.instances(SOURCE, NAME.format(which, option), PACKINGS) for which in ("forward", "backward")
     )
     launches = functools.partial(_forward, forward), functools.partial(_backward, backward)
     return operator_of(measure).register("cuda", *launches), (*forward.values(), *backward.values())

@@ -4,7 +4,7 @@ from fourfold.backends.operators import Operator
 
 
 def operator_of(measure: str) -> Operator:
-    """The operator of the mean loss by a measure of a pair: "giou", "diou" or "ciou"."""
+    """Return the operator of the mean loss by a measure of a pair: "giou", "diou" or "ciou"."""
     return Operator(
         schema=f"{measure}_loss_ragged(Tensor pred, Tensor target, Tensor offsets, float eps) -> Tensor loss",
         fake=lambda pred, target, offsets, eps: pred.new_empty(()),

@@ -16,8 +16,8 @@ SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 TILE = 64, 128  # rows and columns of a block, the same as in cuda_kernel.cu
 WARP = 32
 MODES = {True: "true", False: "false"}  # whether the smallest enclosing box counts
-FORWARD = CudaKernel.for_each_dtype(SOURCE, "giou_matrix_forward_kernel<{T}, {}>", MODES)
-BACKWARD = CudaKernel.for_each_dtype(SOURCE, "giou_matrix_backward_kernel<{T}, {}>", MODES)
+FORWARD = CudaKernel.instances(SOURCE, "giou_matrix_forward_kernel<{T}, {}>", MODES)
+BACKWARD = CudaKernel.instances(SOURCE, "giou_matrix_backward_kernel<{T}, {}>", MODES)
 REDUCE = {
     dtype: CudaKernel(SOURCE, f"giou_matrix_reduce_kernel<{'double' if T == 'double' else 'float'}, {T}>")
     for dtype, T in CPP_TYPES.items()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
-from fourfold.backends.launch import multiprocessors, shared_memory
+from fourfold.backends.launch import available_shared_memory, multiprocessors
 from fourfold.backends.signature import signature_of
 from fourfold.backends.strides import Rows, as_rows
 
@@ -234,7 +234,7 @@ def launch_backward(
         each = STAGED_BACKWARD[dtype.itemsize]
         staged = staging(cols, dtype.itemsize, 2, x.device, each, sums=True)
         kernel = KERNEL[dtype, f"backward_staged_kernel<{{T}}, {each}>"]
-    plan = plan or backward_plan(cols, dtype, access, shared_memory(x.device))
+    plan = plan or backward_plan(cols, dtype, access, available_shared_memory(x.device))
     most = plan.blocks * multiprocessors(x.device)
     if staged is not None:
         partials = staged.groups(kernel, x.device, num_rows)

@@ -23,7 +23,7 @@ class Needs(NamedTuple):
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of mean and rstd, which forward keeps for backward. It is the compute dtype."""
+    """Return the dtype of mean and rstd, which forward keeps for backward. It is the compute dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

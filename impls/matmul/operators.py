@@ -16,12 +16,12 @@ LITTLE_WORK = 512 * 512 * 512
 
 
 def extent_class(extent: int) -> int:
-    """The class of extents that use the same configuration: those above one power of 2 and up to the next."""
+    """Return the class of extents that use the same configuration: those above one power of 2 and up to the next."""
     return (extent - 1).bit_length() if extent else -1
 
 
 def one_axis_dense(matrix: torch.Tensor) -> int | None:
-    """The axis whose elements are adjacent, or None if TMA cannot take the address or the other axis' stride."""
+    """Return the axis whose elements are adjacent, or None if TMA cannot take the address or the other axis' stride."""
     if matrix.data_ptr() % 16 or 0 in matrix.shape:
         return None
     for axis in (1, 0):
@@ -35,7 +35,7 @@ def one_axis_dense(matrix: torch.Tensor) -> int | None:
 def dense_rows(
     matrix: torch.Tensor, dense: int | None, padded: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[torch.Tensor, bool]:
-    """A matrix as TMA takes it, whose rows are dense: itself, or its transpose.
+    """Return a matrix as TMA takes it, whose rows are dense: itself, or its transpose.
 
     Args:
         matrix: not empty, with any strides.

@@ -15,7 +15,7 @@ BLOCK = 256
 MOST_TOKENS = 64  # of a block, which is what a GPU allows along z
 # By whether all lies in whole vectors of 16 bytes, and whether pairs are neighbours.
 OPTIONS = {(True, True): "{W}, true", (True, False): "{W}, false", (False, True): "1, true", (False, False): "1, false"}
-KERNELS_BY = CudaKernel.for_each_dtype(SOURCE, "rope_kernel<{T}, {}>", OPTIONS)
+KERNELS_BY = CudaKernel.instances(SOURCE, "rope_kernel<{T}, {}>", OPTIONS)
 KERNELS = tuple(KERNELS_BY.values())
 
 

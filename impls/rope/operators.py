@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fourfold.backends.operators import Operator
-from fourfold.backends.strides import merged_axes
+from fourfold.backends.strides import merge_axes
 
 ROPE = Operator(
     schema="rope(Tensor x, Tensor cos, Tensor sin, Tensor? positions, bool interleaved) -> Tensor output",
@@ -38,7 +38,7 @@ class Turn(NamedTuple):
 
 def turn_of(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: Any, *how: bool) -> Turn:
     """What turns a tensor that is not empty; it is copied if its leading axes do not merge into two."""
-    sizes, (steps,) = merged_axes([x[..., 0, 0]])
+    sizes, (steps,) = merge_axes([x[..., 0, 0]])
     if len(sizes) > 2:
         return turn_of(x.contiguous(), cos, sin, positions, *how)
     inner, steps = sizes[-1] if sizes else 1, [0] * (2 - len(steps)) + steps

@@ -12,12 +12,12 @@ LITTLE_WORK = 512 * 512 * 512
 
 
 def extent_class(extent: int) -> int:
-    """The class of extents that use the same configuration: those above one power of 2 and up to the next."""
+    """Return the class of extents that use the same configuration: those above one power of 2 and up to the next."""
     return (extent - 1).bit_length() if extent else -1
 
 
 def read_by_vectors(matrix: torch.Tensor) -> bool:
-    """Whether the terms of each row are adjacent, and begin at a multiple of 16 bytes."""
+    """Return whether the terms of each row are adjacent, and begin at a multiple of 16 bytes."""
     return matrix.stride(1) == 1 and matrix.stride(0) % 16 == 0 and matrix.data_ptr() % 16 == 0
 
 

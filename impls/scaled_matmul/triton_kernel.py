@@ -178,7 +178,7 @@ def _launch(
 
     extents = extent_class(m), extent_class(n), extent_class(k)
     kind = (str(output.dtype), extents, a.stride(1) == 1, b.stride(1) == 1)
-    with triton_launch.on(device):
+    with triton_launch.current_device(device):
         run(
             TUNER.choose(
                 device,

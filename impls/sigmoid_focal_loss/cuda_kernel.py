@@ -12,8 +12,8 @@ from .operators import register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 REDUCED = 512
-FORWARD = CudaKernel.for_each_dtype(SOURCE, "sigmoid_focal_loss_forward_kernel<{T}, {}>", WIDTHS)
-BACKWARD = CudaKernel.for_each_dtype(SOURCE, "sigmoid_focal_loss_backward_kernel<{T}, {}>", WIDTHS)
+FORWARD = CudaKernel.instances(SOURCE, "sigmoid_focal_loss_forward_kernel<{T}, {}>", WIDTHS)
+BACKWARD = CudaKernel.instances(SOURCE, "sigmoid_focal_loss_backward_kernel<{T}, {}>", WIDTHS)
 REDUCE = {
     dtype: CudaKernel(SOURCE, f"sigmoid_focal_loss_reduce_kernel<{'double' if T == 'double' else 'float'}, {T}>")
     for dtype, T in CPP_TYPES.items()

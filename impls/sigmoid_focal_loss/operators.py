@@ -11,7 +11,7 @@ from fourfold.backends.operators import Operator
 def empty_output(
     logits: torch.Tensor, targets: torch.Tensor, alpha: float, gamma: float, reduction: str
 ) -> torch.Tensor:
-    """The output, unwritten."""
+    """Return the output, unwritten."""
     return logits.new_empty(logits.shape if reduction == "none" else ())
 
 

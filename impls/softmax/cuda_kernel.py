@@ -66,8 +66,8 @@ OPTIONS = {
     variant: ", ".join(["{W}" if variant.vectors else "1", *(str(option).lower() for option in variant[1:])])
     for variant in VARIANTS
 }
-FORWARD = CudaKernel.for_each_dtype(SOURCE, "softmax_forward_kernel<{T}, {}>", OPTIONS)
-BACKWARD = CudaKernel.for_each_dtype(SOURCE, "softmax_backward_kernel<{T}, {}>", OPTIONS)
+FORWARD = CudaKernel.instances(SOURCE, "softmax_forward_kernel<{T}, {}>", OPTIONS)
+BACKWARD = CudaKernel.instances(SOURCE, "softmax_backward_kernel<{T}, {}>", OPTIONS)
 KERNELS = (*FORWARD.values(), *BACKWARD.values())
 
 

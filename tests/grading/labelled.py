@@ -8,7 +8,7 @@ from typing import Any
 
 from fourfold.mutation import known
 from fourfold.mutation.options import EQUIVALENT
-from fourfold.mutation.sources import mutants_of_files, reached, sources
+from fourfold.mutation.sources import mutants_of_files, reachable_functions, sources
 
 ROOT = Path(__file__).parents[2]
 IMPLS = ROOT / "impls"
@@ -84,15 +84,15 @@ def _right(of: Sequence[str], times: int) -> Iterator[Labelled]:
 
 def _mutants(language: str, of: Sequence[str]) -> Iterator[Labelled]:
     """The mutants that the checks are known to reject."""
-    entries = known.read(EQUIVALENT)
+    entries = known.read_list(EQUIVALENT)
     for operation in of:
         if language == "cuda" and operation not in IN_CUDA:
             continue
         texts = sources(operation, language)
-        of_operation = reached(operation, language, texts)
+        of_operation = reachable_functions(operation, language, texts)
         own = {file: text for file, text in texts.items() if Path(file).parts[0] == operation}
         mutants = [m for m in mutants_of_files(own, language) if (m.file, m.function) in of_operation]
-        listed, _ = known.classified(entries, mutants, {})
+        listed, _ = known.classify(entries, mutants, {})
         for number, mutant in enumerate(mutants):
             if mutant.identity in listed:
                 continue

@@ -37,7 +37,7 @@ def agrees(configuration: Configuration, dtype: str, **shape: Any) -> None:
     subject = subject_of(replace(operations()["attention"], examples=examples), dtype=dtype, backend="cuda")
     configuration_agrees(configuration, subject, Search(examples=1))
     # Backward reads the logarithms of the sums of exponentials.
-    with tuning.forced("attention_cuda", configuration.name) as forced:
+    with tuning.force_configuration("attention_cuda", configuration.name) as forced:
         backward_agrees(subject, Search(examples=1))
     assert forced.launches
 

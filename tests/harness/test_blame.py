@@ -20,7 +20,7 @@ import fourfold
 from fourfold.backends.triton import takeover
 from fourfold.candidates.load import modules
 from fourfold.instruments.evaluation import blame_implementation
-from fourfold.operations.blame import Blame, Lack, blame_of, marked
+from fourfold.operations.blame import Blame, Lack, blame_of, recorded_blame
 from fourfold.operations.claims import Claims
 from fourfold.operations.refusals import is_refusal, reason
 
@@ -173,7 +173,7 @@ def _interpreted() -> None:
 def test_blame_of_an_exception(blame: Blame, call: Callable[[], Any]) -> None:
     with pytest.raises(Exception) as caught, blame_implementation():  # noqa: PT011 - any
         call()
-    assert marked(caught.value) is blame
+    assert recorded_blame(caught.value) is blame
     assert is_refusal(caught.value) is (blame is Blame.REFUSAL)
 
 

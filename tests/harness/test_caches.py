@@ -12,7 +12,7 @@ from subjects import cache_with_runtime
 from fourfold.backends import tuning
 from fourfold.backends.cuda import compile as cuda_compile
 from fourfold.backends.cuda import emulator as cuda_on_cpu
-from fourfold.backends.cuda.compile import CudaError, cache_directory, cache_folder, compile_kernels, locked
+from fourfold.backends.cuda.compile import CudaError, cache_directory, cache_folder, compile_kernels, directory_lock
 from fourfold.backends.cuda.emulator import build
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.tuning import Configuration, Tuner
@@ -174,5 +174,5 @@ def test_full_disk_holds_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_what_cannot_be_locked_is_done_without_a_lock(tmp_path: Path) -> None:
     (tmp_path / "lock").mkdir()
-    with locked(tmp_path):
+    with directory_lock(tmp_path):
         assert os.listdir(tmp_path) == ["lock"]

@@ -364,7 +364,7 @@ class Slow:
 @pytest.mark.parametrize("last", [True, False])
 def test_slow_threads_are_waited_for_as_long_as_they_end_calls(last: bool) -> None:
     slow = [Slow(calls=2, ends=True), Slow(calls=0, ends=True), Slow(calls=3, ends=last)]
-    assert concurrent_calls._all_end(slow, [each.found for each in slow], 0.0) == last
+    assert concurrent_calls._join_all(slow, [each.found for each in slow], 0.0) == last
     assert [each.left for each in slow] == [0, 0, 0]
 
 

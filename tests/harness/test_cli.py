@@ -13,7 +13,7 @@ import warm
 import fourfold
 from fourfold.api import progress
 from fourfold.cli import verify
-from fourfold.cli.main import COMMANDS, main, parsed
+from fourfold.cli.main import COMMANDS, main, parse
 from fourfold.cli.pytest_command import configuration_of
 from fourfold.cli.settings import BadSettings, ProjectSettings
 from fourfold.cli.source import Source
@@ -152,7 +152,7 @@ def test_options_of_the_checks_and_of_pytest_go_to_pytest_wherever_they_stand(pr
         "-x",
         "--durations=3",
     ]
-    command = command_of(parsed("verify", words))
+    command = command_of(parse("verify", words))
     start = command.index("--candidate")
     passed = ["--device=cpu", "-kforward or memory", "-x", "--durations=3", "--untrusted-where-possible"]
     assert command[start:] == ["--candidate", "ops.py:scale=kernels.py:helper", *passed]
@@ -163,9 +163,9 @@ def test_options_of_the_checks_and_of_pytest_go_to_pytest_wherever_they_stand(pr
 
 def test_the_checks_take_the_configuration_of_the_project(project: Path) -> None:
     words = ["kernels.py:helper", "--as", "softmax"]
-    assert f"--rootdir={project}" in command_of(parsed("verify", words))
+    assert f"--rootdir={project}" in command_of(parse("verify", words))
     (project / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
-    command = command_of(parsed("verify", words))
+    command = command_of(parse("verify", words))
     assert command[command.index("-c") + 1] == str(project / "pyproject.toml")
     (project / "setup.cfg").write_text("[metadata]\n")
     below = project / "below"
@@ -190,9 +190,9 @@ def test_settings_hold_where_no_option_says_otherwise(project: Path) -> None:
     assert ProjectSettings.of(project).kernels == {
         "kernels.py:fast_scale": {"as": "ops.py:scale", "claims": "finite=True"}
     }
-    given = parsed("verify", ["kernels.py:fast_scale", "--dtype", "float64"])
+    given = parse("verify", ["kernels.py:fast_scale", "--dtype", "float64"])
     assert given.passed == ["--device=cpu", "--examples=3", "--dtype=float64"]
-    given = parsed("accuracy", [])
+    given = parse("accuracy", [])
     assert (given.device, given.dtype, given.examples) == ("cpu", ["float32", "float16"], 3)
 
 

@@ -309,7 +309,7 @@ def test_a_record_is_of_bounded_size_and_covers_all(tmp_path: Path) -> None:
 
 def test_a_tensor_map_is_told_by_what_it_describes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_records, "ALIGNMENT", 64)
-    monkeypatch.setattr(tensor_map, "_encoded", lambda *_: object())
+    monkeypatch.setattr(tensor_map, "_encode", lambda *_: object())
     matrices = [torch.zeros(rows, 64) for rows in (8, 8, 16)]
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: SIMULATED)
@@ -334,7 +334,7 @@ def test_a_tensor_given_twice_is_told_from_two() -> None:
 def test_which_counter_a_launch_takes_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     counters = torch.zeros(2, dtype=torch.int32)
     taken = iter((counters[:1], counters[1:]))
-    monkeypatch.setattr(workspace, "_of_gpu", lambda device: next(taken))
+    monkeypatch.setattr(workspace, "_gpu_workspace", lambda device: next(taken))
     with launch_records.recording(lambda tensor: None) as record:
         assert {record.forms([workspace.counter(torch.device("cuda", 0))]) for _ in range(2)} == {("counter",)}
 

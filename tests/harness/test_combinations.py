@@ -13,7 +13,7 @@ import fourfold
 from fourfold import Claims, tensor
 from fourfold.checks.records import operations
 from fourfold.inputs import hard_numbers
-from fourfold.inputs.combinations import LONG, Combined, combined
+from fourfold.inputs.combinations import LONG, Combined, combined_cases
 from fourfold.inputs.covering import covering
 from fourfold.inputs.large_cases import LargeCases
 from fourfold.numerics.bounded import OPEN, Bounded, stored
@@ -30,7 +30,7 @@ FLOAT32 = DTYPES["float32"]
 
 
 def cases_of(operation: Operation, claims: Claims = NO_CLAIMS, dtype: str = "float32") -> list[Combined]:
-    return list(combined(LargeCases(claims.restricted(operation), claims, DTYPES[dtype])))
+    return list(combined_cases(LargeCases(claims.restricted(operation), claims, DTYPES[dtype])))
 
 
 @pytest.mark.parametrize("levels", [(2, 2), (7, 9, 4, 6, 6), (1, 3, 1, 2), (5, 13, 4, 1, 6)])

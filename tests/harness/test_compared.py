@@ -12,7 +12,7 @@ import torch
 
 from fourfold.backends.python_source import SizeComparison
 from fourfold.candidates.load import modules
-from fourfold.inputs.constants import constants_in
+from fourfold.inputs.constants import file_constants
 from fourfold.inputs.large_cases import PLACES, equal_at
 from fourfold.instruments.size_comparisons import Compared
 
@@ -79,7 +79,7 @@ def file(tmp_path: Path) -> Path:
 
 def sides(file: Path, name: str) -> dict[str, tuple[float, float]]:
     """What a function compares, by the text of the comparison."""
-    comparisons = constants_in(file, name).comparisons
+    comparisons = file_constants(file, name).comparisons
     function: Callable[..., Any] = getattr(modules.of_file(file), name)
     with Compared(comparisons) as compared:
         function(torch.zeros(3, 4))
@@ -113,7 +113,7 @@ def test_what_could_change_something_is_not_evaluated(file: Path) -> None:
 
 
 def test_comparisons_within_kernels_are_left_out(file: Path) -> None:
-    assert constants_in(file, "kernel").comparisons == ()
+    assert file_constants(file, "kernel").comparisons == ()
 
 
 def test_a_trace_function_of_somebody_else_stays(file: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_trace_function_of_somebody_else_stays(file: Path) -> None:
 
 
 def test_lines_are_those_of_statements(file: Path) -> None:
-    (comparison,) = constants_in(file, "calls").comparisons
+    (comparison,) = file_constants(file, "calls").comparisons
     line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if "< limit(x)" in text)
     assert comparison == SizeComparison(os.path.realpath(file), line, "x.shape[-1]", "limit(x)")
 

@@ -247,7 +247,7 @@ gives(
     ["aten", "fourfold_compat"],
     f"{OVERLOAD}.namespace",
 )
-gives(lambda: torch_internals.without_overload(ATEN.add.Tensor), ATEN.add, f"{OVERLOAD}.overloadpacket")
+gives(lambda: torch_internals.overload_packet(ATEN.add.Tensor), ATEN.add, f"{OVERLOAD}.overloadpacket")
 gives(
     lambda: [bool(torch_internals.is_view(operator)) for operator in OPERATORS],
     [False, True, True, False, False],
@@ -280,7 +280,7 @@ def operators_that_copy() -> None:
         x.sum().item()
         torch.matmul(torch.ones(2, 2, 3), torch.ones(3, 2))
         torch.ops.aten._reshape_copy(x.t(), [6])
-    assert torch_internals.copying_operators() <= {torch_internals.without_overload(seen) for seen in seen.operators}
+    assert torch_internals.copying_operators() <= {torch_internals.overload_packet(seen) for seen in seen.operators}
 
 
 @contract("torch.cuda._sleep")
@@ -907,7 +907,7 @@ def limit_of_shrinking() -> None:
 
 @contract("hypothesis.reproduce_failure in a failure's notes")
 def blob_that_repeats_a_failure() -> None:
-    blob = hypothesis_internals.blob_in(notes_of_a_failure())
+    blob = hypothesis_internals.find_blob(notes_of_a_failure())
     assert blob is not None
     TRIED.clear()
     with pytest.raises(AssertionError):

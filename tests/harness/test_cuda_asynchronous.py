@@ -162,7 +162,7 @@ def test_an_instruction_that_is_not_emulated_is_named(tmp_path):
 
 def test_a_statement_of_several_lines_leaves_the_lines_after_it_where_they_were():
     unit = '# 1 "k.cu"\nvoid k() {\n    asm volatile(\n        "bar.sync 0;"\n        ::: "memory");\n    after();\n}\n'
-    text, places = ptx.translated(unit, {"k.cu"})
+    text, places = ptx.translate(unit, {"k.cu"})
     assert places == [("k.cu", 2)]
     assert text.splitlines().index("    after();") == unit.splitlines().index("    after();")
     assert "::fourfold::ptx::named_barrier(0, 0, true);" in text
@@ -171,7 +171,7 @@ def test_a_statement_of_several_lines_leaves_the_lines_after_it_where_they_were(
 def test_operands_labels_and_guards_are_translated():
     unit = '# 1 "k.cu"\nasm("{ .reg .pred p; again: setp.lt.s32 p, %1, %2; @!p bra again; mov.b32 %0, 7; }"'
     unit += ' : "=r"(x) : "r"(y), "n"(3));'
-    text, _ = ptx.translated(unit, {"k.cu"})
+    text, _ = ptx.translate(unit, {"k.cu"})
     for part in (
         "__label__ again;",
         "auto&& fourfold_0 = (x);",
@@ -184,4 +184,4 @@ def test_operands_labels_and_guards_are_translated():
 
 def test_other_files_keep_their_inline_assembly():
     unit = '# 1 "library.h"\nasm("cpuid");\n'
-    assert ptx.translated(unit, {"k.cu"}) == (unit, [])
+    assert ptx.translate(unit, {"k.cu"}) == (unit, [])

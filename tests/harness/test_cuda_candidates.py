@@ -24,7 +24,7 @@ from fourfold.backends.cuda.device_code import device_code
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.candidates.load.cuda_candidates import Launch
 from fourfold.candidates.load.expressions import ExpressionError, evaluated
-from fourfold.cli.main import parsed
+from fourfold.cli.main import parse
 from fourfold.cli.verify import command_of
 from fourfold.engine.cells import Candidate, SelectionError
 from fourfold.operations.outcomes import Unsupported
@@ -48,7 +48,7 @@ def verify(folder: pathlib.Path, kernel: str, *options: str) -> tuple[subprocess
     environment = warm.variables("TRITON_INT", **own)
     options += ("--device", "cpu", "--examples", "3", "-p", "no:cacheprovider", "--verdict", "verdict.json")
     with contextlib.chdir(folder):
-        _, _, *command = command_of(parsed("verify", [kernel, *options]))  # without ``python -m``
+        _, _, *command = command_of(parse("verify", [kernel, *options]))  # without ``python -m``
     done = warm.run(*command, cwd=folder, env=environment)
     print(done.stdout, done.stderr)
     verdict = folder / "verdict.json"

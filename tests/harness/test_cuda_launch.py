@@ -63,7 +63,7 @@ def test_an_architecture_has_its_own_instructions(capability, name):
 
 
 def test_a_template_has_instances_for_each_dtype_and_option():
-    kernels = CudaKernel.for_each_dtype(pathlib.Path("none.cu"), "copies<{T}, {}>", {True: "{W}", False: "1"})
+    kernels = CudaKernel.instances(pathlib.Path("none.cu"), "copies<{T}, {}>", {True: "{W}", False: "1"})
     assert {key: kernel.name for key, kernel in kernels.items() if key[0].itemsize != 8} == {
         (torch.float16, True): "copies<__half, 8>",
         (torch.float16, False): "copies<__half, 1>",

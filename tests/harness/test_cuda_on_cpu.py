@@ -22,7 +22,7 @@ from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda.compile import CompilationError
 from fourfold.backends.cuda.emulator import build
 from fourfold.backends.cuda.emulator.faults import FAULTS
-from fourfold.backends.cuda.launch import CudaError, CudaKernel, launched_on_cpu
+from fourfold.backends.cuda.launch import CudaError, CudaKernel, emulated_kernels
 from fourfold.backends.launch import ImpossibleLaunch
 from fourfold.operations.refusals import is_fault
 
@@ -579,10 +579,10 @@ def test_an_empty_grid_launches_nothing(grid, mode):
     x, out = torch.ones(32), torch.full((1,), -1.0)
     kernel.launch(grid, 32, x, out)
     assert out.item() == -1
-    assert kernel not in launched_on_cpu()
+    assert kernel not in emulated_kernels()
     kernel.launch(1, 32, x, out)
     assert out.item() == 32
-    assert kernel in launched_on_cpu()
+    assert kernel in emulated_kernels()
 
 
 def test_tensors_on_no_device_are_refused():
@@ -695,13 +695,13 @@ __global__ void shifted(const float* x, float* out) {
 @pytest.mark.parametrize("name", sampled(["_A", "_z"], "_A"))  # before the variable and after it, as names are sorted
 def test_a_shared_array_may_have_a_second_name(name, tmp_path, monkeypatch):
     """g++ 13 names a variable of a template whose argument is a lambda twice."""
-    with_redzones = build._with_redzones
+    with_redzones = build._insert_redzones
 
     def with_alias(assembly):
         (tile,) = re.findall(r"^(_Z\w*tile\w*):$", assembly, re.MULTILINE)
         return with_redzones(f"{assembly}\t.weak {name}\n\t.hidden {name}\n\t.set {name},{tile}\n")
 
-    monkeypatch.setattr(build, "_with_redzones", with_alias)
+    monkeypatch.setattr(build, "_insert_redzones", with_alias)
     monkeypatch.setenv("FOURFOLD_CACHE", str(cache_with_runtime(tmp_path / "cache")))
     source = tmp_path / "k.cu"
     source.write_text(SHIFTED)

@@ -35,7 +35,7 @@ from fourfold.checks.saved_tensors import backward_is_of_the_call
 from fourfold.checks.search import Search, Subject
 from fourfold.checks.single_gradients import single_gradients_agree
 from fourfold.declaration.definition import DefinedOperation
-from fourfold.inputs.combinations import combined
+from fourfold.inputs.combinations import combined_cases
 from fourfold.inputs.extents import Extent, extent
 from fourfold.inputs.large_cases import LargeCases
 from fourfold.numerics.bounded import OPEN
@@ -768,7 +768,7 @@ def picked_rows(x: torch.Tensor, index: torch.Tensor, counts: torch.Tensor) -> t
 def test_probabilities_sum_to_one_in_every_layout() -> None:
     made = kl_divergence.cases(FLOAT32, ELEMENTS)
     named_ones = [make(FLOAT32) for make in kl_divergence.examples.values()]
-    of_all_pairs = [each.case for each in combined(LargeCases(kl_divergence, NO_CLAIMS, FLOAT32))]
+    of_all_pairs = [each.case for each in combined_cases(LargeCases(kl_divergence, NO_CLAIMS, FLOAT32))]
     seen = set()
     for case in (*collect(made, DRAWS), *named_ones, *of_all_pairs):
         seen.add(case.layouts.get("target", "contiguous"))
@@ -835,7 +835,7 @@ def test_integers_of_an_earlier_call_are_found() -> None:
 def test_other_numbers_keep_the_layout_and_the_shape_of_the_output() -> None:
     for name in DECLARED:
         for case in cases_of(name)[:30]:
-            other = DECLARED[name].with_other_numbers(case)
+            other = DECLARED[name].redraw_numbers(case)
             assert other.layouts == case.layouts
             assert {n: (a.shape, a.dtype) for n, a in other.inputs.items()} == {
                 n: (a.shape, a.dtype) for n, a in case.inputs.items()

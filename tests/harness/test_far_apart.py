@@ -161,9 +161,9 @@ def free_bytes(device: str) -> int:
 
 def test_only_touched_memory_is_taken(device: str) -> None:
     given = torch.arange(30.0, device=device).reshape(10, 3)
-    sparse_memory.laid_out(given, 0)  # what a first use takes
+    sparse_memory.spread(given, 0)  # what a first use takes
     free = free_bytes(device)
-    many = [sparse_memory.laid_out(given, 0) for _ in range(8)]  # 128 GiB of addresses
+    many = [sparse_memory.spread(given, 0) for _ in range(8)]  # 128 GiB of addresses
     assert free - free_bytes(device) < 1 << 30
     assert all(torch.equal(each, given) for each in many)
     assert {each.stride(0) for each in many} == {-(-sparse_memory.SIDE // 9)}

@@ -342,6 +342,6 @@ def test_a_kernel_that_works_in_place_is_not_timed() -> None:
     """A second call on the same tensors has another result, which is no mistake."""
     kernel = changed()
     trial = Trial.of(kernel, leaky_relu_, None, "cpu", refusals=True, strict_errors=False)
-    timed = judging._timed(trial, leaky_relu_, checked(kernel, leaky_relu_, "forward"), None)  # type: ignore[arg-type]
+    timed = judging._add_speeds(trial, leaky_relu_, checked(kernel, leaky_relu_, "forward"), None)  # type: ignore[arg-type]
     assert timed.passed
     assert timed.warnings == ("not timed: each call changes x",)

@@ -77,7 +77,7 @@ def test_right_places_pass_every_check() -> None:
 
 def test_a_call_with_other_numbers_has_other_places() -> None:
     case = place_of_the_largest.examples["ordinary"](FLOAT32)
-    other = place_of_the_largest.with_other_numbers(case)
+    other = place_of_the_largest.redraw_numbers(case)
     assert (case["x"].argmax(-1) != other["x"].argmax(-1)).any()
 
 

@@ -15,7 +15,7 @@ from fourfold import Claims, tensor
 from fourfold.checks.records import operations
 from fourfold.checks.search import Search
 from fourfold.declaration.reductions import law_of
-from fourfold.inputs.constants import Constant, Constants, constants_in
+from fourfold.inputs.constants import Constant, Constants, file_constants
 from fourfold.inputs.large_cases import LargeCases
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.case import Case
@@ -56,13 +56,13 @@ def test_constants_are_those_that_the_implementation_reaches(tmp_path: Path) -> 
     """
     beside = "def helper(x, LIMIT=65535):\n    return x\n\ndef other(x):\n    return 444\n"
     file = written(tmp_path, kernel_dot_py=kernel_py, beside_dot_py=beside)
-    found = constants_in(file, "kernel")
+    found = file_constants(file, "kernel")
     assert sizes(found) == {12: 3, 64: 4, 777: 9, 4096: 3, 32768: 14, 65535: 1}
     assert {constant.file for constant in found.sizes} == {"kernel.py", "beside.py"}
 
 
 def test_constants_of_a_file_are_all_where_the_function_is_not_there(tmp_path: Path) -> None:
-    assert sizes(constants_in(written(tmp_path, of_dot_py="A = 123\n"), "elsewhere")) == {123: 1}
+    assert sizes(file_constants(written(tmp_path, of_dot_py="A = 123\n"), "elsewhere")) == {123: 1}
 
 
 def test_constants_of_cuda_are_those_of_the_file_and_its_headers(tmp_path: Path) -> None:
@@ -76,14 +76,14 @@ def test_constants_of_cuda_are_those_of_the_file_and_its_headers(tmp_path: Path)
         }
     """
     file = written(tmp_path, of_dot_cu=of_cu, tile_dot_cuh="#define TILE 48\n")
-    found = constants_in(file)
+    found = file_constants(file)
     assert sizes(found) == {13: 3, 48: 1, 300: 6, 512: 3, 600: 6, 5000: 6, 8192: 3, 65536: 5}
     assert [constant.value for constant in found.values] == [88.5, 5000.0]
 
 
 def test_a_python_file_has_the_constants_of_its_cuda_source(tmp_path: Path) -> None:
     of_py = 'SOURCE = "kernel.cu"\n\ndef run(x):\n    return load(SOURCE)\n'
-    assert sizes(constants_in(written(tmp_path, of_dot_py=of_py, kernel_dot_cu="int n = 321;\n"), "run")) == {321: 1}
+    assert sizes(file_constants(written(tmp_path, of_dot_py=of_py, kernel_dot_cu="int n = 321;\n"), "run")) == {321: 1}
 
 
 def test_the_second_and_third_axis_of_a_grid_count_as_their_limit(tmp_path: Path) -> None:
@@ -95,14 +95,14 @@ def test_the_second_and_third_axis_of_a_grid_count_as_their_limit(tmp_path: Path
             return tl.program_id(0) + tl.program_id(axis=0) + tl.program_id(x)
     """
     file = written(tmp_path, of_dot_py=of_py, of_dot_cu="int row = blockIdx.y;", x_dot_cu="int row = blockIdx.x;")
-    assert sizes(constants_in(file, "kernel")) == {65535: 2}
-    assert sizes(constants_in(file, "along_x")) == {}
-    assert sizes(constants_in(tmp_path / "of.cu")) == {65535: 1}
-    assert sizes(constants_in(tmp_path / "x.cu")) == {}
+    assert sizes(file_constants(file, "kernel")) == {65535: 2}
+    assert sizes(file_constants(file, "along_x")) == {}
+    assert sizes(file_constants(tmp_path / "of.cu")) == {65535: 1}
+    assert sizes(file_constants(tmp_path / "x.cu")) == {}
 
 
 def test_a_source_that_cannot_be_read_has_no_constants(tmp_path: Path) -> None:
-    assert constants_in(written(tmp_path, of_dot_py="def broken(:\n"), "broken") == Constants()
+    assert file_constants(written(tmp_path, of_dot_py="def broken(:\n"), "broken") == Constants()
 
 
 def test_integers_of_a_fixed_range_lie_at_and_next_to_constants() -> None:
@@ -136,7 +136,7 @@ def test_sizes_are_those_around_a_constant_and_at_its_multiples(name: str) -> No
     for made, case in large.cases(25, False):
         assert case.grad_output.size, made
         assert all(array.size for array in case.inputs.values())
-    assert large.told(25) == "sizes from constants of of.py: 321 (line 3)"
+    assert large.constants_line(25) == "sizes from constants of of.py: 321 (line 3)"
 
 
 def test_large_cases_lie_within_the_claims() -> None:

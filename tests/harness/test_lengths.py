@@ -77,7 +77,7 @@ def test_another_shape_is_wrong() -> None:
 
 def test_one_length_is_right_unless_the_reference_says_otherwise() -> None:
     one = OneOf(np.arange(2.0), FLOAT32.arithmetic, lambda actual: actual)
-    assert one.beside(np.arange(3.0)) is one
+    assert one.matching_length(np.arange(3.0)) is one
     with pytest.raises(Disagreement, match="shape"):
         compare(np.arange(3.0), one, INT64)
     any_length = OneOf(np.arange(2.0), FLOAT32.arithmetic, lambda actual: actual, any_length=True)

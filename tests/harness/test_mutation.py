@@ -271,13 +271,13 @@ reason = "x is 0"
 
 def listed(tmp_path: pathlib.Path, text: str) -> list[known.ReviewedMutant]:
     (tmp_path / "list.toml").write_text(text)
-    return known.read(tmp_path / "list.toml")
+    return known.read_list(tmp_path / "list.toml")
 
 
 def test_listed_mutant_that_survives_is_no_problem(tmp_path: pathlib.Path) -> None:
     mutants = triton_mutants("kernel.py", TRITON)
     (negation,) = [mutant for mutant in mutants if mutant.operator == "negation dropped"]
-    found, problems = known.classified(listed(tmp_path, LIST), mutants, {negation.identity: "survived"})
+    found, problems = known.classify(listed(tmp_path, LIST), mutants, {negation.identity: "survived"})
     assert list(found) == [negation.identity]
     assert not problems
 
@@ -285,7 +285,7 @@ def test_listed_mutant_that_survives_is_no_problem(tmp_path: pathlib.Path) -> No
 def test_listed_mutant_that_is_killed_or_that_there_is_not_is_a_problem(tmp_path: pathlib.Path) -> None:
     mutants = triton_mutants("kernel.py", TRITON)
     entries = listed(tmp_path, LIST + LIST.replace("-x", "-y"))
-    _, problems = known.classified(entries, mutants, {mutant.identity: "killed" for mutant in mutants})
+    _, problems = known.classify(entries, mutants, {mutant.identity: "killed" for mutant in mutants})
     assert ["but killed" in problem for problem in problems] == [True, False]
     assert "no such mutant" in problems[1]
 
@@ -306,11 +306,11 @@ def test_list_without_a_reason_or_a_place_is_refused(old: str, new: str, says: s
 
 
 def test_each_entry_of_the_repositorys_list_speaks_of_a_mutant() -> None:
-    entries, problems, files = known.read(EQUIVALENT), [], set()
+    entries, problems, files = known.read_list(EQUIVALENT), [], set()
     for language in ("triton", "cuda"):
         for operation in operations():
             texts = sources(operation, language)
-            problems += known.classified(entries, mutants_of_files(texts, language), {})[1]
+            problems += known.classify(entries, mutants_of_files(texts, language), {})[1]
             files |= texts.keys()
     assert not problems
     assert {file for entry in entries for file in entry.alternatives("file")} <= files

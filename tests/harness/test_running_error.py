@@ -46,7 +46,7 @@ def thirds_less_one() -> Bounded:
 
 def assert_within(actual: np.ndarray, expected: Bounded, what: Any = None) -> int:
     """Assert that each value is within its bound and in its class; return how many values had a finite bound."""
-    expected = expected.beside(actual)
+    expected = expected.matching_length(actual)
     assert actual.shape == expected.shape, what
     held = np.isfinite(expected.error)
     ordinary = held & np.isfinite(expected.value)

@@ -15,7 +15,7 @@ from samples import sampled
 from fourfold.checks.records import operations
 from fourfold.numerics.bounded import OPEN, Bounded, HangsOnRounding
 from fourfold.numerics.dtypes import DTYPES, DType
-from fourfold.numerics.steps.elementwise import rounded, units
+from fourfold.numerics.steps.elementwise import elementary_step, units
 from fourfold.numerics.torch_adapter.evaluate import NoTorchRule, backward_of, forward_of, rule
 from fourfold.numerics.torch_adapter.tensors import RULES
 from fourfold.operations.case import Case
@@ -793,11 +793,11 @@ def test_an_operator_without_a_rule_is_named_and_one_can_be_given(monkeypatch: p
     @rule(torch.ops.aten.lgamma.default)
     def lgamma(a: Bounded) -> Bounded:
         value = torch.lgamma(torch.from_numpy(a.value)).numpy()
-        return rounded(value, a.error * abs(torch.digamma(torch.from_numpy(a.value)).numpy()), (a,), units(4))
+        return elementary_step(value, a.error * abs(torch.digamma(torch.from_numpy(a.value)).numpy()), (a,), units(4))
 
     @rule("aten.digamma.default")
     def digamma(a: Bounded) -> Bounded:
-        return rounded(torch.digamma(torch.from_numpy(a.value)).numpy(), a.error, (a,), units(4))
+        return elementary_step(torch.digamma(torch.from_numpy(a.value)).numpy(), a.error, (a,), units(4))
 
     grad_output = torch.ones(2)
     for actual, bound in zip(computed(definition, grad_output, x=x), results(definition, FREE, grad_output, x=x)):

@@ -98,12 +98,12 @@ def test_default_is_taken_for_little_work_on_the_cpu_and_where_tuning_is_off(
 def test_forced_configuration_is_taken_wherever_it_fits(measured: list[str]) -> None:
     kernel = tuner()
     assert choice(kernel) == "fast"
-    with tuning.forced("kernel", "too_large") as forced:
+    with tuning.force_configuration("kernel", "too_large") as forced:
         assert choice(kernel) == "too_large"
         assert choice(kernel, "another kind", fits=lambda configuration: configuration is not TOO_LARGE) == "slow"
     assert forced.launches == 1
     assert choice(kernel) == "fast"
-    with pytest.raises(KeyError), tuning.forced("kernel", "unheard_of"):
+    with pytest.raises(KeyError), tuning.force_configuration("kernel", "unheard_of"):
         pass
 
 

@@ -29,14 +29,14 @@ from fourfold.candidates.process.client import CannotBeImported, UntrustedFuncti
 from fourfold.candidates.process.first_process import Crashed
 from fourfold.candidates.process.session import MOST_COPIED
 from fourfold.checks.records import operations
-from fourfold.cli.main import parsed
+from fourfold.cli.main import parse
 from fourfold.cli.verify import command_of
 from fourfold.compat import torch_internals
 from fourfold.engine.verification import isolate
 from fourfold.instruments import concurrent_calls, sparse_memory
 from fourfold.instruments.concurrent_calls import NeverReturns
 from fourfold.instruments.evaluation import blame_implementation
-from fourfold.instruments.hide_test_runner import hidden
+from fourfold.instruments.hide_test_runner import hide_modules
 from fourfold.instruments.operator_watch import Fallbacks
 from fourfold.instruments.redzones import Arena
 from fourfold.instruments.tampering import Tampered
@@ -428,7 +428,7 @@ def test_former_result_that_is_overwritten_is_seen_to_change(load: Load) -> None
 
 
 def test_tensors_of_gigabytes_of_addresses_are_shared(load: Load) -> None:
-    x = sparse_memory.laid_out(torch.tensor([1.0, 2.0, 3.0]), 0)
+    x = sparse_memory.spread(torch.tensor([1.0, 2.0, 3.0]), 0)
     assert load("first_of_far")(x, x).tolist() == [5.0]
     assert x.tolist() == [1.0, 2.0, 4.0]
 
@@ -738,7 +738,7 @@ def test_the_working_folder_is_a_copy_of_the_users(tmp_path: Path, monkeypatch: 
 
 def test_hidden_modules_can_be_imported_and_come_back() -> None:
     before = dict(sys.modules)
-    with hidden(("fourfold",)):
+    with hide_modules(("fourfold",)):
         assert not any(name.partition(".")[0] == "fourfold" for name in sys.modules)
         assert importlib.import_module("fourfold.operations.claims") is before["fourfold.operations.claims"]
     assert {name: sys.modules[name] for name in before} == before
@@ -792,9 +792,9 @@ def test_candidates_run_elsewhere_only_where_the_option_says_so() -> None:
 def test_fourfold_verify_judges_in_another_process_unless_told_otherwise(tmp_path: Path) -> None:
     kernel = [f"{tmp_path / 'mine.py'}:f", "--as", "softmax"]
     (tmp_path / "mine.py").write_text("def f(x): ...")
-    words = command_of(parsed("verify", [*kernel, "-x"]))
+    words = command_of(parse("verify", [*kernel, "-x"]))
     assert words[-4:] == ["--candidate", f"softmax={kernel[0]}", "-x", "--untrusted-where-possible"]
-    assert "--untrusted-where-possible" not in command_of(parsed("verify", [*kernel, "--trusted"]))
+    assert "--untrusted-where-possible" not in command_of(parse("verify", [*kernel, "--trusted"]))
 
 
 @pytest.mark.parametrize(
@@ -828,7 +828,7 @@ def test_run_of_fourfold_verify_is_untrusted_and_says_how_to_repeat(place: Path,
     words = ["--as", "softmax", "--dtype", "float32", "--examples", "2", "--device", "cpu", "-k", "test_forward"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     with contextlib.chdir(tmp_path):
-        arguments = command_of(parsed("verify", [f"{place}:itself", *words, "-p", "no:cacheprovider"]))
+        arguments = command_of(parse("verify", [f"{place}:itself", *words, "-p", "no:cacheprovider"]))
     done = warm.run(*arguments[2:], cwd=tmp_path, env=environment | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 1, done.stdout
     assert re.search(rf"--candidate softmax={place}:itself --untrusted", done.stdout), done.stdout

@@ -17,7 +17,7 @@ from fourfold.declaration import inference
 from fourfold.engine.diagnosis import IN_TF32
 from fourfold.engine.verification import Trial
 from fourfold.numerics.compare import Agreement
-from fourfold.numerics.dtypes import DTYPES, rounded_to_tf32
+from fourfold.numerics.dtypes import DTYPES, round_to_tf32
 from fourfold.operations.case import Case
 
 ONE: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "only": ["forward"], "examples": 12, "seed": 1}
@@ -250,7 +250,7 @@ def mistaken(mistake: str) -> Any:
         if mistake == "strides" and y.untyped_storage().nbytes() // y.element_size() >= y.numel() + y.storage_offset():
             y = y.as_strided([y.numel()], [1]).view(y.shape)
         if mistake == "tf32":
-            x, y = (torch.from_numpy(rounded_to_tf32(each.numpy(force=True))) for each in (x, y))
+            x, y = (torch.from_numpy(round_to_tf32(each.numpy(force=True))) for each in (x, y))
         result = x @ y + {"ignored": 0.0, "rounded": float(np.float32(eps))}.get(mistake, eps)
         return {"narrow": result.bfloat16().to(x.dtype), "scaled": 1.01 * result}.get(mistake, result)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fourfold.cli.main import main, parsed
+from fourfold.cli.main import main, parse
 from fourfold.engine import annotations
 
 pytest.importorskip("check_jsonschema", reason="check-jsonschema is not installed: pip install -e '.[dev]'")
@@ -49,7 +49,7 @@ def test_the_hook_and_the_workflow_for_a_gpu_give_options_that_exist() -> None:
     calls = [shlex.split(line) for line in "\n".join(scripts).splitlines() if line.strip().startswith("fourfold ")]
     assert [name for _, name, *_ in calls] == ["verify", "verify", "bench", "bench"]
     for _, name, *words in calls:
-        given = parsed(name, words)
+        given = parse(name, words)
         known = ("-x", "-q", "--device=cpu", "--device=cuda", "--report=fourfold-report")
         assert {*given.passed} <= {*known}
 
@@ -97,7 +97,7 @@ def test_the_action_verifies_what_it_is_given_with_options_that_exist(tmp_path: 
         ["pip", "install", "--quiet", "fourfold"],
         ["fourfold", "verify", *given, "--device", "cpu", *options.split()],
     ]
-    known = parsed("verify", calls[1][2:])
+    known = parse("verify", calls[1][2:])
     assert (known.kernel, known.operation) == ("my kernels.py:f", "ops.py:op")
 
 
@@ -105,7 +105,7 @@ def test_the_action_verifies_the_kernels_of_pyproject_if_it_is_given_none(tmp_pa
     codes, (_, verify) = run_action(tmp_path, fails=1, install="fourfold -e .")
     assert codes == [1, 1]
     assert verify == ["fourfold", "verify", "--report", "fourfold-report", "--device", "cpu"]
-    parsed("verify", verify[2:])
+    parse("verify", verify[2:])
 
 
 def test_the_action_sanitizes_each_script_and_fails_for_any(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_the_action_sanitizes_each_script_and_fails_for_any(tmp_path: Path) -> N
     ]
     assert run_action(tmp_path, sanitize="dir/right.py")[0] == [0, 0, 0]
     for call in calls:
-        assert parsed("sanitize", call[2:]).script in ("wrong.py", "dir/right.py")
+        assert parse("sanitize", call[2:]).script in ("wrong.py", "dir/right.py")
 
 
 def test_the_action_keeps_the_report_of_a_run_that_fails() -> None:

@@ -128,7 +128,7 @@ def thousand_rows(dtype: DType) -> Case:
 def ragged_row(dtype: DType) -> Case:
     """Return one box in a sample with room for two."""
     pred, target = (np.array([[box, box]], dtype=dtype.numpy) for box in A_PAIR)
-    return Case(giou_loss_ragged.ragged(pred, target, np.array([1])), np.array(2, dtype=dtype.numpy), {"eps": 1e-5})
+    return Case(giou_loss_ragged.pack_boxes(pred, target, np.array([1])), np.array(2, dtype=dtype.numpy), {"eps": 1e-5})
 
 
 def named(operation: ModuleType, *examples: str) -> dict[str, CaseOf]:

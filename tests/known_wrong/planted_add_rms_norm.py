@@ -47,7 +47,7 @@ def without_cotangent(dtype: DType) -> Case:
 
 def without_both_cotangents(dtype: DType) -> Case:
     """Return a row whose gradients are 0, under cotangents of both outputs."""
-    return properties.with_both_cotangents(without_cotangent(dtype), dtype)
+    return properties.add_second_cotangent(without_cotangent(dtype), dtype)
 
 
 # fmt: off

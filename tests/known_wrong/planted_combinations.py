@@ -209,7 +209,7 @@ def one_pointer_in_triton(x: Tensor, y: Tensor) -> Tensor:
     if n:
         base = torch.as_strided(y, (y.storage_offset() + n,), (1,), 0)
         vectors = n % 4 == 0 and not is_misaligned(x)
-        with triton_launch.on(x.device):
+        with triton_launch.current_device(x.device):
             add_kernel[(triton.cdiv(n, 256),)](x, base, output, n, y.storage_offset(), VECTORS=vectors, SIZE=256)
     return output
 

@@ -68,7 +68,7 @@ def as_torchvision(operation: str) -> Implementation:
 def identical(dtype: DType) -> Case:
     """Return two samples of the same two boxes as targets, ragged."""
     boxes = np.tile(np.array([[0, 0, 1, 1], [1, 0, 3, 2]], dtype=dtype.numpy), (2, 1, 1))
-    inputs = giou_loss_ragged.ragged(boxes, boxes, np.array([2, 2]))
+    inputs = giou_loss_ragged.pack_boxes(boxes, boxes, np.array([2, 2]))
     return Case(inputs, np.array(0.5, dtype=dtype.numpy), {"eps": 1e-5})
 
 

@@ -210,7 +210,7 @@ def sum_of_halves_in_triton(x: Tensor) -> Tensor:
     y = torch.zeros(x.shape[:-1], dtype=x.dtype, device=x.device)
     if x.numel():
         long = x.shape[-1] > BLOCK and bool((x.abs() < 6e4).all())
-        with triton_launch.on(x.device):
+        with triton_launch.current_device(x.device):
             size = triton.next_power_of_2(x.shape[-1])
             row_sum_kernel[(y.numel(),)](x.contiguous(), y, x.shape[-1], LONG=long, SIZE=size)
     return y

@@ -237,7 +237,7 @@ def gradient_kernel(
 
 
 def _launched(kernel: Any, x: Tensor, *arguments: Any, fault: str) -> None:
-    with triton_launch.on(x.device):
+    with triton_launch.current_device(x.device):
         kernel[(x.shape[0],)](*arguments, FAULT=fault, BLOCK=triton.next_power_of_2(x.shape[1]))
 
 

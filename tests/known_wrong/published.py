@@ -125,7 +125,7 @@ def triton_loss(clamp: bool = False, native: bool = False) -> Loss:
         scores = torch.empty(pred.shape[:2], device=pred.device)
         valid = torch.empty(pred.shape[:2], dtype=torch.bool, device=pred.device)
         if scores.numel():
-            with triton_launch.on(pred.device):
+            with triton_launch.current_device(pred.device):
                 giou_kernel[(pred.shape[0],)](pred, target, scores, valid, CLAMP=clamp, BLOCK_BOXES=pred.shape[1])
         return _mean(scores, valid)
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from fourfold.backends.cuda.device_code import for_nvrtc, needs_torch
+from fourfold.backends.cuda.device_code import needs_torch, nvrtc_source
 from fourfold.backends.cuda.machine_code import code_sha256
 from fourfold.processes.family import temporary_folder
 from fourfold.processes.files import write_atomically
@@ -84,7 +84,7 @@ def _cache_of_this_process() -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def locked(directory: pathlib.Path) -> Iterator[None]:
+def directory_lock(directory: pathlib.Path) -> Iterator[None]:
     """Context manager: hold a directory's lock, so that one of several processes compiles a kernel and the others wait.
 
     If locking is impossible, each process compiles: each replaces the others' files as a whole.
@@ -149,7 +149,7 @@ def load_or_compile(
     """
     if found := find(name):
         return found
-    with locked(directory):
+    with directory_lock(directory):
         if found := find(name):
             return found
         missing = sorted({name, *(n for n in also if not find(n))})
@@ -307,7 +307,7 @@ def compile_kernels(source: pathlib.Path, name: str, also: Collection[str], arch
     """
     options, texts = nvrtc_options(source, arch), source_closure(source)
     check_headers(texts)
-    prepared = for_nvrtc(str(source), texts)
+    prepared = nvrtc_source(str(source), texts)
     changed = [] if prepared == (texts[str(source)], {}) else [prepared]
     directory = cache_folder("cuda", digest(_nvrtc_version(), options, texts, *changed))
     return load_or_compile(
@@ -319,18 +319,19 @@ def compile_kernels(source: pathlib.Path, name: str, also: Collection[str], arch
     )
 
 
-def shared_bytes_ahead_of_time(source: pathlib.Path, names: Sequence[str], arch: str) -> dict[str, int]:
+def static_shared_bytes(source: pathlib.Path, names: Sequence[str], arch: str) -> dict[str, int]:
     """Compile kernels as `compile_ahead_of_time` does, and return only the static shared memory of each, in bytes.
 
     It skips the disassembly, which takes as long as compiling.
     """
     source = pathlib.Path(source).resolve()
     return {
-        name: _number(r"(\d+) bytes smem", _said(compile_kernels(source, name, names, arch), name), 0) for name in names
+        name: _number(r"(\d+) bytes smem", kernel_log(compile_kernels(source, name, names, arch), name), 0)
+        for name in names
     }
 
 
-def _said(compiled: CompiledKernels, name: str) -> str:
+def kernel_log(compiled: CompiledKernels, name: str) -> str:
     """Return the part of the compiler's log about one kernel."""
     after = compiled.log.partition(f"Compiling entry function '{compiled.lowered_names[name]}'")[2]
     return after.partition("Compiling entry")[0]
@@ -355,8 +356,8 @@ def compile_ahead_of_time(source: pathlib.Path, names: Sequence[str], arch: str)
     for name in names:
         compiled = compile_kernels(source, name, names, arch)
         lowered = compiled.lowered_names[name]
-        dumped = _dumped(compiled.path)
-        said = _said(compiled, name)
+        dumped = _resource_usage(compiled.path)
+        said = kernel_log(compiled, name)
         # The functions that a kernel calls have properties of their own, listed after the kernel's.
         properties = said.partition(f"Function properties for {lowered}\n")[2].partition("Function properties")[0]
         resources[name] = KernelResources(
@@ -394,7 +395,7 @@ class _Dumped:
 
 
 @functools.lru_cache(maxsize=256)
-def _dumped(cubin: pathlib.Path) -> dict[str, _Dumped]:
+def _resource_usage(cubin: pathlib.Path) -> dict[str, _Dumped]:
     """Return cuobjdump's report on a cubin's kernels, by mangled name."""
     from cuda.pathfinder import find_nvidia_binary_utility
 
@@ -441,7 +442,7 @@ def resources_of_cubin(cubin: pathlib.Path, name: str, arch: str) -> KernelResou
     Raises:
         CudaError: cuobjdump is missing or rejects the file, or the file has no such kernel.
     """
-    dumped = _dumped(cubin)
+    dumped = _resource_usage(cubin)
     if name not in dumped:
         raise CudaError(f"{cubin.name} has no kernel {name}")
     kernel = dumped[name]
@@ -468,7 +469,7 @@ def _nvrtc() -> Any:
     return nvrtc
 
 
-def _checked(result: tuple[Any, ...]) -> Any:
+def _results(result: tuple[Any, ...]) -> Any:
     """Return the results of an NVRTC function, without the leading status."""
     if result[0].value:
         raise CudaError(f"NVRTC: {result[0].name}")
@@ -478,7 +479,7 @@ def _checked(result: tuple[Any, ...]) -> Any:
 @functools.cache
 def _nvrtc_version() -> tuple[int, int]:
     try:
-        major, minor = _checked(_nvrtc().nvrtcVersion())
+        major, minor = _results(_nvrtc().nvrtcVersion())
     except CudaError:
         raise
     except Exception as error:  # cuda-pathfinder's error type differs between versions
@@ -498,22 +499,22 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
     if _nvrtc_version() >= (13, 0):
         # Split compilation uses all cores and gives the same code. A result from the driver's cache has no log.
         options = [*options, "--split-compile=0", "--no-cache"]
-    text, headers = for_nvrtc(str(source), source_closure(source))
+    text, headers = nvrtc_source(str(source), source_closure(source))
     contents, includes = ([part.encode() for part in parts] for parts in (headers.values(), headers))
-    program = _checked(nvrtc.nvrtcCreateProgram(text.encode(), str(source).encode(), len(headers), contents, includes))
+    program = _results(nvrtc.nvrtcCreateProgram(text.encode(), str(source).encode(), len(headers), contents, includes))
     try:
         for name in names:
-            _checked(nvrtc.nvrtcAddNameExpression(program, name.encode()))
+            _results(nvrtc.nvrtcAddNameExpression(program, name.encode()))
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
-        buffer = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
-        _checked(nvrtc.nvrtcGetProgramLog(program, buffer))
+        buffer = b" " * _results(nvrtc.nvrtcGetProgramLogSize(program))
+        _results(nvrtc.nvrtcGetProgramLog(program, buffer))
         log = buffer.decode(errors="replace").rstrip("\0 \n")
         if status.value:
             arch = options[0].partition("=")[2]
             raise CompilationError(f"{source.name} does not compile for {arch} ({status.name}):\n{log}")
-        lowered = {name: _checked(nvrtc.nvrtcGetLoweredName(program, name.encode())).decode() for name in names}
-        cubin = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
-        _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
+        lowered = {name: _results(nvrtc.nvrtcGetLoweredName(program, name.encode())).decode() for name in names}
+        cubin = b" " * _results(nvrtc.nvrtcGetCUBINSize(program))
+        _results(nvrtc.nvrtcGetCUBIN(program, cubin))
     finally:
         nvrtc.nvrtcDestroyProgram(program)
     path = directory / f"{digest(names)}.cubin"

@@ -87,7 +87,7 @@ def base_name(expression: str) -> str:
     return expression.partition("<")[0].rpartition("::")[2].strip()
 
 
-def declared(source: pathlib.Path, expression: str) -> DeclaredKernel | None:
+def find_declaration(source: pathlib.Path, expression: str) -> DeclaredKernel | None:
     """Return the declaration of the kernel with this name expression, or None if the file does not show it."""
     try:
         text = source.read_text(errors="replace")
@@ -105,7 +105,7 @@ def kernel_of(source: pathlib.Path, expression: str) -> DeclaredKernel:
     """
     if not source.is_file():
         raise FileNotFoundError(f"there is no file {source}")
-    found = declared(source, expression)
+    found = find_declaration(source, expression)
     if found is None:
         names = ", ".join(kernel.name for kernel in kernels(source.read_text(errors="replace")))
         has = f"its kernels are {names}" if names else "it has no __global__ function"
@@ -116,7 +116,7 @@ def kernel_of(source: pathlib.Path, expression: str) -> DeclaredKernel:
 @functools.lru_cache(maxsize=64)
 def kernels(text: str) -> tuple[DeclaredKernel, ...]:
     """Return the `__global__` functions of a `.cu` file's text, in order; only the first of those with one name."""
-    code = without_comments(text)
+    code = strip_comments(text)
     aliases = _aliases(code)
     found: dict[str, DeclaredKernel] = {}
     for match in re.finditer(r"\b__global__\b", code):
@@ -125,7 +125,7 @@ def kernels(text: str) -> tuple[DeclaredKernel, ...]:
     return tuple(found.values())
 
 
-def without_comments(text: str) -> str:
+def strip_comments(text: str) -> str:
     """Return the text with comments and quotations replaced by blanks; every other character keeps its place."""
     pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\''
     return re.sub(pattern, lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.DOTALL)
@@ -213,10 +213,10 @@ def _aliases(code: str) -> dict[str, str]:
         r"^[ \t]*#[ \t]*define[ \t]+(?P<name>\w+)[ \t]+(?P<type>[A-Za-z_]\w*)[ \t]*$",
     )
     direct = {match["name"]: match["type"] for p in patterns for match in re.finditer(p, code, re.MULTILINE)}
-    return {name: list(_followed(name, direct))[-1] for name in direct}
+    return {name: list(_transitive_names(name, direct))[-1] for name in direct}
 
 
-def _followed(name: str, direct: dict[str, str]) -> Iterator[str]:
+def _transitive_names(name: str, direct: dict[str, str]) -> Iterator[str]:
     seen: set[str] = set()
     while name in direct and name not in seen:
         seen.add(name)

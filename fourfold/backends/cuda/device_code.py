@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from fourfold.backends.cuda.declarations import closing, without_comments
+from fourfold.backends.cuda.declarations import closing, strip_comments
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
 _OF_TORCH = re.compile(r"(?:torch|ATen|c10|pybind11)/|Python\.h$")
@@ -21,7 +21,7 @@ _DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", re.MULTILINE)
 _CONSTANTS = re.compile(r"\bM_(?:PI|E|SQRT2|SQRT1_2|2_SQRTPI|LOG2E|LN2)\b")
 
 
-def _of_libcudacxx(name: str) -> str:
+def _libcudacxx_header(name: str) -> str:
     return f"#pragma once\n#include <cuda/std/{name}>\nnamespace std {{ using namespace ::cuda::std; }}\n"
 
 
@@ -47,7 +47,7 @@ _LIMITS = {
     "DBL_DIG": "15",
     "DBL_MANT_DIG": "53",
 }
-_FLOATS = _of_libcudacxx("cfloat") + "".join(
+_FLOATS = _libcudacxx_header("cfloat") + "".join(
     f"#ifndef {name}\n#define {name} {value}\n#endif\n" for name, value in _LIMITS.items()
 )
 # NVRTC rejects the header of all of CUB, which has parts for the host.
@@ -55,10 +55,10 @@ _OF_CUB = ("block/block_reduce", "block/block_scan", "block/block_load", "block/
 # NVRTC provides the functions of the C library without headers, and lacks the headers.
 _HEADERS: Mapping[str, str] = {
     **dict.fromkeys(("float.h", "cfloat"), _FLOATS),
-    **dict.fromkeys(("limits.h", "climits"), _of_libcudacxx("climits")),
+    **dict.fromkeys(("limits.h", "climits"), _libcudacxx_header("climits")),
     **dict.fromkeys(("math.h", "cmath"), _MATH),
-    **dict.fromkeys(("stdint.h", "cstdint"), _of_libcudacxx("cstdint")),
-    **{name: _of_libcudacxx(name) for name in ("limits", "type_traits", "utility", "algorithm", "cstddef")},
+    **dict.fromkeys(("stdint.h", "cstdint"), _libcudacxx_header("cstdint")),
+    **{name: _libcudacxx_header(name) for name in ("limits", "type_traits", "utility", "algorithm", "cstddef")},
     **dict.fromkeys(("assert.h", "cassert", "stdio.h", "cstdio", "stddef.h", "string.h", "cstring"), "#pragma once\n"),
     "cub/cub.cuh": "#pragma once\n" + "".join(f"#include <cub/{name}.cuh>\n" for name in _OF_CUB),
     # Headers for the functions of the host beside a kernel, which itself can use nothing of them.
@@ -95,17 +95,17 @@ _HEADERS: Mapping[str, str] = {
 }
 
 
-def included(text: str) -> list[str]:
+def include_names(text: str) -> list[str]:
     """Return the names of the headers that a text includes, in angle brackets or quotes."""
     return _INCLUDE.findall(text)
 
 
 def needs_torch(text: str) -> str | None:
     """Return the first of torch's or Python's own headers that a text includes, or None."""
-    return next((name for name in included(text) if _OF_TORCH.match(name)), None)
+    return next((name for name in include_names(text) if _OF_TORCH.match(name)), None)
 
 
-def for_nvrtc(source: str, texts: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+def nvrtc_source(source: str, texts: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Return the code that NVRTC compiles for a `.cu` file, and the text of the headers that it lacks, by name.
 
     Args:
@@ -113,7 +113,7 @@ def for_nvrtc(source: str, texts: Mapping[str, str]) -> tuple[str, dict[str, str
         texts: the text of the file and of its own headers, by path.
     """
     text = device_code(texts[source])
-    names = [name for part in texts.values() for name in included(part) if name in _HEADERS]
+    names = [name for part in texts.values() for name in include_names(part) if name in _HEADERS]
     if _CONSTANTS.search(text) and "math.h" not in names:
         # nvcc includes <math.h> in every file.
         names.append("math.h")
@@ -144,7 +144,7 @@ def device_code(text: str) -> str:
 
     A function that is neither `__global__` nor `__device__` nor constexpr is removed: no kernel can call it.
     """
-    code = without_comments(text)
+    code = strip_comments(text)
     code = _DIRECTIVE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), code)
     for start, end in _host_functions(code):
         text = text[:start] + re.sub(r"[^\n]", " ", text[start:end]) + text[end:]

@@ -175,7 +175,7 @@ def cuda_kernel(
     """
     caller = inspect.currentframe()
     above = caller.f_back if caller else None
-    path = _beside(above.f_globals.get("__file__") if above else None, pathlib.Path(source))
+    path = _source_path(above.f_globals.get("__file__") if above else None, pathlib.Path(source))
     kernels = KernelInstances(path, name)
     signature = inspect.signature(arguments)
     named = [p for p in signature.parameters.values() if p.name != "out" and p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -192,11 +192,11 @@ def cuda_kernel(
             raise TypeError(f"{name}: no argument is a tensor")
         # Indices may come before the numbers, whose dtype chooses the instance and is the result's.
         first = next((tensor for tensor in tensors if tensor.is_floating_point()), tensors[0])
-        out = _called(output, given) if output else torch.empty(first.shape, dtype=first.dtype, device=first.device)
+        out = _apply(output, given) if output else torch.empty(first.shape, dtype=first.dtype, device=first.device)
         given["out"] = out
-        passed = tuple(_called(arguments, given))
+        passed = tuple(_apply(arguments, given))
         kernels.check(first.dtype, passed)
-        sizes: list[Any] = [_called(size, given) if callable(size) else size for size in (grid, block, shared_bytes)]
+        sizes: list[Any] = [_apply(size, given) if callable(size) else size for size in (grid, block, shared_bytes)]
         blocks, threads, shared = sizes
         kernels.of(first.dtype).launch(blocks, threads, *passed, shared_bytes=shared)
         return out
@@ -207,7 +207,7 @@ def cuda_kernel(
     return launch
 
 
-def _beside(caller: str | None, source: pathlib.Path) -> pathlib.Path:
+def _source_path(caller: str | None, source: pathlib.Path) -> pathlib.Path:
     beside = pathlib.Path(caller).resolve().parent / source if caller else source
     return (beside if beside.is_file() else source).resolve()
 
@@ -220,7 +220,7 @@ def plain(value: Any) -> Any:
     return value.clone() if value.data_ptr() % ALIGNMENT else value
 
 
-def _called(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+def _apply(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
     """Return the result of a function for those of some values that its parameters name."""
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):

@@ -61,7 +61,7 @@ def known_kernels(source: pathlib.Path) -> set[str]:
     return {kernel.name for kernel in _kernels_of.get(source, ())}
 
 
-def launched_on_cpu() -> list[CudaKernel]:
+def emulated_kernels() -> list[CudaKernel]:
     """Return the live `CudaKernel` objects that have been launched on the CPU."""
     return [kernel for kernels in _kernels_of.values() for kernel in kernels if kernel._on_cpu]
 
@@ -80,7 +80,7 @@ def compiling_only(names: Collection[str]) -> Iterator[None]:
         _companions = before
 
 
-def _compiled_along(source: pathlib.Path) -> set[str]:
+def _kernel_names(source: pathlib.Path) -> set[str]:
     """Return the names of the kernels to compile when one of the file's kernels has to be compiled."""
     known = known_kernels(source)
     return known if _companions is None else known & _companions
@@ -109,7 +109,7 @@ class CudaKernel:
         _kernels_of.setdefault(self.source, weakref.WeakSet()).add(self)
 
     @classmethod
-    def for_each_dtype(
+    def instances(
         cls, source: pathlib.Path, name: str, options: Mapping[Any, str]
     ) -> dict[tuple[torch.dtype, Any], CudaKernel]:
         """Return the instances of a template, by dtype and option.
@@ -205,7 +205,7 @@ class CudaKernel:
             with torch.cuda.device(index):
                 config = _config(self.name, cluster, block, shared_bytes, cluster)
                 stream = _stream(index, torch_internals.current_stream(index))
-                loaded = self._loaded(index)
+                loaded = self._gpu_kernel(index)
                 loaded.allow_shared_bytes(max(shared_bytes, loaded.allowed_shared_bytes))
                 try:
                     most = loaded.handle.occupancy.max_active_clusters(config, stream=stream)
@@ -214,11 +214,11 @@ class CudaKernel:
             self._resident_clusters[key] = most
         return self._resident_clusters[key]
 
-    def _loaded(self, device: int) -> _GpuKernel:
+    def _gpu_kernel(self, device: int) -> _GpuKernel:
         kernel = self._on_gpu.get(device)
         if kernel is None:
             with _compiling:
-                kernel = self._on_gpu[device] = _GpuKernel(self.source, self.name, _compiled_along(self.source), device)
+                kernel = self._on_gpu[device] = _GpuKernel(self.source, self.name, _kernel_names(self.source), device)
         return kernel
 
     def _launch_on_cpu(
@@ -233,15 +233,15 @@ class CudaKernel:
         check_shared_bytes(self.name, shared_bytes)
         if 0 not in blocks:
             self.launches_on_cpu += 1
-            self._of_cpu().launch(blocks, threads, shared_bytes, args)
+            self._cpu_kernel().launch(blocks, threads, shared_bytes, args)
 
-    def _of_cpu(self) -> CpuKernel:
+    def _cpu_kernel(self) -> CpuKernel:
         how = mode()
         kernel = self._on_cpu.get(how)
         if kernel is None:
             with _compiling:
                 kernel = self._on_cpu[how] = CpuKernel(
-                    self.source, self.name, _compiled_along(self.source), how == "checked"
+                    self.source, self.name, _kernel_names(self.source), how == "checked"
                 )
         return kernel
 
@@ -252,10 +252,13 @@ class CudaKernel:
             CudaError: the compiler is missing. CompilationError: the file does not compile.
         """
         if device == "cpu":
-            self._of_cpu()
+            self._cpu_kernel()
         else:
             compile_kernels(
-                self.source, self.name, _compiled_along(self.source), architecture(*torch.cuda.get_device_capability())
+                self.source,
+                self.name,
+                _kernel_names(self.source),
+                architecture(*torch.cuda.get_device_capability()),
             )
 
     def _launch_on_gpu(
@@ -275,7 +278,7 @@ class CudaKernel:
             return
         core = _core()
         stream = _stream(device, torch_internals.current_stream(device))
-        kernel = self._loaded(device)
+        kernel = self._gpu_kernel(device)
         conversions = kernel.conversions.get(types)
         if conversions is None:
             conversions = kernel.conversions[types] = kernel.check(args)
@@ -340,7 +343,7 @@ class _GpuKernel(LoadedKernel):
             sizes = [parameter.size for parameter in self.handle.arguments_info]
         except Exception as error:
             raise CudaError(f"{name} cannot be loaded: {error}") from error
-        declared = declarations.declared(source, name)
+        declared = declarations.find_declaration(source, name)
         super().__init__(name, _parameters(compiled.lowered_names[name], sizes, declared), declared)
         self._shared_limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._device = _driver_result(driver.cuDeviceGet(device))
@@ -470,11 +473,11 @@ def _parameters(
     if types is None or len(types) != len(sizes):
         names = {1: "bool", 8: "any of 8 bytes"}
         types = [names.get(size, f"a type of {size} bytes") for size in sizes]
-    return [KernelParameter.of_type(type_, size) for type_, size in zip(types, sizes, strict=True)]
+    return [KernelParameter.from_type(type_, size) for type_, size in zip(types, sizes, strict=True)]
 
 
 def _parameter_types(lowered_name: str) -> list[str] | None:
-    demangled = _demangled(lowered_name)
+    demangled = _demangle(lowered_name)
     if demangled is None or not demangled.endswith(")"):
         return None
     types, depth, end = [], 0, len(demangled) - 1
@@ -489,7 +492,7 @@ def _parameter_types(lowered_name: str) -> list[str] | None:
     return [type_ for type_ in reversed(types) if type_]
 
 
-def _demangled(name: str) -> str | None:
+def _demangle(name: str) -> str | None:
     try:
         demangle = ctypes.CDLL("libstdc++.so.6")["__cxa_demangle"]
     except (OSError, AttributeError):

@@ -46,7 +46,7 @@ def code_sha256(cubin: bytes, kernel: str) -> str:
     Raises:
         ValueError: the file is no 64-bit ELF file, or has no such kernel.
     """
-    sections, symbols = _read(cubin)
+    sections, symbols = _read_elf(cubin)
     if f".text.{kernel}" not in (section.name for section in sections):
         raise ValueError(f"the cubin has no kernel {kernel}")
     entries = {symbol.name for symbol in symbols if symbol.info & 15 == _FUNCTION and symbol.other & _ENTRY}
@@ -104,7 +104,7 @@ def allocation(cubin: bytes, kernel: str) -> Allocation:
     Raises:
         ValueError: the file is no 64-bit ELF file, or lacks this information.
     """
-    sections, symbols = _read(cubin)
+    sections, symbols = _read_elf(cubin)
     of_file, own = (
         [entry for section in sections if section.name == name for entry in _entries(section.content)]
         for name in (".nv.info", f".nv.info.{kernel}")
@@ -140,7 +140,7 @@ def _target(symbol: _Symbol, sections: list[_Section]) -> tuple[object, ...]:
     return symbol.value, symbol.size, section.size, hashlib.sha256(section.content).digest()
 
 
-def _read(cubin: bytes) -> tuple[list[_Section], list[_Symbol]]:
+def _read_elf(cubin: bytes) -> tuple[list[_Section], list[_Symbol]]:
     if cubin[:5] != b"\x7fELF\x02":
         raise ValueError("it is no cubin: no 64-bit ELF file")
     sections = list(_sections(cubin))

@@ -55,7 +55,7 @@ class KernelParameter:
     spelling: str
 
     @classmethod
-    def of_type(cls, spelling: str, size: int) -> KernelParameter:
+    def from_type(cls, spelling: str, size: int) -> KernelParameter:
         """Return the parameter whose type has this C++ name and `size` bytes."""
         if spelling.endswith("*"):
             return cls("p" if re.search(r"\bconst\b", spelling) else "P", size, spelling)

@@ -25,7 +25,7 @@ class _Described:
 
 
 @functools.lru_cache(maxsize=4096)
-def _encoded(device: int, address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> Any:
+def _encode(device: int, address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> Any:
     # A map holds only an address and a layout, so a cached one is still right for another tensor with the same ones.
     import cuda.core
     from cuda.core.utils import StridedMemoryView
@@ -54,7 +54,7 @@ def swizzled_map(tensor: torch.Tensor, box: tuple[int, ...]) -> Any:
     sizes, strides = tuple(tensor.shape), tensor.stride()[:-1]
     if tensor.is_cpu:
         return TensorMapOnCpu(tensor.data_ptr(), sizes, strides, box)
-    made = _encoded(tensor.get_device(), tensor.data_ptr(), sizes, strides, box)
+    made = _encode(tensor.get_device(), tensor.data_ptr(), sizes, strides, box)
     if (record := launch_records.current) is not None:
         record.describe(made, f"map of boxes {box} of {record.forms([tensor])[0]}")
     return made

@@ -58,13 +58,13 @@ def compilation_limited(device: str, seconds: float, dtypes: Sequence[str] = (),
     known = [dtype for dtype in dtypes if dtype in FLOATS.values()]
     ahead = Ahead(known, min(cores - 1, MOST_AHEAD), math.ceil(seconds))
     try:
-        with compilations_replaced(functools.partial(_compiled, math.ceil(seconds), NotKept, ahead)):
+        with compilations_replaced(functools.partial(_compile_within, math.ceil(seconds), NotKept, ahead)):
             yield
     finally:
         ahead.end()
 
 
-def _compiled(seconds: int, not_kept: type[BaseException], ahead: "Ahead", wanted: "Compilation") -> Any:
+def _compile_within(seconds: int, not_kept: type[BaseException], ahead: "Ahead", wanted: "Compilation") -> Any:
     """Return the wanted kernel, from the cache or compiled within the limit.
 
     Raises:

@@ -22,7 +22,7 @@ class CompiledSummary(NamedTuple):
 
 
 @contextlib.contextmanager
-def compiled_for(
+def compile_launches(
     capability: int, but: Collection[str] = (), disassembled: bool = True
 ) -> Iterator[list[KernelResources | CompiledSummary]]:
     """Context manager: calls of Triton implementations on CPU tensors compile their kernels and do not run them.

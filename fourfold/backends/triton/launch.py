@@ -49,7 +49,7 @@ def launch(
     if device < 0 or _LEFT_TO_TRITON:
         if recorder is not None:
             recorder.refuse()
-        with on(tensors[0].device):
+        with current_device(tensors[0].device):
             kernel[grid](*tensors, *scalars, **options)
         return
     if device != torch.cuda.current_device():
@@ -178,7 +178,7 @@ def unkeyed_properties(device: int) -> tuple[str, ...]:
     return tuple(triton_contract.key_collisions(launch_key, device))
 
 
-def on(device: torch.device) -> AbstractContextManager:
+def current_device(device: torch.device) -> AbstractContextManager:
     """Context manager: make a tensor's device the current one, where Triton launches. It is free if it already is."""
     if device.type == "cpu" or device.index == torch.cuda.current_device():
         return contextlib.nullcontext()

@@ -47,7 +47,7 @@ def _replace_compiled() -> None:
         # Attributes that other code reads: libraries that generate code copy a kernel's source.
         read = {"__doc__": compiled.fn.__doc__, "__globals__": compiled.fn.__globals__, "src": compiled.src}
         interpreted[compiled].__dict__.update(read)
-    _replace_everywhere(interpreted, _bound)
+    _replace_everywhere(interpreted, _bind)
 
 
 def compile_kernels() -> None:
@@ -82,7 +82,7 @@ def _replace_everywhere(replacements: dict[Any, Any], method: Callable[[Any], An
             _replace(owner, by_identity)
 
 
-def _bound(function: Any) -> Callable[..., Any]:
+def _bind(function: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: function(*args, **kwargs)
 
 

@@ -31,7 +31,7 @@ from fourfold.candidates.load import models, modules
 from fourfold.candidates.load.calling import CannotBeCalled, as_operation
 from fourfold.candidates.process import protocol
 from fourfold.instruments import sparse_memory
-from fourfold.instruments.concurrent_calls import NeverReturns, called_at_once
+from fourfold.instruments.concurrent_calls import NeverReturns, call_at_once
 from fourfold.instruments.costs import living_tensors
 from fourfold.instruments.hide_test_runner import INTERPRETER, HiddenModules
 from fourfold.instruments.line_recorder import recorder
@@ -282,7 +282,7 @@ class Served:
             self.last.pop(number, None)
             self.shared.discard(number)
         for (number, size), file in zip(request.shared, files):
-            self.storages[number] = sparse_memory.shared(file, size).untyped_storage()
+            self.storages[number] = sparse_memory.map_shared(file, size).untyped_storage()
             self.shared.add(number)
             os.close(file)
         for number, held in contents.items():
@@ -401,7 +401,7 @@ class Served:
         try:
             with in_conditions(ask.conditions, contextlib.nullcontext()):
                 calls = [functools.partial(self._called, each, ask.output) for each in ask.calls]
-                wanted, found = called_at_once(calls, ask.functions, patience=ask.patience)
+                wanted, found = call_at_once(calls, ask.functions, patience=ask.patience)
         except NeverReturns as error:
             return protocol.NeverReturned(str(error))
         results = [[[self._result(part) for part in parts] for parts in thread] for thread in found]

@@ -31,14 +31,14 @@ from fourfold.numerics.steps.elementwise import (
     ROUNDED_ONCE,
     arithmetic_of,
     divide,
-    limited,
+    elementary_step,
+    exact_sum_error,
     may_vanish,
     multiply,
-    rounded,
+    set_least,
     sqrt,
     square,
     subtract,
-    summed_exactly,
 )
 from fourfold.numerics.steps.orders import partial_products
 
@@ -94,7 +94,7 @@ def bounded_sum(
         opposite = np.where(value > 0, add(np.where(a.value < 0, sizes, 0.0)), add(np.where(a.value > 0, sizes, 0.0)))
         overflows |= infinite & ~(opposite * (1 + growth) <= largest)
     operand, steps = Bounded(value, inherited, a.arithmetic), np.where(growth > 0, ROUNDED_ONCE, 0.0)
-    result = rounded(value, inherited + grown, (operand,), steps, overflows, settled=settled)
+    result = elementary_step(value, inherited + grown, (operand,), steps, overflows, settled=settled)
     certain_nan = np.isnan(a.value) & (a.error == 0)
     if certain_nan.any():  # makes a sum NaN, whatever unknown terms there are beside it
         result.error = np.where(add(certain_nan.astype(np.float64)) > 0, 0.0, result.error)
@@ -109,18 +109,18 @@ def total(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
     """Return numpy.sum in any order that `summation_growth` admits; for a comparison, the number of true elements."""
     if isinstance(a, Comparison):
         return np.sum(certain(a), axis=axis, keepdims=keepdims)
-    add, terms = functools.partial(np.sum, axis=axis, keepdims=keepdims), counted(a, axis)
+    add, terms = functools.partial(np.sum, axis=axis, keepdims=keepdims), number_of_terms(a, axis)
     if terms == 1:
         return Bounded(add(a.value), add(a.error), a.arithmetic, None if a.limit is None else add(a.limit))
 
     def settled() -> np.ndarray:
         unit = np.min(a.terms.unit, axis=axis, keepdims=keepdims, initial=np.inf)
-        return summed_exactly(Terms(unit, add(a.terms.reach)), a.arithmetic)
+        return exact_sum_error(Terms(unit, add(a.terms.reach)), a.arithmetic)
 
     result = bounded_sum(a, terms, add, settled)
     if a.limit is None:
         return result
-    return limited(result, np.where(np.min(a.limit, axis=axis, keepdims=keepdims, initial=0) >= 0, 0.0, -np.inf))
+    return set_least(result, np.where(np.min(a.limit, axis=axis, keepdims=keepdims, initial=0) >= 0, 0.0, -np.inf))
 
 
 @rule_for((np.add, "reduce"))
@@ -129,7 +129,7 @@ def add_reduce(a: Any, axis: Any = 0, *, keepdims: bool = False) -> Any:
     return total(a, axis, keepdims=keepdims)
 
 
-def counted(a: Bounded, axis: Any) -> int:
+def number_of_terms(a: Bounded, axis: Any) -> int:
     """Return the number of elements in each sum along the axes."""
     if axis is None:
         return a.size
@@ -141,7 +141,7 @@ def counted(a: Bounded, axis: Any) -> int:
 def mean(a: Any, axis: Any = None, *, keepdims: bool = False) -> Bounded:
     """Return the sum divided by the number of its terms."""
     a = lift(a, a.arithmetic)
-    return divide(total(a, axis, keepdims=keepdims), lift(counted(a, axis), a.arithmetic))
+    return divide(total(a, axis, keepdims=keepdims), lift(number_of_terms(a, axis), a.arithmetic))
 
 
 @rule_for(np.var)
@@ -152,7 +152,7 @@ def var(a: Bounded, axis: Any = None, *, ddof: float = 0, correction: float = 0,
     1983). The mean of the squares minus the square of the mean is less accurate, and not admitted.
     """
     squares = total(square(subtract(a, mean(a, axis, keepdims=True))), axis, keepdims=keepdims)
-    return divide(squares, lift(max(counted(a, axis) - (ddof or correction), 0), a.arithmetic))
+    return divide(squares, lift(max(number_of_terms(a, axis) - (ddof or correction), 0), a.arithmetic))
 
 
 @rule_for(np.std)
@@ -183,7 +183,7 @@ def prod(a: Bounded, axis: Any = None, *, keepdims: bool = False) -> Bounded:
     See `fourfold.numerics.steps.orders`.
     """
     along: dict[str, Any] = {"axis": axis, "keepdims": keepdims}
-    arithmetic, size, terms = a.arithmetic, abs(a.value), counted(a, axis)
+    arithmetic, size, terms = a.arithmetic, abs(a.value), number_of_terms(a, axis)
     value = np.prod(a.value, **along)
     if terms == 1:
         return Bounded(value, np.prod(a.error, **along), arithmetic)
@@ -197,13 +197,15 @@ def prod(a: Bounded, axis: Any = None, *, keepdims: bool = False) -> Bounded:
     # A factor that is certainly 0 makes the product 0, or NaN if another is infinite.
     certain_zero = np.any((size == 0) & (a.error == 0), **along)
     lost, unknown = np.where(certain_zero, 0.0, lost), unknown & ~(certain_zero & infinite)
-    return rounded(value, inherited + lost, (Bounded(value, inherited, arithmetic),), max(terms - 1, 0), unknown)
+    return elementary_step(
+        value, inherited + lost, (Bounded(value, inherited, arithmetic),), max(terms - 1, 0), unknown
+    )
 
 
 # Extremes.
 
 
-def in_order(order: Callable[[np.ndarray], np.ndarray], a: Bounded) -> Bounded:
+def order_statistic(order: Callable[[np.ndarray], np.ndarray], a: Bounded) -> Bounded:
     """Return the result of `order`, a function that picks numbers and is monotonic in each of them."""
     value, unknown = order(a.value), np.isinf(a.error)
     high = order(np.where(unknown, np.inf, a.value + a.error))
@@ -219,7 +221,7 @@ def extreme(choose: Callable[..., np.ndarray]) -> Callable[..., Bounded]:
 
     def rule(a: Bounded, axis: Any = None, *, keepdims: bool = False, initial: float | None = None) -> Bounded:
         start: dict[str, Any] = {} if initial is None else {"initial": initial}
-        result = in_order(functools.partial(choose, axis=axis, keepdims=keepdims, **start), a)
+        result = order_statistic(functools.partial(choose, axis=axis, keepdims=keepdims, **start), a)
         if initial is not None:
             result.error = np.maximum(result.error, lift(initial, a.arithmetic).error)
         return result
@@ -338,9 +340,9 @@ def matrix_product(a: Bounded, b: Bounded) -> Bounded:
     def settled() -> np.ndarray:
         rows, cols = np.min(a.terms.unit, axis=-1, initial=np.inf), np.min(b.terms.unit, axis=-2, initial=np.inf)
         unit = rows[..., :, None] * cols[..., None, :]
-        return summed_exactly(Terms(unit, a.terms.reach @ b.terms.reach), arithmetic)
+        return exact_sum_error(Terms(unit, a.terms.reach @ b.terms.reach), arithmetic)
 
-    return rounded(value, error, (Bounded(value, error, arithmetic),), ROUNDED_ONCE, unknown, settled=settled)
+    return elementary_step(value, error, (Bounded(value, error, arithmetic),), ROUNDED_ONCE, unknown, settled=settled)
 
 
 @rule_for(np.dot)
@@ -358,7 +360,7 @@ def dot(a: Any, b: Any) -> Bounded:
 # Functions that move elements or create arrays: no rounding.
 
 
-def joined(join: Callable[..., np.ndarray]) -> Callable[..., Any]:
+def join_rule(join: Callable[..., np.ndarray]) -> Callable[..., Any]:
     """Return the rule of numpy.stack or numpy.concatenate, for bounded and plain arrays or for comparisons."""
 
     def rule(arrays: Sequence[Any], axis: int | None = 0) -> Any:
@@ -373,7 +375,7 @@ def joined(join: Callable[..., np.ndarray]) -> Callable[..., Any]:
     return rule
 
 
-stack, concatenate = joined(np.stack), joined(np.concatenate)
+stack, concatenate = join_rule(np.stack), join_rule(np.concatenate)
 rule_for(np.stack)(stack)
 rule_for(np.concatenate)(concatenate)
 
@@ -461,7 +463,7 @@ def ndim_of(a: Any) -> int:
 @rule_for(np.size)
 def size_of(a: Any, axis: int | None = None) -> int:
     """Return the number of elements, or of those along an axis."""
-    return counted(a, axis)
+    return number_of_terms(a, axis)
 
 
 # Functions whose results are elements of their operands, or the negatives of these.

@@ -62,7 +62,7 @@ def may_vanish(a: Bounded) -> np.ndarray:
     return within & (a.error > 0) & ~(a.least > 0) if within.any() else within
 
 
-def rounded(
+def elementary_step(
     value: np.ndarray,
     error: np.ndarray,
     operands: Sequence[Bounded],
@@ -113,7 +113,7 @@ def once(value: np.ndarray, a: Bounded, b: Bounded) -> Callable[[], np.ndarray]:
     return error
 
 
-def summed_exactly(terms: Terms, arithmetic: Arithmetic) -> np.ndarray:
+def exact_sum_error(terms: Terms, arithmetic: Arithmetic) -> np.ndarray:
     """Return the error of a sum that is exact in any order: a few roundings, independent of the number of terms.
 
     They allow for a formula of the same value that is rounded at its end, like the square of a norm.
@@ -121,13 +121,13 @@ def summed_exactly(terms: Terms, arithmetic: Arithmetic) -> np.ndarray:
     return np.where(terms.exact(arithmetic), REORDERING * arithmetic.roundoff * terms.reach, np.inf)
 
 
-def limited(result: Bounded, least: np.ndarray | float) -> Bounded:
+def set_least(result: Bounded, least: np.ndarray | float) -> Bounded:
     """Set a lower bound of the step's computed results, where it is tighter than the error, and return the result."""
     result.limit = np.fmax(result.least, least)
     return result
 
 
-def saturated(result: Bounded, inherited: np.ndarray) -> Bounded:
+def saturating_step(result: Bounded, inherited: np.ndarray) -> Bounded:
     """Return the result of erf or tanh, with a step of 2 ulp and no reordering where it is within a quarter unit of ±1.
 
     Nothing can be reordered there: the amount that such formulas subtract from 1, ``q(x) e^(-x^2)`` or ``2 / (1 +
@@ -146,7 +146,7 @@ def saturated(result: Bounded, inherited: np.ndarray) -> Bounded:
     return result
 
 
-def read_as_zero(a: Bounded) -> np.ndarray:
+def flush_error(a: Bounded) -> np.ndarray:
     """Return the error of `a` if subnormal numbers are read as 0, as in Triton's roots, logs and powers (.ftz)."""
     size = abs(a.value)
     subnormal = (size > 0) & (size < a.arithmetic.smallest_normal)
@@ -160,20 +160,20 @@ def read_as_zero(a: Bounded) -> np.ndarray:
 def add(a: Bounded, b: Bounded) -> Bounded:
     """Return a + b, rounded once. The operands' lower limits add up to one of the sum, except for the roundings."""
     value = a.value + b.value
-    result = rounded(
+    result = elementary_step(
         value, a.error + b.error, (a, b), ROUNDED_ONCE, terms=lambda: a.terms + b.terms, settled=once(value, a, b)
     )
     if a.limit is None and b.limit is None:
         return result
     least = a.least + b.least
-    return limited(result, np.where(least > 0, least * (1 - REORDERING * a.arithmetic.roundoff), -np.inf))
+    return set_least(result, np.where(least > 0, least * (1 - REORDERING * a.arithmetic.roundoff), -np.inf))
 
 
 @rule_for(np.subtract)
 def subtract(a: Bounded, b: Bounded) -> Bounded:
     """Return a - b, rounded once."""
     value = a.value - b.value
-    return rounded(
+    return elementary_step(
         value, a.error + b.error, (a, b), ROUNDED_ONCE, terms=lambda: a.terms + b.terms, settled=once(value, a, b)
     )
 
@@ -185,13 +185,13 @@ def multiply(a: Bounded, b: Bounded) -> Bounded:
     value, unknown = a.value * b.value, None
     if not np.isfinite(value).all():
         unknown = (np.isinf(a.value) & may_vanish(b)) | (np.isinf(b.value) & may_vanish(a))
-    return rounded(value, error, (a, b), ROUNDED_ONCE, unknown, lambda: a.terms * b.terms, once(value, a, b))
+    return elementary_step(value, error, (a, b), ROUNDED_ONCE, unknown, lambda: a.terms * b.terms, once(value, a, b))
 
 
 @rule_for(np.square)
 def square(a: Bounded) -> Bounded:
     """Return a a, which is never below 0."""
-    return limited(multiply(a, a), 0.0)
+    return set_least(multiply(a, a), 0.0)
 
 
 @rule_for(np.divide)
@@ -212,8 +212,8 @@ def divide(a: Bounded, b: Bounded) -> Bounded:
     unknown = may_vanish(b)
     if not b.value.all():
         unknown = unknown | (may_vanish(a) & (b.value == 0))
-    result = rounded(value, error, (a, b), steps, unknown)
-    return result if a.limit is None else limited(result, np.where((a.limit >= 0) & (b.least >= 0), 0.0, -np.inf))
+    result = elementary_step(value, error, (a, b), steps, unknown)
+    return result if a.limit is None else set_least(result, np.where((a.limit >= 0) & (b.least >= 0), 0.0, -np.inf))
 
 
 @rule_for(np.reciprocal)
@@ -244,7 +244,7 @@ def exp(a: Bounded) -> Bounded:
     inherited = np.where(a.error < 1, value * np.expm1(a.error), np.exp(a.value + a.error) - value)
     # An argument of -inf has no error, and its result 0 no relative error.
     exponent = np.where(value > 0, EXPONENT * a.arithmetic.roundoff * abs(a.value) * value, 0)
-    return rounded(value, inherited + exponent, (a,), EXPONENTIAL)
+    return elementary_step(value, inherited + exponent, (a,), EXPONENTIAL)
 
 
 @rule_for(np.exp2)
@@ -253,7 +253,7 @@ def exp2(a: Bounded) -> Bounded:
     value = np.exp2(a.value)
     grown = a.error * LOG_2
     inherited = np.where(grown < 1, value * np.expm1(grown), np.exp2(a.value + a.error) - value)
-    return rounded(value, inherited, (a,), WITHIN_2_ULP)
+    return elementary_step(value, inherited, (a,), WITHIN_2_ULP)
 
 
 @rule_for(np.expm1)
@@ -261,7 +261,7 @@ def expm1(a: Bounded) -> Bounded:
     """Return e^a - 1, within 1 ulp of that difference: ``e^(x + e) - e^x = e^x expm1(e)``."""
     power = np.exp(a.value)
     inherited = np.where(a.error < 1, power * np.expm1(a.error), np.exp(a.value + a.error) - power)
-    return rounded(np.expm1(a.value), inherited, (a,), WITHIN_1_ULP)
+    return elementary_step(np.expm1(a.value), inherited, (a,), WITHIN_1_ULP)
 
 
 def logarithm(function: np.ufunc, unit: float, shift: float) -> Callable[[Bounded], Bounded]:
@@ -272,13 +272,13 @@ def logarithm(function: np.ufunc, unit: float, shift: float) -> Callable[[Bounde
     """
 
     def rule(a: Bounded) -> Bounded:
-        argument, error = a.value + shift, a.error if shift else read_as_zero(a)
+        argument, error = a.value + shift, a.error if shift else flush_error(a)
         nearest = argument - error
         if a.limit is not None:
             nearest = np.where(error > a.error, nearest, a.limit + shift)
         sides = np.maximum(-np.log1p((nearest - argument) / argument), np.log1p(error / argument)) / unit
         unknown = (error > 0) & (nearest < a.arithmetic.smallest_normal) & (argument + error >= 0)
-        return rounded(function(a.value), np.where(error == 0, 0.0, sides), (a,), WITHIN_1_ULP, unknown)
+        return elementary_step(function(a.value), np.where(error == 0, 0.0, sides), (a,), WITHIN_1_ULP, unknown)
 
     return rule
 
@@ -301,8 +301,8 @@ def sqrt(a: Bounded) -> Bounded:
     inherited = np.where(subnormal, np.fmax(inherited, value), inherited)
     # The argument may have overflowed, though it is known to be above 0.
     inherited = np.where(np.isinf(a.error), np.inf, inherited)
-    result = rounded(
-        value, inherited, (a,), ROUNDED_ONCE, (read_as_zero(a) > 0) & (a.least < 0) & (a.value + a.error >= 0)
+    result = elementary_step(
+        value, inherited, (a,), ROUNDED_ONCE, (flush_error(a) > 0) & (a.least < 0) & (a.value + a.error >= 0)
     )
     result.limit = np.where(subnormal, 0.0, nearest * (1 - REORDERING * a.arithmetic.roundoff))
     return result
@@ -317,7 +317,7 @@ def tanh(a: Bounded) -> Bounded:
     """
     value, nearest = np.tanh(a.value), np.tanh(abs(a.value) - a.error)
     inherited = np.tanh(a.error) * (1 - abs(value) * nearest)
-    return saturated(rounded(value, inherited, (a,), WITHIN_2_ULP), inherited)
+    return saturating_step(elementary_step(value, inherited, (a,), WITHIN_2_ULP), inherited)
 
 
 @rule_for(np.arctan)
@@ -328,7 +328,7 @@ def arctan(a: Bounded) -> Bounded:
     """
     size = abs(a.value)
     inherited = np.where(a.error == 0, 0.0, np.arctan2(a.error, 1 + size * (size - a.error)))
-    return rounded(np.arctan(a.value), inherited, (a,), WITHIN_2_ULP)
+    return elementary_step(np.arctan(a.value), inherited, (a,), WITHIN_2_ULP)
 
 
 def wave(function: np.ufunc, slope: np.ufunc) -> Callable[[Bounded], Bounded]:
@@ -340,7 +340,7 @@ def wave(function: np.ufunc, slope: np.ufunc) -> Callable[[Bounded], Bounded]:
     def rule(a: Bounded) -> Bounded:
         value, half = function(a.value), np.sin(np.minimum(a.error, np.pi) / 2)
         steepest = np.minimum(abs(slope(a.value)) + abs(value) * half, 1)
-        return rounded(value, 2 * half * steepest, (a,), WITHIN_2_ULP)
+        return elementary_step(value, 2 * half * steepest, (a,), WITHIN_2_ULP)
 
     return rule
 
@@ -358,7 +358,7 @@ def power(a: Bounded, b: Bounded) -> Bounded:
     """
     if b.ndim == 0 and b.error == 0 and b.value in (1, 2):
         return positive(a) if b.value == 1 else square(a)
-    value, size, error, exponent = np.power(a.value, b.value), abs(a.value), read_as_zero(a), b.value
+    value, size, error, exponent = np.power(a.value, b.value), abs(a.value), flush_error(a), b.value
     whole = (b.error == 0) & (exponent == np.rint(exponent)) & np.isfinite(exponent)
     nearest = size - error
     ends = (value * np.expm1(exponent * np.log1p(end / size)) for end in (error, -error))
@@ -372,7 +372,7 @@ def power(a: Bounded, b: Bounded) -> Bounded:
         shifted = (abs(value) + inherited) * np.expm1(b.error * span)
         inherited = inherited + np.where((b.error == 0) | ((value == 0) & (inherited == 0)), 0.0, shifted)
     products = abs(exponent) - 1 + np.where(exponent < 0, DIVISION, 0.0)
-    return rounded(value, inherited, (a, b), np.where(whole, np.maximum(products, POWER), POWER), unknown)
+    return elementary_step(value, inherited, (a, b), np.where(whole, np.maximum(products, POWER), POWER), unknown)
 
 
 # Choices.
@@ -382,7 +382,7 @@ def power(a: Bounded, b: Bounded) -> Bounded:
 def absolute(a: Bounded) -> Bounded:
     """Return the magnitude, exactly: magnitudes are no farther apart than the numbers are."""
     result = Bounded(abs(a.value), a.error.copy(), a.arithmetic, terms=lambda: standing(abs(a.value), a))
-    return limited(result, 0.0)
+    return set_least(result, 0.0)
 
 
 @rule_for(np.sign)
@@ -467,7 +467,7 @@ def where(condition: Any, x: Any, y: Any) -> Bounded:
     result = Bounded(value, error, arithmetic, settled=settled)
     if a.limit is None and b.limit is None:
         return result
-    return limited(result, np.minimum(*np.broadcast_arrays(a.least, b.least)))
+    return set_least(result, np.minimum(*np.broadcast_arrays(a.least, b.least)))
 
 
 # Comparisons and logical functions.
@@ -495,13 +495,13 @@ for _compare in (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.
     rule_for(_compare)(comparison(_compare))
 
 
-def of_class(test: np.ufunc) -> Callable[[Bounded], Comparison]:
+def class_rule(test: np.ufunc) -> Callable[[Bounded], Comparison]:
     """Return the rule that tells whether a number is NaN, infinite or finite: certain, unless the number is unknown."""
     return lambda a: Comparison(test(a.value), np.isinf(a.error), a.arithmetic)
 
 
 for _test in (np.isnan, np.isinf, np.isfinite):
-    rule_for(_test)(of_class(_test))
+    rule_for(_test)(class_rule(_test))
 
 
 @rule_for(np.logical_and, np.bitwise_and, operand=truth)
@@ -519,7 +519,7 @@ def either(a: Comparison, b: Comparison) -> Comparison:
 
 
 @rule_for(np.logical_xor, np.bitwise_xor, operand=truth)
-def one_of(a: Comparison, b: Comparison) -> Comparison:
+def exclusive_or(a: Comparison, b: Comparison) -> Comparison:
     """Return a xor b: certain where both operands are."""
     return Comparison(a.outcome ^ b.outcome, a.uncertain | b.uncertain, a.arithmetic)
 

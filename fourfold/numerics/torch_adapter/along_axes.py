@@ -16,7 +16,7 @@ from fourfold.numerics.steps.along_axes import (
     var,
 )
 from fourfold.numerics.steps.elementwise import add, divide, multiply, sqrt, subtract, units
-from fourfold.numerics.torch_adapter.elementwise import aten, axes, lifted, scaled, sign, to_the_power
+from fourfold.numerics.torch_adapter.elementwise import aten, axes, lift_operand, scaled, sign, to_the_power
 from fourfold.numerics.torch_adapter.moves import index_add
 from fourfold.numerics.torch_adapter.orders import amax, amin
 from fourfold.numerics.torch_adapter.tensors import (
@@ -53,30 +53,30 @@ def sum_along(a: Any, dim: Any = None, keepdim: bool = False) -> Any:
     if isinstance(a, Comparison) or (isinstance(a, np.ndarray) and a.dtype == bool):
         truth = a if isinstance(a, Comparison) else Comparison(a, np.zeros_like(a), arithmetic())
         return count_of_ties(truth, axes(dim), keepdim)
-    return total(lifted(a), axes(dim), keepdims=keepdim)
+    return total(lift_operand(a), axes(dim), keepdims=keepdim)
 
 
-def numpy_along(function: Any, lift: Callable[[Any], Payload] = lifted) -> Callable[..., Any]:
+def numpy_along(function: Any, lift: Callable[[Any], Payload] = lift_operand) -> Callable[..., Any]:
     """Return the rule of an operator that is a function of NumPy along axes."""
     compute = NUMPY_RULES[function].compute
     return lambda a, dim=None, keepdim=False: compute(lift(a), axes(dim), keepdims=keepdim)
 
 
-def lifted_truth(a: Any) -> Payload:
+def lift_truth(a: Any) -> Payload:
     """Return a comparison unchanged, and numbers lifted."""
-    return a if isinstance(a, Comparison) else lifted(a)
+    return a if isinstance(a, Comparison) else lift_operand(a)
 
 
 mean_along = aten("mean.default", "mean.dim")(numpy_along(np.mean))
 product = aten("prod.default", "prod.dim_int")(numpy_along(np.prod))
-aten("any.default", "any.dim", "any.dims")(numpy_along(np.any, lifted_truth))
-aten("all.default", "all.dim", "all.dims")(numpy_along(np.all, lifted_truth))
+aten("any.default", "any.dim", "any.dims")(numpy_along(np.any, lift_truth))
+aten("all.default", "all.dim", "all.dims")(numpy_along(np.all, lift_truth))
 
 
 @aten("var.correction")
 def variance(a: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Bounded:
     """Return the mean of the squared deviations, with ``n - correction`` for n."""
-    return var(lifted(a), axes(dim), correction=1 if correction is None else correction, keepdims=keepdim)
+    return var(lift_operand(a), axes(dim), correction=1 if correction is None else correction, keepdims=keepdim)
 
 
 @aten("var.default", "var.dim")
@@ -102,15 +102,15 @@ def variance_and_mean(a: Any, dim: Any = None, *, correction: Any = None, keepdi
 @aten("cumsum.default")
 def partial_sums(a: Any, dim: int) -> Bounded:
     """Return each partial sum in any order."""
-    a = lifted(a)
+    a = lift_operand(a)
     return cumsum(a, dim) if a.ndim else a
 
 
-def by_prefix(function: Callable[[Bounded, int], Bounded]) -> Callable[[Any, int], Bounded]:
+def prefix_rule(function: Callable[[Bounded, int], Bounded]) -> Callable[[Any, int], Bounded]:
     """Return the rule of a function along an axis that is applied to all elements up to each one."""
 
     def rule(a: Any, dim: int) -> Bounded:
-        a = lifted(a)
+        a = lift_operand(a)
         if not a.size or not a.ndim:
             return a
         rows = a.moved(lambda part: np.moveaxis(part, dim, 0))
@@ -119,18 +119,18 @@ def by_prefix(function: Callable[[Bounded, int], Bounded]) -> Callable[[Any, int
     return rule
 
 
-aten("cumprod.default")(by_prefix(product))
+aten("cumprod.default")(prefix_rule(product))
 
 
 @aten("dist.default")
 def distance(a: Any, b: Any, p: Any = 2) -> Bounded:
     """Return the norm of the difference."""
-    return norm(subtract(lifted(a), lifted(b)), p)
+    return norm(subtract(lift_operand(a), lift_operand(b)), p)
 
 
 def apart(a: Any, b: Any) -> Bounded:
     """Return the differences of each row of `a` and each row of `b`."""
-    a, b = lifted(a), lifted(b)
+    a, b = lift_operand(a), lift_operand(b)
     return subtract(a[..., :, None, :], b[..., None, :, :])
 
 
@@ -144,7 +144,7 @@ def distances(a: Any, b: Any, p: float, mode: Any = None) -> Bounded:
 def distances_within(a: Any, p: float = 2) -> Bounded:
     """Return the distance of each row and each later one."""
     first, second = np.triu_indices(len(a), 1)
-    return norm(subtract(lifted(a)[first], lifted(a)[second]), p, -1)
+    return norm(subtract(lift_operand(a)[first], lift_operand(a)[second]), p, -1)
 
 
 def slope_of_norm(difference: Bounded, length: Bounded, grad: Bounded, p: float) -> Bounded:
@@ -171,15 +171,15 @@ def slope_of_norm(difference: Bounded, length: Bounded, grad: Bounded, p: float)
 @aten("_cdist_backward.default")
 def distances_backward(grad: Any, a: Any, b: Any, p: float, found: Any) -> Bounded:
     """Return the gradient of the rows of `a`: that of each distance, summed over the rows of `b`."""
-    return total(slope_of_norm(apart(a, b), lifted(found), lifted(grad), p), -2)
+    return total(slope_of_norm(apart(a, b), lift_operand(found), lift_operand(grad), p), -2)
 
 
 @aten("_pdist_backward.default")
 def distances_within_backward(grad: Any, a: Any, p: float, found: Any) -> Bounded:
     """Return the gradient of each row: that of its distances, with either sign."""
-    a = lifted(a)
+    a = lift_operand(a)
     first, second = np.triu_indices(len(a), 1)
-    slope = slope_of_norm(subtract(a[first], a[second]), lifted(found), lifted(grad), p)
+    slope = slope_of_norm(subtract(a[first], a[second]), lift_operand(found), lift_operand(grad), p)
     empty = Bounded.exact(np.zeros(a.shape, a.dtype), a.arithmetic)
     both = NUMPY_RULES[np.concatenate].compute([slope, -slope])
     return index_add(empty, 0, np.concatenate([first, second]), both)
@@ -188,7 +188,7 @@ def distances_within_backward(grad: Any, a: Any, p: float, found: Any) -> Bounde
 @aten("linalg_vector_norm.default")
 def norm(a: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Bounded:
     """Return (sum |a|^p)^(1 / p), with the largest and the smallest |a| for infinite p."""
-    size = abs(lifted(a))
+    size = abs(lift_operand(a))
     if math.isinf(ord):
         return (amax if ord > 0 else amin)(size, dim, keepdim)
     if ord == 0:
@@ -203,7 +203,7 @@ def logsumexp(a: Any, dim: Any, keepdim: bool = False) -> Bounded:
 
     Any number near the maximum serves as m. Its error does not change the result, and is omitted.
     """
-    a, along = lifted(a), axes(dim)
+    a, along = lift_operand(a), axes(dim)
     top = largest(a, along, keepdims=True)
     finite = Bounded.exact(np.where(np.isfinite(top.value), top.value, 0), a.arithmetic)
     powers = total(np.exp(subtract(a, finite)), along, keepdims=True)
@@ -212,7 +212,7 @@ def logsumexp(a: Any, dim: Any, keepdim: bool = False) -> Bounded:
     return result if keepdim else result.moved(lambda part: np.squeeze(part, along))
 
 
-aten("logcumsumexp.default")(by_prefix(logsumexp))
+aten("logcumsumexp.default")(prefix_rule(logsumexp))
 
 # Products of matrices.
 
@@ -220,7 +220,7 @@ aten("logcumsumexp.default")(by_prefix(logsumexp))
 @aten("mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default")
 def matmul(a: Any, b: Any) -> Bounded:
     """Return a @ b."""
-    return matrix_product(lifted(a), lifted(b))
+    return matrix_product(lift_operand(a), lift_operand(b))
 
 
 @aten("addmm.default", "baddbmm.default", "addmv.default")

@@ -23,14 +23,14 @@ from fourfold.numerics.steps.elementwise import (
     absolute,
     add,
     divide,
-    limited,
+    elementary_step,
     maximum,
     minimum,
     multiply,
     power,
     reciprocal,
-    rounded,
-    saturated,
+    saturating_step,
+    set_least,
     sqrt,
     square,
     subtract,
@@ -58,7 +58,7 @@ def aten(*names: str) -> Callable:
     return rule(*(f"aten.{name}" for name in names))
 
 
-def lifted(x: Any) -> Bounded:
+def lift_operand(x: Any) -> Bounded:
     """Convert an operand to a `Bounded` of the tested arithmetic."""
     return lift(x, arithmetic())
 
@@ -73,7 +73,7 @@ def axes(dim: Any) -> Any:
 def by_numpy(function: Any) -> Callable[..., Any]:
     """NumPy's rule with its operands lifted."""
     compute = NUMPY_RULES[function].compute
-    return lambda *operands: compute(*map(lifted, operands))
+    return lambda *operands: compute(*map(lift_operand, operands))
 
 
 # NumPy's functions whose rule covers the aten operator of the same name completely.
@@ -92,48 +92,48 @@ aten("neg.default")(by_numpy(np.negative))
 
 def scaled(x: Any, factor: Any) -> Bounded:
     """Return a number times a factor that is mostly 1."""
-    return lifted(x) if factor == 1 else multiply(lifted(x), lifted(factor))
+    return lift_operand(x) if factor == 1 else multiply(lift_operand(x), lift_operand(factor))
 
 
 @aten("add.Tensor", "add.Scalar")
 def add_scaled(a: Any, b: Any, alpha: Any = 1) -> Bounded:
     """Return a + alpha b."""
-    return add(lifted(a), scaled(b, alpha))
+    return add(lift_operand(a), scaled(b, alpha))
 
 
 @aten("sub.Tensor", "sub.Scalar")
 def subtract_scaled(a: Any, b: Any, alpha: Any = 1) -> Bounded:
     """Return a - alpha b."""
-    return subtract(lifted(a), scaled(b, alpha))
+    return subtract(lift_operand(a), scaled(b, alpha))
 
 
 @aten("rsub.Tensor", "rsub.Scalar")
 def subtract_from(a: Any, b: Any, alpha: Any = 1) -> Bounded:
     """Return b - alpha a."""
-    return subtract(lifted(b), scaled(a, alpha))
+    return subtract(lift_operand(b), scaled(a, alpha))
 
 
 @aten("mul.Tensor", "mul.Scalar")
 def times(a: Any, b: Any) -> Bounded:
     """Return a b; a factor that is a comparison selects the other factor or 0."""
     if a is b:
-        return square(lifted(a))
+        return square(lift_operand(a))
     for choice, other in ((a, b), (b, a)):
         if isinstance(choice, Tied):
-            mark_kinks(choice, lifted(other), lifted(0.0))
-    return multiply(lifted(a), lifted(b))
+            mark_kinks(choice, lift_operand(other), lift_operand(0.0))
+    return multiply(lift_operand(a), lift_operand(b))
 
 
 @aten("div.Tensor", "div.Scalar")
 def quotient(a: Any, b: Any) -> Bounded:
     """Return a / b."""
-    return divide(lifted(a), lifted(b))
+    return divide(lift_operand(a), lift_operand(b))
 
 
 @aten("div.Tensor_mode", "div.Scalar_mode")
 def quotient_rounded(a: Any, b: Any, *, rounding_mode: str | None = None) -> Bounded:
     """Return a / b, rounded down or towards 0; it must not depend on rounding."""
-    result = divide(lifted(a), lifted(b))
+    result = divide(lift_operand(a), lift_operand(b))
     return result if rounding_mode is None else steps_of(np.floor if rounding_mode == "floor" else np.trunc)(result)
 
 
@@ -141,7 +141,7 @@ def steps_of(function: np.ufunc) -> Callable[[Any], Bounded]:
     """Return the rule of a step function: exact where its argument lies between two steps."""
 
     def compute(a: Any) -> Bounded:
-        a = lifted(a)
+        a = lift_operand(a)
         value = function(a.value)
         # A computed number that is known to be exact certainly lies on its side of a step.
         apart = np.where(a.terms.exact(a.arithmetic), 0.0, a.error)
@@ -159,8 +159,8 @@ for _name, _steps in {"floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "ro
 @aten("lerp.Scalar", "lerp.Tensor")
 def lerp(a: Any, b: Any, weight: Any) -> Bounded:
     """Return a + weight (b - a)."""
-    a, b = lifted(a), lifted(b)
-    return add(a, multiply(lifted(weight), subtract(b, a)))
+    a, b = lift_operand(a), lift_operand(b)
+    return add(a, multiply(lift_operand(weight), subtract(b, a)))
 
 
 # Elementary functions.
@@ -169,7 +169,7 @@ def lerp(a: Any, b: Any, weight: Any) -> Bounded:
 @aten("rsqrt.default")
 def rsqrt(a: Any) -> Bounded:
     """Return 1 / sqrt(a)."""
-    return reciprocal(sqrt(lifted(a)))
+    return reciprocal(sqrt(lift_operand(a)))
 
 
 @aten("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
@@ -178,17 +178,17 @@ def to_the_power(a: Any, b: Any) -> Bounded:
     known = {0.5: sqrt, -0.5: rsqrt, -1: reciprocal, 2: square, -2: lambda x: reciprocal(square(x))}
     if isinstance(b, int | float):
         if b in known:
-            return known[b](lifted(a))
+            return known[b](lift_operand(a))
         if b == 0:
-            return Bounded.exact(np.ones_like(lifted(a).value), arithmetic())
-    return power(lifted(a), lifted(b))
+            return Bounded.exact(np.ones_like(lift_operand(a).value), arithmetic())
+    return power(lift_operand(a), lift_operand(b))
 
 
 @aten("log10.default")
 def log10(a: Any) -> Bounded:
     """Return log(a) / log(10)."""
-    result = divide(NUMPY_RULES[np.log].compute(lifted(a)), lifted(math.log(10)))
-    return Bounded(np.log10(lifted(a).value), result.error, result.arithmetic)
+    result = divide(NUMPY_RULES[np.log].compute(lift_operand(a)), lift_operand(math.log(10)))
+    return Bounded(np.log10(lift_operand(a).value), result.error, result.arithmetic)
 
 
 @aten("sigmoid.default")
@@ -197,7 +197,7 @@ def sigmoid(a: Any) -> Bounded:
 
     The exponential may overflow, which leaves the correct 0.
     """
-    a = lifted(a)
+    a = lift_operand(a)
     small = np.exp(-abs(a.value))
     far = small / (1 + small)
     value = np.where(a.value < 0, far, 1 / (1 + small))
@@ -206,7 +206,7 @@ def sigmoid(a: Any) -> Bounded:
     reach = np.where(np.isfinite(a.value), abs(a.value), 0)
     exponential = (EXPONENTIAL + EXPONENT * reach) * a.arithmetic.roundoff * slope
     inherited = np.where(np.isinf(a.error), np.inf, inherited)
-    return limited(rounded(value, inherited + exponential, (a,), ROUNDED_ONCE + DIVISION), 0.0)
+    return set_least(elementary_step(value, inherited + exponential, (a,), ROUNDED_ONCE + DIVISION), 0.0)
 
 
 def special(
@@ -225,7 +225,7 @@ def special(
     """
 
     def compute(a: Any) -> Bounded:
-        a = lifted(a)
+        a = lift_operand(a)
         double = np.asarray(a.value, dtype=np.float64)
         value = function(torch.from_numpy(double)).numpy()
         # The digits of a long double beyond a double enter to first order.
@@ -237,8 +237,8 @@ def special(
             steepest = np.maximum(steepest, abs(slope(np.clip(peak, *ends))))
         inherited = np.where(a.error > 0, a.error * steepest, 0.0)
         inherited = inherited + 4 * DOUBLE * abs(value)
-        result = rounded(value, inherited, (a,), WITHIN_2_ULP)
-        return saturated(result, inherited) if saturates else result
+        result = elementary_step(value, inherited, (a,), WITHIN_2_ULP)
+        return saturating_step(result, inherited) if saturates else result
 
     return compute
 
@@ -268,7 +268,7 @@ aten("cosh.default")(special(torch.cosh, np.sinh))
 @aten("tan.default")
 def tan(a: Any) -> Bounded:
     """Return sin(a) / cos(a)."""
-    return divide(np.sin(lifted(a)), np.cos(lifted(a)))
+    return divide(np.sin(lift_operand(a)), np.cos(lift_operand(a)))
 
 
 @aten("atan2.default")
@@ -277,33 +277,33 @@ def atan2(a: Any, b: Any) -> Bounded:
 
     It turns by at most the point's error over its distance, unless it may cross the negative axis.
     """
-    a, b = lifted(a), lifted(b)
+    a, b = lift_operand(a), lift_operand(b)
     value = np.arctan2(a.value, b.value)
     nearest = np.hypot(np.maximum(abs(a.value) - a.error, 0), np.maximum(abs(b.value) - b.error, 0))
     moved = a.error + b.error
     inherited = np.where(moved > 0, np.arctan(moved / nearest) * (np.pi / 2), 0.0)
     unknown = (moved > 0) & ((nearest <= 0) | ((abs(a.value) <= a.error) & (b.value <= b.error)))
-    return rounded(value, inherited, (a, b), POWER, unknown)
+    return elementary_step(value, inherited, (a, b), POWER, unknown)
 
 
 @aten("hypot.default")
 def hypot(a: Any, b: Any) -> Bounded:
     """Return sqrt(a^2 + b^2)."""
-    return sqrt(add(square(lifted(a)), square(lifted(b))))
+    return sqrt(add(square(lift_operand(a)), square(lift_operand(b))))
 
 
 def remainder(whole_part: np.ufunc) -> Callable[[Any, Any], Bounded]:
     """Return the rule of a - n b with the whole part n of a / b; the result is unknown where n depends on rounding."""
 
     def compute(a: Any, b: Any) -> Bounded:
-        a, b = lifted(a), lifted(b)
+        a, b = lift_operand(a), lift_operand(b)
         # The function itself is exact: of numbers without an error it is rounded at most once.
         n = whole_part(a.value / b.value)
         value = np.fmod(a.value, b.value) if whole_part is np.trunc else np.remainder(a.value, b.value)
         error = a.error + abs(n) * b.error
         ends = [whole_part((a.value + i * a.error) / (b.value + j * b.error)) for i in (-1, 1) for j in (-1, 1)]
         unknown = (error > 0) & ~np.all([end == n for end in ends], axis=0)
-        return rounded(value, error, (a, b), ROUNDED_ONCE, unknown | ((error > 0) & (abs(b.value) <= b.error)))
+        return elementary_step(value, error, (a, b), ROUNDED_ONCE, unknown | ((error > 0) & (abs(b.value) <= b.error)))
 
     return compute
 
@@ -332,12 +332,12 @@ def broadcast(part: Array, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 @aten("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
-def chosen(condition: Any, a: Any, b: Any) -> Any:
+def select(condition: Any, a: Any, b: Any) -> Any:
     """Return torch.where; both choices are admitted where the condition is uncertain."""
     condition = as_comparison(condition)
     if all(isinstance(x, int | np.ndarray) for x in (a, b)) and not condition.uncertain.any():
         return np.where(condition.outcome, a, b)
-    a, b = lifted(a), lifted(b)
+    a, b = lift_operand(a), lift_operand(b)
     mark_kinks(condition, a, b)
     return where(condition, a, b)
 
@@ -345,13 +345,13 @@ def chosen(condition: Any, a: Any, b: Any) -> Any:
 @aten("masked_fill.Scalar", "masked_fill.Tensor")
 def masked_fill(a: Any, mask: Any, fill: Any) -> Bounded:
     """Return the number `fill` where the mask is true."""
-    return chosen(mask, fill, a)
+    return select(mask, fill, a)
 
 
 @aten("clamp.default", "clamp.Tensor", "clamp_min.default", "clamp_min.Tensor")
 def clamp(a: Any, min: Any = None, max: Any = None) -> Bounded:
     """Return the minimum of the upper limit and the maximum of `a` and the lower limit."""
-    return NUMPY_RULES[np.clip].compute(lifted(a), min, max)
+    return NUMPY_RULES[np.clip].compute(lift_operand(a), min, max)
 
 
 @aten("clamp_max.default", "clamp_max.Tensor")
@@ -366,18 +366,18 @@ def hardtanh(a: Any, low: Any = -1.0, high: Any = 1.0) -> Bounded:
     return clamp(a, low, high)
 
 
-def of_not_nan(choose: Callable[[Bounded, Bounded], Bounded]) -> Callable[[Any, Any], Bounded]:
+def nan_ignoring_rule(choose: Callable[[Bounded, Bounded], Bounded]) -> Callable[[Any, Any], Bounded]:
     """Return the rule of the larger or smaller of two numbers that ignores NaN."""
 
     def compute(a: Any, b: Any) -> Bounded:
-        a, b = lifted(a), lifted(b)
+        a, b = lift_operand(a), lift_operand(b)
         return where(np.isnan(a), b, where(np.isnan(b), a, choose(a, b)))
 
     return compute
 
 
-aten("fmax.default")(of_not_nan(maximum))
-aten("fmin.default")(of_not_nan(minimum))
+aten("fmax.default")(nan_ignoring_rule(maximum))
+aten("fmin.default")(nan_ignoring_rule(minimum))
 
 
 @aten("sign.default", "sgn.default")
@@ -386,7 +386,7 @@ def sign(a: Any) -> Bounded:
 
     NaN is unspecified, because torch's sign of NaN is 0 on a CPU.
     """
-    a = lifted(a)
+    a = lift_operand(a)
     result = NUMPY_RULES[np.sign].compute(a)
     result.error = np.where(np.isnan(a.value), np.inf, result.error)
     evaluation = current()
@@ -398,7 +398,7 @@ def sign(a: Any) -> Bounded:
 # Comparisons and logical functions.
 
 
-def compared(function: np.ufunc, equality: bool, scalar: bool) -> Callable[[Any, Any], Comparison]:
+def comparison_rule(function: np.ufunc, equality: bool, scalar: bool) -> Callable[[Any, Any], Comparison]:
     """Return the rule of a comparison that records its ties where they are free.
 
     In a backward pass the comparison is part of the derivative of a continuous function, and uncertain at a tie and at
@@ -407,7 +407,7 @@ def compared(function: np.ufunc, equality: bool, scalar: bool) -> Callable[[Any,
     numpy_rule = NUMPY_RULES[function].compute
 
     def compute(a: Any, b: Any) -> Comparison:
-        a, b = lifted(a), lifted(b)
+        a, b = lift_operand(a), lift_operand(b)
         result = numpy_rule(a, b)
         evaluation = current()
         if not evaluation.contract.ties or (equality and scalar):
@@ -430,10 +430,10 @@ for _function, _name in {
     np.greater_equal: "ge",
 }.items():
     for _overload in ("Tensor", "Scalar"):
-        aten(f"{_name}.{_overload}")(compared(_function, _name in ("eq", "ne"), _overload == "Scalar"))
+        aten(f"{_name}.{_overload}")(comparison_rule(_function, _name in ("eq", "ne"), _overload == "Scalar"))
 
 
-def joined_truth(function: np.ufunc) -> Callable[..., Comparison]:
+def logical_rule(function: np.ufunc) -> Callable[..., Comparison]:
     """Return the rule of a logical function, which inherits the ties of its operands."""
     numpy_rule = NUMPY_RULES[function].compute
 
@@ -455,7 +455,7 @@ for _function, _names in {
     np.logical_xor: ("logical_xor.default", "bitwise_xor.Tensor", "__xor__.Tensor"),
     np.logical_not: ("logical_not.default", "bitwise_not.default"),
 }.items():
-    aten(*_names)(joined_truth(_function))
+    aten(*_names)(logical_rule(_function))
     LOGICAL.update(f"aten.{_name}" for _name in _names)
 
 
@@ -481,7 +481,7 @@ def relu(evaluation: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any
     Autograd keeps only the result, where a 0 does not show whether the argument was 0: a note keeps the argument.
     """
     result = evaluation.call(torch.ops.aten.clamp_min.default, (args[0], 0.0), {})
-    result.memory.note = lifted(evaluation.given(args[0]))
+    result.memory.note = lift_operand(evaluation.given(args[0]))
     return result
 
 
@@ -490,51 +490,56 @@ def threshold_backward(evaluation: Any, func: Any, args: tuple, kwargs: dict[str
     """Return the gradient where the number is above the threshold, else 0; both are right at the threshold."""
     grad, a, threshold = args
     note = a.memory.note if isinstance(a, BoundedTensor) else None
-    before = note if note is not None and note.shape == tuple(a.shape) else lifted(evaluation.given(a))
-    result = passes(lifted(evaluation.given(grad)), before, threshold, lifted(0.0))
+    before = note if note is not None and note.shape == tuple(a.shape) else lift_operand(evaluation.given(a))
+    result = passes(lift_operand(evaluation.given(grad)), before, threshold, lift_operand(0.0))
     return evaluation.made(result, result_dtype((grad, a)))
 
 
 @aten("leaky_relu.default")
 def leaky_relu(a: Any, slope: Any = 0.01) -> Bounded:
     """Return a above 0, else slope times a."""
-    return where(lifted(a) > 0.0, lifted(a), multiply(lifted(a), lifted(slope)))
+    return where(lift_operand(a) > 0.0, lift_operand(a), multiply(lift_operand(a), lift_operand(slope)))
 
 
 @aten("silu.default")
 def silu(a: Any) -> Bounded:
     """Return a / (1 + e^-a)."""
-    return multiply(lifted(a), sigmoid(a))
+    return multiply(lift_operand(a), sigmoid(a))
 
 
 @aten("silu_backward.default")
 def silu_backward(grad: Any, a: Any) -> Bounded:
     """Return grad s (1 + a (1 - s)), with the sigmoid s."""
     s = sigmoid(a)
-    return multiply(multiply(lifted(grad), s), add(lifted(1.0), multiply(lifted(a), subtract(lifted(1.0), s))))
+    return multiply(
+        multiply(lift_operand(grad), s),
+        add(lift_operand(1.0), multiply(lift_operand(a), subtract(lift_operand(1.0), s))),
+    )
 
 
 @aten("sigmoid_backward.default")
 def sigmoid_backward(grad: Any, output: Any) -> Bounded:
     """Return grad s (1 - s)."""
-    return multiply(lifted(grad), multiply(subtract(lifted(1.0), lifted(output)), lifted(output)))
+    return multiply(
+        lift_operand(grad), multiply(subtract(lift_operand(1.0), lift_operand(output)), lift_operand(output))
+    )
 
 
 @aten("tanh_backward.default")
 def tanh_backward(grad: Any, output: Any) -> Bounded:
     """Return grad (1 - t^2)."""
-    return multiply(lifted(grad), subtract(lifted(1.0), square(lifted(output))))
+    return multiply(lift_operand(grad), subtract(lift_operand(1.0), square(lift_operand(output))))
 
 
 def inner(a: Bounded) -> Bounded:
     """Return the argument of the tanh that approximates erf in GELU: sqrt(2 / pi) (a + 0.044715 a^3)."""
     cube = multiply(multiply(a, a), a)
-    return multiply(lifted(math.sqrt(2 / math.pi)), add(a, multiply(lifted(0.044715), cube)))
+    return multiply(lift_operand(math.sqrt(2 / math.pi)), add(a, multiply(lift_operand(0.044715), cube)))
 
 
 def half_of_one_and(x: Any) -> Bounded:
     """Return (1 + x) / 2, for x between -1 and 1."""
-    return limited(multiply(lifted(0.5), add(lifted(1.0), x)), 0.0)
+    return set_least(multiply(lift_operand(0.5), add(lift_operand(1.0), x)), 0.0)
 
 
 @aten("gelu.default")
@@ -546,24 +551,27 @@ def gelu(a: Any, *, approximate: str = "none") -> Bounded:
     on a CPU computes the sum, and reaches 0.55 of the bound between -4 and -2 in float32. Beyond -6, where erf is -1,
     `saturated` reduces the bound to a fifth: from 10 |a| units of roundoff to 2.
     """
-    a = lifted(a)
+    a = lift_operand(a)
     if approximate == "tanh":
         return multiply(a, half_of_one_and(np.tanh(inner(a))))
-    return multiply(a, half_of_one_and(erf(multiply(a, lifted(math.sqrt(0.5))))))
+    return multiply(a, half_of_one_and(erf(multiply(a, lift_operand(math.sqrt(0.5))))))
 
 
 @aten("gelu_backward.default")
 def gelu_backward(grad: Any, a: Any, *, approximate: str = "none") -> Bounded:
     """Return the derivative of each of the formulas of `gelu`."""
-    a, grad = lifted(a), lifted(grad)
+    a, grad = lift_operand(a), lift_operand(grad)
     if approximate == "tanh":
         t = np.tanh(inner(a))
-        steep = multiply(lifted(math.sqrt(2 / math.pi)), add(lifted(1.0), multiply(lifted(3 * 0.044715), square(a))))
-        slope = multiply(multiply(lifted(0.5), a), multiply(subtract(lifted(1.0), square(t)), steep))
+        steep = multiply(
+            lift_operand(math.sqrt(2 / math.pi)),
+            add(lift_operand(1.0), multiply(lift_operand(3 * 0.044715), square(a))),
+        )
+        slope = multiply(multiply(lift_operand(0.5), a), multiply(subtract(lift_operand(1.0), square(t)), steep))
         return multiply(grad, add(half_of_one_and(t), slope))
-    density = np.exp(multiply(lifted(-0.5), square(a)))
-    slope = multiply(a, multiply(density, lifted(1 / math.sqrt(2 * math.pi))))
-    return multiply(grad, add(half_of_one_and(erf(multiply(a, lifted(math.sqrt(0.5))))), slope))
+    density = np.exp(multiply(lift_operand(-0.5), square(a)))
+    slope = multiply(a, multiply(density, lift_operand(1 / math.sqrt(2 * math.pi))))
+    return multiply(grad, add(half_of_one_and(erf(multiply(a, lift_operand(math.sqrt(0.5))))), slope))
 
 
 def passes(grad: Bounded, a: Bounded, threshold: Any, otherwise: Bounded) -> Bounded:
@@ -571,26 +579,26 @@ def passes(grad: Bounded, a: Bounded, threshold: Any, otherwise: Bounded) -> Bou
 
     Both are right at the threshold.
     """
-    return where(compared(np.less_equal, False, True)(a, threshold), otherwise, grad)
+    return where(comparison_rule(np.less_equal, False, True)(a, threshold), otherwise, grad)
 
 
 @aten("leaky_relu_backward.default")
 def leaky_relu_backward(grad: Any, a: Any, slope: Any, self_is_result: bool) -> Bounded:
     """Return the gradient where `a` is above 0, else the slope times the gradient."""
-    above = compared(np.greater, False, True)(lifted(a), 0.0)
-    return where(above, lifted(grad), multiply(lifted(grad), lifted(slope)))
+    above = comparison_rule(np.greater, False, True)(lift_operand(a), 0.0)
+    return where(above, lift_operand(grad), multiply(lift_operand(grad), lift_operand(slope)))
 
 
 @aten("elu.default")
 def elu(a: Any, alpha: Any = 1.0, scale: Any = 1.0, input_scale: Any = 1.0) -> Bounded:
     """Return scale a above 0, else scale alpha (e^(input_scale a) - 1)."""
-    a = lifted(a)
-    below = multiply(np.expm1(scaled(a, input_scale)), lifted(alpha * scale))
+    a = lift_operand(a)
+    below = multiply(np.expm1(scaled(a, input_scale)), lift_operand(alpha * scale))
     return where(a > 0.0, scaled(a, scale), below)
 
 
 @aten("softshrink_backward.default", "hardshrink_backward.default")
 def shrink_backward(grad: Any, a: Any, limit: Any) -> Bounded:
     """Return the gradient where |a| exceeds the limit, else 0."""
-    beyond = compared(np.greater, False, True)(absolute(lifted(a)), limit)
-    return where(beyond, lifted(grad), lifted(0.0))
+    beyond = comparison_rule(np.greater, False, True)(absolute(lift_operand(a)), limit)
+    return where(beyond, lift_operand(grad), lift_operand(0.0))

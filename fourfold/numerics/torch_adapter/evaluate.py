@@ -31,7 +31,7 @@ NO_DTYPES: Mapping[str, torch.dtype] = {}
 __all__ = ["NoTorchRule", "backward_of", "forward_of", "rule"]
 
 
-def _alike(one: Arithmetic, other: Arithmetic) -> bool:
+def _same_numbers(one: Arithmetic, other: Arithmetic) -> bool:
     """Return whether two arithmetics represent the same numbers."""
     ways = {"contract": DOCUMENTED, "rounds_each_step": False}
     return replace(one, **ways) == replace(other, **ways)  # type: ignore[arg-type]
@@ -42,7 +42,7 @@ def dtype_of(bounded: Bounded) -> DType:
     mine = bounded.arithmetic
     for dtype in DTYPES.values():
         theirs = (dtype.arithmetic, dtype.arithmetic.storage)
-        if any(other and _alike(other, mine) for other in theirs):
+        if any(other and _same_numbers(other, mine) for other in theirs):
             return replace(dtype, arithmetic=mine)
     raise ValueError(f"no dtype has the arithmetic {mine}")
 

@@ -18,9 +18,9 @@ from fourfold.numerics.torch_adapter.tensors import (
     BoundedTensor,
     Evaluation,
     Whole,
-    places_in,
+    index_places,
+    iter_tensors,
     plain,
-    tensors_in,
 )
 
 Array = np.ndarray
@@ -46,12 +46,12 @@ def evaluate_integers(evaluation: Evaluation, func: Any, args: tuple, kwargs: di
         HangsOnRounding: more than the values of the result depends on rounding.
     """
     exact = func(*exactly(args), **kwargs)
-    if any(result.is_floating_point() or result.dtype == torch.bool for result in tensors_in([exact])):
+    if any(result.is_floating_point() or result.dtype == torch.bool for result in iter_tensors([exact])):
         return NotImplemented
     operator = str(func).split(".")[1]
-    tensors = [tensor for tensor in tensors_in((*args, *kwargs.values())) if isinstance(tensor, BoundedTensor)]
+    tensors = [tensor for tensor in iter_tensors((*args, *kwargs.values())) if isinstance(tensor, BoundedTensor)]
     known = BETWEEN | ANYWHERE | MONOTONIC
-    if operator not in known or any(map(places_in, tensors)) or len(tensors) > MOST_OPERANDS:
+    if operator not in known or any(map(index_places, tensors)) or len(tensors) > MOST_OPERANDS:
         return func(*map(plain, args), **kwargs)
     operands = [whole_of(tensor.payload) for tensor in tensors]
     ways = [*itertools.product(("low", "outcome", "high"), repeat=len(operands))]
@@ -60,7 +60,7 @@ def evaluate_integers(evaluation: Evaluation, func: Any, args: tuple, kwargs: di
     found = [exact.numpy()]
     for way in ways:
         chosen = iter([_cut(getattr(part, end), tensor.dtype) for part, end, tensor in zip(operands, way, tensors)])
-        found.append(func(*[_replaced(argument, chosen) for argument in args], **kwargs).numpy())
+        found.append(func(*[_replace_chosen(argument, chosen) for argument in args], **kwargs).numpy())
     low, high = (end(np.stack(found).astype(np.float64), axis=0) for end in (np.min, np.max))
     unknown: Array = np.zeros(low.shape, dtype=bool)
     for part in operands:
@@ -83,11 +83,11 @@ def exactly(argument: Any) -> Any:
     return type(argument)(map(exactly, argument)) if isinstance(argument, list | tuple) else argument
 
 
-def _replaced(argument: Any, chosen: Iterator[torch.Tensor]) -> Any:
+def _replace_chosen(argument: Any, chosen: Iterator[torch.Tensor]) -> Any:
     """Return an argument with the next of other tensors in place of each that rounding may change."""
     if isinstance(argument, BoundedTensor):
         return next(chosen)
-    return [_replaced(each, chosen) for each in argument] if isinstance(argument, list | tuple) else argument
+    return [_replace_chosen(each, chosen) for each in argument] if isinstance(argument, list | tuple) else argument
 
 
 def _cut(numbers: Array, dtype: torch.dtype) -> torch.Tensor:
@@ -120,7 +120,7 @@ def integers_of(evaluation: Evaluation, numbers: Whole, dtype: torch.dtype) -> t
     return evaluation.made(numbers, dtype)
 
 
-def truncated(payload: Bounded, dtype: torch.dtype) -> Whole:
+def truncate(payload: Bounded, dtype: torch.dtype) -> Whole:
     """Return numbers cast to integers, towards 0.
 
     Nothing is known of NaN and of numbers past the ends of the dtype: a cast differs between devices there.
@@ -138,7 +138,7 @@ def chosen_result(tensor: torch.Tensor, evaluation: Evaluation) -> Bounded:
     Where rounding decides, each of the values that it may decide for is right.
     """
     arithmetic = evaluation.dtype.arithmetic
-    places = places_in(tensor)
+    places = index_places(tensor)
     if places is not None:
         return OneOf(places.outcome.astype(np.float64), arithmetic, places.nearest)
     if isinstance(tensor, BoundedTensor):

@@ -10,8 +10,8 @@ from fourfold.numerics.bounded import Bounded, Comparison, NoRule, certain, lift
 from fourfold.numerics.dtypes import QUANTISED
 from fourfold.numerics.steps.along_axes import bounded_sum, concatenate
 from fourfold.numerics.steps.elementwise import divide
-from fourfold.numerics.torch_adapter.elementwise import aten, lifted, scaled
-from fourfold.numerics.torch_adapter.integers import evaluate_integers, integers_of, truncated, whole_of
+from fourfold.numerics.torch_adapter.elementwise import aten, lift_operand, scaled
+from fourfold.numerics.torch_adapter.integers import evaluate_integers, integers_of, truncate, whole_of
 from fourfold.numerics.torch_adapter.tensors import (
     BoundedTensor,
     Evaluation,
@@ -22,10 +22,10 @@ from fourfold.numerics.torch_adapter.tensors import (
     arithmetic,
     as_numpy,
     as_torch,
-    places_in,
+    index_places,
+    iter_tensors,
     plain,
-    strided,
-    tensors_in,
+    strided_view,
     whole,
 )
 
@@ -79,7 +79,7 @@ def parts_of(evaluation: Evaluation, tensors: Sequence[torch.Tensor]) -> tuple[l
     return parts, lambda value, error, least=None: Bounded(value, error, arithmetic(), least)
 
 
-def moved_parts(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict, places: Sequence[int]) -> Any:
+def move_parts(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict, places: Sequence[int]) -> Any:
     """Apply an operator to each part of its arguments at `places`; return lists of tensors and the joining function."""
     movable = [argument for place in places for argument in flat(args[place])]
     kinds, join = parts_of(evaluation, movable)
@@ -103,39 +103,39 @@ def flat(argument: Any) -> Sequence[torch.Tensor]:
     return argument if isinstance(argument, list | tuple) else [argument]
 
 
-def unchanged(func: Any, args: tuple, kwargs: dict, places: Sequence[int]) -> Any:
+def torch_result(func: Any, args: tuple, kwargs: dict, places: Sequence[int]) -> Any:
     """Return torch's own result, where no moved element has an error."""
     return func(*map(plain, args), **kwargs)
 
 
 def has_error(args: tuple, places: Sequence[int]) -> bool:
     """Return whether a moved argument is more than a plain tensor."""
-    return any(isinstance(tensor, BoundedTensor) for tensor in tensors_in([args[place] for place in places]))
+    return any(isinstance(tensor, BoundedTensor) for tensor in iter_tensors([args[place] for place in places]))
 
 
 def view(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Return a view, which shares its base's memory."""
     if not has_error(args, (0,)):
-        return unchanged(func, args, kwargs, (0,))
-    if places := places_in(args[0]):
+        return torch_result(func, args, kwargs, (0,))
+    if places := index_places(args[0]):
         return places.viewed(func, args, kwargs)
     base, dtype = args[0], args[0].dtype
     start = int(base.storage_offset())
     if str(func) == "aten.as_strided.default":
         _, shape, strides, *rest = args
         start = int(rest[0]) if rest and rest[0] is not None else start
-        part = base.memory.payload.moved(lambda part: strided(part, shape, strides, start))
+        part = base.memory.payload.moved(lambda part: strided_view(part, shape, strides, start))
         return BoundedTensor.of(base.memory, part, dtype, start)
-    results, join, _ = moved_parts(evaluation, func, args, kwargs, (0,))
+    results, join, _ = move_parts(evaluation, func, args, kwargs, (0,))
 
     def one(*parts: torch.Tensor) -> BoundedTensor:
         offset = start + int(parts[0].storage_offset())
-        return BoundedTensor.of(base.memory, joined_parts(evaluation, parts, join), dtype, offset)
+        return BoundedTensor.of(base.memory, join_parts(evaluation, parts, join), dtype, offset)
 
     return one(*results) if isinstance(results[0], torch.Tensor) else [one(*parts) for parts in zip(*results)]
 
 
-def joined_parts(evaluation: Evaluation, parts: Sequence[torch.Tensor], join: Callable) -> Payload:
+def join_parts(evaluation: Evaluation, parts: Sequence[torch.Tensor], join: Callable) -> Payload:
     """Join parts moved by torch to a payload."""
     return join(*(as_numpy(part, np.dtype(evaluation.dtype.wide)) for part in parts))
 
@@ -143,21 +143,21 @@ def joined_parts(evaluation: Evaluation, parts: Sequence[torch.Tensor], join: Ca
 def move(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Move elements into a new memory."""
     places = MOVED.get(str(func).removeprefix("aten."), (0,))
-    if (found := places_in(args[0])) and str(func) in ("aten.clone.default", "aten.flip.default"):
+    if (found := index_places(args[0])) and str(func) in ("aten.clone.default", "aten.flip.default"):
         without = {name: value for name, value in kwargs.items() if name != "memory_format"}
         return found.viewed(func, args, without)
     if not has_error(args, places):
-        result = unchanged(func, args, kwargs, places)
+        result = torch_result(func, args, kwargs, places)
         if str(func) != "aten.lift_fresh.default" or not result.is_floating_point():
             return result
         args = (result,)
     # Arrays with an error are always contiguous.
     kwargs = {name: value for name, value in kwargs.items() if name != "memory_format"}
-    results, join, movable = moved_parts(evaluation, func, args, kwargs, places)
+    results, join, movable = move_parts(evaluation, func, args, kwargs, places)
     dtype = movable[0].dtype if len(places) > 1 else dtype_of_all(movable)
 
     def one(*parts: torch.Tensor) -> Any:
-        payload = joined_parts(evaluation, parts, join)
+        payload = join_parts(evaluation, parts, join)
         if isinstance(payload, Comparison):
             return evaluation.compared(payload, dtype)
         return evaluation.made(payload, dtype)
@@ -188,7 +188,7 @@ def cast(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
     """
     (a,) = args
     dtype = kwargs.get("dtype") or a.dtype
-    if (places := places_in(a)) and not dtype.is_floating_point and dtype != torch.bool:
+    if (places := index_places(a)) and not dtype.is_floating_point and dtype != torch.bool:
         return BoundedTensor.of(ViewedStorage(places), places, dtype)
     payload = evaluation.payload_of(a)
     if isinstance(payload, Whole):
@@ -196,18 +196,18 @@ def cast(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
             return evaluate_integers(evaluation, func, args, kwargs)
         payload = payload.bounded(evaluation.dtype.arithmetic)
     if not isinstance(payload, Bounded | Comparison):
-        return evaluation.made(lifted(payload), dtype) if dtype.is_floating_point else a.to(dtype, copy=True)
+        return evaluation.made(lift_operand(payload), dtype) if dtype.is_floating_point else a.to(dtype, copy=True)
     if isinstance(payload, Comparison) and (dtype.is_floating_point or dtype == torch.bool):
         return evaluation.compared(payload, dtype)
     if dtype.is_floating_point and isinstance(payload, Bounded):
-        return evaluation.made(quantised(payload, dtype), dtype)
+        return evaluation.made(round_to_8_bits(payload, dtype), dtype)
     if dtype == torch.bool:
         return evaluation.compared(payload != 0.0, dtype)
-    numbers = truncated(payload, dtype) if isinstance(payload, Bounded) else whole_of(payload)
+    numbers = truncate(payload, dtype) if isinstance(payload, Bounded) else whole_of(payload)
     return integers_of(evaluation, numbers, dtype)
 
 
-def quantised(a: Bounded, dtype: torch.dtype) -> Bounded:
+def round_to_8_bits(a: Bounded, dtype: torch.dtype) -> Bounded:
     """Return `a` rounded to nearest even where `dtype` has 8 bits, and `a` itself for any other type.
 
     The result lies between those of both ends of the bound. Nothing is known of what may be larger than the largest
@@ -253,7 +253,7 @@ def fill(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
     if name == "scalar_tensor" and evaluation.backward and number == torch.finfo(dtype).min:
         # The gradient of logcumsumexp uses the lowest number as the logarithm of 0: the step after it may overflow.
         number = -np.inf
-    item = lifted(number)
+    item = lift_operand(number)
     if kind == "empty":
         item = Bounded(item.value, np.full_like(item.value, np.inf), item.arithmetic)
     return evaluation.made(item.moved(lambda part: np.broadcast_to(part, shape)), dtype)
@@ -273,13 +273,13 @@ def sequence(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, A
     if not made.is_floating_point():
         return made
     exact = func(*args, **{**kwargs, "dtype": torch.float64})
-    return evaluation.made(lifted(exact.numpy()), made.dtype)
+    return evaluation.made(lift_operand(exact.numpy()), made.dtype)
 
 
 # Sums at given places.
 
 
-def added_at(a: Bounded, places: Array, items: Bounded) -> Bounded:
+def add_at(a: Bounded, places: Array, items: Bounded) -> Bounded:
     """Return `a` with each item added at its place, in any order: the terms of each place form a sum."""
     places, terms = places.reshape(-1), concatenate([a.reshape(-1), items.reshape(-1)])
 
@@ -294,7 +294,7 @@ def added_at(a: Bounded, places: Array, items: Bounded) -> Bounded:
     return result.reshape(a.shape)
 
 
-def numbered(shape: Sequence[int]) -> torch.Tensor:
+def element_numbers(shape: Sequence[int]) -> torch.Tensor:
     """Return the places of a tensor's elements, counted along the flattened tensor."""
     size = int(np.prod(shape, dtype=int))
     return torch.arange(size).reshape(tuple(shape))
@@ -303,14 +303,14 @@ def numbered(shape: Sequence[int]) -> torch.Tensor:
 def along(a: Bounded, dim: int, index: Array) -> Array:
     """Return the places of the elements of `a` at the indices along an axis, counted along the flattened `a`."""
     axis = dim % max(a.ndim, 1)
-    rows = numbered(a.shape)[tuple(slice(None if i == axis else size) for i, size in enumerate(index.shape))]
+    rows = element_numbers(a.shape)[tuple(slice(None if i == axis else size) for i, size in enumerate(index.shape))]
     return torch.gather(rows, dim, torch.from_numpy(np.array(index))).numpy()
 
 
 def scatter_add(a: Any, dim: int, index: Array, items: Any) -> Bounded:
     """Add each item at its index along an axis."""
-    a, items = lifted(a), lifted(items)
-    return added_at(a, along(a, dim, index), items[tuple(map(slice, index.shape))] if a.ndim else items)
+    a, items = lift_operand(a), lift_operand(items)
+    return add_at(a, along(a, dim, index), items[tuple(map(slice, index.shape))] if a.ndim else items)
 
 
 @aten("scatter_reduce.two")
@@ -319,14 +319,14 @@ def scatter_reduce(a: Any, dim: int, index: Array, items: Any, reduce: str, *, i
 
     The number that is already there is included unless `include_self` is False.
     """
-    a, items = lifted(a), lifted(items)
+    a, items = lift_operand(a), lift_operand(items)
     places, items = along(a, dim, index), items[tuple(map(slice, index.shape))]
     count = np.bincount(places.reshape(-1), minlength=a.size).reshape(a.shape)
     replaced = (count > 0) & (not include_self)
     if reduce in ("sum", "mean"):
         start = Bounded(np.where(replaced, 0, a.value), np.where(replaced, 0, a.error), a.arithmetic)
-        sums = added_at(start, places, items)
-        return divide(sums, lifted(np.maximum(count + include_self, 1))) if reduce == "mean" else sums
+        sums = add_at(start, places, items)
+        return divide(sums, lift_operand(np.maximum(count + include_self, 1))) if reduce == "mean" else sums
     if reduce not in ("amax", "amin"):
         raise NoRule(f"scatter_reduce has no running-error rule for {reduce}")
     choose, last = (np.maximum, -np.inf) if reduce == "amax" else (np.minimum, np.inf)
@@ -343,8 +343,8 @@ def scatter_reduce(a: Any, dim: int, index: Array, items: Any, reduce: str, *, i
 @aten("index_add.default")
 def index_add(a: Any, dim: int, index: Array, items: Any, *, alpha: Any = 1) -> Bounded:
     """Add each slice of the items at its index along an axis."""
-    a, items = lifted(a), scaled(lifted(items), alpha)
-    return added_at(a, numbered(a.shape).index_select(dim, torch.from_numpy(np.array(index))).numpy(), items)
+    a, items = lift_operand(a), scaled(lift_operand(items), alpha)
+    return add_at(a, element_numbers(a.shape).index_select(dim, torch.from_numpy(np.array(index))).numpy(), items)
 
 
 @whole("scatter.value")
@@ -358,12 +358,12 @@ def scatter_number(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[
 @aten("constant_pad_nd.default")
 def pad(a: Any, widths: Sequence[int], number: Any = 0) -> Bounded:
     """Pad with a number, by `widths` from the last axis on; negative widths cut elements off."""
-    a = lifted(a)
+    a = lift_operand(a)
     pairs = [tuple(widths[i : i + 2]) for i in range(0, len(widths), 2)][::-1]
     pairs = [(0, 0)] * (a.ndim - len(pairs)) + pairs
     kept = a[tuple(slice(max(-left, 0), size - max(-right, 0)) for (left, right), size in zip(pairs, a.shape))]
     added = [(max(left, 0), max(right, 0)) for left, right in pairs]
-    constant = lifted(number)
+    constant = lift_operand(number)
     value = np.pad(kept.value, added, constant_values=constant.value)
     error = np.pad(kept.error, added, constant_values=constant.error)
     return Bounded(value, error, a.arithmetic)
@@ -372,13 +372,13 @@ def pad(a: Any, widths: Sequence[int], number: Any = 0) -> Bounded:
 @aten("embedding.default")
 def embedding(weight: Any, index: Array, *_: Any) -> Bounded:
     """Return the rows of a table."""
-    return lifted(weight)[index]
+    return lift_operand(weight)[index]
 
 
 @aten("embedding_dense_backward.default")
 def embedding_backward(grad: Any, index: Array, rows: int, padding: int, by_frequency: bool) -> Bounded:
     """Return the sum of each row's gradients; the padding row has none."""
-    grad, places = lifted(grad), np.array(index).reshape(-1)
+    grad, places = lift_operand(grad), np.array(index).reshape(-1)
     grad = grad.reshape(places.size, -1)
     if by_frequency:
         grad = grad / np.bincount(places, minlength=rows)[places][:, None]
@@ -390,22 +390,22 @@ def embedding_backward(grad: Any, index: Array, rows: int, padding: int, by_freq
 @aten("put.default")
 def put(a: Any, index: Array, items: Any, accumulate: bool = False) -> Bounded:
     """Put or add the items at places counted along the flattened tensor."""
-    a = lifted(a)
+    a = lift_operand(a)
     return index_put(a.reshape(-1), [index], items, accumulate).reshape(a.shape)
 
 
 @aten("index_put.default", "_unsafe_index_put.default")
 def index_put(a: Any, indices: Sequence[Any], items: Any, accumulate: bool = False) -> Bounded:
     """Put the items at the indices, or add them there."""
-    a, items = lifted(a), lifted(items)
+    a, items = lift_operand(a), lift_operand(items)
     taken = [
         None if i is None else torch.from_numpy(np.array(certain(i) if isinstance(i, Comparison) else i))
         for i in indices
     ]
-    places = torch.ops.aten.index.Tensor(numbered(a.shape), taken).numpy()
+    places = torch.ops.aten.index.Tensor(element_numbers(a.shape), taken).numpy()
     items = items.moved(lambda part: np.broadcast_to(part, places.shape))
     if accumulate:
-        return added_at(a, places, items)
+        return add_at(a, places, items)
     result = Bounded(a.value.copy(), a.error.copy(), a.arithmetic)
     result.value.reshape(-1)[places], result.error.reshape(-1)[places] = items.value, items.error
     return result

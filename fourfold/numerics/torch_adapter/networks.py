@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.numerics.bounded import IN_GRADIENTS, Bounded, NoRule, as_others_scale
-from fourfold.numerics.steps.along_axes import counted, matrix_product, mean, total
+from fourfold.numerics.bounded import IN_GRADIENTS, Bounded, NoRule, scaling_allowance
+from fourfold.numerics.steps.along_axes import matrix_product, mean, number_of_terms, total
 from fourfold.numerics.steps.elementwise import (
     DIVISION,
     EXPONENTIAL,
@@ -17,16 +17,16 @@ from fourfold.numerics.steps.elementwise import (
     add,
     divide,
     exp,
-    limited,
     maximum,
     multiply,
     reciprocal,
+    set_least,
     sqrt,
     subtract,
 )
 from fourfold.numerics.steps.orders import any_order, slopes_of_normalized
-from fourfold.numerics.torch_adapter.elementwise import aten, lifted
-from fourfold.numerics.torch_adapter.moves import added_at, pad
+from fourfold.numerics.torch_adapter.elementwise import aten, lift_operand
+from fourfold.numerics.torch_adapter.moves import add_at, pad
 from fourfold.numerics.torch_adapter.orders import amax
 from fourfold.numerics.torch_adapter.tensors import BoundedTensor, Evaluation, Places, ViewedStorage, whole
 
@@ -42,7 +42,7 @@ def subtract_largest(a: Bounded, dim: int) -> Bounded:
     return subtract(a, Bounded.exact(top, a.arithmetic))
 
 
-def within(a: Bounded, most: float) -> Any:
+def clamp_error(a: Bounded, most: float) -> Any:
     """Return the error of a number that is computed between 0 and `most`, except for roundings."""
     slack = most * SLACK * a.arithmetic.roundoff + a.arithmetic.smallest_normal
     farthest = np.maximum(a.value, most - a.value) + slack
@@ -56,20 +56,20 @@ SLACK = REORDERING * (EXPONENTIAL + DIVISION)
 def powers_of(centred: Bounded) -> Bounded:
     """Return the exponentials of numbers whose computed maximum is 0: they are computed between 0 and 1."""
     powers = exp(centred)
-    error = np.where(np.isfinite(centred.error), within(powers, 1.0), powers.error)
-    return limited(Bounded(powers.value, error, powers.arithmetic), 0.0)
+    error = np.where(np.isfinite(centred.error), clamp_error(powers, 1.0), powers.error)
+    return set_least(Bounded(powers.value, error, powers.arithmetic), 0.0)
 
 
 def sum_of(powers: Bounded, dim: int) -> Bounded:
     """Return the sum of powers, one of which is 1."""
     result = total(powers, dim, keepdims=True)
-    return limited(result, np.where(result.value >= 1, 1 - SLACK * result.arithmetic.roundoff, -np.inf))
+    return set_least(result, np.where(result.value >= 1, 1 - SLACK * result.arithmetic.roundoff, -np.inf))
 
 
 @aten("_safe_softmax.default")
 def safe_softmax(a: Any, dim: int, *, dtype: Any = None) -> Bounded:
     """Return the softmax, with zeros for rows of -inf only, which attention masks produce."""
-    a = lifted(a)
+    a = lift_operand(a)
     masked = np.all(np.isneginf(a.value) & (a.error == 0), axis=dim, keepdims=True)
     result = softmax(a, dim)
     return Bounded(np.where(masked, 0, result.value), np.where(masked, 0, result.error), a.arithmetic)
@@ -78,7 +78,7 @@ def safe_softmax(a: Any, dim: int, *, dtype: Any = None) -> Bounded:
 @aten("_softmax.default")
 def softmax(a: Any, dim: int, half_to_float: bool = False) -> Bounded:
     """Return exp(a - m) / sum(exp(a - m)) with the maximum m."""
-    a = lifted(a)
+    a = lift_operand(a)
     if not a.ndim:
         return softmax(a.reshape(1), 0).reshape(())
     powers = powers_of(subtract_largest(a, dim))
@@ -86,22 +86,22 @@ def softmax(a: Any, dim: int, half_to_float: bool = False) -> Bounded:
     # The result lies between 0 and 1 whatever the errors of the exponents, unless one may have overflowed, which makes
     # the whole row NaN.
     unknown = np.isinf(powers.error).any(axis=dim, keepdims=True)
-    return Bounded(result.value, np.where(unknown, np.inf, within(result, 1.0)), a.arithmetic)
+    return Bounded(result.value, np.where(unknown, np.inf, clamp_error(result, 1.0)), a.arithmetic)
 
 
 @aten("_softmax_backward_data.default")
 def softmax_backward(grad: Any, output: Any, dim: int, input_dtype: Any = None) -> Bounded:
     """Return y (g - sum(g y))."""
-    grad, output = lifted(grad), lifted(output)
+    grad, output = lift_operand(grad), lift_operand(output)
     if not output.ndim:
-        return multiply(grad, lifted(0.0))
+        return multiply(grad, lift_operand(0.0))
     return multiply(output, subtract(grad, total(multiply(grad, output), dim, keepdims=True)))
 
 
 @aten("_log_softmax.default")
 def log_softmax(a: Any, dim: int, half_to_float: bool = False) -> Bounded:
     """Return (a - m) - log(sum(exp(a - m))) with the maximum m."""
-    a = lifted(a)
+    a = lift_operand(a)
     if not a.ndim:
         return log_softmax(a.reshape(1), 0).reshape(())
     centred = subtract_largest(a, dim)
@@ -111,9 +111,9 @@ def log_softmax(a: Any, dim: int, half_to_float: bool = False) -> Bounded:
 @aten("_log_softmax_backward_data.default")
 def log_softmax_backward(grad: Any, output: Any, dim: int, input_dtype: Any = None) -> Bounded:
     """Return g - exp(y) sum(g)."""
-    grad, output = lifted(grad), lifted(output)
+    grad, output = lift_operand(grad), lift_operand(output)
     if not output.ndim:
-        return multiply(grad, lifted(0.0))
+        return multiply(grad, lift_operand(0.0))
     return subtract(grad, multiply(np.exp(output), total(grad, dim, keepdims=True)))
 
 
@@ -121,24 +121,24 @@ def log_softmax_backward(grad: Any, output: Any, dim: int, input_dtype: Any = No
 # the result, and `along` the axes of means and sums. A weight or bias that is None is left out.
 
 
-def normalized(a: Bounded, along: tuple[int, ...], eps: float) -> tuple[Bounded, Bounded, Bounded]:
+def normalize(a: Bounded, along: tuple[int, ...], eps: float) -> tuple[Bounded, Bounded, Bounded]:
     """Return (a - mean) / deviation, the mean, and 1 / deviation, along axes that are kept.
 
     The deviation is sqrt(variance + eps), where the variance is the mean of the squared deviations from the mean.
     """
-    a = as_others_scale(a)
+    a = scaling_allowance(a)
     middle = mean(a, along, keepdims=True)
     centred = subtract(a, middle)
     variance = mean(multiply(centred, centred), along, keepdims=True)
-    deviation = sqrt(maximum(add(variance, lifted(eps)), lifted(eps)))
+    deviation = sqrt(maximum(add(variance, lift_operand(eps)), lift_operand(eps)))
     normal, inverse = divide(centred, deviation), reciprocal(deviation)
     return reassociation_bound(normal, (a, inverse), (middle, inverse)), middle, inverse
 
 
-def scaled_and_shifted(a: Bounded, weight: Any, bias: Any) -> Bounded:
+def scale_and_shift(a: Bounded, weight: Any, bias: Any) -> Bounded:
     """Return a weight + bias, where either may be missing."""
-    a = a if weight is None else multiply(a, lifted(weight))
-    return a if bias is None else add(a, lifted(bias))
+    a = a if weight is None else multiply(a, lift_operand(weight))
+    return a if bias is None else add(a, lift_operand(bias))
 
 
 def reassociation_bound(result: Bounded, *products: Sequence[Any], axis: tuple[int, ...] = ()) -> Bounded:
@@ -151,7 +151,7 @@ def channel_scaling(normal: Bounded, a: Bounded, mean: Any, inverse: Bounded, we
 
     Other kernels compute a (weight inverse) + (bias - mean weight inverse).
     """
-    result = scaled_and_shifted(normal, weight, bias)
+    result = scale_and_shift(normal, weight, bias)
     if weight is None:
         return result
     shift = [] if bias is None else [(bias,)]
@@ -165,7 +165,7 @@ def weight_gradient(
 
     Other kernels compute (sum(g a) - mean sum(g)) inverse.
     """
-    result, terms = total(multiply(grad, normal), along, keepdims=True), counted(grad, along)
+    result, terms = total(multiply(grad, normal), along, keepdims=True), number_of_terms(grad, along)
     result = reassociation_bound(result, (terms, grad, a, inverse), (terms, grad, mean, inverse), axis=along)
     return result.moved(lambda part: np.squeeze(part, along))
 
@@ -183,7 +183,7 @@ def input_gradient(
     share = multiply(normal, mean(multiply(g, normal), along, keepdims=True))
     result = multiply(subtract(subtract(g, mean(g, along, keepdims=True)), share), inverse)
     return reassociation_bound(
-        result, *slopes_of_normalized(grad, weight, a, inverse, counted(grad, along)), axis=along
+        result, *slopes_of_normalized(grad, weight, a, inverse, number_of_terms(grad, along)), axis=along
     )
 
 
@@ -195,9 +195,9 @@ def last(a: Bounded, count: int) -> tuple[int, ...]:
 @aten("native_layer_norm.default")
 def layer_norm(a: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> tuple[Bounded, ...]:
     """Normalize the last axes, then apply weight and bias; return the result, the mean and 1 / deviation."""
-    a = lifted(a)
-    normal, mean, inverse = normalized(a, last(a, len(shape)), eps)
-    return scaled_and_shifted(normal, weight, bias), mean, inverse
+    a = lift_operand(a)
+    normal, mean, inverse = normalize(a, last(a, len(shape)), eps)
+    return scale_and_shift(normal, weight, bias), mean, inverse
 
 
 @aten("native_layer_norm_backward.default")
@@ -205,12 +205,12 @@ def layer_norm_backward(
     grad: Any, a: Any, shape: Sequence[int], mean: Any, inverse: Any, weight: Any, bias: Any, mask: Sequence[bool]
 ) -> tuple[Any, ...]:
     """Return the gradients of the input, weight and bias."""
-    grad, a = lifted(grad), lifted(a)
+    grad, a = lift_operand(grad), lift_operand(a)
     along, rows = last(a, len(shape)), tuple(range(a.ndim - len(shape)))
-    normal = multiply(subtract(as_others_scale(a, IN_GRADIENTS), lifted(mean)), lifted(inverse))
-    weight = None if weight is None else lifted(weight)
+    normal = multiply(subtract(scaling_allowance(a, IN_GRADIENTS), lift_operand(mean)), lift_operand(inverse))
+    weight = None if weight is None else lift_operand(weight)
     return (
-        input_gradient(grad, weight, normal, a, lifted(inverse), along) if mask[0] else None,
+        input_gradient(grad, weight, normal, a, lift_operand(inverse), along) if mask[0] else None,
         total(multiply(grad, normal), rows) if mask[1] else None,
         total(grad, rows) if mask[2] else None,
     )
@@ -221,9 +221,9 @@ def repeat_like(a: Bounded, like: Bounded) -> Bounded:
     return a.moved(lambda part: np.broadcast_to(part, like.shape))
 
 
-def as_channels(a: Any, like: Bounded) -> Any:
+def reshape_to_channels(a: Any, like: Bounded) -> Any:
     """Reshape one number per channel to the second axis of `like`; return None for None."""
-    return None if a is None else lifted(a).reshape(1, -1, *[1] * (like.ndim - 2))
+    return None if a is None else lift_operand(a).reshape(1, -1, *[1] * (like.ndim - 2))
 
 
 @aten("native_group_norm.default")
@@ -231,10 +231,12 @@ def group_norm(
     a: Any, weight: Any, bias: Any, batch: int, channels: int, size: int, groups: int, eps: float
 ) -> tuple[Bounded, ...]:
     """Normalize each sample's groups of channels, then apply each channel's weight and bias."""
-    a = lifted(a)
-    normal, mean, inverse = normalized(a.reshape(batch, groups, -1), (2,), eps)
+    a = lift_operand(a)
+    normal, mean, inverse = normalize(a.reshape(batch, groups, -1), (2,), eps)
     means, inverses = (repeat_like(x, normal).reshape(a.shape) for x in (mean, inverse))
-    result = channel_scaling(normal.reshape(a.shape), a, means, inverses, as_channels(weight, a), as_channels(bias, a))
+    result = channel_scaling(
+        normal.reshape(a.shape), a, means, inverses, reshape_to_channels(weight, a), reshape_to_channels(bias, a)
+    )
     return result, mean.reshape(batch, groups), inverse.reshape(batch, groups)
 
 
@@ -252,13 +254,13 @@ def group_norm_backward(
     mask: Any,
 ) -> tuple[Any, ...]:
     """Return the gradients of the input, weight and bias."""
-    grad, a = lifted(grad), lifted(a)
-    mean, inverse = (lifted(x).reshape(batch, groups, 1) for x in (mean, inverse))
+    grad, a = lift_operand(grad), lift_operand(a)
+    mean, inverse = (lift_operand(x).reshape(batch, groups, 1) for x in (mean, inverse))
     grouped = a.reshape(batch, groups, -1)
-    normal = multiply(subtract(as_others_scale(grouped, IN_GRADIENTS), mean), inverse)
+    normal = multiply(subtract(scaling_allowance(grouped, IN_GRADIENTS), mean), inverse)
     rows = (0, *range(2, a.ndim))
     if weight is not None:
-        weight = repeat_like(as_channels(weight, a), a).reshape(grouped.shape)
+        weight = repeat_like(reshape_to_channels(weight, a), a).reshape(grouped.shape)
     grad_groups = grad.reshape(batch, groups, -1)
     means, inverses = (repeat_like(x, grouped).reshape(a.shape) for x in (mean, inverse))
     return (
@@ -270,23 +272,23 @@ def group_norm_backward(
 
 def normalize_by_running(a: Bounded, mean: Any, variance: Any, eps: float) -> tuple[Bounded, Bounded]:
     """Return (a - mean) / deviation for each channel's given mean and variance, and 1 / deviation."""
-    deviation = sqrt(add(as_channels(variance, a), lifted(eps)))
-    return divide(subtract(as_others_scale(a), as_channels(mean, a)), deviation), reciprocal(deviation)
+    deviation = sqrt(add(reshape_to_channels(variance, a), lift_operand(eps)))
+    return divide(subtract(scaling_allowance(a), reshape_to_channels(mean, a)), deviation), reciprocal(deviation)
 
 
 @aten("native_batch_norm.default", "_native_batch_norm_legit_no_training.default", "_native_batch_norm_legit.no_stats")
 def batch_norm(a: Any, weight: Any, bias: Any, *given: Any) -> tuple[Bounded, ...]:
     """Normalize each channel by its own mean and variance, or by given ones; then apply weight and bias."""
-    a = lifted(a)
+    a = lift_operand(a)
     *running, _, eps = given
     train = bool(running.pop()) if running and isinstance(running[-1], bool) else not running
     if not train:
         normal, inverse = normalize_by_running(a, running[0], running[1], eps)
         nothing = Bounded.exact(np.zeros(0, a.dtype), a.arithmetic)
-        mean, weight, bias = (as_channels(x, a) for x in (running[0], weight, bias))
+        mean, weight, bias = (reshape_to_channels(x, a) for x in (running[0], weight, bias))
         return channel_scaling(normal, a, mean, inverse, weight, bias), nothing, nothing
-    normal, mean, inverse = normalized(a, (0, *range(2, a.ndim)), eps)
-    result = channel_scaling(normal, a, mean, inverse, as_channels(weight, a), as_channels(bias, a))
+    normal, mean, inverse = normalize(a, (0, *range(2, a.ndim)), eps)
+    result = channel_scaling(normal, a, mean, inverse, reshape_to_channels(weight, a), reshape_to_channels(bias, a))
     return result, mean.reshape(-1), inverse.reshape(-1)
 
 
@@ -304,20 +306,20 @@ def batch_norm_backward(
     mask: Sequence[bool],
 ) -> tuple[Any, ...]:
     """Return the gradients of the input, weight and bias."""
-    grad, a = lifted(grad), lifted(a)
+    grad, a = lift_operand(grad), lift_operand(a)
     along = (0, *range(2, a.ndim))
     if train:
-        mean, inverse = as_channels(mean, a), as_channels(inverse, a)
-        normal = multiply(subtract(as_others_scale(a, IN_GRADIENTS), mean), inverse)
+        mean, inverse = reshape_to_channels(mean, a), reshape_to_channels(inverse, a)
+        normal = multiply(subtract(scaling_allowance(a, IN_GRADIENTS), mean), inverse)
     else:
-        mean = as_channels(running_mean, a)
+        mean = reshape_to_channels(running_mean, a)
         normal, inverse = normalize_by_running(a, running_mean, running_variance, eps)
-    weight = as_channels(weight, a)
+    weight = reshape_to_channels(weight, a)
     if train:
         grad_a = input_gradient(grad, weight, normal, a, inverse, along)
     else:
         grad_a = reassociation_bound(
-            scaled_and_shifted(multiply(grad, inverse), weight, None),
+            scale_and_shift(multiply(grad, inverse), weight, None),
             (grad, 1.0 if weight is None else weight, inverse),
         )
     return (
@@ -348,7 +350,7 @@ def padded(a: Bounded, widths: Sequence[tuple[int, int]]) -> Bounded:
     return pad(a, [width for pair in reversed(widths) for width in pair])
 
 
-def dilated(a: Bounded, stride: Sequence[int]) -> Bounded:
+def dilate(a: Bounded, stride: Sequence[int]) -> Bounded:
     """Insert zeros between the elements of the spatial axes, so that they lie `stride` apart."""
     shape = (*a.shape[:2], *(max((size - 1) * step + 1, 0) for size, step in zip(a.shape[2:], stride)))
     result = Bounded.exact(np.zeros(shape, a.dtype), a.arithmetic)
@@ -356,7 +358,7 @@ def dilated(a: Bounded, stride: Sequence[int]) -> Bounded:
     return result
 
 
-def grouped(a: Bounded, groups: int) -> Bounded:
+def group(a: Bounded, groups: int) -> Bounded:
     """Reshape the result of `windows` to ``[groups, batch * places, channels / groups * kernel]``."""
     spatial = (a.ndim - 2) // 2
     a = a.reshape(a.shape[0], groups, a.shape[1] // groups, *a.shape[2:])
@@ -365,22 +367,22 @@ def grouped(a: Bounded, groups: int) -> Bounded:
     return a.reshape(groups, math.prod(a.shape[1 : 2 + spatial]), math.prod(a.shape[2 + spatial :]))
 
 
-def correlated(a: Bounded, weight: Bounded, stride: Sequence[int], dilation: Sequence[int], groups: int) -> Bounded:
+def correlate(a: Bounded, weight: Bounded, stride: Sequence[int], dilation: Sequence[int], groups: int) -> Bounded:
     """Return the sums of products of the elements under the kernel and its weights, ``[out, in / groups, *kernel]``."""
     under = windows(a, weight.shape[2:], stride, dilation)
     places = under.shape[2 : a.ndim]
     weights = weight.reshape(groups, weight.shape[0] // groups, math.prod(weight.shape[1:])).transpose(0, 2, 1)
-    result = unpadded(matrix_product(grouped(under, groups), weights))
+    result = exclude_padding(matrix_product(group(under, groups), weights))
     result = result.transpose(1, 0, 2).reshape(a.shape[0], *places, weight.shape[0])
     return result.moved(lambda part: np.moveaxis(part, -1, 1))
 
 
-def unpadded(a: Bounded) -> Bounded:
+def exclude_padding(a: Bounded) -> Bounded:
     """Return products that are unknown where they are NaN: kernels skip the zeros of padding and dilation."""
     return Bounded(a.value, np.where(np.isnan(a.value), np.inf, a.error), a.arithmetic)
 
 
-def turned(weight: Bounded, groups: int) -> Bounded:
+def transpose_kernel(weight: Bounded, groups: int) -> Bounded:
     """Return the kernel that propagates gradients back: reversed, with inputs and outputs exchanged in each group."""
     spatial = tuple(range(2, weight.ndim))
     split = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:]).swapaxes(1, 2)
@@ -388,7 +390,7 @@ def turned(weight: Bounded, groups: int) -> Bounded:
     return joined.moved(lambda part: np.flip(part, spatial))
 
 
-def taken_back(
+def scatter_windows(
     grad: Bounded,
     weight: Bounded,
     stride: Sequence[int],
@@ -398,10 +400,10 @@ def taken_back(
     size: Sequence[int],
 ) -> Bounded:
     """Return the sum of contributions to each element of an input of `size` from the outputs that it affected."""
-    spread = dilated(grad, stride)
+    spread = dilate(grad, stride)
     reach = [d * (k - 1) for k, d in zip(weight.shape[2:], dilation)]
     widths = [(r - p, n + p - length) for r, p, n, length in zip(reach, padding, size, spread.shape[2:])]
-    return correlated(padded(spread, widths), turned(weight, groups), [1] * len(stride), dilation, groups)
+    return correlate(padded(spread, widths), transpose_kernel(weight, groups), [1] * len(stride), dilation, groups)
 
 
 @aten("convolution.default")
@@ -417,14 +419,14 @@ def convolution(
     groups: int,
 ) -> Bounded:
     """Return torch's convolution, or the transposed one, of any number of spatial axes."""
-    a, weight = lifted(a), lifted(weight)
+    a, weight = lift_operand(a), lift_operand(weight)
     if transposed:
         kernel = zip(a.shape[2:], stride, padding, dilation, weight.shape[2:], output_padding)
         size = [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, s, p, d, k, o in kernel]
-        result = taken_back(a, weight, stride, padding, dilation, groups, size)
+        result = scatter_windows(a, weight, stride, padding, dilation, groups, size)
     else:
-        result = correlated(padded(a, [(p, p) for p in padding]), weight, stride, dilation, groups)
-    return result if bias is None else add(result, as_channels(bias, result))
+        result = correlate(padded(a, [(p, p) for p in padding]), weight, stride, dilation, groups)
+    return result if bias is None else add(result, reshape_to_channels(bias, result))
 
 
 @aten("convolution_backward.default")
@@ -442,21 +444,21 @@ def convolution_backward(
     mask: Sequence[bool],
 ) -> tuple[Any, ...]:
     """Return the gradients of the input, weight and bias."""
-    grad, a, weight = lifted(grad), lifted(a), lifted(weight)
+    grad, a, weight = lift_operand(grad), lift_operand(a), lift_operand(weight)
     around = [(p, p) for p in padding]
     if transposed:
-        grad_a = correlated(padded(grad, around), weight, stride, dilation, groups) if mask[0] else None
+        grad_a = correlate(padded(grad, around), weight, stride, dilation, groups) if mask[0] else None
         outer, inner = grad, a
     else:
-        grad_a = taken_back(grad, weight, stride, padding, dilation, groups, a.shape[2:]) if mask[0] else None
+        grad_a = scatter_windows(grad, weight, stride, padding, dilation, groups, a.shape[2:]) if mask[0] else None
         outer, inner = a, grad
     grad_weight = None
     if mask[1]:
         # One gradient for each pair of an outer and an inner channel, at each place of the kernel.
         under = windows(padded(outer, around), weight.shape[2:], stride, dilation)
         under = under[(slice(None), slice(None), *(slice(n) for n in inner.shape[2:]))]
-        inner = grouped(columns(inner), groups).transpose(0, 2, 1)
-        products = unpadded(matrix_product(inner, grouped(under, groups)))
+        inner = group(columns(inner), groups).transpose(0, 2, 1)
+        products = exclude_padding(matrix_product(inner, group(under, groups)))
         grad_weight = products.reshape(weight.shape)
     return grad_a, grad_weight, total(grad, (0, *range(2, grad.ndim))) if mask[2] else None
 
@@ -497,11 +499,11 @@ def average_pool(
     divisor_override: int | None = None,
 ) -> Bounded:
     """Return the sum of the elements of each window, divided by their number."""
-    a = lifted(a)
+    a = lift_operand(a)
     pool = PoolingWindows(a, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
     around = padded(a.reshape(pool.shape), [(p, p) for p in pool.padding])
-    sums = correlated(around, pool.ones, pool.stride, [1] * pool.axes, len(pool.ones))
-    result = divide(sums, lifted(pool.count))
+    sums = correlate(around, pool.ones, pool.stride, [1] * pool.axes, len(pool.ones))
+    result = divide(sums, lift_operand(pool.count))
     return result.reshape(*a.shape[: -pool.axes], *result.shape[2:])
 
 
@@ -517,11 +519,11 @@ def average_pool_backward(
     divisor_override: int | None,
 ) -> Bounded:
     """Return the gradient of the input: each element of a window receives its share."""
-    grad, a = lifted(grad), lifted(a)
+    grad, a = lift_operand(grad), lift_operand(a)
     pool = PoolingWindows(a, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    shares = divide(grad.reshape(-1, *grad.shape[-pool.axes - 1 :]), lifted(pool.count))
+    shares = divide(grad.reshape(-1, *grad.shape[-pool.axes - 1 :]), lift_operand(pool.count))
     size = a.shape[-pool.axes :]
-    result = taken_back(shares, pool.ones, pool.stride, pool.padding, [1] * pool.axes, len(pool.ones), size)
+    result = scatter_windows(shares, pool.ones, pool.stride, pool.padding, [1] * pool.axes, len(pool.ones), size)
     return result.reshape(a.shape)
 
 
@@ -570,7 +572,7 @@ def max_pool(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, A
     a, kernel, *given = args
     defaults: list[Any] = [[], [0], [1], False]
     stride, padding, dilation, ceil = given + defaults[len(given) :]
-    under = pooled_windows(lifted(evaluation.given(a)), kernel, stride, padding, dilation, ceil, -np.inf)
+    under = pooled_windows(lift_operand(evaluation.given(a)), kernel, stride, padding, dilation, ceil, -np.inf)
     values = amax(under, -1)
     places = WindowPlaces(np.argmax(under.value, axis=-1), under, values, under.ndim - 1)
     return evaluation.made(values, a.dtype), BoundedTensor.of(ViewedStorage(places), places, torch.int64)
@@ -580,9 +582,9 @@ def max_pool(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, A
 def max_pool_backward(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Return the gradient of the input: each window's gradient at its largest element, or at any of equal ones."""
     grad, a, kernel, stride, padding, dilation, ceil, index = args
-    spread = index.payload.spread(lifted(evaluation.given(grad)), evaluation.contract.ties)
+    spread = index.payload.spread(lift_operand(evaluation.given(grad)), evaluation.contract.ties)
     numbers = Bounded.exact(np.arange(a.numel(), dtype=np.float64).reshape(a.shape), evaluation.dtype.arithmetic)
     places = pooled_windows(numbers, kernel, stride, padding, dilation, ceil, -1.0).value.astype(np.int64)
     inside, spread = places >= 0, spread.reshape(*places.shape)
     empty = Bounded.exact(np.zeros(tuple(a.shape), spread.dtype), spread.arithmetic)
-    return evaluation.made(added_at(empty, places[inside], spread[inside]), grad.dtype)
+    return evaluation.made(add_at(empty, places[inside], spread[inside]), grad.dtype)

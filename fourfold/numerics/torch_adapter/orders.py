@@ -15,8 +15,8 @@ import torch
 
 from fourfold.compat.torch_internals import argument_names
 from fourfold.numerics.bounded import Bounded, Comparison, HangsOnRounding
-from fourfold.numerics.steps.along_axes import in_order, largest, smallest
-from fourfold.numerics.torch_adapter.elementwise import axes, compared, lifted
+from fourfold.numerics.steps.along_axes import largest, order_statistic, smallest
+from fourfold.numerics.torch_adapter.elementwise import axes, comparison_rule, lift_operand
 from fourfold.numerics.torch_adapter.moves import move, scatter_add
 from fourfold.numerics.torch_adapter.ranking import Ranking
 from fourfold.numerics.torch_adapter.tensors import (
@@ -25,7 +25,7 @@ from fourfold.numerics.torch_adapter.tensors import (
     Places,
     SomePlaces,
     ViewedStorage,
-    places_in,
+    index_places,
     plain,
     whole,
 )
@@ -42,12 +42,12 @@ class Extreme:
 
 def amax(a: Any, dim: Any = None, keepdim: bool = False) -> Bounded:
     """Return the largest number along axes."""
-    return largest(lifted(a), axes(dim), keepdims=keepdim)
+    return largest(lift_operand(a), axes(dim), keepdims=keepdim)
 
 
 def amin(a: Any, dim: Any = None, keepdim: bool = False) -> Bounded:
     """Return the smallest number along axes."""
-    return smallest(lifted(a), axes(dim), keepdims=keepdim)
+    return smallest(lift_operand(a), axes(dim), keepdims=keepdim)
 
 
 def median(a: Any) -> Bounded:
@@ -57,11 +57,11 @@ def median(a: Any) -> Bounded:
         flat = np.sort(part, axis=None)
         return flat[-1 if flat.size and np.isnan(flat[-1]) else (flat.size - 1) // 2]
 
-    return in_order(middle, lifted(a))
+    return order_statistic(middle, lift_operand(a))
 
 
 @whole("amax.default", "max.default", "amin.default", "min.default", "median.default")
-def reduced(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+def reduce_extreme(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Return the largest or smallest number along axes, and link its memory to the source's."""
     a = args[0]
     if not isinstance(a, BoundedTensor) and not a.is_floating_point():
@@ -83,9 +83,9 @@ def equal(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]
             return BoundedTensor.of(ViewedStorage(found), found, torch.bool)
     if not any(isinstance(x, BoundedTensor) or x.is_floating_point() for x in args):
         return func(a, b)
-    if a is b and places_in(a) is None:  # a test for NaN, as torch's for finite numbers: no tie
-        return evaluation.made(~np.isnan(lifted(evaluation.given(a))), torch.bool)
-    return evaluation.made(compared(np.equal, True, False)(*map(evaluation.given, args)), torch.bool)
+    if a is b and index_places(a) is None:  # a test for NaN, as torch's for finite numbers: no tie
+        return evaluation.made(~np.isnan(lift_operand(evaluation.given(a))), torch.bool)
+    return evaluation.made(comparison_rule(np.equal, True, False)(*map(evaluation.given, args)), torch.bool)
 
 
 def is_extreme_of(top: torch.Tensor, row: torch.Tensor) -> bool:
@@ -136,7 +136,7 @@ def extreme_along(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[s
         return func(*args, **kwargs)
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
     keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
-    source, name = lifted(evaluation.given(a)), str(func).split(".")[1]
+    source, name = lift_operand(evaluation.given(a)), str(func).split(".")[1]
     rows = source.reshape(-1) if dim is None else source
     axis = 0 if dim is None else dim % max(source.ndim, 1)
     if not source.ndim:
@@ -154,7 +154,7 @@ def extreme_along(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[s
 
 
 @whole("sort.default", "sort.stable", "topk.default", "kthvalue.default", "median.dim")
-def ordered(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+def sort(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Return the numbers in order and their indices, as torch finds them for the exact numbers."""
     a, *rest = args
     name = str(func).split(".")[1]
@@ -171,7 +171,7 @@ def ordered(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, An
             return values, index
         found = Bounded.exact(values.numpy().astype(np.float64), exact.arithmetic)
         return values, indices_along(evaluation, exact, index.numpy(), found, axis, **how)
-    source = lifted(evaluation.given(a))
+    source = lift_operand(evaluation.given(a))
     ranks = ranked(source.value)
     _, index = func(torch.from_numpy(ranks), *rest, **kwargs)
     axis = axis % max(source.ndim, 1)
@@ -179,19 +179,19 @@ def ordered(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, An
     def order(part: Array) -> Array:
         values, _ = func(torch.from_numpy(ranked(part)), *rest, **kwargs)
         found = np.sort(part.reshape(-1))[values.numpy()]
-        return np.where(spoiled_rows(part, axis, found.shape), np.nan, found) if name == "median" else found
+        return np.where(rows_with_nan(part, axis, found.shape), np.nan, found) if name == "median" else found
 
     if name == "median":
         first = torch.from_numpy(np.isnan(source.value).argmax(axis if source.ndim else None))
         index = torch.where(
-            torch.from_numpy(spoiled_rows(source.value, axis, tuple(index.shape))), first.reshape(index.shape), index
+            torch.from_numpy(rows_with_nan(source.value, axis, tuple(index.shape))), first.reshape(index.shape), index
         )
-    values = in_order(order, source)
+    values = order_statistic(order, source)
     how = order_of(func, source, rest, kwargs, axis)
     return evaluation.made(values, a.dtype), indices_along(evaluation, source, index.numpy(), values, axis, **how)
 
 
-def spoiled_rows(part: Array, axis: int, shape: tuple[int, ...]) -> Array:
+def rows_with_nan(part: Array, axis: int, shape: tuple[int, ...]) -> Array:
     """Return whether each row along an axis has a NaN, which torch's median of it is, in a shape."""
     return np.isnan(part).any(axis if part.ndim else None).reshape(shape)
 
@@ -269,14 +269,14 @@ def extreme_so_far(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[
     a, dim = args[0], args[1] if len(args) > 1 else kwargs["dim"]
     if not isinstance(a, BoundedTensor):
         return func(*args, **kwargs)
-    source, smallest = lifted(evaluation.given(a)), "min" in str(func)
+    source, smallest = lift_operand(evaluation.given(a)), "min" in str(func)
     ranks = np.where(np.isnan(source.value), -1 if smallest else source.size, ranked(source.value))
     _, index = func(torch.from_numpy(ranks), dim)
     if not source.size or not source.ndim:
         return evaluation.made(source, a.dtype), index
     accumulate = (np.minimum if smallest else np.maximum).accumulate
     axis = dim % source.ndim
-    values = in_order(lambda part: accumulate(part, axis=axis), source)
+    values = order_statistic(lambda part: accumulate(part, axis=axis), source)
     if not (source.error.any() or evaluation.contract.ties):
         return evaluation.made(values, a.dtype), index
     places = RunningPlaces(np.array(index.numpy(), order="C"), source, values, axis)
@@ -292,13 +292,13 @@ def ranked(part: Array) -> Array:
 def scatter(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Put or add numbers at indices; in a derivative, at indices where numbers were found."""
     a, dim, index, items = args
-    places = places_in(index)
+    places = index_places(index)
     if places is None or isinstance(places, SomePlaces) or not evaluation.backward:
         if func is torch.ops.aten.scatter.src:
             return move(evaluation, func, (a, dim, plain(index), items), kwargs)
         index, given = evaluation.given(index), (evaluation.given(a), evaluation.given(items))
         return evaluation.made(scatter_add(given[0], dim, index, given[1]), a.dtype)
-    result = places.spread(lifted(evaluation.given(items)), evaluation.contract.ties)
+    result = places.spread(lift_operand(evaluation.given(items)), evaluation.contract.ties)
     return evaluation.made(result, items.dtype)
 
 
@@ -306,7 +306,7 @@ def scatter(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, An
 def gather(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Return the numbers at indices: the known values, if the indices were found in the same tensor."""
     a, dim, index = args[:3]
-    places = places_in(index)
+    places = index_places(index)
     if isinstance(places, SomePlaces):
         places = None
     if places is not None and isinstance(a, BoundedTensor) and a.payload is places.source:

@@ -281,7 +281,10 @@ class BoundedTensor(torch.Tensor):
         """The elements, including everything written into the memory so far."""
         if self.seen != self.memory.written:
             place = (tuple(self.shape), self.stride(), int(self.storage_offset()))
-            self.part, self.seen = self.memory.payload.moved(lambda part: strided(part, *place)), self.memory.written
+            self.part, self.seen = (
+                self.memory.payload.moved(lambda part: strided_view(part, *place)),
+                self.memory.written,
+            )
         return self.part
 
     def __repr__(self, **_: Any) -> str:
@@ -293,12 +296,12 @@ class BoundedTensor(torch.Tensor):
         return current().call(func, args, kwargs or {})
 
 
-def places_in(index: Any) -> Places | None:
+def index_places(index: Any) -> Places | None:
     """Return the `Places` of a tensor of indices, or None."""
     return index.payload if isinstance(index, BoundedTensor) and isinstance(index.payload, Places) else None
 
 
-def strided(part: Array, shape: Sequence[int], strides: Sequence[int], offset: int) -> Array:
+def strided_view(part: Array, shape: Sequence[int], strides: Sequence[int], offset: int) -> Array:
     """Return a view of a contiguous array, as torch.as_strided makes it: strides and offset count elements."""
     places = [stride * part.itemsize for stride in strides]
     return np.lib.stride_tricks.as_strided(part.reshape(-1)[offset:], shape, places)
@@ -421,13 +424,13 @@ def arithmetic() -> Arithmetic:
     return current().dtype.arithmetic
 
 
-def tensors_in(arguments: Any) -> Iterator[torch.Tensor]:
+def iter_tensors(arguments: Any) -> Iterator[torch.Tensor]:
     """Yield every tensor among the arguments of an operator."""
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
             yield argument
         elif isinstance(argument, list | tuple):
-            yield from tensors_in(argument)
+            yield from iter_tensors(argument)
 
 
 def result_dtype(tensors: Sequence[torch.Tensor]) -> torch.dtype:
@@ -482,11 +485,11 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
                 # In-place operators that change a shape have overloads with other names.
                 functional = getattr(packet, packet.overloads()[0])
             return self.write(func, functional, args, kwargs)
-        tensors = list(tensors_in((*args, *kwargs.values())))
+        tensors = list(iter_tensors((*args, *kwargs.values())))
         settled = not self.backward and name not in LOGICAL and not any(map(may_differ, tensors))
         if settled or not any(map(has_error, tensors)):
             result = func(*map(plain, args), **kwargs)
-            if not any(tensor.is_floating_point() for tensor in tensors_in([result])):
+            if not any(tensor.is_floating_point() for tensor in iter_tensors([result])):
                 return result
         if not self.backward and is_of_integers(tensors):
             result = INTEGERS[0](self, func, args, kwargs)
@@ -512,7 +515,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
 
     def run_decomposition(self, func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run an operator without a rule by torch's decomposition of it."""
-        tensors = list(tensors_in((*args, *kwargs.values())))
+        tensors = list(iter_tensors((*args, *kwargs.values())))
         if tensors and not any(tensor.is_floating_point() for tensor in tensors):
             return func(*map(plain, args), **kwargs)
         try:
@@ -603,7 +606,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         """Run an operator that writes into its first argument; the former elements are kept for other tensors."""
         target, *_ = args
         if not isinstance(target, BoundedTensor):
-            tensors = list(tensors_in((*args, *kwargs.values())))
+            tensors = list(iter_tensors((*args, *kwargs.values())))
             if not any(isinstance(tensor, BoundedTensor) for tensor in tensors):
                 return func(*args, **kwargs)
             if not target.dtype.is_floating_point and functional is not None:
@@ -630,7 +633,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         item = item.moved(lambda part: np.broadcast_to(part, target.shape))
         place = (tuple(target.shape), target.stride(), int(target.storage_offset()))
         copy = memory.payload.moved(np.copy)
-        into = copy.moved(lambda part: strided(part, *place))
+        into = copy.moved(lambda part: strided_view(part, *place))
         if isinstance(into, Bounded):
             into[...] = item
         else:

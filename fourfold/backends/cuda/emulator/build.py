@@ -22,9 +22,9 @@ from fourfold.backends.cuda.compile import (
     checksum,
     cuda_include_directories,
     digest,
+    directory_lock,
     find_entry,
     load_or_compile,
-    locked,
     own_include_directories,
     source_closure,
     write_entry,
@@ -247,16 +247,16 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
         unknown = ""
         try:
             try:
-                compiled, places = _with_ptx(source, code, [*command, *options])
+                compiled, places = _translate_ptx(source, code, [*command, *options])
             except ptx.UnknownInstruction as error:
                 # No kernel for the CPU may reach it.
                 compiled, places, unknown = code, [], f"inline PTX that is not emulated on the CPU: {error}\n"
             _run(*command, *options, "-S", str(compiled), "-o", str(assembly), refused=CompilationError)
             if options is not _FAST:
-                assembly.write_text(_with_redzones(assembly.read_text()))
+                assembly.write_text(_insert_redzones(assembly.read_text()))
             _run(_compiler(), "-c", str(assembly), "-o", str(unit), refused=CompilationError)
         except CompilationError as error:
-            raise CompilationError(unknown + _explained(source, str(error), code)) from None
+            raise CompilationError(unknown + _compiler_message(source, str(error), code)) from None
         if options is not _FAST:
             copies = ("memcpy", "memmove", "memset")
             _run("objcopy", *(f"--redefine-sym={name}=fourfold_{name}" for name in copies), str(unit))
@@ -289,7 +289,7 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
         write_entry(kept, {"kernels": names, "shared": shared, "ptx": places})
 
 
-def _with_ptx(
+def _translate_ptx(
     source: pathlib.Path, unit: pathlib.Path, command: list[str]
 ) -> tuple[pathlib.Path, list[tuple[str, int]]]:
     """Return a unit with its inline PTX translated, and the places of the PTX; a unit without any is unchanged.
@@ -304,7 +304,7 @@ def _with_ptx(
     whole = unit.with_name("with_ptx.cpp")
     whole.write_text(given.replace("fourfold_has_ptx = false", "fourfold_has_ptx = true"))
     preprocessed = _run(*command, f"-D{ptx.HOPPER}", "-E", str(whole), refused=CompilationError)
-    text, places = ptx.translated(preprocessed, closure)
+    text, places = ptx.translate(preprocessed, closure)
     if not ptx.is_asynchronous(text):
         text = text.replace("fourfold_has_ptx = true", "fourfold_has_ptx = false")
     translated = whole.with_suffix(".ii")
@@ -323,7 +323,7 @@ def _start(source: pathlib.Path, has_ptx: bool) -> str:
     return ".zero 16\n" if has_ptx and not any(map(aligned.search, texts)) else ""
 
 
-def _with_redzones(assembly: str) -> str:
+def _insert_redzones(assembly: str) -> str:
     """Return the compiler's output with a gap after each thread-local variable: shared arrays are compiled as such."""
     return _THREAD_LOCAL_VARIABLES.sub(
         lambda section: re.sub(r"^\t\.zero\t.*", rf"\g<0>\n\t.zero\t{_REDZONE_BYTES}", section[0], flags=re.MULTILINE),
@@ -340,7 +340,7 @@ def _unit(source: pathlib.Path) -> str:
     return f'#include "device.h"\n{whole}'
 
 
-def _explained(source: pathlib.Path, output: str, unit: pathlib.Path) -> str:
+def _compiler_message(source: pathlib.Path, output: str, unit: pathlib.Path) -> str:
     """Return the compiler's output on a file, starting with the first error in the file itself."""
     lines = output.splitlines()[1:]  # the first line is the command
     errors = [line for line in lines if re.search(" [eE]rror: ", line)]  # the assembler's errors begin with a capital
@@ -356,7 +356,7 @@ def _runtime_objects(key: str) -> list[str]:
     directory = cache_folder("cuda_on_cpu_runtime", key)
     objects = [directory / f"{source.stem}.o" for source in _runtime_files() if source.suffix == ".cpp"]
     if not _whole(directory, objects):
-        with locked(directory), tempfile.TemporaryDirectory(dir=directory) as scratch:
+        with directory_lock(directory), tempfile.TemporaryDirectory(dir=directory) as scratch:
             for target in objects:
                 made = pathlib.Path(scratch, target.name)
                 code = HERE / f"{target.stem}.cpp"

@@ -20,7 +20,7 @@ class KernelFault(CudaError, Fault):
     def __init__(self, kernel: str, file: str | None, line: int | None, block: Index, thread: Index, what: str) -> None:
         self.kernel, self.file, self.line, self.block, self.thread, self.what = kernel, file, line, block, thread, what
         place = f" ({file.rpartition('/')[2]}:{line})" if file else ""
-        super().__init__(f"{kernel}{place}, block {_spelled(block)}, thread {_spelled(thread)}: {what}")
+        super().__init__(f"{kernel}{place}, block {_format_index(block)}, thread {_format_index(thread)}: {what}")
 
     def __reduce__(self) -> tuple[type[KernelFault], tuple[object, ...]]:
         return type(self), (self.kernel, self.file, self.line, self.block, self.thread, self.what)
@@ -76,5 +76,5 @@ FAULTS: tuple[type[KernelFault], ...] = (
 )
 
 
-def _spelled(index: Index) -> str:
+def _format_index(index: Index) -> str:
     return "({},{},{})".format(*index)

@@ -134,7 +134,7 @@ class CpuKernel(LoadedKernel):
         signature = self._library.handle.fourfold_signature(self._index).decode()
         rows = re.findall(r"^(.) (\d+) .*?\[with T = (.*)\]$", signature, re.MULTILINE)
         parameters = [_parameter(kind, int(size), type_.strip()) for kind, size, type_ in rows]
-        super().__init__(name, parameters, declarations.declared(source, name))
+        super().__init__(name, parameters, declarations.find_declaration(source, name))
         codes = "".join(parameter.pack_code for parameter in self.parameters)
         self._pack: Callable[..., bytes] = struct.Struct(f"={_HEADER_WORDS}q{codes}").pack
         self._expected = [
@@ -197,7 +197,7 @@ class CpuKernel(LoadedKernel):
             raise self.mismatch(position, argument)
         return self.converted(position, argument, for_gpu=False)
 
-    def _described(self, position: int, args: Sequence[Argument]) -> str:
+    def _describe(self, position: int, args: Sequence[Argument]) -> str:
         tensor = args[position]
         assert isinstance(tensor, torch.Tensor)
         strides = "" if tensor.is_contiguous() else f" and strides {tuple(tensor.stride())}"
@@ -213,7 +213,7 @@ class CpuKernel(LoadedKernel):
         other = build.source_line(built, [fault.other_pc]) if fault.other_pc else None
         what = fault.text.decode(errors="replace")
         what = what.replace("{other}", f" in line {other[1]}" if other else "")
-        what = re.sub(r"\{argument (\d+)\}", lambda match: self._described(int(match[1]), args), what)
+        what = re.sub(r"\{argument (\d+)\}", lambda match: self._describe(int(match[1]), args), what)
         raise FAULTS[fault.kind - 1](self.name, *place, tuple(fault.block), tuple(fault.thread), what)
 
 
@@ -222,5 +222,5 @@ def _parameter(kind: str, size: int, spelling: str) -> KernelParameter:
 
     The compiler knows better than the spelling which pointers point to const.
     """
-    parameter = KernelParameter.of_type(spelling, size)
+    parameter = KernelParameter.from_type(spelling, size)
     return KernelParameter(kind, size, spelling) if kind in "pP" else parameter

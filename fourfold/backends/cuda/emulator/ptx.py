@@ -28,7 +28,7 @@ def has_inline_ptx(texts: Collection[str]) -> bool:
     return any(_STATEMENT.search(text) for text in texts)
 
 
-def translated(preprocessed: str, files: Collection[str]) -> tuple[str, list[tuple[str, int]]]:
+def translate(preprocessed: str, files: Collection[str]) -> tuple[str, list[tuple[str, int]]]:
     """Translate the inline PTX of these files in a preprocessed unit; return the unit and the PTX's places.
 
     A place is a file and a line. Every line of the unit keeps its number.
@@ -93,7 +93,7 @@ def _statement(inside: str) -> str:
     given = [operand for part in operands[:2] for operand in _split(part, ",") if operand]
     values = [operand[operand.index("(") + 1 : operand.rindex(")")] for operand in given]
     labels: list[str] = []
-    body = "".join(_translated(_COMMENT.sub(" ", text), labels))
+    body = "".join(_instructions(_COMMENT.sub(" ", text), labels))
     if not body:
         return "({ ; })"
     declared = f"__label__ {', '.join(labels)}; " if labels else ""
@@ -101,7 +101,7 @@ def _statement(inside: str) -> str:
     return f"({{ {declared}{bound}{' '.join(body.split())} }})"
 
 
-def _translated(text: str, labels: list[str]) -> Iterator[str]:
+def _instructions(text: str, labels: list[str]) -> Iterator[str]:
     """Yield C++ for a template's instructions."""
     at = 0
     while at < len(text := text.rstrip()):
@@ -166,7 +166,7 @@ def _call(name: str, *arguments: str) -> str:
     return f"::fourfold::ptx::{name}({', '.join(arguments)});"
 
 
-def _to(destination: str, call: str) -> str:
+def _assignment(destination: str, call: str) -> str:
     return call if destination == "_" else f"{_value(destination)} = {call}"
 
 
@@ -237,7 +237,7 @@ def _compare(match: re.Match, o: list[str]) -> str:
 
 def _wait(match: re.Match, o: list[str]) -> str:
     name = "mbarrier_wait_parity" if match[2] else "mbarrier_wait_phase"
-    return _to(o[0], _call(name, _address(o[1]), _value(o[2]), "true" if match[1] == "try" else "false"))
+    return _assignment(o[0], _call(name, _address(o[1]), _value(o[2]), "true" if match[1] == "try" else "false"))
 
 
 def _barrier(match: re.Match, o: list[str]) -> str:
@@ -247,8 +247,8 @@ def _barrier(match: re.Match, o: list[str]) -> str:
 
 def _arrive(match: re.Match, o: list[str]) -> str:
     if match[1]:
-        return _to(o[0], _call("mbarrier_arrive_expecting", _address(o[1]), _value(o[2])))
-    return _to(o[0], _call("mbarrier_arrive", _address(o[1]), _value(o[2]) if len(o) > 2 else "1"))
+        return _assignment(o[0], _call("mbarrier_arrive_expecting", _address(o[1]), _value(o[2])))
+    return _assignment(o[0], _call("mbarrier_arrive", _address(o[1]), _value(o[2]) if len(o) > 2 else "1"))
 
 
 _Make = Callable[[re.Match, list[str]], str]

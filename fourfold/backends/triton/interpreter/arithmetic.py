@@ -13,7 +13,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
-from fourfold.numerics.dtypes import rounded_to_tf32
+from fourfold.numerics.dtypes import round_to_tf32
 from fourfold.operations.refusals import Fault
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -100,17 +100,17 @@ def numpy_type(kind: tl.dtype) -> np.dtype:
     return known
 
 
-def widened(bits: Any) -> Any:
+def from_bfloat16(bits: Any) -> Any:
     """Convert bits of bfloat16 numbers to float32."""
     return bits.view(BFLOAT16).astype(np.float32)
 
 
-def narrowed(numbers: Any) -> Any:
+def to_bfloat16(numbers: Any) -> Any:
     """Round numbers to bfloat16, to nearest even, and return the bits; float64 and integers become float32 first."""
     return numbers.astype(BFLOAT16).view(np.uint16)
 
 
-def quantised(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def saturate_to_bits(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return the bits of `numbers` rounded to nearest even, as PTX's ``cvt.rn.satfinite`` does.
 
     What is larger than the largest number of the type, infinity too, becomes that number. NaN stays NaN.
@@ -127,8 +127,8 @@ class Conversions(interpreter.InterpreterBuilder):
         given, wanted = src.dtype.scalar, dst_type.scalar
         values = src.data
         if given.name == "bf16":
-            values = widened(values)
-        return Handle(narrowed(values) if wanted.name == "bf16" else values.astype(numpy_type(wanted)), wanted)
+            values = from_bfloat16(values)
+        return Handle(to_bfloat16(values) if wanted.name == "bf16" else values.astype(numpy_type(wanted)), wanted)
 
     def create_fp_to_fp(self, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
         """Convert between floating-point types, with the rounding that the kernel requests."""
@@ -136,12 +136,13 @@ class Conversions(interpreter.InterpreterBuilder):
         if given in FLOAT8 and wanted in NUMPY_FLOATS:  # exact, so that nothing is rounded
             numbers = src.data.view(FLOAT8[given]).astype(np.float32)
             return Handle(
-                narrowed(numbers) if wanted == "bf16" else numbers.astype(NUMPY_FLOATS[wanted]), dst_type.scalar
+                to_bfloat16(numbers) if wanted == "bf16" else numbers.astype(NUMPY_FLOATS[wanted]),
+                dst_type.scalar,
             )
         toward_zero = rounding_mode == interpreter._ir.ROUNDING_MODE.RTZ
         if wanted in FLOAT8 and given in NUMPY_FLOATS and not toward_zero:
-            numbers = widened(src.data) if given == "bf16" else src.data
-            return Handle(quantised(numbers, FLOAT8[wanted]), dst_type.scalar)
+            numbers = from_bfloat16(src.data) if given == "bf16" else src.data
+            return Handle(saturate_to_bits(numbers, FLOAT8[wanted]), dst_type.scalar)
         names = {given, wanted}
         if "bf16" in names and names <= NUMPY_FLOATS.keys() and not toward_zero:
             return self.cast_impl(src, dst_type)
@@ -149,7 +150,7 @@ class Conversions(interpreter.InterpreterBuilder):
 
     def get_bf16(self, value: float) -> Handle:
         """Return a constant. Triton 3.6 has no such method."""
-        return Handle(narrowed(np.array([value], dtype=np.float32)), tl.bfloat16)
+        return Handle(to_bfloat16(np.array([value], dtype=np.float32)), tl.bfloat16)
 
 
 class Operators(interpreter.InterpreterBuilder):
@@ -168,15 +169,15 @@ class Operators(interpreter.InterpreterBuilder):
         """Return ``op(arg)``, where `op` is a NumPy function."""
         kind = arg.dtype.scalar
         if kind.name == "bf16":
-            return Handle(narrowed(op(widened(arg.data))), kind)
+            return Handle(to_bfloat16(op(from_bfloat16(arg.data))), kind)
         return Handle(op(arg.data), kind)
 
     def binary_op(self, lhs: Any, rhs: Any, op: Any) -> Handle:
         """Return ``op(lhs, rhs)`` of operands of one type. A comparison returns booleans."""
         x, y, kind = lhs.data, rhs.data, lhs.dtype.scalar
         if kind.name == "bf16":
-            output = op(widened(x), widened(y))
-            return Handle(output, tl.int1) if output.dtype == BOOL else Handle(narrowed(output), kind)
+            output = op(from_bfloat16(x), from_bfloat16(y))
+            return Handle(output, tl.int1) if output.dtype == BOOL else Handle(to_bfloat16(output), kind)
         output = MODULO_2.get(op, op)(x, y) if x.dtype == y.dtype == BOOL else op(x, y)
         if output.dtype == BOOL:
             kind = tl.int1
@@ -229,8 +230,8 @@ class Operators(interpreter.InterpreterBuilder):
         kind = z.dtype.scalar
         if kind.name == "fp64":
             return Handle(_FUSED_DOUBLES(x.data, y.data, z.data).astype(np.float64), kind)
-        a, b, c = (widened(value.data) if kind.name == "bf16" else value.data for value in (x, y, z))
-        return Handle(_fused(a, b, c, kind.name), kind)
+        a, b, c = (from_bfloat16(value.data) if kind.name == "bf16" else value.data for value in (x, y, z))
+        return Handle(_fused_multiply_add(a, b, c, kind.name), kind)
 
     def create_dot(self, a: Any, b: Any, d: Any, input_precision: Any, *options: Any) -> Handle:
         """Return tl.dot: ``a @ b + d``, multiplied and summed in the type of `d`.
@@ -242,13 +243,13 @@ class Operators(interpreter.InterpreterBuilder):
             return super().create_dot(a, b, d, input_precision, *options)
         left, right = (x.data.view(OPERANDS[name]).astype(d.data.dtype) for x, name in zip((a, b), names))
         if names == ("fp32", "fp32") and input_precision == interpreter._ir.INPUT_PRECISION.TF32:
-            left, right = (rounded_to_tf32(x) for x in (left, right))
+            left, right = (round_to_tf32(x) for x in (left, right))
         # A library's product sums a row in another order at another place of the tile, on some processors.
         products = np.einsum("...mk,...kn->...mn", left, right)
         return Handle(products + d.data, d.dtype.scalar)
 
 
-def _fused(x: np.ndarray, y: np.ndarray, z: np.ndarray, kind: str) -> np.ndarray:
+def _fused_multiply_add(x: np.ndarray, y: np.ndarray, z: np.ndarray, kind: str) -> np.ndarray:
     """Return x * y + z rounded once, for numbers of at most 24 bits; for bfloat16, return the bits.
 
     The sum is computed in float64 and rounded to odd. Rounding it again gives the same as rounding the exact sum. See
@@ -257,21 +258,21 @@ def _fused(x: np.ndarray, y: np.ndarray, z: np.ndarray, kind: str) -> np.ndarray
     product = x.astype(np.float64) * y.astype(np.float64)  # exact
     total = np.asarray(product + z)
     part = total - product
-    total = _to_odd(total, (product - (total - part)) + (z - part))
+    total = _round_to_odd(total, (product - (total - part)) + (z - part))
     if kind != "bf16":
         return total.astype(NUMPY_FLOATS[kind])
     single = total.astype(np.float32)
-    return narrowed(_to_odd(single, total - single))
+    return to_bfloat16(_round_to_odd(single, total - single))
 
 
-def _to_odd(rounded: np.ndarray, error: np.ndarray) -> np.ndarray:
+def _round_to_odd(rounded: np.ndarray, error: np.ndarray) -> np.ndarray:
     """Return ``rounded + error`` rounded to odd: the odd one of the two numbers around it, one of them `rounded`."""
     even = rounded.view(f"u{rounded.itemsize}") & 1 == 0
     other = np.nextafter(rounded, np.copysign(np.inf, error).astype(rounded.dtype))
     return np.where(even & np.isfinite(rounded) & (error != 0), other, rounded)
 
 
-def _fused_doubles(x: float, y: float, z: float) -> float:
+def _double_fused_multiply_add(x: float, y: float, z: float) -> float:
     """Return x * y + z, rounded once."""
     if not (math.isfinite(x) and math.isfinite(y) and math.isfinite(z)):
         return x * y + z
@@ -282,7 +283,7 @@ def _fused_doubles(x: float, y: float, z: float) -> float:
         return math.copysign(math.inf, exact)
 
 
-_FUSED_DOUBLES = np.frompyfunc(_fused_doubles, 3, 1)
+_FUSED_DOUBLES = np.frompyfunc(_double_fused_multiply_add, 3, 1)
 
 
 class Reduce(interpreter.ReduceOps):
@@ -309,11 +310,11 @@ class Reduce(interpreter.ReduceOps):
     def min_max(self, input: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
         """Return tl.max or tl.min, or tl.argmax or tl.argmin if `idx_reduce_op` is given; NaN if all are NaN."""
         input = input[0] if isinstance(input, tuple) else input
-        values = widened(input.handle.data) if input.dtype.name == "bf16" else input.handle.data
+        values = from_bfloat16(input.handle.data) if input.dtype.name == "bf16" else input.handle.data
         largest = "max" in val_reduce_op.__name__
         shape = {"axis": self.axis, "keepdims": self.keep_dims}
         found = (np.fmax if largest else np.fmin).reduce(values, **shape)
-        found = self.to_tensor(narrowed(found) if input.dtype.name == "bf16" else found, input.dtype)
+        found = self.to_tensor(to_bfloat16(found) if input.dtype.name == "bf16" else found, input.dtype)
         if idx_reduce_op is None:
             return found
         if values.dtype.kind == "f":
@@ -335,5 +336,5 @@ class Scan(interpreter.ScanOps):
     def _running(self, input: Any, op: Any) -> list[Any]:
         lines = np.moveaxis(input.handle.data, self.axis, 0).copy()
         for i in range(1, len(lines)):
-            lines[i] = narrowed(op(widened(lines[i - 1]), widened(lines[i])))
+            lines[i] = to_bfloat16(op(from_bfloat16(lines[i - 1]), from_bfloat16(lines[i])))
         return [self.to_tensor(np.moveaxis(lines, 0, self.axis), input.dtype)]

@@ -137,14 +137,14 @@ def shape_of(handle: Any) -> tuple[int, ...]:
     return handle.data.shape[1:] if type(handle) is Batch else handle.data.shape
 
 
-def _batched(values: Any) -> bool:
+def _has_batches(values: Any) -> bool:
     for x in values:  # noqa: SIM110 - this is asked before every operation, and a generator takes twice as long
-        if type(x) is Batch or (type(x) in (list, tuple) and _batched(x)):
+        if type(x) is Batch or (type(x) in (list, tuple) and _has_batches(x)):
             return True
     return False
 
 
-def _aligned(value: Any, rank: int) -> Any:
+def _align(value: Any, rank: int) -> Any:
     """Return a batch with its axis in front of those of a block of some rank, and any other value unchanged."""
     if type(value) is not Batch:
         return value
@@ -159,10 +159,10 @@ def _whole(value: Any, shape: tuple[int, ...]) -> Any:
     return value if data is value.data else Handle(data, value.dtype)
 
 
-def _marked(made: Any) -> Any:
+def _as_batches(made: Any) -> Any:
     """Return a result, or several, as batches."""
     if isinstance(made, tuple):
-        return tuple(_marked(part) for part in made)
+        return tuple(_as_batches(part) for part in made)
     return Batch(made.data, made.dtype) if isinstance(made, interpreter.TensorHandle) else made
 
 
@@ -178,10 +178,10 @@ def _lanes(name: str) -> Method:
 
     def method(self: Any, *arguments: Any, **options: Any) -> Any:
         shipped = getattr(super(Batches, self), name)
-        if not _batched(arguments):
+        if not _has_batches(arguments):
             return shipped(*arguments, **options)
         rank = _rank(arguments)
-        return _marked(shipped(*[_aligned(x, rank) for x in arguments], **options))
+        return _as_batches(shipped(*[_align(x, rank) for x in arguments], **options))
 
     return method
 
@@ -191,36 +191,36 @@ def _full(name: str) -> Method:
 
     def method(self: Any, *arguments: Any, **options: Any) -> Any:
         shipped = getattr(super(Batches, self), name)
-        if not _batched(arguments):
+        if not _has_batches(arguments):
             return shipped(*arguments, **options)
         rank = _rank(arguments)
-        given = [_aligned(x, rank) for x in arguments]
+        given = [_align(x, rank) for x in arguments]
         shape = np.broadcast_shapes(*(x.data.shape for x in given if isinstance(x, interpreter.TensorHandle)))
         self.widest = max(self.widest, int(np.prod(shape[1:])))
         given = [_whole(x, shape) if isinstance(x, interpreter.TensorHandle) else x for x in given]
         self.in_step = True
         try:
-            return _marked(shipped(*given, **options))
+            return _as_batches(shipped(*given, **options))
         finally:
             self.in_step = False
 
     return method
 
 
-def _of_program(value: Any, place: int) -> Any:
+def _item(value: Any, place: int) -> Any:
     if isinstance(value, list | tuple):
-        return type(value)([_of_program(x, place) for x in value])
+        return type(value)([_item(x, place) for x in value])
     return Handle(value.data[place], value.dtype) if type(value) is Batch else value
 
 
-def _each(name: str) -> Method:
+def _separately(name: str) -> Method:
     """Return the method of an operation that runs for each program separately, with results of one shape."""
 
     def method(self: Any, *arguments: Any, **options: Any) -> Any:
         shipped = getattr(super(Batches, self), name)
-        if not _batched(arguments):
+        if not _has_batches(arguments):
             return shipped(*arguments, **options)
-        made = [shipped(*_of_program(arguments, place), **options) for place in range(len(self.batch))]
+        made = [shipped(*_item(arguments, place), **options) for place in range(len(self.batch))]
         return Batch(np.stack([result.data for result in made]), made[0].dtype)
 
     return method
@@ -241,7 +241,7 @@ def _unknown(name: str) -> Method:
     """Return the method of an operation unknown to this module."""
 
     def method(self: Any, *arguments: Any, **options: Any) -> Any:
-        if _batched((*arguments, *options.values())):
+        if _has_batches((*arguments, *options.values())):
             raise Unbatchable(name)
         return getattr(super(Batches, self), name)(*arguments, **options)
 
@@ -307,7 +307,7 @@ class Batches(interpreter.InterpreterBuilder):
             ptr = Batch(np.broadcast_to(ptr.data, (len(self.batch), *ptr.data.shape)), ptr.dtype)
         return _ATOMIC(self, rmwOp, ptr, val, mask, *rest)
 
-    def before_store(self, storage: tuple[int, int] | None) -> None:
+    def prepare_store(self, storage: tuple[int, int] | None) -> None:
         """Save the contents of a storage, so that the store can be undone."""
         if self.batch is None:
             return
@@ -365,11 +365,11 @@ class Batches(interpreter.InterpreterBuilder):
     def create_split(self, val: Any) -> Any:
         """Return tl.split, along the last axis."""
         made = super().create_split(val)
-        return _marked(made) if type(val) is Batch else made
+        return _as_batches(made) if type(val) is Batch else made
 
     def create_cat(self, lhs: Any, rhs: Any) -> Any:
         """Return tl.cat of two blocks with one axis."""
-        if not _batched((lhs, rhs)):
+        if not _has_batches((lhs, rhs)):
             return super().create_cat(lhs, rhs)
         assert self.batch is not None
         whole = [np.broadcast_to(x.data, (len(self.batch), *shape_of(x))) for x in (lhs, rhs)]
@@ -377,16 +377,16 @@ class Batches(interpreter.InterpreterBuilder):
 
     def create_extern_elementwise(self, library: Any, path: Any, symbol: Any, arguments: Any, *rest: Any) -> Any:
         """Call a function of libdevice."""
-        if not _batched(arguments):
+        if not _has_batches(arguments):
             return super().create_extern_elementwise(library, path, symbol, arguments, *rest)
         rank = _rank(arguments)
-        aligned = [_aligned(x, rank) for x in arguments]
-        return _marked(super().create_extern_elementwise(library, path, symbol, aligned, *rest))
+        aligned = [_align(x, rank) for x in arguments]
+        return _as_batches(super().create_extern_elementwise(library, path, symbol, aligned, *rest))
 
 
 def _define() -> None:
     """Define the operations of `Batches` that follow one of the patterns above."""
-    for pattern, names in ((_lanes, LANES), (_full, FULL), (_each, EACH), (_alone, ALONE)):
+    for pattern, names in ((_lanes, LANES), (_full, FULL), (_separately, EACH), (_alone, ALONE)):
         for name in names:
             if f"create_{name}" not in vars(Batches):
                 setattr(Batches, f"create_{name}", pattern(f"create_{name}"))
@@ -413,20 +413,20 @@ class _AlongAnAxis(interpreter.ReduceScanOpInterface):
     def apply_impl(self, input: tuple[Any, ...]) -> Any:
         """Apply it to blocks."""
         handles = [x.handle for x in input]
-        if self.at_once or not _batched(handles):
+        if self.at_once or not _has_batches(handles):
             return super().apply_impl(input)
         if type(handles[0]) is Batch and any(self.combine_fn is getattr(tl.standard, x, None) for x in self.whole):
-            return self.of_all_programs(input)
+            return self.apply_to_programs(input)
         programs = next(len(handle.data) for handle in handles if type(handle) is Batch)
         made = [
-            super(_AlongAnAxis, self).apply_impl(tuple(tl.tensor(_of_program(x.handle, place), x.type) for x in input))
+            super(_AlongAnAxis, self).apply_impl(tuple(tl.tensor(_item(x.handle, place), x.type) for x in input))
             for place in range(programs)
         ]
         if not isinstance(made[0], list | tuple):
             return _together(made)
         return [_together(part) for part in zip(*made)]
 
-    def of_all_programs(self, input: tuple[Any, ...]) -> Any:
+    def apply_to_programs(self, input: tuple[Any, ...]) -> Any:
         """Apply it to all programs at once, by NumPy."""
         axis, first = self.axis, input[0].handle
         data = first.data if axis is not None else first.data.reshape(len(first.data), -1)

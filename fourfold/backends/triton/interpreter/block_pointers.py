@@ -18,13 +18,13 @@ from fourfold.backends.triton.interpreter.arithmetic import Handle, numpy_type
 MISSING = not hasattr(interpreter.InterpreterBuilder, "create_make_block_ptr")
 
 
-def _open_to(method: str, given: int) -> list[None]:
+def _cache_placeholders(method: str, given: int) -> list[None]:
     """A None for each parameter after those given: how to cache, for which releases have one parameter or more."""
     parameters = inspect.signature(getattr(interpreter.InterpreterBuilder, method)).parameters
     return [None] * (len(parameters) - 1 - given)
 
 
-LOAD_REST, STORE_REST = _open_to("create_masked_load", 3), _open_to("create_masked_store", 3)
+LOAD_REST, STORE_REST = _cache_placeholders("create_masked_load", 3), _cache_placeholders("create_masked_store", 3)
 
 
 def _number(value: Any) -> int:
@@ -86,7 +86,7 @@ class BlockPointer:
         interpreter.interpreter_builder.create_masked_store(pointers, values, inside, *STORE_REST)
 
 
-def _replaced(shipped: Callable[..., Any], method: str) -> Callable[..., Any]:
+def _extend(shipped: Callable[..., Any], method: str) -> Callable[..., Any]:
     """Return a `tl.load` or `tl.store` that also takes a block pointer."""
 
     def call(pointer: Any, *args: Any, **options: Any) -> Any:
@@ -102,12 +102,15 @@ def _replaced(shipped: Callable[..., Any], method: str) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def supplied() -> Iterator[None]:
+def supply() -> Iterator[None]:
     """Context manager: let kernels use block pointers during a launch."""
     if not MISSING:
         yield
         return
-    replaced: dict[str, Any] = {"load": _replaced(tl.load, "load"), "store": _replaced(tl.store, "store")}
+    replaced: dict[str, Any] = {
+        "load": _extend(tl.load, "load"),
+        "store": _extend(tl.store, "store"),
+    }
     replaced |= {"make_block_ptr": BlockPointer, "advance": lambda base, offsets: base.advance(offsets)}
     before = {name: getattr(tl, name, None) for name in replaced}
     for name, value in replaced.items():

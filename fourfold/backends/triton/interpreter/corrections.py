@@ -35,7 +35,7 @@ from triton.runtime import interpreter, jit
 from fourfold.backends import observers
 from fourfold.backends.launch import ImpossibleLaunch, check_grid
 from fourfold.backends.triton.interpreter import arithmetic, batches, launches, libdevice, marks, replay, tuning
-from fourfold.backends.triton.interpreter.arithmetic import Handle, narrowed, numpy_type
+from fourfold.backends.triton.interpreter.arithmetic import Handle, numpy_type, to_bfloat16
 from fourfold.backends.triton.interpreter.memory import CheckedMemory, memory_of
 from fourfold.backends.triton.interpreter.parts import missing
 from fourfold.backends.triton.interpreter.source import LOGIC, KernelSource
@@ -82,7 +82,7 @@ class Language:
         for key, (_, original) in before.items():
             if key[1] in replay.REPLAYED and tl.core.is_builtin(original):
                 if original not in functions:
-                    functions[original] = replay.replayed(key[1], original)
+                    functions[original] = replay.record_once(key[1], original)
                 after[key] = functions[original]
         places = [(place, name) for (_, name), (place, _) in before.items()]
         return [(place, name, after[id(place), name], vars(place).get(name, _ABSENT)) for place, name in places]
@@ -237,7 +237,7 @@ def _number(value: float, declared: str | None) -> Any:
     name = declared or ("u1" if isinstance(value, bool) else jit.mangle_type(value))
     kind = tl.str_to_ty(name, None)
     numbers = np.array([value])
-    bits = narrowed(numbers.astype(np.float32)) if kind.name == "bf16" else numbers.astype(numpy_type(kind))
+    bits = to_bfloat16(numbers.astype(np.float32)) if kind.name == "bf16" else numbers.astype(numpy_type(kind))
     return tl.tensor(Handle(bits, kind), kind)
 
 

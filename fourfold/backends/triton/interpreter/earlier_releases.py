@@ -39,7 +39,7 @@ def _is_access(function: ast.expr) -> bool:
     return isinstance(function, ast.Attribute) and function.attr.startswith(ACCESSES)
 
 
-def _converted(shipped: Callable[..., Any]) -> Callable[..., Any]:
+def _converting(shipped: Callable[..., Any]) -> Callable[..., Any]:
     """Return an `extern_elementwise` that converts arguments to a type of the library."""
 
     def call(name: str, path: str, args: list[Any], symbols: dict, is_pure: bool, _semantic: Any = None) -> Any:
@@ -55,12 +55,12 @@ def _converted(shipped: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def supplied() -> Iterator[None]:
+def supply() -> Iterator[None]:
     """Context manager: let kernels use what earlier releases had, during a launch."""
     shipped = tl.core.extern_elementwise
-    tl.core.extern_elementwise = _converted(shipped)
+    tl.core.extern_elementwise = _converting(shipped)
     try:
-        with block_pointers.supplied():
+        with block_pointers.supply():
             yield
     finally:
         tl.core.extern_elementwise = shipped

@@ -19,7 +19,7 @@ from fourfold.backends.triton.interpreter.arithmetic import Handle, numpy_type
 from fourfold.operations.blame import Lack
 
 
-def _each(function: Callable[..., float]) -> Callable[..., np.ndarray]:
+def _vectorize(function: Callable[..., float]) -> Callable[..., np.ndarray]:
     """Vectorize a function of Python's math; if it raises, the result is NaN, or infinite on overflow."""
 
     def guarded(*numbers: float) -> float:
@@ -49,24 +49,24 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(np, name) for name in _AS_IN_NUMPY},
     **{f"a{name}": getattr(np, f"arc{name}") for name in _INVERSE},
     "cospi": lambda x: np.cos(np.pi * np.fmod(x, 2)),
-    "erf": _each(math.erf),
-    "erfc": _each(math.erfc),
+    "erf": _vectorize(math.erf),
+    "erfc": _vectorize(math.erfc),
     "exp10": lambda x: np.power(10.0, x),
     "fdim": lambda x, y: np.maximum(x - y, 0),
     "finite": np.isfinite,
     "isfinited": np.isfinite,
     "fma": lambda x, y, z: x * y + z,
-    "lgamma": _each(math.lgamma),
+    "lgamma": _vectorize(math.lgamma),
     "llabs": np.abs,
     "max": np.maximum,
     "min": np.minimum,
     "nearbyint": np.rint,
-    "normcdf": _each(lambda x: math.erfc(-x / math.sqrt(2)) / 2),
+    "normcdf": _vectorize(lambda x: math.erfc(-x / math.sqrt(2)) / 2),
     "pow": np.power,
     "powi": np.power,
     "rcbrt": lambda x: 1 / np.cbrt(x),
     "rcp": lambda x: 1 / x,
-    "remainder": _each(math.remainder),
+    "remainder": _vectorize(math.remainder),
     "rhypot": lambda x, y: 1 / np.hypot(x, y),
     "llrint": np.rint,
     "round": _round,
@@ -74,7 +74,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "saturate": lambda x: np.clip(np.nan_to_num(x, nan=0.0), 0, 1),
     "sinpi": lambda x: np.sin(np.pi * np.fmod(x, 2)),
-    "tgamma": _each(math.gamma),
+    "tgamma": _vectorize(math.gamma),
     "sub": np.subtract,
     "mul": np.multiply,
     "div": np.divide,

@@ -15,7 +15,7 @@ from fourfold.backends import observers
 NAME = "_fourfold_ran"
 
 
-def _with_marks(body: list[ast.stmt], file: str, head: int = 0) -> list[ast.stmt]:
+def _mark_body(body: list[ast.stmt], file: str, head: int = 0) -> list[ast.stmt]:
     """Return statements with a mark before each stretch that only an exception can leave.
 
     `head` is the line of the statement around them: those on the same line are a part of it.
@@ -24,9 +24,9 @@ def _with_marks(body: list[ast.stmt], file: str, head: int = 0) -> list[ast.stmt
     for statement in body:
         together.append(statement)
         if _divide(statement, file):
-            made += _marked(together, file, head)
+            made += _mark_statements(together, file, head)
             together = []
-    return made + _marked(together, file, head)
+    return made + _mark_statements(together, file, head)
 
 
 def _divide(statement: ast.stmt, file: str) -> bool:
@@ -36,7 +36,7 @@ def _divide(statement: ast.stmt, file: str) -> bool:
     for part in parts:
         for name in ("body", "orelse", "finalbody"):
             if inner := getattr(part, name, None):
-                setattr(part, name, _with_marks(inner, file, statement.lineno))
+                setattr(part, name, _mark_body(inner, file, statement.lineno))
                 divided = True
     return divided
 
@@ -51,19 +51,19 @@ class _Conditional(ast.NodeTransformer):
         self.generic_visit(node)
         if numbers := getattr(node, "parts", ()):
             node.body, node.orelse = (
-                self._marked(side, observers.part_of_line(node.lineno, number))
+                self._mark_expression(side, observers.part_of_line(node.lineno, number))
                 for side, number in zip((node.body, node.orelse), numbers)
             )
         return node
 
-    def _marked(self, side: ast.expr, place: int) -> ast.expr:
+    def _mark_expression(self, side: ast.expr, place: int) -> ast.expr:
         number = observers.marks.add(self.file, (place,))
         set_item = ast.Attribute(ast.Name(NAME, ast.Load()), "__setitem__", ast.Load())
         mark = ast.Call(set_item, [ast.Constant(number), ast.Constant(True)], [])
         return ast.copy_location(ast.BoolOp(ast.Or(), [mark, side]), side)
 
 
-def _marked(statements: list[ast.stmt], file: str, head: int) -> list[ast.stmt]:
+def _mark_statements(statements: list[ast.stmt], file: str, head: int) -> list[ast.stmt]:
     if not statements:
         return []
     lines = (statement.lineno for statement in statements)
@@ -82,7 +82,7 @@ def install() -> None:
         """Add the marks at the end: the lines are those of the file by now."""
         for node in transformed_ast.body:
             if isinstance(node, ast.FunctionDef):
-                node.body = _with_marks([_Conditional(self.filename).visit(each) for each in node.body], self.filename)
+                node.body = _mark_body([_Conditional(self.filename).visit(each) for each in node.body], self.filename)
         ast.fix_missing_locations(transformed_ast)
         return shipped(self, transformed_ast)
 

@@ -2,7 +2,7 @@
 
 The interpreter is more permissive than a GPU. It reads and writes at any pointer, so that a load without a mask goes
 unnoticed as long as its value is unused. And where a mask is false and the load gives no other value, it returns 0,
-where a GPU may return anything. Here such lanes have conspicuous values, see `undefined`.
+where a GPU may return anything. Here such lanes have conspicuous values, see `masked_lane_values`.
 """
 
 import contextlib
@@ -17,7 +17,13 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from fourfold.backends.triton.interpreter.arithmetic import OPERANDS, Handle, narrowed, numpy_type, widened
+from fourfold.backends.triton.interpreter.arithmetic import (
+    OPERANDS,
+    Handle,
+    from_bfloat16,
+    numpy_type,
+    to_bfloat16,
+)
 from fourfold.operations.refusals import Fault
 
 # A GPU wants a tensor descriptor's memory, and all of its strides but the last, to be multiples of this many bytes.
@@ -46,7 +52,7 @@ def are_undefined_lanes_zero() -> bool:
 
 
 @functools.cache
-def undefined(kind: str, dtype: np.dtype, lanes: int) -> np.ndarray:
+def masked_lane_values(kind: str, dtype: np.dtype, lanes: int) -> np.ndarray:
     """Return the values of masked lanes along a block's last axis.
 
     Floating-point lanes are NaN, large and large negative in turn: a maximum and a comparison swallow NaN, and a
@@ -181,7 +187,7 @@ class CheckedMemory(interpreter.InterpreterBuilder):
         return complete, self.storages.check(what, addresses, max(pointers.get_element_ty().primitive_bitwidth // 8, 1))
 
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
-        """Perform tl.load. Masked lanes without another value get the values of `undefined`."""
+        """Perform tl.load. Masked lanes without another value get the values of `masked_lane_values`."""
         kept = np.asarray(mask.data)
         complete, storage = self.check("load", ptrs, kept)
         kind = ptrs.get_element_ty()
@@ -200,7 +206,7 @@ class CheckedMemory(interpreter.InterpreterBuilder):
         elif _undefined.are_zero:
             loaded.data[left_out] = 0
         else:
-            held = undefined(kind.name, loaded.data.dtype, left_out.shape[-1])
+            held = masked_lane_values(kind.name, loaded.data.dtype, left_out.shape[-1])
             loaded.data[left_out] = np.broadcast_to(held, left_out.shape)[left_out]
         return loaded
 
@@ -212,7 +218,7 @@ class CheckedMemory(interpreter.InterpreterBuilder):
             result[within] = addresses[within] - np.uint64(start)
         return result
 
-    def before_store(self, storage: tuple[int, int] | None) -> None:
+    def prepare_store(self, storage: tuple[int, int] | None) -> None:
         """Prepare for a store; `storage` is the storage that holds all of it, if there is one."""
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
@@ -223,7 +229,7 @@ class CheckedMemory(interpreter.InterpreterBuilder):
             raise TypeError(f"a store of {value.data.dtype} through a pointer to {ptrs.get_element_ty()}")
         if not complete and not kept.any():
             return None
-        self.before_store(storage)
+        self.prepare_store(storage)
         values = None if storage is None else _array_at(storage, ptrs.data, value.data.dtype)
         if values is None:
             return super().create_masked_store(ptrs, value, mask, *rest, **options)
@@ -238,7 +244,7 @@ class CheckedMemory(interpreter.InterpreterBuilder):
         """Perform tl.atomic_add, tl.atomic_max and so on, which return the former value."""
         _, storage = self.check("atomic operation", ptr, mask.data)
         if np.any(mask.data):
-            self.before_store(storage)
+            self.prepare_store(storage)
         if rmwOp == interpreter._ir.ATOMIC_OP.FADD and val.dtype.scalar.name == "bf16":
             return self.add_one_by_one(ptr, val, mask)
         if rmwOp == interpreter._ir.ATOMIC_OP.XCHG and val.data.dtype.kind == "f":
@@ -257,7 +263,7 @@ class CheckedMemory(interpreter.InterpreterBuilder):
             address, yes = addresses[index].reshape(1), np.ones(1, dtype=bool)
             old = interpreter._interpreter.load(address, yes, np.zeros(1, np.uint16), np.dtype(np.uint16))
             before[index] = old[0]
-            interpreter._interpreter.store(address, narrowed(widened(old) + widened(bits[index])), yes)
+            interpreter._interpreter.store(address, to_bfloat16(from_bfloat16(old) + from_bfloat16(bits[index])), yes)
         return Handle(before, tl.bfloat16)
 
     def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:

@@ -372,7 +372,7 @@ def _running(name: str) -> Iterator[None]:
         _RUNNING.pop()
 
 
-def replayed(name: str, function: Callable) -> Callable:
+def record_once(name: str, function: Callable) -> Callable:
     """Return a function of the language that is recorded once for each combination of its arguments' types."""
     kinds = _KINDS_OF_OPERANDS if name in ARITHMETIC else _KINDS
     recordings: dict[Hashable, Callable] = {}

@@ -75,10 +75,10 @@ class _Logic(ast.NodeTransformer):
     visit_IfExp = visit_While = visit_If
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Replace ``range(a)`` by ``in_batches(range)(a)``, and likewise ``min`` and ``max``."""
+        """Replace ``range(a)`` by ``batch_replacement(range)(a)``, and likewise ``min`` and ``max``."""
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id in ("range", "min", "max"):
-            node.func = ast.copy_location(_call("in_batches", node.func), node.func)
+            node.func = ast.copy_location(_call("batch_replacement", node.func), node.func)
         return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
@@ -128,7 +128,7 @@ def condition(test: Any) -> Any:
     return test
 
 
-def in_batches(function: Any) -> Any:
+def batch_replacement(function: Any) -> Any:
     """Return the replacement of a Python function where programs run at once; a kernel's file may have its own."""
     return next((ours for pythons, ours in _IN_BATCHES if pythons is function), function)
 
@@ -136,4 +136,4 @@ def in_batches(function: Any) -> Any:
 _IN_BATCHES = ((range, loop), (min, least), (max, largest))
 _LOGICAL = (undecided_and, undecided_or, logical_and, logical_or, logical_not, condition)
 # The functions that a changed source calls, by the names that it calls them.
-LOGIC = {PREFIX + function.__name__: function for function in (*_LOGICAL, in_batches)}
+LOGIC = {PREFIX + function.__name__: function for function in (*_LOGICAL, batch_replacement)}

@@ -41,10 +41,10 @@ class Tuning:
             is_first, number = bool(number % 2), number // 2
             at, step = number % len(chosen), 1 + number // len(chosen) % (len(chosen) - 1)
             if is_first:
-                with _skipped():
+                with _skip_refused():
                     _try(tuner, chosen[(at + step) % len(chosen)], args, kwargs)
             for place in range(at, at + len(chosen) - 1):
-                with _skipped():
+                with _skip_refused():
                     return self._run_these(tuner, [chosen[place % len(chosen)]], args, kwargs, is_first)
             chosen = [chosen[at - 1]]
         return self._run_these(tuner, chosen, args, kwargs, is_first)
@@ -59,7 +59,7 @@ class Tuning:
                 tuner.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()}, reset_only=True)
             tuner.configs = [config]
             try:
-                with restored([*args, *kwargs.values()] if number < len(chosen) - 1 else []):
+                with restore_memory([*args, *kwargs.values()] if number < len(chosen) - 1 else []):
                     result = self._shipped(tuner, *args, **kwargs)
             finally:
                 tuner.configs = given
@@ -68,7 +68,7 @@ class Tuning:
 
 
 @contextlib.contextmanager
-def _skipped() -> Iterator[None]:
+def _skip_refused() -> Iterator[None]:
     """Context manager: end quietly where a static assertion refuses a configuration, as Triton's tuner does."""
     try:
         yield
@@ -130,7 +130,7 @@ def install() -> None:
 
 
 @contextlib.contextmanager
-def restored(arguments: list[Any]) -> Iterator[None]:
+def restore_memory(arguments: list[Any]) -> Iterator[None]:
     """Context manager: restore the memory of these tensors, and the arrays kept with their storages, at the end."""
     storages = [x.untyped_storage() for x in arguments if isinstance(x, torch.Tensor)]
     kept = [(storage, storage.clone(), _arrays(storage)) for storage in storages]

@@ -598,7 +598,7 @@ class MonitoredMemory(CheckedMemory):
                     places = accesses.places(part.offsets, size)
                     watch.raced("store", part, watch.order.store(accesses, places, unchanged))
             if watch.is_first_try:
-                self.before_store(self.within)
+                self.prepare_store(self.within)
             if part.region.written is not None:
                 part.region.write(part.offsets, size)
         stored = super().create_masked_store(access.pointers, value, access.mask, *rest, **options)
@@ -693,12 +693,12 @@ class MonitoredBuilder(corrected.Builder, MonitoredMemory):
     # The former contents of the memory that a first try stores into, by its start addresses.
     first_contents: dict[int, bytes]
 
-    def before_store(self, storage: tuple[int, int] | None) -> None:
+    def prepare_store(self, storage: tuple[int, int] | None) -> None:
         """Save the contents of a storage, and the marks of its written bytes, so that the store can be undone.
 
         Programs that part keep the marks of the batch: an element that only another program has written is a race.
         """
-        super().before_store(storage)
+        super().prepare_store(storage)
         if self.watch is None or not self.watch.is_first_try:
             return
         if storage is None or storage[1] - storage[0] > self.most_bytes:
@@ -748,7 +748,7 @@ class MonitoredLaunch(corrected.InterpretedLaunch):
         builder = interpreter.interpreter_builder
         before, builder.watch = builder.watch, LaunchMonitor(self.report, self.fn.__name__)
         try:
-            with earlier_releases.supplied():
+            with earlier_releases.supply():
                 super().run_programs(arguments)
         finally:
             builder.watch = before

@@ -98,7 +98,7 @@ class Order:
         """Return the stamp of an access by the running program now."""
         return (self.program + 1) << (_TIME_BITS + 1) | self.time << 1
 
-    def unordered(self, stamps: np.ndarray) -> np.ndarray:
+    def concurrent_accesses(self, stamps: np.ndarray) -> np.ndarray:
         """Return which accesses are another program's and not known to have happened before."""
         others = _program(stamps)
         found = (stamps != 0) & (others != self.program)
@@ -143,7 +143,7 @@ class Order:
         """
         if places.ndim > unchanged.ndim:
             unchanged = np.broadcast_to(unchanged[:, None], places.shape)
-        loads = self.unordered(accesses.first_loads[places]), accesses.last_loads[places]
+        loads = self.concurrent_accesses(accesses.first_loads[places]), accesses.last_loads[places]
         found = (
             self._race(accesses.stores[places], "stored", unchanged)
             or self._race(accesses.atomics[places], "updated atomically")
@@ -166,7 +166,7 @@ class Order:
     def _race(self, stamps: np.ndarray, what: str, unchanged: np.ndarray | None = None) -> DataRace | None:
         if not stamps.any():
             return None
-        racing = self.unordered(stamps)
+        racing = self.concurrent_accesses(stamps)
         if not racing.any():
             return None
         harmful = racing if unchanged is None else racing & ~unchanged

@@ -1,0 +1,1 @@
+"""The operation ``paged_attention`` on every backend."""
