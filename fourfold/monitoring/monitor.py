@@ -112,7 +112,7 @@ def monitor(
     operation: Operation | str,
     *,
     rate: float = 0.001,
-    budget: float = 0.005,
+    budget: float = 0.002,
     claims: Claims | None = None,
     folder: str | Path = ".fourfold",
     files: int = 16,
