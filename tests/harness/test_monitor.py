@@ -209,9 +209,10 @@ def test_a_share_of_the_calls_is_drawn_and_a_quarter_of_them_sampled(monitor: Ma
 class Clock:
     """A clock of a simulated run."""
 
-    now = 1000.0
+    now, readings = 1000.0, 0
 
     def __call__(self) -> float:
+        self.readings += 1
         return self.now
 
 
@@ -239,6 +240,7 @@ def test_looks_stay_within_the_budget_and_leave_enough_for_the_sample(monitor: M
     clock = Clock()
     found = monitor(right, rate=rate, budget=0.01, clock=clock)
     looked_at = simulate(found, clock, 20_000, look=look)
+    assert clock.readings < 10_000  # most calls pass without one
     seconds = clock.now - found._began
     assert found.spent == pytest.approx(look * len(looked_at))
     assert 0.005 * seconds < found.spent <= 0.01 * (seconds + CREDIT) + look
