@@ -255,7 +255,7 @@ def test_looks_stay_within_the_budget_and_leave_enough_for_the_sample(monitor: M
 
 def test_looks_recur_with_no_layer_of_a_model(monitor: Make) -> None:
     clock = Clock()
-    late = simulate(monitor(right, rate=0.0, budget=0.01, clock=clock), clock, 60_000)[100:]
+    late = simulate(monitor(right, rate=0.0, budget=0.01, clock=clock), clock, 30_000)[100:]
     assert len({later - call for call, later in itertools.pairwise(late)}) > MOST_PASSED / 2
     layers = Counter(call % 32 for call in late)
     assert len(layers) == 32
