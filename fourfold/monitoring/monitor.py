@@ -22,7 +22,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from fourfold.checks.records import named, reference_of
@@ -38,7 +37,11 @@ from fourfold.operations.record import Operation
 from fourfold.processes.files import write_atomically
 
 # The calls that are recorded for each sampled one. The others are judged only if their numbers are unusual.
-LOOKS = 4
+DRAWS = 4
+# Seconds whose share of the budget may be spent at once. Looks at calls that are not drawn leave half of it.
+CREDIT = 1.0
+# The most calls, on average, between two readings of the clock; more calls than any run has.
+MOST_PASSED, NEVER = 64, 1 << 60
 # Each of the first unusual calls is judged, and a falling share of later ones: a parameter may be new in every call.
 FIRST_UNUSUAL = 64
 # The most keys of calls that are remembered.
@@ -47,11 +50,10 @@ MOST_KEYS = 4096
 MOST_REASONS = 32
 # A magnitude is unusual if none within this factor of 2^n was seen.
 BINADES = 4
-# Parameters that are compared by their values.
-PLAIN = (float, int, str, bool)
 JUDGE_SECONDS, CLOSE_SECONDS = 300.0, 10.0
 COUNTS = (
     "calls",
+    "looked at",
     "sampled",
     "unusual",
     "dropped",
@@ -110,6 +112,7 @@ def monitor(
     operation: Operation | str,
     *,
     rate: float = 0.001,
+    budget: float = 0.002,
     claims: Claims | None = None,
     folder: str | Path = ".fourfold",
     files: int = 16,
@@ -120,10 +123,14 @@ def monitor(
 ) -> "LiveMonitor":
     """Return the kernel with a sample of its calls compared with the operation's bounds, forward only.
 
-    A call returns what the kernel returns. Calls are recorded at random, and if their shapes, strides, dtypes or
-    parameters are new; of the random ones, more are recorded and compared if their magnitudes are new. A thread hands
-    the records to a process that judges them on the CPU. A wrong result is a warning, `WrongResult`, once for each
-    cause and dtype, and a file, which ``fourfold verify KERNEL --as OPERATION --case FILE`` repeats and makes smaller.
+    A call returns what the kernel returns. Calls are recorded at random, and if a look shows that their shapes,
+    strides, dtypes or parameters are new; of the random ones, more are recorded and compared if their magnitudes are
+    new. A thread hands the records to a process that judges them on the CPU. A wrong result is a warning,
+    `WrongResult`, once for each cause and dtype, and a file, which
+    ``fourfold verify KERNEL --as OPERATION --case FILE`` repeats and makes smaller.
+
+    The monitor measures the time that its looks and records take, and passes calls through while that exceeds its
+    budget: a new size is seen at the first look that the budget allows.
 
     Gradients are not compared: other consumers of an input add to its gradient, and a hook on the result's own node
     sees those of the arguments only if the kernel is one ``autograd.Function`` whose wrapper passes them on as they
@@ -136,7 +143,8 @@ def monitor(
             order.
         operation: a record, see `fourfold.operation`, or the name of a known one, as ``"softmax"`` or
             ``"FILE.py:OPERATION"``.
-        rate: the share of calls to compare, from 0 to 1.
+        rate: the share of calls to compare, from 0 to 1, as far as the budget allows.
+        budget: the share of the time that looks and records may take, above 0; ``math.inf`` looks at every call.
         claims: the kernel's claims; by default those of the decorator `fourfold.claims`. Calls outside of them are
             refused. Storage accuracy counts as imprecise, not as wrong.
         folder: the folder for files. It is made at the first wrong result.
@@ -147,10 +155,10 @@ def monitor(
         seed: of the sample; random by default.
 
     Raises:
-        ValueError: `rate` is not between 0 and 1, or `operation` is unknown.
+        ValueError: `rate` is not between 0 and 1, `budget` is not above 0, or `operation` is unknown.
         TypeError: `kernel` is no function.
     """
-    return LiveMonitor(kernel, operation, rate, claims, folder, files, on_failure, most_calls, most_bytes, seed)
+    return LiveMonitor(kernel, operation, rate, budget, claims, folder, files, on_failure, most_calls, most_bytes, seed)
 
 
 class LiveMonitor:
@@ -161,6 +169,7 @@ class LiveMonitor:
         kernel: Any,
         operation: Operation | str,
         rate: float,
+        budget: float,
         claims: Claims | None,
         folder: str | Path,
         files: int,
@@ -171,6 +180,8 @@ class LiveMonitor:
     ) -> None:
         if not 0 <= rate <= 1:
             raise ValueError(f"rate must be between 0 and 1, not {rate!r}")
+        if not budget > 0:
+            raise ValueError(f"budget must be above 0, not {budget!r}")
         if isinstance(kernel, type) and issubclass(kernel, torch.autograd.Function):
             kernel = kernel.apply  # type: ignore[attr-defined]
         if not callable(kernel) or isinstance(kernel, type):
@@ -180,11 +191,15 @@ class LiveMonitor:
         self.claims = claims_of(kernel, claims)
         self.reasons: Counter[str] = Counter()
         self._kernel, self._rate, self._random = kernel, rate, random.Random(seed).random
-        # A call that is not recorded touches few objects: the data of kernels drive them from the caches.
-        self._calls, self._counts = 0, Counter[str]()
-        self._next_look = self._call_to_look_at()
-        self._usual: tuple[tuple[Any, ...], ...] = ()
-        self._names: tuple[str, ...] = ()
+        # The numbers of the next call to look at, and of the next drawn one. A call before them touches few objects:
+        # the data of kernels drive them from the caches.
+        self._calls, self._next, self._counts = 0, 0, Counter[str]()
+        self._next_drawn = self._draw(1)
+        self._budget, self._clock, self.spent = budget, time.perf_counter, 0.0
+        self._began = self._read_at = self._clock()
+        self._read_calls, self._seconds_a_call = 0, 0.0
+        # The time at which the budget will have paid what was spent.
+        self._paid_at = self._began - CREDIT
         self._place = operation if isinstance(operation, str) else self.operation.name
         self._bind = _binding(kernel, inspect.signature(reference_of(self.operation)))
         self._folder, self._files, self._on_failure = Path(folder), files, on_failure
@@ -218,13 +233,17 @@ class LiveMonitor:
         return self  # a model that is copied calls the same kernel
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the kernel; record the call if it is drawn or unusual."""
+        """Call the kernel; record the call if it is drawn or unusual, and the budget allows it."""
         if is_dynamo_compiling():
             self._tell_compiled()
             return self._kernel(*args, **kwargs)
         self._calls += 1
-        reason = self._drawn(args, kwargs)
+        if self._calls < self._next:
+            return self._kernel(*args, **kwargs)
+        began = self._clock()
+        reason = self._reason(began, args, kwargs)
         record = self._recorded(reason, args, kwargs) if reason else None
+        self._plan(began)
         if record is None:
             return self._kernel(*args, **kwargs)
         try:
@@ -232,7 +251,9 @@ class LiveMonitor:
         except BaseException:
             self._release(record)
             raise
+        began = self._clock()
         self._finish(record, result)
+        self._plan(began)
         return result
 
     @property
@@ -242,54 +263,59 @@ class LiveMonitor:
 
     # ---- in the thread of the run
 
-    def _drawn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Return why a call is recorded, "sampled", "unusual" or "looked at"; "" if it is not."""
-        # Most calls are like the last one. The comparison is made here, without further functions, to be cheap.
-        values = (*args, *kwargs.values()) if kwargs else args
-        usual = self._usual
-        if len(values) == len(usual) and (not kwargs or tuple(kwargs) == self._names):
-            for value, known in zip(values, usual):
-                if len(known) == 1:
-                    if value is not known[0] and (value.__class__ not in PLAIN or value != known[0]):
-                        break
-                elif (
-                    not isinstance(value, Tensor)
-                    or value.shape != known[0]
-                    or value.stride() != known[1]
-                    or value.dtype is not known[2]
-                    or value.get_device() != known[3]
-                ):
-                    break
-            else:
-                return "" if self._calls < self._next_look else self._look()
-        if self._is_unusual(values, tuple(kwargs)):
+    def _reason(self, now: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Look at a call, if the budget allows it; return why to record it, "sampled", "unusual" or "drawn", or ""."""
+        self._seconds_a_call = (now - self._read_at) / max(self._calls - self._read_calls, 1)
+        self._read_at, self._read_calls = now, self._calls
+        is_drawn = self._calls >= self._next_drawn
+        if is_drawn:
+            self._next_drawn = self._draw(self._calls + 1)
+        if now - self._paid_at < (0 if is_drawn else CREDIT / 2):
+            return ""
+        self._count("looked at")
+        if self._is_unusual(args, kwargs):
             return "unusual"
-        return "" if self._calls < self._next_look else self._look()
+        if not is_drawn:
+            return ""
+        return "sampled" if self._random() * min(DRAWS * self._rate, 1) < self._rate else "drawn"
 
-    def _is_unusual(self, values: tuple[Any, ...], names: tuple[str, ...]) -> bool:
+    def _is_unusual(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Remember a call; return whether it is one of the first of its shapes, strides, dtypes or parameters."""
-        self._usual = tuple(
-            _key(each) if isinstance(each, Tensor) else (object() if isinstance(each, tuple | list) else each,)
-            for each in values
-        )
-        self._names = names
         try:
-            key = names, *map(_key, values)
-            return key not in self._seen and self._is_new(key)
+            return self._is_new((tuple(kwargs), *map(_key, args), *map(_key, kwargs.values())))
         except TypeError:  # an argument without a hash
             return False
 
-    def _call_to_look_at(self) -> float:
-        """Draw the number of the next call to record, as if each call were drawn with the same probability."""
-        share = LOOKS * self._rate
-        if share >= 1:
-            return self._calls + 1
-        return self._calls + 1 + math.log(1 - self._random()) // math.log1p(-share) if share else math.inf
+    def _draw(self, first: int) -> int:
+        """Draw the number of the next call to record, from `first` on, with the same probability for each call."""
+        share = DRAWS * self._rate
+        passed = math.log(1 - self._random()) / math.log1p(-share) if 0 < share < 1 else (0 if share else NEVER)
+        return first + int(min(passed, NEVER))
 
-    def _look(self) -> str:
-        """Return why a drawn call is recorded, and draw the next."""
-        self._next_look = self._call_to_look_at()
-        return "sampled" if self._random() * min(LOOKS * self._rate, 1) < self._rate else "looked at"
+    def _plan(self, began: float) -> None:
+        """Charge the time since `began`, and draw the next call to look at: about when the budget allows a look.
+
+        The number is random because calls recur with the layers of a model. A draw has no memory, so that a later one
+        may replace it while the budget allows none.
+        """
+        now, calls = self._clock(), self._calls
+        self._charge(now - began, now)
+        passed = [
+            min(max(wait, 0) / max(self._seconds_a_call, 1e-9), MOST_PASSED)
+            for wait in (self._paid_at - now, self._paid_at + CREDIT / 2 - now)
+        ]
+        draw, look = (calls + 1 + int(2 * each * self._random()) for each in passed)
+        if self._next_drawn < draw:
+            self._next_drawn = self._draw(draw)
+        self._next = min(self._next_drawn, look)
+        end = self._clock()
+        self._charge(end - now, end)  # with cold caches this function takes half of the time
+
+    def _charge(self, seconds: float, now: float) -> None:
+        """Charge time to the budget."""
+        with self._lock:
+            self.spent += seconds
+            self._paid_at = max(self._paid_at, now - CREDIT) + seconds / self._budget
 
     def _is_new(self, key: Any) -> bool:
         """Remember a key; return whether to judge its call."""
@@ -317,7 +343,7 @@ class LiveMonitor:
             ):
                 self._count("passed over")
                 return None
-            if reason != "looked at":
+            if reason != "drawn":
                 self._count(reason)
             size = 2 * sum(each.numel() * each.element_size() for each in tensors.values())
             if self._queue.full() or not self._reserved(size):
@@ -401,17 +427,19 @@ class LiveMonitor:
 
     def _work(self) -> None:
         while (record := self._queue.get()) is not None:
+            began = time.thread_time()
             try:
                 self._examine(record)
             except Exception:
                 self._fail("a call was not judged")
             self._release(record)
+            self._charge(time.thread_time() - began, self._clock())
             del record
 
     def _examine(self, record: _Record) -> None:
         file = self._file(record)
         is_new = self._is_new(_magnitudes(file.case))
-        if record.reason == "looked at":
+        if record.reason == "drawn":
             if not is_new:
                 return
             self._count("unusual")
@@ -469,9 +497,10 @@ class LiveMonitor:
     # ---- for the user
 
     def summary(self) -> str:
-        """Return the counts of calls in a line, and the reasons of refused ones."""
+        """Return the counts of calls and the share of the time in a line, and the reasons of refused ones."""
         found = self.counts
-        counts = ", ".join(f"{found[name]} {name}" for name in COUNTS)
+        share = self.spent / max(self._clock() - self._began, self.spent, 1e-9)
+        counts = ", ".join(f"{found[name]} {name}" for name in COUNTS) + f"; {share:.2%} of the time"
         reasons = [f"  refused {count}: {reason}" for reason, count in self.reasons.most_common()]
         return "\n".join([f"{self.name} as {self.operation.name}: {counts}", *reasons])
 
@@ -480,7 +509,7 @@ class LiveMonitor:
         atexit.unregister(self.close)
         if self._closed or os.getpid() != self._process:
             return
-        self._closed = True
+        self._closed, self._next = True, NEVER
         deadline = time.monotonic() + seconds
         with contextlib.suppress(queue.Full):
             self._queue.put(None, timeout=seconds)

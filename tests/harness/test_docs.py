@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import pydoc
 import re
 import shlex
 import shutil
@@ -383,6 +384,17 @@ def test_who_follows_a_page_sees_what_it_says(page: Path, tmp_path: Path) -> Non
             expected = ".*".join(map(re.escape, line.strip().split("...")))
             assert re.search(expected, seen), f"{line}\n\n{seen}"
     assert ran >= 2
+
+
+def test_each_name_of_the_reference_is_documented() -> None:
+    names = re.findall(r"^::: (\S+)", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE)
+    assert names
+    found = {name: pydoc.locate(name) for name in names}
+    assert not [
+        name
+        for name, each in found.items()
+        if not (vars(each).get("__doc__") if isinstance(each, type) else getattr(each, "__doc__", None))
+    ]
 
 
 @pytest.mark.full

@@ -133,19 +133,10 @@ def crash(x, y):
     os.kill(os.getpid(), signal.SIGSEGV)
 
 def hang(x, y):
-    Path(__file__).with_name("pid").write_text(str(os.getpid()))
-    while True:
-        pass
-"""
-# Ends once the process that hung, if it had begun in time, is gone or waits to be reaped.
-WAITING = """
-import time
-from pathlib import Path
-
-number = Path(__file__).with_name("pid")
-process = Path("/proc", number.read_text() if number.exists() else "none", "stat")
-while process.exists() and process.read_text().rpartition(")")[2].split()[0] != "Z":
-    time.sleep(0.01)
+    with Path(__file__).with_name("alive").open("w") as alive:
+        print("begun", file=alive, flush=True)
+        while True:
+            pass
 """
 FEW = ["--device=cpu", "--dtype=float32", "--examples=1", "-k=test_output_agrees"]
 
@@ -183,7 +174,7 @@ def test_a_crashing_kernel_leaves_the_server_of_tools_alive(installed: Path, tmp
 @pytest.mark.full
 def test_the_tools_verify_sanitize_and_time_and_end_what_hangs(installed: Path, tmp_path: Path) -> None:
     reading = "import sys\nprint('reads', repr(sys.stdin.read()))"
-    texts = {"kernels": KERNELS, "ill": CRASHING, "operations": OPERATIONS, "script": reading, "waiting": WAITING}
+    texts = {"kernels": KERNELS, "ill": CRASHING, "operations": OPERATIONS, "script": reading}
     for name, text in texts.items():
         (tmp_path / f"{name}.py").write_text(text)
     add = {"kernel": "kernels.py:add", "operation": "operations.py:total"}
@@ -203,11 +194,28 @@ def test_the_tools_verify_sanitize_and_time_and_end_what_hangs(installed: Path, 
     assert (sanitized["exit_code"], sanitized["result"]["findings"]) == (0, [])
     assert "reads ''" in sanitized["output"]
     assert timed["result"]["timings"][0]["benchmark"] == "total-small-float32-forward"
-    hang = {"kernel": "ill.py:hang", "operation": "operations.py:total", "options": FEW}
-    wait: tuple[str, dict[str, object]] = ("sanitize", {"script": "waiting.py"})
-    (late, after) = answers(installed, tmp_path, ("verify", hang), wait, seconds=15)
-    assert (late["exit_code"], late["output"]) == (None, "not done after 15 s")
-    assert after["exit_code"] == 0, after
+    os.mkfifo(tmp_path / "alive")
+    with os.fdopen(os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)) as alive:
+        hang = {"kernel": "ill.py:hang", "operation": "operations.py:total", "options": FEW}
+        (late,) = answers(installed, tmp_path, ("verify", hang), seconds=15)
+        assert (late["exit_code"], late["output"]) == (None, "not done after 15 s")
+        os.set_blocking(alive.fileno(), True)
+        assert alive.read() in ("begun\n", "")  # it ends with the process that hung, if that had begun in time
+
+
+@pytest.mark.full
+def test_a_tool_ends_with_the_server_that_is_killed(installed: Path, tmp_path: Path) -> None:
+    for name, text in {"ill": CRASHING, "operations": OPERATIONS}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    os.mkfifo(tmp_path / "alive")
+    words = ["verify", "ill.py:hang", "--as", "operations.py:total", *FEW]
+    code = f"import asyncio; from fourfold.cli.mcp import answer; asyncio.run(answer(*{words}, seconds=600))"
+    with (
+        subprocess.Popen([installed, "-c", code], cwd=tmp_path, env=warm.variables("PYTHONPATH")) as server,
+        (tmp_path / "alive").open() as alive,  # once the kernel runs
+    ):
+        server.kill()
+        assert alive.read() == "begun\n"  # ends once no process has it open
 
 
 SCRIPT = """

@@ -1,8 +1,11 @@
 """Live sampling: what a monitor finds, what it never does to a run, and the files that it keeps."""
 
+import itertools
+import math
 import os
 import sys
 import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,7 +24,7 @@ import fourfold
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.search import Search
 from fourfold.monitoring import judge
-from fourfold.monitoring.monitor import LOOKS, LiveMonitor, NotMonitored, WrongResult
+from fourfold.monitoring.monitor import CREDIT, DRAWS, MOST_PASSED, LiveMonitor, NotMonitored, WrongResult
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.case import Case
 from fourfold.operations.case_file import BadCaseFile, CaseFile
@@ -31,19 +34,22 @@ from fourfold.operations.outcomes import Failure
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 120.0
-# The most functions of Python and of C that a call makes more because it is monitored, at three arguments.
-MOST_FUNCTIONS = 40
+# The functions of Python and of C of a call that passes: the monitor, its question for torch.compile, and the kernel.
+PASSING = ["__call__", "is_dynamo_compiling", "kernel"]
 Make = Callable[..., LiveMonitor]
 WEIGHT = torch.linspace(-2, 3, 8)
 
 
 @pytest.fixture
 def monitor(tmp_path: Path) -> Iterator[Make]:
-    """Return a function that makes a monitor, which is closed at the end."""
+    """Return a function that makes a monitor with a clock, which is closed at the end."""
     made: list[LiveMonitor] = []
 
-    def make(kernel: Any, operation: Any = rms_norm, **options: Any) -> LiveMonitor:
-        made.append(fourfold.monitor(kernel, operation, **{"folder": tmp_path / "cases", "seed": 0, **options}))
+    def make(kernel: Any, operation: Any = rms_norm, clock: Any = time.perf_counter, **options: Any) -> LiveMonitor:
+        usual = {"folder": tmp_path / "cases", "seed": 0, "budget": math.inf}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(time, "perf_counter", clock)
+            made.append(fourfold.monitor(kernel, operation, **{**usual, **options}))
         return made[-1]
 
     yield make
@@ -95,11 +101,11 @@ def test_a_kernel_that_is_wrong_for_rare_shapes_is_found_without_any_sample(moni
 def test_a_random_call_with_unusual_numbers_is_judged_though_it_is_not_sampled(monitor: Make) -> None:
     found = monitor(wrong_for_large_numbers, rate=1e-12)
     # What is drawn decides: every call is looked at, and none is sampled.
-    found._next_look, found._call_to_look_at = 0, lambda: 0  # type: ignore[method-assign]
+    found._next_drawn, found._draw = 0, lambda first: 0  # type: ignore[method-assign]
     found._random = lambda: 0.5  # type: ignore[method-assign]
     for scale in [1, 1, 1e6, 1e6]:
         found(scale * torch.linspace(-2, 1, 32).reshape(4, 8), WEIGHT)
-    assert LOOKS > 2
+    assert DRAWS > 2
     assert judged(found) == only(judged=2, wrong=1)
 
 
@@ -192,12 +198,95 @@ def test_a_run_notices_nothing(monitor: Make, recwarn: pytest.WarningsRecorder) 
 def test_a_share_of_the_calls_is_drawn_and_a_quarter_of_them_sampled(monitor: Make) -> None:
     found = monitor(right, rate=0.02)
     x, drawn = torch.ones(4, 8), Counter[str]()
-    found._drawn((x, WEIGHT), {})
+    found._reason(found._clock(), (x, WEIGHT), {})
     for _ in range(20_000):
         found._calls += 1
-        drawn[found._drawn((x, WEIGHT), {})] += 1
-    assert sum(drawn.values()) - drawn[""] == pytest.approx(LOOKS * 400, rel=0.15)
+        drawn[found._reason(found._clock(), (x, WEIGHT), {})] += 1
+    assert sum(drawn.values()) - drawn[""] == pytest.approx(DRAWS * 400, rel=0.15)
     assert drawn["sampled"] == pytest.approx(400, rel=0.2)
+
+
+class Clock:
+    """A clock of a simulated run."""
+
+    now, readings = 1000.0, 0
+
+    def __call__(self) -> float:
+        self.readings += 1
+        return self.now
+
+
+def simulate(found: LiveMonitor, clock: Clock, calls: int, *, look: float = 5e-4, call: float = 1e-3) -> list[int]:
+    """Make calls, and looks at them, that take some seconds on a clock; return the numbers of the calls looked at."""
+    looked_at: list[int] = []
+    is_unusual = found._is_unusual
+
+    def take_time(*given: Any) -> bool:
+        looked_at.append(found._calls)
+        clock.now += look
+        return is_unusual(*given)
+
+    found._is_unusual = take_time  # type: ignore[method-assign]
+    found._recorded = lambda *given: None  # type: ignore[method-assign]
+    x = torch.ones(4, 8)
+    for _ in range(calls):
+        found(x, WEIGHT)
+        clock.now += call
+    return looked_at
+
+
+@pytest.mark.parametrize(("rate", "look"), [(0.0, 5e-4), (0.0, 1e-2), (0.001, 5e-4), (0.05, 5e-4), (1.0, 5e-4)])
+def test_looks_stay_within_the_budget_and_leave_enough_for_the_sample(monitor: Make, rate: float, look: float) -> None:
+    clock = Clock()
+    found = monitor(right, rate=rate, budget=0.01, clock=clock)
+    looked_at = simulate(found, clock, 20_000, look=look)
+    assert clock.readings < 10_000  # most calls pass without one
+    seconds = clock.now - found._began
+    assert found.spent == pytest.approx(look * len(looked_at))
+    assert 0.005 * seconds < found.spent <= 0.01 * (seconds + CREDIT) + look
+    assert f"{len(looked_at)} looked at" in found.summary()
+    assert f"; {found.spent / seconds:.2%} of the time" in found.summary()
+    affordable = 0.01 * 1e-3 / look  # the share of the calls that the budget allows to look at
+    drawn = min(DRAWS * rate, affordable)
+    # The credit that looks leave is spent on drawn calls alone.
+    left = (clock.now - found._paid_at) / CREDIT
+    assert left < 0.1 if drawn == affordable else left > 0.499 - look / 0.01
+
+
+def test_looks_recur_with_no_layer_of_a_model(monitor: Make) -> None:
+    clock = Clock()
+    late = simulate(monitor(right, rate=0.0, budget=0.01, clock=clock), clock, 30_000)[100:]
+    assert len({later - call for call, later in itertools.pairwise(late)}) > MOST_PASSED / 2
+    layers = Counter(call % 32 for call in late)
+    assert len(layers) == 32
+    assert max(layers.values()) < 2.5 * len(late) / 32
+
+
+@pytest.mark.filterwarnings("ignore::fourfold.monitoring.monitor.WrongResult")
+def test_a_new_size_is_seen_at_the_first_look_that_the_budget_allows(
+    monitor: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.thread_time", lambda: 0.0)  # the thread would charge real time to this clock
+    clock = Clock()
+    found = monitor(wrong_for_seven_rows, rate=0.0, budget=0.001, clock=clock)
+    found(torch.ones(4, 8), WEIGHT)
+    found._charge(CREDIT, clock.now)
+    for _ in range(5 * MOST_PASSED):
+        found(torch.ones(7, 8), WEIGHT)
+    assert found.counts["looked at"] == 1
+    clock.now += 2000 * CREDIT
+    for _ in range(2 * MOST_PASSED):
+        found(torch.ones(7, 8), WEIGHT)
+    assert judged(found) == only(judged=2, wrong=1)
+
+
+def test_the_time_of_the_monitors_thread_is_charged(monitor: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((1.0, 1.25))
+    monkeypatch.setattr("time.thread_time", lambda: next(times))
+    found = monitor(right, rate=1.0, clock=Clock())
+    found(torch.ones(4, 8), WEIGHT)
+    found.close(SECONDS)
+    assert found.spent == 0.25
 
 
 def test_every_change_of_an_argument_is_unusual_once(monitor: Make) -> None:
@@ -218,34 +307,33 @@ def test_every_change_of_an_argument_is_unusual_once(monitor: Make) -> None:
         (([x, x[:2]], WEIGHT), {}),
     ]
     for args, named in calls:
-        assert [found._drawn(args, named) for _ in range(3)] == ["unusual", "", ""]
+        assert [found._reason(found._clock(), args, named) for _ in range(3)] == ["unusual", "", ""]
     for args, named in calls:
-        assert found._drawn(args, named) == ""
+        assert found._reason(found._clock(), args, named) == ""
 
 
-@pytest.mark.filterwarnings("ignore::fourfold.monitoring.monitor.WrongResult")
-def test_a_call_that_is_not_drawn_makes_no_operation_of_torch_and_few_of_python(monitor: Make) -> None:
-    found = monitor(lambda x, weight, eps=1e-6: x, rate=0.0)
-    x = torch.ones(4, 8)
-    found(x, WEIGHT, 1e-6)
+def test_a_call_that_passes_makes_no_other_function_call(monitor: Make) -> None:
+    def kernel(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+        return x
+
     functions: list[str] = []
 
     def count(frame: FrameType, event: str, argument: Any) -> None:
         if event in ("call", "c_call"):
-            functions.append(frame.f_code.co_name)
+            functions.append(frame.f_code.co_name if event == "call" else argument.__name__)
 
-    with torch.autograd.profiler.profile() as unseen:
-        found(x, WEIGHT, 1e-6)
-    with torch.autograd.profiler.profile() as seen:
-        x.clone()
-    assert not unseen.function_events
-    assert seen.function_events
+    found = monitor(kernel, rate=0.0, budget=1e-9)
+    found._recorded = lambda *given: None  # type: ignore[method-assign]
+    x = torch.ones(4, 8)
+    found(x, WEIGHT, 1e-6)
+    found._next = found._calls + 2
     sys.setprofile(count)
     try:
         found(x, WEIGHT, 1e-6)
     finally:
         sys.setprofile(None)
-    assert 0 < len(functions) <= MOST_FUNCTIONS
+    assert functions[: len(PASSING)] == PASSING
+    assert functions[len(PASSING) :] == ["setprofile"]
 
 
 def test_an_exception_of_the_kernel_is_the_runs_and_leaves_no_record(monitor: Make) -> None:
@@ -326,6 +414,9 @@ def test_after_its_end_it_is_the_kernel(monitor: Make) -> None:
 def test_bad_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="rate must be between 0 and 1, not 2"):
         fourfold.monitor(right, rms_norm, rate=2)
+    for budget in (0, -1, math.nan):
+        with pytest.raises(ValueError, match=f"budget must be above 0, not {budget}"):
+            fourfold.monitor(right, rms_norm, budget=budget)
     with pytest.raises(TypeError, match="kernel must be a function, not 3"):
         fourfold.monitor(3, rms_norm)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="operation: there is no 'softmux'"):
