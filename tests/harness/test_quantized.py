@@ -1,16 +1,25 @@
 """Right quantizers to float8 pass, and those that do not round to nearest fail."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from hypothesis.errors import Unsatisfiable
+from subjects import subject_of
 
 import fourfold
 from fourfold import Claims, operation, tensor
+from fourfold.checks.catalogue import named
+from fourfold.checks.search import Search, Subject
+from fourfold.engine.cells import CANDIDATE, Cell
+from fourfold.engine.shortcomings import shortcomings
 from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.outcomes import Failure, Status, Unsupported
+from fourfold.pytest_plugin import checks
 
 
 @operation(x=tensor("n", gradient=False), tried=False)
@@ -288,3 +297,39 @@ def test_a_weight_of_float32_beside_half_data_has_a_gradient_of_float32() -> Non
         seed=0,
     )
     assert not coarse.passed
+
+
+@operation(x=tensor("rows 16", gradient=False))
+def codes_of_blocks(x: torch.Tensor) -> torch.Tensor:
+    """Return float8 codes, which a power of 2 that scales x leaves as they are."""
+    largest = x.abs().amax(-1, keepdim=True)
+    return (x / torch.where(largest == 0, 1.0, largest) * 448).to(torch.float8_e4m3fn).to(x.dtype)
+
+
+@pytest.mark.parametrize("check", ["history", "many calls", "threads"])
+def test_checks_of_state_draw_other_numbers_where_scaled_ones_change_no_result(check: str) -> None:
+    former: dict[torch.Size, torch.Tensor] = {}
+
+    def first_result(x: torch.Tensor) -> torch.Tensor:
+        return former.setdefault(x.shape, codes_of_blocks(x))
+
+    def judge(kernel: Callable[[torch.Tensor], torch.Tensor]) -> Search:
+        search = Search(examples=3, seed=0, shrinks=False, seeks_claims=False)
+        named(check).judge(subject_of(codes_of_blocks, kernel), search)
+        return search
+
+    assert judge(codes_of_blocks).substantial
+    with pytest.raises(Failure):
+        judge(first_result)
+
+
+def test_a_check_without_a_useful_case_is_no_failure_under_pytest_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draws_nothing(subject: Subject, search: Search) -> None:
+        raise Unsatisfiable
+
+    monkeypatch.setattr(checks, "named", lambda name: replace(named(name), run=draws_nothing))
+    with pytest.raises(Unsupported) as caught:
+        checks.check_test("threads")(subject_of(codes_of_blocks, codes_of_blocks), Search())
+    cell = Cell("codes_of_blocks", CANDIDATE, "float32")
+    assert caught.value.exclusion is not None
+    assert shortcomings({cell: [Status.PASSED, caught.value.exclusion]}, [], [], [cell.operation], False) == []
