@@ -325,7 +325,7 @@ def test_checks_of_state_draw_other_numbers_where_scaled_ones_change_no_result(c
 
 def test_a_check_without_a_useful_case_is_no_failure_under_pytest_either(monkeypatch: pytest.MonkeyPatch) -> None:
     def draws_nothing(subject: Subject, search: Search) -> None:
-        raise Unsatisfiable
+        raise Unsatisfiable("no case")
 
     monkeypatch.setattr(checks, "named", lambda name: replace(named(name), run=draws_nothing))
     with pytest.raises(Unsupported) as caught:
