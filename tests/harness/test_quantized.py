@@ -14,11 +14,13 @@ from subjects import subject_of
 import fourfold
 from fourfold import Claims, operation, tensor
 from fourfold.checks.catalogue import named
+from fourfold.checks.history import changed, tells_apart
+from fourfold.checks.results import expected_results
 from fourfold.checks.search import Search, Subject
 from fourfold.engine.cells import CANDIDATE, Cell
 from fourfold.engine.shortcomings import shortcomings
 from fourfold.numerics.dtypes import DTYPES
-from fourfold.operations.outcomes import Failure, Status, Unsupported
+from fourfold.operations.outcomes import Status, Unsupported
 from fourfold.pytest_plugin import checks
 
 
@@ -306,21 +308,11 @@ def codes_of_blocks(x: torch.Tensor) -> torch.Tensor:
     return (x / torch.where(largest == 0, 1.0, largest) * 448).to(torch.float8_e4m3fn).to(x.dtype)
 
 
-@pytest.mark.parametrize("check", ["history", "many calls", "threads"])
-def test_checks_of_state_draw_other_numbers_where_scaled_ones_change_no_result(check: str) -> None:
-    former: dict[torch.Size, torch.Tensor] = {}
-
-    def first_result(x: torch.Tensor) -> torch.Tensor:
-        return former.setdefault(x.shape, codes_of_blocks(x))
-
-    def judge(kernel: Callable[[torch.Tensor], torch.Tensor]) -> Search:
-        search = Search(examples=3, seed=0, shrinks=False, seeks_claims=False)
-        named(check).judge(subject_of(codes_of_blocks, kernel), search)
-        return search
-
-    assert judge(codes_of_blocks).substantial
-    with pytest.raises(Failure):
-        judge(first_result)
+def test_other_numbers_are_drawn_anew_where_scaled_ones_change_no_result() -> None:
+    subject = subject_of(codes_of_blocks, codes_of_blocks)
+    case = codes_of_blocks.examples["ordinary"](DTYPES["float32"])
+    expected, of_other = (expected_results(subject, each) for each in (case, changed(subject, case)))
+    assert tells_apart(subject, of_other, expected)
 
 
 def test_a_check_without_a_useful_case_is_no_failure_under_pytest_either(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +321,7 @@ def test_a_check_without_a_useful_case_is_no_failure_under_pytest_either(monkeyp
 
     monkeypatch.setattr(checks, "named", lambda name: replace(named(name), run=draws_nothing))
     with pytest.raises(Unsupported) as caught:
-        checks.check_test("threads")(subject_of(codes_of_blocks, codes_of_blocks), Search())
+        checks.check_test("threads")(subject_of(codes_of_blocks, codes_of_blocks), Search(examples=1))
     cell = Cell("codes_of_blocks", CANDIDATE, "float32")
     assert caught.value.exclusion is not None
     assert shortcomings({cell: [Status.PASSED, caught.value.exclusion]}, [], [], [cell.operation], False) == []
