@@ -39,7 +39,7 @@ from fourfold.performance.ceilings import Ceilings, measured
 from fourfold.performance.gate import Round
 from fourfold.performance.peers import Function, peers
 from fourfold.performance.timing import (
-    GRAPH_SECONDS,
+    GRAPH_BYTES,
     Clock,
     DeviceClock,
     HostClock,
@@ -302,7 +302,7 @@ class Bench:
             measurement: the measurement.
             clock: the clock; for a device clock this sets the host's time and whether the L2 cache is flushed.
             implementation: replaces the measurement's own.
-            in_graph: whether to replay a GPU's call in a graph; with None, only a call shorter than `GRAPH_SECONDS`.
+            in_graph: whether to replay a GPU's call in a graph; with None, one of fewer bytes than `GRAPH_BYTES`.
         """
         implementation = implementation or self.implementation(measurement)
         call = self.call(measurement, implementation)
@@ -315,7 +315,7 @@ class Bench:
         if measurement.operation.length_varies:
             in_graph = False  # the call waits for its result's length
         if in_graph is None:
-            in_graph = min(one_round(clock, lambda: call.run(1), call.poison) for _ in range(5)) < GRAPH_SECONDS
+            in_graph = call.bytes < GRAPH_BYTES
         if not in_graph:
             return call, "events, cold L2"
         try:

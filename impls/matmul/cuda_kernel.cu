@@ -6,18 +6,28 @@
 constexpr int GROUP = 8;
 constexpr int BLOCK = 256;
 
-// a, or b transposed: [extent, terms], with any strides.
+// a, or b transposed: [extent, terms], with any strides, whose tiles [TILE, TILE_K] a block takes one after another.
 template <class T, int TILE, int TILE_K, int THREADS> struct Operand {
     static constexpr int WIDTH = 16 / sizeof(T), COUNT = TILE * TILE_K / WIDTH / THREADS;
     // Elements per row of shared memory: aligned for tensor cores, and padded so that rows begin in different banks.
-    static constexpr int LINE = TILE + WIDTH;
+    static constexpr int LINE = TILE + WIDTH, SIZE = TILE_K * LINE;
     static_assert(COUNT * WIDTH * THREADS == TILE * TILE_K);
-    using Fetched = Vector<T, WIDTH>[COUNT];
 
-    const T* __restrict__ ptr;
     long long extent, terms, stride, term_stride;
     bool along_terms;  // whether neighbours along the terms, not along the extent, are read together
-    bool vectors;      // whether these neighbours are adjacent and aligned to 16 bytes
+    bool vectors;      // whether these neighbours are adjacent and aligned to 16 bytes, and the tile is whole
+    const T* next[COUNT];
+    Vector<T, WIDTH> fetched[COUNT];
+
+    __device__ Operand(
+        const T* __restrict__ ptr, long long first, long long extent, long long terms, long long stride,
+        long long term_stride, bool along_terms, bool vectors)
+        : extent(extent - first), terms(terms), stride(stride), term_stride(term_stride), along_terms(along_terms),
+          vectors(vectors && first + TILE <= extent) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            next[i] = ptr + (first + place(i).position) * stride + place(i).term * term_stride;
+    }
 
     struct Place { int position, term; };
     // The place in a tile where the thread's i-th vector begins.
@@ -27,27 +37,27 @@ template <class T, int TILE, int TILE_K, int THREADS> struct Operand {
         return {number % (TILE / WIDTH) * WIDTH, number / (TILE / WIDTH)};
     }
 
-    // Loads from memory to registers, with zeros beyond the end of the matrix.
-    __device__ void fetch(Fetched& fetched, long long first, long long start) const {
+    // Loads the next tile from memory to registers, with zeros beyond the end of the matrix.
+    __device__ void fetch() {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            const Place at = place(i);
-            const long long position = first + at.position, term = start + at.term;
-            const T* from = ptr + position * stride + term * term_stride;
-            const long long there =
-                along_terms ? (position < extent ? terms - term : 0) : (term < terms ? extent - position : 0);
-            if (vectors && there >= WIDTH) {
-                fetched[i] = Vector<T, WIDTH>::load(from);
-                continue;
-            }
+            if (vectors && terms >= TILE_K) {
+                fetched[i] = Vector<T, WIDTH>::load(next[i]);
+            } else {
+                const Place at = place(i);
+                const long long there = along_terms ? (at.position < extent ? terms - at.term : 0)
+                                                    : (at.term < terms ? extent - at.position : 0);
 #pragma unroll
-            for (int j = 0; j < WIDTH; j++)
-                fetched[i].at[j] = j < there ? from[j * (along_terms ? term_stride : stride)] : T(0.0f);
+                for (int j = 0; j < WIDTH; j++)
+                    fetched[i].at[j] = j < there ? next[i][j * (along_terms ? term_stride : stride)] : T(0.0f);
+            }
+            next[i] += TILE_K * term_stride;
         }
+        terms -= TILE_K;
     }
 
-    // Stores from registers to shared memory, one row of it per term.
-    __device__ void put(const Fetched& fetched, T* shared) const {
+    // Stores what was loaded from registers to shared memory, one row of it per term.
+    __device__ void put(T* shared) const {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             const Place at = place(i);
@@ -83,38 +93,50 @@ template <class T> struct Result {
     }
 };
 
-// The sums of a tile in the registers of its THREADS threads, which form a square of SIDE by SIDE.
+// The sums of a tile in the registers of its threads: warps in two rows, each with four rows of eight lanes.
 template <class T, int TILE, int TILE_K, int THREADS> struct SumsOfThreads {
-    static constexpr int WIDTH = Result<T>::WIDTH, SIDE = THREADS == 256 ? 16 : 8, VECTORS = TILE / SIDE / WIDTH;
-    static constexpr int COUNT = VECTORS * WIDTH, LINE = Operand<T, TILE, TILE_K, THREADS>::LINE;
-    static_assert(SIDE * SIDE == THREADS && COUNT * SIDE == TILE);
-    T at[COUNT][COUNT] = {};
+    static constexpr int WIDTH = Result<T>::WIDTH, LINE = Operand<T, TILE, TILE_K, THREADS>::LINE;
+    static constexpr int WARPS_M = 2, WARPS_N = THREADS / 32 / WARPS_M, LANES_M = 4, LANES_N = 32 / LANES_M;
+    static constexpr int ROWS = TILE / WARPS_M / LANES_M, COLUMNS = TILE / WARPS_N / LANES_N;
+    static_assert(ROWS % WIDTH == 0 && COLUMNS % WIDTH == 0);
+    T at[ROWS][COLUMNS] = {};
 
-    __device__ static int first(int thread, int vector) { return (vector * SIDE + thread) * WIDTH; }
+    __device__ static int first_row() {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        return warp / WARPS_N * (TILE / WARPS_M) + lane / LANES_N * WIDTH;
+    }
+    __device__ static int first_column() {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        return warp % WARPS_N * (TILE / WARPS_N) + lane % LANES_N * WIDTH;
+    }
 
     __device__ void add(const T* left, const T* right) {
-        const int row = threadIdx.x / SIDE, column = threadIdx.x % SIDE;
-#pragma unroll 4
+        left += first_row();
+        right += first_column();
+#pragma unroll 16
         for (int k = 0; k < TILE_K; k++) {
-            Vector<T, WIDTH> x[VECTORS], y[VECTORS];
+            Vector<T, WIDTH> x[ROWS / WIDTH], y[COLUMNS / WIDTH];
 #pragma unroll
-            for (int v = 0; v < VECTORS; v++) {
-                x[v] = Vector<T, WIDTH>::load(left + k * LINE + first(row, v));
-                y[v] = Vector<T, WIDTH>::load(right + k * LINE + first(column, v));
-            }
+            for (int v = 0; v < ROWS / WIDTH; v++)
+                x[v] = Vector<T, WIDTH>::load(left + k * LINE + v * LANES_M * WIDTH);
 #pragma unroll
-            for (int i = 0; i < COUNT; i++)
+            for (int v = 0; v < COLUMNS / WIDTH; v++)
+                y[v] = Vector<T, WIDTH>::load(right + k * LINE + v * LANES_N * WIDTH);
 #pragma unroll
-                for (int j = 0; j < COUNT; j++) at[i][j] += x[i / WIDTH].at[i % WIDTH] * y[j / WIDTH].at[j % WIDTH];
+            for (int i = 0; i < ROWS; i++)
+#pragma unroll
+                for (int j = 0; j < COLUMNS; j++) at[i][j] += x[i / WIDTH].at[i % WIDTH] * y[j / WIDTH].at[j % WIDTH];
         }
     }
     __device__ void put(const Result<T>& c, long long rows, long long columns) const {
-        const int row = threadIdx.x / SIDE, column = threadIdx.x % SIDE;
+        rows += first_row();
+        columns += first_column();
 #pragma unroll
-        for (int i = 0; i < COUNT; i++)
+        for (int i = 0; i < ROWS; i++)
 #pragma unroll
-            for (int v = 0; v < VECTORS; v++)
-                c.put(rows + first(row, i / WIDTH) + i % WIDTH, columns + first(column, v), &at[i][v * WIDTH]);
+            for (int v = 0; v < COLUMNS / WIDTH; v++)
+                c.put(
+                    rows + i / WIDTH * LANES_M * WIDTH + i % WIDTH, columns + v * LANES_N * WIDTH, &at[i][v * WIDTH]);
     }
 };
 
@@ -180,7 +202,7 @@ template <int TILE, int TILE_K, int THREADS> struct SumsOf<__nv_bfloat16, TILE, 
 };
 
 template <class T, int TILE, int TILE_K, int THREADS>
-__global__ void __launch_bounds__(THREADS, sizeof(T) == 2 ? 512 / THREADS : 1) matmul_kernel(
+__global__ void __launch_bounds__(THREADS, 512 / THREADS) matmul_kernel(
     const T* __restrict__ a,  // [m, k], strided
     const T* __restrict__ b,  // [k, n], strided
     T* __restrict__ c,        // [m, n]
@@ -188,28 +210,27 @@ __global__ void __launch_bounds__(THREADS, sizeof(T) == 2 ? 512 / THREADS : 1) m
     long long b_column_stride, bool a_vectors, bool b_vectors, long long activation, double negative_slope) {
     // One block owns a tile [TILE, TILE] of the result.
     using Side = Operand<T, TILE, TILE_K, THREADS>;
-    __shared__ __align__(32) T left[TILE_K * Side::LINE], right[TILE_K * Side::LINE];
-    const Side rows{a, m, k, a_row_stride, a_column_stride, a_column_stride == 1 || a_row_stride != 1, a_vectors};
-    const Side columns{b, n, k, b_column_stride, b_row_stride, b_column_stride != 1 && b_row_stride == 1, b_vectors};
+    __shared__ __align__(32) T left[2][Side::SIZE], right[2][Side::SIZE];
     const TileAt tile = tile_at(int(blockIdx.x), int((m + TILE - 1) / TILE), int((n + TILE - 1) / TILE), GROUP);
     const long long first_row = tile.row * (long long)TILE, first_column = tile.column * (long long)TILE;
+    Side rows(
+        a, first_row, m, k, a_row_stride, a_column_stride, a_column_stride == 1 || a_row_stride != 1, a_vectors);
+    Side columns(
+        b, first_column, n, k, b_column_stride, b_row_stride, b_column_stride != 1 && b_row_stride == 1, b_vectors);
     typename SumsOf<T, TILE, TILE_K, THREADS>::type sums;
-    typename Side::Fetched next_left, next_right;
-    if (k > 0) {
-        rows.fetch(next_left, first_row, 0);
-        columns.fetch(next_right, first_column, 0);
-    }
-    for (long long start = 0; start < k; start += TILE_K) {
-        rows.put(next_left, left);
-        columns.put(next_right, right);
+    rows.fetch();
+    columns.fetch();
+    for (int turn = 0; k > 0; k -= TILE_K, turn ^= 1) {
+        rows.put(left[turn]);
+        columns.put(right[turn]);
+        // Whoever is here has multiplied what the next turn overwrites.
         __syncthreads();
-        if (start + TILE_K < k) {
+        if (k > TILE_K) {
             // These loads are in flight while the present tile is multiplied.
-            rows.fetch(next_left, first_row, start + TILE_K);
-            columns.fetch(next_right, first_column, start + TILE_K);
+            rows.fetch();
+            columns.fetch();
         }
-        sums.add(left, right);
-        __syncthreads();
+        sums.add(left[turn], right[turn]);
     }
     sums.put(Result<T>{c, m, n, activation, Compute<T>(negative_slope)}, first_row, first_column);
 }

@@ -40,11 +40,12 @@ def _portable(name: str, threads: int, tiles: dict[torch.dtype, tuple[int, int]]
         dtype: CudaKernel(SOURCE, f"matmul_kernel<{CPP_TYPES[dtype]}, {tile}, {terms}, {threads}>")
         for dtype, (tile, terms) in tiles.items()
     }
-    return Configuration(name, {"kernels": kernels, "tiles": tiles, "threads": threads})
+    return Configuration(name, {"kernels": kernels, "tiles": tiles, "threads": threads}, frozenset(tiles))
 
 
 # The rows and columns of a tile, and the terms of a step.
-SMALL = _portable("small_tiles", 64, dict.fromkeys(CPP_TYPES, (32, 32)))
+SMALL = _portable("small_tiles", 64, {dtype: (32, 16 if dtype == torch.float64 else 32) for dtype in CPP_TYPES})
+MEDIUM = _portable("medium_tiles", 128, dict.fromkeys((torch.float32, torch.float64), (64, 16)))
 LARGE = _portable(
     "large_tiles",
     256,
@@ -87,6 +88,7 @@ HOPPER = (
     _hopper(128, 6, 64, 8, parts=4),
     _hopper(128, 6, 64, 8, parts=8),
 )
+NARROW = HOPPER[4]
 # What a matrix is copied to whose rows no tensor map can describe, and what adds the parts of tiles.
 PAD_ROWS, SUM_OF_PARTS = (
     {dtype: CudaKernel(SOURCE, f"{name}<{CPP_TYPES[dtype]}>") for dtype in HALF_TYPES}
@@ -98,6 +100,7 @@ ACTIVATION_BACKWARD = CudaKernel.for_each_dtype(
 )
 KERNELS = (
     *SMALL.options["kernels"].values(),
+    *MEDIUM.options["kernels"].values(),
     *LARGE.options["kernels"].values(),
     *ACTIVATION_BACKWARD.values(),
     *PAD_ROWS.values(),
@@ -105,7 +108,7 @@ KERNELS = (
 )
 # These compile for sm_90a only.
 HOPPER_KERNELS = tuple({kernel.name: kernel for c in HOPPER for kernel in c.options["kernels"].values()}.values())
-TUNER = Tuner("matmul_cuda", (*HOPPER, LARGE, SMALL), Path(__file__))
+TUNER = Tuner("matmul_cuda", (*HOPPER, LARGE, MEDIUM, SMALL), Path(__file__))
 
 
 def _vectors(matrix: torch.Tensor) -> bool:
@@ -185,9 +188,11 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
         return configuration.serves(dtype, a.device) and parts <= cdiv(k, HOPPER_TERMS)
 
     def default() -> Configuration:
-        if m * n <= 512 * 512:
-            return SMALL
-        return HOPPER[0] if a.is_cuda and mapped and fits(HOPPER[0]) else LARGE
+        small = m * n <= 512 * 512
+        hopper = NARROW if small else HOPPER[0]
+        if a.is_cuda and mapped and k > HOPPER_TERMS and fits(hopper):
+            return hopper
+        return SMALL if small else LARGE
 
     extents = extent_class(m), extent_class(n), extent_class(k)
     kind = (str(dtype), extents, a.stride(1) == 1, b.stride(1) == 1, vectors, dense_a, dense_b)

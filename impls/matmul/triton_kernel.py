@@ -29,6 +29,9 @@ from .operators import (
 )
 
 BLOCK_ELEMENTS = 1024
+COPIED_ROWS, COPIED_COLUMNS = 32, 64
+# Of a product for which it pays to copy a matrix that is loaded slowly.
+MANY_ROWS = 256
 
 
 @triton.jit
@@ -192,21 +195,22 @@ def sum_of_parts_kernel(
 def pad_rows_kernel(
     from_ptr,  # [rows, columns], strided
     to_ptr,  # [rows, pitch]; columns beyond those of `from` are zeros
-    elements,  # rows * pitch
+    rows,
     columns,
     row_stride,
     column_stride,
     pitch,
-    INDEX: tl.constexpr,
-    BLOCK_ELEMENTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):
-    # One program owns BLOCK_ELEMENTS consecutive elements of the copy.
-    at = tl.program_id(0).to(INDEX) * BLOCK_ELEMENTS + tl.arange(0, BLOCK_ELEMENTS)
-    mask = at < elements
-    row = at // pitch
-    column = at - row * pitch
-    from_ptrs = from_ptr + row.to(tl.int64) * row_stride + column.to(tl.int64) * column_stride
-    tl.store(to_ptr + at.to(tl.int64), tl.load(from_ptrs, mask=mask & (column < columns), other=0.0), mask=mask)
+    # One program owns a tile [BLOCK_ROWS, BLOCK_COLUMNS] of the copy, whichever axis of `from` is dense.
+    tiles = tl.cdiv(pitch, BLOCK_COLUMNS)
+    tile = tl.program_id(0)
+    row = ((tile // tiles).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]
+    column = ((tile % tiles).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS))[None, :]
+    there = (row < rows) & (column < columns)
+    numbers = tl.load(from_ptr + row * row_stride + column * column_stride, mask=there, other=0.0)
+    tl.store(to_ptr + row * pitch + column, numbers, mask=(row < rows) & (column < pitch))
 
 
 @triton.jit
@@ -276,6 +280,7 @@ POINTERS = (
     _by_pointers(64, 128, 32, 4, 4),
     _by_pointers(64, 64, 64, 4, 3),
     _by_pointers(64, 64, 32, 4, 3),
+    _by_pointers(32, 64, 32, 2, 3),
     _by_pointers(64, 64, 256, 4, 2),
     _by_pointers(32, 32, 64, 4, 3),
     _by_pointers(16, 64, 64, 4, 3),
@@ -303,7 +308,7 @@ TUNER = Tuner("matmul_triton", (*DESCRIPTORS, *POINTERS), Path(__file__))
 def _default(m: int, n: int, dtype: torch.dtype, descriptors: bool) -> Configuration:
     if triton_launch.INTERPRETED:
         # The interpreter's time depends on the number of steps of a program, not on their size.
-        return DESCRIPTORS[-1] if descriptors else POINTERS[6]
+        return DESCRIPTORS[-1] if descriptors else POINTERS[7]
     if m * n <= 512 * 512:
         return DESCRIPTORS[-2] if descriptors else POINTERS[5]
     if descriptors:
@@ -317,16 +322,16 @@ def _descriptor(rows: torch.Tensor, transposed: bool, block: list[int]) -> Tenso
 
 
 def _padded(matrix: torch.Tensor) -> torch.Tensor:
-    """A copy whose rows begin at multiples of 16 bytes, as a descriptor needs."""
+    """A copy whose rows are dense and begin at multiples of 16 bytes, as a descriptor needs."""
     (rows, columns), pitch = matrix.shape, padded_row(matrix)
     copy = torch.empty((rows, pitch), dtype=matrix.dtype, device=matrix.device)
     triton_launch.launch(
         pad_rows_kernel,
-        (cdiv(copy.numel(), BLOCK_ELEMENTS),),
+        (cdiv(rows, COPIED_ROWS) * cdiv(pitch, COPIED_COLUMNS),),
         (matrix, copy),
-        (copy.numel(), columns, *matrix.stride(), pitch),
-        INDEX=triton_launch.index_type(copy.numel() + BLOCK_ELEMENTS),
-        BLOCK_ELEMENTS=BLOCK_ELEMENTS,
+        (rows, columns, *matrix.stride(), pitch),
+        BLOCK_ROWS=COPIED_ROWS,
+        BLOCK_COLUMNS=COPIED_COLUMNS,
     )
     return copy[:, :columns]
 
@@ -345,6 +350,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
     dense = dense_a is not None and dense_b is not None
     # Rows that no descriptor can describe are copied first, where the product takes long beside that.
     described = dense or (device.type == "cuda" and m * n * k >= LITTLE_WORK)
+    wide = dtype not in HALF_TYPES
     precision = "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
     def run(configuration: Configuration) -> None:
@@ -384,11 +390,14 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
                     BLOCK_ELEMENTS=BLOCK_ELEMENTS,
                 )
         else:
+            # Without tensor cores, the terms of a column of b are slow to load: the matrix is copied to rows first.
+            by_columns = wide and b.stride(0) == 1 != b.stride(1)
+            right = _padded(b) if by_columns and m >= MANY_ROWS and n * k >= MANY_ROWS * MANY_ROWS else b
             triton_launch.launch(
                 matmul_kernel,
                 (tiles,),
-                (a, b, c),
-                (m, n, k, *a.stride(), *b.stride(), slope_bits),
+                (a, right, c),
+                (m, n, k, *a.stride(), *right.stride(), slope_bits),
                 ACTIVATION=number,
                 COMPUTE=triton_launch.COMPUTE[dtype],
                 PRECISION=precision,

@@ -120,6 +120,98 @@ __device__ void select_exactly(
     }
 }
 
+// Rows of whole vectors of 16 bytes, and k at most 16.
+template <class T>
+__global__ void __launch_bounds__(32) topk_warp_kernel(
+    const T* __restrict__ x,          // [outer, inner, n], the numbers of a row adjacent
+    T* __restrict__ values,           // [rows, k]
+    long long* __restrict__ indices,  // [rows, k]
+    long long n, long long inner, long long outer_stride, long long inner_stride, long long k, bool largest) {
+    // One warp owns one row. Each lane finds the first number of each of its GROUPS of vectors, and the first of these.
+    // Whatever comes before the k-th of the lanes' numbers is among the k wanted or few others: the groups that begin
+    // with such a number are read again, and what is found there is put in order.
+    constexpr int WIDTH = IN_16_BYTES<T>, GROUPS = 16, MOST = 128;
+    __shared__ unsigned groups[MOST], places[MOST];
+    __shared__ Key<T> keys[MOST];
+    using C = Compute<T>;
+    const T* const from = x + row_offset(blockIdx.x, inner, outer_stride, inner_stride);
+    const int lane = threadIdx.x, vectors = n / WIDTH, apart = 32 * GROUPS;
+    const unsigned lanes_before = (1u << lane) - 1;
+    const C sign = largest ? C(1) : C(-1);
+    C firsts[GROUPS];
+    bool nan = false;
+#pragma unroll
+    for (int group = 0; group < GROUPS; group++) firsts[group] = C(-INFINITY);
+    for (int begin = lane; begin < vectors; begin += apart) {
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++) {
+            const int vector = begin + 32 * group;
+            if (vector >= vectors) continue;
+            C numbers[WIDTH];
+            Vector<T, WIDTH>::load(from + vector * WIDTH).unpack(numbers);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                nan |= numbers[j] != numbers[j];
+                firsts[group] = fmax(firsts[group], sign * numbers[j]);
+            }
+        }
+    }
+    C first = firsts[0];
+#pragma unroll
+    for (int group = 1; group < GROUPS; group++) first = fmax(first, firsts[group]);
+    int before = 0;
+#pragma unroll
+    for (int other = 0; other < 32; other++) {
+        const C others = __shfl_sync(~0u, first, other);
+        before += others > first || (others == first && other < lane);
+    }
+    const C least = __shfl_sync(~0u, first, __ffs(__ballot_sync(~0u, before == k - 1)) - 1);
+
+    int found = 0;
+#pragma unroll
+    for (int group = 0; group < GROUPS; group++) {
+        // NaN comes first of all. A lane that has one reads all of its groups.
+        const bool again = nan || firsts[group] >= least;
+        const unsigned lanes = __ballot_sync(~0u, again);
+        const int place = found + __popc(lanes & lanes_before);
+        if (again && place < MOST) groups[place] = lane + 32 * group;
+        found += __popc(lanes);
+    }
+    __syncthreads();
+    int count = 0;
+    for (int begin = 0; found <= MOST && begin < vectors; begin += apart)
+        for (int start = 0; start < found * WIDTH; start += 32) {
+            const int element = start + lane;
+            const int at = element < found * WIDTH ? (begin + int(groups[element / WIDTH])) * WIDTH + element % WIDTH : n;
+            const T number = at < n ? from[at] : T(0.0f);
+            const bool taken = at < n && !(sign * C(number) < least);
+            const unsigned lanes = __ballot_sync(~0u, taken);
+            const int place = count + __popc(lanes & lanes_before);
+            if (taken && place < MOST) {
+                keys[place] = key_of(number, largest);
+                places[place] = at;
+            }
+            count += __popc(lanes);
+        }
+    __syncthreads();
+    if (found > MOST || count > MOST) {
+        select_exactly(from, n, 1, k, largest, [&](long long place, long long at, Key<T> key) {
+            keys[place] = key;
+            places[place] = at;
+        });
+        count = k;
+        __syncthreads();
+    }
+    for (int own = lane; own < count; own += 32) {
+        int place = 0;
+        for (int other = 0; other < count; other++)
+            place += keys[other] > keys[own] || (keys[other] == keys[own] && places[other] < places[own]);
+        if (place >= k) continue;
+        values[blockIdx.x * k + place] = from[places[own]];
+        indices[blockIdx.x * k + place] = places[own];
+    }
+}
+
 template <class T>
 __global__ void topk_few_kernel(
     const T* __restrict__ x,         // [outer, inner, n], strided; n < 2^32

@@ -1,4 +1,4 @@
-"""topk in CUDA C++: a block collects the few numbers of its row that may be among the k wanted, and sorts them.
+"""topk in CUDA C++: a warp or block collects the few numbers of its row that may be among the k wanted, and sorts them.
 
 Where many are wanted, the key of the k-th is found byte by byte, and what is chosen is ordered by counting.
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
-from fourfold.backends.launch import cdiv, next_power_of_2
+from fourfold.backends.launch import cdiv, multiprocessors, next_power_of_2
 from fourfold.backends.strides import Rows
 
 from .arguments import check_topk
@@ -16,13 +16,23 @@ from .operators import register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 BLOCK, WARP, MOST_THREADS = 256, 32, 1024
+# Of a row that a warp owns: the most numbers that are wanted, and of rows too few to keep all multiprocessors busy.
+MOST_OF_WARP, SHORT_ROW, MANY_ROWS = 16, 2048, 8
 MOST_SORTED = 512  # of a row, by the block that chose them
 MOST_PLACES = 2**32 - 1  # of a row that such a block chooses from
-FEW, SELECT, ORDER, BACKWARD = (
+WARP_OWNED, FEW, SELECT, ORDER, BACKWARD = (
     {dtype: CudaKernel(SOURCE, f"topk_{name}_kernel<{cpp}>") for dtype, cpp in CPP_TYPES.items()}
-    for name in ("few", "select", "order", "backward")
+    for name in ("warp", "few", "select", "order", "backward")
 )
-KERNELS = (*FEW.values(), *SELECT.values(), *ORDER.values(), *BACKWARD.values())
+KERNELS = (*WARP_OWNED.values(), *FEW.values(), *SELECT.values(), *ORDER.values(), *BACKWARD.values())
+
+
+def _in_vectors(rows: Rows, n: int) -> bool:
+    """Whether all rows lie in whole vectors of 16 bytes, whose numbers are of type int."""
+    size = rows.tensor.element_size()
+    steps = n, rows.outer_stride, rows.inner_stride
+    aligned = rows.tensor.data_ptr() % 16 == 0 and not any(step * size % 16 for step in steps)
+    return rows.column_stride == 1 and aligned and n < 2**31
 
 
 def _launch(
@@ -30,6 +40,10 @@ def _launch(
 ) -> None:
     (num_rows, n, inner), k, dtype = sizes, values.shape[-1], values.dtype
     scalars = (inner, *rows[1:], k, largest)
+    busy = n <= SHORT_ROW or num_rows >= MANY_ROWS * multiprocessors(values.device)
+    if k <= MOST_OF_WARP and busy and _in_vectors(rows, n):
+        WARP_OWNED[dtype].launch(num_rows, WARP, rows.tensor, values, indices, n, inner, *rows[1:3], k, largest)
+        return
     if k <= MOST_SORTED and n < MOST_PLACES:
         # About 16 numbers fall to a thread, and to twice as many threads as are wanted.
         threads = min(max(next_power_of_2(cdiv(n, 16)), next_power_of_2(2 * k), WARP), MOST_THREADS)
