@@ -9,7 +9,7 @@ import torch
 from fourfold.oracles import paged_attention as oracle
 from hypothesis import strategies as st
 
-from fourfold.inputs.arrays import FEW_ELEMENTS, GENERATORS, layouts_for, repeated, sizes, values
+from fourfold.inputs.arrays import FEW_ELEMENTS, GENERATORS, layouts_for, repeat_first, sizes, values
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.arguments import positive, tensor
@@ -115,7 +115,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     layouts = draw(layouts_for(*case.inputs))
     # Of equal lengths those with fewer pages in the table would be wrong.
     layouts |= {name: "contiguous" for name in ("page_table", "lengths") if layouts[name] == "expanded"}
-    expanded = {name: repeated(case[name]) for name in INPUTS if layouts[name] == "expanded"}
+    expanded = {name: repeat_first(case[name]) for name in INPUTS if layouts[name] == "expanded"}
     return replace(case.with_inputs(**expanded), layouts=layouts)
 
 
@@ -127,7 +127,7 @@ def sequences(
 
     def make(dtype: DType) -> Case:
         case = case_of(np.random.default_rng(39), lengths, page_size, heads, columns, dtype, layouts=layouts, **given)
-        expanded = {name: repeated(case[name]) for name in INPUTS if layouts.get(name) == "expanded"}
+        expanded = {name: repeat_first(case[name]) for name in INPUTS if layouts.get(name) == "expanded"}
         return replace(case.with_inputs(**expanded), layouts=layouts)
 
     return make
@@ -290,7 +290,7 @@ def other_integers(case: Case) -> dict[str, np.ndarray]:
     return {"page_table": table, "lengths": case["lengths"] - (case["lengths"] > 1).astype(np.int32)}
 
 
-def repeated_tokens(make: Callable[[DType], Case], times: int, sequences: int) -> Make:
+def repeat_first_tokens(make: Callable[[DType], Case], times: int, sequences: int) -> Make:
     """A workload with pages of its own for each repetition of a case, of which the oracle evaluates `sequences`."""
 
     def made(dtype: DType) -> Workload:
@@ -319,10 +319,10 @@ workloads: Mapping[str, Mapping[str, Make]] = {
     "cuda": {
         "small": whole(served(200, 131)),
         # 16 sequences of 8k tokens, and 16 of 32k: of the caches in half types 0.5 and 2 GiB are read.
-        "large": repeated_tokens(served(8192), 16, 1),
-        "long": repeated_tokens(served(32768, page_size=256), 16, 1),
-        "batch": repeated_tokens(served(8192, page_size=64), 64, 1),
-        "ragged": repeated_tokens(served(8000, 1301, 4097, 350), 8, 4),
+        "large": repeat_first_tokens(served(8192), 16, 1),
+        "long": repeat_first_tokens(served(32768, page_size=256), 16, 1),
+        "batch": repeat_first_tokens(served(8192, page_size=64), 64, 1),
+        "ragged": repeat_first_tokens(served(8000, 1301, 4097, 350), 8, 4),
     },
 }
 

@@ -40,7 +40,7 @@ from fourfold.numerics import bounded, compare, dtypes
 from fourfold.numerics.steps import along_axes, elementwise
 from fourfold.operations import outcomes, record
 from fourfold.operations.claims import Claims
-from fourfold.operations.outcomes import Unsupported
+from fourfold.operations.outcomes import Exclusion, Unsupported
 from fourfold.operations.record import Operation
 
 FORWARD = "forward"
@@ -112,7 +112,7 @@ class Check:
         try:
             self.run(subject, search)
         except Unsatisfiable as error:
-            raise Unsupported("no case that was drawn is of use to this check") from error
+            raise Unsupported("no case that was drawn is of use to this check", Exclusion.NO_CASE) from error
 
 
 BACKWARD = Check(name="backward", run=backward.backward_agrees, plain=COMPARED, everywhere=True, gradients=True)

@@ -35,6 +35,7 @@ def compiler_accepts(subject: Subject, search: Search) -> None:
             with contextlib.suppress(Exception):  # other checks find these
                 search.one(name, case, body)
     search.failing = None
+    search.note(None)  # the compiler refuses a kernel, and no case
     found = front_end.answer() if process is None else process.compiler_answer()
     if found.refused:
         search.seeks_claims = False

@@ -38,8 +38,11 @@ def changed(subject: Subject, case: Case) -> Case:
     """Return a case of the same shapes and layouts with other numbers that the operation accepts.
 
     Integers stay the same if the operation's record has no alternatives, or if the result's shape depends on them.
+    Numbers are scaled. Where that leaves a result as it was, as it leaves a normalized row, they are drawn anew.
     """
     other = subject.operation.redraw_numbers(case)
+    if not tells_apart(subject, expected_results(subject, other), expected_results(subject, case)):
+        other = subject.operation.redraw_numbers(case, scaled_alone=False)
     if integers := subject.operation.other_integers(case):
         moved = replace(other, inputs={**other.inputs, **integers})
         result, former = (reference(subject.operation, each, subject.dtype) for each in (moved, case))

@@ -23,7 +23,7 @@ from fourfold.numerics.compare import Agreement
 from fourfold.numerics.dtypes import bits
 from fourfold.operations.case import Case
 from fourfold.operations.not_reached import NotReached
-from fourfold.operations.outcomes import Failure, Unsupported
+from fourfold.operations.outcomes import Exclusion, Failure, Unsupported
 
 # More calls than 8 bits count, and more results than anybody keeps buffers for.
 CALLS = 400
@@ -166,7 +166,7 @@ def each_of_many_calls_is_alike(subject: Subject, search: Search) -> None:
     """
     found = list(itertools.islice(_pairs(subject), ASKED))
     if not found:
-        raise Unsupported("no named example has values that are told from others")
+        raise Unsupported("no named example has values that are told from others", Exclusion.NO_CASE)
 
     with contextlib.ExitStack() as afterwards:
         afterwards.callback(gc.unfreeze)  # a failure leaves the objects of the first count of tensors frozen

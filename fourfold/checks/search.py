@@ -321,7 +321,7 @@ class Search:
     seed: int | None = field(default_factory=lambda: 0 if hypothesis.settings().derandomize else None)
     # Whether to take equal cases from `shared`. A kernel that changes its inputs must not reach other checks' cases.
     shares: bool = False
-    note: Callable[[Case], None] = lambda case: None  # called with each case before it runs
+    note: Callable[[Case | None], None] = lambda case: None  # called with each case before it runs, None for no case
     worst: float = 0.0
     ran: int = 0
     substantial: int = 0  # examples with a finite bound for at least one element

@@ -494,7 +494,7 @@ class Declaration:
         """Return the dtype of cotangents, which no kernel reads if the result has no gradient."""
         return dtype if is_chosen(self.returns) else returned(dtype, self.returns)
 
-    def redraw(self, case: Case, scaled: Case, integers: bool) -> Case:
+    def redraw(self, case: Case, scaled: Case, integers: bool, scaled_alone: bool = True) -> Case:
         """Return a case with other numbers that the declaration allows.
 
         Args:
@@ -502,6 +502,7 @@ class Declaration:
             scaled: the same case with scaled floating-point numbers, which are valid where nothing limits them.
             integers: whether integers are drawn anew, too. They are kept where the output would have another shape, and
                 where they are the lengths or offsets of a ragged batch.
+            scaled_alone: whether numbers that nothing limits are scaled, and not drawn anew.
         """
         known, misfit = self._sizes(case.inputs)
         if misfit:
@@ -513,7 +514,7 @@ class Declaration:
 
         floating = {name: of for name, of in self.tensors.items() if of.is_floating}
         # Scaled numbers mostly have the same order, signs and places, and so the same result of integers.
-        redrawn = is_chosen(self.returns)
+        redrawn = is_chosen(self.returns) or not scaled_alone
         kept_within = {name: of for name, of in floating.items() if redrawn or of.make is not None or has_range(of)}
         found = replace(scaled, inputs={**scaled.inputs, **anew(kept_within)})
         whole = {n: of for n, of in self.tensors.items() if not of.is_floating and not isinstance(of, Ragged)}

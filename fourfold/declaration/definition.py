@@ -79,12 +79,14 @@ class DefinedOperation(Operation):
         """Call the definition."""
         return self.definition(*arguments, **named)
 
-    def redraw_numbers(self, case: Case) -> Case:
+    def redraw_numbers(self, case: Case, scaled_alone: bool = True) -> Case:
         """Return a case of the same shapes, layouts and parameters with other numbers that the declaration allows.
 
-        Integers and numbers limited to a range, such as probabilities, are drawn anew: see `Declaration.redraw`.
+        Integers and numbers limited to a range, such as probabilities, are drawn anew, and all others unless
+        `scaled_alone`: see `Declaration.redraw`.
         """
-        return self.declaration.redraw(case, super().redraw_numbers(case), integers=not self.has_own_cases)
+        integers, scaled = not self.has_own_cases, super().redraw_numbers(case)
+        return self.declaration.redraw(case, scaled, integers, scaled_alone)
 
     def allows(self, case: Case) -> bool:
         """Return whether each tied parameter of a case has one of its choices for the sizes of the case."""

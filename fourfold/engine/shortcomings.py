@@ -11,8 +11,8 @@ Coverage = Mapping[Cell, Sequence[Exclusion | Status]]
 _VERIFIED = (Status.PASSED, Status.FAILED)
 # The exclusions of a whole cell.
 _NEVER = (Exclusion.CELL, Exclusion.DTYPE)
-# The report shows what a candidate refuses or does not claim, but that is no shortcoming.
-_EXCUSED = (Exclusion.FORWARD_ONLY, Exclusion.UNCLAIMED, Exclusion.NO_COMPILER, Exclusion.DTYPE)
+# The report shows what a candidate refuses or does not claim, and what says nothing of it. That is no shortcoming.
+_EXCUSED = (Exclusion.FORWARD_ONLY, Exclusion.UNCLAIMED, Exclusion.NO_COMPILER, Exclusion.NO_CASE, Exclusion.DTYPE)
 _ACCEPTED = (*_VERIFIED, *_EXCUSED, Status.REFUSED)
 # The number of names in a line.
 SHOWN = 8

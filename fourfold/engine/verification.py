@@ -321,7 +321,7 @@ class Trial:
         search.warnings, search.remarks = [], []
         search.started = time.perf_counter()
         last: list[str] = [""]
-        search.note = lambda case: last.__setitem__(0, repr(case))
+        search.note = lambda case: last.__setitem__(0, "" if case is None else repr(case))
         changes = self.watch.begin(search)
         # The subject calls the implementation to learn about gradients.
         found = run(check, dtype, lambda: self.subject(dtype), search, self.origin, changes, lambda: last[0])

@@ -21,7 +21,7 @@ from fourfold.backends.launch import MAX_GRID
 from fourfold.backends.python_source import Module, SizeComparison
 
 # The range of the constants that become sizes. Generated cases have the smaller sizes anyway, and larger ones get none.
-LEAST, MOST = 6, 65_536
+LEAST, MOST = 6, 150_000
 # The largest magnitude of a compared value. It exceeds float16's range, because values beyond that are of use, too.
 FURTHEST = 1e30
 # Keyword arguments of launches and of other calls that are not sizes.

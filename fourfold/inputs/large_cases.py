@@ -226,10 +226,16 @@ class LargeCases:
         return self.operation.sized.axes
 
     def _of(self, long: Mapping[str, int], constant: Constant | None = None) -> Iterator[Chosen]:
-        """Yield the case with these sizes of some axes, if the operation accepts them and the case is not too large."""
+        """Yield the case with these sizes of some axes, if the operation accepts them and the case is not too large.
+
+        Past a constant above `MOST` the other axes are 1 if the case would be too large with their usual sizes.
+        """
         sized = self.operation.sized
         assert sized is not None
         sizes = {**sized.axes, **long}
+        if constant is not None and constant.value > MOST and np.prod([*sizes.values()], dtype=float) > PLACES:
+            short = {**dict.fromkeys(sized.axes, 1), **long}
+            sizes = short if sized.allows(short) else sizes
         claimed = {axis: size for axis, size in long.items() if _is_claimed(self.claims, axis, size)}
         places = np.prod([*sizes.values()], dtype=float)
         if len(claimed) < len(long) or places > CONTRACTED or not sized.allows(sizes):

@@ -43,6 +43,7 @@ class Exclusion(StrEnum):
     NO_GRADIENTS = "no gradients"  # the operation has none
     CELL = "cell"  # nothing of this dtype and backend can run here
     NO_COMPILER = "no compiler"  # Triton's compiler has nothing to say about the implementation
+    NO_CASE = "no case"  # no case of the operation is of use to the check
     DTYPE = "dtype"  # the implementation's claims exclude this dtype
 
 

@@ -235,11 +235,15 @@ class Operation:
         """Return the names in `differentiable` of a case's inputs. An optional input may be absent."""
         return tuple(name for name in self.differentiable if name in case.inputs)
 
-    def redraw_numbers(self, case: Case) -> Case:
+    def redraw_numbers(self, case: Case, scaled_alone: bool = True) -> Case:
         """Return a case of the same shapes, layouts and parameters with other valid numbers.
 
         Without `other_numbers`, integers stay the same, and each floating-point input is scaled by a factor of its
         own. The factors are positive powers of two, so that valid rows stay valid and boxes keep their shape.
+
+        Args:
+            case: the original case.
+            scaled_alone: whether scaled numbers are enough. If not, a declared operation draws all of them anew.
         """
         inputs, factor = {}, 0.5
         for name, array in case.inputs.items():

@@ -10,9 +10,9 @@ from fourfold.checks.search import Search, Subject
 
 def check_test(name: str) -> Callable[..., None]:
     """Return the test that makes a check of the catalogue, by its name."""
-    run = named(name).run
+    judge = named(name).judge
 
     def test(subject: Subject, search: Search) -> None:
-        run(subject, search)
+        judge(subject, search)
 
     return pytest.mark.check(name)(test)

@@ -398,15 +398,15 @@ def configuration() -> Configuration:
 
 
 @pytest.fixture
-def note(pytestconfig: pytest.Config) -> Callable[[Case], None]:
+def note(pytestconfig: pytest.Config) -> Callable[[Case | None], None]:
     """Record each case before it runs."""
     box = pytestconfig.stash[BLACK_BOX]
-    return lambda case: box.case(repr(case))
+    return lambda case: box.case("" if case is None else repr(case))
 
 
 @pytest.fixture
 def subject(
-    request: pytest.FixtureRequest, cell: Cell, output: str, device: str, note: Callable[[Case], None]
+    request: pytest.FixtureRequest, cell: Cell, output: str, device: str, note: Callable[[Case | None], None]
 ) -> Subject:
     """Return the implementation under test; skip the test with a reason if it cannot run here."""
     selection = request.config.stash[SELECTION]
@@ -426,7 +426,7 @@ def subject(
 
 
 @pytest.fixture
-def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Callable[[Case], None]) -> Search:
+def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Callable[[Case | None], None]) -> Search:
     """Return the search of a check: its settings, and the record of its results."""
     identity, check = Identity.of_item(request.node), check_of(request.node)
     own = identity is not None and identity.cell.backend != CANDIDATE

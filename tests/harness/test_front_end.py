@@ -128,6 +128,7 @@ def test_a_refused_kernel_fails_a_check_of_its_own(untrusted: bool, tmp_path: Pa
     assert [outcome.outcome for outcome in wrong.outcomes] == [Status.FAILED]
     ((outcome, failure),) = wrong.failures
     assert (outcome.check, failure.kind) == ("compiler", Kind.WRONG)
+    assert failure.counterexample is None, "the compiler refuses a kernel, and no case"
     at = 1 + SOURCE.splitlines().index("        return (lambda y: y * 2)(x)")
     assert f"double_kernel ({os.path.realpath(file)}:{at}): unsupported AST node type: Lambda" in failure.message
     assert f"line {at}, in double_kernel\n    return (lambda y: y * 2)(x)" in failure.frames

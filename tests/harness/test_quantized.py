@@ -1,16 +1,27 @@
 """Right quantizers to float8 pass, and those that do not round to nearest fail."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from hypothesis.errors import Unsatisfiable
+from subjects import subject_of
 
 import fourfold
 from fourfold import Claims, operation, tensor
+from fourfold.checks.catalogue import named
+from fourfold.checks.history import changed, tells_apart
+from fourfold.checks.results import expected_results
+from fourfold.checks.search import Search, Subject
+from fourfold.engine.cells import CANDIDATE, Cell
+from fourfold.engine.shortcomings import shortcomings
 from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.outcomes import Status, Unsupported
+from fourfold.pytest_plugin import checks
 
 
 @operation(x=tensor("n", gradient=False), tried=False)
@@ -288,3 +299,29 @@ def test_a_weight_of_float32_beside_half_data_has_a_gradient_of_float32() -> Non
         seed=0,
     )
     assert not coarse.passed
+
+
+@operation(x=tensor("rows 16", gradient=False))
+def codes_of_blocks(x: torch.Tensor) -> torch.Tensor:
+    """Return float8 codes, which a power of 2 that scales x leaves as they are."""
+    largest = x.abs().amax(-1, keepdim=True)
+    return (x / torch.where(largest == 0, 1.0, largest) * 448).to(torch.float8_e4m3fn).to(x.dtype)
+
+
+def test_other_numbers_are_drawn_anew_where_scaled_ones_change_no_result() -> None:
+    subject = subject_of(codes_of_blocks, codes_of_blocks)
+    case = codes_of_blocks.examples["ordinary"](DTYPES["float32"])
+    expected, of_other = (expected_results(subject, each) for each in (case, changed(subject, case)))
+    assert tells_apart(subject, of_other, expected)
+
+
+def test_a_check_without_a_useful_case_is_no_failure_under_pytest_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draws_nothing(subject: Subject, search: Search) -> None:
+        raise Unsatisfiable("no case")
+
+    monkeypatch.setattr(checks, "named", lambda name: replace(named(name), run=draws_nothing))
+    with pytest.raises(Unsupported) as caught:
+        checks.check_test("threads")(subject_of(codes_of_blocks, codes_of_blocks), Search(examples=1))
+    cell = Cell("codes_of_blocks", CANDIDATE, "float32")
+    assert caught.value.exclusion is not None
+    assert shortcomings({cell: [Status.PASSED, caught.value.exclusion]}, [], [], [cell.operation], False) == []
