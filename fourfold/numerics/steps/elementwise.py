@@ -1,7 +1,8 @@
 """The rules of running error analysis for NumPy's elementwise functions.
 
 Each rule returns the exact value of its step with a bound: the error inherited from the operands, and the roundings
-that the step adds. To cover another function, decorate a function here with ``@rule_for``; `rounded` makes its result.
+that the step adds. To cover another function, decorate a function here with ``@rule_for``, and return an
+`elementary_step`.
 The rules of sums, products of matrices and moved elements are in `fourfold.numerics.steps.along_axes`.
 
 Sources: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, sections 2.2 (the standard model)
