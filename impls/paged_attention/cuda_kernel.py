@@ -13,8 +13,8 @@ SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 WARPS, STAGES = {2: 4, 4: 2, 8: 1}, {2: 3, 4: 3, 8: 2}
 KEYS = HEADS = 16
 COLUMNS = {128: "128", 256: "256"}  # of a head, at most
-SPLIT = CudaKernel.for_each_dtype(SOURCE, "paged_attention_split_kernel<{T}, {}>", COLUMNS)
-MERGE = CudaKernel.for_each_dtype(SOURCE, "paged_attention_merge_kernel<{T}{}>", {"": ""})
+SPLIT = CudaKernel.instances(SOURCE, "paged_attention_split_kernel<{T}, {}>", COLUMNS)
+MERGE = CudaKernel.instances(SOURCE, "paged_attention_merge_kernel<{T}{}>", {"": ""})
 KERNELS = (*SPLIT.values(), *MERGE.values())
 
 

@@ -142,7 +142,7 @@ def test_sizes_are_those_around_a_constant_and_at_its_multiples(name: str) -> No
 def test_other_axes_are_short_past_a_constant_above_two_bytes(tmp_path: Path) -> None:
     source = tmp_path / "kernel.py"
     source.write_text("def kernel(x):\n    return 2 * x if x.shape[-1] <= 100_000 else x\n")
-    constants = constants_in(source, "kernel")
+    constants = file_constants(source, "kernel")
     assert {constant.value for constant in constants.sizes} >= {100_000}
     large = LargeCases(operations()["softmax"], NO_CLAIMS, FLOAT32, constants)
     assert 100_001 in {chosen.sizes["cols"] for chosen in large.chosen(25, False)}
