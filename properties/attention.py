@@ -610,6 +610,14 @@ def of_sizes(given: Mapping[str, int]) -> Callable[[DType], Case]:
     return tokens(given["total_q"], given["total_k"], heads=(2, 1), columns=columns, causal=columns % 2 == 1, size=1.0)
 
 
+sized = Sized(
+    {"total_q": 2, "total_k": 3, "head_size": 4},
+    of_sizes,
+    allows=lambda given: min(given.values()) > 0 and given["head_size"] <= MOST_COLUMNS,
+    # Kernels compute the scores of whole tiles.
+    largest=lambda given: float(max(given["total_q"], 64)) * max(given["total_k"], 64),
+)
+
 operation = Operation(
     name="attention",
     forward=forward,
@@ -635,12 +643,6 @@ operation = Operation(
     axes=ARGUMENTS.axes,
     ranges=ARGUMENTS.ranges,
     other_integers=other_offsets,
-    sized=Sized(
-        {"total_q": 2, "total_k": 3, "head_size": 4},
-        of_sizes,
-        allows=lambda given: min(given.values()) > 0 and given["head_size"] <= MOST_COLUMNS,
-        # Kernels compute the scores of whole tiles.
-        largest=lambda given: float(max(given["total_q"], 64)) * max(given["total_k"], 64),
-    ),
+    sized=sized,
     source="Vaswani et al., Attention Is All You Need, 2017; Dao, FlashAttention-2, 2023: causal at the bottom right",
 )

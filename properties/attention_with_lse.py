@@ -128,6 +128,9 @@ def logarithms_of_parts_add_up(evaluate: Evaluate, case: Case, dtype: DType) -> 
     yield Relation(evaluate(case).output, largest + np.log(sum(np.exp(part - largest) for part in parts)))
 
 
+SIZED = attention.sized
+
+
 def _with(change: Callable[[Case, DType], Case], makes: dict[str, Make]) -> dict[str, Make]:
     return {name: lambda dtype, make=make: change(make(dtype), dtype) for name, make in makes.items()}  # type: ignore[misc]
 
@@ -142,7 +145,7 @@ def _record(change: Callable[[Case, DType], Case], makes: dict[str, Make], **fie
         smooth=lambda dtype: smooth(dtype).map(lambda case: change(case, dtype)),
         examples=_with(change, makes),
         workloads={"cpu": {"small": whole(made["small"])}, "cuda": {"causal": whole(on_gpu["causal"])}},
-        sized=None,
+        sized=replace(SIZED, make=lambda sizes: _with(change, {"": SIZED.make(sizes)})[""]),
         **fields,
     )
 

@@ -369,8 +369,8 @@ operation = Operation(
         {"sequences": 2, "pages": 3, "page_size": 4, "head_size": 4},
         of_sizes,
         allows=lambda given: min(given.values()) > 0 and given["head_size"] <= attention.MOST_COLUMNS,
-        # Kernels compute the scores of tiles of 16 heads and 64 tokens.
-        largest=lambda given: 16.0 * given["sequences"] * max(2 * given["page_size"], 64) * max(given["head_size"], 16),
+        # Kernels compute the scores of two heads and of tiles of 64 tokens.
+        largest=lambda given: 2.0 * given["sequences"] * max(2 * given["page_size"], 64),
     ),
     source="Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention, 2023",
 )
