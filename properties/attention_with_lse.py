@@ -129,6 +129,15 @@ def logarithms_of_parts_add_up(evaluate: Evaluate, case: Case, dtype: DType) -> 
 
 
 SIZED = attention.sized
+RAGGED = tokens([5, 0, 40, 19], heads=(4, 2), columns=32, causal=True)
+TIMED = {
+    "cpu": {"small": tokens(32, heads=(2, 1), columns=32, causal=True), "ragged": RAGGED},
+    "cuda": {
+        "small": tokens(128, heads=(4, 2), columns=64, causal=True),
+        "causal": tokens(512, heads=(8, 2), columns=128, causal=True, size=1.0),
+        "ragged": tokens(attention.uneven(8, 384), heads=(8, 2), columns=128, causal=True, size=1.0),
+    },
+}
 
 
 def _with(change: Callable[[Case, DType], Case], makes: dict[str, Make]) -> dict[str, Make]:
@@ -137,14 +146,15 @@ def _with(change: Callable[[Case, DType], Case], makes: dict[str, Make]) -> dict
 
 def _record(change: Callable[[Case, DType], Case], makes: dict[str, Make], **fields: Any) -> Operation:
     """The record with cotangents that `change` makes of those of attention's output."""
-    made = _with(change, {"small": tokens(32, heads=(2, 1), columns=32, causal=True)})
-    on_gpu = _with(change, {"causal": tokens(512, heads=(8, 2), columns=128, causal=True, size=1.0)})
+    timed = {
+        device: {name: whole(make) for name, make in _with(change, made).items()} for device, made in TIMED.items()
+    }
     return replace(
         attention.operation,
         cases=lambda dtype, *sizes: attention.cases(dtype, *sizes).map(lambda case: change(case, dtype)),
         smooth=lambda dtype: smooth(dtype).map(lambda case: change(case, dtype)),
         examples=_with(change, makes),
-        workloads={"cpu": {"small": whole(made["small"])}, "cuda": {"causal": whole(on_gpu["causal"])}},
+        workloads=timed,
         sized=replace(SIZED, make=lambda sizes: _with(change, {"": SIZED.make(sizes)})[""]),
         **fields,
     )

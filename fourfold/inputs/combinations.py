@@ -82,7 +82,7 @@ def combined_cases(large: LargeCases) -> Iterator[Combined]:
     ]
     dear = [size for size in sizes if DEAR < size.price <= DEAREST]
     rows += [(size, ({},), precise, first.parameters, 0) for size in dear[::2]]
-    budget, uses = float(BUDGET), Counter[str]()
+    budget, uses, turns = float(BUDGET), Counter[str](), Counter[str]()
     for place, (size, layout, change, given, mode) in enumerate(rows):
         if not _is_taken(large, place) or size.price > budget:
             continue
@@ -91,7 +91,8 @@ def combined_cases(large: LargeCases) -> Iterator[Combined]:
             continue
         kind = f"{size.name}_{change.__name__}"
         changed = _change_numbers(operation, dtype, plain, change, place, uses[kind])
-        case = _set_layouts(operation, changed, layout[place % len(layout)])
+        case = _set_layouts(operation, changed, layout[turns[str(layout)] % len(layout)])
+        turns[str(layout)] += 1
         if large.claims.outside(operation, case, dtype) is None:
             budget -= size.price
             uses[kind] += 1

@@ -71,7 +71,8 @@ def test_every_tensor_is_alone_misaligned_and_has_composed_layouts(name: str) ->
     composed = {each: {layouts.get(each) for layouts in found} & {*COMPOSED} for each in tensors}
     assert tensors >= {"grad_output"}
     assert all({each: "misaligned"} in found for each in tensors)
-    assert all(len(of) >= 8 for of in composed.values()), composed
+    # What is changed in place is not expanded.
+    assert all(len(of) >= (7 if each in OWN[name].mutates else 8) for each, of in composed.items()), composed
     assert len(set().union(*composed.values())) >= len(COMPOSED) - 1
 
 

@@ -769,7 +769,7 @@ from fourfold.compat import pytest_benchmark_internals
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_benchmark_compare_machine_info(config, benchmarksession, machine_info, compared_benchmark):
-    runs = pytest_benchmark_internals.recorded_runs(benchmarksession)
+    runs = pytest_benchmark_internals.saved_runs(benchmarksession)
     say(recorded=[[one["fullname"] for one in run["benchmarks"]] for run in runs])
     loads.append(compared_benchmark)
 
@@ -792,7 +792,7 @@ def pytest_sessionfinish(session):
     say(
         json=str(pytest_benchmark_internals.json_file(session.config)),
         folder=str(folder),
-        files=[file.name[:5] for file in pytest_benchmark_internals.recorded_files(folder)],
+        files=[file.name[:5] for file in pytest_benchmark_internals.saved_files(folder)],
         processor="arch" in pytest_benchmark_internals.processor(session.config),
     )
 """

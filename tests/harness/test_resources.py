@@ -108,7 +108,13 @@ def test_an_operation_is_concerned_by_its_files_and_by_those_that_it_uses(reposi
     assert changed(repository, base / "impls", known) == []
     (repository / "softmax" / "triton_kernel.py").write_text("")
     # What another only mentions in a comment counts as used.
-    assert changed(repository, base / "impls", known) == ["attention", "cross_entropy", "softmax"]
+    assert changed(repository, base / "impls", known) == [
+        "attention",
+        "attention_with_lse",
+        "cross_entropy",
+        "paged_attention",
+        "softmax",
+    ]
     (repository / "giou_loss" / "cuda_kernel.cu").write_text("")
     concerned = changed(repository, base / "impls", known)
     assert {"softmax", "giou_loss", "diou_loss", "ciou_loss"} <= set(concerned)

@@ -436,6 +436,7 @@ OPERATORS: dict[str, Definition] = {
         for name in words("sum mean prod amax amin var std logsumexp cumsum cumprod norm softmax log_softmax")
     },
     "var_mean": lambda x: torch.stack(torch.var_mean(x, 1)),
+    "var_mean with n": lambda x: torch.stack(torch.ops.aten.var_mean.dim(x, [1], False)),
     "p norm": lambda x: x.norm(3, dim=0),
     "max.dim": lambda x: x.max(1).values,
     "min.dim": lambda x: x.min(0, keepdim=True).values,

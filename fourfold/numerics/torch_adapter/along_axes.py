@@ -99,6 +99,14 @@ def variance_and_mean(a: Any, dim: Any = None, *, correction: Any = None, keepdi
     return variance(a, dim, correction=correction, keepdim=keepdim), mean_along(a, dim, keepdim)
 
 
+@aten("var_mean.default", "var_mean.dim")
+def unbiased_variance_and_mean(a: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> tuple:
+    """Return the variance with n - 1, or n, and the mean."""
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    return variance_and_mean(a, dim, correction=int(unbiased), keepdim=keepdim)
+
+
 @aten("cumsum.default")
 def partial_sums(a: Any, dim: int) -> Bounded:
     """Return each partial sum in any order."""

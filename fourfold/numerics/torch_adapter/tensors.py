@@ -382,7 +382,7 @@ SELECTING = {
 }
 # Operators of several steps, which are decomposed if each step is rounded.
 FUSED = {
-    *("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "logsumexp", "var_mean"),
+    *("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "logsumexp"),
     *("native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward"),
     *("native_batch_norm", "native_batch_norm_backward"),
 }
