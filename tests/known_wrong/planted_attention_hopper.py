@@ -107,12 +107,12 @@ def attention(mistake: str = "") -> Implementation:
 
     def forward(
         q: Tensor, k: Tensor, v: Tensor, q_offsets: Any = None, k_offsets: Any = None, causal: bool = False,
-        scale: Any = None,
+        scale: Any = None, window: Any = (-1, -1),
     ) -> Tensor:  # fmt: skip
         own = q_offsets if k_offsets is None else k_offsets
-        call = Call(q, k, v, q_offsets, own, causal, scale_of(q, scale))
+        call = Call(q, k, v, q_offsets, own, causal, scale_of(q, scale), *window)
         if not q.numel() or not call.batch or not cuda_kernel.fits_hopper(_configuration(mistake), call):
-            return right(q, k, v, q_offsets, k_offsets, causal, scale)
+            return right(q, k, v, q_offsets, k_offsets, causal, scale, window)
         output = torch.empty(q.shape, dtype=q.dtype)
         lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32)
         cuda_kernel.launch_hopper(_configuration(mistake), call, output, lse)
