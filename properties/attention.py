@@ -185,11 +185,13 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
             inputs["k_offsets"] = offsets_of(counts[1], kind)
     layouts = draw(layouts_for(*inputs, "grad_output"))
     inputs |= {name: repeat_first(inputs[name]) for name in "qkv" if layouts[name] == "expanded"}
-    grad_output = cotangent(draw(GENERATORS), (total_q, heads, columns), dtype)
+    rng = draw(GENERATORS)
+    grad_output = cotangent(rng, (total_q, heads, columns), dtype)
     if layouts["grad_output"] == "expanded":
         grad_output = repeat_first(grad_output)
     parameters: dict[str, Any] = {"causal": draw(st.booleans()), "scale": draw(st.sampled_from(SCALES))}
-    parameters["window"] = draw(st.sampled_from(WINDOWS))
+    # A further choice of Hypothesis would leave fewer of the few cases with several tokens.
+    parameters["window"] = WINDOWS[rng.integers(len(WINDOWS))]
     return Case(inputs, grad_output, parameters, layouts)
 
 
