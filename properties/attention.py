@@ -80,7 +80,7 @@ def open_places(
 ) -> dict[str, np.ndarray]:
     """Where the results of a call, by name, may be anything: see the functions above.
 
-    `others` gives further rows of q, k and v of a sequence, ``[..., queries, 1]``, of which they may.
+    `others` returns further rows of a sequence, ``[..., queries, 1]``, that are open.
     """
     heads, kv_heads = q.shape[1], k.shape[1]
     arrays = {"output": q, "q": q, "k": k, "v": k}

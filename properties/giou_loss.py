@@ -115,7 +115,7 @@ def thousands_in_one_sample(dtype: DType) -> Case:
 
 
 def last_of(slots: int) -> Callable[[DType], Case]:
-    """Return a sample of `slots` rows of which only the last holds a box."""
+    """Return a sample of `slots` rows; only the last row holds a box."""
 
     def make(dtype: DType) -> Case:
         boxes = np.zeros((2, 1, slots, 4), dtype=dtype.numpy)
@@ -226,7 +226,7 @@ ARGUMENTS = Arguments(pred=tensor("batch max_boxes 4"), target=tensor("batch max
 
 
 def cost_of(flops: int, flops_of_backward: int) -> Callable[[Case], tuple[Cost, Cost]]:
-    """Return the cost of a call whose valid rows take so many operations each, forward and backward."""
+    """Return the cost of a call from the operations of a valid row, forward and backward."""
 
     def cost(case: Case) -> tuple[Cost, Cost]:
         """Forward reads target and pred's valid rows. Backward reads the valid rows, and writes both gradients."""

@@ -209,7 +209,7 @@ errors = (
 
 
 def cost_of(flops: int, flops_of_backward: int) -> Callable[[Case], tuple[Cost, Cost]]:
-    """Return the cost of a call whose target boxes take so many operations each, forward and backward."""
+    """Return the cost of a call from the operations of a target box, forward and backward."""
 
     def cost(case: Case) -> tuple[Cost, Cost]:
         """Forward reads the boxes that count and the offsets. Backward reads them again, and writes both gradients."""
@@ -233,7 +233,7 @@ def article_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
 
 
 def uneven_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
-    """Return a batch of which every second sample is full, and the others lack one box each."""
+    """Return a batch in which every second sample is full and the others lack one box each."""
     return example([max_boxes - place % 2 for place in range(batch)], max_boxes)
 
 

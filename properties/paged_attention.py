@@ -248,7 +248,7 @@ def _integers(*numbers: int) -> torch.Tensor:
 
 
 def _wrong_integers() -> Iterator[Any]:
-    """Lengths and pages out of their range, of which only the CPU can know without waiting."""
+    """Return calls with lengths and pages out of their range; only the CPU checks these without waiting."""
     sequences, entries = ARGUMENTS.good["page_table"].shape
     pages, page_size = ARGUMENTS.good["k_cache"].shape[:2]
     for what, length in {"below_0": -1, "past_the_table": entries * page_size + 1, "far_away": 2**31 - 1}.items():
@@ -291,7 +291,7 @@ def other_integers(case: Case) -> dict[str, np.ndarray]:
 
 
 def repeat_first_tokens(make: Callable[[DType], Case], times: int, sequences: int) -> Make:
-    """A workload with pages of its own for each repetition of a case, of which the oracle evaluates `sequences`."""
+    """Return a workload that repeats a case, with own pages each; the oracle evaluates `sequences` of them."""
 
     def made(dtype: DType) -> Workload:
         part = make(dtype)

@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS) matmul_kernel(
     for (int turn = 0; k > 0; k -= TILE_K, turn ^= 1) {
         rows.put(left[turn]);
         columns.put(right[turn]);
-        // Whoever is here has multiplied what the next turn overwrites.
+        // A thread that passes has multiplied the tile that the next turn overwrites.
         __syncthreads();
         if (k > TILE_K) {
             // These loads are in flight while the present tile is multiplied.

@@ -28,7 +28,7 @@ template <int PENDING> __device__ void wait_for_copies() {
 #endif
 }
 
-// The length of a sequence, of which an invalid one counts as 0, and the tokens of each split, in whole steps of a block.
+// The length of a sequence, 0 if it is invalid, and the tokens of each split, in whole steps of a block.
 template <class T> struct Share {
     long long length, tokens;
     bool fits;

@@ -64,7 +64,7 @@ class Call(NamedTuple):
         )
 
     def blocks(self, heads: int) -> int:
-        """How many blocks there are, of up to so many heads of a group each."""
+        """Return the number of blocks, each with up to `heads` heads of a group."""
         kv_heads = self.k_cache.shape[2]
         return len(self.q) * kv_heads * cdiv(self.q.shape[1] // kv_heads, heads) * self.splits
 
