@@ -1,5 +1,6 @@
 """CUDA C++ on the CPU: correct kernels give right numbers, and each planted fault is reported with its line."""
 
+import ctypes
 import json
 import math
 import os
@@ -150,6 +151,25 @@ def test_a_write_beyond_two_outputs_names_both(tmp_path):
             f"write of 4 bytes, {past_c} the end of argument 2 (c), a float32 tensor of shape (100,), "
             f"or {800 + 4 * gap} bytes past the end of argument 1 (a)" in str(caught.value)
         )
+
+
+def test_a_write_beyond_a_tensor_names_no_shared_array(tmp_path):
+    source = tmp_path / "k.cu"
+    source.write_text(
+        "__global__ void k(long long* address, float* c, int n) {\n"
+        "    __shared__ float tile[64];\n"
+        "    tile[0] = 0;\n"
+        "    address[0] = (long long)tile;\n"
+        "    c[n] = 0;\n"
+        "}"
+    )
+    kernel, address = CudaKernel(source, "k"), torch.zeros(1, dtype=torch.int64)
+    kernel.launch(1, 1, address, torch.zeros(1), 0)
+    # Nothing reads or writes this tensor: its memory belongs to others.
+    c = torch.frombuffer((ctypes.c_float * 100).from_address(address.item() + 1024), dtype=torch.float32)
+    with pytest.raises(cuda_on_cpu.OutOfBounds) as caught:
+        kernel.launch(1, 1, address, c, 100)
+    assert str(caught.value).endswith("just past the end of argument 1 (c), a float32 tensor of shape (100,)")
 
 
 def test_a_race_names_both_lines():

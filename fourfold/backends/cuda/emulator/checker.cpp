@@ -327,25 +327,31 @@ constexpr size_t NEARBY = 1 << 16;  // bytes between an access and a second tens
 [[noreturn]] void fail_outside(const char* address, unsigned bytes, bool write, const void* pc) {
     const char* verb = write ? "write" : "read";
     if (size_t(address) < 4096) fail(OUT_OF_BOUNDS, {}, pc, "%s of %u bytes through a null pointer", verb, bytes);
-    // The kernel's pointer is unknown here, so the next nearest tensor may be the one that it meant.
-    std::vector<std::pair<size_t, std::string>> places;
-    auto consider = [&](const char* begin, size_t size, const std::string& what) {
+    // The kernel's pointer is unknown here, so the next nearest tensor may be the one that it meant. Where the host has
+    // placed a shared array beside a tensor says nothing: on a GPU, they are in different memories.
+    struct Place {
+        size_t distance;
+        bool shared;
+        std::string description;
+    };
+    std::vector<Place> places;
+    auto consider = [&](const char* begin, size_t size, bool shared, const std::string& what) {
         const bool past = address >= begin + size;
         const size_t distance = past ? size_t(address - begin - size) : size_t(begin - address);
         if (distance >= size_t(1) << 30) return;
         const std::string offset = distance || !past ? std::to_string(distance) + " bytes " : "just ";
-        places.emplace_back(distance, offset + (past ? "past the end of " : "before ") + what);
+        places.push_back({distance, shared, offset + (past ? "past the end of " : "before ") + what});
     };
     // A kernel rarely writes through a pointer to const.
     const bool to_writable = write && std::any_of(views.begin(), views.end(), [](const View& v) { return v.writable; });
     for (const View& v : views)
-        if (v.writable || !to_writable) consider(v.begin, v.bytes, tensor_name(v));
+        if (v.writable || !to_writable) consider(v.begin, v.bytes, false, tensor_name(v));
     for (const SharedArray& s : shared_arrays)
-        if (!s.name.empty()) consider(s.region.begin, s.region.bytes, "shared array " + s.name);
+        if (!s.name.empty()) consider(s.region.begin, s.region.bytes, true, "shared array " + s.name);
     if (places.empty()) fail(OUT_OF_BOUNDS, {}, pc, "%s of %u bytes at %p, far from every tensor of this launch", verb, bytes, static_cast<const void*>(address));
-    std::stable_sort(places.begin(), places.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-    std::string where = places[0].second;
-    if (places.size() > 1 && places[1].first < NEARBY) where += ", or " + places[1].second;
+    std::stable_sort(places.begin(), places.end(), [](const Place& a, const Place& b) { return a.distance < b.distance; });
+    std::string where = places[0].description;
+    if (places.size() > 1 && places[1].distance < NEARBY && places[1].shared == places[0].shared) where += ", or " + places[1].description;
     fail(OUT_OF_BOUNDS, {}, pc, "%s of %u bytes, %s", verb, bytes, where.c_str());
 }
 
