@@ -88,7 +88,9 @@ def defaults_are_the_definitions(subject: Subject, search: Search) -> None:
     own = _own_defaults(subject.implementation, subject.operation)
     taken = _taken(subject, declared)
     for left_out in [[name] for name in taken] + [taken][: len(taken) > 1]:
-        differing = {name: own[name] for name in left_out if name in own and not _same(own[name], declared[name])}
+        differing = {
+            name: own[name] for name in left_out if name in own and not equal_defaults(own[name], declared[name])
+        }
         _leave_out(subject, search, left_out, declared, differing)
 
 
@@ -100,7 +102,10 @@ def _taken(subject: Subject, declared: Mapping[str, Any]) -> list[str]:
     return list(declared)
 
 
-def _same(one: Any, other: Any) -> bool:
+def equal_defaults(one: Any, other: Any) -> bool:
+    """Return whether two defaults are the same plain value, or tuples of such; other objects are never equal."""
+    if type(one) is type(other) is tuple:
+        return len(one) == len(other) and all(map(equal_defaults, one, other))
     try:
         return type(one) in (int, float, bool, str, type(None)) and bool(one == other)
     except (TypeError, ValueError):

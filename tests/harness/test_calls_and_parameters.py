@@ -20,6 +20,7 @@ from fourfold import Claims, Verdict, lengths, offsets, tensor, values
 from fourfold.checks import threads
 from fourfold.checks.history import changed
 from fourfold.checks.many_calls import CONFIDENCE, excluded_rate
+from fourfold.checks.parameters import equal_defaults
 from fourfold.checks.search import Search
 from fourfold.instruments import concurrent_calls, costs
 from fourfold.operations.case import Case
@@ -486,6 +487,11 @@ class AsAnotherModule(torch.nn.Module):
 def test_default_that_gives_another_result_is_named_with_both_values(wrong: Callable[..., Tensor], own: str) -> None:
     verdict = judged(wrong, "defaults")
     assert f"with eps left out: its default is {own}, the definition's is 1e-06: output" in str(verdict)
+
+
+@pytest.mark.parametrize(("default", "equal"), [((1, None), True), ((1, 2), False), ((1,), False), (1, False)])
+def test_tuples_are_compared_by_their_elements(default: Any, equal: bool) -> None:
+    assert equal_defaults(default, (1, None)) == equal
 
 
 @pytest.mark.full
