@@ -1,7 +1,7 @@
 """attention's kernel for Hopper: in both half types, with heads in groups, and as the compiler makes it.
 
 The checks of operations run it in float16. What wrong kernels are told is in
-tests/known_wrong/planted_attention_hopper.py.
+tests/known_wrong/planted_hopper.py.
 """
 
 from collections.abc import Callable

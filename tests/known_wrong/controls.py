@@ -11,12 +11,7 @@ from fourfold.impls.giou.arguments import check_giou_loss_ragged
 from fourfold.impls.giou.torch_eager import in_compute_dtype, pairwise_giou
 from fourfold.impls.giou_loss.torch_eager import concatenated_loss, looped_loss
 
-from . import (
-    planted_attention_hopper,
-    planted_diou_losses,
-    planted_hopper,
-    planted_scaled_matmul,
-)
+from . import planted_diou_losses, planted_scaled_matmul
 from .generic import with_torchs_gradient
 from .planted import Implementation
 
@@ -190,8 +185,6 @@ CONTROLS = (
     Control("of_sums", "rms_norm", lambda: rms_norm_of_sums, dtypes=("float32", "float64")),
     Control("not_of_infinities", "rms_norm", lambda: rms_norm_without_infinities),
     Control("torchs_own", "cross_entropy", lambda: torchs_cross_entropy, dtypes=("float32", "float64")),
-    Control("hopper", "matmul", planted_hopper.matmul, dtypes=("float16",), examples=10),
-    Control("hopper", "attention", planted_attention_hopper.attention, dtypes=("float16",), examples=10),
     *(
         Control("as_torchvision", name, functools.partial(planted_diou_losses.as_torchvision, name))
         for name in planted_diou_losses.RECORDS

@@ -1,103 +1,45 @@
-"""Planted faults in a matmul by wgmma and the copy engine (TMA), which the emulation on the CPU runs.
+"""Planted faults in the kernels for Hopper, of matmul and of attention: edits of their sources, which are emulated.
 
-All of them are about what runs beside the threads: waits for a phase of an mbarrier, fences, groups, swizzles.
+Most are about what runs beside the threads: waits for a phase of an mbarrier, fences, groups of wgmma, swizzles.
 """
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from fourfold.impls.matmul.operators import ACTIVATION_NUMBERS
-from fourfold.impls.matmul.torch_eager import matmul as right
+from fourfold.properties import attention as attention_properties
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
-from fourfold.backends.cuda.launch import CudaKernel
-from fourfold.backends.cuda.tensor_map import swizzled_map
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 
-from .generic import with_torchs_gradient
-from .planted import OUTPUT, CaseOf, Fault, Implementation
+from .edits import Edits
+from .planted import OUTPUT, Fault, named
 
-Tensor = torch.Tensor
-SOURCE = Path(__file__).parent / "planted_hopper.cu"
-TILE, THREADS = 64, 128
-# Two stages of two tiles, a tile of the result, two mbarriers, and room to align all of it.
-SHARED_BYTES = 5 * TILE * TILE * 2 + 16 + 1024
-BLOCKS = 3
-RACE, DEADLOCK, MISALIGNED = cuda_on_cpu.Race, cuda_on_cpu.Deadlock, cuda_on_cpu.Misaligned
-UNWRITTEN = cuda_on_cpu.UninitialisedShared
+RACE, DEADLOCK, UNWRITTEN = cuda_on_cpu.Race, cuda_on_cpu.Deadlock, cuda_on_cpu.UninitialisedShared
 NOT_LANDED = r"wgmma reads shared address \d+ before the copy to it has landed in line \d+: no wait on its mbarrier"
-# What is said of each mistake, and by which exception; None for a wrong result.
-MISTAKES: dict[str, tuple[type[Exception] | None, str]] = {
-    "NO_WAIT": (RACE, NOT_LANDED),
-    "ONE_WARP_WAITS": (
-        RACE,
-        r"wgmma reads shared address \d+, to which a copy was made in line \d+, without a wait on its mbarrier's phase",
+NO_WAIT = (
+    r"wgmma reads shared address \d+, to which a copy was made in line \d+, without a wait on its mbarrier's phase"
+)
+STILL_READ = r"copies to shared address \d+, which wgmma still reads in line \d+: no wait for its group"
+NO_BARRIER = r"wgmma reads shared address \d+, which thread \d+ wrote in line \d+, with no {} between"
+# A tuner leaves these kernels to a GPU. Tiles are small and stages few, so that small cases take several steps.
+CHOSEN = {
+    "matmul": (
+        "    _hopper(64, 8, 64, 8), =>     _hopper(64, 2, 64, 8, on_cpu=True),",
+        "run(TUNER.choose(a.device, kind, fits, default, run, worthwhile=m * n * k >= LITTLE_WORK)) =>"
+        " run(NARROW if fits(NARROW) else SMALL)",
     ),
-    "WRONG_PARITY": (RACE, NOT_LANDED),
-    "PARITY_NEVER_TURNS": (RACE, NOT_LANDED),
-    "STAGE_REUSED": (RACE, r"copies to shared address \d+, which wgmma still reads in line \d+: no wait for its group"),
-    "NO_BARRIER_BEFORE_REUSE": (RACE, r"copies to shared address \d+, which thread \d+ has read, with no barrier"),
-    "NO_WGMMA_FENCE": (RACE, "wgmma takes registers that the threads have used, with no wgmma.fence between"),
-    "REGISTERS_READ_EARLY": (None, r"output\[.* is nan, expected"),
-    "NO_PROXY_FENCE": (
-        RACE,
-        r"a bulk copy reads shared address \d+, which thread \d+ wrote in line \d+, with no fence",
-    ),
-    "NO_MBARRIER_FENCE": (RACE, r"a bulk copy with the mbarrier at .*, with no fence after its initialisation"),
-    "NO_BARRIER_AFTER_INIT": (RACE, r"the mbarrier at .* was initialised by thread \d+, with no barrier between"),
-    "TOO_FEW_BYTES": (RACE, NOT_LANDED),
-    "TOO_MANY_BYTES": (
-        DEADLOCK,
-        r"waits for ever for the mbarrier at .*, whose phase 0 lacks 0 arrivals and 16384 bytes",
-    ),
-    "RESULT_OVERWRITTEN": (RACE, r"writes shared address \d+, which a bulk copy still reads in line \d+: no wait for"),
-    "LEAVES_EARLY": (RACE, r"leaves the kernel while a bulk copy still reads shared memory"),
-    "NOT_SWIZZLED": (None, OUTPUT),
-    "WRONG_STRIDE": (None, OUTPUT),
-    "NOT_ALIGNED": (MISALIGNED, r"a bulk copy to shared address \d+, which is not a multiple of 128"),
-    "NO_SYNC_BEFORE_STORE": (
-        UNWRITTEN,
-        r"a bulk copy reads shared address \d+, which nothing in this block has wri",
+    "attention": (
+        "hopper_configuration(256, 64, 2)) => hopper_configuration(64, 64, 2))",
+        "run(TUNER.choose(output.device, None, fits, lambda: PORTABLE, run, worthwhile=False)) =>"
+        " run(HOPPER[2] if fits(HOPPER[2]) else PORTABLE)",
     ),
 }
-KERNELS = {name: CudaKernel(SOURCE, f"tiles_kernel<{name}>") for name in ("NONE", *MISTAKES)}
-
-
-def aligned(matrix: Tensor) -> Tensor:
-    """The matrix as the copy engine takes it: contiguous, from a multiple of 16 bytes on."""
-    return matrix.clone(memory_format=torch.contiguous_format) if matrix.data_ptr() % 16 else matrix.contiguous()
-
-
-def runs_on(device: torch.device) -> bool:
-    """Whether the kernel runs there: on a GPU of compute capability 9.0, or on a CPU, which emulates it."""
-    return device.type == "cpu" or torch.cuda.get_device_capability(device) == (9, 0)
-
-
-def matmul(mistake: str = "NONE") -> Implementation:
-    """matmul of float16 by the kernel with a mistake; where the copy engine cannot take the terms, torch's."""
-
-    def fused(a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = 0.01) -> Tensor:
-        (m, k), n = a.shape, b.shape[1]
-        if not m * n * k or k % 8 or a.dtype != torch.float16 or not runs_on(a.device):
-            return right(a, b, activation, negative_slope)
-        # The copy engine writes rows of a multiple of 16 bytes.
-        c = torch.empty((m, -(-n // 8) * 8), dtype=a.dtype, device=a.device)
-        matrices = aligned(a), aligned(b.t()), c  # a map does not keep its matrix alive
-        maps = [swizzled_map(matrix, (TILE, TILE)) for matrix in matrices]
-        blocks = min(-(-m // TILE) * -(-n // TILE), BLOCKS)
-        number = ACTIVATION_NUMBERS[activation]
-        KERNELS[mistake].launch(blocks, THREADS, *maps, c, m, n, k, number, negative_slope, shared_bytes=SHARED_BYTES)
-        return c[:, :n].contiguous()
-
-    return with_torchs_gradient("matmul", fused)
 
 
 def of_shape(m: int, k: int, n: int, dtype: DType) -> Case:
-    """A case."""
+    """A case of matmul."""
 
     def waves(rows: int, cols: int) -> np.ndarray:
         return np.cos(np.arange(rows * cols, dtype=np.float64) ** 1.1).reshape(rows, cols).astype(dtype.numpy)
@@ -106,19 +48,101 @@ def of_shape(m: int, k: int, n: int, dtype: DType) -> Case:
     return Case({"a": waves(m, k), "b": waves(k, n)}, np.ones((m, n), dtype=dtype.numpy), parameters)
 
 
-# Of three steps, and not whole.
-EXAMPLES: dict[str, CaseOf] = {
-    "one_tile": functools.partial(of_shape, 60, 136, 56),
-    "four_tiles": functools.partial(of_shape, 100, 136, 72),
+EXAMPLES: dict[str, dict[str, Any]] = {
+    # Of one step and of three, not whole; at last blocks have more than one tile.
+    "matmul": {
+        "one_step": functools.partial(of_shape, 60, 56, 56),
+        "one_tile": functools.partial(of_shape, 60, 136, 56),
+        "several_tiles": functools.partial(of_shape, 200, 136, 136),
+    },
+    # Several steps of keys, the last one not whole, for two warpgroups; and a sequence after it.
+    "attention": {
+        "many_keys": attention_properties.tokens([70, 3], [330, 5], heads=(2, 1), columns=16, causal=True),
+        **named(attention_properties, "nothing_finite_in_another_sequence"),
+    },
 }
 
 
-def _fault(name: str, raises: type[Exception] | None, says: str) -> Fault:
-    more: dict[str, Any] = {"says": says}
-    if raises is not None:
-        more = {"raises": raises, "says": rf"\(planted_hopper\.cu:\d+\), block .*: {says}"}
-    about: dict[str, Any] = {"language": "cuda", "dtype": "float16", "only_on": "cpu", "examples": EXAMPLES}
-    return Fault(name.lower(), "matmul", lambda: matmul(name), **about, **more)
+def _faults(operation: str, *faults: tuple[Any, ...]) -> tuple[Fault, ...]:
+    """Return faults of a name, edits, the exception, None for a wrong result, and what it says."""
+    of, about = Edits(operation, "cuda"), {"dtype": "float16", "only_on": "cpu", "examples": EXAMPLES[operation]}
+    return tuple(
+        of.stopped(name, error, *CHOSEN[operation], *edits, says=rf"\(cuda_kernel_hopper\.cu:\d+\).*{says}", **about)
+        if error
+        else of(name, *CHOSEN[operation], *edits, says=says, **about)
+        for name, *edits, error, says in faults
+    )
 
 
-FAULTS = tuple(_fault(name, *expected) for name, expected in MISTAKES.items())
+# fmt: off
+TURN = "if (++stage == STAGES) stage = 0, parity ^= 1;"
+READ = 'asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");'
+FENCE = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
+HANDED_OVER = "                    sync_warpgroup(warpgroup);\n                    if (thread == 0) {"
+OF_MATMUL = _faults(
+    "matmul",
+    ("no_wait", "barrier_wait(full + stage * 8, parity); =>", RACE, NOT_LANDED),
+    ("one_warp_waits", "barrier_wait(full + stage * 8, parity); =>"
+     " if (thread < 32) barrier_wait(full + stage * 8, parity);", RACE, NO_WAIT),
+    ("wrong_parity", "barrier_wait(full + stage * 8, parity); => barrier_wait(full + stage * 8, parity ^ 1);", RACE,
+     NOT_LANDED),
+    ("parity_never_turns", f"before = stage;\n                {TURN} => before = stage;\n"
+     "                if (++stage == STAGES) stage = 0;", RACE, STILL_READ),
+    ("stage_reused", "            if (lane == 0) barrier_arrive(empty + before * 8);\n =>",
+     "if (step > part.first && lane == 0) barrier_arrive(empty + before * 8); =>", "                wgmma_wait<1>(); =>"
+     " if (lane == 0) barrier_arrive(empty + stage * 8);\n                wgmma_wait<1>();", RACE, STILL_READ),
+    ("no_barrier_before_reuse", "MULTIPLYING * WARPGROUP / 32); => 1);", "            if (lane == 0) barrier =>"
+     "             if (thread + share == 0) barrier", "&& lane == 0) => && thread + share == 0)", RACE,
+     r"copies to shared address \d+, which thread \d+ has read, with no barrier"),
+    ("no_wgmma_fence", "                wgmma_fence();\n =>", RACE,
+     "wgmma takes registers that the threads have used, with no wgmma.fence between"),
+    ("registers_read_early", "            wgmma_wait<0>();\n            wgmma_written(sums); =>", None,
+     r"output\[.* is nan, expected"),
+    ("no_proxy_fence", f"{FENCE} =>", RACE,
+     r"a bulk copy reads shared address \d+, which thread \d+ wrote in line \d+, with no fence"),
+    ("no_mbarrier_fence", 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");\n        prefetch(a_map);'
+     " => prefetch(a_map);", RACE, r"a bulk copy with the mbarrier at .*, with no fence after its initialisation"),
+    ("no_barrier_after_init", "    __syncthreads();\n\n    const int tiles_m =>     const int tiles_m", RACE,
+     r"the mbarrier at .* was initialised by thread \d+, with no barrier between"),
+    ("too_few_bytes", "(barrier, Memory::STAGE_BYTES); => (barrier, A::BYTES);", RACE, NOT_LANDED),
+    ("too_many_bytes", "(barrier, Memory::STAGE_BYTES); => (barrier, 2 * Memory::STAGE_BYTES);", DEADLOCK,
+     r"waits for ever for the mbarrier at .*, whose phase 0 lacks 0 arrivals and 24576 bytes"),
+    ("result_overwritten", f"if (thread == 0) {READ} =>", RACE,
+     r"writes shared address \d+, which a bulk copy still reads in line \d+: no wait for"),
+    ("leaves_early", 'if (thread == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); =>', RACE,
+     r"leaves the kernel while a bulk copy still reads shared memory"),
+    ("not_swizzled", "((j % 8) ^ (row_here % 8)) * 16 => (j % 8) * 16", None, OUTPUT),
+    ("wrong_stride", "TILE_K * LINE_BYTES : 16, SWIZZLED); => TILE_K * LINE_BYTES : 16, SWIZZLED / 2);", None, OUTPUT),
+    ("not_aligned", "(shared_address(raw) + SWIZZLED - 1) / SWIZZLED * SWIZZLED =>"
+     " (shared_address(raw) + 15) / 16 * 16", cuda_on_cpu.Misaligned,
+     r"a bulk copy to shared address \d+, which is not a multiple of 128"),
+    ("no_sync_before_store", f"{FENCE}\n{HANDED_OVER} => {FENCE}\n                    if (thread == 0) {{", UNWRITTEN,
+     r"a bulk copy reads shared address \d+, which nothing in this block has wri"),
+)
+RELEASES_KEYS = "if (lane == 0) barrier_arrive(k_empty + k_turn.stage * 8);"
+RELEASES_VALUES = "if (lane == 0) barrier_arrive(v_empty + v_turn.stage * 8);"
+OF_ATTENTION = _faults(
+    "attention",
+    ("none_hidden", "if ((block + 1) * KEYS > seen_by_all) hide => if (false) hide", None, OUTPUT),
+    ("limits_of_the_first_warpgroup", "own_limit = limit + share * 64 + row_here => own_limit = limit + row_here", None,
+     OUTPUT),
+    ("values_of_the_next_sequence", "if (length < blocks * KEYS) { => if (false) {", None, OUTPUT),
+    ("zeros_without_a_fence", "fence_proxy_async(); =>", RACE, NO_BARRIER.format(r"fence\.proxy\.async")),
+    ("zeros_without_a_barrier", "sync_threads<MULTIPLYING * WARPGROUP>(CLEANED); =>", RACE,
+     NO_BARRIER.format("barrier")),
+    ("output_not_rescaled", "sums[i] *= shrunk[i / 2 % 2]; => ;", None, OUTPUT),
+    ("no_wait_for_the_queries", "barrier_wait(q_full, 0); =>", RACE, NO_WAIT),
+    ("phase_never_turns", "stage = 0, parity ^= 1; => stage = 0;", cuda_on_cpu.UndefinedArithmetic,
+     r"1 more arrivals at the mbarrier"),
+    ("keys_released_early", f"wgmma_wait<1>();\n            wgmma_written(scores);\n            {RELEASES_KEYS} =>"
+     f" {RELEASES_KEYS}\n            wgmma_wait<1>();\n            wgmma_written(scores);", RACE, STILL_READ),
+    ("values_released_early", f"wgmma_wait<0>();\n            wgmma_written(sums);\n            {RELEASES_VALUES} =>"
+     f" {RELEASES_VALUES}\n            wgmma_wait<0>();\n            wgmma_written(sums);", RACE, STILL_READ),
+    ("turn_not_given", "arrive_threads<2 * WARPGROUP>(TURN + (share + 1) % MULTIPLYING); =>", DEADLOCK,
+     "waits for ever for the mbarrier"),
+    ("queries_overwritten", "sync_threads<WARPGROUP>(OWN + share); =>", RACE,
+     r"writes shared address \d+, which thread \d+ has read, with no barrier between"),
+    ("rows_of_the_next_tile_written", "if (row >= own_rows ||  => if (", cuda_on_cpu.OutOfBounds, "output"),
+)
+# fmt: on
+FAULTS = (*OF_MATMUL, *OF_ATTENTION)
