@@ -1,6 +1,6 @@
 """Planted faults in the wrapper around a right kernel: defaults, ranges of parameters, autocast, kept integers."""
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -9,52 +9,10 @@ from fourfold.checks.history import history_does_not_matter
 from fourfold.checks.modes import autocast_changes_precision_alone
 from fourfold.checks.parameters import defaults_are_the_definitions, parameters_may_be_far_from_the_usual
 
-from .edits import edited
-from .planted import Check, Fault, Implementation
+from .edits import Edits, edited
+from .planted import Fault, Implementation
 
 Tensor = torch.Tensor
-
-# ---- defaults and ranges
-
-
-def layer_norm_of_eps(default: float = 1e-5, most: float = torch.inf) -> Implementation:
-    """Return layer_norm with another default of eps, or with an eps that it limits."""
-    right = backends.load("layer_norm", "torch")
-
-    def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = default) -> Tensor:
-        return right(x, weight, bias, min(eps, most))
-
-    return layer_norm
-
-
-def matmul_of_slope(default: float = 0.01, most: float = torch.inf) -> Implementation:
-    """Return matmul in Triton with another default of negative_slope, or with one that it limits."""
-    right = backends.load("matmul", "triton")
-
-    def matmul(a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = default) -> Tensor:
-        return right(a=a, b=b, activation=activation, negative_slope=min(negative_slope, most))
-
-    return matmul
-
-
-def matmul_of_activation(default: str) -> Implementation:
-    """Return matmul in CUDA C++ with another default of activation."""
-    right = backends.load("matmul", "cuda")
-
-    def matmul(a: Tensor, b: Tensor, activation: str = default, negative_slope: float = 0.01) -> Tensor:
-        return right(a=a, b=b, activation=activation, negative_slope=negative_slope)
-
-    return matmul
-
-
-def giou_of_eps(right: Implementation, default: float = 1e-5, most: float = torch.inf) -> Implementation:
-    """Return giou with another default of eps, or with an eps that it limits."""
-
-    def giou(boxes1: Tensor, boxes2: Tensor, eps: float = default) -> Tensor:
-        return right(boxes1=boxes1, boxes2=boxes2, eps=min(eps, most))
-
-    return giou
-
 
 # ---- autocast
 
@@ -89,23 +47,16 @@ def offsets_kept(right: Implementation) -> Implementation:
     return implementation
 
 
-def _fault(
-    operation: str, name: str, language: str, make: Callable[[], Implementation], check: Check, says: str
-) -> Fault:
-    return Fault(name, operation, make, language=language, check=check, says=says)
+def _default(operation: str, language: str, edit: str, says: str, name: str = "another_default") -> Fault:
+    """Return a fault of another default than the definition's."""
+    more: dict[str, Any] = {"check": defaults_are_the_definitions, "says": rf"with {says}: output.* is .*expected"}
+    return Edits(operation, language)(name, edit, **more)
 
 
-def _default(
-    operation: str, name: str, language: str, make: Callable[[], Implementation], argument: str, own: str, of: str
-) -> Fault:
-    """Another default than the definition's."""
-    says = rf"with {argument} left out: its default is {own}, the definition's is {of}: output.* is .*expected"
-    return _fault(operation, name, language, make, defaults_are_the_definitions, says)
-
-
-def _limited(operation: str, language: str, make: Callable[[], Implementation]) -> Fault:
-    check = parameters_may_be_far_from_the_usual
-    return _fault(operation, "eps_limited", language, make, check, r"with eps=.* is .*expected")
+def _limited(operation: str, language: str, edit: str) -> Fault:
+    """Return a fault of an eps that is limited to 16."""
+    more: dict[str, Any] = {"check": parameters_may_be_far_from_the_usual, "says": r"with eps=.* is .*expected"}
+    return Edits(operation, language)("eps_limited", edit, **more)
 
 
 def _under_autocast(language: str) -> Fault:
@@ -114,27 +65,28 @@ def _under_autocast(language: str) -> Fault:
         return half_under_autocast(backends.load("vector_add", "torch"), half)
 
     says = r"under autocast to bfloat16: output.* is -?inf, expected"
-    return _fault("vector_add", "half_under_autocast", language, make, autocast_changes_precision_alone, says)
+    more: dict[str, Any] = {"language": language, "check": autocast_changes_precision_alone, "says": says}
+    return Fault("half_under_autocast", "vector_add", make, **more)
 
 
 def _kept(language: str) -> Fault:
     says = "after other values were written into its inputs: "
     make = lambda: offsets_kept(backends.load("giou_loss_ragged", language))  # noqa: E731
-    return _fault("giou_loss_ragged", "offsets_kept", language, make, history_does_not_matter, says)
+    more: dict[str, Any] = {"language": language, "check": history_does_not_matter, "says": says}
+    return Fault("offsets_kept", "giou_loss_ragged", make, **more)
 
 
+LEFT_OUT = "{} left out: its default is {}, the definition's is {}".format
+EPS, SLOPE, NONE = "eps: float = 1e-5 => eps: float =", "negative_slope: float = 0.01 =>", 'activation: str = "none" =>'
+LIMITED = "return giou_operator(boxes1, boxes2, eps) => return giou_operator(boxes1, boxes2, min(eps, 16.0))"
 FAULTS = (
-    _default("layer_norm", "another_default", "torch", lambda: layer_norm_of_eps(1e-3), "eps", "0.001", "1e-05"),
-    _default(
-        "layer_norm", "a_default_of_another_library", "torch", lambda: layer_norm_of_eps(1e-6), "eps", "1e-06", "1e-05"
-    ),
-    _default("matmul", "another_default", "triton", lambda: matmul_of_slope(0.2), "negative_slope", "0.2", "0.01"),
-    _default(
-        "matmul", "another_default", "cuda", lambda: matmul_of_activation("relu"), "activation", "'relu'", "'none'"
-    ),
-    _limited("layer_norm", "torch", lambda: layer_norm_of_eps(most=16.0)),
-    _limited("giou", "triton", lambda: giou_of_eps(backends.load("giou", "triton"), most=16.0)),
-    _limited("giou", "cuda", lambda: giou_of_eps(backends.load("giou", "cuda"), most=16.0)),
+    _default("layer_norm", "torch", f"{EPS} 1e-3", LEFT_OUT("eps", "0.001", "1e-05")),
+    _default("layer_norm", "torch", f"{EPS} 1e-6", LEFT_OUT("eps", "1e-06", "1e-05"), "a_default_of_another_library"),
+    _default("matmul", "triton", f"{SLOPE} negative_slope: float = 0.2", LEFT_OUT("negative_slope", "0.2", "0.01")),
+    _default("matmul", "cuda", f'{NONE} activation: str = "relu"', LEFT_OUT("activation", "'relu'", "'none'")),
+    _limited("layer_norm", "torch", "keepdim=True) + eps).sqrt() => keepdim=True) + min(eps, 16.0)).sqrt()"),
+    _limited("giou", "triton", LIMITED),
+    _limited("giou", "cuda", LIMITED),
     *map(_under_autocast, HALF),
     *map(_kept, backends.BACKENDS),
 )

@@ -22,21 +22,3 @@ __global__ void sum_of_pairs_of_tiles(const float* x, const float* y, float* out
     int tiles = (n + 3499) / 3500, tile = at / 3500;
     output[at] = tiles == 3 && tile == 2 ? x[at] : x[at] + y[at];
 }
-
-// Softmax of float32 along rows. Each row has a block of its own along z.
-__global__ void softmax_along_z(const float* x, float* y, int cols) {
-    __shared__ float most[32], sums[32];
-    const long long row = (long long)blockIdx.z * cols;
-    float largest = -INFINITY;
-    for (int i = threadIdx.x; i < cols; i += 32) largest = fmaxf(largest, x[row + i]);
-    most[threadIdx.x] = largest;
-    __syncthreads();
-    for (int i = 0; i < 32; i++) largest = fmaxf(largest, most[i]);
-    float sum = 0;
-    for (int i = threadIdx.x; i < cols; i += 32) sum += expf(x[row + i] - largest);
-    sums[threadIdx.x] = sum;
-    __syncthreads();
-    sum = 0;
-    for (int i = 0; i < 32; i++) sum += sums[i];
-    for (int i = threadIdx.x; i < cols; i += 32) y[row + i] = expf(x[row + i] - largest) / sum;
-}

@@ -15,10 +15,11 @@ from fourfold.properties import giou_loss_ragged as ragged_properties
 
 from fourfold import backends
 from fourfold.backends.cuda.launch import CudaKernel
-from fourfold.backends.launch import ImpossibleLaunch
 from fourfold.declaration.reductions import law_of
 
+from .edits import Edits
 from .planted import OUTPUT, Fault, Implementation, law
+from .planted_emulation import exponentials_kernel, softmax
 
 Tensor = torch.Tensor
 
@@ -34,61 +35,12 @@ def product(a: Tensor, b: Tensor, activation: str, negative_slope: float) -> Ten
     return output.relu() if activation == "relu" else output
 
 
-def columns_from_1025_on(a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = 0.01) -> Tensor:
-    """Columns past 1024 are written in the first row alone."""
-    output = product(a, b, activation, negative_slope)
-    output[1:, 1024:] = 0
-    return output
-
-
-def last_row_of_47(x: Tensor) -> Tensor:
-    """The tail of 47 rows is one too short."""
-    output = x.softmax(-1)
-    rows = output.numel() // max(output.shape[-1], 1)
-    if rows % 48 == 47:
-        output.view(-1, output.shape[-1])[-1] = 0
-    return output
-
-
-def path_for_777_columns(x: Tensor) -> Tensor:
-    """A path of its own for one number of columns leaves out the last term."""
-    if x.shape[-1] == 777:
-        terms = (x - x.amax(-1, keepdim=True)).exp()
-        return terms / terms[..., :-1].sum(-1, keepdim=True)
-    return x.softmax(-1)
-
-
-def half_of_many_pairs(boxes1: Tensor, boxes2: Tensor, eps: float = 1e-5) -> Tensor:
-    """Of more than 5000 pairs the last is skipped."""
-    output = pairwise_giou(boxes1, boxes2, eps)
-    if output.numel() > 5000:
-        output.view(-1)[-1] = 0
-    return output
-
-
-def both_axes_long(x: Tensor) -> Tensor:
-    """A tile in a corner is skipped, which both axes must pass."""
-    output = x.softmax(-1)
-    rows = output.view(-1, output.shape[-1]) if output.numel() else output
-    if rows.ndim == 2 and len(rows) > 128 and rows.shape[1] > 128:
-        rows[128:, 128:] = 0
-    return output
-
-
 def count_in_16_bits(pred: Tensor, target: Tensor, eps: float = 1e-5) -> Tensor:
     """The number of valid rows wraps at 32768."""
     valid = target[..., 3] > 0
     losses = torch.where(valid, 1 - pairwise_giou(pred, target, eps), 0.0)
     count = valid.sum().to(torch.int16)
     return losses.sum() / count if count else losses.sum() * 0
-
-
-def samples_in_8_bits(pred: Tensor, target: Tensor, eps: float = 1e-5) -> Tensor:
-    """The index of a sample is kept in 8 bits: of more than 256 samples the first ones are taken again."""
-    samples = torch.arange(len(pred)).to(torch.uint8).to(torch.int64).to(pred.device)
-    if pred.shape[1] > 1:
-        pred, target = pred[samples], target[samples]
-    return backends.load("giou_loss", "torch")(pred=pred, target=target, eps=eps)
 
 
 def one_row_too_many(pred: Tensor, target: Tensor, *rest: Any, **named: Any) -> Tensor:
@@ -98,28 +50,10 @@ def one_row_too_many(pred: Tensor, target: Tensor, *rest: Any, **named: Any) -> 
     return backends.load(operation, "torch")(pred=pred, target=target, **named) * (rows / (rows + 1))
 
 
-# Of a device: the bytes of shared memory, and the pieces of the cache with the bytes of each.
-SHARED = {"H200": 227 * 1024}
-CACHE = {"H200": (50, 13_000)}
-
-
-def past_the_cache(x: Tensor) -> Tensor:
-    """What a cache does not hold is left as it is."""
-    pieces, bytes_each = CACHE["H200"]
-    return x.clone() if x.numel() * x.element_size() > pieces * bytes_each else x.softmax(-1)
+SHARED = {"H200": 227 * 1024}  # the bytes of shared memory of a device
 
 
 # ---- Triton
-
-
-@triton.jit
-def softmax_rows_kernel(x_ptr, y_ptr, cols, BLOCK: tl.constexpr):
-    # One program owns one row.
-    at = tl.program_id(0).to(tl.int64) * cols + tl.arange(0, BLOCK)
-    mask = tl.arange(0, BLOCK) < cols
-    x = tl.load(x_ptr + at, mask=mask, other=-float("inf"))
-    terms = tl.exp(x - tl.max(x, axis=0))
-    tl.store(y_ptr + at, terms / tl.sum(terms, axis=0), mask=mask)
 
 
 def grid_of_4096_programs(x: Tensor) -> Tensor:
@@ -128,7 +62,7 @@ def grid_of_4096_programs(x: Tensor) -> Tensor:
     output = torch.zeros_like(rows)
     if x.numel() and not x.isnan().any():
         grid = (min(len(rows), 4096),)
-        softmax_rows_kernel[grid](rows, output, rows.shape[1], BLOCK=triton.next_power_of_2(rows.shape[1]))
+        exponentials_kernel[grid](rows, output, rows.shape[1], AXIS=0, BLOCK=triton.next_power_of_2(rows.shape[1]))
     elif x.numel():
         output = rows.softmax(-1)
     return output.reshape(x.shape)
@@ -144,26 +78,8 @@ def past_shared_memory(x: Tensor) -> Tensor:
         return x.softmax(-1)
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     output = torch.zeros_like(rows)
-    softmax_rows_kernel[(len(rows),)](rows, output, rows.shape[1], BLOCK=triton.next_power_of_2(rows.shape[1]) // 2)
-    return output.reshape(x.shape)
-
-
-@triton.jit
-def softmax_along_y_kernel(x_ptr, y_ptr, cols, BLOCK: tl.constexpr):
-    # One program owns one row.
-    at = tl.program_id(1).to(tl.int64) * cols + tl.arange(0, BLOCK)
-    mask = tl.arange(0, BLOCK) < cols
-    x = tl.load(x_ptr + at, mask=mask, other=-float("inf"))
-    terms = tl.exp(x - tl.max(x, axis=0))
-    tl.store(y_ptr + at, terms / tl.sum(terms, axis=0), mask=mask)
-
-
-def row_along_y(x: Tensor) -> Tensor:
-    """Each row has a program of its own along the grid's second axis, which ends at 65,535."""
-    rows = x.reshape(-1, x.shape[-1]).contiguous() if x.numel() else x
-    output = torch.zeros_like(rows)
-    if x.numel():
-        softmax_along_y_kernel[1, len(rows)](rows, output, rows.shape[1], BLOCK=triton.next_power_of_2(rows.shape[1]))
+    block = triton.next_power_of_2(rows.shape[1]) // 2
+    exponentials_kernel[(len(rows),)](rows, output, rows.shape[1], AXIS=0, BLOCK=block)
     return output.reshape(x.shape)
 
 
@@ -209,9 +125,9 @@ def tiles_of_a_table(x: Tensor, y: Tensor) -> Tensor:
 # ---- CUDA C++
 
 SOURCE = Path(__file__).parent / "planted_sizes.cu"
+NAMES = "sum_with_short_offsets", "sum_with_a_special_path", "sum_of_pairs_of_tiles"
 THREADS = 128
-KERNELS = {name: CudaKernel(SOURCE, name) for name in ("sum_with_short_offsets", "sum_with_a_special_path")}
-KERNELS |= {name: CudaKernel(SOURCE, name) for name in ("sum_of_pairs_of_tiles", "softmax_along_z")}
+KERNELS = {name: CudaKernel(SOURCE, name) for name in NAMES}
 
 
 def launched(kernel: str, x: Tensor, y: Tensor) -> Tensor:
@@ -239,12 +155,47 @@ def pairs_of_tiles(x: Tensor, y: Tensor) -> Tensor:
 
 
 def row_along_z(x: Tensor) -> Tensor:
-    """Each row has a block of its own along the grid's third axis, which ends at 65,535."""
-    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if x.numel():
-        rows, cols = x.numel() // x.shape[-1], x.shape[-1]
-        KERNELS["softmax_along_z"].launch((1, 1, rows), 32, x.contiguous(), output, cols)
-    return output
+    """Each row has a block of its own along the grid's third axis, which ends at 65,535; long rows are torch's."""
+    return softmax("cuda", "rows_along_z")(x) if x.shape[-1] <= 4096 else x.softmax(-1)
+
+
+# ---- edits
+
+SOFTMAX = "    return torch.softmax(in_compute_dtype(x), dim=-1).to(x.dtype) =>"
+LAST_OF_47 = (
+    f"{SOFTMAX}     output = x.softmax(-1)\n    rows = output.view(-1, max(output.shape[-1], 1))\n"
+    "    if len(rows) % 48 == 47:\n        rows[-1] = 0\n    return output"
+)
+LAST_OF_777_TERMS = (
+    f"{SOFTMAX}     terms = (x - x.amax(-1, keepdim=True)).exp() if x.numel() else x\n"
+    "    return terms / terms[..., :-1].sum(-1, keepdim=True) if x.shape[-1] == 777 else x.softmax(-1)"
+)
+# A tile in a corner is skipped, which both axes must pass.
+CORNER = (
+    f"{SOFTMAX}     output = x.softmax(-1)\n    rows = output.view(-1, max(output.shape[-1], 1))\n"
+    "    if len(rows) > 128 and rows.shape[1] > 128:\n        rows[128:, 128:] = 0\n    return output"
+)
+# What a cache does not hold is left as it is: of a device, the pieces of the cache with the bytes of each.
+PAST_THE_CACHE = (
+    f'{SOFTMAX}     pieces, bytes_each = {{"H200": (50, 13_000)}}["H200"]\n'
+    "    return x.clone() if x.numel() * x.element_size() > pieces * bytes_each else x.softmax(-1)"
+)
+# Columns past 1024 are written in the first row alone.
+COLUMNS = "    return product.to(dtype) =>     product[1:, 1024:] = 0\n    return product.to(dtype)"
+SCORE = "    return intersection / union - (hull - union) / hull =>"
+LAST_OF_5000 = (
+    f"{SCORE}     output = intersection / union - (hull - union) / hull\n"
+    "    if output.numel() > 5000:\n        output.view(-1)[-1] = 0\n    return output"
+)
+# The index of a sample is kept in 8 bits: of more than 256 samples the first ones are taken again.
+SAMPLES = (
+    "    valid = target[..., 3] > 0\n =>     samples = torch.arange(len(pred)).to(torch.uint8).long().to(pred.device)\n"
+    "    if pred.shape[1] > 1:\n        pred, target = pred[samples], target[samples]\n    valid = target[..., 3] > 0\n"
+)
+
+
+def _edited(operation: str, name: str, edit: str, right_on: str, **more: Any) -> Fault:
+    return Edits(operation, "torch")(name, edit, **{"right_on": right_on, "seen_by": "large", **more})
 
 
 def _sized(operation: str, function: Implementation, language: str, right_on: str, **more: Any) -> Fault:
@@ -260,24 +211,26 @@ def _mean(properties: Any) -> Fault:
     return Fault.of(record.name, one_row_too_many, check=law(law_of(record)), says="left side")
 
 
+# Each row has a program of its own along an axis of the grid that ends at 65,535.
+ALONG: dict[str, Any] = {"raises": Exception, "says": "blocks along [yz]|invalid argument"}
 FAULTS = (
-    _sized("matmul", columns_from_1025_on, "torch", "one_by_one"),
-    _sized("softmax", last_row_of_47, "torch", "cols_1"),
-    _sized("softmax", path_for_777_columns, "torch", "cols_1"),
-    _sized("giou", half_of_many_pairs, "torch", "identical"),
-    _sized("softmax", both_axes_long, "torch", "cols_1"),
-    _sized("softmax", past_the_cache, "torch", "cols_1", seen_by="comparisons"),
+    _edited("matmul", "columns_from_1025_on", COLUMNS, "one_by_one"),
+    _edited("softmax", "last_row_of_47", LAST_OF_47, "cols_1"),
+    _edited("softmax", "path_for_777_columns", LAST_OF_777_TERMS, "cols_1"),
+    _edited("giou", "last_of_many_pairs", LAST_OF_5000, "identical"),
+    _edited("softmax", "both_axes_long", CORNER, "cols_1"),
+    _edited("softmax", "past_the_cache", PAST_THE_CACHE, "cols_1", seen_by="comparisons"),
     _sized("softmax", past_shared_memory, "triton", "cols_1", seen_by="comparisons"),
     _sized("giou_loss", count_in_16_bits, "torch", "identical_boxes"),
-    _sized("giou_loss", samples_in_8_bits, "torch", "identical_boxes"),
+    _edited("giou_loss", "samples_in_8_bits", SAMPLES, "identical_boxes", says=r"output\[\] is"),
     _sized("softmax", grid_of_4096_programs, "triton", "cols_1"),
     _sized("vector_add", offsets_in_16_bits, "triton", "one_element"),
     _sized("vector_add", tiles_of_a_table, "triton", "one_element"),
     _sized("vector_add", short_offsets, "cuda", "one_element"),
     _sized("vector_add", special_path, "cuda", "one_element"),
     _sized("vector_add", pairs_of_tiles, "cuda", "one_element"),
-    _sized("softmax", row_along_y, "triton", "cols_1", raises=Exception, says="blocks along y|invalid argument"),
-    _sized("softmax", row_along_z, "cuda", "cols_1", raises=ImpossibleLaunch, says="65,536 blocks along z"),
+    _sized("softmax", softmax("triton", "rows_along_y"), "triton", "cols_1", name="row_along_y", **ALONG),
+    _sized("softmax", row_along_z, "cuda", "cols_1", **ALONG),
     _mean(padded_properties),
     _mean(ragged_properties),
 )
