@@ -71,6 +71,11 @@ def apply_edit(texts: dict[str, str], edit: str) -> dict[str, str]:
     return {file: texts[file].replace(old, new) for file in places}
 
 
+def inserted(line: str, *new: str) -> str:
+    """Return the edit that writes new lines before one of a function."""
+    return f"    {line} => " + "".join(f"    {each}\n" for each in new) + f"    {line}"
+
+
 def edited(operation: str, backend: str, *edits: str) -> Implementation:
     """Return an operation's implementation on a backend with edits: see `apply_edit`.
 

@@ -18,9 +18,8 @@ from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.modes import modes_do_not_matter
 from fourfold.checks.sharing import inputs_may_share_memory
 
-from .edits import Edits
+from .edits import Edits, inserted
 from .planted import Fault, Implementation
-from .planted_sizes import product
 from .planted_state import as_a_candidate
 
 Tensor = torch.Tensor
@@ -32,50 +31,13 @@ def is_misaligned(x: Tensor) -> bool:
     return x.data_ptr() % 16 != 0
 
 
-def lies_apart(x: Tensor) -> bool:
-    """Whether neighbouring elements of a row lie apart."""
-    return x.ndim > 1 and x.numel() > 1 and x.stride(-1) > 1
-
-
 def normalized(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The right layer_norm."""
     centred = x - x.mean(-1, keepdim=True)
     return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight + bias
 
 
-# ---- two layouts
-
-
-def misaligned_and_transposed(x: Tensor) -> Tensor:
-    """A transposed tensor is read from the multiple of 16 bytes below its address."""
-    if is_misaligned(x) and lies_apart(x):
-        first = x.storage_offset() * x.element_size() % 16 // x.element_size()
-        x = torch.as_strided(x, x.shape, x.stride(), x.storage_offset() - first)
-    return x.softmax(-1)
-
-
-def strided_and_expanded(x: Tensor) -> Tensor:
-    """One row for all is taken for a contiguous one."""
-    if x.ndim > 1 and x.shape[0] > 1 and x.stride(0) == 0 and lies_apart(x):
-        x = torch.as_strided(x, x.shape, (*x.stride()[:-1], 1), x.storage_offset())
-    return x.softmax(-1)
-
-
-def strides_of_five_axes(x: Tensor, y: Tensor) -> Tensor:
-    """A table has room for the strides of five axes: the others count as 1."""
-    if sum(size > 1 for size in y.shape) > 5:
-        y = torch.as_strided(y, y.shape, (*[1] * (y.ndim - 5), *y.stride()[-5:]), y.storage_offset())
-    return x + y
-
-
 # ---- alignment of one tensor among several, where all sizes are multiples of a vector
-
-
-def weight_alone_misaligned(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """The address of x alone decides that all is read by vectors."""
-    if x.numel() and x.shape[-1] % 8 == 0 and not is_misaligned(x) and is_misaligned(weight):
-        weight = weight.roll(1)
-    return normalized(x, weight, bias, eps)
 
 
 @fourfold.operation(x=tensor("... cols"), tried=False)
@@ -97,7 +59,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
 
 
 def rms_weight_alone_misaligned(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """The same of an operation that is declared."""
+    """The address of x alone decides that all is read by vectors."""
     if x.numel() and x.shape[-1] % 8 == 0 and not is_misaligned(x) and is_misaligned(weight):
         weight = weight.roll(1)
     return rms_norm(x, weight, eps)
@@ -106,85 +68,9 @@ def rms_weight_alone_misaligned(x: Tensor, weight: Tensor, eps: float = 1e-6) ->
 # ---- long rows and special values, parameters, modes
 
 
-def nan_lost_in_later_blocks(x: Tensor) -> Tensor:
-    """From the second block on a mask compares, and so leaves NaN out."""
-    later = x[..., BLOCK:]
-    return torch.cat([x[..., :BLOCK], torch.where(later > -torch.inf, later, -torch.inf)], -1).softmax(-1)
-
-
-def infinity_clamped_in_later_blocks(x: Tensor) -> Tensor:
-    """From the second block on numbers are clamped to finite ones."""
-    return torch.cat([x[..., :BLOCK], x[..., BLOCK:].clamp(max=torch.finfo(x.dtype).max)], -1).softmax(-1)
-
-
-def nan_of_long_rows(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """NaN counts as 0 in rows of several blocks."""
-    return normalized(x.nan_to_num(0.0, torch.inf, -torch.inf) if x.shape[-1] > BLOCK else x, weight, bias, eps)
-
-
-def eps_of_long_rows(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """The kernel for rows of several blocks has its eps typed in."""
-    return normalized(x, weight, bias, 1e-5 if x.shape[-1] > BLOCK else eps)
-
-
 def rms_eps_of_long_rows(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """The same of an operation that is declared."""
+    """The kernel for rows of several blocks has its eps typed in."""
     return rms_norm(x, weight, 1e-6 if x.shape[-1] > BLOCK else eps)
-
-
-def long_rows_apart_under_inference_mode(x: Tensor) -> Tensor:
-    """A path for inference reads rows of several blocks as if they were contiguous."""
-    if torch.is_inference_mode_enabled() and x.shape[-1] > BLOCK and lies_apart(x):
-        x = x.flip(-1)
-    return x.softmax(-1)
-
-
-# ---- shared memory
-
-
-def bias_of_the_weights_storage(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """Tensors are told apart by their storages."""
-    if weight.untyped_storage().data_ptr() == bias.untyped_storage().data_ptr():
-        bias = weight
-    return normalized(x, weight, bias, eps)
-
-
-def symmetric_update(a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = 0.01) -> Tensor:
-    """A matrix times itself is taken for one times its transpose."""
-    if a.numel() and a.shape == b.shape and a.data_ptr() == b.data_ptr():
-        b = b.T
-    return product(a, b, activation, negative_slope)
-
-
-def doubled_by_pointer(x: Tensor, y: Tensor) -> Tensor:
-    """Tensors of one address are taken for the same one."""
-    return x + x if x.data_ptr() == y.data_ptr() else x + y
-
-
-def in_place_by_range(x: Tensor, y: Tensor) -> Tensor:
-    """A tensor that begins within another one is taken for a view of its beginning."""
-    end = x.data_ptr() + x.numel() * x.element_size()
-    if x.data_ptr() < y.data_ptr() < end and x.is_contiguous() and y.is_contiguous():
-        y = x
-    return x + y
-
-
-class GradientOnce(torch.autograd.Function):
-    """The sum of two numbers, whose gradient goes to the first one alone, where both are one tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        ctx.one = x.data_ptr() == y.data_ptr() and x.stride() == y.stride() and bool(x.numel())
-        return x + y
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor | None]:
-        return grad_output, None if ctx.one else grad_output
-
-
-def gradient_once(x: Tensor, y: Tensor) -> Tensor:
-    """See `GradientOnce`."""
-    return GradientOnce.apply(x, y)
 
 
 # ---- Triton
@@ -247,12 +133,85 @@ NAN_LOST = (
 )
 
 
+# ---- edits
+
+SOFTMAX, LAYER_NORM = "return torch.softmax(in_compute_dtype(x)", "wide_x, wide_weight, wide_bias ="
+SUM = "return x + y"
+LIES_APART = "x.ndim > 1 and x.numel() > 1 and x.stride(-1) > 1"
+# A transposed tensor is read from the multiple of 16 bytes below its address.
+MISALIGNED_AND_TRANSPOSED = inserted(
+    SOFTMAX,
+    f"if x.data_ptr() % 16 and {LIES_APART}:",
+    "    first = x.storage_offset() * x.element_size() % 16 // x.element_size()",
+    "    x = torch.as_strided(x, x.shape, x.stride(), x.storage_offset() - first)",
+)
+# One row for all is taken for a contiguous one.
+STRIDED_AND_EXPANDED = inserted(
+    SOFTMAX,
+    f"if {LIES_APART} and x.shape[0] > 1 and x.stride(0) == 0:",
+    "    x = torch.as_strided(x, x.shape, (*x.stride()[:-1], 1), x.storage_offset())",
+)
+# A table has room for the strides of five axes: the others count as 1.
+STRIDES_OF_FIVE_AXES = inserted(
+    SUM,
+    "if sum(size > 1 for size in y.shape) > 5:",
+    "    y = torch.as_strided(y, y.shape, (*[1] * (y.ndim - 5), *y.stride()[-5:]), y.storage_offset())",
+)
+# The address of x alone decides that all is read by vectors.
+WEIGHT_ALONE_MISALIGNED = inserted(
+    LAYER_NORM,
+    "if x.numel() and x.shape[-1] % 8 == 0 and x.data_ptr() % 16 == 0 and weight.data_ptr() % 16:",
+    "    weight = weight.roll(1)",
+)
+# From the second block on a mask compares, and so leaves NaN out.
+NAN_LOST_IN_TORCH = inserted(
+    SOFTMAX,
+    "later = torch.where(x[..., 1024:] > -torch.inf, x[..., 1024:], -torch.inf)",
+    "x = torch.cat([x[..., :1024], later], -1)",
+)
+# From the second block on numbers are clamped to finite ones.
+CLAMPED = inserted(SOFTMAX, "x = torch.cat([x[..., :1024], x[..., 1024:].clamp(max=torch.finfo(x.dtype).max)], -1)")
+# NaN counts as 0 in rows of several blocks, and the kernel for such rows has its eps typed in.
+NAN_OF_LONG_ROWS = inserted(LAYER_NORM, "x = x.nan_to_num(0.0, torch.inf, -torch.inf) if x.shape[-1] > 1024 else x")
+EPS_OF_LONG_ROWS = inserted(LAYER_NORM, "eps = 1e-5 if x.shape[-1] > 1024 else eps")
+# A path for inference reads rows of several blocks as if they were contiguous.
+APART_UNDER_INFERENCE_MODE = inserted(
+    SOFTMAX, f"if torch.is_inference_mode_enabled() and x.shape[-1] > 1024 and {LIES_APART}:", "    x = x.flip(-1)"
+)
+# Tensors are told apart by their storages, a matrix times itself is taken for one times its transpose, tensors of one
+# address for the same one, and one that begins within another for a view of its beginning.
+ONE_STORAGE = inserted(
+    LAYER_NORM,
+    "if weight.untyped_storage().data_ptr() == bias.untyped_storage().data_ptr():",
+    "    bias = weight + 0 * bias",
+)
+SYMMETRIC = inserted(
+    "dtype = a.dtype\n", "if a.numel() and a.shape == b.shape and a.data_ptr() == b.data_ptr():", "    b = b.T"
+)
+ONE_ADDRESS = "return x + y => return x + x if x.data_ptr() == y.data_ptr() else x + y"
+BEGINS_WITHIN = inserted(
+    SUM,
+    "end = x.data_ptr() + x.numel() * x.element_size()",
+    "if x.data_ptr() < y.data_ptr() < end and x.is_contiguous() and y.is_contiguous():",
+    "    y = x + 0 * y",
+)
+# The gradient goes to the first of two alone, where both are one tensor.
+GRADIENT_ONCE = inserted(
+    SUM, "if x.numel() and x.data_ptr() == y.data_ptr() and x.stride() == y.stride():", "    y = y.detach()"
+)
+
+
 def _combined(operation: str, function: Implementation, right_on: Any, language: str = "torch", **more: Any) -> Fault:
     return Fault.of(operation, function, language=language, right_on=right_on, seen_by="combined", **more)
 
 
-def _sharing(operation: str, function: Implementation, says: str) -> Fault:
-    return Fault.of(operation, function, check=as_a_candidate(inputs_may_share_memory), says=says)
+def _edited(operation: str, name: str, edit: str, right_on: str, **more: Any) -> Fault:
+    return Edits(operation, "torch")(name, edit, right_on=right_on, seen_by="combined", **more)
+
+
+def _sharing(operation: str, name: str, edit: str, says: str) -> Fault:
+    check = as_a_candidate(inputs_may_share_memory)
+    return Edits(operation, "torch")(name, edit, check=check, says=f"where {says}.*expected")
 
 
 def _declared(function: Implementation, record: Any) -> Fault:
@@ -264,25 +223,25 @@ MODES = {"check": as_a_candidate(modes_do_not_matter), "says": r"under inference
 BEFORE_Y = r"planted_combinations\.cu:\d+\).*bytes before argument 1 \(y\)"
 ASTRAY: dict[str, Any] = {"raises": cuda_on_cpu.OutOfBounds, "says": BEFORE_Y, "only_on": "cpu"}
 FAULTS = (
-    _combined("softmax", misaligned_and_transposed, "cols_1"),
-    _combined("softmax", strided_and_expanded, "cols_1"),
-    _combined("vector_add", strides_of_five_axes, "five_axes_each_in_another_order"),
-    _combined("layer_norm", weight_alone_misaligned, "all_misaligned"),
+    _edited("softmax", "misaligned_and_transposed", MISALIGNED_AND_TRANSPOSED, "cols_1"),
+    _edited("softmax", "strided_and_expanded", STRIDED_AND_EXPANDED, "cols_1"),
+    _edited("vector_add", "strides_of_five_axes", STRIDES_OF_FIVE_AXES, "five_axes_each_in_another_order"),
+    _edited("layer_norm", "weight_alone_misaligned", WEIGHT_ALONE_MISALIGNED, "all_misaligned"),
     _declared(rms_weight_alone_misaligned, rms_norm),
-    _combined("softmax", nan_lost_in_later_blocks, "rows_not_finite"),
-    _combined("softmax", infinity_clamped_in_later_blocks, "rows_not_finite"),
-    _combined("layer_norm", nan_of_long_rows, "rows_not_finite"),
-    _combined("layer_norm", eps_of_long_rows, "eps_far_above_the_variance"),
+    _edited("softmax", "nan_lost_in_later_blocks", NAN_LOST_IN_TORCH, "rows_not_finite"),
+    _edited("softmax", "infinity_clamped_in_later_blocks", CLAMPED, "rows_not_finite"),
+    _edited("layer_norm", "nan_of_long_rows", NAN_OF_LONG_ROWS, "rows_not_finite"),
+    _edited("layer_norm", "eps_of_long_rows", EPS_OF_LONG_ROWS, "eps_far_above_the_variance"),
     _declared(rms_eps_of_long_rows, rms_norm),
     _declared(masked_long_rows_are_zero, softmax),
-    _combined("softmax", long_rows_apart_under_inference_mode, "all_transposed", **MODES),
+    _edited("softmax", "apart_under_inference_mode", APART_UNDER_INFERENCE_MODE, "all_transposed", **MODES),
     _combined("vector_add", one_pointer_in_triton, "one_input_misaligned", "triton"),
     Edits("softmax", "triton")("nan_lost_in_triton", NAN_LOST, right_on="rows_not_finite", seen_by="combined"),
     _combined("vector_add", one_pointer_in_cuda, "one_input_misaligned", "cuda", **ASTRAY),
     _combined("softmax", infinity_lost_in_cuda, "rows_not_finite", "cuda"),
-    _sharing("layer_norm", bias_of_the_weights_storage, r"where all tensors lie in one storage, output.*expected"),
-    _sharing("matmul", symmetric_update, r"where a and b are one tensor, output.*expected"),
-    _sharing("vector_add", doubled_by_pointer, r"where y is x transposed, output.*expected"),
-    _sharing("vector_add", in_place_by_range, r"where x and y overlap, output.*expected"),
-    _sharing("vector_add", gradient_once, r"where x and y are one tensor, gradient of x.*expected"),
+    _sharing("layer_norm", "bias_of_the_weights_storage", ONE_STORAGE, "all tensors lie in one storage, output"),
+    _sharing("matmul", "symmetric_update", SYMMETRIC, "a and b are one tensor, output"),
+    _sharing("vector_add", "doubled_by_pointer", ONE_ADDRESS, "y is x transposed, output"),
+    _sharing("vector_add", "in_place_by_range", BEGINS_WITHIN, "x and y overlap, output"),
+    _sharing("vector_add", "gradient_once", GRADIENT_ONCE, "x and y are one tensor, gradient of x"),
 )
