@@ -3,7 +3,7 @@
 As of add_rms_norm, it is left open whether the sum is rounded to the dtype before it is normalized.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,18 +15,21 @@ from fourfold.declaration.library import Declared
 from fourfold.numerics.bounded import Bounded, stored, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
-from fourfold.operations.record import Cost, Evaluate, Relation
-from fourfold.operations.workloads import Make, tiled, whole
+from fourfold.operations.record import Cost
 
 from . import layer_norm
 from .add_rms_norm import (
     joint_record,
     next_to_ties,
     nothing_is_added_to_nothing,
+    the_summands_may_change_places,
     two_cotangents,
+    workloads_of,
+    y_is_norm_of_the_sum,
 )
 
 INPUTS = ("x", "residual", "weight", "bias")
+y_is_the_norm_of_the_sum = y_is_norm_of_the_sum("layer_norm")
 
 # ---- what is right
 
@@ -111,27 +114,6 @@ OF_H = ("no_rows", "no_cols", "without_leading_axes", "all_transposed", *list(ex
 OF_BOTH = ("no_rows", "no_cols", "without_leading_axes", "all_sliced_columns", "all_misaligned", *list(examples)[2:])
 
 
-# ---- laws
-
-
-def the_summands_may_change_places(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """add_layer_norm(residual, x) = add_layer_norm(x, residual)."""
-    there = evaluate(case.with_inputs(x=case["residual"], residual=case["x"]))
-    yield Relation(evaluate(case).output, there.output)
-
-
-def y_is_the_norm_of_the_sum(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Where the sum is a number of the dtype, y and its gradients are those of layer_norm."""
-    with np.errstate(all="ignore"):
-        sums = (case["x"].astype(dtype.wide) + case["residual"].astype(dtype.wide)).astype(dtype.numpy)
-    alone = Case({"x": sums, **{name: case[name] for name in INPUTS[2:]}}, case.grad_output, case.parameters)
-    here = evaluate(case.with_inputs(x=sums, residual=np.zeros_like(sums)))
-    there = evaluate(alone, "layer_norm")
-    yield Relation(here.output, there.output)
-    for name in INPUTS:
-        yield Relation(here.gradients[name], there.gradients["x" if name == "residual" else name])
-
-
 # ---- the record
 
 
@@ -139,20 +121,6 @@ def cost(case: Case) -> tuple[Cost, Cost]:
     """Forward reads all inputs and writes both outputs; backward reads both cotangents and the sum."""
     x, parameters = case["x"], case["weight"].nbytes
     return Cost(4 * x.nbytes + 2 * parameters, 9 * x.size), Cost(4 * x.nbytes + 3 * parameters, 15 * x.size)
-
-
-def _workloads(cotangents: Callable[[Any], Any]) -> Mapping[str, Mapping[str, Make]]:
-    def of(*shape: int) -> Callable[[DType], Case]:
-        return cotangents(rows(*shape[:-1], cols=shape[-1]))
-
-    return {
-        "cpu": {"small": whole(of(32, 256)), "ragged": whole(of(17, 1001))},
-        "cuda": {
-            "small": whole(of(128, 256)),
-            "large": tiled(of(256, 4096), 128, *INPUTS[:2]),
-            "ragged": tiled(of(33, 1001), 256, *INPUTS[:2]),
-        },
-    }
 
 
 _y = ADD_LAYER_NORM.operation(
@@ -164,7 +132,7 @@ _y = ADD_LAYER_NORM.operation(
     smooth=smooth,
     laws=(the_summands_may_change_places, y_is_the_norm_of_the_sum),
     cost=cost,
-    workloads=_workloads(lambda make: make),
+    workloads=workloads_of(rows, lambda make: make),
 )
 _h = replace(
     _y,
@@ -176,5 +144,5 @@ _h = replace(
     laws=(the_summands_may_change_places, nothing_is_added_to_nothing),
 )
 operation = joint_record(
-    _y, _h, OF_BOTH, forward=of_both, backward=backward_of_both, workloads=_workloads(two_cotangents)
+    _y, _h, OF_BOTH, forward=of_both, backward=backward_of_both, workloads=workloads_of(rows, two_cotangents)
 )

@@ -18,7 +18,7 @@ from fourfold.inputs.special_values import not_finite_in_turn
 from fourfold.numerics.bounded import Bounded, stored, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
-from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
+from fourfold.operations.record import Cost, Evaluate, Law, Operation, Relation, Sized
 from fourfold.operations.relations import equals_exactly
 from fourfold.operations.workloads import Make, tiled, whole
 
@@ -251,7 +251,7 @@ def joint_record(y: Operation, of_sum: Operation, named: Sequence[str], **fields
 
 
 def the_summands_may_change_places(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """add_rms_norm(residual, x) = add_rms_norm(x, residual), and their gradients are the same."""
+    """f(residual, x) = f(x, residual), and their gradients are the same."""
     here, there = evaluate(case), evaluate(case.with_inputs(x=case["residual"], residual=case["x"]))
     yield Relation(here.output, there.output)
     for name, gradient in here.gradients.items():
@@ -265,16 +265,24 @@ def a_sign_goes_through(evaluate: Evaluate, case: Case, dtype: DType) -> Iterato
     yield Relation(here.gradients["x"], there.gradients["x"])
 
 
-def y_is_the_norm_of_the_sum(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Where the sum is a number of the dtype, y and its gradients are those of rms_norm."""
-    with np.errstate(all="ignore"):
-        sums = (case["x"].astype(dtype.wide) + case["residual"].astype(dtype.wide)).astype(dtype.numpy)
-    alone = Case({"x": sums, "weight": case["weight"]}, case.grad_output, case.parameters)
-    added = case.with_inputs(x=sums, residual=np.zeros_like(sums))
-    here, there = evaluate(added), evaluate(alone, "rms_norm")
-    yield Relation(here.output, there.output)
-    for name, of in (("x", "x"), ("residual", "x"), ("weight", "weight")):
-        yield Relation(here.gradients[name], there.gradients[of])
+def y_is_norm_of_the_sum(norm: str) -> Law:
+    """Return a law."""
+
+    def y_is_the_norm_of_the_sum(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+        """Where the sum is a number of the dtype, y and its gradients are those of the norm."""
+        with np.errstate(all="ignore"):
+            sums = (case["x"].astype(dtype.wide) + case["residual"].astype(dtype.wide)).astype(dtype.numpy)
+        inputs = {name: sums if name == "x" else x for name, x in case.inputs.items() if name != "residual"}
+        here = evaluate(case.with_inputs(x=sums, residual=np.zeros_like(sums)))
+        there = evaluate(Case(inputs, case.grad_output, case.parameters), norm)
+        yield Relation(here.output, there.output)
+        for name, gradient in here.gradients.items():
+            yield Relation(gradient, there.gradients["x" if name == "residual" else name])
+
+    return y_is_the_norm_of_the_sum
+
+
+y_is_the_norm_of_the_sum = y_is_norm_of_the_sum("rms_norm")
 
 
 def the_gradient_of_weight_weighs_the_normalized_rows(
@@ -305,7 +313,9 @@ def cost(case: Case) -> tuple[Cost, Cost]:
     return Cost(4 * x.nbytes + weight, 5 * x.size), Cost(4 * x.nbytes + 2 * weight, 11 * x.size)
 
 
-def _workloads(cotangents: Callable[[Any], Any]) -> dict[str, dict[str, Make]]:
+def workloads_of(rows: Callable[..., Any], cotangents: Callable[[Any], Any]) -> dict[str, dict[str, Make]]:
+    """Return the workloads of rows, with the cotangents of one output or of both."""
+
     def of(*shape: int) -> Callable[[DType], Case]:
         return cotangents(rows(*shape[:-1], cols=shape[-1]))
 
@@ -335,7 +345,7 @@ _of_y = ADD_RMS_NORM.operation(
         the_gradient_of_weight_weighs_the_normalized_rows,
     ),
     cost=cost,
-    workloads=_workloads(lambda make: make),
+    workloads=workloads_of(rows, lambda make: make),
 )
 _of_residual_out = replace(
     _of_y,
@@ -352,5 +362,5 @@ operation = joint_record(
     OF_BOTH,
     forward=of_both,
     backward=backward_of_both,
-    workloads=_workloads(two_cotangents),
+    workloads=workloads_of(rows, two_cotangents),
 )

@@ -25,6 +25,7 @@ from fourfold.operations.workloads import Make, tiled, whole
 
 from .norms import (
     a_row_does_not_see_the_others,
+    adding_a_number_to_a_row_changes_nothing,
     columns_may_change_places,
     gradient_of_weight_weighs_the_normalized_rows,
     gradients_of_two_batches_add_up,
@@ -156,18 +157,6 @@ examples: Mapping[str, Callable[[DType], Case]] = {
         2, 13 if dtype.name == "float64" else 1, cols=8193, x="axes_reversed", grad_output="axes_reversed"
     )(dtype),
 }
-
-
-def adding_a_number_to_a_row_changes_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """layer_norm(x + t) = layer_norm(x), and the gradients are equal, for each row to which adding t is exact."""
-    x: np.ndarray = case["x"].astype(dtype.wide)
-    with np.errstate(invalid="ignore", over="ignore"):
-        there = (x + 16).astype(dtype.numpy)
-        unmoved = there.astype(dtype.wide) - 16 == x
-    exact = unmoved.all(axis=-1, keepdims=True)
-    here, moved = evaluate(case), evaluate(case.with_inputs(x=there))
-    yield equal_where(exact, here.output, moved.output)
-    yield equal_where(exact, here.gradients["x"], moved.gradients["x"])
 
 
 def constant_rows_give_the_bias(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:

@@ -1,4 +1,4 @@
-"""What the records of norms over the last axis share: the numbers of their cases, and laws."""
+"""What the records of norms and of softmax over the last axis share: the numbers of their cases, and laws."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -43,6 +43,18 @@ def standard(case: Case) -> Case:
     """Return the case with weight 1 and without bias: its output is the normalized rows."""
     rest = {name: np.full_like(array, name == "weight") for name, array in case.inputs.items() if name != "x"}
     return case.with_inputs(**rest)
+
+
+def adding_a_number_to_a_row_changes_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """f(x + t) = f(x), and the gradients are equal, for each row to which adding t is exact."""
+    x: np.ndarray = case["x"].astype(dtype.wide)
+    with np.errstate(invalid="ignore", over="ignore"):
+        there = (x + 16).astype(dtype.numpy)
+        unmoved = (there.astype(dtype.wide) - 16 == x) | ~np.isfinite(x)
+    rows = unmoved.all(axis=-1, keepdims=True)
+    here, moved = evaluate(case), evaluate(case.with_inputs(x=there))
+    yield equal_where(rows, here.output, moved.output)
+    yield equal_where(rows, here.gradients["x"], moved.gradients["x"])
 
 
 def scaling_a_row_scales_the_deviation_alone(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:

@@ -13,8 +13,14 @@ from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
 from fourfold.operations.case import Case
 from fourfold.operations.record import Cost, Evaluate, Relation
-from fourfold.operations.relations import between, equal_where, equals, equals_exactly, exactly, only
+from fourfold.operations.relations import between, equals, equals_exactly, exactly, only
 from fourfold.operations.workloads import Make, tiled, whole
+
+from .norms import (
+    a_row_does_not_see_the_others,
+    adding_a_number_to_a_row_changes_nothing,
+    columns_may_change_places,
+)
 
 
 def backward(grad_output: Any, x: Any) -> tuple[Any]:
@@ -106,11 +112,6 @@ def finite_rows(case: Case) -> np.ndarray:
     return np.isfinite(np.max(x, axis=-1, keepdims=True, initial=-np.inf))
 
 
-def columns(case: Case, order: Any) -> Case:
-    """Return the case with the columns of x and of the cotangent that `order` selects."""
-    return Case({"x": case["x"][..., order]}, case.grad_output[..., order])
-
-
 def rows_sum_to_one(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """The entries of a row sum to 1."""
     rows = finite_rows(case)
@@ -152,26 +153,6 @@ def entries_are_to_the_largest_as_exponentials(evaluate: Evaluate, case: Case, d
 entries_are_to_the_largest_as_exponentials.most_named = 40_000  # type: ignore[attr-defined]
 
 
-def adding_a_number_to_a_row_changes_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """softmax(x + t) = softmax(x), and the gradients are equal, for each row to which adding t is exact."""
-    x: np.ndarray = case["x"].astype(dtype.wide)
-    with np.errstate(invalid="ignore", over="ignore"):
-        there = (x + 16).astype(dtype.numpy)
-        unmoved = (there.astype(dtype.wide) - 16 == x) | ~np.isfinite(x)
-    rows = unmoved.all(axis=-1, keepdims=True)
-    here, moved = evaluate(case), evaluate(case.with_inputs(x=there))
-    yield equal_where(rows, here.output, moved.output)
-    yield equal_where(rows, here.gradients["x"], moved.gradients["x"])
-
-
-def columns_may_change_places(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Reordering the columns reorders the output and the gradient."""
-    order = np.random.default_rng(case["x"].size).permutation(case["x"].shape[-1])
-    here, there = evaluate(case), evaluate(columns(case, order))
-    yield Relation(here.output[..., order], there.output)
-    yield Relation(here.gradients["x"][..., order], there.gradients["x"])
-
-
 def masked_columns_add_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """Columns of -inf before and after the others have output 0 and gradient 0, and leave the rest unchanged."""
     rows = finite_rows(case)
@@ -197,17 +178,6 @@ def a_constant_cotangent_gives_no_gradient(evaluate: Evaluate, case: Case, dtype
     constant = np.full_like(case.grad_output, -1.5)
     gradient = only(finite_rows(case), evaluate(Case(case.inputs, constant)).gradients["x"])
     yield equals(gradient, 0)
-
-
-def a_row_does_not_see_the_others(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """The last row has the same results alone as among the others."""
-    rows = case["x"].reshape(-1, case["x"].shape[-1]) if case["x"].size else case["x"][:0]
-    if not rows.size:
-        return
-    here = evaluate(case)
-    alone = evaluate(Case({"x": rows[-1]}, case.grad_output.reshape(rows.shape)[-1]))
-    for among, by_itself in ((here.output, alone.output), (here.gradients["x"], alone.gradients["x"])):
-        yield Relation(among.reshape(rows.shape)[-1], by_itself)
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:
