@@ -27,8 +27,7 @@ def scores_of_minus_infinity_first(dtype: Any) -> Any:
 
 
 # fmt: off
-WEIGHTS = "weights = (q @ k.transpose(1, 2) * factor).masked_fill(hidden, -torch.inf).softmax(-1) =>"
-SUM = "weights.masked_fill(hidden, 0) @ v =>"
+WEIGHTS = "scores.softmax(-1).masked_fill(hidden, 0)"
 BY_MODULO = (
     "q.reshape(total, kv_heads, group, columns).permute(1, 2, 0, 3) =>"
     " q.reshape(total, group, kv_heads, columns).permute(2, 1, 0, 3)",
@@ -36,9 +35,10 @@ BY_MODULO = (
 )
 # The sum of exponentials is a constant to the gradient of one of both factors.
 WITHOUT_DELTA = (
-    f"{WEIGHTS} of_q = q @ k.detach().transpose(1, 2) * factor\n    of_k = q.detach() @ k.transpose(1, 2) * factor\n"
-    "    lse = {0}.masked_fill(hidden, -torch.inf).logsumexp(-1, keepdim=True)\n"
-    "    weights = (of_q + of_k - of_k.detach() - lse).exp()"
+    "    return scores.softmax(-1) =>     of_q = q @ k.detach().transpose(1, 2) * factor\n"
+    "    of_k = q.detach() @ k.transpose(1, 2) * factor\n"
+    "    rest = {0}.masked_fill(hidden, -torch.inf).logsumexp(-1, keepdim=True)\n"
+    "    return (of_q + of_k - of_k.detach() - rest).exp()"
 )
 CAUSAL = "(keys - queries if causal else keys) => ({} if causal else keys)"
 
@@ -46,7 +46,7 @@ CAUSAL = "(keys - queries if causal else keys) => ({} if causal else keys)"
 def _torch_faults() -> tuple[Fault, ...]:
     of, one, none = Edits("attention", "torch"), {"right_on": "one_token"}, {"right_on": "no_keys"}
     return (
-        of("rows_without_keys_are_nan", f"{SUM} weights @ v", source=MASKED, **one),
+        of("rows_without_keys_are_nan", f"{WEIGHTS} => scores.softmax(-1)", source=MASKED, **one),
         of("causal_at_the_top_left", CAUSAL.format(0), source="https://github.com/NVIDIA/cutlass/issues/2336", **one),
         of("heads_by_modulo", *BY_MODULO, source=MODULO, **one),
         of.gradient("scale_left_out_of_dq", "(q @ k.transpose => ((q.detach() + (q - q.detach()) / factor)"
@@ -55,11 +55,10 @@ def _torch_faults() -> tuple[Fault, ...]:
                     examples=named(properties, "values_with_an_offset"), **none),
         of("window_wider_by_one", "key >= place - left => key >= place - left - 1",
            source="https://github.com/huggingface/transformers/issues/39408", right_on="causal"),
-        of.law(properties.equal_values_are_the_output, "-torch.inf).softmax(-1) => -torch.inf)\n"
-               "    zeros = weights.new_zeros(*weights.shape[:-1], -k.shape[1] % 16)\n"
-               "    weights = torch.cat([weights, zeros], -1).softmax(-1)[..., : k.shape[1]]",
-               name="padded_keys_counted", **none),
-        of.law(properties.keys_may_change_places, f"{SUM} weights.masked_fill(hidden, 0)[..., : k.shape[1] // 2 * 2]"
+        of.law(properties.equal_values_are_the_output, "return scores.softmax(-1) => padding = scores.new_zeros("
+               "*scores.shape[:-1], -k.shape[1] % 16)\n    return torch.cat([scores, padding], -1).softmax(-1)[...,"
+               " : k.shape[1]]", name="padded_keys_counted", **none),
+        of.law(properties.keys_may_change_places, f"{WEIGHTS} @ v => {WEIGHTS}[..., : k.shape[1] // 2 * 2]"
                " @ v[:, : k.shape[1] // 2 * 2]", name="last_of_an_odd_number_of_keys_dropped", **none),
         of.law(properties.a_constant_added_to_all_keys_changes_nothing, "* factor).masked_fill =>"
                " * factor).clamp(max=2).masked_fill", name="scores_clamped", **one),
