@@ -77,7 +77,13 @@ def inserted(line: str, *new: str) -> str:
 
 
 def edited(operation: str, backend: str, *edits: str) -> Implementation:
-    """Return an operation's implementation on a backend with edits: see `apply_edit`.
+    """Return an operation's implementation on a backend with edits: see `changed_texts`."""
+    folder, module = KernelPackage.of(operation).folder, backends.MODULES[backend]
+    return getattr(_imported(folder, changed_texts(operation, backend, *edits), f"{operation}.{module}"), operation)
+
+
+def changed_texts(operation: str, backend: str, *edits: str) -> dict[str, str]:
+    """Return the files of an operation's implementation on a backend that edits change: see `apply_edit`.
 
     An edit applies to the files of the operation's folder for this backend, or to the one named before a colon,
     ``"rms_norm/triton_kernel.py: old => new"``.
@@ -95,7 +101,7 @@ def edited(operation: str, backend: str, *edits: str) -> Implementation:
             if (folder / file).exists()
         }
         changed |= apply_edit(texts, edit[named.end() :] if named else edit)
-    return getattr(_imported(folder, changed, f"{operation}.{module}"), operation)
+    return changed
 
 
 def _sources(folder: pathlib.Path, module: str, edits: tuple[str, ...]) -> dict[str, str]:

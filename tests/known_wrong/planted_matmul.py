@@ -153,18 +153,19 @@ def _triton_faults() -> tuple[Fault, ...]:
     )
 
 
-READ, MULTIPLIED = "columns.put(next_right, right);\n", "sums.add(left, right);\n"
-ROWS = "rows{a, m, k, a_row_stride, a_column_stride, =>"
-BARRIER = "        __syncthreads();\n"
+MULTIPLIED = "sums.add(left[turn], right[turn]);\n"
+ROWS = "a, first_row, m, k, a_row_stride, a_column_stride, =>"
 SUMS_OF_TILE = "    typename SumsOf<T, TILE, TILE_K, THREADS>::type sums;\n"
 ADDED = "at[i][j] += x[i / WIDTH].at[i % WIDTH] * y[j / WIDTH].at[j % WIDTH]; =>"
 STORED, ONE_STORED = "return results.store(to); =>", "if (column + j < columns) to[j] = results.at[j]; =>"
 # Blocks loop over tiles, and do not clear their sums for the second.
 KEPT = (
     f"    const TileAt tile = tile_at(int(blockIdx.x), => {SUMS_OF_TILE}"
-    "    for (int item = max(int(blockIdx.x) - 1, 0); item <= int(blockIdx.x); item++) {\n"
+    "    for (int item = max(int(blockIdx.x) - 1, 0); item <= int(blockIdx.x); item++) {\n    __syncthreads();\n"
     "    const TileAt tile = tile_at(item,",
-    f"{SUMS_OF_TILE}    typename Side =>     typename Side",
+    f"{SUMS_OF_TILE}    rows.fetch(); =>     rows.fetch();",
+    "int turn = 0; k > 0; k -= TILE_K, => long long rest = k, turn = 0; rest > 0; rest -= TILE_K,",
+    "if (k > TILE_K) { => if (rest > TILE_K) {",
     "    sums.put(Result<T>{c, m, n, activation, Compute<T>(negative_slope)}, first_row, first_column);\n =>"
     "     if (item == int(blockIdx.x))\n"
     "    sums.put(Result<T>{c, m, n, activation, Compute<T>(negative_slope)}, first_row, first_column);\n    }\n",
@@ -173,7 +174,7 @@ KEPT = (
 SPLIT = (
     "blocks = cdiv(m, tile) * cdiv(n, tile) => blocks = 3 * cdiv(m, tile) * cdiv(n, tile)",
     "c = torch.empty((m, n) => c = torch.zeros((m, n)", "tile_at(int(blockIdx.x), => tile_at(int(blockIdx.x) / 3,",
-    f"{MULTIPLIED} => if (start / TILE_K % 3 == blockIdx.x % 3) {MULTIPLIED}", f"{STORED} {{}}",
+    f"{MULTIPLIED} => if (k / TILE_K % 3 == blockIdx.x % 3) {MULTIPLIED}", f"{STORED} {{}}",
     f"{ONE_STORED} if (column + j < columns) atomicAdd(to + j, results.at[j]);",
 )
 
@@ -182,23 +183,23 @@ def _cuda_faults() -> tuple[Fault, ...]:
     of, one, whole = Edits("matmul", "cuda"), {"right_on": "one_by_one"}, {"right_on": "whole_blocks"}
     out_of_bounds, race, backward = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race, {"check": backward_agrees}
     return (
-        of.stopped("barrier_before_the_tile_is_read_missing", race, f"{READ}{BARRIER} => {READ}"),
-        of.stopped("barrier_before_the_next_tile_missing", race, f"{MULTIPLIED}{BARRIER} => {MULTIPLIED}", **one,
+        of.stopped("barrier_before_the_tile_is_read_missing", race,
+                   "overwrites.\n        __syncthreads(); => overwrites."),
+        of.stopped("barrier_before_the_next_tile_missing", race, "turn ^= 1 => turn ^= 0", **one,
                    source="https://github.com/KnowingNothing/MatmulTutorial/issues/13"),
         of.stopped("edge_threads_return", cuda_on_cpu.DivergentBarrier,
                    f"{SUMS_OF_TILE} => {SUMS_OF_TILE}    if (first_row + threadIdx.x / 8 * 4 >= m) return;\n", **whole,
                    source="https://github.com/pytorch/FBGEMM/pull/5857"),
         of.stopped("tail_of_terms_read", out_of_bounds,
-                   "j < there ? from => (along_terms && there > 0 || j < there) ? from", **whole),
-        of("tail_of_terms_dropped", "start < k; start += TILE_K) { =>"
-           " start < (k > TILE_K ? k / TILE_K * TILE_K : k); start += TILE_K) {", **one),
+                   "j < there ? next => (along_terms && there > 0 || j < there) ? next", **whole),
+        of("tail_of_terms_dropped", "k > 0; k -= TILE_K => k >= TILE_K || (k > 0 && !turn); k -= TILE_K", **one),
         of.stopped("tail_of_tile_unwritten", cuda_on_cpu.UninitialisedShared,
-                   "rows.put(next_left, left); => if (threadIdx.x < m * k) rows.put(next_left, left);", **whole),
+                   "rows.put(left[turn]); => if (threadIdx.x < m * k) rows.put(left[turn]);", **whole),
         of.stopped("store_unmasked", out_of_bounds, "        if (row >= rows) return;\n        Vector =>"
                    "         Vector", **whole),
         of.stopped("strides_swapped", out_of_bounds,
-                   f"{ROWS} rows{{a, m, k, a_column_stride, a_row_stride,", **one),
-        of("contiguous_assumed", f"{ROWS} rows{{a, m, k, k, 1,",
+                   f"{ROWS} a, first_row, m, k, a_column_stride, a_row_stride,", **one),
+        of("contiguous_assumed", f"{ROWS} a, first_row, m, k, k, 1,",
            examples=named(properties, "both_transposed"), **one),
         of("accumulator_kept", *KEPT, **one),
         of("activated_in_each_tile", f"{MULTIPLIED} => {MULTIPLIED}        for (auto& line : sums.at)\n"
@@ -210,7 +211,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of("sum_in_half", f"{ADDED} at[i][j] = T(__half(float(at[i][j] +"
            " x[i / WIDTH].at[i % WIDTH] * y[j / WIDTH].at[j % WIDTH])));", **one),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic,
-                   "ptr + position * stride + => ptr + int(position) * int(stride) +",
+                   "(first + place(i).position) * stride => int(first + place(i).position) * int(stride)",
                    examples=far_apart(properties.random_example(9, 5, 3)), **one),
         of("square_grid", "blocks = cdiv(m, tile) * cdiv(n, tile) => blocks = cdiv(m, tile) ** 2",
            check=memory_is_respected, says=UNWRITTEN, **one),

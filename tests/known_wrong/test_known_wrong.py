@@ -47,7 +47,7 @@ from fourfold.operations.record import Operation, Result, reference
 
 from . import published
 from .controls import CONTROLS, Control
-from .edits import EditError, apply_edit
+from .edits import EditError, apply_edit, changed_texts, edited
 from .generic import faults_of
 from .planted import Check, Fault
 
@@ -323,6 +323,13 @@ def test_known_wrong_implementations_are_many() -> None:
 def test_faults_are_told_apart_by_their_names() -> None:
     names = [described(fault) for fault in (*FAULTS, *GENERIC)]
     assert len(set(names)) == len(names)
+
+
+def test_every_edit_fits_the_text_of_today() -> None:
+    made = [fault.make for fault in FAULTS if isinstance(fault.make, functools.partial)]
+    edits = [make.args for make in made if make.func is edited]
+    assert all(changed_texts(*each) for each in edits)
+    assert len(edits) > 400
 
 
 @pytest.mark.parametrize(
