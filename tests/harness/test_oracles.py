@@ -374,38 +374,6 @@ def test_slopes_are_those_computed_by_hand(a: tuple, b: tuple, eps: float, expec
     assert slopes(a, b, eps) == pytest.approx(expected, rel=8 * FLOAT64.roundoff, abs=8 * FLOAT64.roundoff)
 
 
-def test_padded_loss_is_the_mean_over_valid_rows_by_hand() -> None:
-    pred = np.array([[UNIT, (np.nan,) * 4], [UNIT, (0, 0, 2, 1)], [UNIT, UNIT]], dtype=np.longdouble)
-    target = np.array([[UNIT, PADDING], [(2, 2, 3, 3), (1, 0, 3, 1)], [PADDING, (0, 0, 1, -1)]], dtype=np.longdouble)
-    # Scores 1, -7/9 and 1/3 of three valid rows.
-    assert float(giou_loss.forward(pred, target)) == pytest.approx((0 + 16 / 9 + 2 / 3) / 3, rel=4 * FLOAT64.roundoff)
-    grad_pred, grad_target = giou_loss.backward(np.longdouble(6), pred, target)
-    # The slopes of -giou times 2: grad_output is 6, over three rows.
-    by_hand = [2 / 27, 2 / 27, -2 / 9, -2 / 9]
-    assert grad_pred[1, 0].astype(float).tolist() == pytest.approx(by_hand, rel=8 * FLOAT64.roundoff)
-    # target's gradient is pred's, mirrored at the opposite corner.
-    assert grad_target[1, 0].astype(float).tolist() == pytest.approx(
-        [-by_hand[2], -by_hand[3], -by_hand[0], -by_hand[1]], rel=8 * FLOAT64.roundoff
-    )
-    assert not grad_pred[[0, 2, 2], [1, 0, 1]].any()
-    assert not grad_target[[0, 2, 2], [1, 0, 1]].any()
-
-
-def test_ragged_loss_is_the_mean_over_all_targets_by_hand() -> None:
-    pred = np.array([[UNIT, (np.nan,) * 4], [(np.inf,) * 4] * 2, [UNIT, (0, 0, 2, 1)]], dtype=np.longdouble)
-    target = np.array([UNIT, (2, 2, 3, 3), (1, 0, 3, 1)], dtype=np.longdouble)
-    offsets = np.array([0, 1, 1, 3])
-    loss = giou_loss_ragged.forward(pred, target, offsets)
-    assert float(loss) == pytest.approx((0 + 16 / 9 + 2 / 3) / 3, rel=4 * FLOAT64.roundoff)
-    grad_pred, grad_target = giou_loss_ragged.backward(np.longdouble(6), pred, target, offsets)
-    by_hand = [2 / 27, 2 / 27, -2 / 9, -2 / 9]
-    assert grad_pred[2, 0].astype(float).tolist() == pytest.approx(by_hand, rel=8 * FLOAT64.roundoff)
-    assert not grad_pred[[0, 1, 1], [1, 0, 1]].any()
-    assert grad_target[1].astype(float).tolist() == pytest.approx(
-        [-by_hand[2], -by_hand[3], -by_hand[0], -by_hand[1]], rel=8 * FLOAT64.roundoff
-    )
-
-
 def test_losses_by_the_centres_distance_are_those_computed_by_hand() -> None:
     pred = np.array([[UNIT, UNIT], [UNIT, UNIT]], dtype=np.longdouble)
     target = np.array([[(2, 2, 3, 3), (1, 0, 3, 1)], [(0, 0, 2, 1), PADDING]], dtype=np.longdouble)

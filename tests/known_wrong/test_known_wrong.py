@@ -7,7 +7,6 @@ import importlib
 import math
 import pathlib
 import pkgutil
-import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,8 +15,6 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
-from fourfold.properties.boxes import explicit_pairs
-from fourfold.properties.giou import never_above_intersection_over_union
 from hypothesis import strategies as st
 from triton import TritonError
 
@@ -29,21 +26,17 @@ from fourfold.checks import many_calls
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.forward import forward_agrees
-from fourfold.checks.laws import hold
 from fourfold.checks.records import operations
 from fourfold.checks.search import Search, Subject
 from fourfold.inputs.constants import constants_of
 from fourfold.inputs.large_cases import LargeCases
 from fourfold.instruments import tampering
-from fourfold.instruments.evaluation import evaluate_tensors
 from fourfold.instruments.redzones import POISONS, Arena
 from fourfold.numerics.bounded import OPEN, Bounded
-from fourfold.numerics.compare import Disagreement, compare, expectation
 from fourfold.numerics.dtypes import DTYPES
-from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure
 from fourfold.operations.outputs import READS_BACK, alone, read_back
-from fourfold.operations.record import Operation, Result, reference
+from fourfold.operations.record import Operation
 
 from . import published
 from .controls import CONTROLS, Control
@@ -477,75 +470,3 @@ def test_check_shows_one_pair_of_boxes_with_small_whole_numbers(
     assert len(numbers) == 8
     # The implementation is wrong for non-finite boxes too, so only finite numbers must be small.
     assert all(number in range(4) for number in numbers if np.isfinite(number))
-
-
-def with_areas(case: Case) -> bool:
-    """Return whether both boxes have an area."""
-    return all((case[name][:, 2:] > case[name][:, :2]).all() for name in ("boxes1", "boxes2"))
-
-
-def smallest(fails: Callable[[Case], bool]) -> Case:
-    """Return the failing pair of boxes to which Hypothesis shrinks, among those `giou.cases` draws one by one."""
-    settings = hypothesis.settings(max_examples=2000, database=None, deadline=None)
-    dtype = DTYPES["float32"]
-    cases = explicit_pairs(dtype, 1).map(
-        lambda pair: Case({"boxes1": pair[0], "boxes2": pair[1]}, np.ones(1, dtype=dtype.numpy), {"eps": 1e-5})
-    )
-    return hypothesis.find(cases.filter(with_areas), fails, settings=settings, random=random.Random(0))
-
-
-def published_giou(case: Case, device: str) -> tuple[np.ndarray, Bounded]:
-    """Return the published scores, and the right scores with their bound."""
-    operation, dtype = OPERATIONS["giou"], DTYPES["float32"]
-    output, _, _ = evaluate_tensors(published.giou_without_clamp, operation, case, dtype, device, gradients=False)
-    return dtype.array(output), expectation(reference(operation, case, dtype), dtype)
-
-
-def overlap(case: Case) -> np.ndarray:
-    """Return width and height of the pair's intersection; negative along an axis on which the boxes are apart."""
-    boxes1, boxes2 = (case[name].reshape(4).astype(np.float64) for name in ("boxes1", "boxes2"))
-    return np.minimum(boxes1[2:], boxes2[2:]) - np.maximum(boxes1[:2], boxes2[:2])
-
-
-def show(case: Case, device: str) -> str:
-    actual, expected = published_giou(case, device)
-    boxes = " and ".join(str(case[name].reshape(4).tolist()) for name in ("boxes1", "boxes2"))
-    return f"{boxes}: published {float(actual.reshape(())):.7f}, right {float(expected.value.reshape(())):.7f}"
-
-
-def test_counterexample_of_the_oracle_is_two_boxes_apart(device: str, record_property: Callable) -> None:
-    def fails(case: Case) -> bool:
-        actual, expected = published_giou(case, device)
-        try:
-            compare(actual, expected, DTYPES["float32"])
-        except Disagreement:
-            return True
-        return False
-
-    case = smallest(fails)
-    record_property("counterexample", show(case, device))
-    print(show(case, device))
-    assert (overlap(case) < 0).any()
-
-
-@pytest.mark.full
-def test_counterexample_of_the_law_is_two_boxes_disjoint_along_both_axes(
-    device: str, record_property: Callable
-) -> None:
-    def evaluate(case: Case, operation: str | None = None, documented: bool = False) -> Result:
-        actual, expected = published_giou(case, device)
-        return Result(lambda: Bounded(actual, expected.error, expected.arithmetic), dict)
-
-    def fails(case: Case) -> bool:
-        try:
-            list(hold(never_above_intersection_over_union, evaluate, case, DTYPES["float32"]))
-        except Disagreement:
-            return True
-        return False
-
-    case = smallest(fails)
-    record_property("counterexample", show(case, device))
-    print(show(case, device))
-    assert (overlap(case) < 0).all()
-    actual, expected = published_giou(case, device)
-    assert actual > 0 > expected.value
