@@ -64,15 +64,6 @@ def test_no_layout_changes_or_shares_what_it_is_given(layout: str) -> None:
             assert laid_out.untyped_storage().data_ptr() != given.untyped_storage().data_ptr()
 
 
-def test_contiguous_is() -> None:
-    given = values((2, 3, 4), torch.float32)
-    for tensor in (given, given.transpose(0, 2)):
-        laid_out = LAYOUTS["contiguous"](tensor)
-        assert laid_out.is_contiguous()
-        assert laid_out.storage_offset() == 0
-        assert gaps(laid_out).numel() == 0
-
-
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_misaligned_begins_one_element_late(dtype: torch.dtype) -> None:
     for shape in SHAPES:
@@ -84,35 +75,31 @@ def test_misaligned_begins_one_element_late(dtype: torch.dtype) -> None:
         assert gaps(laid_out).numel() == 2
 
 
-def test_transposed_swaps_the_first_two_axes_in_memory() -> None:
-    assert LAYOUTS["transposed"](values((2, 3, 4), torch.float32)).stride() == (4, 8, 1)
-    assert LAYOUTS["transposed"](values((3, 4), torch.float32)).stride() == (1, 3)
-    assert LAYOUTS["transposed"](values((5,), torch.float32)).stride() == (1,)
-
-
-def test_axes_reversed_puts_the_first_axis_last_in_memory() -> None:
-    assert LAYOUTS["axes_reversed"](values((2, 3, 4), torch.float32)).stride() == (1, 2, 6)
-    assert LAYOUTS["axes_reversed"](values((3, 4), torch.float32)).stride() == (1, 3)
-
-
-def test_sliced_rows_leave_a_row_between() -> None:
-    laid_out = LAYOUTS["sliced_rows"](values((2, 3, 4), torch.float32))
-    assert laid_out.stride() == (24, 4, 1)
-    assert laid_out.storage_offset() == 12
-    assert gaps(laid_out).numel() == 3 * 12
-    assert LAYOUTS["sliced_rows"](values((5,), torch.float32)).stride() == (2,)
-
-
-def test_sliced_columns_leave_two_elements_between() -> None:
-    laid_out = LAYOUTS["sliced_columns"](values((2, 3, 4), torch.float32))
-    assert laid_out.stride() == (36, 12, 3)
-    assert gaps(laid_out).numel() == 2 * 24
-
-
-def test_cut_from_wider_has_rows_of_odd_length() -> None:
-    laid_out = LAYOUTS["cut_from_wider"](values((2, 3, 4), torch.float32))
-    assert laid_out.stride() == (15, 5, 1)
-    assert gaps(laid_out).numel() == 6
+@pytest.mark.parametrize(
+    ("layout", "shape", "stride", "start", "between"),
+    [
+        ("contiguous", (2, 3, 4), (12, 4, 1), 0, 0),
+        # The first two axes change places in memory, or the first axis is the last.
+        ("transposed", (2, 3, 4), (4, 8, 1), 0, 0),
+        ("transposed", (3, 4), (1, 3), 0, 0),
+        ("transposed", (5,), (1,), 0, 0),
+        ("axes_reversed", (2, 3, 4), (1, 2, 6), 0, 0),
+        ("axes_reversed", (3, 4), (1, 3), 0, 0),
+        # A row lies between two, two elements between neighbours, and rows are of odd length.
+        ("sliced_rows", (2, 3, 4), (24, 4, 1), 12, 3 * 12),
+        ("sliced_rows", (5,), (2,), 1, 6),
+        ("sliced_columns", (2, 3, 4), (36, 12, 3), 0, 2 * 24),
+        ("cut_from_wider", (2, 3, 4), (15, 5, 1), 0, 6),
+    ],
+)
+def test_a_layout_has_its_strides_and_gaps(
+    layout: str, shape: tuple[int, ...], stride: tuple[int, ...], start: int, between: int
+) -> None:
+    given = values(shape, torch.float32)
+    for tensor in (given, given.mT.contiguous().mT if given.ndim > 1 else given):
+        laid_out = LAYOUTS[layout](tensor)
+        assert (laid_out.stride(), laid_out.storage_offset()) == (stride, start)
+        assert gaps(laid_out).numel() == between
 
 
 def test_expanded_has_stride_zero_where_all_is_the_same() -> None:

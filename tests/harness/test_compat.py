@@ -19,6 +19,7 @@ import tempfile
 import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -140,19 +141,15 @@ def tensor_that_is_a_view() -> None:
     assert found == [False, False, True]
 
 
-@contract("torch._C._len_torch_dispatch_stack")
-def dispatch_modes_that_are_on() -> None:
-    assert not torch_internals.calls_are_watched()
-    with Seen():
-        assert torch_internals.calls_are_watched()
-    assert not torch_internals.calls_are_watched()
+def watched(mode: AbstractContextManager) -> list[bool]:
+    with mode:
+        within = torch_internals.calls_are_watched()
+    return [within, torch_internals.calls_are_watched()]
 
 
-@contract("torch._C._len_torch_function_stack")
-def function_modes_that_are_on() -> None:
-    with torch.overrides.TorchFunctionMode():
-        assert torch_internals.calls_are_watched()
-    assert not torch_internals.calls_are_watched()
+gives(lambda: watched(Seen()), [True, False], "torch._C._len_torch_dispatch_stack")
+gives(lambda: watched(torch.overrides.TorchFunctionMode()), [True, False], "torch._C._len_torch_function_stack")
+gives(lambda: watched(forward_ad.dual_level()), [True, False], "torch.autograd.forward_ad._current_level")
 
 
 @contract("torch._C._are_functorch_transforms_active")
@@ -173,13 +170,6 @@ ZEROS = torch._efficientzerotensor, torch.zeros  # the first without memory
 gives(
     lambda: [torch_internals.is_without_memory(make(2)) for make in ZEROS], [True, False], "torch.Tensor._is_zerotensor"
 )
-
-
-@contract("torch.autograd.forward_ad._current_level")
-def forward_mode_differentiation() -> None:
-    with forward_ad.dual_level():
-        assert torch_internals.calls_are_watched()
-    assert not torch_internals.calls_are_watched()
 
 
 @contract("torch.utils._python_dispatch.TorchDispatchMode")

@@ -81,23 +81,6 @@ def test_a_call_with_other_numbers_has_other_places() -> None:
     assert (case["x"].argmax(-1) != other["x"].argmax(-1)).any()
 
 
-@pytest.mark.full(but=2)
-@pytest.mark.parametrize(
-    ("wrong", "reason"),
-    [
-        (by_triton(0.0), r"output\[\d+\] is \d+"),
-        (lambda x: x.shape[-1] - 1 - x.flip(-1).argmax(-1), r"output\[\d+\] is \d+"),
-        (lambda x: x.argmax(-1).int(), "has dtype torch.int32, expected torch.int64"),
-        (lambda x: x.argmin(-1), r"output\[\d+\] is \d+"),
-    ],
-)
-def test_wrong_places_are_rejected(wrong: Callable[..., Any], reason: str) -> None:
-    """Padding that is chosen, the last of equal numbers, another dtype, another number."""
-    verdict = checked(wrong, place_of_the_largest, "forward", finite=True)
-    assert not verdict.passed
-    assert re.search(reason, str(verdict))
-
-
 @operation(
     x=tensor("rows cols"),
     sizes={"cols": (3, 40), "rows": (0, 16)},
@@ -158,21 +141,29 @@ def test_right_counts_pass() -> None:
         assert {outcome.outcome for outcome in verdict.outcomes} == {"passed"}
 
 
-@pytest.mark.full(but=2)
+WRONG = r"output\[\d+\] is \d+"
+
+
+@pytest.mark.full(but=4)
 @pytest.mark.parametrize(
-    "wrong",
+    ("of", "wrong", "reason"),
     [
-        counted(0),
-        lambda ids: torch.bincount(ids, minlength=BINS).clamp(max=127),
-        lambda ids: torch.bincount(ids.clamp(max=BINS - 2), minlength=BINS),
-        lambda ids: torch.bincount(ids, minlength=BINS).roll(1),
+        # Padding that is chosen, the last of equal numbers, another dtype, another number.
+        (place_of_the_largest, by_triton(0.0), WRONG),
+        (place_of_the_largest, lambda x: x.shape[-1] - 1 - x.flip(-1).argmax(-1), WRONG),
+        (place_of_the_largest, lambda x: x.argmax(-1).int(), "has dtype torch.int32, expected torch.int64"),
+        (place_of_the_largest, lambda x: x.argmin(-1), WRONG),
+        # The lanes of padding, a counter of 7 bits, the last bin in another one, each bin in the next.
+        (counts, counted(0), WRONG),
+        (counts, lambda ids: torch.bincount(ids, minlength=BINS).clamp(max=127), WRONG),
+        (counts, lambda ids: torch.bincount(ids.clamp(max=BINS - 2), minlength=BINS), WRONG),
+        (counts, lambda ids: torch.bincount(ids, minlength=BINS).roll(1), WRONG),
     ],
 )
-def test_wrong_counts_are_rejected(wrong: Callable[..., Any]) -> None:
-    """The lanes of padding, a counter of 7 bits, the last bin in another one, each bin in the next."""
-    verdict = checked(wrong, counts, "forward")
+def test_wrong_places_and_counts_are_rejected(of: Any, wrong: Callable[..., Any], reason: str) -> None:
+    verdict = checked(wrong, of, "forward", finite=of is place_of_the_largest)
     assert not verdict.passed
-    assert "output[" in str(verdict)
+    assert re.search(reason, str(verdict))
 
 
 @operation(

@@ -9,7 +9,7 @@ import importlib.util
 import inspect
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -425,12 +425,23 @@ CELLS = [(row, dtype) for row in ROWS for dtype in row.dtypes]
 
 @triton.jit
 def apply_kernel(x_ptr, y_ptr, z_ptr, output_ptr, FUNCTION: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    # Each program owns a block of x and z, and all have y.
     at = tl.arange(0, BLOCK)
-    output = FUNCTION(tl.load(x_ptr + at), tl.load(y_ptr + at), tl.load(z_ptr + at))
+    own = tl.program_id(0) * BLOCK + at
+    output = FUNCTION(tl.load(x_ptr + own), tl.load(y_ptr + at), tl.load(z_ptr + own))
     if COUNT == 0:
-        tl.store(output_ptr, output)
+        tl.store(output_ptr + tl.program_id(0), output)
     else:
-        tl.store(output_ptr + tl.arange(0, COUNT), tl.reshape(output, (COUNT,)))
+        tl.store(output_ptr + tl.program_id(0) * COUNT + tl.arange(0, COUNT), tl.reshape(output, (COUNT,)))
+
+
+def expected_of(row: Row, blocks: Sequence[np.ndarray]) -> np.ndarray:
+    """What compiled code gives; the test is skipped where Triton lacks a function of the expression."""
+    if missing := [name for name in named(row.text) if not hasattr(tl, name) and not hasattr(tl.tensor, name)]:
+        pytest.skip(f"Triton {triton.__version__} has no {', '.join(missing)}")
+    used = {node.id for node in ast.walk(ast.parse(row.text.strip())) if isinstance(node, ast.Name)}
+    with np.errstate(all="ignore"):
+        return np.asarray(row.reference(*[block for name, block in zip("xyz", blocks) if name in used]))
 
 
 def tensor(array: np.ndarray) -> torch.Tensor:
@@ -490,12 +501,8 @@ def same(actual: np.ndarray, expected: np.ndarray, error: float = 0.0, signs: bo
 @pytest.mark.filterwarnings("ignore:.*deprecated")
 @pytest.mark.parametrize(("row", "dtype"), CELLS, ids=[f"{dtype}: {row.text}" for row, dtype in CELLS])
 def test_expression_gives_what_compiled_code_gives(row: Row, dtype: str, functions: dict[str, Any]) -> None:
-    if missing := [name for name in named(row.text) if not hasattr(tl, name) and not hasattr(tl.tensor, name)]:
-        pytest.skip(f"Triton {triton.__version__} has no {', '.join(missing)}")
     blocks = [row.inputs(NUMPY[dtype], place) for place in range(3)]
-    used = {node.id for node in ast.walk(ast.parse(row.text.strip())) if isinstance(node, ast.Name)}
-    with np.errstate(all="ignore"):
-        expected = np.asarray(row.reference(*[block for name, block in zip("xyz", blocks) if name in used]))
+    expected = expected_of(row, blocks)
     output = tensor(np.zeros(expected.size, dtype=expected.dtype))
     count = expected.size if expected.ndim else 0
     apply_kernel[(1, 1)](*map(tensor, blocks), output, FUNCTION=functions[row.text], COUNT=count, BLOCK=N)
@@ -504,20 +511,6 @@ def test_expression_gives_what_compiled_code_gives(row: Row, dtype: str, functio
         where = ", ".join(f"[{i}] is {array(output)[i]}, not {expected.ravel()[i]}" for i in wrong[:4])
         operands = [[block[i] for block in blocks] for i in wrong[:4]] if expected.size == N else ""
         pytest.fail(f"{row.text} of {dtype}: {len(wrong)} of {expected.size} are wrong: {where} {operands}")
-
-
-@triton.jit
-def apply_in_each_kernel(
-    x_ptr, y_ptr, z_ptr, output_ptr, FUNCTION: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr
-):
-    # Each program owns a block of x and z, and all have y.
-    at = tl.arange(0, BLOCK)
-    own = tl.program_id(0) * BLOCK + at
-    output = FUNCTION(tl.load(x_ptr + own), tl.load(y_ptr + at), tl.load(z_ptr + own))
-    if COUNT == 0:
-        tl.store(output_ptr + tl.program_id(0), output)
-    else:
-        tl.store(output_ptr + tl.program_id(0) * COUNT + tl.arange(0, COUNT), tl.reshape(output, (COUNT,)))
 
 
 IN_BATCHES = [(row, dtype) for row, dtype in CELLS if dtype in ("float32", "bfloat16", "int32", "bool")]
@@ -529,12 +522,8 @@ IN_BATCHES = [(row, dtype) for row, dtype in CELLS if dtype in ("float32", "bflo
 def test_programs_that_run_at_once_give_the_bits_of_one_after_another(
     row: Row, dtype: str, functions: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if missing := [name for name in named(row.text) if not hasattr(tl, name) and not hasattr(tl.tensor, name)]:
-        pytest.skip(f"Triton {triton.__version__} has no {', '.join(missing)}")
     x, y, z = (row.inputs(NUMPY[dtype], place) for place in range(3))
-    used = {node.id for node in ast.walk(ast.parse(row.text.strip())) if isinstance(node, ast.Name)}
-    with np.errstate(all="ignore"):
-        result = np.asarray(row.reference(*[block for name, block in zip("xyz", (x, y, z)) if name in used]))
+    result = expected_of(row, (x, y, z))
     given = [tensor(np.concatenate([np.roll(x, n) for n in range(PROGRAMS)])), tensor(y), tensor(np.tile(z, PROGRAMS))]
     found, options = [], {"FUNCTION": functions[row.text], "COUNT": result.size if result.ndim else 0, "BLOCK": N}
     batches._HISTORIES.clear()
@@ -542,9 +531,9 @@ def test_programs_that_run_at_once_give_the_bits_of_one_after_another(
         if not at_once:
             monkeypatch.setattr(batches.Runner, "run", lambda self, programs: self.one_by_one(iter(programs)))
         found.append(tensor(np.zeros(PROGRAMS * result.size, dtype=result.dtype)))
-        apply_in_each_kernel[(PROGRAMS,)](*given, found[-1], **options)
+        apply_kernel[(PROGRAMS,)](*given, found[-1], **options)
     assert array(found[0]).tobytes() == array(found[1]).tobytes()
-    (history,) = (kept for kernel, kept in batches._HISTORIES.items() if kernel.__name__ == "apply_in_each_kernel")
+    (history,) = (kept for kernel, kept in batches._HISTORIES.items() if kernel.__name__ == "apply_kernel")
     assert history.together
     assert not history.alone
 
