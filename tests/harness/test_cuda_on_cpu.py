@@ -56,6 +56,7 @@ class Planted(NamedTuple):
 
     fault: type[cuda_on_cpu.KernelFault]
     lines: set[int]
+    says: str
     launch: dict[str, list[float]]
 
 
@@ -69,9 +70,9 @@ def planted_faults() -> dict[str, Planted]:
         elif kernel := re.match(r"__global__ void (\w+)", line):
             name = kernel[1]
             launch, described = {}, launch
-        elif mark := re.search(r"// FAULT: (\w+)$", line):
+        elif mark := re.search(r"// FAULT: (\w+)(?:: (.*))?$", line):
             fault = next(f for f in FAULTS if f.__name__ == mark[1])
-            planted = kernels.setdefault(name, Planted(fault, set(), described))
+            planted = kernels.setdefault(name, Planted(fault, set(), mark[2] or "", described))
             assert planted.fault is fault, f"{name} is marked with two faults"
             planted.lines.add(number)
     return kernels
@@ -122,7 +123,7 @@ def test_a_planted_fault_is_found_at_its_line_in_any_order(name, monkeypatch):
         fault = caught.value
         assert (type(fault), fault.kernel, fault.file) == (planted.fault, name, str(PLANTED)), order
         assert fault.line in planted.lines, f"{order}: {fault}"
-        assert f"(faults.cu:{fault.line}), block (" in str(fault)
+        assert re.search(rf"\(faults\.cu:{fault.line}\), block \(.*: {planted.says}", str(fault))
 
 
 def test_every_kind_of_fault_is_planted():

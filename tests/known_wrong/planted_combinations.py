@@ -135,53 +135,53 @@ NAN_LOST = (
 
 # ---- edits
 
-SOFTMAX, LAYER_NORM = "return torch.softmax(in_compute_dtype(x)", "wide_x, wide_weight, wide_bias ="
-SUM = "return x + y"
+AT_SOFTMAX, AT_LAYER_NORM = "return torch.softmax(in_compute_dtype(x)", "wide_x, wide_weight, wide_bias ="
+AT_SUM = "return x + y"
 LIES_APART = "x.ndim > 1 and x.numel() > 1 and x.stride(-1) > 1"
 # A transposed tensor is read from the multiple of 16 bytes below its address.
 MISALIGNED_AND_TRANSPOSED = inserted(
-    SOFTMAX,
+    AT_SOFTMAX,
     f"if x.data_ptr() % 16 and {LIES_APART}:",
     "    first = x.storage_offset() * x.element_size() % 16 // x.element_size()",
     "    x = torch.as_strided(x, x.shape, x.stride(), x.storage_offset() - first)",
 )
 # One row for all is taken for a contiguous one.
 STRIDED_AND_EXPANDED = inserted(
-    SOFTMAX,
+    AT_SOFTMAX,
     f"if {LIES_APART} and x.shape[0] > 1 and x.stride(0) == 0:",
     "    x = torch.as_strided(x, x.shape, (*x.stride()[:-1], 1), x.storage_offset())",
 )
 # A table has room for the strides of five axes: the others count as 1.
 STRIDES_OF_FIVE_AXES = inserted(
-    SUM,
+    AT_SUM,
     "if sum(size > 1 for size in y.shape) > 5:",
     "    y = torch.as_strided(y, y.shape, (*[1] * (y.ndim - 5), *y.stride()[-5:]), y.storage_offset())",
 )
 # The address of x alone decides that all is read by vectors.
 WEIGHT_ALONE_MISALIGNED = inserted(
-    LAYER_NORM,
+    AT_LAYER_NORM,
     "if x.numel() and x.shape[-1] % 8 == 0 and x.data_ptr() % 16 == 0 and weight.data_ptr() % 16:",
     "    weight = weight.roll(1)",
 )
 # From the second block on a mask compares, and so leaves NaN out.
 NAN_LOST_IN_TORCH = inserted(
-    SOFTMAX,
+    AT_SOFTMAX,
     "later = torch.where(x[..., 1024:] > -torch.inf, x[..., 1024:], -torch.inf)",
     "x = torch.cat([x[..., :1024], later], -1)",
 )
 # From the second block on numbers are clamped to finite ones.
-CLAMPED = inserted(SOFTMAX, "x = torch.cat([x[..., :1024], x[..., 1024:].clamp(max=torch.finfo(x.dtype).max)], -1)")
+CLAMPED = inserted(AT_SOFTMAX, "x = torch.cat([x[..., :1024], x[..., 1024:].clamp(max=torch.finfo(x.dtype).max)], -1)")
 # NaN counts as 0 in rows of several blocks, and the kernel for such rows has its eps typed in.
-NAN_OF_LONG_ROWS = inserted(LAYER_NORM, "x = x.nan_to_num(0.0, torch.inf, -torch.inf) if x.shape[-1] > 1024 else x")
-EPS_OF_LONG_ROWS = inserted(LAYER_NORM, "eps = 1e-5 if x.shape[-1] > 1024 else eps")
+NAN_OF_LONG_ROWS = inserted(AT_LAYER_NORM, "x = x.nan_to_num(0.0, torch.inf, -torch.inf) if x.shape[-1] > 1024 else x")
+EPS_OF_LONG_ROWS = inserted(AT_LAYER_NORM, "eps = 1e-5 if x.shape[-1] > 1024 else eps")
 # A path for inference reads rows of several blocks as if they were contiguous.
 APART_UNDER_INFERENCE_MODE = inserted(
-    SOFTMAX, f"if torch.is_inference_mode_enabled() and x.shape[-1] > 1024 and {LIES_APART}:", "    x = x.flip(-1)"
+    AT_SOFTMAX, f"if torch.is_inference_mode_enabled() and x.shape[-1] > 1024 and {LIES_APART}:", "    x = x.flip(-1)"
 )
 # Tensors are told apart by their storages, a matrix times itself is taken for one times its transpose, tensors of one
 # address for the same one, and one that begins within another for a view of its beginning.
 ONE_STORAGE = inserted(
-    LAYER_NORM,
+    AT_LAYER_NORM,
     "if weight.untyped_storage().data_ptr() == bias.untyped_storage().data_ptr():",
     "    bias = weight + 0 * bias",
 )
@@ -190,14 +190,14 @@ SYMMETRIC = inserted(
 )
 ONE_ADDRESS = "return x + y => return x + x if x.data_ptr() == y.data_ptr() else x + y"
 BEGINS_WITHIN = inserted(
-    SUM,
+    AT_SUM,
     "end = x.data_ptr() + x.numel() * x.element_size()",
     "if x.data_ptr() < y.data_ptr() < end and x.is_contiguous() and y.is_contiguous():",
     "    y = x + 0 * y",
 )
 # The gradient goes to the first of two alone, where both are one tensor.
 GRADIENT_ONCE = inserted(
-    SUM, "if x.numel() and x.data_ptr() == y.data_ptr() and x.stride() == y.stride():", "    y = y.detach()"
+    AT_SUM, "if x.numel() and x.data_ptr() == y.data_ptr() and x.stride() == y.stride():", "    y = y.detach()"
 )
 
 

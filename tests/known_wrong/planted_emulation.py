@@ -1,11 +1,6 @@
-"""Planted faults that only a checked launch on the CPU sees, or a launch anywhere: the results are right.
-
-The kernels overrun an array or a row of it, let a signed integer overflow, or are launched with a grid, a block or
-shared memory that no GPU takes. A comment at the faulty line of planted_emulation.cu says what the message must say.
-"""
+"""Planted faults in the launch: a grid, a block or shared memory that no GPU takes. The results are right."""
 
 import functools
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from fourfold.impls.softmax.torch_eager import softmax as softmax_in_torch
-from fourfold.impls.vector_add.torch_eager import vector_add as definition
 
-from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.launch import ImpossibleLaunch
 from fourfold.backends.signature import signature_of
@@ -25,32 +18,9 @@ from fourfold.operations.case import Case
 
 from .planted import Fault, Implementation
 
-check_vector_add = signature_of(definition).check
 Tensor = torch.Tensor
 SOURCE = Path(__file__).parent / "planted_emulation.cu"
-THREADS = 64
-# The number of the faulty line and what is said of it, by kernel.
-FAULTY: dict[str, tuple[int, str]] = {}
-for _number, _line in enumerate(SOURCE.read_text().splitlines(), 1):
-    if _kernel := re.match(r"__global__ void (\w+)", _line):
-        _name = _kernel[1]
-    elif _says := re.search(r"// FAULT: (.*)$", _line):
-        FAULTY[_name] = _number, _says[1]
-SUMS = {name: CudaKernel(SOURCE, name) for name in FAULTY}
 EXPONENTIALS = CudaKernel(SOURCE, "exponentials")
-
-
-def sums(kernel: str) -> Implementation:
-    """The sum of two tensors by a kernel."""
-
-    def implementation(x: Tensor, y: Tensor) -> Tensor:
-        check_vector_add(x, y)
-        output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        if n := x.numel():
-            SUMS[kernel].launch(-(-n // THREADS), THREADS, x.contiguous(), y.contiguous(), output, n)
-        return output
-
-    return implementation
 
 
 @triton.jit
@@ -89,13 +59,6 @@ def of_shape(rows: int, cols: int, dtype: DType) -> Case:
     return Case({"x": x}, x)
 
 
-def _sum(name: str) -> Fault:
-    line, says = FAULTY[name]
-    raises = cuda_on_cpu.UndefinedArithmetic if "overflow" in name else cuda_on_cpu.OutOfBounds
-    at = rf"\(planted_emulation\.cu:{line}\), block .*: {says}"
-    return Fault(name, "vector_add", lambda: sums(name), says=at, language="cuda", raises=raises, only_on="cpu")
-
-
 def _launch(language: str, wrong: str, rows: int, cols: int, says: str) -> Fault:
     return Fault(
         wrong,
@@ -119,4 +82,4 @@ LAUNCHES: tuple[tuple[Any, ...], ...] = (
     ("cuda", "threads_along_z", 1, 65, r"^exponentials: a block .* has 65 threads along z; a GPU takes at most 64"),
     ("cuda", "shared_bytes_of_long_rows", 1, 15_000, r"240,000 bytes of dynamic shared memory; a block has at most"),
 )
-FAULTS = (*map(_sum, SUMS), *(_launch(*launch) for launch in LAUNCHES))
+FAULTS = tuple(_launch(*launch) for launch in LAUNCHES)

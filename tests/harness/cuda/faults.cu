@@ -1,5 +1,6 @@
-// Kernels with one planted fault each. A line that the report may name ends in "FAULT:" and the exception's name; two
-// lines can race. `a` and `c` hold 250 of 256 elements that a block's threads would like, unless "launch:" says otherwise.
+// Kernels with one planted fault each. A line that the report may name ends in "FAULT:", the exception's name and, if it
+// matters, what is said of it; two lines can race. `a` and `c` hold 250 of 256 elements that a block's threads would
+// like, unless "launch:" says otherwise.
 
 // ---- out of bounds
 
@@ -376,7 +377,7 @@ __global__ void adds_atomically_at_a_misaligned_place(const float* a, float* c, 
 
 __global__ void overflows_an_index(const float* a, float* c, long long n) {
     int i = threadIdx.x;
-    int at = (i + 1) * 100000000;  // FAULT: UndefinedArithmetic
+    int at = (i + 1) * 100000000;  // FAULT: UndefinedArithmetic: signed integer overflow in a multiplication
     if (i < n) c[i] = a[(at >> 24) & 127];
 }
 
@@ -492,4 +493,71 @@ __global__ void fuses_halves_past_the_end(const float* a, float* c, long long n)
     const __half* halves = reinterpret_cast<const __half*>(a);
     __half v = __hfma(halves[threadIdx.x + 256], halves[0], halves[1]);  // FAULT: OutOfBounds
     c[threadIdx.x % n] = __half2float(v);
+}
+
+// ---- arrays overrun and integers that overflow, whose results are right
+
+// A third element of an array of two is read, and left out of the sum.
+__global__ void local_array_overrun(const float* a, float* c, long long n) {
+    int at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= n) return;
+    float pair[2] = {a[at], a[at]}, sum = 0;
+    for (int i = 0; i <= 2; i++) {
+        float term = pair[i];  // FAULT: OutOfBounds: index 2 is outside the array, of type 'float \[2\]'
+        if (i < 2) sum += term;
+    }
+    c[at] = sum;
+}
+
+// The same by a pointer, whose array only -fsanitize=object-size knows.
+__global__ void local_pointer_overrun(const float* a, float* c, long long n) {
+    int at = blockIdx.x * blockDim.x + threadIdx.x, count = n > 0 ? 3 : 2;
+    if (at >= n) return;
+    float pair[2] = {a[at], a[at]}, sum = 0;
+    const float* from = pair;
+    for (int i = 0; i < count; i++) {
+        float term = from[i];  // FAULT: OutOfBounds: access to .* outside the array
+        if (i < 2) sum += term;
+    }
+    c[at] = sum;
+}
+
+// The first element of the second row is read as the third of the first.
+__global__ void local_row_overrun(const float* a, float* c, long long n) {
+    int at = blockIdx.x * blockDim.x + threadIdx.x, next = n > 0 ? 2 : 0;
+    if (at >= n) return;
+    float rows[2][2] = {{a[at], 0}, {a[at], 0}};
+    c[at] = rows[0][0] + rows[0][next];  // FAULT: OutOfBounds: index 2 is outside the array, of type 'float \[2\]'
+}
+
+struct Terms {
+    float first[1], second[2];
+};
+
+// The last member of a struct, reached by a pointer, is an array of its own length as any other.
+__global__ void last_member_overrun(const float* a, float* c, long long n) {
+    int at = blockIdx.x * blockDim.x + threadIdx.x, next = n > 0 ? 3 : 0;
+    if (at >= n) return;
+    Terms both[2] = {{{a[at]}, {0, 0}}, {{a[at]}, {0, 0}}};
+    Terms* terms = both;
+    c[at] = terms->first[0] + terms->second[next - 1];  // FAULT: OutOfBounds: index 2 is outside the array
+}
+
+// The sum of both ends wraps, and as an unsigned number it is right again.
+__global__ void midpoint_overflow(const float* a, float* c, long long n) {
+    int at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= n) return;
+    int low = 2147483600, high = low + (at & 31);
+    int both = low + high;  // FAULT: UndefinedArithmetic: signed integer overflow in an addition
+    int middle = int(unsigned(both) >> 1);
+    c[at] = a[at] + a[at] + 0.0f * middle;
+}
+
+// The distance of two offsets in bytes, before it is widened.
+__global__ void distance_overflow(const float* a, float* c, long long n) {
+    int at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= n) return;
+    int from = -2000000000 - (at & 7), to = 2000000000;
+    long long distance = to - from;  // FAULT: UndefinedArithmetic: signed integer overflow in a subtraction
+    c[at] = a[at] + a[at] + 0.0f * distance;
 }
