@@ -481,7 +481,6 @@ def test_named_cases_of_few_elements_come_first(name: str) -> None:
         (lambda: operation(x=X, p=st.floats(0, 1))(lambda x, p: x), TypeError, "p needs a default or values"),
         (lambda: operation(x=X, axes={})(lambda x: x), TypeError, "axes follows from the declarations"),
         (lambda: operation(x=X, sizes={"rows": 3})(lambda x: x), ValueError, "sizes: no tensor .* an axis 'rows'"),
-        (lambda: operation(x=X)(lambda x: (x, x)), ValueError, "must return one tensor of real numbers, not tuple"),
         (
             lambda: operation(x=X)(lambda x: x + 1j),
             ValueError,
@@ -504,14 +503,10 @@ def test_named_cases_of_few_elements_come_first(name: str) -> None:
             "no argument y",
         ),
         (lambda: operation(x=X, examples={"e": {}})(lambda x: x).examples["e"](FLOAT32), ValueError, "must give x"),
-        (lambda: tensor("... 2.5"), ValueError, "'2.5' is no axis"),
         (lambda: tensor("... rows ..."), ValueError, r"\.\.\. may stand there once"),
         (lambda: tensor(4), TypeError, "axes must be a string"),  # type: ignore[arg-type]
         (lambda: tensor("n", dtype=4), TypeError, "dtype: expected a dtype"),  # type: ignore[arg-type]
-        (lambda: tensor("n", dtype="int64"), ValueError, "high must be given"),
-        (lambda: tensor("n", dtype="float8"), ValueError, "dtype must be among"),
         (lambda: tensor("n", kind="even"), ValueError, "kind must be among"),
-        (lambda: tensor("n", high=3), ValueError, "low, high and also are for"),
         (lambda: tensor("n", dtype="int64", high=3, kind="unit"), ValueError, "kind is for"),
         (lambda: values(), ValueError, "at least one value"),
         (lambda: lengths("a b", total="c"), ValueError, "axis must be the name of one axis"),
