@@ -12,6 +12,18 @@ from fourfold.checks.search import Search, Subject
 from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.operations.record import Operation
 
+# What is known of a compiled kernel.
+KERNEL = {
+    "name": "k",
+    "arch": "sm_90a",
+    "registers": 64,
+    "spill_store_bytes": 0,
+    "spill_load_bytes": 0,
+    "shared_bytes": 1024,
+    "code_sha256": "a",
+    "instruction_counts": {"LDG": 4, "FFMA": 8, "BAR": 1},
+}
+
 
 def subject_of(
     operation: Operation | str,

@@ -16,6 +16,7 @@ import pytest
 import torch
 import warm
 from samples import sampled
+from subjects import KERNEL
 
 from fourfold.performance import gate, gate_trial, sources, static
 from fourfold.performance.gate import Change, alternate, decided, least_difference, matched, run_spread, screened
@@ -185,18 +186,6 @@ def test_a_drift_of_the_machine_is_no_difference() -> None:
 
 def test_benchmarks_of_one_run_alone_are_named() -> None:
     assert matched(["a", "b", "c"], ["b", "d"]) == (["b"], ["d"], ["a", "c"])
-
-
-KERNEL = {
-    "name": "k",
-    "arch": "sm_90a",
-    "registers": 64,
-    "spill_store_bytes": 0,
-    "spill_load_bytes": 0,
-    "shared_bytes": 1024,
-    "code_sha256": "a",
-    "instruction_counts": {"LDG": 4, "FFMA": 8, "BAR": 1},
-}
 
 
 def worse(**changes: object) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from subjects import KERNEL
 
 from fourfold.backends import module
 from fourfold.backends.cuda.compile import source_closure
@@ -19,16 +20,6 @@ from fourfold.performance import resources
 from fourfold.performance.resources import CellResources, _used, changed, implementations, lines, unpack
 from fourfold.performance.static import paired
 
-KERNEL = {
-    "name": "k",
-    "arch": "sm_90a",
-    "registers": 64,
-    "spill_store_bytes": 0,
-    "spill_load_bytes": 0,
-    "shared_bytes": 1024,
-    "code_sha256": "a",
-    "instruction_counts": {"LDG": 4, "FFMA": 8, "BAR": 1},
-}
 OPTIONS = ["--op=vector_add", "--dtype=float32"]
 
 

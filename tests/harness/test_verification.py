@@ -36,11 +36,7 @@ QUICK: dict[str, Any] = {"examples": 6, "device": "cpu", "seed": 1}
 ONE: dict[str, Any] = {**QUICK, "dtypes": ["float32"]}
 
 
-@pytest.fixture(autouse=True)
-def _on_the_cpu(device: str) -> None:
-    """Once one is verified on the CPU, all Triton kernels of the process are interpreted: not beside tests on a GPU."""
-    if device != "cpu":
-        pytest.skip("needs --device cpu")
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
