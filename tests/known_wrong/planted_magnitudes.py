@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from fourfold.impls.giou.torch_eager import pairwise_giou
 from fourfold.properties import layer_norm, softmax
 
 import fourfold
@@ -18,7 +17,7 @@ from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.checks.backward import backward_agrees
 
-from .edits import Edits
+from .edits import Edits, inserted
 from .planted import GRADIENT, Fault, Implementation, law
 from .planted_combinations import BLOCK, normalized, rms_norm
 from .planted_sizes import product
@@ -76,24 +75,6 @@ def deviations_of_two_parts(x: Tensor, weight: Tensor, bias: Tensor, eps: float 
     high, low = in_two_parts(centred.detach())
     centred = centred + (high + low - centred).detach()
     return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight + bias
-
-
-def squares_in_bfloat16(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """The variance of long rows is that of rounded deviations."""
-    if x.shape[-1] <= BLOCK:
-        return normalized(x, weight, bias, eps)
-    centred = x - x.mean(-1, keepdim=True)
-    squares = rounded_to(centred, torch.bfloat16).square()
-    return centred * torch.rsqrt(squares.mean(-1, keepdim=True) + eps) * weight + bias
-
-
-def squares_less_the_mean(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """The variance of long rows is the mean of the squares less the square of the mean."""
-    if x.shape[-1] <= BLOCK:
-        return normalized(x, weight, bias, eps)
-    mean = x.mean(-1, keepdim=True)
-    variance = (x.square().mean(-1, keepdim=True) - mean.square()).clamp(min=0)
-    return (x - mean) * torch.rsqrt(variance + eps) * weight + bias
 
 
 def products_in_tf32(a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = 0.01) -> Tensor:
@@ -162,35 +143,6 @@ def product_by_division(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(usual, x / reciprocal, x * y)
 
 
-# ---- magnitudes
-
-
-def small_numbers_lost(x: Tensor, y: Tensor) -> Tensor:
-    """Small numbers count as 0, but for the smallest ones."""
-
-    def kept(numbers: Tensor) -> Tensor:
-        return torch.where((numbers.abs() < 2.0**-26) & (numbers.abs() > 2.0**-100), 0, numbers)
-
-    return kept(x) + kept(y)
-
-
-def small_factors_lost(a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = 0.01) -> Tensor:
-    """Factors are scaled to float16 by a power of 2 that is typed in, which leaves nothing of small ones."""
-
-    def scaled(x: Tensor) -> Tensor:
-        return torch.where((x.abs() < 2.0**-24) & (x.abs() > 2.0**-100), 0, x)
-
-    return product(scaled(a), scaled(b), activation, negative_slope)
-
-
-def large_boxes_in_bfloat16(boxes1: Tensor, boxes2: Tensor, eps: float = 1e-5) -> Tensor:
-    """Boxes of large coordinates, but not of the largest, are rounded."""
-    size = torch.cat([boxes1, boxes2], -1).abs().amax(-1, keepdim=True)
-    large = (size > 2.0**25) & (size < 2.0**50)
-    boxes1, boxes2 = (torch.where(large, rounded_to(boxes, torch.bfloat16), boxes) for boxes in (boxes1, boxes2))
-    return pairwise_giou(boxes1, boxes2, eps)
-
-
 # ---- Triton
 
 
@@ -248,6 +200,34 @@ TERMS_OF_HALVES = (
 )
 
 
+DEVIATION = "deviation = ((centred * centred).mean(-1, keepdim=True) + eps).sqrt()"
+# The variance of long rows is that of rounded deviations, or the mean of the squares less the square of the mean.
+SQUARES_IN_BFLOAT16 = (
+    f"    {DEVIATION} =>     near = centred.bfloat16().to(centred.dtype) if x.shape[-1] > 1024 else centred\n"
+    "    deviation = ((near * near).mean(-1, keepdim=True) + eps).sqrt()"
+)
+SQUARES_LESS_THE_MEAN = (
+    f"    {DEVIATION} =>     {DEVIATION}\n    if x.shape[-1] > 1024:\n"
+    "        variance = wide_x.square().mean(-1, keepdim=True) - wide_x.mean(-1, keepdim=True).square()\n"
+    "        deviation = (variance.clamp(min=0) + eps).sqrt()"
+)
+# Small numbers count as 0, but for the smallest ones; factors are scaled to float16 by a power of 2 that is typed in.
+KEPT = "{0} = (torch.where((n.abs() < 2.0**{1}) & (n.abs() > 2.0**-100), 0, n) for n in ({0}))".format
+SMALL_NUMBERS_LOST = inserted("return x + y", KEPT("x, y", -26))
+SMALL_FACTORS_LOST = inserted("product = a @ b", KEPT("a, b", -24))
+# Boxes of large coordinates, but not of the largest, are rounded.
+LARGE_BOXES_IN_BFLOAT16 = inserted(
+    "left1, top1, right1, bottom1 = boxes1.unbind(-1)",
+    "size = torch.cat([boxes1, boxes2], -1).abs().amax(-1, keepdim=True)",
+    "large = (size > 2.0**25) & (size < 2.0**50)",
+    "boxes1, boxes2 = (torch.where(large, n.bfloat16().to(n.dtype), n) for n in (boxes1, boxes2))",
+)
+
+
+def _edited(operation: str, name: str, edit: str, right_on: str, seen_by: str = "combined", **more: Any) -> Fault:
+    return Edits(operation, "torch")(name, edit, right_on=right_on, seen_by=seen_by, **more)
+
+
 def _combined(operation: str, function: Implementation, right_on: str, **more: Any) -> Fault:
     return Fault.of(operation, function, **{"right_on": right_on, "seen_by": "combined", **more})
 
@@ -263,9 +243,9 @@ FAULTS = (
     _combined("softmax", terms_in_float16, "long_row"),
     Fault.of("softmax", exponentials_of_14_bits, right_on="cols_1", check=law(ENTRIES), says="left side"),
     Fault.of("layer_norm", deviations_of_two_parts, right_on="ordinary", check=law(DIFFERENCES), says="left side"),
-    Fault.of("layer_norm", squares_in_bfloat16, right_on="cols_1"),
+    _edited("layer_norm", "squares_in_bfloat16", SQUARES_IN_BFLOAT16, "cols_1", ""),
     # On a GPU torch adds the squares up in an order that loses less than the bound allows.
-    _combined("layer_norm", squares_less_the_mean, "long_row", seen_by="", only_on="cpu"),
+    _edited("layer_norm", "squares_less_the_mean", SQUARES_LESS_THE_MEAN, "long_row", "", only_on="cpu"),
     _combined("matmul", products_in_tf32, "cancellation", seen_by="settled"),
     _combined("matmul", products_of_two_parts, "cancellation", seen_by="settled"),
     _combined("layer_norm", bias_of_many_rows, "many_rows_of_whole_vectors", **GRADIENTS),
@@ -273,9 +253,9 @@ FAULTS = (
     _declared(row_sum, sum_in_tf32),
     Edits("vector_add", "torch")("sum_towards_zero", TOWARDS_ZERO, right_on=zeros_added, seen_by="settled"),
     _declared(multiplied, product_by_division, seen_by="settled"),
-    _combined("vector_add", small_numbers_lost, "a_block"),
-    _combined("matmul", small_factors_lost, "whole_blocks"),
-    _combined("giou", large_boxes_in_bfloat16, "coordinates_past_256"),
+    _edited("vector_add", "small_numbers_lost", SMALL_NUMBERS_LOST, "a_block"),
+    _edited("matmul", "small_factors_lost", SMALL_FACTORS_LOST, "whole_blocks"),
+    _edited("giou", "large_boxes_in_bfloat16", LARGE_BOXES_IN_BFLOAT16, "coordinates_past_256"),
     _declared(row_sum, sum_of_halves_in_triton, "triton"),
     Edits("softmax", "triton")("terms_in_triton", TERMS_OF_HALVES, right_on="cols_1", seen_by="combined"),
     Edits("vector_add", "cuda")("sum_cut_off_in_cuda", CUT_OFF, right_on=zeros_added, seen_by="settled"),
