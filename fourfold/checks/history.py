@@ -41,19 +41,19 @@ def changed(subject: Subject, case: Case) -> Case:
     Numbers are scaled. Where that leaves a result as it was, as it leaves a normalized row, they are drawn anew.
     """
     other = subject.operation.redraw_numbers(case)
-    if not tells_apart(subject, expected_results(subject, other), expected_results(subject, case)):
+    if not distinguishes(subject, expected_results(subject, other), expected_results(subject, case)):
         other = subject.operation.redraw_numbers(case, scaled_alone=False)
     if integers := subject.operation.other_integers(case):
         moved = replace(other, inputs={**other.inputs, **integers})
         result, former = (reference(subject.operation, each, subject.dtype) for each in (moved, case))
         if result.shape == case.grad_output.shape and (
-            subject.operation.differentiable or tells_apart(subject, {OUTPUT: result}, {OUTPUT: former})
+            subject.operation.differentiable or distinguishes(subject, {OUTPUT: result}, {OUTPUT: former})
         ):
             return moved
     return other
 
 
-def tells_apart(subject: Subject, expected: dict[str, Bounded], former: dict[str, Bounded]) -> bool:
+def distinguishes(subject: Subject, expected: dict[str, Bounded], former: dict[str, Bounded]) -> bool:
     """Return whether the comparison rejects each former result in place of the expected one."""
     for name, result in expected.items():
         dtype = subject.dtype_of(name)
@@ -93,7 +93,7 @@ class _History:
 
     def __init__(self, subject: Subject, parameters: Mapping[str, Any], gradients: bool) -> None:
         self.subject, self.parameters, self.gradients = subject, parameters, gradients
-        self._kept: list[tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
+        self._former_calls: list[tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
 
     def call(self, when: str, given: dict[str, torch.Tensor], expected: dict[str, Bounded]) -> dict[str, torch.Tensor]:
         """Call the implementation on tensors that include `grad_output`, check the results and return copies."""
@@ -120,12 +120,12 @@ class _History:
         self._former_results_stand(when)
         lent = {storage_of(tensor) for tensor in given.values()}  # a gradient may be the cotangent itself
         own = {name: result.detach() for name, result in results.items() if storage_of(result) not in lent}
-        self._kept.append((when, own, copies))
+        self._former_calls.append((when, own, copies))
         return copies
 
     def overwrite_last(self) -> None:
         """Overwrite the results of the last call. The caller may do so, because it owns them."""
-        for result in self._kept.pop()[1].values():
+        for result in self._former_calls.pop()[1].values():
             _once(result).fill_(OVERWRITTEN)
 
     def _results(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -141,7 +141,11 @@ class _History:
         return named_results(output, dict(zip(names, gradients)))
 
     def _former_results_stand(self, when: str) -> None:
-        kept = [(made, name, results[name], copies[name]) for made, results, copies in self._kept for name in results]
+        kept = [
+            (made, name, results[name], copies[name])
+            for made, results, copies in self._former_calls
+            for name in results
+        ]
         for (made, name, _, _), count in zip(kept, differing((result, copy) for _, _, result, copy in kept)):
             if count:
                 raise Failure(f"{self.subject}: {name} of the call {made} was changed by the call {when}", name)
@@ -160,7 +164,7 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
         other = changed(subject, case)
         expected, expected_of_other = expected_results(subject, case), expected_results(subject, other)
         # Otherwise the comparison would accept a former result in place of the right one.
-        need(tells_apart(subject, expected_of_other, expected))
+        need(distinguishes(subject, expected_of_other, expected))
         for gradients in (False, True)[: 1 + subject.differentiable]:
             history = _History(subject, case.parameters, gradients)
             given, values = case_tensors(subject, case), case_tensors(subject, other)
@@ -197,7 +201,7 @@ def late_inputs_are_waited_for(subject: Subject, search: Search) -> None:
     def body(case: Case) -> None:
         other = changed(subject, case)
         expected, names = expected_results(subject, case), subject.operation.differentiable_in(case)
-        need(tells_apart(subject, expected, expected_results(subject, other)))
+        need(distinguishes(subject, expected, expected_results(subject, other)))
         given, values = case_tensors(subject, other), case_tensors(subject, case)
         need(_lie_alike(given, values))
         for name in names if subject.differentiable else ():

@@ -34,7 +34,7 @@ class LawCases:
 
 
 @functools.lru_cache(maxsize=1)
-def _kept(subject: str, implementation: Callable[..., torch.Tensor]) -> LawCases:
+def _law_cases(subject: str, implementation: Callable[..., torch.Tensor]) -> LawCases:
     return LawCases()
 
 
@@ -111,7 +111,7 @@ def _bound(expected: Bounded, array: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def _law_holds(law: Law, subject: Subject, search: Search) -> None:
-    kept = _kept(str(subject), subject.implementation) if search.keeps and search.examples <= MOST_KEPT else None
+    kept = _law_cases(str(subject), subject.implementation) if search.keeps and search.examples <= MOST_KEPT else None
     evaluate = _Evaluation(law, subject, kept)
 
     def body(case: Case) -> None:

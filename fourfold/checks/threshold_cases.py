@@ -37,7 +37,7 @@ def cases_past_comparisons(
             held(),
             preserve_random_state(),
         ):  # the check reports a failure
-            found = _compared(large, implementation, arguments)
+            found = _record_comparisons(large, implementation, arguments)
         if not found and not observed:
             return
         observed.append((sizes, found))
@@ -45,12 +45,12 @@ def cases_past_comparisons(
         yield from large.cases_past(observed)
 
 
-def _compared(
+def _record_comparisons(
     large: LargeCases, implementation: Callable[..., Any], arguments: dict[str, Any]
 ) -> dict[int, tuple[float, float]]:
-    of_another_process = getattr(implementation, "compared", None)
-    if of_another_process is not None:
-        return of_another_process(large.constants.comparisons, arguments)
+    compare_elsewhere = getattr(implementation, "compared", None)
+    if compare_elsewhere is not None:
+        return compare_elsewhere(large.constants.comparisons, arguments)
     with Compared(large.constants.comparisons) as compared, contextlib.suppress(Exception):
         implementation(**arguments)
     return compared.found

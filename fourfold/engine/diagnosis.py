@@ -45,7 +45,7 @@ def diagnose(search: Search) -> None:
         larger = (each for each in subject.filled_examples().values() if ELEMENTS <= each.elements <= MOST_ELEMENTS)
         alike = (replace(each, parameters=case.parameters, layouts=case.layouts) for each in larger)
         wrong = [call for each in itertools.islice(alike, EXAMPLES) if (call := _Call(subject, each)).wrong] or [failed]
-        causes = set.intersection(*({*call.mistakes()} for call in wrong)) if wrong[0].tells_apart else set()
+        causes = set.intersection(*({*call.mistakes()} for call in wrong)) if wrong[0].distinguishes else set()
         search.likely_cause = min(causes, default="")
 
 
@@ -62,7 +62,7 @@ class _Call:
         self.wrong = next((name for name in self.results if not self._agrees(name, self.expected)), "")
 
     @property
-    def tells_apart(self) -> bool:
+    def distinguishes(self) -> bool:
         """Return whether the wrong result has enough elements that no other mistake gives the same by chance."""
         return self.results[self.wrong].size > 1
 

@@ -14,7 +14,7 @@ from subjects import subject_of
 import fourfold
 from fourfold import Claims, operation, tensor
 from fourfold.checks.catalogue import named
-from fourfold.checks.history import changed, tells_apart
+from fourfold.checks.history import changed, distinguishes
 from fourfold.checks.results import expected_results
 from fourfold.checks.search import Search, Subject
 from fourfold.engine.cells import CANDIDATE, Cell
@@ -312,7 +312,7 @@ def test_other_numbers_are_drawn_anew_where_scaled_ones_change_no_result() -> No
     subject = subject_of(codes_of_blocks, codes_of_blocks)
     case = codes_of_blocks.examples["ordinary"](DTYPES["float32"])
     expected, of_other = (expected_results(subject, each) for each in (case, changed(subject, case)))
-    assert tells_apart(subject, of_other, expected)
+    assert distinguishes(subject, of_other, expected)
 
 
 def test_a_check_without_a_useful_case_is_no_failure_under_pytest_either(monkeypatch: pytest.MonkeyPatch) -> None:
