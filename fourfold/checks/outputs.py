@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fourfold.candidates.integrity.escapes import held
+from fourfold.candidates.integrity.escapes import convert_escapes
 from fourfold.checks.results import describe, named_gradients
 from fourfold.checks.search import Search, Subject
 from fourfold.instruments.evaluation import gradients_of
@@ -142,7 +142,7 @@ def requires_gradient(
         for name in names:
             tensors[name].requires_grad_()
         try:
-            with held(), preserve_random_state():
+            with convert_escapes(), preserve_random_state():
                 output = implementation(**tensors, **case.parameters)
                 return any(each.requires_grad for each in (output if isinstance(output, tuple | list) else [output]))
         except OutOfTime:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from fourfold.candidates.integrity.escapes import held
+from fourfold.candidates.integrity.escapes import convert_escapes
 from fourfold.candidates.process.client import UntrustedFunction
 from fourfold.checks.database import Filed
 from fourfold.checks.given_case import smaller_cases, with_cotangent
@@ -143,7 +143,7 @@ def _run_with_room(body: Callable[[Case], None], case: Case) -> None:
     """
     for attempts_left in reversed(range(1 + AGAIN)):
         try:
-            with held():
+            with convert_escapes():
                 body(case)
             return
         except Exception as error:

@@ -45,7 +45,7 @@ def _call_twice(subject: Subject, case: Case) -> list[Results]:
 
 
 def _call_threads(subject: Subject, cases: list[Case]) -> tuple[int, list[list[list[Results]]]]:
-    """Call from a thread for each case, all at once: see `called_at_once`.
+    """Call from a thread for each case, all at once: see `call_at_once`.
 
     Raises:
         Failure: a thread does not end.
@@ -80,7 +80,7 @@ def _call_threads_elsewhere(
         calls.append(({**tensors, **case.parameters}, grad_output))
         wanted.append(names)
     with blame_implementation():
-        count, results = implementation.called_at_once(calls, wanted, functions)
+        count, results = implementation.call_at_once(calls, wanted, functions)
     return count, [
         [[named_results(output, dict(zip(names, grads))), named_results(plain, {})] for output, grads, plain in calls]
         for names, calls in zip(wanted, results)

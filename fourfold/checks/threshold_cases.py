@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fourfold.candidates.integrity.escapes import held
+from fourfold.candidates.integrity.escapes import convert_escapes
 from fourfold.inputs.large_cases import LargeCases, Observed
 from fourfold.instruments.size_comparisons import Compared
 from fourfold.instruments.tampering import preserve_random_state
@@ -34,7 +34,7 @@ def cases_past_comparisons(
         found: dict[int, tuple[float, float]] = {}
         with (
             contextlib.suppress(Exception, NotReached),
-            held(),
+            convert_escapes(),
             preserve_random_state(),
         ):  # the check reports a failure
             found = _record_comparisons(large, implementation, arguments)

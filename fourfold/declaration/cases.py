@@ -191,13 +191,13 @@ class Declaration:
         def runs(sizes: Mapping[str, int], absent: str | None = None) -> None:
             leading = (sizes[LEADING],) if LEADING in sizes else ()
             plan = self.plan(sizes, leading, {**self.defaults, **({absent: None} if absent else {})})
-            self._tried_on_some(plan)
+            self._try_random_inputs(plan)
 
         for absent in (None, *self.optional):
             runs(few, absent)
         if self.lists and self.counts[0] == 0:
             try:
-                self._tried_on_some(self.plan(few, (few[LEADING],) if LEADING in few else (), self.empty_lists))
+                self._try_random_inputs(self.plan(few, (few[LEADING],) if LEADING in few else (), self.empty_lists))
             except ValueError:
                 self.counts = self.counts[1:]
         self.returns = self._result_dtype(few)
@@ -383,7 +383,7 @@ class Declaration:
         """
         shapes = self.shapes(plan)
         if not self._on_meta or sum(math.prod(shape) for shape in shapes.values()) <= FEW_TO_TRY:
-            return self._tried_on_some(plan)
+            return self._try_random_inputs(plan)
         key = tuple(shapes.items()), repr(sorted(plan.parameters.items()))
         if key not in self._outcomes:
             dtypes = {name: self.tensors[name].dtypes for name in shapes}
@@ -395,7 +395,7 @@ class Declaration:
                 with torch.device("meta"):
                     self._outcomes[key] = _outcome(*self._ran(tensors, plan.parameters))
             except Exception:
-                found = self._tried_on_some(plan)
+                found = self._try_random_inputs(plan)
                 self._on_meta = False  # it runs only on numbers
                 return found
         return self._outcomes[key]
@@ -416,7 +416,7 @@ class Declaration:
             self._outcomes[key] = self.tried(inputs, plan.parameters)
         return self._outcomes[key].shape
 
-    def _tried_on_some(self, plan: CallPlan) -> OutputShape:
+    def _try_random_inputs(self, plan: CallPlan) -> OutputShape:
         return self.tried(self.made(plan, np.random.default_rng(0), DTYPES["float32"], {}), plan.parameters)
 
     def smaller(self, plan: CallPlan, elements: int) -> CallPlan:

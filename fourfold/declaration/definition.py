@@ -215,11 +215,11 @@ def _try(made: DefinedOperation) -> None:
             at = f" at {case!r}" if case is not None else ""
             raise DefinitionError(
                 f"operation {made.name}: its definition cannot be judged by, as for the named example {name} it raised "
-                f"{type(innermost).__name__}: {innermost}{_line_of(error, made)}{at}"
+                f"{type(innermost).__name__}: {innermost}{_find_line(error, made)}{at}"
             ) from error
 
 
-def _line_of(error: BaseException | None, made: DefinedOperation) -> str:
+def _find_line(error: BaseException | None, made: DefinedOperation) -> str:
     """Return the innermost line of the definition's file in the traceback of an exception or of its causes."""
     file, found = inspect.unwrap(made.definition).__code__.co_filename, ""
     while error is not None:

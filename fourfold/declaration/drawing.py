@@ -41,7 +41,7 @@ def make_array(
     own = of.dtype(dtype, int(rng.integers(2)))
     kept = own.numpy
     if of.make is not None:
-        return _check_made(np.asarray(of.make(rng, shape, kept)), shape, kept)
+        return _require_shape(np.asarray(of.make(rng, shape, kept)), shape, kept)
     if of.is_floating:
         return arrays.values(rng, shape, own, how or of.kinds[0])
     return _integers(rng, shape, *of.range(sizes), of.also, how or "even").astype(kept)
@@ -76,7 +76,7 @@ def other_integers(of: TensorInput, array: np.ndarray) -> np.ndarray | None:
     return np.flip(array).copy() if not of.is_floating and of.make is None else None
 
 
-def _check_made(array: np.ndarray, shape: Shape, kept: np.dtype) -> np.ndarray:
+def _require_shape(array: np.ndarray, shape: Shape, kept: np.dtype) -> np.ndarray:
     if array.shape != shape:
         raise ValueError(f"make of a tensor returned shape {list(array.shape)}, where {list(shape)} was asked for")
     return array.astype(kept)

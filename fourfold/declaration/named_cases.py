@@ -224,7 +224,7 @@ class NamedCases:
     def _names(self) -> list[str]:
         return list(self._of.tensors)
 
-    def _varied_tensors(self, names: Iterable[str]) -> list[str]:
+    def _tensors_to_vary(self, names: Iterable[str]) -> list[str]:
         """Return the tensors that are varied alone; of a list, the first two."""
         return [name for name in names if self._of.tensors_of_lists.get(name, 0) < 2]
 
@@ -233,7 +233,7 @@ class NamedCases:
         for layout in LAYOUTS:
             if layout != "contiguous":
                 yield f"all_{layout}", Wanted(layouts=dict.fromkeys([*names, "grad_output"], layout))
-        for name in self._varied_tensors(names) if len(names) > 1 else ():
+        for name in self._tensors_to_vary(names) if len(names) > 1 else ():
             for layout in ("misaligned", "transposed"):
                 if layout == "misaligned" or len(self._of.shapes(self._plan(Wanted())).get(name, ())) > 1:
                     yield f"{name}_{layout}", Wanted(layouts={name: layout})
@@ -267,7 +267,7 @@ class NamedCases:
                 yield spoken, Wanted(how=how)
         if zero := {name: ZERO for name, of in floating.items() if not has_range(of)}:
             yield "zeros", Wanted(how=zero)
-        for name in self._varied_tensors(floating):
+        for name in self._tensors_to_vary(floating):
             of = floating[name]
             if of.special:
                 named = of.axes[:1] if of.axes[:1] == (LEADING,) else [*notation.names(of.axes[:1])]
@@ -275,7 +275,7 @@ class NamedCases:
                 yield f"special_values_in_{name}", Wanted(special=name, sizes=first)
 
     def _integers(self) -> Iterator[tuple[str, Wanted]]:
-        for name in self._varied_tensors(self._of.tensors):
+        for name in self._tensors_to_vary(self._of.tensors):
             of = self._of.tensors[name]
             if of.is_floating or of.make is not None or isinstance(of, Ragged):
                 continue

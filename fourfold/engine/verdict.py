@@ -291,7 +291,9 @@ class Verdict:
                 version = found.get("schema_version")
                 raise ValueError(f"this is no verdict: expected schema_version {SCHEMA_VERSION}, found {version}")
             found["outcomes"] = found.pop("checks")
-            return cls(**_fields(cls, found, outcomes=Outcome.of_check, never_executed=_unexecuted, speeds=_speed))
+            return cls(
+                **_fields(cls, found, outcomes=Outcome.of_check, never_executed=_to_unexecuted, speeds=_to_speed)
+            )
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"this is no verdict: {error}") from error
 
@@ -489,18 +491,18 @@ def _cell(outcome: Outcome | None) -> str:
     return f"{outcome.worst:.2f} {outcome.examples:>4}{storage}"
 
 
-def _fields(kind: type, found: Mapping[str, Any], **makers: Any) -> dict[str, Any]:
+def _fields(kind: type, entries: Mapping[str, Any], **makers: Any) -> dict[str, Any]:
     """Return a dataclass's arguments from JSON: lists become tuples, and `makers` convert their entries."""
-    made = {field.name: found[field.name] for field in fields(kind) if field.name in found}
-    for name, value in made.items():
+    arguments = {field.name: entries[field.name] for field in fields(kind) if field.name in entries}
+    for name, value in arguments.items():
         if isinstance(value, list):
-            made[name] = tuple(makers[name](each) for each in value) if name in makers else tuple(value)
-    return made
+            arguments[name] = tuple(makers[name](each) for each in value) if name in makers else tuple(value)
+    return arguments
 
 
-def _unexecuted(found: Mapping[str, Any]) -> Unexecuted:
+def _to_unexecuted(found: Mapping[str, Any]) -> Unexecuted:
     return Unexecuted(**_fields(Unexecuted, found))
 
 
-def _speed(found: Mapping[str, Any]) -> Speed:
+def _to_speed(found: Mapping[str, Any]) -> Speed:
     return Speed(**_fields(Speed, found))

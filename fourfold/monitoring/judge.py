@@ -66,7 +66,7 @@ class JudgeProcess:
         Raises:
             JudgeDied: the process died or took too long.
         """
-        connection = self._started()
+        connection = self._connect()
         try:
             connection.send_bytes(content)
             if connection.poll(self._seconds):
@@ -85,7 +85,7 @@ class JudgeProcess:
                 self._connection.close()
             return child and child.kill()
 
-    def _started(self) -> Connection:
+    def _connect(self) -> Connection:
         with self._lock:
             if self._child is None or self._connection is None:
                 self._connection, other = Pipe()

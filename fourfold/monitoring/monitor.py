@@ -242,7 +242,7 @@ class LiveMonitor:
             return self._kernel(*args, **kwargs)
         began = self._clock()
         reason = self._reason(began, args, kwargs)
-        record = self._recorded(reason, args, kwargs) if reason else None
+        record = self._record(reason, args, kwargs) if reason else None
         self._plan(began)
         if record is None:
             return self._kernel(*args, **kwargs)
@@ -328,7 +328,7 @@ class LiveMonitor:
             self._new += 1
             return self._random() * self._new < FIRST_UNUSUAL
 
-    def _recorded(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Record | None:
+    def _record(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Record | None:
         """Copy the arguments of a call; return None if it cannot be recorded."""
         if self._closed or os.getpid() != self._process:
             return None
@@ -346,7 +346,7 @@ class LiveMonitor:
             if reason != "drawn":
                 self._count(reason)
             size = 2 * sum(each.numel() * each.element_size() for each in tensors.values())
-            if self._queue.full() or not self._reserved(size):
+            if self._queue.full() or not self._reserve(size):
                 self._count("dropped")
                 return None
             copies = {name: each.detach().clone() for name, each in tensors.items()}
@@ -379,7 +379,7 @@ class LiveMonitor:
             self._release(record)
             self._fail("a result was not recorded")
 
-    def _reserved(self, size: int) -> bool:
+    def _reserve(self, size: int) -> bool:
         with self._lock:
             fits = self._bytes + size <= self._most_bytes
             self._bytes += size * fits
@@ -477,7 +477,7 @@ class LiveMonitor:
 
     def _report(self, file: CaseFile, cause: tuple[str, str]) -> None:
         """Write a wrong call to a file, call `on_failure`, and warn of a new cause."""
-        path = self._written(file)
+        path = self._write(file)
         if self._on_failure is not None:
             self._on_failure(Counterexample(file.message, file.case, path))
         if cause not in self._warned:
@@ -486,7 +486,7 @@ class LiveMonitor:
             repeat = f"\nrepeat with: {command}" if path else ""
             self._warn(f"a live call of {self.name} is wrong: {file.message}{repeat}", WrongResult)
 
-    def _written(self, file: CaseFile) -> Path | None:
+    def _write(self, file: CaseFile) -> Path | None:
         path = self._folder / f"{file.operation}-{file.case.digest.hex()[:12]}{SUFFIX}"
         if not path.exists() and len([*self._folder.glob(f"{file.operation}-*{SUFFIX}")]) >= self._files:
             return None

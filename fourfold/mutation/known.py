@@ -33,7 +33,7 @@ class ReviewedMutant:
     reason: str
     operation: str = ""
 
-    def speaks_of(self, mutant: Mutant) -> bool:
+    def describes(self, mutant: Mutant) -> bool:
         """Return whether the entry describes a mutant."""
         return all(getattr(mutant, name) in self.alternatives(name) for name in self.fields)
 
@@ -84,7 +84,7 @@ def classify(
     for entry in entries:
         if not files.issuperset(entry.alternatives("file")):
             continue
-        meant = [mutant for mutant in mutants if entry.speaks_of(mutant)]
+        meant = [mutant for mutant in mutants if entry.describes(mutant)]
         missing = [
             f"{name} = {value!r}"
             for name in entry.fields

@@ -395,8 +395,8 @@ class Trials:
                         self._run(step, cases.__contains__)
 
         def limit(step: int | None) -> float:
-            of_step = 0.0 if step is None else unmutated.seconds[step]
-            return GRACE_SECONDS + TIMES_AS_LONG * of_step + COMPILING_SECONDS.get(self.backend, 0.0)
+            expected_seconds = 0.0 if step is None else unmutated.seconds[step]
+            return GRACE_SECONDS + TIMES_AS_LONG * expected_seconds + COMPILING_SECONDS.get(self.backend, 0.0)
 
         started = time.perf_counter()
         outcome = TrialResult(status="survived")
@@ -430,15 +430,15 @@ class Trials:
             force = tuning.force_configuration(f"{self.operation.name}_{self.backend}", this.configuration)
 
         @contextlib.contextmanager
-        def traced(name: str) -> Iterator[None]:
-            with _lines_that_run(self._places()) as lines:
+        def record(name: str) -> Iterator[None]:
+            with _record_lines(self._places()) as lines:
                 yield
             assert say is not None
             say(CaseRan(step, name, {file: sorted(found) for file, found in lines.items()}))
 
         given = Given(examples=len(cases), given=cases, wanted=wanted)
         if say is not None and self.backend != "cuda":
-            given.around = traced
+            given.around = record
         # What a candidate does not claim, as gradients, is not checked.
         with force, contextlib.suppress(*[Unsupported] * bool(self.candidate)):
             this.check(select_output(subject, this.output) if this.output else together(subject), given)
@@ -474,7 +474,7 @@ class Trials:
         with _forking:
             own, other = Connection.pair()
             with other:
-                work = functools.partial(_child, other, body, self.kernels, place, self._candidate_of(mutant))
+                work = functools.partial(_child, other, body, self.kernels, place, self._use_candidate_copy(mutant))
                 child = Child.fork(work, quiet=True)  # in a session of its own, so that killing it also ends g++
         with own:
             try:
@@ -537,8 +537,8 @@ class Trials:
     def _cache_entries(self) -> list[pathlib.Path]:
         return list((self.directory / "cache" / "cuda_on_cpu").glob("*"))
 
-    def _candidate_of(self, mutant: Mutant | None) -> Callable[[], None]:
-        def take_its_place() -> None:
+    def _use_candidate_copy(self, mutant: Mutant | None) -> Callable[[], None]:
+        def use_copy() -> None:
             os.environ["FOURFOLD_CACHE"] = str(self.directory / "cache")
             if self.candidate is not None and mutant is not None:
                 path = pathlib.Path(self.candidate.place).resolve()
@@ -546,7 +546,7 @@ class Trials:
                 changed = self.directory / "candidate" / path.name
                 self.candidate = dataclasses.replace(self.candidate, place=str(changed))
 
-        return take_its_place
+        return use_copy
 
 
 @contextlib.contextmanager
@@ -615,7 +615,7 @@ def _compiled_sources(kernels: KernelPackage, launched: Iterable[Any]) -> list[s
 
 
 @contextlib.contextmanager
-def _lines_that_run(places: Mapping[str, str]) -> Iterator[dict[str, set[int]]]:
+def _record_lines(places: Mapping[str, str]) -> Iterator[dict[str, set[int]]]:
     """Trace the context and collect the lines that run in some files, by the files' names in `places`."""
     ran: dict[str, set[int]] = {}
 

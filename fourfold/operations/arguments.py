@@ -461,7 +461,7 @@ def lengths(axis: str, *, total: str, most: str | None = None, dtype: str | Sequ
         most: an axis whose size limits the rows of each sample.
         dtype: "int64" or "int32", or both.
     """
-    return _ragged(axis, total, most, dtype, are_offsets=False)
+    return _make_ragged(axis, total, most, dtype, are_offsets=False)
 
 
 def offsets(axis: str, *, total: str, most: str | None = None, dtype: str | Sequence[str] = "int64") -> Ragged:
@@ -469,10 +469,10 @@ def offsets(axis: str, *, total: str, most: str | None = None, dtype: str | Sequ
 
     Args: as in `lengths`. ``axis`` is the axis of samples, and the tensor is one longer.
     """
-    return _ragged(axis, total, most, dtype, are_offsets=True)
+    return _make_ragged(axis, total, most, dtype, are_offsets=True)
 
 
-def _ragged(axis: str, total: str, most: str | None, dtype: str | Sequence[str], are_offsets: bool) -> Ragged:
+def _make_ragged(axis: str, total: str, most: str | None, dtype: str | Sequence[str], are_offsets: bool) -> Ragged:
     dtypes = (dtype,) if isinstance(dtype, str) else tuple(dtype)
     for what, name in (("axis", axis), ("total", total), *([("most", most)] if most else [])):
         if notation.names(notation.parse(name)) != (name,):

@@ -45,9 +45,9 @@ def alone(function: Callable[..., Any], names: Sequence[str], place: int) -> Cal
         return outputs_of(function(*arguments, **named), names)[place]
 
     # A function that runs in another process makes calls from several threads there.
-    at_once = getattr(function, "called_at_once", None)
+    at_once = getattr(function, "call_at_once", None)
     if at_once is not None:
-        one.called_at_once = functools.partial(at_once, output=(names, place))  # type: ignore[attr-defined]
+        one.call_at_once = functools.partial(at_once, output=(names, place))  # type: ignore[attr-defined]
         one.compared = function.compared  # type: ignore[attr-defined]
     return one
 
@@ -91,7 +91,7 @@ def packed(function: Callable[..., Any], lists: Sequence[str]) -> Callable[..., 
 
 def _forget_other_calls(called: Any) -> None:
     """Drop the ways to make calls from several threads, and observed ones, in the process of the wrapped function."""
-    for name in ("called_at_once", "compared"):
+    for name in ("call_at_once", "compared"):
         called.__dict__.pop(name, None)
 
 
@@ -101,7 +101,7 @@ def _present(names: Sequence[str], arguments: Mapping[str, Any]) -> dict[str, li
     return {name: [each for each in present if name in (each, list_of(each))] for name in names}
 
 
-def _joined(name: str, tensors: Mapping[str, torch.Tensor], empty: torch.Tensor | None = None) -> torch.Tensor:
+def _join(name: str, tensors: Mapping[str, torch.Tensor], empty: torch.Tensor | None = None) -> torch.Tensor:
     """Return the tensor of an argument, or those of a list one after another, flattened; `empty` for none."""
     if name in tensors:
         return tensors[name]
@@ -148,7 +148,7 @@ def functional(
                     f"{name} has shape {list(arguments[name].shape)}, and its new value has {list(new.shape)}"
                 )
         new = dict(zip(own, returned))
-        results = [_joined(name, {each: new[each] for each in each_of}) for name, each_of in present.items()]
+        results = [_join(name, {each: new[each] for each in each_of}) for name, each_of in present.items()]
         results += returned[len(own) :]
         return tuple(results) if len(results) > 1 else results[0]
 
@@ -219,7 +219,7 @@ def read_back(
             if len(beside) != len(others) or not all(isinstance(each, torch.Tensor) for each in beside):
                 raise WrongOutputs(_other_return(beside, mutates, others))
             new = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in memory.items()}
-            results = [_joined(name, {n: new[n] for n in each}, empty.get(name)) for name, each in present.items()]
+            results = [_join(name, {n: new[n] for n in each}, empty.get(name)) for name, each in present.items()]
         finally:
             for name, tensor in memory.items():
                 tensor.copy_(former[name])

@@ -56,17 +56,17 @@ class BaselineHistory:
 
     def runs(self, today: Mapping[str, float]) -> list[Mapping[str, float]]:
         """Return the medians of all runs, oldest first; today's, which may be kept already, are the last."""
-        return [*(self.former[place] for place in self._before(today)), today]
+        return [*(self.former[place] for place in self._former_runs(today)), today]
 
     def unchanged(self, today: Mapping[str, float], keys: Mapping[str, str | None]) -> dict[str, int]:
         """Return how many of the last runs had today's code, by benchmark, given today's medians and keys."""
-        before = self._before(today)
+        before = self._former_runs(today)
         return {
             name: unchanged_runs([*(self._former_keys[i].get(name) for i in before if name in self.former[i]), known])
             for name, known in keys.items()
         }
 
-    def _before(self, today: Mapping[str, float]) -> list[int]:
+    def _former_runs(self, today: Mapping[str, float]) -> list[int]:
         """Return the places of the runs in the history that are not today's."""
         runs = enumerate(self.former)
         return [place for place, run in runs if any(run.get(name) != median for name, median in today.items())]
@@ -193,8 +193,8 @@ class Gated:
         """Yield the summary for the terminal: what differs, and each change that the medians did not settle."""
         for key, (now, then) in self.changed.items():
             yield f"{key} is {now}, but was {then}"
-        yield from _listed("missing: the baseline has them", self.missing)
-        yield from _listed("new: the baseline does not have them", self.new)
+        yield from _list_names("missing: the baseline has them", self.missing)
+        yield from _list_names("new: the baseline does not have them", self.new)
         for worse in self.static:
             yield f"by its compiled code, {worse}"
         by_code = [change for change in self.changes if change.stage == 0]
@@ -312,7 +312,7 @@ def _kernel(function: Function) -> str:
     return f"{function.__module__}.{getattr(function, '__qualname__', function)}"
 
 
-def _listed(what: str, names: Sequence[str]) -> Iterator[str]:
+def _list_names(what: str, names: Sequence[str]) -> Iterator[str]:
     if names:
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         yield f"{len(names)} {what}: {', '.join(map(gate.short_name, names[:SHOWN]))}{more}"

@@ -123,7 +123,7 @@ LIBRARIES: Mapping[str, Function] = {
 }
 
 
-def _as_rows(kernel: Function) -> Function:
+def _call_on_rows(kernel: Function) -> Function:
     """Return a kernel of matrices, on the rows of a tensor with any number of axes."""
 
     def on_rows(x: torch.Tensor, *others: torch.Tensor, **parameters: Any) -> torch.Tensor:
@@ -264,7 +264,7 @@ def _flaggems_layer_norm(module: Any) -> Function:
             wanted = ctx.needs_input_grad[:3]
             return *module.layer_norm_backward(grad_output, x, x.shape[-1:], mean, rstd, weight, bias, wanted), None
 
-    return _as_rows(lambda x, weight, bias, eps=1e-5: LayerNorm.apply(x, weight, bias, eps))
+    return _call_on_rows(lambda x, weight, bias, eps=1e-5: LayerNorm.apply(x, weight, bias, eps))
 
 
 def _flaggems_cumsum(module: Any) -> Function:
@@ -325,14 +325,14 @@ INSTALLED: Mapping[str, tuple[str, Mapping[str, tuple[str, Callable[[Any], Funct
     "quack": (
         "quack",
         {
-            "softmax": ("softmax", lambda quack: _as_rows(quack.softmax)),
+            "softmax": ("softmax", lambda quack: _call_on_rows(quack.softmax)),
             "rms_norm": (
                 "rmsnorm",
-                lambda quack: _as_rows(lambda x, weight, eps=1e-6: quack.rmsnorm(x, weight, eps=eps)),
+                lambda quack: _call_on_rows(lambda x, weight, eps=1e-6: quack.rmsnorm(x, weight, eps=eps)),
             ),
             "layer_norm": (
                 "rmsnorm",
-                lambda quack: _as_rows(
+                lambda quack: _call_on_rows(
                     lambda x, weight, bias, eps=1e-5: _QuackLayerNorm.apply(x, weight, bias, eps, quack)
                 ),
             ),

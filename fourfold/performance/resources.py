@@ -156,10 +156,10 @@ def changed(now: Path, then: Path, names: Iterable[str]) -> list[str]:
         then: that of the others.
         names: of operations.
     """
-    return [name for name in names if _used(now, name) != _used(then, name)]
+    return [name for name in names if _used_files(now, name) != _used_files(then, name)]
 
 
-def _used(kernels: Path, operation: str) -> dict[str, bytes]:
+def _used_files(kernels: Path, operation: str) -> dict[str, bytes]:
     """The files that an operation's kernels may use: of its folder, and of all folders and files that these name."""
     known: dict[str, list[Path]] = {}
     for path in kernels.iterdir():

@@ -39,10 +39,10 @@ class Ended(Exception):
 
 def encode(message: Any) -> str:
     """Return JSON of a dataclass whose fields are JSON, dataclasses, or lists, tuples and dictionaries of these."""
-    return json.dumps(message, default=_as_mapping)
+    return json.dumps(message, default=_to_mapping)
 
 
-def _as_mapping(message: Any) -> dict[str, Any]:
+def _to_mapping(message: Any) -> dict[str, Any]:
     fields = dataclasses.fields(message)
     return {_KIND: type(message).__name__, **{field.name: getattr(message, field.name) for field in fields}}
 
@@ -76,7 +76,7 @@ def decode(kind: Any, said: Any) -> Any:
             return tuple(map(decode, members, said))
     elif origin in (dict, Mapping) and isinstance(said, dict):
         return {name: decode(arguments[1], each) for name, each in said.items()}
-    raise Malformed(f"expected {getattr(kind, '__name__', kind)}, got {_shown(said)}")
+    raise Malformed(f"expected {getattr(kind, '__name__', kind)}, got {_describe(said)}")
 
 
 @functools.cache
@@ -84,7 +84,7 @@ def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
     return typing.get_origin(kind), typing.get_args(kind)
 
 
-def _shown(said: Any) -> str:
+def _describe(said: Any) -> str:
     named = said.get(_KIND) if isinstance(said, dict) else None
     return f"a malformed {named}" if isinstance(named, str) else f"{said!r:.100}"
 
@@ -95,7 +95,7 @@ def _member(union: Any, said: Any) -> Any:
     named = said.get(_KIND) if isinstance(said, dict) else None
     member = classes.get(named) if isinstance(named, str) else None
     if member is None and (member := others.get(type(said))) is None:
-        raise Malformed(f"expected {union}, got {_shown(said)}")
+        raise Malformed(f"expected {union}, got {_describe(said)}")
     return member
 
 

@@ -202,14 +202,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             for output in outputs_for(check, selection.operations[cell.operation])
             for law in record_of(selection.operations[cell.operation], output).laws
         ]
-        named_by = [f"{_of(cell, output)}-{law.__name__}" for cell, law, output in triples]
+        named_by = [f"{_cell_id(cell, output)}-{law.__name__}" for cell, law, output in triples]
         metafunc.parametrize("cell,law,output", triples, ids=named_by)
     elif "configuration" in metafunc.fixturenames:
         choices = [(cell, configuration) for cell in cells for configuration in selection.configurations(cell)]
         metafunc.parametrize("cell,configuration", choices, ids=[f"{cell}-{one.name}" for cell, one in choices])
     elif "output" in metafunc.fixturenames and not only.get("whole"):
         pairs = [(cell, name) for cell in cells for name in outputs_for(check, selection.operations[cell.operation])]
-        metafunc.parametrize("cell,output", pairs, ids=[_of(cell, output) for cell, output in pairs])
+        metafunc.parametrize("cell,output", pairs, ids=[_cell_id(cell, output) for cell, output in pairs])
     else:
         metafunc.parametrize("cell", cells, ids=str)
 
@@ -219,7 +219,7 @@ def record_of(operation: Operation, output: str) -> Operation:
     return operation.outputs.get(output, operation)
 
 
-def _of(cell: Cell, output: str) -> str:
+def _cell_id(cell: Cell, output: str) -> str:
     return f"{cell}-{output.replace(' ', '_')}" if output else str(cell)
 
 

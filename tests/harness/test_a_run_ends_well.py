@@ -14,7 +14,7 @@ import torch
 import warm
 from samples import sampled
 
-from fourfold.candidates.integrity.escapes import Escape, held
+from fourfold.candidates.integrity.escapes import Escape, convert_escapes
 from fourfold.engine.cells import Candidate, Cell
 from fourfold.engine.shortcomings import Coverage, shortcomings
 from fourfold.operations.outcomes import Exclusion, Status
@@ -462,13 +462,13 @@ def test_ctrl_c_ends_the_run_in_the_midst_of_a_call(twice: bool, tmp_path: Path)
 
 @pytest.mark.parametrize("raised", [SystemExit(1), KeyboardInterrupt(), GeneratorExit(), BaseException("other")])
 def test_orders_to_end_are_errors(raised: BaseException) -> None:
-    with pytest.raises(Escape, match=f"^the call raised {type(raised).__name__}"), held():
+    with pytest.raises(Escape, match=f"^the call raised {type(raised).__name__}"), convert_escapes():
         raise raised
 
 
 @pytest.mark.parametrize("raised", [ValueError, pytest.fail.Exception, Escape])
 def test_errors_and_time_limits_stay_what_they_are(raised: type[BaseException]) -> None:
-    with pytest.raises(raised, match=r"^as it is$") as caught, held():
+    with pytest.raises(raised, match=r"^as it is$") as caught, convert_escapes():
         raise raised("as it is")
     assert type(caught.value) is raised
 

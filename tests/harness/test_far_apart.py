@@ -11,7 +11,7 @@ import pytest
 import torch
 from subjects import subject_of
 
-from fourfold.candidates.integrity.escapes import held
+from fourfold.candidates.integrity.escapes import convert_escapes
 from fourfold.checks.catalogue import STANDARD
 from fourfold.checks.records import operations
 from fourfold.checks.search import AGAIN, Search
@@ -151,7 +151,7 @@ def test_a_kernel_cannot_have_a_case_left_out() -> None:
 
 
 def test_outside_of_a_search_a_call_that_is_not_reached_is_no_escape() -> None:
-    with pytest.raises(NotReached), held():
+    with pytest.raises(NotReached), convert_escapes():
         raise NotReached("no memory")
 
 

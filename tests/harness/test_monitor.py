@@ -227,7 +227,7 @@ def simulate(found: LiveMonitor, clock: Clock, calls: int, *, look: float = 5e-4
         return is_unusual(*given)
 
     found._is_unusual = take_time  # type: ignore[method-assign]
-    found._recorded = lambda *given: None  # type: ignore[method-assign]
+    found._record = lambda *given: None  # type: ignore[method-assign]
     x = torch.ones(4, 8)
     for _ in range(calls):
         found(x, WEIGHT)
@@ -323,7 +323,7 @@ def test_a_call_that_passes_makes_no_other_function_call(monitor: Make) -> None:
             functions.append(frame.f_code.co_name if event == "call" else argument.__name__)
 
     found = monitor(kernel, rate=0.0, budget=1e-9)
-    found._recorded = lambda *given: None  # type: ignore[method-assign]
+    found._record = lambda *given: None  # type: ignore[method-assign]
     x = torch.ones(4, 8)
     found(x, WEIGHT, 1e-6)
     found._next = found._calls + 2

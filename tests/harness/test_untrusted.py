@@ -21,7 +21,7 @@ from fourfold import backends, operation, tensor, values
 from fourfold.api.verify import verify
 from fourfold.backends.cuda.emulator.reached import Line
 from fourfold.backends.triton.interpreter import memory
-from fourfold.candidates.frames import own_frames, spelled
+from fourfold.candidates.frames import format_frames, own_frames
 from fourfold.candidates.integrity.escapes import Escape
 from fourfold.candidates.load import modules
 from fourfold.candidates.process import client, cuda_client, protocol
@@ -550,7 +550,7 @@ def test_exception_is_told_by_its_name_its_causes_and_the_authors_own_frames(loa
     assert is_refusal(error)
     assert reason(error) == "KeyError: 'missing'"
     line = 1 + CANDIDATES.splitlines().index('        raise Own("no\\x1b[2J such key") from error')
-    assert f'File "{place}", line {line}, in refuses\n    raise Own(' in spelled(own_frames(error, place))
+    assert f'File "{place}", line {line}, in refuses\n    raise Own(' in format_frames(own_frames(error, place))
 
 
 def test_fault_is_no_refusal(load: Load) -> None:
@@ -617,7 +617,7 @@ def test_argument_that_cannot_be_sent_is_unsupported(load: Load) -> None:
     ],
 )
 def test_arguments_arrive_as_they_are(value: Any, wanted: Any) -> None:
-    assert protocol.as_value(protocol.spelled(value, lambda tensor: 0), {}) == wanted
+    assert protocol.decode_argument(protocol.spelled(value, lambda tensor: 0), {}) == wanted
 
 
 @pytest.mark.parametrize(
@@ -904,7 +904,7 @@ def test_thread_that_never_returns_is_told(load: Load, monkeypatch: pytest.Monke
     function, (x, y) = load("stuck"), pair()
     monkeypatch.setattr(concurrent_calls, "PATIENCE", 0.1)
     with pytest.raises(NeverReturns, match=r"^of 2 threads that call at once some never return$"):
-        function.called_at_once([({"x": x, "y": y}, y)] * 2, [[], []], 0.1)
+        function.call_at_once([({"x": x, "y": y}, y)] * 2, [[], []], 0.1)
 
 
 @pytest.mark.full

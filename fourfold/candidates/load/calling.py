@@ -49,14 +49,14 @@ def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Calla
     owner = getattr(found, "__self__", None)
     if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
         # Before torch 2.13, `apply` takes no arguments by name.
-        return in_order(found, wanted, {})
+        return order_arguments(found, wanted, {})
     try:
         own = inspect.signature(found.forward if isinstance(found, torch.nn.Module) else found)
     except (TypeError, ValueError):  # the function is not written in Python
-        return in_order(found, wanted, {})
+        return order_arguments(found, wanted, {})
     with contextlib.suppress(TypeError):
         own.bind(**dict.fromkeys(wanted.parameters))
-        return by_name(found, own, wanted)
+        return supply_defaults(found, own, wanted)
     try:
         own.bind(*wanted.parameters)
     except TypeError as error:
@@ -65,7 +65,7 @@ def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Calla
         if isinstance(found, torch.nn.Module):
             error = TypeError(f"{error}; fourfold.module(make) makes one for the arguments of each call")
         raise CannotBeCalled(f"{_name(found)}{own} cannot be called as {operation}{wanted}: {error}") from None
-    return in_order(found, wanted, own.parameters)
+    return order_arguments(found, wanted, own.parameters)
 
 
 def _takes_weights(found: torch.nn.Module, own: inspect.Signature, wanted: inspect.Signature) -> bool:
@@ -89,40 +89,42 @@ def _name(given: Any) -> str:
     return getattr(inner, "__name__", type(given).__name__)
 
 
-def by_name(found: Callable[..., Any], own: inspect.Signature, wanted: inspect.Signature) -> Callable[..., Any]:
+def supply_defaults(
+    function: Callable[..., Any], signature: inspect.Signature, wanted: inspect.Signature
+) -> Callable[..., Any]:
     """Return the function if it has all of the operation's defaults, or else a wrapper that supplies them."""
     defaults = {name: of.default for name, of in wanted.parameters.items() if of.default is not of.empty}
     missing = {
         name: value
         for name, value in defaults.items()
-        if name in own.parameters and own.parameters[name].default is inspect.Parameter.empty
+        if name in signature.parameters and signature.parameters[name].default is inspect.Parameter.empty
     }
     if not missing:
-        return found
+        return function
 
-    @functools.wraps(found)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return found(*args, **{**missing, **kwargs})
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **{**missing, **kwargs})
 
-    return called
+    return call
 
 
-def in_order(
-    found: Callable[..., Any], wanted: inspect.Signature, own: Mapping[str, inspect.Parameter]
+def order_arguments(
+    function: Callable[..., Any], wanted: inspect.Signature, parameters: Mapping[str, inspect.Parameter]
 ) -> Callable[..., Any]:
     """Return a wrapper that passes its arguments in the operation's order.
 
-    An argument that is left out has the default of the function's `own` parameter or, if it has none, the operation's.
+    An argument that is left out has the default of the function's own parameter or, if it has none, the operation's.
     """
     kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    places = zip(wanted.parameters, (of for of in own.values() if of.kind in kinds))
+    places = zip(wanted.parameters, (of for of in parameters.values() if of.kind in kinds))
     empty = inspect.Parameter.empty
     own_defaults = {name: of.default for name, of in places if of.default is not empty}
     defaults = {name: of.default for name, of in wanted.parameters.items() if of.default is not empty} | own_defaults
 
-    @functools.wraps(found)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        given = defaults | wanted.bind(*args, **kwargs).arguments
-        return found(*(given[name] for name in wanted.parameters))
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        arguments = defaults | wanted.bind(*args, **kwargs).arguments
+        return function(*(arguments[name] for name in wanted.parameters))
 
-    return called
+    return call

@@ -69,7 +69,7 @@ class KernelBenchProblem:
             attribute_of(given, name)
             setattr(given, name, value)
         init = attribute_of(given, "get_init_inputs")()
-        reference = models.without_running_statistics(models.made(attribute_of(given, "Model"), init, seed))
+        reference = models.freeze_running_statistics(models.made(attribute_of(given, "Model"), init, seed))
         inputs = tuple(attribute_of(given, "get_inputs")())
         if _draws_numbers(reference, inputs):
             raise ValueError("Model gives another result in a second call: what it draws at random cannot be compared")
@@ -82,7 +82,7 @@ class KernelBenchProblem:
     def solution(self, file: str | Path) -> torch.nn.Module:
         """Return the ModelNew of a file, with the weights of the reference."""
         model = models.made(attribute_of(_module(file), "ModelNew"), self.init, self.seed)
-        return models.with_weights(model, self.reference.state_dict())
+        return models.load_weights(model, self.reference.state_dict())
 
     def solution_elsewhere(self, file: Path, folder: Path, **limits: Any) -> UntrustedFunction:
         """Return the ModelNew of a file, to run in its own process.
@@ -126,9 +126,9 @@ def small_sizes(problem: ModuleType, most: int = SMALL_ELEMENTS) -> dict[str, An
             )
             if not name:
                 break
-            setattr(problem, name, _halved(sizes[name]))
+            setattr(problem, name, _halve(sizes[name]))
             if _largest(sizes[name]) > 3 and _elements(problem) is not None:
-                sizes[name] = _halved(sizes[name])
+                sizes[name] = _halve(sizes[name])
             else:
                 fixed.add(name)
                 setattr(problem, name, sizes[name])
@@ -144,7 +144,7 @@ def _largest(value: Any) -> int:
     return max(several, default=0) if all(type(each) is int for each in several) else 0
 
 
-def _halved(value: Any) -> Any:
+def _halve(value: Any) -> Any:
     """Halve a size, or the largest of several."""
     if not isinstance(value, tuple):
         return value // 2

@@ -58,18 +58,18 @@ class UntrustedKernel(UntrustedFunction):
             Unanswered: its process gave no answer, or a malformed one.
             Exception: for arguments that the operation refuses, or the process's own, such as an access out of bounds.
         """
-        return super().__call__(**self._prepared(*args, **kwargs))
+        return super().__call__(**self._prepare(*args, **kwargs))
 
-    def called_at_once(
+    def call_at_once(
         self,
         calls: Sequence[tuple[Mapping[str, Any], torch.Tensor]],
         wanted: Sequence[Sequence[str]],
         functions: float,
         output: tuple[Sequence[str], int] | None = None,
     ) -> tuple[int, list[list[ThreadResults]]]:
-        """Call from several threads at once: see `UntrustedFunction.called_at_once`."""
-        prepared = [(self._prepared(**arguments), cotangent) for arguments, cotangent in calls]
-        return super().called_at_once(prepared, wanted, functions, output)
+        """Call from several threads at once: see `UntrustedFunction.call_at_once`."""
+        prepared = [(self._prepare(**arguments), cotangent) for arguments, cotangent in calls]
+        return super().call_at_once(prepared, wanted, functions, output)
 
     def kernel_lines(self) -> list[Line]:
         """Return the lines of its files, and whether they ran in its process, as it reports them."""
@@ -79,7 +79,7 @@ class UntrustedKernel(UntrustedFunction):
                 return list(_lines(answer.lines, source_closure(self.file)))
         return []
 
-    def _prepared(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def _prepare(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         given, like = self.candidate.prepared(*args, **kwargs)
         return {**given, RESULT: like}
 

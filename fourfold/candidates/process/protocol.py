@@ -621,7 +621,7 @@ def dtype_of(name: str) -> torch.dtype:
     return found
 
 
-def as_value(said: Value, storages: Mapping[int, torch.UntypedStorage]) -> Any:
+def decode_argument(said: Value, storages: Mapping[int, torch.UntypedStorage]) -> Any:
     """Return the argument that `spelled` encoded."""
     match said:
         case TensorArgument():
@@ -638,9 +638,9 @@ def as_value(said: Value, storages: Mapping[int, torch.UntypedStorage]) -> Any:
         case DtypeArgument():
             return dtype_of(said.name)
         case MappingArgument():
-            return {key: as_value(value, storages) for key, value in said.items}
+            return {key: decode_argument(value, storages) for key, value in said.items}
         case SequenceArgument():
-            values = [as_value(value, storages) for value in said.values]
+            values = [decode_argument(value, storages) for value in said.values]
             return tuple(values) if said.is_tuple else values
     return said
 

@@ -104,7 +104,7 @@ class Session:
             self.know(storage, number)
         return number
 
-    def object_number_of(self, tensor: torch.Tensor) -> int:
+    def object_number(self, tensor: torch.Tensor) -> int:
         """Return the number of a tensor object, the same as long as the object lives."""
         known, number = self._objects.get(id(tensor), (None, 0))
         if known is None or known() is not tensor:
@@ -151,8 +151,8 @@ class Session:
         if self.over:
             raise Crashed("the candidate's process that made this call has ended since")
         try:
-            with in_turn(self):
-                return self._asked(request, answer, seconds)
+            with end_if_malformed(self):
+                return self._exchange(request, answer, seconds)
         except Unanswered:
             raise
         except TimeoutError:
@@ -167,7 +167,7 @@ class Session:
             self.end()
             raise
 
-    def _asked(self, request: Any, answer: Any, seconds: float) -> tuple[Any, dict[int, torch.UntypedStorage]]:
+    def _exchange(self, request: Any, answer: Any, seconds: float) -> tuple[Any, dict[int, torch.UntypedStorage]]:
         self.asked += 1
         self.connection.within(seconds)
         gone, living = self.forget(), self.living()
@@ -246,7 +246,7 @@ def copy_folder(into: Path) -> Path:
 
 
 @contextlib.contextmanager
-def in_turn(session: Session) -> Iterator[None]:
+def end_if_malformed(session: Session) -> Iterator[None]:
     """End the process if its answer is malformed.
 
     Raises:
