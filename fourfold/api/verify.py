@@ -142,12 +142,12 @@ def suite(implementation: Callable[..., torch.Tensor], operation: Operation | st
     Raises:
         ValueError: an option is not as `verify` describes.
     """
-    given = {name: options.pop(name) for name in GIVEN if name in options}
+    trial_options = {name: options.pop(name) for name in GIVEN if name in options}
     dtypes, only = options.pop("dtypes", ()), options.pop("only", ())
     trial = Trial.of(
         implementation,
         operation,
-        **{"claims": None, "device": "auto", "refusals": True, "strict_errors": False, **given},
+        **{"claims": None, "device": "auto", "refusals": True, "strict_errors": False, **trial_options},
     )
     search = Search(**{"examples": EXAMPLES, **options})
     planned: dict[str, list[str]] = {}

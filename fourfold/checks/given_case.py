@@ -42,14 +42,14 @@ def smaller_cases(draw: st.DrawFn, operation: Operation, case: Case, dtype: DTyp
     for name, array in inputs.items():
         if is_floating(array) and name not in operation.ordinary:
             inputs[name] = _round(array, min(draw(st.integers(0, WHOLE * BITS)), BITS))
-    found = replace(case, inputs=inputs)
+    smaller = replace(case, inputs=inputs)
     sized = operation.sized
     if sized is not None and any(array.shape != case[name].shape for name, array in inputs.items()):
-        sizes = sizes_of(operation, found)
+        sizes = sizes_of(operation, smaller)
         if not sized.allows({axis: sizes[axis] for axis in sized.axes if axis in sizes}):
             hypothesis.reject()
     try:
-        return with_cotangent(operation, found, dtype)
+        return with_cotangent(operation, smaller, dtype)
     except Exception:  # the definition does not take the smaller case
         hypothesis.reject()
 

@@ -49,26 +49,26 @@ def gradcheck(subject: Subject, search: Search) -> None:
             output = subject.call(**dict(zip(names, at)), **constants, **case.parameters)
             return torch.autograd.grad(output, at, weights, create_graph=True, allow_unused=True)
 
-        def gradient(of: int, along: int) -> Callable[[torch.Tensor], torch.Tensor | None]:
-            return lambda point: gradients([*points[:along], point, *points[along + 1 :]])[of]
+        def gradient(place: int, along: int) -> Callable[[torch.Tensor], torch.Tensor | None]:
+            return lambda point: gradients([*points[:along], point, *points[along + 1 :]])[place]
 
         def differentiable() -> list[tuple[int, int]]:
             """Return the gradients that autograd differentiates, each with the point along which it does."""
             places: list[tuple[int, int]] = []
             with contextlib.suppress(Exception):
-                for of, each in enumerate(gradients(points)):
+                for place, each in enumerate(gradients(points)):
                     if each is not None and each.requires_grad:
                         second = torch.autograd.grad(
                             each, points, torch.ones_like(each), retain_graph=True, allow_unused=True
                         )
-                        places += [(of, along) for along, of_it in enumerate(second) if of_it is not None]
+                        places += [(place, along) for along, of_it in enumerate(second) if of_it is not None]
             return places
 
         # The whole Jacobian for the first case, then its product with random vectors, at the cost of two calls.
         _run_gradcheck(subject, weighted_output, points, "gradcheck", fast=search.ran > 0)
-        for of, along in differentiable() if search.ran < TWICE else ():
-            what = f"gradcheck of the gradient of {names[of]} along {names[along]}"
-            _run_gradcheck(subject, gradient(of, along), [points[along]], what, fast=True)
+        for place, along in differentiable() if search.ran < TWICE else ():
+            what = f"gradcheck of the gradient of {names[place]} along {names[along]}"
+            _run_gradcheck(subject, gradient(place, along), [points[along]], what, fast=True)
         search.saw(Agreement(0.0, weights.numel(), 0))
 
     search.for_all(f"gradcheck {subject}", subject.operation.smooth(subject.dtype), body)

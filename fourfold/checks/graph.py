@@ -56,12 +56,12 @@ def place_in_the_graph_does_not_matter(subject: Subject, search: Search) -> None
             leaves = case.tensors(subject.dtype, subject.device)
             for name in names:
                 leaves[name].requires_grad_()
-            given = {name: BEFORE[before](leaf) if name in names else leaf for name, leaf in leaves.items()}
-            output = subject.call(**given, **case.parameters)
+            arguments = {name: BEFORE[before](leaf) if name in names else leaf for name, leaf in leaves.items()}
+            output = subject.call(**arguments, **case.parameters)
             grad_output = case.tensor("grad_output", subject.dtype, subject.device)
             gradients = run(output, [leaves[name] for name in names], grad_output)
             results = {name: gradient.detach() for name, gradient in zip(expected, gradients)}
-            agreements += compare_results(subject, results, expected, given, f"of a call {before}{by}, ")
+            agreements += compare_results(subject, results, expected, arguments, f"of a call {before}{by}, ")
             for name in names if run is not _accumulate_gradients else ():
                 if leaves[name].grad is not None:
                     raise Failure(f"{subject}: torch.autograd.grad{by} has written into the grad of {name}")

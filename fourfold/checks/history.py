@@ -95,17 +95,19 @@ class _History:
         self.subject, self.parameters, self.gradients = subject, parameters, gradients
         self._former_calls: list[tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
 
-    def call(self, when: str, given: dict[str, torch.Tensor], expected: dict[str, Bounded]) -> dict[str, torch.Tensor]:
+    def call(
+        self, when: str, tensors: dict[str, torch.Tensor], expected: dict[str, Bounded]
+    ) -> dict[str, torch.Tensor]:
         """Call the implementation on tensors that include `grad_output`, check the results and return copies."""
         subject, before = self.subject, _own_threads()
-        results = self._results(given)
+        results = self._results(tensors)
         copies = {name: result.detach().clone() for name, result in results.items()}
         stray = _own_threads() - before
         for thread in stray:
             thread.join(SECONDS_FOR_STRAY_THREADS)
         if subject.device == "cuda":
             torch.cuda.synchronize()
-        inputs = {name: tensor for name, tensor in given.items() if name != "grad_output"}
+        inputs = {name: tensor for name, tensor in tensors.items() if name != "grad_output"}
         for name, count in zip(results, differing((results[name].detach(), copies[name]) for name in results)):
             if count:
                 by = f", by {', '.join(thread.name for thread in stray)}" if stray else ""
@@ -118,9 +120,9 @@ class _History:
                     raise Failure(f"{subject}: {when}: {name} is what was written into a former result", name) from None
             raise
         self._former_results_stand(when)
-        lent = {storage_of(tensor) for tensor in given.values()}  # a gradient may be the cotangent itself
-        own = {name: result.detach() for name, result in results.items() if storage_of(result) not in lent}
-        self._former_calls.append((when, own, copies))
+        lent = {storage_of(tensor) for tensor in tensors.values()}  # a gradient may be the cotangent itself
+        new_results = {name: result.detach() for name, result in results.items() if storage_of(result) not in lent}
+        self._former_calls.append((when, new_results, copies))
         return copies
 
     def overwrite_last(self) -> None:
@@ -167,25 +169,25 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
         need(distinguishes(subject, expected_of_other, expected))
         for gradients in (False, True)[: 1 + subject.differentiable]:
             history = _History(subject, case.parameters, gradients)
-            given, values = case_tensors(subject, case), case_tensors(subject, other)
-            need(_lie_alike(given, values))
-            first = history.call("on new tensors", given, expected)
-            for name, tensor in given.items():
+            tensors, values = case_tensors(subject, case), case_tensors(subject, other)
+            need(_lie_alike(tensors, values))
+            first = history.call("on new tensors", tensors, expected)
+            for name, tensor in tensors.items():
                 _write(tensor, values[name])
-            history.call("after other values were written into its inputs", given, expected_of_other)
+            history.call("after other values were written into its inputs", tensors, expected_of_other)
             history.overwrite_last()
-            history.call("after its last results were overwritten", given, expected_of_other)
+            history.call("after its last results were overwritten", tensors, expected_of_other)
             values = case_tensors(subject, case)
-            for name, tensor in given.items():
+            for name, tensor in tensors.items():
                 _write(tensor, values[name])
-            views = {name: tensor.detach() for name, tensor in given.items()}
+            views = {name: tensor.detach() for name, tensor in tensors.items()}
             history.call("on new tensors at the place of former ones", views, expected)
-            for tensor in given.values():
+            for tensor in tensors.values():
                 _once(tensor.data).zero_()
             when = "on the values of an earlier call at another place"
             again = history.call(when, case_tensors(subject, case), expected)
             if subject.claims.deterministic:
-                require_same_bits(subject, again, first, given, f"{when}: ")
+                require_same_bits(subject, again, first, tensors, f"{when}: ")
         search.saw(*(Agreement(0.0, result.value.size, 0) for result in expected.values()))
 
     search.cases(subject, "history", body, few=True, also=subject.examples_of_integers())
@@ -202,16 +204,16 @@ def late_inputs_are_waited_for(subject: Subject, search: Search) -> None:
         other = changed(subject, case)
         expected, names = expected_results(subject, case), subject.operation.differentiable_in(case)
         need(distinguishes(subject, expected, expected_results(subject, other)))
-        given, values = case_tensors(subject, other), case_tensors(subject, case)
-        need(_lie_alike(given, values))
+        arguments, values = case_tensors(subject, other), case_tensors(subject, case)
+        need(_lie_alike(arguments, values))
         for name in names if subject.differentiable else ():
-            given[name].requires_grad_()
-        tensors = {name: tensor for name, tensor in given.items() if name != "grad_output"}
+            arguments[name].requires_grad_()
+        tensors = {name: tensor for name, tensor in arguments.items() if name != "grad_output"}
 
         def call() -> list[torch.Tensor]:
             results = [subject.call(**tensors, **case.parameters)]
             if subject.differentiable and names:
-                results += gradients_of(results[0], [tensors[name] for name in names], given["grad_output"])
+                results += gradients_of(results[0], [tensors[name] for name in names], arguments["grad_output"])
             return [result.detach().clone() for result in results]
 
         call()  # the first call compiles, tunes and allocates, which may wait for the device
@@ -219,7 +221,7 @@ def late_inputs_are_waited_for(subject: Subject, search: Search) -> None:
         stream = torch.cuda.Stream() if subject.claims.streams else torch.cuda.default_stream()
         with torch.cuda.stream(stream):
             torch_internals.keep_stream_busy(CYCLES_BEFORE_INPUTS)
-            for name, tensor in given.items():
+            for name, tensor in arguments.items():
                 _write(tensor, values[name])
             results = call()
         torch.cuda.synchronize()

@@ -164,14 +164,14 @@ def each_of_many_calls_is_alike(subject: Subject, search: Search) -> None:
     grows with each call.
     `Search.remarks` states the number of calls and the rate of differing calls that they exclude.
     """
-    found = list(itertools.islice(_pairs(subject), ASKED))
-    if not found:
+    pairs = list(itertools.islice(_pairs(subject), ASKED))
+    if not pairs:
         raise Unsupported("no named example has values that are told from others", Exclusion.NO_CASE)
 
     with contextlib.ExitStack() as afterwards:
         afterwards.callback(gc.unfreeze)  # a failure leaves the objects of the first count of tensors frozen
         afterwards.enter_context(contextlib.suppress(NotReached))  # already counted, and true of all other cases
-        for name, case, other in found:
+        for name, case, other in pairs:
             if search.one(name, case, functools.partial(_call_many_times, subject, search, other)):
                 break
     search.require_evidence(subject, "many calls")

@@ -53,15 +53,15 @@ def _own_arguments(implementation: Callable[..., Any], operation: Operation) -> 
     called = getattr(implementation, "__wrapped__", implementation)
     called = called.forward if isinstance(called, torch.nn.Module) else implementation
     try:
-        own = inspect.signature(called).parameters
+        parameters = inspect.signature(called).parameters
     except (TypeError, ValueError):  # the function is not written in Python
         return {}
     wanted = list(_arguments(operation))
-    if set(wanted) <= own.keys():
-        return {name: own[name] for name in wanted}
-    if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in own.values()):
+    if set(wanted) <= parameters.keys():
+        return {name: parameters[name] for name in wanted}
+    if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values()):
         return {}
-    return dict(zip(wanted, own.values()))
+    return dict(zip(wanted, parameters.values()))
 
 
 def _own_defaults(implementation: Callable[..., Any], operation: Operation) -> dict[str, Any]:

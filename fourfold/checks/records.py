@@ -26,17 +26,17 @@ def operations(names: Collection[str] | None = None) -> dict[str, Operation]:
     Raises:
         ValueError: a record is not an Operation, or two records have the same name.
     """
-    found: dict[str, Operation] = {}
+    records: dict[str, Operation] = {}
     for name, module in registry.modules(names).items():
         operation = module.operation
         if not isinstance(operation, Operation):
             raise ValueError(f"operation in {name} must be an Operation, not {type(operation).__name__}")
-        if operation.name in found:
+        if operation.name in records:
             raise ValueError(f"operation in {name} has the name of another one: {operation.name}")
         for oracle in registry.oracles(name, operation.forward.__module__):
             tampering.watch(oracle)
-        found[operation.name] = defaults.completed(operation)
-    return found
+        records[operation.name] = defaults.completed(operation)
+    return records
 
 
 def named(text: str) -> Operation:

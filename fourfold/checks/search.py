@@ -613,8 +613,8 @@ class Search:
         """
         most = min(most, subject.most_named)
         makers = subject.operation.examples if named else {}
-        made = ((name, make(subject.dtype)) for name, make in makers.items())
-        fitting = (pair for pair in made if pair[1].elements <= most and (laid_out or not pair[1].layouts))
+        cases_by_name = ((name, make(subject.dtype)) for name, make in makers.items())
+        fitting = (pair for pair in cases_by_name if pair[1].elements <= most and (laid_out or not pair[1].layouts))
         cases = itertools.chain(fitting, also.items())
         if not self.brief:
             return cases if subject.device == "cpu" else sorted(cases, key=lambda pair: pair[1].elements)

@@ -31,16 +31,16 @@ def cases_past_comparisons(
     observed: list[Observed] = []
     for sizes, case in large.probes():
         arguments = {**case.tensors(large.dtype, device), **case.parameters}
-        found: dict[int, tuple[float, float]] = {}
+        sides: dict[int, tuple[float, float]] = {}
         with (
             contextlib.suppress(Exception, NotReached),
             convert_escapes(),
             preserve_random_state(),
         ):  # the check reports a failure
-            found = _record_comparisons(large, implementation, arguments)
-        if not found and not observed:
+            sides = _record_comparisons(large, implementation, arguments)
+        if not sides and not observed:
             return
-        observed.append((sizes, found))
+        observed.append((sizes, sides))
     if observed:
         yield from large.cases_past(observed)
 

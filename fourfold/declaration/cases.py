@@ -169,16 +169,16 @@ class Declaration:
                 named += [(f"total of {name}", of.total), *([(f"most of {name}", of.most)] if of.most else [])]
                 if of.samples != self.ragged[of.total].samples:
                     raise ValueError(f"{name}: the rows of {of.total} belong to the samples of one axis only")
-        for what, axis in named:
+        for description, axis in named:
             if axis not in (*self.axes, *map(notation.indexed_axis, self.axes)):
-                raise ValueError(f"{what}: no tensor of {self.name} has an axis {axis!r}; there are {self.axes}")
+                raise ValueError(f"{description}: no tensor of {self.name} has an axis {axis!r}; there are {self.axes}")
         ragged = [name for name, of in self.tensors.items() if isinstance(of, Ragged)]
         for name, values in self.parameters.items():
             for taken in values.takes:
                 if taken == LEADING or taken not in (*self.axes, *ragged):
                     there = ", ".join(each for each in (*self.axes, *ragged) if each != LEADING)
-                    what = "is neither an axis nor the lengths or offsets of a ragged batch"
-                    raise ValueError(f"{self.name}: {name} is tied to {taken}, which {what}; there are {there}")
+                    description = "is neither an axis nor the lengths or offsets of a ragged batch"
+                    raise ValueError(f"{self.name}: {name} is tied to {taken}, which {description}; there are {there}")
 
     def learn(self) -> None:
         """Run the definition on few numbers, and find out which axes may be empty.
@@ -287,8 +287,8 @@ class Declaration:
                 fixed[of.high] = max(fixed[of.high], 0 if empty else of.low + 1)
         plan = CallPlan(sizes=fixed, leading=leading, counts=shares, parameters=parameters)
         tied = {name: self.choices(name, plan) for name in parameters if self._is_tied(name)}
-        found = {name: Place.among(choices, parameters[name]) for name, choices in tied.items()}
-        return replace(plan, parameters={**parameters, **found})
+        places = {name: Place.among(choices, parameters[name]) for name, choices in tied.items()}
+        return replace(plan, parameters={**parameters, **places})
 
     def _is_tied(self, parameter: str) -> bool:
         return parameter in self.parameters and self.parameters[parameter].tied is not None
@@ -395,9 +395,9 @@ class Declaration:
                 with torch.device("meta"):
                     self._outcomes[key] = _outcome(*self._ran(tensors, plan.parameters))
             except Exception:
-                found = self._try_random_inputs(plan)
+                tried = self._try_random_inputs(plan)
                 self._on_meta = False  # it runs only on numbers
-                return found
+                return tried
         return self._outcomes[key]
 
     def output_shape(self, plan: CallPlan, inputs: Mapping[str, np.ndarray]) -> Shape:
@@ -481,14 +481,14 @@ class Declaration:
         grad_axis: int = 0,
     ) -> Case:
         """Return a case of a plan's numbers in some layouts. An "expanded" tensor is constant along one axis."""
-        held, layouts = dict(inputs), writable(layouts, self.mutates)
+        arrays, layouts = dict(inputs), writable(layouts, self.mutates)
         for place, (name, array) in enumerate(inputs.items()):
             if layouts.get(name) == "expanded":
-                held[name] = self._make_constant(name, array, place)
-        grad_output = cotangent(rng, self.output_shape(plan, held), self._cotangent_dtype(dtype))
+                arrays[name] = self._make_constant(name, array, place)
+        grad_output = cotangent(rng, self.output_shape(plan, arrays), self._cotangent_dtype(dtype))
         if layouts.get("grad_output") == "expanded":
             grad_output = repeat_first(grad_output, grad_axis)
-        return Case(held, grad_output, dict(plan.parameters), layouts)
+        return Case(arrays, grad_output, dict(plan.parameters), layouts)
 
     def _cotangent_dtype(self, dtype: DType) -> DType:
         """Return the dtype of cotangents, which no kernel reads if the result has no gradient."""
@@ -585,8 +585,8 @@ class Declaration:
             if self._is_tied(name):
                 parameters[name] = Place.among(self._choices(name, sizes, inputs), parameters[name])
         shape = self.tried(inputs, parameters).shape
-        kept = self._cotangent_dtype(dtype).numpy
-        grad_output = np.linspace(-1.5, 2, int(np.prod(shape, dtype=np.int64))).reshape(shape).astype(kept)
+        cotangent_dtype = self._cotangent_dtype(dtype).numpy
+        grad_output = np.linspace(-1.5, 2, int(np.prod(shape, dtype=np.int64))).reshape(shape).astype(cotangent_dtype)
         return Case(inputs, grad_output, parameters)
 
 

@@ -80,7 +80,7 @@ class NamedCases:
     def examples(self) -> dict[str, Make]:
         """Return all named cases: the ordinary one first, then the others in ascending order of their elements."""
         wanted = {"ordinary": Wanted()}
-        for found in (
+        for cases in (
             self._empty(),
             self._lists(),
             self._sizes(),
@@ -88,9 +88,9 @@ class NamedCases:
             self._ragged_cases(),
             self._layouts(),
         ):
-            wanted |= {name: what for name, what in found if name not in wanted}
-        for found in (self._parameters(), self._numbers(), self._integers()):
-            wanted |= {name: what for name, what in found if name not in wanted}
+            wanted |= {name: what for name, what in cases if name not in wanted}
+        for cases in (self._parameters(), self._numbers(), self._integers()):
+            wanted |= {name: what for name, what in cases if name not in wanted}
         count = {name: self._elements(what) for name, what in wanted.items()}
         order = sorted(wanted, key=lambda name: (name != "ordinary", count[name]))
         return {name: self._maker(wanted[name]) for name in order}
@@ -192,10 +192,10 @@ class NamedCases:
             "two_leading_axes_each_in_another_order": Wanted(leading=(3, 4), layouts=in_turn),
             "three_leading_axes_each_in_another_order": Wanted(leading=(3, 2, 5), layouts=in_turn),
         }
-        for name, what in ranks.items():
-            rows = int(np.prod(what.leading or (), dtype=np.int64))
+        for name, axes in ranks.items():
+            rows = int(np.prod(axes.leading or (), dtype=np.int64))
             if allowed.nearest(rows) == rows:
-                yield name, what
+                yield name, axes
         last = {axis: self._of.allowed[axis].nearest(3) for axis in self._of.axes if axis != LEADING}
         short = {**last, LEADING: allowed.nearest(700)}
         if self.largest(short) <= AFFORDABLE:
@@ -320,8 +320,8 @@ class NamedCases:
         for name in inputs.keys() & given.keys():
             inputs[name] = given[name].astype(inputs[name].dtype)
         if wanted.special in inputs:
-            own = of.tensors[wanted.special].dtype(dtype)
-            inputs[wanted.special] = _insert_special_values(inputs[wanted.special], own, plan.parameters)
+            special_dtype = of.tensors[wanted.special].dtype(dtype)
+            inputs[wanted.special] = _insert_special_values(inputs[wanted.special], special_dtype, plan.parameters)
         case = of.case(plan, inputs, rng, dtype, _present_layouts(wanted.layouts, inputs))
         if "grad_output" in given:
             cotangent = np.broadcast_to(given["grad_output"], case.grad_output.shape)

@@ -168,11 +168,11 @@ class Candidate:
         if kernel := self.of_cuda:
             return kernel
         try:
-            found = getattr(self._module(), self.function, None)
-            if found is None:
+            function = getattr(self._module(), self.function, None)
+            if function is None:
                 close = did_you_mean(self.function, vars(self._module()))
                 raise SelectionError(f"--candidate {self.place} has no function {self.function}{close}")
-            return as_operation(found, inspect.signature(self.reference), self.operation)
+            return as_operation(function, inspect.signature(self.reference), self.operation)
         except SelectionError:
             raise
         except CannotBeCalled as error:

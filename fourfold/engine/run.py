@@ -108,8 +108,8 @@ def containment(changes: Callable[[], Collection[str]], *but: type[BaseException
             yield
     except (Exception, NotReached) as raised:
         error = raised
-    if found := changes():
-        raise Tampered(f"the candidate changed what judges it: {listed(dict.fromkeys(found))}") from None
+    if names := changes():
+        raise Tampered(f"the candidate changed what judges it: {listed(dict.fromkeys(names))}") from None
     if error is not None:
         raise error
 

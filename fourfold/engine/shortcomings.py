@@ -33,18 +33,18 @@ def shortcomings(
         candidates: the operations named by --candidate.
         forward_only: whether --forward-only is given.
     """
-    lines, told = [], set[Cell]()
+    lines, reported = [], set[Cell]()
     named = [("--op", "operation", name) for name in operations] + [("--backend", "backend", name) for name in backends]
     for option, kind, name in named:
-        of = {cell: checks for cell, checks in cells.items() if getattr(cell, kind) == name}
-        if of and all(_has(checks, _NEVER) and not _has(checks, _VERIFIED) for checks in of.values()):
-            lines.append(f"nothing of {option} {name} can be verified here: {_count_unsupported(of)}")
-            told |= of.keys()
-    rest = {cell: checks for cell, checks in cells.items() if cell not in told}
-    if rest and (named or candidates) and not any(_has(checks, _VERIFIED) for checks in cells.values()):
-        lines.append(f"nothing was verified: {_count_unsupported(rest)}")
+        coverage = {cell: checks for cell, checks in cells.items() if getattr(cell, kind) == name}
+        if coverage and all(_has(checks, _NEVER) and not _has(checks, _VERIFIED) for checks in coverage.values()):
+            lines.append(f"nothing of {option} {name} can be verified here: {_count_unsupported(coverage)}")
+            reported |= coverage.keys()
+    others = {cell: checks for cell, checks in cells.items() if cell not in reported}
+    if others and (named or candidates) and not any(_has(checks, _VERIFIED) for checks in cells.values()):
+        lines.append(f"nothing was verified: {_count_unsupported(others)}")
     elif candidates:
-        lines += _unjustified_omissions(rest, forward_only)
+        lines += _unjustified_omissions(others, forward_only)
     return lines
 
 
@@ -59,9 +59,9 @@ def _unjustified_omissions(cells: Coverage, forward_only: bool) -> Iterator[str]
         )
     accepted = (*_ACCEPTED, Exclusion.NO_GRADIENTS) if forward_only else _ACCEPTED
     others = {
-        cell: rest
+        cell: unjustified
         for cell, checks in cells.items()
-        if (rest := [check for check in checks if check not in accepted])
+        if (unjustified := [check for check in checks if check not in accepted])
         and not (forward_only and _has(checks, _NEVER))  # a kernel of a `.cu` file has the dtypes of its pointers
     }
     if others:

@@ -286,13 +286,15 @@ class Verdict:
             ValueError: the text is no verdict.
         """
         try:
-            found = json.loads(text)
-            if found.get("schema_version") != SCHEMA_VERSION:
-                version = found.get("schema_version")
+            fields_by_name = json.loads(text)
+            if fields_by_name.get("schema_version") != SCHEMA_VERSION:
+                version = fields_by_name.get("schema_version")
                 raise ValueError(f"this is no verdict: expected schema_version {SCHEMA_VERSION}, found {version}")
-            found["outcomes"] = found.pop("checks")
+            fields_by_name["outcomes"] = fields_by_name.pop("checks")
             return cls(
-                **_fields(cls, found, outcomes=Outcome.of_check, never_executed=_to_unexecuted, speeds=_to_speed)
+                **_fields(
+                    cls, fields_by_name, outcomes=Outcome.of_check, never_executed=_to_unexecuted, speeds=_to_speed
+                )
             )
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"this is no verdict: {error}") from error

@@ -343,10 +343,10 @@ class Trial:
             options["forbid_fallback"] = True
         if blob:
             options["reproduce"] = blob
-        given = [f"{option}={value!r}" for option, value in options.items()]
+        arguments = [f"{option}={value!r}" for option, value in options.items()]
         if str(self.claims):
-            given.insert(0, f"claims=fourfold.Claims({self.claims})")
-        return f"fourfold.verify({', '.join([kernel, repr(name) if self.is_registered() else name, *given])})"
+            arguments.insert(0, f"claims=fourfold.Claims({self.claims})")
+        return f"fourfold.verify({', '.join([kernel, repr(name) if self.is_registered() else name, *arguments])})"
 
     @functools.cached_property
     def watch(self) -> PackageWatch:

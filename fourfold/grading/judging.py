@@ -112,8 +112,8 @@ def judge(
     started = time.monotonic()
     say(STATIC, "", "")
     try:
-        if found := list(static.reaches(candidate, settings.forbid_imports)):
-            return STATIC, failure_verdict(candidate, settings.device, seed, Kind.TAMPERED, "; ".join(found))
+        if forbidden := list(static.reaches(candidate, settings.forbid_imports)):
+            return STATIC, failure_verdict(candidate, settings.device, seed, Kind.TAMPERED, "; ".join(forbidden))
     except static.Unparsable as error:
         return STATIC, failure_verdict(candidate, settings.device, seed, Kind.INVALID, f"it does not parse: {error}")
     try:

@@ -362,12 +362,12 @@ class LiveMonitor:
         """Copy the results of a call, and hand the record to the thread."""
         try:
             changed = {n: each for n, each in record.given.items() if list_of(n) in self.operation.mutates}
-            found = {f"{CHANGED}{name}": each for name, each in changed.items()}
+            results = {f"{CHANGED}{name}": each for name, each in changed.items()}
             several = isinstance(result, tuple | list)
             for place, each in enumerate(result if several else [result]):
                 if isinstance(each, torch.Tensor) and not any(each is one for one in changed.values()):
-                    found[f"{RETURNED} {place}" if several else RETURNED] = each
-            record.results = {name: each.detach().clone() for name, each in found.items()}
+                    results[f"{RETURNED} {place}" if several else RETURNED] = each
+            record.results = {name: each.detach().clone() for name, each in results.items()}
             for device in {each.device for each in record.results.values() if each.is_cuda}:
                 record.events.append(torch.cuda.current_stream(device).record_event())
             record.given = {}
@@ -444,28 +444,28 @@ class LiveMonitor:
                 return
             self._count("unusual")
         try:
-            found = self._judge.judge(file.encode())
+            judgement = self._judge.judge(file.encode())
         except TypeError as error:  # of a parameter
             self._refuse(str(error))
             return
-        if found["status"] == "refused":
-            self._refuse(found["message"])
+        if judgement["status"] == "refused":
+            self._refuse(judgement["message"])
             return
         self._count("judged")
-        if found["status"] != "right":
-            self._count(found["status"])
-        if found["status"] == "wrong":
-            self._report(replace(file, message=found["message"]), (found["cause"], file.dtype))
+        if judgement["status"] != "right":
+            self._count(judgement["status"])
+        if judgement["status"] == "wrong":
+            self._report(replace(file, message=judgement["message"]), (judgement["cause"], file.dtype))
 
     def _file(self, record: _Record) -> CaseFile:
         """Return a recorded call with its tensors on the host, copied on a stream of its own."""
         tensors = {name: each for name, each in record.arguments.items() if isinstance(each, torch.Tensor)}
         with contextlib.ExitStack() as streams:
             for device in {each.device for each in (*tensors.values(), *record.results.values()) if each.is_cuda}:
-                own = torch.cuda.Stream(device)
-                streams.enter_context(torch.cuda.stream(own))
+                stream = torch.cuda.Stream(device)
+                streams.enter_context(torch.cuda.stream(stream))
                 for event in record.events:
-                    own.wait_event(event)
+                    stream.wait_event(event)
             inputs = {name: exact_array(each) for name, each in tensors.items()}
             results = {name: exact_array(each) for name, each in record.results.items()}
         of_inputs = (array.dtype.name for name, array in inputs.items() if name not in self.operation.dtypes)
@@ -543,21 +543,27 @@ def _magnitudes(case: Case) -> Any:
 def _binding(kernel: Any, wanted: inspect.Signature) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
     """Return a function that names the arguments of a kernel's call as the operation does, with those left out."""
     try:
-        own = inspect.signature(kernel)
-        by_name = wanted.parameters.keys() <= own.parameters.keys()
+        signature = inspect.signature(kernel)
+        by_name = wanted.parameters.keys() <= signature.parameters.keys()
     except (TypeError, ValueError):  # it is not written in Python
-        own, by_name = wanted, True
-    names = {name: name for name in own.parameters} if by_name else dict(zip(own.parameters, wanted.parameters))
-    usual = {name: of.default for name, of in wanted.parameters.items() if of.default is not of.empty}
+        signature, by_name = wanted, True
+    names = (
+        {name: name for name in signature.parameters} if by_name else dict(zip(signature.parameters, wanted.parameters))
+    )
+    usual = {
+        name: parameter.default
+        for name, parameter in wanted.parameters.items()
+        if parameter.default is not parameter.empty
+    }
 
     def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        bound = own.bind(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        found = {**usual, **{names.get(name, name): value for name, value in bound.arguments.items()}}
-        for name in found.keys() - wanted.parameters.keys():
-            if name not in own.parameters or found[name] is not own.parameters[name].default:
+        values = {**usual, **{names.get(name, name): value for name, value in bound.arguments.items()}}
+        for name in values.keys() - wanted.parameters.keys():
+            if name not in signature.parameters or values[name] is not signature.parameters[name].default:
                 raise NotOfOperation(f"the operation has no argument {name}")
-        return {name: found[name] for name in wanted.parameters}
+        return {name: values[name] for name in wanted.parameters}
 
     return bind
 

@@ -254,9 +254,9 @@ def differences(
         for info, known in ((now, kernels), (then, former))
     )
     lines += [str(pair) for pair in paired(today, before) if not pair.same]
-    for what in ("launches", "torch"):
-        one: Counter[str] = Counter(now[what])
-        other: Counter[str] = Counter(then[what])
+    for part in ("launches", "torch"):
+        one: Counter[str] = Counter(now[part])
+        other: Counter[str] = Counter(then[part])
         lines += [f"now: {line}" for line in (one - other).elements()]
         lines += [f"was: {line}" for line in (other - one).elements()]
     yield from lines or ["the launches come in another order, or differ in what the record does not show"]

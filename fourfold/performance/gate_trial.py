@@ -177,19 +177,19 @@ def trial(run: TimedRun, seconds: float, planted: Sequence[float], say: Callable
     left = 0
     not_planted: dict[str, list[str]] = {}
     rng = np.random.default_rng(0)
-    with tempfile.TemporaryDirectory() as made:
-        unchanged = Baseline(sources.save(Path(made), run.sources))
-        waits = Waits.of(run.bench.device, Path(made))
+    with tempfile.TemporaryDirectory() as directory:
+        unchanged = Baseline(sources.save(Path(directory), run.sources))
+        waits = Waits.of(run.bench.device, Path(directory))
         try:
             for position, name in enumerate(timed, 1):
                 say(f"[{position}/{len(timed)}] {name}")
                 missing = not_planted.setdefault(name, [])
                 try:
-                    for slowdown, found in tried(run, name, unchanged, waits, rng, seconds, planted):
-                        if found is None:
+                    for slowdown, log_ratios in tried(run, name, unchanged, waits, rng, seconds, planted):
+                        if log_ratios is None:
                             missing.append(f"{100 * slowdown:g}%")
                         else:
-                            ratios[slowdown][name] = found
+                            ratios[slowdown][name] = log_ratios
                 except Exception as error:  # one benchmark's error must not lose the results of the others
                     missing.append(f"{type(error).__name__}: {error}")
                 except KeyboardInterrupt:

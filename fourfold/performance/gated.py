@@ -151,22 +151,22 @@ class Gated:
         """
         then = record.medians
         common, missing, new = gate.matched(run.medians, then)
-        own = [name for name in common if name in run.timed and run.timed[name].gated]
+        gated = [name for name in common if name in run.timed and run.timed[name].gated]
         launched = run.launched
-        keys = {name: code_identity.key(launched.get(name), record.machine) for name in own}
-        changes = {name: gate.screened(name, run.medians[name], then[name], record.spread(name)) for name in own}
-        same = [name for name in own if keys[name] is not None and keys[name] == record.keys[name]]
+        keys = {name: code_identity.key(launched.get(name), record.machine) for name in gated}
+        changes = {name: gate.screened(name, run.medians[name], then[name], record.spread(name)) for name in gated}
+        same = [name for name in gated if keys[name] is not None and keys[name] == record.keys[name]]
         changes |= {name: gate.same_code_change(changes[name]) for name in same}
         suspects = [name for name, change in changes.items() if change.verdict != "same"]
         if again is not None and suspects:
-            changes |= confirmed(run, record, [changes[name] for name in suspects], len(own) - len(same), again)
+            changes |= confirmed(run, record, [changes[name] for name in suspects], len(gated) - len(same), again)
         kernels = {name: _kernel(run.bench.implementation(run.timed[name])) for name in suspects}
         before = record.baseline.get("static", {}).get("kernels", {})
         worse = list(static.regressions(run.static["kernels"], before))
         if "error" in run.static:
             worse.append(f"what kernels need is not known: {run.static['error']}")
         was = record.baseline["machine_info"].get("fourfold", {})
-        runs, least = record.runs(run.medians), {name: run.least_differences[name] for name in own}
+        runs, least = record.runs(run.medians), {name: run.least_differences[name] for name in gated}
         unchanged = record.unchanged(run.medians, keys)
         return cls(
             changes=list(changes.values()),
@@ -174,7 +174,7 @@ class Gated:
             benchmarks=len(common),
             missing=missing,
             new=new,
-            beside=len(common) - len(own),
+            beside=len(common) - len(gated),
             static=worse,
             changed=machine.differences(record.machine, was),
             confirmed=again is not None,
@@ -207,10 +207,10 @@ class Gated:
         yield f"{settled} of {len(self.changes)} benchmarks: the same by their medians"
         if self.beside:
             yield f"{self.beside} of peers and ladders: recorded, and not for the gate"
-        rest = [change for change in self.changes if change.stage == 2 or change.verdict != "same"]
-        if rest and not self.confirmed:
+        noteworthy = [change for change in self.changes if change.stage == 2 or change.verdict != "same"]
+        if noteworthy and not self.confirmed:
             yield "the others may have changed; --perf-gate measures them again:"
-        for change in sorted(rest, key=lambda change: -change.ratio):
+        for change in sorted(noteworthy, key=lambda change: -change.ratio):
             yield str(change)
         yield from map(str, self.drifts)
         for drift in self.machine_drifts:

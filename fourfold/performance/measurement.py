@@ -189,18 +189,20 @@ def workloads_of(
     chosen = [sizes] if isinstance(sizes, Mapping) else sizes
     if not chosen:
         return operation.workloads[device]
-    of = operation.sized
-    if of is None:
+    sized = operation.sized
+    if sized is None:
         raise ValueError(f"sizes: {operation.name} has no cases of chosen sizes; only a declared operation has")
-    found = {}
+    workloads = {}
     for named in chosen:
-        each = {LEADING if axis == "rows" and axis not in of.axes else axis: size for axis, size in named.items()}
-        if unknown := each.keys() - {*of.axes, *axes_of(operation)}:
-            there = ", ".join(of.axes)
+        each = {LEADING if axis == "rows" and axis not in sized.axes else axis: size for axis, size in named.items()}
+        if unknown := each.keys() - {*sized.axes, *axes_of(operation)}:
+            there = ", ".join(sized.axes)
             raise ValueError(f"sizes: {operation.name} has no axis {', '.join(sorted(unknown))}; there are {there}")
         operation.of_sizes({axis: (size, size) for axis, size in each.items()})  # raises an error that names the axis
-        found["_".join(f"{axis}_{size}" for axis, size in named.items())] = whole(of.make({**of.axes, **each}))
-    return found
+        workloads["_".join(f"{axis}_{size}" for axis, size in named.items())] = whole(
+            sized.make({**sized.axes, **each})
+        )
+    return workloads
 
 
 def is_known(operation: Operation) -> bool:
@@ -476,7 +478,7 @@ def achieved_rates(ceilings: Ceilings, cost: Cost, dtype: str, seconds: float) -
     """
     fraction = ceilings.least_seconds(cost, dtype) / seconds
     moved, computed = cost.bytes / seconds, cost.flops / seconds
-    found = {
+    rates = {
         "bytes_per_second": moved,
         "flops_per_second": computed,
         "fraction_of_ceiling": fraction if cost.bytes or cost.flops else None,
@@ -487,7 +489,7 @@ def achieved_rates(ceilings: Ceilings, cost: Cost, dtype: str, seconds: float) -
             f"{seconds:.3g} s is {fraction:.0%} of what this device can do: {moved:.3g} bytes/s of at most"
             f" {ceilings.bytes_per_second:.3g}, {computed:.3g} flop/s of at most {ceilings.flops_per_second[dtype]:.3g}"
         )
-    return found
+    return rates
 
 
 def ratios(benchmarks: Sequence[Mapping[str, Any]]) -> None:

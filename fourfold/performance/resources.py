@@ -164,18 +164,18 @@ def _used_files(kernels: Path, operation: str) -> dict[str, bytes]:
     known: dict[str, list[Path]] = {}
     for path in kernels.iterdir():
         known.setdefault(path.name.partition(".")[0], []).append(path)
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     pending, seen = [operation], {operation}
     while pending:
         for path in known.get(pending.pop(), []):
             for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
                 if file.suffix == ".pyc" or not file.is_file():
                     continue
-                found[str(file.relative_to(kernels))] = content = file.read_bytes()
+                files[str(file.relative_to(kernels))] = content = file.read_bytes()
                 named = set(re.findall(r"\w+", content.decode(errors="replace"))) & known.keys()
                 pending += sorted(named - seen)
                 seen |= named
-    return found
+    return files
 
 
 # ---- reports

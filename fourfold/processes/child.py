@@ -192,12 +192,12 @@ class Child:
             clock: the clock for `wait`, in seconds.
         """
         output = tempfile.TemporaryFile() if printed else None  # noqa: SIM115 - as long as the process
-        given = [str(os.getpid()), module, *map(str, arguments)]
+        words = [str(os.getpid()), module, *map(str, arguments)]
         variables = dict(os.environ if environment is None else environment)
         if not plain:
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, (_PACKAGE, variables.get("PYTHONPATH"))))
         popen = subprocess.Popen(
-            [sys.executable, "-"] if plain else [sys.executable, "-P", "-W", "ignore", "-c", _START, *given],
+            [sys.executable, "-"] if plain else [sys.executable, "-P", "-W", "ignore", "-c", _START, *words],
             pass_fds=files,
             stdin=subprocess.PIPE if plain else subprocess.DEVNULL,
             stdout=output,
@@ -207,7 +207,7 @@ class Child:
         )
         if popen.stdin is not None:
             with contextlib.suppress(BrokenPipeError), popen.stdin as program:
-                program.write(_PLAIN_START.format(package=_PACKAGE, given=given).encode())
+                program.write(_PLAIN_START.format(package=_PACKAGE, given=words).encode())
         return cls(popen.pid, session=True, output=output, clock=clock, popen=popen)
 
     def poll(self) -> Death | None:

@@ -323,8 +323,8 @@ def beyond_default(items: list[pytest.Item]) -> list[pytest.Item]:
         else:
             left_out.append(item)
     for (_, most), alike in sampled.items():
-        kept = {(2 * place + 1) * len(alike) // (2 * most) for place in range(min(most, len(alike)))}
-        left_out += [item for place, item in enumerate(alike) if len(alike) > most and place not in kept]
+        chosen = {(2 * place + 1) * len(alike) // (2 * most) for place in range(min(most, len(alike)))}
+        left_out += [item for place, item in enumerate(alike) if len(alike) > most and place not in chosen]
     return left_out
 
 
@@ -416,24 +416,24 @@ def subject(
         function = selection.implementation(cell.operation, cell.backend)
         elsewhere = function if isinstance(function, UntrustedFunction) else None
         request.config.stash[LINES].watch(*selection.source(cell), device, elsewhere)
-    made = selection.subject(cell, device, note)
+    result = selection.subject(cell, device, note)
     if output:
-        made = together(made) if output == ALL else select_output(made, output)
+        result = together(result) if output == ALL else select_output(result, output)
     request.config.stash[BLACK_BOX].case("")  # this call only asked for the implementation's abilities
     if cell.backend == CANDIDATE and WATCH in request.config.stash:
-        request.config.stash[WATCH].hold_subject(made)
-    return made
+        request.config.stash[WATCH].hold_subject(result)
+    return result
 
 
 @pytest.fixture
 def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Callable[[Case | None], None]) -> Search:
     """Return the search of a check: its settings, and the record of its results."""
     identity, check = Identity.of_item(request.node), check_of(request.node)
-    own = identity is not None and identity.cell.backend != CANDIDATE
-    most = examples(pytestconfig, own)
+    is_own = identity is not None and identity.cell.backend != CANDIDATE
+    most = examples(pytestconfig, is_own)
     failures = pytestconfig.stash[FAILURES].get(identity.cell.operation, []) if identity is not None else []
-    made = Search(
-        shares=own,
+    result = Search(
+        shares=is_own,
         examples=min(most, check.examples) if check and check.examples else most,
         blob=pytestconfig.getoption("reproduce"),
         case=pytestconfig.stash[CASE].case if CASE in pytestconfig.stash else None,
@@ -444,8 +444,8 @@ def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Ca
         needed=claims_needed(failures),
     )
     if WATCH in pytestconfig.stash:
-        pytestconfig.stash[WATCH].hold_search(made)
-    return made
+        pytestconfig.stash[WATCH].hold_search(result)
+    return result
 
 
 def _may_refuse(identity: Identity | None, config: pytest.Config) -> bool:
@@ -595,8 +595,8 @@ class RunReporter:
             return
         if workers := self.config.pluginmanager.get_plugin(isolation.WORKERS):
             self.account.changed += workers.changed
-        for told in workers.executed if workers else [isolation.recorded_lines(self.config)]:
-            self.account.executed.add(told)
+        for lines in workers.executed if workers else [isolation.recorded_lines(self.config)]:
+            self.account.executed.add(lines)
         if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             self.shortcomings = self.account.shortcomings()
         if self.shortcomings:

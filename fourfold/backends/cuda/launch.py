@@ -294,8 +294,8 @@ class CudaKernel:
         try:
             core.launch(stream, config, kernel.handle, *values)
         except Exception as error:
-            what = f"grid {grid}, block {block}, {shared_bytes} bytes of dynamic shared memory"
-            raise CudaError(f"{self.name} cannot be launched with {what}: {error}") from error
+            sizes = f"grid {grid}, block {block}, {shared_bytes} bytes of dynamic shared memory"
+            raise CudaError(f"{self.name} cannot be launched with {sizes}: {error}") from error
         if (record := launch_records.current) is not None:
             blocks, threads = _geometry(self.name, grid, block)
             clusters = f", clusters of {_three(cluster)}" if cluster is not None else ""

@@ -80,8 +80,8 @@ def _compile_within(seconds: int, not_kept: type[BaseException], ahead: "Ahead",
                 abandoned.add(seconds)
         if least := abandoned.covers(seconds):
             with_sizes = "".join(f" {name}={size}" for name, size in least["sizes"].items())
-            said = f"{wanted.kernel}{' with' * bool(with_sizes)}{with_sizes} takes its compiler more than {seconds} s"
-            raise NotReached(said)
+            reason = f"{wanted.kernel}{' with' * bool(with_sizes)}{with_sizes} takes its compiler more than {seconds} s"
+            raise NotReached(reason)
         return wanted.run()
 
 

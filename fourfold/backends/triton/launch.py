@@ -70,10 +70,10 @@ def launch(
     if recorder is not None:
         recorder.refuse()
     compiled = kernel[grid](*tensors, *scalars, **options)
-    rest = triton_internals.parameters(kernel)[len(tensors) + len(scalars) :]
-    all_named = all(parameter.is_constexpr and parameter.name in options for parameter in rest)
+    options_of_kernel = triton_internals.parameters(kernel)[len(tensors) + len(scalars) :]
+    all_named = all(parameter.is_constexpr and parameter.name in options for parameter in options_of_kernel)
     if key is not None and all_named and not unkeyed_properties(device):
-        _compiled[key] = compiled, tuple(options[parameter.name] for parameter in rest)
+        _compiled[key] = compiled, tuple(options[parameter.name] for parameter in options_of_kernel)
 
 
 def _record(
@@ -110,8 +110,8 @@ def triton_recorded(record: launch_records.LaunchRecord) -> Iterator[None]:
             return compiled
         names = [parameter.name for parameter in triton_internals.parameters(kernel)]
         constants = {parameter.name for parameter in triton_internals.parameters(kernel) if parameter.is_constexpr}
-        given = {**dict(zip(names, arguments)), **{name: options[name] for name in names if name in options}}
-        passed = [given[name] for name in names if name in given and name not in constants]
+        values = {**dict(zip(names, arguments)), **{name: options[name] for name in names if name in options}}
+        passed = [values[name] for name in names if name in values and name not in constants]
         _record(record, compiled, grid, passed)
         return compiled
 

@@ -259,7 +259,7 @@ def _stem(name: str) -> str:
     return re.sub(r"^(?:d|dev|g|p|ptr)_|_(?:ptr|d|dev|gpu|data)$", "", name.lower())
 
 
-def _result_on_meta(reference: Callable[..., Any], given: Mapping[str, Any]) -> torch.Tensor:
+def _result_on_meta(reference: Callable[..., Any], arguments: Mapping[str, Any]) -> torch.Tensor:
     """Call a function on tensors without contents, which checks the arguments and gives the result's shape and dtype.
 
     It runs in its own thread, so that watches on torch's operators in the caller's thread see only the candidate's.
@@ -268,7 +268,7 @@ def _result_on_meta(reference: Callable[..., Any], given: Mapping[str, Any]) -> 
 
     def call() -> None:
         try:
-            outcomes.append(reference(**{name: _meta_tensor(value) for name, value in given.items()}))
+            outcomes.append(reference(**{name: _meta_tensor(value) for name, value in arguments.items()}))
         except Exception as error:
             outcomes.append(error)
 

@@ -134,17 +134,17 @@ class LaunchedKernel:
     def __init__(self, plan: LaunchPlan, kernels: KernelInstances) -> None:
         self.plan, self.kernels = plan, kernels
 
-    def __call__(self, given: Mapping[str, Any], like: torch.Tensor) -> torch.Tensor:
+    def __call__(self, arguments: Mapping[str, Any], like: torch.Tensor) -> torch.Tensor:
         """Launch the kernel on contiguous, aligned tensors; return a new tensor.
 
         Args:
             given: the operation's arguments by name.
             like: a tensor without memory, of the result's shape and dtype.
         """
-        tensors = {name: plain(given[name]) for name in self.plan.inputs}
+        tensors = {name: plain(arguments[name]) for name in self.plan.inputs}
         first = next(iter(tensors.values()))
         out = torch.empty(like.shape, dtype=like.dtype, device=first.device)
-        names = self.plan.names(tensors, given, out)
+        names = self.plan.names(tensors, arguments, out)
         passed = tuple(evaluated(text, names) for text in self.plan.args)
         self.kernels.check(first.dtype, passed)
         names |= self.numbers_of(passed)

@@ -62,15 +62,15 @@ class KernelBenchProblem:
         Raises:
             ValueError: its Model draws random numbers, as dropout does.
         """
-        given = _module(file)
+        module = _module(file)
         if isinstance(sizes, str) and sizes != SMALL:
             raise ValueError(f"sizes must be a mapping or {SMALL!r}, not {sizes!r}")
-        for name, value in (small_sizes(given) if isinstance(sizes, str) else sizes or {}).items():
-            attribute_of(given, name)
-            setattr(given, name, value)
-        init = attribute_of(given, "get_init_inputs")()
-        reference = models.freeze_running_statistics(models.made(attribute_of(given, "Model"), init, seed))
-        inputs = tuple(attribute_of(given, "get_inputs")())
+        for name, value in (small_sizes(module) if isinstance(sizes, str) else sizes or {}).items():
+            attribute_of(module, name)
+            setattr(module, name, value)
+        init = attribute_of(module, "get_init_inputs")()
+        reference = models.freeze_running_statistics(models.made(attribute_of(module, "Model"), init, seed))
+        inputs = tuple(attribute_of(module, "get_inputs")())
         if _draws_numbers(reference, inputs):
             raise ValueError("Model gives another result in a second call: what it draws at random cannot be compared")
         record = like(reference.forward, inputs, vary=vary, name=Path(file).stem)
@@ -117,8 +117,8 @@ def small_sizes(problem: ModuleType, most: int = SMALL_ELEMENTS) -> dict[str, An
         problem: a module with Model, get_inputs and get_init_inputs. It is restored afterwards.
         most: the limit of the elements of all inputs and weights together.
     """
-    given = {name: value for name, value in vars(problem).items() if _largest(value) > 1}
-    sizes, fixed = dict(given), set[str]()
+    attributes = {name: value for name, value in vars(problem).items() if _largest(value) > 1}
+    sizes, fixed = dict(attributes), set[str]()
     try:
         while (count := _elements(problem)) is None or count > most:
             name = max(
@@ -133,9 +133,9 @@ def small_sizes(problem: ModuleType, most: int = SMALL_ELEMENTS) -> dict[str, An
                 fixed.add(name)
                 setattr(problem, name, sizes[name])
     finally:
-        for name, value in given.items():
+        for name, value in attributes.items():
             setattr(problem, name, value)
-    return {name: size for name, size in sizes.items() if size != given[name]}
+    return {name: size for name, size in sizes.items() if size != attributes[name]}
 
 
 def _largest(value: Any) -> int:

@@ -351,8 +351,8 @@ class UntrustedFunction:
             operation=self.operation,
             lists=list(self.lists),
             parameters=[
-                (name, [] if of.default is none else [protocol.spelled(of.default, lambda tensor: 0)])
-                for name, of in self.__signature__.parameters.items()
+                (name, [] if parameter.default is none else [protocol.spelled(parameter.default, lambda tensor: 0)])
+                for name, parameter in self.__signature__.parameters.items()
             ],
             state=None if self.state is None else str(self.state),
             folder=os.getcwd(),
@@ -449,8 +449,8 @@ def _encode_arguments(
         if isinstance(message, protocol.TensorArgument):
             tensors[name] = value
             number = session.object_number(value)
-            made = protocol.made_as(value)
-            message = protocol.TensorArgument(message.layout, value.requires_grad, made, number, _num_writes(value))
+            origin = protocol.made_as(value)
+            message = protocol.TensorArgument(message.layout, value.requires_grad, origin, number, _num_writes(value))
         messages.append((name, message))
     return messages, tensors, alive
 

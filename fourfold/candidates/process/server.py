@@ -285,10 +285,10 @@ class Served:
             self.storages[number] = sparse_memory.map_shared(file, size).untyped_storage()
             self.shared.add(number)
             os.close(file)
-        for number, held in contents.items():
+        for number, content in contents.items():
             if number not in self.storages:
-                self.storages[number] = torch.UntypedStorage(len(held))
-            protocol.put(self.storages[number], held)
+                self.storages[number] = torch.UntypedStorage(len(content))
+            protocol.put(self.storages[number], content)
         self.last |= contents
 
     def load(self, ask: protocol.LoadFunction) -> protocol.FunctionLoaded | protocol.Missing | protocol.Uncallable:
@@ -308,19 +308,19 @@ class Served:
         with contextlib.chdir(ask.folder):
             if ask.place.endswith(".py"):
                 self.origin = Path(ask.place)
-                found: Any = modules.of_file(self.origin, run=self._run)
+                function: Any = modules.of_file(self.origin, run=self._run)
             else:
-                found = self._run(importlib.import_module, ask.place)
-                self.origin = Path(getattr(found, "__file__", None) or os.devnull)
+                function = self._run(importlib.import_module, ask.place)
+                self.origin = Path(getattr(function, "__file__", None) or os.devnull)
         for name in ask.function.split("."):
-            found = getattr(found, name, None)
-        if found is None:
+            function = getattr(function, name, None)
+        if function is None:
             return protocol.Missing()
         if ask.state is not None:
             JUDGE.hide()
-            found = models.like(found, Path(ask.state))
+            function = models.like(function, Path(ask.state))
         try:
-            called = as_operation(found, inspect.Signature(parameters), ask.operation)
+            called = as_operation(function, inspect.Signature(parameters), ask.operation)
             self.function = packed(called, ask.lists)
         except CannotBeCalled as error:
             return protocol.Uncallable(str(error)[:MOST_WORDS])
@@ -366,26 +366,26 @@ class Served:
         # The numbers of tensors are looked up only now, because a candidate may return one of its inputs.
         several = isinstance(output, tuple | list) and 0 < len(output) <= protocol.MOST_RESULTS
         outputs = list(output) if several else [output]
-        told = [self._result(each) for each in outputs]
+        results = [self._result(each) for each in outputs]
         if any(isinstance(each, torch.Tensor) and each.requires_grad for each in outputs):
             self.calls[self.asked] = OpenCall(twins, outputs, watch)
-        return protocol.Called(told, several, *observations(watch))
+        return protocol.Called(results, several, *observations(watch))
 
     def backward(self, ask: protocol.Backward) -> protocol.Gradients:
         """Return the gradients of a call."""
-        kept = self.calls[ask.call]
-        kept.note_writes(ask.written)
-        inputs = [kept.inputs[name].tensor for name in ask.inputs]
-        of_each = [(o, said) for o, said in zip(kept.outputs, ask.cotangents) if said is not None]
+        call = self.calls[ask.call]
+        call.note_writes(ask.written)
+        inputs = [call.inputs[name].tensor for name in ask.inputs]
+        of_each = [(o, layout) for o, layout in zip(call.outputs, ask.cotangents) if layout is not None]
         outputs = [output for output, _ in of_each]
-        cotangents = [protocol.as_tensor(said, self.storages) for _, said in of_each]
+        cotangents = [protocol.as_tensor(layout, self.storages) for _, layout in of_each]
         if not outputs:
-            output = next(o for o in kept.outputs if isinstance(o, torch.Tensor) and o.requires_grad)
+            output = next(o for o in call.outputs if isinstance(o, torch.Tensor) and o.requires_grad)
             outputs = [Unspecified.apply(output)]
             cotangents = [torch.zeros_like(output)]
 
         def differentiate() -> tuple[torch.Tensor | None, ...]:
-            with self._reproduce_conditions(ask.conditions, kept.watch):
+            with self._reproduce_conditions(ask.conditions, call.watch):
                 options = {"retain_graph": True, "allow_unused": True}
                 return self._run(torch.autograd.grad, outputs, inputs, cotangents, **options)
 
@@ -395,7 +395,7 @@ class Served:
         else:
             gradients = differentiate()
         return protocol.Gradients(
-            [None if g is None else self._result(g) for g in gradients], *observations(kept.watch)
+            [None if g is None else self._result(g) for g in gradients], *observations(call.watch)
         )
 
     def call_at_once(self, ask: protocol.CallAtOnce) -> protocol.CalledAtOnce | protocol.NeverReturned:
@@ -470,8 +470,8 @@ class Served:
         inputs = [arguments[name] for name in ask.inputs]
         if inputs:
             cotangent = protocol.as_tensor(ask.cotangent, storages)
-            found = torch.autograd.grad(output, inputs, cotangent, allow_unused=True)
-            gradients = [torch.zeros_like(i) if g is None else g for i, g in zip(inputs, found)]
+            grads = torch.autograd.grad(output, inputs, cotangent, allow_unused=True)
+            gradients = [torch.zeros_like(i) if g is None else g for i, g in zip(inputs, grads)]
         with torch.no_grad():
             plain = wanted_output({n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()})
         return [output, *gradients, plain]
@@ -490,8 +490,10 @@ class Served:
         requires_gradient = result.requires_grad
         result = result.detach().resolve_neg()
         storage = result.untyped_storage()
-        held = {each.data_ptr(): number for number, each in self.storages.items() if each.nbytes() >= storage.nbytes()}
-        number = held.get(storage.data_ptr()) if storage.nbytes() else None
+        numbers = {
+            each.data_ptr(): number for number, each in self.storages.items() if each.nbytes() >= storage.nbytes()
+        }
+        number = numbers.get(storage.data_ptr()) if storage.nbytes() else None
         if number is None:
             self.made -= 1
             number = self.made

@@ -184,27 +184,27 @@ class Session:
                 files.append(file)
         calls, self.forgotten_calls[:] = list(self.forgotten_calls), []
         objects, self.forgotten_objects[:] = list(self.forgotten_objects), []
-        told = protocol.Request(self.asked, request, gone, calls, objects, shared)
-        self.connection.send(told, protocol.changed(copied.items(), self.last), files)
+        message = protocol.Request(self.asked, request, gone, calls, objects, shared)
+        self.connection.send(message, protocol.changed(copied.items(), self.last), files)
         sizes = {number: storage.nbytes() for number, storage in living.items()}
-        said, contents, sent = self.connection.receive_with_storages(protocol.Answer, sizes)
+        reply, contents, sent = self.connection.receive_with_storages(protocol.Answer, sizes)
         for file in sent:
             os.close(file)
-        if said.number != self.asked:
-            raise Malformed(f"an answer to question {said.number}, and this is {self.asked}")
-        if not isinstance(said.result, answer | protocol.Raised):
-            raise Malformed(f"the answer {type(said.result).__name__} to {type(request).__name__}")
-        for number, held in contents.items():
+        if reply.number != self.asked:
+            raise Malformed(f"an answer to question {reply.number}, and this is {self.asked}")
+        if not isinstance(reply.result, answer | protocol.Raised):
+            raise Malformed(f"the answer {type(reply.result).__name__} to {type(request).__name__}")
+        for number, content in contents.items():
             if number not in living:
                 if number >= 0:
                     raise Malformed(f"the contents of the unknown storage {number}")
-                living[number] = torch.UntypedStorage(len(held))
+                living[number] = torch.UntypedStorage(len(content))
                 self.know(living[number], number)
             elif number not in copied:
                 raise Malformed(f"the contents of storage {number}, which is shared")
-            protocol.put(living[number], held)
+            protocol.put(living[number], content)
         self.last |= contents
-        return said.result, living
+        return reply.result, living
 
     def cause(self) -> str:
         """End the process; return the cause of its death."""

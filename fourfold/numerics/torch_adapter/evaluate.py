@@ -130,7 +130,7 @@ def forward_of(
     def forward(**arguments: Any) -> Bounded:
         evaluation = evaluation_of(list(arguments.values()))
         with np.errstate(all="ignore"), torch.no_grad(), evaluation:
-            tensors = {name: tensor_of(given, evaluation, dtypes.get(name)) for name, given in arguments.items()}
+            tensors = {name: tensor_of(value, evaluation, dtypes.get(name)) for name, value in arguments.items()}
             output = output_of(definition, tensors, evaluation)
             if returns in QUANTISED and name_of(output.dtype) != returns:
                 output = output.to(QUANTISED[returns].torch)
@@ -174,7 +174,7 @@ def backward_of(
             if places:
                 returned = result_of(definition, tensors, evaluation)
                 outputs = [returned[place] for place in places]
-            found: Sequence[Any] = [None] * len(wanted)
+            gradients: Sequence[Any] = [None] * len(wanted)
             # Zeros for the others: a kernel may multiply them with an infinity, and autograd tells where.
             zeros = (Bounded.exact(np.zeros(each.shape), evaluation.dtype.arithmetic) for each in outputs[1:])
             given = [
@@ -184,14 +184,14 @@ def backward_of(
             ]
             if given:
                 evaluation.backward = True
-                found = torch.autograd.grad(
+                gradients = torch.autograd.grad(
                     [output for output, _ in given], wanted, [cotangent for _, cotangent in given], allow_unused=True
                 )
             return tuple(
                 Bounded.exact(np.zeros_like(arguments[name].value), evaluation.dtype.arithmetic)
                 if grad is None
                 else gradient_of(grad, evaluation)
-                for name, grad in zip(differentiable, found)
+                for name, grad in zip(differentiable, gradients)
             )
 
     return backward

@@ -332,9 +332,9 @@ def scatter_reduce(a: Any, dim: int, index: Array, items: Any, reduce: str, *, i
     choose, last = (np.maximum, -np.inf) if reduce == "amax" else (np.minimum, np.inf)
 
     def ends(sign: int) -> Array:
-        found = np.where(replaced, last, a.value + sign * a.error).reshape(-1)
-        choose.at(found, places.reshape(-1), (items.value + sign * items.error).reshape(-1))
-        return found.reshape(a.shape)
+        values = np.where(replaced, last, a.value + sign * a.error).reshape(-1)
+        choose.at(values, places.reshape(-1), (items.value + sign * items.error).reshape(-1))
+        return values.reshape(a.shape)
 
     low, value, high = map(ends, (-1, 0, 1))
     return Bounded(value, np.maximum(high - value, value - low), a.arithmetic)

@@ -169,8 +169,8 @@ def sort(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
         how = order_of(func, exact, rest, kwargs, axis)
         if how.get("stable"):
             return values, index
-        found = Bounded.exact(values.numpy().astype(np.float64), exact.arithmetic)
-        return values, indices_along(evaluation, exact, index.numpy(), found, axis, **how)
+        sorted_values = Bounded.exact(values.numpy().astype(np.float64), exact.arithmetic)
+        return values, indices_along(evaluation, exact, index.numpy(), sorted_values, axis, **how)
     source = lift_operand(evaluation.given(a))
     ranks = ranked(source.value)
     _, index = func(torch.from_numpy(ranks), *rest, **kwargs)
@@ -178,8 +178,12 @@ def sort(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
 
     def order(part: Array) -> Array:
         values, _ = func(torch.from_numpy(ranked(part)), *rest, **kwargs)
-        found = np.sort(part.reshape(-1))[values.numpy()]
-        return np.where(rows_with_nan(part, axis, found.shape), np.nan, found) if name == "median" else found
+        sorted_values = np.sort(part.reshape(-1))[values.numpy()]
+        return (
+            np.where(rows_with_nan(part, axis, sorted_values.shape), np.nan, sorted_values)
+            if name == "median"
+            else sorted_values
+        )
 
     if name == "median":
         first = torch.from_numpy(np.isnan(source.value).argmax(axis if source.ndim else None))

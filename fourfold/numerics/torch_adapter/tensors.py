@@ -497,8 +497,8 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
                 return result
         apart = self.dtype.arithmetic.rounds_each_step and operator in FUSED and name in decompositions()
         if not apart and (compute := RULES.get(name)):
-            given = {key: self.given(value) for key, value in kwargs.items() if key not in UNUSED}
-            result = self.rounded(name, compute(*map(self.given, args), **given))
+            options = {key: self.given(value) for key, value in kwargs.items() if key not in UNUSED}
+            result = self.rounded(name, compute(*map(self.given, args), **options))
             wanted = kwargs.get("dtype")
             floating = wanted is not None and wanted.is_floating_point
             return self.made(result, wanted if floating else result_dtype(tensors))

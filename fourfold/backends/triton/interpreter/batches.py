@@ -194,13 +194,13 @@ def _full(name: str) -> Method:
         if not _has_batches(arguments):
             return shipped(*arguments, **options)
         rank = _rank(arguments)
-        given = [_align(x, rank) for x in arguments]
-        shape = np.broadcast_shapes(*(x.data.shape for x in given if isinstance(x, interpreter.TensorHandle)))
+        aligned = [_align(x, rank) for x in arguments]
+        shape = np.broadcast_shapes(*(x.data.shape for x in aligned if isinstance(x, interpreter.TensorHandle)))
         self.widest = max(self.widest, int(np.prod(shape[1:])))
-        given = [_whole(x, shape) if isinstance(x, interpreter.TensorHandle) else x for x in given]
+        aligned = [_whole(x, shape) if isinstance(x, interpreter.TensorHandle) else x for x in aligned]
         self.in_step = True
         try:
-            return _as_batches(shipped(*given, **options))
+            return _as_batches(shipped(*aligned, **options))
         finally:
             self.in_step = False
 

@@ -32,9 +32,9 @@ class Tuning:
 
     def run(self, tuner: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run the chosen configurations of a tuned kernel."""
-        given: list[Any] = tuner.configs
+        configurations: list[Any] = tuner.configs
         tuner.nargs = dict(zip(tuner.arg_names, args))
-        chosen = tuner.prune_configs(kwargs) if len(given) > 1 else given
+        chosen = tuner.prune_configs(kwargs) if len(configurations) > 1 else configurations
         is_first = self.all_configs
         if len(chosen) > 1 and not self.all_configs:
             number = fingerprint({**tuner.nargs, **kwargs})

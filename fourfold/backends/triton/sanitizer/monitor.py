@@ -358,23 +358,23 @@ class LaunchMonitor:
         addresses = pointers.data
         size = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
         allowed = np.asarray(mask.data)
-        kept = None if allowed.all() else np.broadcast_to(allowed, addresses.shape)
-        chosen = addresses.ravel() if kept is None else addresses[kept]
+        lanes = None if allowed.all() else np.broadcast_to(allowed, addresses.shape)
+        chosen = addresses.ravel() if lanes is None else addresses[lanes]
         plain = Handle(addresses & _ADDRESS, pointers.dtype)
         if not chosen.size:
-            return Access(plain, mask, [], size, kept)
+            return Access(plain, mask, [], size, lanes)
         low, high = int(chosen.min()), int(chosen.max())
         region = self.regions.get(low >> _TAG)
         if region is not None and region.low <= low and high + size <= region.high:
             offsets = (chosen - region.base).view(np.int64)
-            return Access(plain, mask, [RegionAccess(region, offsets, slice(None))], size, kept)
+            return Access(plain, mask, [RegionAccess(region, offsets, slice(None))], size, lanes)
         parts, inside = self.scattered(chosen, size)
         if not inside.all():
             self.outside(what, chosen, inside, size)
-            within = np.ones(addresses.shape, bool) if kept is None else kept.copy()
+            within = np.ones(addresses.shape, bool) if lanes is None else lanes.copy()
             within[within] = inside
             mask = Handle(within, tl.int1)
-        return Access(plain, mask, parts, size, kept)
+        return Access(plain, mask, parts, size, lanes)
 
     def scattered(self, chosen: np.ndarray, size: int) -> tuple[list[RegionAccess], np.ndarray]:
         """Return the lanes of an access by region, and a mask of the lanes that lie in one."""
