@@ -12,7 +12,7 @@ def forward(
     scale: float | None = None,
     window: tuple[int, int] = (-1, -1),
 ) -> Array:  # fmt: skip
-    """The log-sum-exp over the visible keys, ``log(sum(exp(scale q k^T)))``: the arguments are `attention.forward`'s.
+    """Return the log-sum-exp over visible keys, ``log(sum(exp(scale q k^T)))``; arguments as `attention.forward`.
 
     Returns:
         ``[heads, total_q]``; -inf where a query sees no key.
@@ -29,7 +29,7 @@ def forward(
 
 
 def log_sum_exp(scores: Array, visible: np.ndarray) -> Array:
-    """The logarithm of the sum of the exponentials of each row's visible scores; -inf where it has none."""
+    """Return the logarithm of the sum of the exponentials of each row's visible scores; -inf where it has none."""
     some = visible.any(axis=-1)
     scores = np.where(visible, scores, -np.inf)
     largest = np.where(some, np.max(scores, axis=-1, initial=-np.inf), 0.0)

@@ -42,7 +42,7 @@ def of_h(x: Any, residual: Any, **others: Any) -> Any:
 
 
 def of_both(**arguments: Any) -> Any:
-    """y and h, side by side."""
+    """Return y and h, side by side."""
     return np.concatenate(oracle.forward(**arguments, stored=stored, norm=layer_norm.forward), axis=-1)
 
 

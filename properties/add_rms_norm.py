@@ -71,7 +71,7 @@ def backward_of_residual_out(
 
 
 def of_both(x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> Any:
-    """y and residual_out, side by side."""
+    """Return y and residual_out, side by side."""
     outputs = of_y(x, residual, weight, eps), of_residual_out(x, residual, weight, eps)
     return np.concatenate(outputs, axis=-1)
 
@@ -101,7 +101,7 @@ def admissible(case: Case, results: Mapping[str, np.ndarray]) -> str | None:
 
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
-    """One to three rows of two to five columns, whose sum is away from 0, where the slope changes fast."""
+    """Draw one to three rows of two to five columns, whose sum is away from 0, where the slope changes fast."""
     rng = draw(GENERATORS)
     shape = (draw(st.integers(1, 3)), draw(st.integers(2, 5)))
     sums, x = rng.choice([-1, 1], shape) * rng.uniform(0.5, 2, shape), rng.normal(0, 1, shape)
@@ -130,7 +130,7 @@ def opposite(share: float) -> Callable[[DType], Case]:
 
 
 def next_to_ties(rng: np.random.Generator, dtype: DType) -> tuple[Any, Any]:
-    """Numbers whose sums lie half way between two numbers of float16 or of bfloat16, or just beside that."""
+    """Return numbers whose sums lie half way between two numbers of float16 or of bfloat16, or just beside that."""
     x = 1 + rng.integers(0, 64, (4, 40)) / 128
     return x, rng.choice([2.0**-8, 2.0**-9, 2.0**-11, 2.0**-12, 3 * 2.0**-11], (4, 40)) * rng.choice([-1, 1], (4, 40))
 
@@ -215,7 +215,7 @@ def add_cotangents(sized: Sized | None) -> Sized:
 
 
 def joint(strategy: Callable[..., st.SearchStrategy[Case]]) -> Callable[..., st.SearchStrategy[Case]]:
-    """Cases with a cotangent of each output."""
+    """Return cases with a cotangent of each output."""
 
     def drawn(dtype: DType, *elements: int) -> st.SearchStrategy[Case]:
         return strategy(dtype, *elements).map(lambda case: add_second_cotangent(case, dtype))

@@ -84,7 +84,7 @@ def _overlapping(ranked: np.ndarray, classes: np.ndarray) -> tuple[np.ndarray, n
 
 
 def _above(boxes1: Bounded, boxes2: Bounded, iou_threshold: float) -> tuple[np.ndarray, np.ndarray]:
-    """Where intersection over union is above the threshold for certain, and where it may be."""
+    """Return where intersection over union is above the threshold for certain, and where it may be."""
     intersection, union = oracle.intersection_and_union(boxes1, boxes2)
     quotient, limit = intersection / union, lift(float(iou_threshold), boxes1.arithmetic)
     with np.errstate(all="ignore"):
@@ -98,7 +98,7 @@ def _above(boxes1: Bounded, boxes2: Bounded, iou_threshold: float) -> tuple[np.n
 
 
 def forward(boxes: Any, scores: Any, iou_threshold: float, idxs: np.ndarray | None = None) -> Any:
-    """The oracle's choice, or any other one that is right, of any length."""
+    """Return the oracle's choice, or any other one that is right, of any length."""
     if not isinstance(boxes, Bounded):
         return oracle.forward(boxes, scores, iou_threshold, idxs)
     decisions = Decisions(boxes, scores, iou_threshold, idxs)
@@ -113,7 +113,7 @@ KINDS = ("clusters", "whole", "alike", "apart", "flat", "inverted", "far", "huge
 
 
 def boxes_of(rng: np.random.Generator, n: int, kind: str, dtype: DType) -> np.ndarray:
-    """Boxes ``[n, 4]`` of a kind, rounded; most of them overlap some others."""
+    """Return boxes ``[n, 4]`` of a kind, rounded; most of them overlap some others."""
     objects = max(n // 6, 1)
     corner = rng.uniform(-8, 8, (objects, 2))
     whole = np.concatenate([corner, corner + rng.uniform(1, 4, (objects, 2))], -1)
@@ -138,7 +138,7 @@ def boxes_of(rng: np.random.Generator, n: int, kind: str, dtype: DType) -> np.nd
 
 
 def scores_of(rng: np.random.Generator, n: int, kind: str, dtype: DType) -> np.ndarray:
-    """Scores ``[n]``: "any" from 0 to 1, "few" different ones, "one" of all boxes, or of "both" signs."""
+    """Return scores ``[n]``: "any" from 0 to 1, "few" different ones, "one" of all boxes, or of "both" signs."""
     if kind == "few":
         return (rng.integers(0, 4, n) / 4).astype(dtype.numpy)
     if kind == "one":
@@ -162,7 +162,7 @@ def case_of(
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Boxes of one kind or of two, scores with and without ties, and none, few or many classes."""
+    """Draw boxes of one kind or of two, scores with and without ties, and none, few or many classes."""
     # Pairs of boxes take time: two blocks of them at most. Named examples have more.
     n, rng = draw(sizes(max(elements // 16, min(elements // 5, 8)))), draw(GENERATORS)
     kinds = draw(st.sampled_from(KINDS)), draw(st.sampled_from(KINDS))
@@ -185,7 +185,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
-    """Two to five boxes around a place, of which some suppress others."""
+    """Draw two to five boxes around a place, of which some suppress others."""
     rng, n = draw(GENERATORS), draw(st.integers(2, 5))
     corner = rng.uniform(0, 1, (n, 2))
     boxes = np.concatenate([corner, corner + rng.uniform(1, 2, (n, 2))], -1).astype(dtype.numpy)

@@ -26,7 +26,7 @@ INPUTS = ("q", "k_cache", "v_cache")
 
 
 def forward(q: Any, k_cache: Any, v_cache: Any, page_table: np.ndarray, lengths: np.ndarray, scale: float) -> Any:
-    """The oracle's output, with what the record of attention leaves open."""
+    """Return the oracle's output, with what the record of attention leaves open."""
     return oracle.forward(q, k_cache, v_cache, page_table, lengths, scale, attend=attention.forward)
 
 
@@ -34,12 +34,12 @@ def forward(q: Any, k_cache: Any, v_cache: Any, page_table: np.ndarray, lengths:
 
 
 def in_use(case: Case) -> np.ndarray:
-    """Which entries of the page table are in use."""
+    """Return a mask of the used entries of the page table."""
     return np.arange(case["page_table"].shape[1]) * case["k_cache"].shape[1] < case["lengths"][:, None]
 
 
 def filled(case: Case) -> np.ndarray:
-    """Which tokens of the cache are some sequence's, ``[pages, page_size, 1, 1]``."""
+    """Return a mask of the tokens in the cache that belong to a sequence, ``[pages, page_size, 1, 1]``."""
     pages, page_size = case["k_cache"].shape[:2]
     found = np.zeros((pages, page_size), dtype=bool)
     for table, length in zip(case["page_table"], case["lengths"].tolist()):
@@ -95,7 +95,7 @@ def case_of(
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Up to three sequences of up to 40 tokens, some numbers not finite; heads that share keys, or not."""
+    """Draw up to three sequences of up to 40 tokens, some numbers not finite; heads that share keys, or not."""
     few, rng = elements <= FEW_ELEMENTS, draw(GENERATORS)
     columns = draw(st.integers(1, 2) if few else sizes(33, elements).map(lambda n: max(n, 1)))
     kv_heads = draw(st.sampled_from((1, 1, 2) if few else (1, 1, 2, 3)))
@@ -122,7 +122,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 def sequences(
     *lengths: int, page_size: int = 4, heads: tuple[int, int] = (1, 1), columns: int = 8, **given: Any
 ) -> Callable[[DType], Case]:
-    """A named case: see `case_of`. `given` may have layouts, by input, beside arguments of it."""
+    """Return a named case: see `case_of`. `given` may have layouts, by input, beside arguments of it."""
     layouts = {name: given.pop(name) for name in (*INPUTS, "page_table", "lengths") if name in given}
 
     def make(dtype: DType) -> Case:
@@ -134,7 +134,7 @@ def sequences(
 
 
 def changed(make: Callable[[DType], Case], change: Callable[[Case], Case]) -> Callable[[DType], Case]:
-    """A named case with a change."""
+    """Return a named case with a change."""
     return lambda dtype: change(make(dtype))
 
 
@@ -283,7 +283,7 @@ def cost(case: Case) -> tuple[Cost, Cost]:
 
 
 def other_integers(case: Case) -> dict[str, np.ndarray]:
-    """A token less of each sequence that has several, and the pages of each sequence in reverse order."""
+    """Return a token less of each sequence that has several, and the pages of each sequence in reverse order."""
     table, used = case["page_table"].copy(), in_use(case)
     for row, there in zip(table, used):
         row[there] = row[there][::-1]
@@ -307,7 +307,7 @@ def repeat_first_tokens(make: Callable[[DType], Case], times: int, sequences: in
 
 
 def served(*lengths: int, page_size: int = 16) -> Callable[[DType], Case]:
-    """Sequences of a model with 32 heads of 128 columns, 8 of them of keys."""
+    """Return sequences of a model with 32 heads of 128 columns, 8 of them of keys."""
     return sequences(*lengths, page_size=page_size, heads=(32, 8), columns=128, scale=128**-0.5)
 
 

@@ -24,7 +24,7 @@ from fourfold.operations.workloads import Make, tiled, whole
 
 
 def alike(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Where numbers are equal, or both NaN."""
+    """Return a mask of the numbers that are equal, or both NaN."""
     return (one == other) | (np.isnan(one) & np.isnan(other))
 
 
@@ -38,7 +38,7 @@ def of_values(x: Any, k: int, largest: bool = True) -> Any:
 
 
 def mended(at: np.ndarray, right: np.ndarray, numbers: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """A row of places in which those that are not right, or come again, are the first other ones of these numbers."""
+    """Return a row of places; wrong or repeated ones are replaced by the first unused places of equal numbers."""
     chosen = {index: place for place, index in reversed([*enumerate(at.tolist())]) if right[place]}
     expected = at.copy()
     for place in sorted({*range(len(at))} - {*chosen.values()}):
@@ -69,7 +69,7 @@ def of_indices(x: Bounded, k: int, largest: bool = True) -> Bounded:
 
 
 def backward(grad_values: Any, x: Any, k: int, largest: bool = True) -> tuple[Any]:
-    """The oracle's gradient. Among equal numbers cotangents may go to others, each of them to one."""
+    """Return the oracle's gradient. Among equal numbers cotangents may go to others, each of them to one."""
     if not isinstance(x, Bounded):
         return (oracle.backward(grad_values, x, k, largest),)
     gradient = oracle.backward(grad_values.value, x.value, k, largest)
@@ -116,7 +116,7 @@ def admissible(case: Case, results: Mapping[str, np.ndarray]) -> str | None:
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Few long rows or many short ones, of which few numbers, many or all are wanted."""
+    """Draw few long rows or many short ones, of which few numbers, many or all are wanted."""
     shape = draw(rows_and_cols(elements))
     x, rng, n = draw(arrays(dtype, shape)), draw(GENERATORS), shape[-1]
     k = min((n, int(rng.integers(0, n + 1)), int(rng.integers(1, 9)))[rng.choice(3, p=[0.2, 0.3, 0.5])], n)
@@ -131,7 +131,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
-    """One to three rows of two to five numbers that are far from one another."""
+    """Draw one to three rows of two to five numbers that are far from one another."""
     rng = draw(GENERATORS)
     shape = draw(st.integers(1, 3)), draw(st.integers(2, 5))
     x = (rng.permuted(np.broadcast_to(np.arange(shape[1]) - 2.0, shape), axis=-1) + rng.uniform(-0.2, 0.2, shape)) * 2

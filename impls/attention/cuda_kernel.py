@@ -48,7 +48,7 @@ LINE, KEPT_BYTES, LEAST_SCALE, MOST_SCALE = 64, 32 << 20, 1e-30, 1e30
 
 
 def hopper_configuration(columns: int, keys: int, warpgroups: int, source: Path = HOPPER_SOURCE) -> Configuration:
-    """The Hopper kernel for heads of so many columns, steps of so many keys, and 64 queries for each warpgroup."""
+    """Return the Hopper kernel for these columns of a head, these keys of a step and 64 queries a warpgroup."""
     stages = 2
     kernels = {
         dtype: CudaKernel(
@@ -77,7 +77,7 @@ TUNER = Tuner("attention_cuda", (*HOPPER, PORTABLE), Path(__file__))
 
 
 def _shared_bytes(call: Call, own_rows: int, rows: int, columns: int, weights: int, step: int) -> int:
-    """The tiles of a block: rows of the width of a head, some columns more, and rows of weights for a step."""
+    """Return the tiles of a block: rows of the width of a head, some columns more, and rows of weights for a step."""
     size = call.q.element_size()
     pad, width = 16 // size, cdiv(call.q.shape[2], 16) * 16
     return size * ((own_rows + rows) * (width + pad) + columns + weights * (step + pad))
@@ -121,7 +121,7 @@ def _launch(
 
 
 def _of_two_axes(x: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
-    """The tensor ``[tokens, heads, columns]`` as the copy engine takes it, and whether its heads became the outer axis.
+    """Return a tensor ``[tokens, heads, columns]`` for the copy engine, and whether heads became the outer axis.
 
     None where it cannot: a distance is no multiple of 16 bytes, or that of the outer axis none of the inner one's.
     """
@@ -139,7 +139,7 @@ def _of_two_axes(x: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
 
 
 def fits_hopper(configuration: Configuration, call: Call) -> bool:
-    """Whether a configuration of the Hopper kernel takes a call, apart from its device."""
+    """Return whether a configuration of the Hopper kernel takes a call, apart from its device."""
     columns = call.q.shape[2]
     return (
         call.q.dtype in configuration.dtypes

@@ -126,7 +126,7 @@ def _attend(
 def _visible(
     query: torch.Tensor, key: torch.Tensor, queries: Any, keys: Any, causal: bool, window: tuple[int, int]
 ) -> torch.Tensor:
-    """Which keys each query sees, by their places in their sequence."""
+    """Return a mask of the keys that each query sees, by their places in their sequence."""
     visible, place = key <= query[:, None] + (keys - queries if causal else keys), query[:, None] + keys - queries
     left, right = window
     visible = visible & (key >= place - left) if left >= 0 else visible
@@ -136,7 +136,7 @@ def _visible(
 def _of_sequence(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, factor: float, with_lse: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention of ``q[kv_heads, group * total_q, head_size]`` with ``visible[total_q, total_k]``."""
+    """Return attention of ``q[kv_heads, group * total_q, head_size]`` with ``visible[total_q, total_k]``."""
     hidden = ~visible.repeat(q.shape[1] // max(len(visible), 1), 1)
     scores = (q @ k.transpose(1, 2) * factor).masked_fill(hidden, -torch.inf)
     lse = scores.logsumexp(-1) if with_lse else None
@@ -145,14 +145,14 @@ def _of_sequence(
 
 
 def _by_group(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """``[total_q, heads, head_size]`` as ``[kv_heads, group * total_q, head_size]``."""
+    """Return ``[total_q, heads, head_size]`` as ``[kv_heads, group * total_q, head_size]``."""
     total, heads, columns = q.shape
     group = heads // kv_heads if kv_heads else 1
     return q.reshape(total, kv_heads, group, columns).permute(1, 2, 0, 3).reshape(kv_heads, group * total, columns)
 
 
 def _by_row(grouped: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """The reverse of `_by_group`, in the dtype of q, without gaps."""
+    """Return the reverse of `_by_group`, in the dtype of q, without gaps."""
     total, heads, columns = q.shape
     kv_heads = len(grouped)
     group = heads // kv_heads if kv_heads else 1
@@ -161,5 +161,5 @@ def _by_row(grouped: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def _fits(offsets: torch.Tensor, total: int) -> torch.Tensor:
-    """Whether offsets rise from 0 to total."""
+    """Return whether offsets rise from 0 to total."""
     return (offsets[0] == 0) & (offsets[-1] == total) & (offsets.diff() >= 0).all()

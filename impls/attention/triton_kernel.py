@@ -35,7 +35,7 @@ def place_of(
     INDEX: tl.constexpr,
     PROBES: tl.constexpr,
 ):
-    """Where a tile lies: its first row in its sequence; begin and length of that, of its own tokens and of the others.
+    """Return a tile's first row in its sequence, and begin and length of the sequence's own and other tokens.
 
     Invalid offsets are taken for one sequence without other tokens. The last result says whether they are valid.
     """
@@ -76,7 +76,7 @@ def place_of(
 
 @triton.jit
 def product_of_rows(a_at, b_at, a_there, b_there, columns, COMPUTE: tl.constexpr, CHUNK: tl.constexpr):
-    """a b^T of rows ``[m, columns]`` and ``[n, columns]`` that begin at pointers, some columns at a time."""
+    """Return a b^T of rows ``[m, columns]`` and ``[n, columns]`` that begin at pointers, some columns at a time."""
     sums = tl.zeros((a_at.shape[0], b_at.shape[0]), COMPUTE)
     for start in range(0, columns, CHUNK):
         column = start + tl.arange(0, CHUNK)
@@ -89,7 +89,7 @@ def product_of_rows(a_at, b_at, a_there, b_there, columns, COMPUTE: tl.constexpr
 
 @triton.jit
 def are_visible(queries, keys, num_queries, num_keys, left, right, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Which keys a query sees; the two are given along different axes. Of a causal window, right is 0."""
+    """Return which keys a query sees; the two are given along different axes. Of a causal window, right is 0."""
     visible = (queries < num_queries) & (keys < num_keys)
     if WINDOW:
         place = queries + (num_keys - num_queries)
@@ -101,7 +101,7 @@ def are_visible(queries, keys, num_queries, num_keys, left, right, CAUSAL: tl.co
 
 @triton.jit
 def has_keys(query, num_queries, num_keys, left, right, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Which queries see a key."""
+    """Return a mask of the queries that see a key."""
     sees = (query < num_queries) & (num_keys > 0)
     if WINDOW:
         place = query + num_keys - num_queries
@@ -495,7 +495,7 @@ class Tiles(NamedTuple):
 
 
 def _tiles(call: Call, own_keys: bool, backward: bool) -> Tiles:
-    """How a kernel whose programs own queries, or keys, is launched."""
+    """Return how a kernel whose programs own queries, or keys, is launched."""
     block_d = _block_d(call)
     if call.q.element_size() > 2:
         # These are multiplied without tensor cores, and operands of a whole head would not fit into registers.

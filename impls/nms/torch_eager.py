@@ -49,7 +49,7 @@ def nms(
 
 
 def _suppressed_by(ranked: torch.Tensor, iou_threshold: float, classes: torch.Tensor | None) -> torch.Tensor:
-    """Whether each box is suppressed by each of higher rank if that is kept: ``[n, n]``."""
+    """Return whether each box is suppressed by each of higher rank if that is kept: ``[n, n]``."""
     areas = (ranked[:, 2] - ranked[:, 0]) * (ranked[:, 3] - ranked[:, 1])
     coordinates = ranked.T.contiguous()
     places = torch.arange(len(ranked), device=ranked.device)

@@ -137,7 +137,7 @@ def plan(
 
 @functools.cache
 def _shared_bytes(device: torch.device) -> int:
-    """Shared memory per block for vectors. It is small on the CPU, so that rows are read twice."""
+    """Return shared memory per block for vectors. It is small on the CPU, so that rows are read twice."""
     if device.type == "cpu":
         return 16 * 1024
     other = 1024 + MAX_THREADS[True] // 32 * EXCHANGED_BYTES  # what the kernels declare, and exchange
@@ -145,7 +145,7 @@ def _shared_bytes(device: torch.device) -> int:
 
 
 def _in_vectors(cols: int, rows: Sequence[Rows], output: torch.Tensor) -> tuple[bool, bool]:
-    """Whether columns are adjacent, so that rows are moved in vectors, and whether these have to be shifted into place.
+    """Return whether columns are adjacent, so that vectors move rows, and whether these vectors need shifting.
 
     They do not if every row of all tensors begins and ends at multiples of 16 bytes.
     """

@@ -28,7 +28,7 @@ KERNELS = (*WARP_OWNED.values(), *FEW.values(), *SELECT.values(), *ORDER.values(
 
 
 def _in_vectors(rows: Rows, n: int) -> bool:
-    """Whether all rows lie in whole vectors of 16 bytes, whose numbers are of type int."""
+    """Return whether all rows lie in whole vectors of 16 bytes, whose numbers are of type int."""
     size = rows.tensor.element_size()
     steps = n, rows.outer_stride, rows.inner_stride
     aligned = rows.tensor.data_ptr() % 16 == 0 and not any(step * size % 16 for step in steps)
