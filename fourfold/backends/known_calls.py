@@ -72,7 +72,7 @@ class KnownCalls(NamedTuple):
 
 
 class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
-    """A mode that records one call. Launches report to it by `launched`."""
+    """A mode that records one call. Launches report to it by `record_launch`."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
             self._repeatable = False
         return result
 
-    def launched(self, again: Callable[[Callable[[int], int]], Launch]) -> None:
+    def record_launch(self, again: Callable[[Callable[[int], int]], Launch]) -> None:
         """Record a launch. `again` takes a function from an address to its index, and returns a `Launch`."""
         self._launches.append(again)
 
@@ -104,7 +104,7 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
         """Mark the call as not repeatable."""
         self._repeatable = False
 
-    def known(self, results: Any) -> KnownCalls | None:
+    def repeatable_actions(self, results: Any) -> KnownCalls | None:
         """Return the actions of the call, given its results, or None if it cannot be repeated."""
         pointers = [a.data_ptr() if isinstance(a, torch.Tensor) else 0 for a in self._arguments]
         addresses = [*pointers, *(t.data_ptr() for t in self._made), *(t.data_ptr() for t, _ in self._provided)]
@@ -187,7 +187,7 @@ def remember_calls(
                 results = implementation(*arguments)
         finally:
             _thread.recorder = None
-        kinds[kind] = watching.known(results) or False
+        kinds[kind] = watching.repeatable_actions(results) or False
         return results
 
     return call

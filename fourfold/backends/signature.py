@@ -96,7 +96,7 @@ class Signature:
         first, axes = names[0], self.tensors[names[0]].axes
         pattern = notation.pattern(axes)
         fits_any = axes == (notation.LEADING,)
-        later = [(place, name, self._check(name)) for place, name in enumerate(names) if place in self._checked_alone]
+        later = [(place, name, self._check(name)) for place, name in enumerate(names) if place in self._separate_places]
         checks = [(place, name, of.check) for place, name in enumerate(names) if (of := self.parameters.get(name))]
         together = self._check_others if self._others else None
         extra = self._extra
@@ -150,7 +150,7 @@ class Signature:
         return [(self.names.index(n), n, of, notation.pattern(of.axes)) for n, of in self.tensors.items()]
 
     @functools.cached_property
-    def _checked_alone(self) -> tuple[int, ...]:
+    def _separate_places(self) -> tuple[int, ...]:
         """The places of the tensors that are compared with the first one alone."""
         alone = [name for name in self.tensors if name not in self._others]
         return tuple(place for place, name in enumerate(self.names) if place and name in alone)

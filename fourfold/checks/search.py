@@ -211,8 +211,8 @@ class Subject:
 
     def within(self, claims: Claims) -> "Subject":
         """Return the subject with further claims, and with the cases that lie within them."""
-        operation, claims = claims.restricted(self.operation), self.claims.joined(claims)
-        large = self.large and replace(self.large, operation=claims.restricted(self.large.operation), claims=claims)
+        operation, claims = claims.restrict(self.operation), self.claims.joined(claims)
+        large = self.large and replace(self.large, operation=claims.restrict(self.large.operation), claims=claims)
         differentiable = self.differentiable and claims.gradients
         return replace(self, operation=operation, claims=claims, large=large, differentiable=differentiable)
 
@@ -540,7 +540,7 @@ class Search:
             strategy = subject.operation.cases(subject.dtype, elements)
             if special and (self.finite_specials or not subject.claims.finite):
                 strategy = cases_with_special_values(subject.dtype, strategy, subject.operation.ordinary)
-                strategy = subject.claims.filtered(strategy, subject.operation, subject.dtype)
+                strategy = subject.claims.filter_cases(strategy, subject.operation, subject.dtype)
             drawn, seed = f"{alike or check} {subject.operation.name} {subject.dtype} {elements}", self.seed
             if alike and seed is None:
                 seed = SEED

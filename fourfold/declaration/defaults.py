@@ -27,7 +27,7 @@ MANY_ELEMENTS = 1 << 28
 FILLED = {"cpu": (1 << 14, 1 << 14), "cuda": (1 << 14, 1 << 20, 1 << 23)}
 
 
-def completed(operation: Operation) -> Operation:
+def complete(operation: Operation) -> Operation:
     """Return a record with its missing fields: smooth cases, declared errors, workloads and the reduction's law."""
     changes: dict[str, Any] = {}
     if operation.smooth is FOLLOWS:

@@ -109,7 +109,7 @@ class DefinedOperation(Operation):
         sized = named_cases.sized_cases(fewer)
         workloads = self.workloads if self.has_own_workloads else FOLLOWS
         changes: dict[str, Any] = {"examples": examples, "declaration": fewer, "sized": sized, "workloads": workloads}
-        return defaults.completed(dataclasses.replace(self, cases=fewer.cases, smooth=smooth, **changes))  # type: ignore[return-value]
+        return defaults.complete(dataclasses.replace(self, cases=fewer.cases, smooth=smooth, **changes))  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         return f"<operation {self.name}, defined in {self.source}>"
@@ -379,7 +379,7 @@ def build_operation(
     )
     if made.errors is FOLLOWS:
         made = dataclasses.replace(made, errors=_errors(made, declaration))
-    return defaults.completed(made)  # type: ignore[return-value]
+    return defaults.complete(made)  # type: ignore[return-value]
 
 
 def declaration_of(

@@ -460,7 +460,7 @@ def holding_lines(claim: str, accept: str = "") -> Iterator[str]:
     """
     if claim:
         accepting = f"; {accept} accepts it" if accept else ""
-        yield f"right for {Claims.parse(claim).described()}: claim `{claim}`{accepting}"
+        yield f"right for {Claims.parse(claim).describe()}: claim `{claim}`{accepting}"
 
 
 def refusal_lines(refusals: Counter[str], examples: int, claim: str) -> Iterator[str]:

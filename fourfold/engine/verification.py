@@ -36,7 +36,7 @@ from fourfold.engine.shortcomings import listed
 from fourfold.engine.verdict import MAY_BE_WRONG, Outcome, Verdict, suggestion
 from fourfold.inputs.constants import Constants, constants_of, file_constants
 from fourfold.inputs.large_cases import LargeCases
-from fourfold.instruments.line_coverage import Executed, watch_remote, watched
+from fourfold.instruments.line_coverage import Executed, watch, watch_remote
 from fourfold.numerics.bounded import OPEN
 from fourfold.numerics.dtypes import DTYPES, Dtypes, select_dtypes
 from fourfold.operations.boundary import Boundary
@@ -81,14 +81,14 @@ class CheckPlan:
         return not (self.dtypes or self.only or self.reproduce or self.examples < EXAMPLES)
 
 
-def verified(trial: "Trial", plan: CheckPlan) -> Verdict:
+def verify_trial(trial: "Trial", plan: CheckPlan) -> Verdict:
     """Return the verdict on an implementation, with the lines that never ran if the plan is whole."""
     if not plan.whole:
         return _run_checks(trial, plan)
     if isinstance(trial.implementation, UntrustedFunction):
         recording = watch_remote(trial.implementation, trial.device)
     else:
-        recording = watched(trial.given, trial.device)
+        recording = watch(trial.given, trial.device)
     with recording as executed:
         return _add_unexecuted_lines(_run_checks(trial, plan), executed)
 
@@ -98,7 +98,7 @@ def _add_unexecuted_lines(verdict: Verdict, executed: Executed) -> Verdict:
     if not verdict.passed:
         return verdict
     executed.gather()
-    executed.add(executed.told())
+    executed.add(executed.report())
     warnings = (*verdict.warnings, *executed.unseen)
     return replace(verdict, never_executed=tuple(executed.never()), warnings=warnings)
 
@@ -109,7 +109,7 @@ def _run_checks(trial: "Trial", plan: CheckPlan) -> Verdict:
     constants = ""
     outcomes, warnings, boundary = list[Outcome](), list[str](), Boundary()
     wrong, refused = set[tuple[str, str]](), dict[tuple[str, str], Outcome]()
-    left = trial.planned(plan.dtypes, plan.only, plan.forbid_fallback)
+    left = trial.plan_checks(plan.dtypes, plan.only, plan.forbid_fallback)
     failed = stopped = False
     with trial.settings():
         while left and not stopped and time.perf_counter() - started <= plan.seconds:
@@ -227,7 +227,7 @@ class Trial:
             device = "cuda" if torch.cuda.is_available() and not takeover.is_interpreting() else "cpu"
         if device == "cpu" and call_seconds is None:
             takeover.interpret_kernels()
-        record = defaults.completed(operation) if isinstance(operation, Operation) else named(operation)
+        record = defaults.complete(operation) if isinstance(operation, Operation) else named(operation)
         if call_seconds is not None:
             implementation = isolate(implementation, record, device, call_seconds)
         claims = claims_of(implementation, claims)
@@ -236,7 +236,7 @@ class Trial:
             name=getattr(implementation, "__name__", type(implementation).__name__),
             given=implementation,
             implementation=called,
-            operation=claims.restricted(record),
+            operation=claims.restrict(record),
             unrestricted=record,
             claims=claims,
             device=device,
@@ -265,7 +265,7 @@ class Trial:
             if self.device == "cpu":
                 torch.set_num_threads(1)
             self._fill_undefined_lanes(self.claims.undefined_lanes_are_zero)
-            with computing_exactly(), compilation.compilation_limited(self.device, self.compile_seconds):
+            with computing_exactly(), compilation.limit_compilation(self.device, self.compile_seconds):
                 yield
         finally:
             self._fill_undefined_lanes(False)
@@ -276,7 +276,7 @@ class Trial:
             memory = importlib.import_module("fourfold.backends.triton.interpreter.memory")
             memory.undefined_lanes_are_zero(are_zero)
 
-    def planned(
+    def plan_checks(
         self, dtypes: Dtypes, only: str | Collection[str], forbid_fallback: bool = False
     ) -> list[tuple[Check, str]]:
         """Return the checks to make with their dtypes, the decisive check first."""
@@ -375,7 +375,7 @@ class Trial:
                 lambda case: claims.excludes(record, case, DTYPES[dtype])
             )
 
-        if claims.restricted(record) is record:
+        if claims.restrict(record) is record:
             return []
         search = Search(examples=OUTSIDE, elements=256, seed=seed, refusals=Refusals())
         probe = together(replace(subject, operation=replace(record, cases=outside, examples={})))

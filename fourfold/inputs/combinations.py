@@ -96,7 +96,7 @@ def combined_cases(large: LargeCases) -> Iterator[Combined]:
         if large.claims.outside(operation, case, dtype) is None:
             budget -= size.price
             uses[kind] += 1
-            yield Combined(f"{kind}_{place}", large.claims.adapted(case), mode)
+            yield Combined(f"{kind}_{place}", large.claims.adapt(case), mode)
 
 
 def _is_taken(large: LargeCases, place: int) -> bool:

@@ -187,7 +187,7 @@ class LiveMonitor:
         if not callable(kernel) or isinstance(kernel, type):
             raise TypeError(f"kernel must be a function, not {kernel!r}")
         functools.update_wrapper(self, kernel)
-        self.operation = defaults.completed(operation) if isinstance(operation, Operation) else named(operation)
+        self.operation = defaults.complete(operation) if isinstance(operation, Operation) else named(operation)
         self.claims = claims_of(kernel, claims)
         self.reasons: Counter[str] = Counter()
         self._kernel, self._rate, self._random = kernel, rate, random.Random(seed).random

@@ -641,4 +641,4 @@ def _claimed_cases(subject: Subject, cases: Mapping[str, Case]) -> dict[str, Cas
     """Return the cases that an implementation claims to take, in the layouts that it claims."""
     claims, operation, dtype = subject.claims, subject.operation, subject.dtype
     within = {name: case for name, case in cases.items() if claims.outside(operation, case, dtype) is None}
-    return {name: claims.adapted(case) for name, case in within.items()}
+    return {name: claims.adapt(case) for name, case in within.items()}

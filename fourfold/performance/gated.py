@@ -150,16 +150,16 @@ class Gated:
             again: the settings for measuring suspects again; None to skip that.
         """
         then = record.medians
-        common, missing, new = gate.matched(run.medians, then)
+        common, missing, new = gate.match_benchmarks(run.medians, then)
         gated = [name for name in common if name in run.timed and run.timed[name].gated]
         launched = run.launched
         keys = {name: code_identity.key(launched.get(name), record.machine) for name in gated}
-        changes = {name: gate.screened(name, run.medians[name], then[name], record.spread(name)) for name in gated}
+        changes = {name: gate.screen(name, run.medians[name], then[name], record.spread(name)) for name in gated}
         same = [name for name in gated if keys[name] is not None and keys[name] == record.keys[name]]
         changes |= {name: gate.same_code_change(changes[name]) for name in same}
         suspects = [name for name, change in changes.items() if change.verdict != "same"]
         if again is not None and suspects:
-            changes |= confirmed(run, record, [changes[name] for name in suspects], len(gated) - len(same), again)
+            changes |= confirm(run, record, [changes[name] for name in suspects], len(gated) - len(same), again)
         kernels = {name: _kernel(run.bench.implementation(run.timed[name])) for name in suspects}
         before = record.baseline.get("static", {}).get("kernels", {})
         worse = list(static.regressions(run.static["kernels"], before))
@@ -243,7 +243,7 @@ def _differences(run: TimedRun, record: BaselineHistory, name: str) -> list[str]
     return list(code_identity.differences(now, then["launched"], run.launched_kernels, former))
 
 
-def confirmed(
+def confirm(
     run: TimedRun, record: BaselineHistory, suspects: Sequence[Change], benchmarks: int, again: Remeasuring
 ) -> dict[str, Change]:
     """Measure suspects again, with the baseline's code and today's in turns, and return their verdicts by benchmark."""
@@ -263,14 +263,14 @@ def confirmed(
             continue
         measurement = run.timed[suspect.name]
         try:
-            former = loaded(baseline, measurement, recorded["candidates"])
+            former = load(baseline, measurement, recorded["candidates"])
             pair = run.bench.against(measurement, former, rng)
             ratios[suspect.name] = gate.alternate(pair, again.seconds, rng)
         except SourceError as error:
             changes[suspect.name] = gate.unconfirmed(suspect, str(error))
         except Exception as error:  # the baseline's code failed where today's did not
             changes[suspect.name] = gate.unconfirmed(suspect, f"{type(error).__name__}: {error}")
-    return changes | {change.name: change for change in gate.decided(ratios, benchmarks, run.least_differences)}
+    return changes | {change.name: change for change in gate.decide(ratios, benchmarks, run.least_differences)}
 
 
 def _baseline(directories: Sequence[Path], recorded: Mapping[str, Any]) -> tuple[Baseline | None, str]:
@@ -286,7 +286,7 @@ def _baseline(directories: Sequence[Path], recorded: Mapping[str, Any]) -> tuple
     return None, "; ".join(dict.fromkeys(why))
 
 
-def loaded(baseline: Baseline, measurement: Measurement, candidates: Mapping[str, str]) -> Function:
+def load(baseline: Baseline, measurement: Measurement, candidates: Mapping[str, str]) -> Function:
     """Load the baseline's implementation of a measurement.
 
     Args:

@@ -35,7 +35,7 @@ from fourfold.performance.calls import (
     directions_of,
     worst_error,
 )
-from fourfold.performance.ceilings import Ceilings, measured
+from fourfold.performance.ceilings import Ceilings, measure
 from fourfold.performance.gate import Round
 from fourfold.performance.peers import Function, peers
 from fourfold.performance.timing import (
@@ -245,7 +245,7 @@ class Bench:
     @cached_property
     def ceilings(self) -> Ceilings:
         """The device's ceilings, measured at first use."""
-        return measured(self.device)
+        return measure(self.device)
 
     def workload(self, measurement: Measurement) -> Workload:
         """Return a measurement's workload. Only the latest is cached: a large one fills gigabytes."""
@@ -291,7 +291,7 @@ class Bench:
             "forward" if measurement.direction == HOST else measurement.direction,
         )
 
-    def prepared(
+    def prepare(
         self,
         measurement: Measurement,
         clock: Clock,
@@ -341,7 +341,7 @@ class Bench:
                 code_identity.refuse_unrecorded(record, runnable)
             except RuntimeError as error:  # a call that cannot be captured is judged by its time
                 record.refuse(str(error).splitlines()[0])
-        return code_identity.described(record, self.workload(measurement), self.codes)
+        return code_identity.describe(record, self.workload(measurement), self.codes)
 
     def between_rounds(self, runnable: Checkable, clock: Clock) -> Callable[[], None]:
         """Return what to do before each round: poison the results, and wait for the GPU if the host is timed."""
@@ -368,7 +368,7 @@ class Bench:
 
         def side(implementation: Function) -> Round:
             clock = copy.copy(measurement.clock)
-            runnable, _ = self.prepared(measurement, clock, implementation, was_replayed)
+            runnable, _ = self.prepare(measurement, clock, implementation, was_replayed)
             runs = max(1, calls // runnable.calls_per_run) if isinstance(clock, HostClock) else 1
             clock.calls = runs * runnable.calls_per_run
             before = self.between_rounds(runnable, clock)
@@ -414,7 +414,7 @@ class Bench:
             MeasuringError: the time is shorter than the device's ceilings allow.
         """
         clock, workload = measurement.clock, self.workload(measurement)
-        runnable, how = self.prepared(measurement, clock)
+        runnable, how = self.prepare(measurement, clock)
         launched = self.launched(measurement, runnable)
         before = self.between_rounds(runnable, clock)
         states = [machine.gpu_state(self.device)]

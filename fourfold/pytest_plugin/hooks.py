@@ -101,7 +101,7 @@ def pytest_configure(config: pytest.Config) -> None:
     share_the_machine(config.stash[DEVICE])
     limits = contextlib.ExitStack()
     limits.enter_context(
-        compilation.compilation_limited(
+        compilation.limit_compilation(
             config.stash[DEVICE],
             config.getoption("compile_seconds"),
             list(dict.fromkeys(cell.dtype for cell in config.stash[SELECTION].cells)),
@@ -190,9 +190,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         and (check is None or check.applies_to(selection.operations[cell.operation]))
     ]
     if check:
-        cells = looked_at(cells, check, hypothesis.settings.get_current_profile_name() == profiles.NIGHTLY)
+        cells = cells_for_check(cells, check, hypothesis.settings.get_current_profile_name() == profiles.NIGHTLY)
     if not profiles.is_full() and not names_parameters(metafunc.config):
-        cells = thinned(cells, only.get("plain", check.plain if check else PLAIN))
+        cells = default_cells(cells, only.get("plain", check.plain if check else PLAIN))
         if not selection.narrowed:
             cells = spread(cells, metafunc.definition.name, PLAIN if check and check.everywhere else ())
     if "law" in metafunc.fixturenames:
@@ -229,7 +229,7 @@ def check_of(test: pytest.Item) -> Check | None:
     return named(*mark.args) if mark else None
 
 
-def looked_at(cells: list[Cell], check: Check, nightly: bool) -> list[Cell]:
+def cells_for_check(cells: list[Cell], check: Check, nightly: bool) -> list[Cell]:
     """Return the cells of the dtypes that a check takes.
 
     If the check takes all dtypes under the nightly profile, a plain run takes its `dtypes`, or all dtypes of an
@@ -250,7 +250,7 @@ def of_dtypes(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
     return [cell for cell in cells if cell.dtype in dtypes or (cell.operation, cell.backend) not in those]
 
 
-def thinned(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
+def default_cells(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
     """Return the cells of candidates, and `of_dtypes` for the library's own; all cells if `dtypes` is empty."""
     kept = set(of_dtypes(cells, dtypes)) if dtypes else set(cells)
     return [cell for cell in cells if cell.backend == CANDIDATE or cell in kept]

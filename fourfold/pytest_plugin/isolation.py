@@ -185,7 +185,7 @@ class Isolation:
 def recorded_lines(config: pytest.Config) -> dict[str, Any] | None:
     """Return the lines that ran in this process, or None if no one records them."""
     executed = config.stash.get(LINES, None)
-    return None if executed is None else executed.told()
+    return None if executed is None else executed.report()
 
 
 def lost_device() -> str | None:
@@ -351,11 +351,11 @@ def supervise(config: pytest.Config, stop: Stop) -> int:
         if end is not None:
             if stop.signal is not None:  # the signal may have killed the process after this entry
                 code = int(pytest.ExitCode.INTERRUPTED if end["status"] is None else end["status"])
-            return concluded(config, [*reports, *entries], false, code, end)
+            return finish_run(config, [*reports, *entries], false, code, end)
         ended = {entry["nodeid"] for entry in entries if entry.get("ended")}
         running = [entry["nodeid"] for entry in entries if entry["nodeid"] not in {*ended, ""}]
         if stop.signal is not None:
-            return killed(config, [*reports, *entries], false, stop.signal, running[-1] if running else "")
+            return report_killed(config, [*reports, *entries], false, stop.signal, running[-1] if running else "")
         if not running:
             return ended_outside_of_tests(config, [*reports, *entries], code, record)
         report = pytest.TestReport(running[-1], ("", None, ""), {}, "failed", "", "call")
@@ -386,7 +386,7 @@ def run_in_child(
     return code, pipe.entries(), record, pipe.false
 
 
-def concluded(config: pytest.Config, entries: list[dict[str, Any]], false: int, code: int, end: dict[str, Any]) -> int:
+def finish_run(config: pytest.Config, entries: list[dict[str, Any]], false: int, code: int, end: dict[str, Any]) -> int:
     """Return a finished run's exit code according to its entries; print contradictions, and write the verdict.
 
     The exit code of the process alone proves little, because a candidate may end the process with any code.
@@ -397,7 +397,7 @@ def concluded(config: pytest.Config, entries: list[dict[str, Any]], false: int, 
     return written(config, account, code, entries)
 
 
-def killed(config: pytest.Config, entries: list[dict[str, Any]], false: int, number: int, test: str) -> int:
+def report_killed(config: pytest.Config, entries: list[dict[str, Any]], false: int, number: int, test: str) -> int:
     """Return the exit code of a stopped run whose process had to be killed; print the table.
 
     Args:

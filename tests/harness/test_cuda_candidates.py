@@ -23,7 +23,7 @@ from fourfold.backends.cuda.declarations import kernels
 from fourfold.backends.cuda.device_code import device_code
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.candidates.load.cuda_candidates import Launch
-from fourfold.candidates.load.expressions import ExpressionError, evaluated
+from fourfold.candidates.load.expressions import ExpressionError, evaluate
 from fourfold.cli.main import parse
 from fourfold.cli.verify import command_of
 from fourfold.engine.cells import Candidate, SelectionError
@@ -287,7 +287,7 @@ def test_a_launch_is_read_and_written():
     ],
 )
 def test_an_expression_has_its_value(text, value):
-    assert evaluated(text, {"n": 1000, "x": torch.zeros(2, 3)}) == value
+    assert evaluate(text, {"n": 1000, "x": torch.zeros(2, 3)}) == value
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_an_expression_has_its_value(text, value):
 )
 def test_an_expression_is_arithmetic_alone(text):
     with pytest.raises(ExpressionError):
-        evaluated(text, {"n": 3, "x": torch.zeros(2)})
+        evaluate(text, {"n": 3, "x": torch.zeros(2)})
 
 
 @pytest.mark.full(but=3)

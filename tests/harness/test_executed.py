@@ -21,7 +21,7 @@ from samples import sampled
 import fourfold
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.candidates.load import modules
-from fourfold.candidates.process.client import started
+from fourfold.candidates.process.client import start
 from fourfold.instruments import line_recorder
 from fourfold.instruments.cuda_line_coverage import condition_of
 from fourfold.instruments.evaluation import blame_implementation
@@ -136,12 +136,12 @@ def entries(told: Executed) -> list[tuple[str, str]]:
 def never_of(text: str, call: Callable[[ModuleType], Any], folder: Path, name: str = "run") -> list[tuple[str, str]]:
     """What never ran of a file's function `name`, when a call is all that is made."""
     file = written(folder, textwrap.dedent(text))
-    module, told = modules.of_file(file, anew=True), Executed()
+    module, told = modules.load_file(file, anew=True), Executed()
     told.watch(file, name, "cpu")
     with blame_implementation():
         call(module)
     line_recorder.recorder.close()
-    told.add(told.told())
+    told.add(told.report())
     return entries(told)
 
 
@@ -193,9 +193,9 @@ FOR_BAD_INPUT = """
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_lines_that_only_bad_input_reaches_are_named(elsewhere: bool, tmp_path: Path) -> None:
     file, told = written(tmp_path, textwrap.dedent(FOR_BAD_INPUT)), Executed()
-    run: Any = modules.of_file(file, anew=True).run
+    run: Any = modules.load_file(file, anew=True).run
     if elsewhere:
-        run = started(str(file), "run", inspect.signature(run), "run", 60.0, os.getpid())
+        run = start(str(file), "run", inspect.signature(run), "run", 60.0, os.getpid())
     told.watch(file, "run", "cpu", run if elsewhere else None)
     one, row = torch.ones(1), torch.ones(3)
     with bad_input(run), blame_implementation():
@@ -207,7 +207,7 @@ def test_lines_that_only_bad_input_reaches_are_named(elsewhere: bool, tmp_path: 
         run(row, row)
     told.gather()
     line_recorder.recorder.close()
-    told.add(told.told())
+    told.add(told.report())
     assert entries(told) == [("11", "not x.ndim"), ("9-10", "y.shape != x.shape")]
 
 
@@ -310,12 +310,12 @@ def test_a_long_condition_is_cut_and_many_entries_are_counted(tmp_path: Path) ->
         f"    if n == {k}:\n        n = 0\n" for k in range(50, 64)
     )
     file = written(tmp_path, body)
-    module, told = modules.of_file(file, anew=True), Executed()
+    module, told = modules.load_file(file, anew=True), Executed()
     told.watch(file, "run", "cpu")
     with blame_implementation():
         module.run(1)
     line_recorder.recorder.close()
-    told.add(told.told())
+    told.add(told.report())
     lines = list(told.lines())
     assert lines[0].startswith("never executed: kernels.py:3 (n == 10 or n == 11")
     assert lines[0].endswith("...)")
@@ -338,7 +338,7 @@ def test_a_trace_function_that_is_there_already_stays(tmp_path: Path) -> None:
         module.run(1)
 
     file = written(tmp_path, "def run(n):\n    return n\n")
-    told, module = Executed(), modules.of_file(file, anew=True)
+    told, module = Executed(), modules.load_file(file, anew=True)
     told.watch(file, "run", "cpu")
     sys.settrace(debugger)
     try:
@@ -349,7 +349,7 @@ def test_a_trace_function_that_is_there_already_stays(tmp_path: Path) -> None:
         sys.settrace(before)
         line_recorder.recorder.close()
     assert "run" in seen
-    told.add(told.told())
+    told.add(told.report())
     try:
         if line_recorder.monitoring is None:
             assert list(told.lines()) == [BLIND]
@@ -362,7 +362,7 @@ def test_a_trace_function_that_is_there_already_stays(tmp_path: Path) -> None:
 @pytest.mark.skipif(line_recorder.monitoring is not None, reason="there is no trace function from Python 3.12 on")
 def test_tracing_ends_with_the_call_and_with_the_last_line(tmp_path: Path) -> None:
     file, found = written(tmp_path, "def run(n):\n    if n > 1:\n        return n\n    return 0\n"), list[Any]()
-    told, module = Executed(), modules.of_file(file, anew=True)
+    told, module = Executed(), modules.load_file(file, anew=True)
     told.watch(file, "run", "cpu")
     for number in (1, 2, 3):
         with blame_implementation():
@@ -390,12 +390,12 @@ def test_threads_are_seen_where_they_call(tmp_path: Path) -> None:
 def test_nothing_is_said_of_functions_that_torch_compiles(tmp_path: Path) -> None:
     text = "import torch\n\n@torch.compile(backend='eager')\ndef run(x):\n    if x.ndim > 4:\n        return x\n"
     file = written(tmp_path, f"{text}    return x + 1\n")
-    module, told = modules.of_file(file, anew=True), Executed()
+    module, told = modules.load_file(file, anew=True), Executed()
     told.watch(file, "run", "cpu")
     with blame_implementation():
         assert module.run(torch.ones(2)).tolist() == [2.0, 2.0]
     line_recorder.recorder.close()
-    told.add(told.told())
+    told.add(told.report())
     assert list(told.lines()) == [COMPILED]
 
 
@@ -451,7 +451,7 @@ def test_nothing_watches_while_the_interpreter_ends() -> None:
     ids=["kernel", "whole"],
 )
 def test_verify_names_what_never_ran(text: str, expected: list[tuple[str, str]], tmp_path: Path) -> None:
-    kernel = modules.of_file(written(tmp_path, text), anew=True).add
+    kernel = modules.load_file(written(tmp_path, text), anew=True).add
     verdict = fourfold.verify(kernel, "vector_add", device="cpu", seed=1)
     assert verdict.passed
     assert verdict.never_executed is not None
@@ -473,7 +473,7 @@ def test_lines_are_seen_in_a_process_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("on_the_cpu")
 @pytest.mark.parametrize("options", [{"only": ["forward"]}, {"dtypes": ["float32"]}, {"examples": 3}])
 def test_a_part_of_the_checks_accuses_nobody(options: dict[str, Any], tmp_path: Path) -> None:
-    kernel = modules.of_file(written(tmp_path, PLAIN), anew=True).add
+    kernel = modules.load_file(written(tmp_path, PLAIN), anew=True).add
     verdict = fourfold.verify(kernel, "vector_add", device="cpu", seed=1, **{"only": ["forward"], **options})
     assert verdict.never_executed is None
 
@@ -481,7 +481,7 @@ def test_a_part_of_the_checks_accuses_nobody(options: dict[str, Any], tmp_path: 
 @pytest.mark.full
 def test_a_wrong_kernel_is_not_accused_of_lines(tmp_path: Path, device: str) -> None:
     text = "def add(x, y):\n    if x.numel() < 0:\n        return x\n    return x - y\n"
-    kernel = modules.of_file(written(tmp_path, text), anew=True).add
+    kernel = modules.load_file(written(tmp_path, text), anew=True).add
     assert fourfold.verify(kernel, "vector_add", device=device, seed=1).never_executed is None
 
 
@@ -638,7 +638,7 @@ def test_an_unreached_line_costs_a_call_little(tmp_path: Path) -> None:
     file = written(
         tmp_path, "import torch\n\ndef run(x):\n    if x is None:\n        return x\n    return torch.relu(x)\n"
     )
-    module, told = modules.of_file(file, anew=True), Executed()
+    module, told = modules.load_file(file, anew=True), Executed()
     told.watch(file, "run", "cpu")
     with blame_implementation():
         for _ in range(3):
@@ -647,5 +647,5 @@ def test_an_unreached_line_costs_a_call_little(tmp_path: Path) -> None:
         if tracer is not None:
             assert tracer(inspect.currentframe(), "call", None) is None  # a frame of this file is not traced
     line_recorder.recorder.close()
-    told.add(told.told())
+    told.add(told.report())
     assert entries(told) == [("5", "x is None")]

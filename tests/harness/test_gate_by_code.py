@@ -101,7 +101,7 @@ def measured_again(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, fl
             return rng.normal(math.log1p(slowdowns.get(name, 0.0)), 0.002, gate.EPOCHS)
 
         monkeypatch.setattr(gated, "_baseline", lambda *_: (object(), ""))
-        monkeypatch.setattr(gated, "loaded", lambda baseline, measurement, candidates: measurement)
+        monkeypatch.setattr(gated, "load", lambda baseline, measurement, candidates: measurement)
         monkeypatch.setattr(gated.gate, "alternate", alternate)
         return suspects
 

@@ -18,7 +18,7 @@ import warm
 from samples import sampled
 
 from fourfold.performance import gate, gate_trial, sources, static
-from fourfold.performance.gate import Change, alternate, decided, least_difference, matched, run_spread, screened
+from fourfold.performance.gate import Change, alternate, decide, least_difference, match_benchmarks, run_spread
 from fourfold.performance.gate_trial import UNCHANGED, GateTrial, Waits, add_waits, length_for, trial
 from fourfold.pytest_plugin.options import slowdowns
 
@@ -45,7 +45,7 @@ def found(slowdowns: list[float], spread: float, seed: int) -> list[str]:
     """Return the gate's verdict on a benchmark with each of these slowdowns."""
     rng = np.random.default_rng(seed)
     measured = {str(i): log_ratios(rng, slowdown, spread) for i, slowdown in enumerate(slowdowns)}
-    verdicts = {change.name: change.verdict for change in decided(measured, len(measured))}
+    verdicts = {change.name: change.verdict for change in decide(measured, len(measured))}
     return [verdicts[str(i)] for i in range(len(slowdowns))]
 
 
@@ -75,7 +75,7 @@ def test_an_epoch_that_something_else_disturbed_hides_no_slowdown(sign: int) -> 
     ratios = {str(i): log_ratios(rng, 0.02, 0.005) for i in range(50)}
     for disturbed in ratios.values():
         disturbed[rng.integers(gate.EPOCHS)] += sign * rng.uniform(0.3, 1.0)
-    assert {change.verdict for change in decided(ratios, BENCHMARKS)} == {"slower"}
+    assert {change.verdict for change in decide(ratios, BENCHMARKS)} == {"slower"}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_where_things_lie_may_make_is_of_no_concern(seconds: float, of_host
     rng = np.random.default_rng(7)
     ratios = {name: log_ratios(rng, slowdown, 0.005) for name, slowdown in (("2%", 0.02), ("5%", 0.05))}
     least = dict.fromkeys(ratios, least_difference(seconds, of_host))
-    verdicts = {change.name: change.verdict for change in decided(ratios, 10, least)}
+    verdicts = {change.name: change.verdict for change in decide(ratios, 10, least)}
     assert verdicts == {name: "slower" if name in minded else "same" for name in ratios}
 
 
@@ -110,18 +110,18 @@ def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says() -> None:
 
 def test_the_more_benchmarks_the_stronger_the_evidence_must_be() -> None:
     ratios = {"a": log_ratios(np.random.default_rng(4), 0.02, 0.06)}
-    alone, among_many = decided(ratios, 1)[0], decided(ratios, 1000)[0]
+    alone, among_many = decide(ratios, 1)[0], decide(ratios, 1000)[0]
     assert among_many.high - among_many.low > 1.5 * (alone.high - alone.low)
     assert (alone.verdict, among_many.verdict) == ("slower", "ambiguous")
 
 
 def test_times_that_do_not_vary_are_decided() -> None:
-    assert decided({"a": np.full(gate.EPOCHS, math.log(1.05))}, 10)[0].verdict == "slower"
-    assert decided({"a": np.zeros(gate.EPOCHS)}, 10)[0].verdict == "same"
+    assert decide({"a": np.full(gate.EPOCHS, math.log(1.05))}, 10)[0].verdict == "slower"
+    assert decide({"a": np.zeros(gate.EPOCHS)}, 10)[0].verdict == "same"
 
 
 def screen(now: float, then: float, history: list[float]) -> str:
-    return screened("x", now, then, run_spread(history)).verdict
+    return gate.screen("x", now, then, run_spread(history)).verdict
 
 
 QUIET = [1.0, 1.001, 0.999, 1.002, 1.0, 0.998]
@@ -143,7 +143,8 @@ def test_the_first_stage_lets_few_slowdowns_pass_that_are_worth_finding() -> Non
     rng = np.random.default_rng(2)
     for spread in (0.002, 0.004, 0.02):
         passed = sum(
-            screened("x", math.exp(rng.normal(0.02, spread)), math.exp(rng.normal(0, spread)), spread).verdict == "same"
+            gate.screen("x", math.exp(rng.normal(0.02, spread)), math.exp(rng.normal(0, spread)), spread).verdict
+            == "same"
             for _ in range(2000)
         )
         assert passed < 0.07 * 2000
@@ -184,7 +185,7 @@ def test_a_drift_of_the_machine_is_no_difference() -> None:
 
 
 def test_benchmarks_of_one_run_alone_are_named() -> None:
-    assert matched(["a", "b", "c"], ["b", "d"]) == (["b"], ["d"], ["a", "c"])
+    assert match_benchmarks(["a", "b", "c"], ["b", "d"]) == (["b"], ["d"], ["a", "c"])
 
 
 KERNEL = {

@@ -393,7 +393,7 @@ def add_once_or_twice(x: torch.Tensor, y: torch.Tensor, twice: bool = False) -> 
 @pytest.mark.parametrize("untrusted", [False, True])
 def test_default_of_a_function_with_names_of_its_own_is_tried(untrusted: bool, place: Path) -> None:
     given: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "examples": 2, "seed": 1, "only": ["defaults"]}
-    kernel = f"{place}:add_by_other_names" if untrusted else modules.of_file(place).add_by_other_names
+    kernel = f"{place}:add_by_other_names" if untrusted else modules.load_file(place).add_by_other_names
     (outcome,) = verify(kernel, add_once_or_twice, untrusted=untrusted, **given).outcomes
     assert outcome.failure is not None
     assert "with twice left out" in outcome.failure.message
@@ -661,20 +661,20 @@ def outcomes(kernel: Any, dtypes: list[str], **options: Any) -> list[tuple]:
 def test_triton_kernel_comes_to_the_same_in_both_ways() -> None:
     triton = outcomes(f"{EXAMPLE}:softmax", ["float32"], untrusted=True)
     assert {each[2] for each in triton} == {"passed"}
-    assert triton == outcomes(modules.of_file(EXAMPLE).softmax, ["float32"])
+    assert triton == outcomes(modules.load_file(EXAMPLE).softmax, ["float32"])
 
 
 @pytest.mark.full
 def test_wrong_triton_kernel_comes_to_the_same_in_both_ways() -> None:
     triton = outcomes(f"{EXAMPLE}:softmax_without_maximum", ["float32"], untrusted=True)
     assert triton[0][:3] == ("forward", "float32", "failed")
-    assert triton == outcomes(modules.of_file(EXAMPLE).softmax_without_maximum, ["float32"])
+    assert triton == outcomes(modules.load_file(EXAMPLE).softmax_without_maximum, ["float32"])
 
 
 @pytest.mark.full
 def test_torchs_function_comes_to_the_same_in_both_ways(place: Path) -> None:
     there = outcomes(f"{place}:softmax", ["float16", "float64"], untrusted=True)
-    assert there == outcomes(modules.of_file(place).softmax, ["float16", "float64"])
+    assert there == outcomes(modules.load_file(place).softmax, ["float16", "float64"])
 
 
 @pytest.mark.parametrize(
@@ -850,7 +850,7 @@ def sum_and_product(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("function", ["sum_and_product", "sum_and_wrong_product"])
 def test_operation_with_several_outputs_comes_to_the_same_in_both_ways(function: str, place: Path) -> None:
     given: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "examples": 2, "seed": 1}
-    here = verify(getattr(modules.of_file(place), function), sum_and_product, **given)
+    here = verify(getattr(modules.load_file(place), function), sum_and_product, **given)
     there = verify(f"{place}:{function}", sum_and_product, untrusted=True, **given)
     for each, other in zip(here.outcomes, there.outcomes, strict=True):
         assert (each.check, each.outcome) == (other.check, other.outcome)

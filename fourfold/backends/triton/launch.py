@@ -65,7 +65,7 @@ def launch(
         if (record := launch_records.current) is not None:
             _record(record, compiled, grid, (*tensors, *scalars))
         if recorder is not None:
-            recorder.launched(_again(compiled, (*grid, 1, 1)[:3], tensors, (*scalars, *constants)))
+            recorder.record_launch(_again(compiled, (*grid, 1, 1)[:3], tensors, (*scalars, *constants)))
         return
     if recorder is not None:
         recorder.refuse()
@@ -82,7 +82,7 @@ def _record(
     code, shape = triton_internals.code_of(compiled), triton_internals.shape_of(compiled)
     clusters = f", clusters of {shape.blocks_per_program}" if shape.blocks_per_program != 1 else ""
     options = "".join(f", {option}" for option in shape.options)
-    record.launched(
+    record.record_launch(
         launch_records.Code(code.name, code.name, shape.arch, code.cubin),
         f"grid {(*grid, 1, 1)[:3]}, block {(shape.threads, 1, 1)}, {shape.shared_bytes} bytes{clusters}{options}",
         arguments,
@@ -90,7 +90,7 @@ def _record(
 
 
 @contextlib.contextmanager
-def triton_recorded(record: launch_records.LaunchRecord) -> Iterator[None]:
+def record_triton_launches(record: launch_records.LaunchRecord) -> Iterator[None]:
     """Context manager: record the launches that Triton itself makes, of any kernel. `launch` records the others."""
 
     def run(shipped: Callable[..., Any], kernel: Any, *arguments: Any, **options: Any) -> Any:

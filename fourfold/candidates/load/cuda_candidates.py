@@ -20,7 +20,7 @@ from fourfold.backends.cuda.declarations import DeclaredParameter
 from fourfold.backends.cuda.emulator import unavailable_reason
 from fourfold.backends.cuda.functions import KernelInstances
 from fourfold.candidates.load.cuda_launches import OF_OUTPUT, OUTPUT, Launch, LaunchedKernel, LaunchPlan
-from fourfold.candidates.load.expressions import ExpressionError, evaluated
+from fourfold.candidates.load.expressions import ExpressionError, evaluate
 from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.operations import axes
 from fourfold.operations.case import Case
@@ -93,9 +93,9 @@ class CudaCandidate:
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Launch the kernel on contiguous, aligned tensors; return a new tensor."""
-        return self._launched(*self.prepared(*args, **kwargs))
+        return self._launched(*self.prepare(*args, **kwargs))
 
-    def prepared(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], torch.Tensor]:
+    def prepare(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], torch.Tensor]:
         """Return the arguments of a call by name, and a tensor without memory that resembles its result.
 
         Raises:
@@ -172,10 +172,10 @@ class CudaCandidate:
     @staticmethod
     def _evaluate_option(option: str, text: str, names: Mapping[str, Any], shown: Mapping[str, Any]) -> Any:
         try:
-            return evaluated(text, names)
+            return evaluate(text, names)
         except ExpressionError:
             try:
-                evaluated(text, shown)
+                evaluate(text, shown)
             except ExpressionError as error:
                 raise ValueError(f"{option} {text!r}: {error}") from None
             raise

@@ -15,7 +15,7 @@ import torch
 from fourfold.backends.cuda.declarations import split
 from fourfold.backends.cuda.functions import KernelInstances, plain
 from fourfold.backends.cuda.parameters import short
-from fourfold.candidates.load.expressions import evaluated
+from fourfold.candidates.load.expressions import evaluate
 from fourfold.operations import axes
 
 OUTPUT = "out"
@@ -93,13 +93,13 @@ class LaunchPlan:
     numbers: tuple[str, ...]
     axes: Mapping[str, str]
 
-    def described(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON for `of`."""
         return asdict(self)
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> "LaunchPlan":
-        """Build a plan from the result of `described`."""
+        """Build a plan from the result of `to_json`."""
         lists: dict[str, Any] = {name: tuple(each) for name, each in described.items() if isinstance(each, list)}
         return cls(**{**described, **lists})
 
@@ -145,11 +145,11 @@ class LaunchedKernel:
         first = next(iter(tensors.values()))
         out = torch.empty(like.shape, dtype=like.dtype, device=first.device)
         names = self.plan.names(tensors, arguments, out)
-        passed = tuple(evaluated(text, names) for text in self.plan.args)
+        passed = tuple(evaluate(text, names) for text in self.plan.args)
         self.kernels.check(first.dtype, passed)
         names |= self.numbers_of(passed)
         sizes = (self.plan.grid, self.plan.block, self.plan.shared)
-        grid, block, shared = (evaluated(text, names) for text in sizes)
+        grid, block, shared = (evaluate(text, names) for text in sizes)
         self.kernels.of(first.dtype).launch(grid, block, *passed, shared_bytes=shared)
         return out
 

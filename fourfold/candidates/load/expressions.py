@@ -14,7 +14,7 @@ class ExpressionError(ValueError):
     """An expression is malformed, or uses an unknown name."""
 
 
-def evaluated(text: str, names: Mapping[str, Any]) -> Any:
+def evaluate(text: str, names: Mapping[str, Any]) -> Any:
     """Return the value of an expression: a number, one of `names`, None, or a tuple of them.
 
     The grammar has + - * / // % **, tuples, ``x.shape[0]`` and ``x.numel()`` of a tensor, ceil, floor, min, max,

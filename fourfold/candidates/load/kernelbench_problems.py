@@ -189,4 +189,4 @@ def existing_file(path: str | Path) -> Path:
 
 def _module(path: str | Path) -> ModuleType:
     # `sizes` changes its variables, and its text may be another than at the last call.
-    return modules.of_file(existing_file(path), anew=True)
+    return modules.load_file(existing_file(path), anew=True)

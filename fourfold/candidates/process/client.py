@@ -146,7 +146,7 @@ class UntrustedFunction:
         self._watched: dict[str, dict[int, int]] = {}
         self.file = Path(place) if place.endswith(".py") else Path(os.devnull)
         try:
-            self._started()
+            self._start()
         except BaseException:
             self.end()
             raise
@@ -160,7 +160,7 @@ class UntrustedFunction:
         """
         arguments = dict(zip(self.__signature__.parameters, args)) | kwargs
         with self.lock:
-            session = self._started()
+            session = self._start()
             messages, tensors, alive = _encode_arguments(session, arguments)
             answer, storages = self._ask(session, protocol.CallFunction(messages, conditions()), protocol.Called)
             del alive  # its tensors had to live only until the request was sent
@@ -225,7 +225,7 @@ class UntrustedFunction:
             Exception: the candidate's own.
         """
         with self.lock:
-            session = self._started()
+            session = self._start()
             asked = []
             alive = []
             for (arguments, cotangent), inputs in zip(calls, wanted):
@@ -253,7 +253,7 @@ class UntrustedFunction:
         See `fourfold.instruments.size_comparisons`.
         """
         with self.lock:
-            session = self._started()
+            session = self._start()
             messages, _, alive = _encode_arguments(session, arguments)
             ask = protocol.CompareSizes(messages, list(comparisons))
             answer, _ = self._ask(session, ask, protocol.SizesCompared)
@@ -268,7 +268,7 @@ class UntrustedFunction:
         with self.lock:
             for file, lines in statements.items():
                 self._watched.setdefault(file, {}).update(lines)
-            self._watch(self._started())
+            self._watch(self._start())
 
     def _watch(self, session: Session) -> None:
         statements = {file: list(lines.items()) for file, lines in self._watched.items()}
@@ -300,12 +300,12 @@ class UntrustedFunction:
         """Count the tensors in its process beside those of arguments: see `fourfold.instruments.costs`."""
         with self.lock:
             question = protocol.CountTensors(keep_garbage)
-            return self._ask(self._started(), question, protocol.TensorsCounted)[0].count
+            return self._ask(self._start(), question, protocol.TensorsCounted)[0].count
 
     def compiler_answer(self) -> CompilerAnswer:
         """Return what Triton's compiler says of the kernels that ran in its process, as it reports."""
         with self.lock:
-            found, _ = self._ask(self._started(), protocol.AskCompiler(), protocol.CompilerAnswered)
+            found, _ = self._ask(self._start(), protocol.AskCompiler(), protocol.CompilerAnswered)
         refused = [
             CompilerRefusal(printable(kernel), printable(reason)[:1000], printable(file), line, printable(text))
             for kernel, reason, file, line, text in found.refused
@@ -331,7 +331,7 @@ class UntrustedFunction:
             session.end()
         self.session = self._other = None
 
-    def _started(self) -> Session:
+    def _start(self) -> Session:
         """Return the running process with the candidate imported."""
         if len(self.costly) >= MOST_COSTLY:
             late = f"{len(self.costly)} calls took longer than {self.seconds:g} s, or ended every candidate"
@@ -389,7 +389,7 @@ class UntrustedFunction:
 
 
 @functools.cache
-def started(
+def start(
     place: str,
     function: str,
     wanted: inspect.Signature,
@@ -449,7 +449,7 @@ def _encode_arguments(
         if isinstance(message, protocol.TensorArgument):
             tensors[name] = value
             number = session.object_number(value)
-            origin = protocol.made_as(value)
+            origin = protocol.origin_of(value)
             message = protocol.TensorArgument(message.layout, value.requires_grad, origin, number, _num_writes(value))
         messages.append((name, message))
     return messages, tensors, alive

@@ -80,12 +80,12 @@ class UntrustedKernel(UntrustedFunction):
         return []
 
     def _prepare(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        given, like = self.candidate.prepared(*args, **kwargs)
+        given, like = self.candidate.prepare(*args, **kwargs)
         return {**given, RESULT: like}
 
     def _load(self, session: Session) -> None:
         ask = protocol.LoadKernel(
-            plan=self.candidate.plan.described(),
+            plan=self.candidate.plan.to_json(),
             traced=launcher.traces_lines(),
             variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
             threads=torch.get_num_threads(),
@@ -100,7 +100,7 @@ class UntrustedKernel(UntrustedFunction):
 
 
 @functools.cache
-def started(candidate: CudaCandidate, seconds: float, process: int) -> UntrustedKernel:
+def start(candidate: CudaCandidate, seconds: float, process: int) -> UntrustedKernel:
     """Return the kernel in its process, cached by the number of this `process`, so that a fork starts its own."""
     return UntrustedKernel(candidate, seconds)
 

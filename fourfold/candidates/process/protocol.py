@@ -40,7 +40,7 @@ def put(storage: torch.UntypedStorage, held: bytes) -> None:
         ctypes.memmove(storage.data_ptr(), held, len(held))
 
 
-def changed(storages: Iterable[tuple[int, torch.UntypedStorage]], last: dict[int, bytes]) -> dict[int, bytes]:
+def changed_storages(storages: Iterable[tuple[int, torch.UntypedStorage]], last: dict[int, bytes]) -> dict[int, bytes]:
     """Return the storages that differ from the other side's copies, and update the record of those copies.
 
     Args:
@@ -75,7 +75,7 @@ class AsResult(torch.autograd.Function):
         return None, None
 
 
-def made_as(tensor: torch.Tensor) -> str:
+def origin_of(tensor: torch.Tensor) -> str:
     """Return how an argument tensor was made; "" for a leaf."""
     if tensor.is_inference():
         return INFERENCE
@@ -102,7 +102,7 @@ class TensorArgument:
     Attributes:
         layout: its memory.
         needs_gradient: whether gradients for it are wanted.
-        made: how it was made, as `made_as` says.
+        made: how it was made, as `origin_of` says.
         object: the number of the judge's tensor object; 0 for a tensor within a list.
         written: how often autograd saw the judge write into it.
     """

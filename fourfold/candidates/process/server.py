@@ -270,7 +270,7 @@ class Served:
             except BaseException as error:
                 result = self._describe_exception(error)
             copied = ((n, storage) for n, storage in self.storages.items() if n not in self.shared)
-            self.connection.send(protocol.Answer(request.number, result), protocol.changed(copied, self.last))
+            self.connection.send(protocol.Answer(request.number, result), protocol.changed_storages(copied, self.last))
 
     def _take(self, request: protocol.Request, contents: dict[int, bytes], files: Sequence[int]) -> None:
         """Apply the judge's changes: forget calls, tensors and storages, and update the others."""
@@ -308,7 +308,7 @@ class Served:
         with contextlib.chdir(ask.folder):
             if ask.place.endswith(".py"):
                 self.origin = Path(ask.place)
-                function: Any = modules.of_file(self.origin, run=self._run)
+                function: Any = modules.load_file(self.origin, run=self._run)
             else:
                 function = self._run(importlib.import_module, ask.place)
                 self.origin = Path(getattr(function, "__file__", None) or os.devnull)

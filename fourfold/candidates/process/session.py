@@ -185,7 +185,7 @@ class Session:
         calls, self.forgotten_calls[:] = list(self.forgotten_calls), []
         objects, self.forgotten_objects[:] = list(self.forgotten_objects), []
         message = protocol.Request(self.asked, request, gone, calls, objects, shared)
-        self.connection.send(message, protocol.changed(copied.items(), self.last), files)
+        self.connection.send(message, protocol.changed_storages(copied.items(), self.last), files)
         sizes = {number: storage.nbytes() for number, storage in living.items()}
         reply, contents, sent = self.connection.receive_with_storages(protocol.Answer, sizes)
         for file in sent:

@@ -195,7 +195,7 @@ class CpuKernel(LoadedKernel):
         """Convert an argument other than a tensor to the declared type."""
         if isinstance(argument, torch.Tensor) or argument is None or not self.parameters[position].takes(argument):
             raise self.mismatch(position, argument)
-        return self.converted(position, argument, for_gpu=False)
+        return self.convert(position, argument, for_gpu=False)
 
     def _describe(self, position: int, args: Sequence[Argument]) -> str:
         tensor = args[position]

@@ -309,7 +309,7 @@ class CheckedMemory(interpreter.InterpreterBuilder):
 
 
 @contextlib.contextmanager
-def memory_of(arguments: dict[str, Any]) -> Iterator[None]:
+def restrict_memory(arguments: dict[str, Any]) -> Iterator[None]:
     """Context manager: let a kernel access these arguments' tensors, and no other memory."""
     builder = interpreter.interpreter_builder
     before, builder.storages = builder.storages, Storages(arguments)

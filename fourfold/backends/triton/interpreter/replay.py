@@ -356,7 +356,7 @@ def truth(tensor: tl.tensor) -> bool:
     return bool(number_of(tensor.handle))
 
 
-def transposed(tensor: tl.tensor) -> tl.tensor:
+def transpose(tensor: tl.tensor) -> tl.tensor:
     """Return ``tensor.T``: the axes in reverse order."""
     order = list(reversed(range(len(tensor.shape))))
     handle = interpreter.interpreter_builder.create_trans(tensor.handle, order)
