@@ -78,7 +78,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def sides(file: Path, name: str) -> dict[str, tuple[float, float]]:
-    """What a function compares, by the text of the comparison."""
+    """Return the sides of a function's comparisons, by the text of each."""
     comparisons = file_constants(file, name).comparisons
     function: Callable[..., Any] = getattr(modules.load_file(file), name)
     with Compared(comparisons) as compared:

@@ -56,7 +56,7 @@ def verify(folder: pathlib.Path, kernel: str, *options: str) -> tuple[subprocess
 
 
 def faults(file: str, kernel: str) -> set[int]:
-    """The lines of a kernel that are marked as faulty."""
+    """Return the lines of a kernel that are marked as faulty."""
     found, name = set(), ""
     for number, line in enumerate((HERE / file).read_text().splitlines(), 1):
         if match := re.search(r"__global__ void (?:__\w+\(\w+\) )?(\w+)\(", line):

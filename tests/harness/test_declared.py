@@ -741,7 +741,7 @@ def test_public_names_are_imported_when_they_are_asked_for() -> None:
 
 
 def log_probabilities(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Rows whose exponentials sum to 1."""
+    """Return rows whose exponentials sum to 1."""
     drawn = rng.normal(0, 2, shape)
     return np.asarray(drawn - np.log(np.exp(drawn).sum(-1, keepdims=True)))
 

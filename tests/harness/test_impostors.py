@@ -33,7 +33,7 @@ SOFTMAX, VECTOR_ADD = OPERATIONS["softmax"], OPERATIONS["vector_add"]
 ORDINARY = [SOFTMAX.examples[name](FLOAT32) for name in ("ordinary", "many_short_rows")]
 
 
-def loosened(function: Callable, by: float) -> Callable:
+def loosen(function: Callable, by: float) -> Callable:
     """Return an oracle with its bound widened by `by`."""
 
     def of(*arrays: Any, **named: Any) -> Any:
@@ -55,7 +55,7 @@ def test_the_bounds_as_they_are_reject_every_impostor() -> None:
 
 @pytest.mark.parametrize(("which", "result"), [("forward", "output"), ("backward", "gradient of x")])
 def test_a_bound_that_is_too_loose_is_found_out(which: str, result: str) -> None:
-    loose = replace(SOFTMAX, **{which: loosened(getattr(SOFTMAX, which), 1e3)})
+    loose = replace(SOFTMAX, **{which: loosen(getattr(SOFTMAX, which), 1e3)})
     found = accepted_impostors(loose, FLOAT32, ORDINARY)
     assert impostors_of(found) >= {(result, name) for name in ("all zero", "its mean everywhere", "rolled by one")}
     assert {one.result for one in found} == {result}

@@ -66,7 +66,7 @@ class Operation:
 
 
 def calls(operation: Operation, *arguments: tuple[torch.Tensor, float]) -> int:
-    """How many of these calls decided anything. Each result is checked."""
+    """Return the number of calls that decided anything. Each result is checked."""
     before, launched = operation.decided, operation.launched
     for x, factor in arguments:
         assert torch.equal(operation.call(x, factor), x * factor)

@@ -41,7 +41,7 @@ def log_ratios(rng: np.random.Generator, slowdown: float, spread: float, turns: 
     return np.median(differences, axis=1) + rng.normal(0, spread / 5, gate.EPOCHS) + math.log1p(slowdown)
 
 
-def found(slowdowns: list[float], spread: float, seed: int) -> list[str]:
+def gate_verdicts(slowdowns: list[float], spread: float, seed: int) -> list[str]:
     """Return the gate's verdict on a benchmark with each of these slowdowns."""
     rng = np.random.default_rng(seed)
     measured = {str(i): log_ratios(rng, slowdown, spread) for i, slowdown in enumerate(slowdowns)}
@@ -51,7 +51,7 @@ def found(slowdowns: list[float], spread: float, seed: int) -> list[str]:
 
 @pytest.mark.parametrize("spread", sampled([0.005, 0.02, 0.05], 0.02))
 def test_unchanged_code_gives_no_alarm(spread: float) -> None:
-    verdicts = [verdict for seed in range(3) for verdict in found([0.0] * BENCHMARKS, spread, seed)]
+    verdicts = [verdict for seed in range(3) for verdict in gate_verdicts([0.0] * BENCHMARKS, spread, seed)]
     assert set(verdicts) <= {"same", "ambiguous"}
     if spread < 0.03:
         assert verdicts.count("same") > 0.9 * len(verdicts)
@@ -64,7 +64,7 @@ def test_unchanged_code_gives_no_alarm(spread: float) -> None:
 )
 def test_planted_slowdowns_are_found_among_others(slowdown: float, spread: float, least: float) -> None:
     planted = BENCHMARKS // 4
-    verdicts = found([slowdown] * planted + [0.0] * (BENCHMARKS - planted), spread, seed=11)
+    verdicts = gate_verdicts([slowdown] * planted + [0.0] * (BENCHMARKS - planted), spread, seed=11)
     assert verdicts[:planted].count("slower") >= least * planted
     assert not {"slower", "faster"} & set(verdicts[planted:])
 
@@ -91,11 +91,11 @@ def test_what_where_things_lie_may_make_is_of_no_concern(seconds: float, of_host
 
 
 def test_what_became_faster_is_said_to_be() -> None:
-    assert found([-0.05] * 5 + [0.0] * 5, 0.02, seed=3)[:5] == ["faster"] * 5
+    assert gate_verdicts([-0.05] * 5 + [0.0] * 5, 0.02, seed=3)[:5] == ["faster"] * 5
 
 
 def test_a_difference_of_no_concern_is_the_same_however_certain() -> None:
-    assert found([0.005] * 20, 0.001, seed=5) == ["same"] * 20
+    assert gate_verdicts([0.005] * 20, 0.001, seed=5) == ["same"] * 20
 
 
 def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says() -> None:
@@ -356,7 +356,7 @@ def test_kernels_wait_as_long_as_they_are_told(tmp_path: Path, monkeypatch: pyte
 
 
 def timed(call: Callable[[], object]) -> float:
-    """The seconds of the processor that a call takes in this thread: other processes make it no slower."""
+    """Return the seconds of the processor that a call takes in this thread: other processes make it no slower."""
     begun = time.thread_time()
     call()
     return time.thread_time() - begun

@@ -83,7 +83,7 @@ def test_what_differs_is_counted() -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository with a copy of this library's kernels, committed; gives the folder of kernels."""
+    """Return a repository with a copy of this library's kernels, committed; gives the folder of kernels."""
     folder = tmp_path / "impls"
     shutil.copytree(implementations(), folder, ignore=shutil.ignore_patterns("__pycache__"))
     commit(folder, "init")

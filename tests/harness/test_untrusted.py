@@ -651,7 +651,7 @@ ABOUT = ("check", "dtype", "outcome", "reason", "grade", "worst", "examples", "r
 
 
 def outcomes(kernel: Any, dtypes: list[str], **options: Any) -> list[tuple]:
-    """What each check came to."""
+    """Return the outcome of each check."""
     given: dict[str, Any] = {"device": "cpu", "dtypes": dtypes, "examples": 2, "seed": 1, "only": ONLY}
     found = verify(kernel, "softmax", **given, **options).outcomes
     return [(*(getattr(each, name) for name in ABOUT), each.failure and each.failure.message) for each in found]

@@ -96,7 +96,7 @@ def silent_about_strides(x: torch.Tensor) -> torch.Tensor:
 
 
 def load(path: Path, source: str) -> ModuleType:
-    """A module from its source; Triton reads a kernel's source from the file."""
+    """Return a module from its source; Triton reads a kernel's source from the file."""
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(f"{path.stem}_{abs(hash(str(path)))}", path)
     assert spec is not None

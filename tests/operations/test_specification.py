@@ -18,7 +18,7 @@ PARAMETERS = [pytest.param(name, marks=() if name == "float32" else pytest.mark.
 GENERATED, ELEMENTS = 60, 64
 
 
-def generated(operation: Operation, dtype: str) -> list[Case]:
+def generate_cases(operation: Operation, dtype: str) -> list[Case]:
     drawn: list[Case] = []
 
     @hypothesis.settings(
@@ -41,7 +41,7 @@ def generated(operation: Operation, dtype: str) -> list[Case]:
 @pytest.mark.parametrize("dtype", PARAMETERS)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_generated_cases_reject_every_impostor(name: str, dtype: str) -> None:
-    found = accepted_impostors(OPERATIONS[name], DTYPES[dtype], generated(OPERATIONS[name], dtype))
+    found = accepted_impostors(OPERATIONS[name], DTYPES[dtype], generate_cases(OPERATIONS[name], dtype))
     assert not found, "\n".join(map(str, found))
 
 
