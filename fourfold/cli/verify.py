@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from fourfold.cli.parser import add_json, passing
@@ -22,6 +23,12 @@ from fourfold.pytest_plugin.options import add_options as add_options_of_plugin
 
 # A kernel of a .cu file, with or without its launch.
 LAUNCHED = re.compile(r"\.cuh?:")
+# The options after which a run still has every check of every dtype.
+_WHOLE_RUN = {
+    *("--call-seconds", "--claims", "--device", "--forbid-fallback", "--forward-only", "--no-refusals"),
+    *("--quiet", "--report", "--strict-errors", "--verbose", "--verdict", "-q", "-v"),
+}
+_MOST_WORKERS = 4
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +57,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_passed("-x", action="store_true", help="stop at the first failure")
     add_passed("-q", "--quiet", action="store_true", help="print less")
     add_passed("-v", "--verbose", action="store_true", help="print the name of each check")
-    add_passed("-n", metavar="WORKERS", help="the number of processes at a time, or auto; 0 runs all in one process")
+    add_passed(
+        "-n",
+        metavar="WORKERS",
+        help="the number of processes at a time, or auto; 0 runs all in one process. Without -n, a"
+        " run of all checks and dtypes on the CPU has one per core, up to 4",
+    )
     add_passed("--lf", action="store_true", help="only what failed in the last run")
     add_passed("--timeout", metavar="SECONDS", help="limit of each check")
     add_passed("--hypothesis-profile", metavar="NAME", help="default, full or nightly: more cases, and random ones")
@@ -126,7 +138,19 @@ def command_of(given: argparse.Namespace) -> list[str]:
         options.append("--forward-only")  # such a kernel has no gradient
     if not given.trusted:
         options.append("--untrusted-where-possible")
+    options += worker_options(given.passed)
     return pytest_command("--candidate", candidate, *options)
+
+
+def worker_options(passed: Sequence[str]) -> list[str]:
+    """Return the option for a worker per core, if a run of the passed options is long enough to gain by it; else none.
+
+    Each worker imports torch, which costs more than a run of few checks gains. On a GPU, its memory sets the number.
+    """
+    narrowed = {option.partition("=")[0] for option in passed} - _WHOLE_RUN
+    on_cpu = "--device=cuda" not in passed and ("--device=cpu" in passed or not Path("/dev/nvidiactl").exists())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return [f"-n{min(cores, _MOST_WORKERS)}"] if cores > 1 and on_cpu and not narrowed else []
 
 
 def candidate_of(given: argparse.Namespace) -> str:

@@ -15,7 +15,6 @@ from fourfold.backends.cuda.tensor_map import swizzled_map
 from fourfold.backends.launch import cdiv, is_hopper_or_emulated
 from fourfold.backends.tuning import Configuration, Tuner
 
-from .arguments import check_attention
 from .operators import Call, in_vectors, register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
@@ -218,36 +217,4 @@ def _backward(
         _launch(KEYS_BACKWARD, call, True, (grad_output,), (lse, delta, grad_k, grad_v))
 
 
-attention_operator, attention_with_lse_operator = register("cuda", _forward, _backward)
-
-
-def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    q_offsets: torch.Tensor | None = None,
-    k_offsets: torch.Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    window: tuple[int, int] = (-1, -1),
-) -> torch.Tensor:
-    """Attention over packed sequences: see `fourfold.impls.attention.torch_eager.attention`."""
-    check_attention(q, k, v, q_offsets, k_offsets, causal, scale, window)
-    factor = None if scale is None else float(scale)
-    return attention_operator(q, k, v, q_offsets, k_offsets, causal, factor, window)[0]
-
-
-def attention_with_lse(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    q_offsets: torch.Tensor | None = None,
-    k_offsets: torch.Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    window: tuple[int, int] = (-1, -1),
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention with its log-sum-exp: see `fourfold.impls.attention.torch_eager.attention_with_lse`."""
-    check_attention(q, k, v, q_offsets, k_offsets, causal, scale, window)
-    factor = None if scale is None else float(scale)
-    return attention_with_lse_operator(q, k, v, q_offsets, k_offsets, causal, factor, window)
+attention, attention_with_lse = register("cuda", _forward, _backward)

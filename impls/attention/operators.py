@@ -1,5 +1,6 @@
 """The operators of attention: the same on Triton and CUDA C++ but for the launches."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -8,7 +9,8 @@ import torch
 
 from fourfold.backends.operators import Operator, empty_gradients
 
-from .arguments import scale_of
+from . import torch_eager
+from .arguments import check_attention, scale_of
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -117,7 +119,7 @@ def register(
     forward: Callable[[Call, torch.Tensor, torch.Tensor], None],
     backward: Callable[..., None],
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Register ``attention_<backend>`` and ``attention_with_lse_<backend>``, and their gradients.
+    """Register ``attention_<backend>`` and ``attention_with_lse_<backend>``, and return the functions that call them.
 
     Args:
         backend: part of the operators' names.
@@ -128,7 +130,7 @@ def register(
             grad_lse is contiguous, or None: it is 0.
 
     Returns:
-        the operators, which return the output and lse; only that of the second has a gradient of lse.
+        `torch_eager.attention` and `torch_eager.attention_with_lse` on this backend.
     """
 
     def call_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any) -> Call:
@@ -171,7 +173,30 @@ def register(
     def run_backward_of_output(grad_output: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
         return run_backward(grad_output, None, *rest)
 
+    # Only the second operator has a gradient of lse.
+    output_alone = ATTENTION.register(backend, run_forward, run_backward_of_output)
+    with_lse = ATTENTION_WITH_LSE.register(backend, run_forward, run_backward)
     return (
-        ATTENTION.register(backend, run_forward, run_backward_of_output),
-        ATTENTION_WITH_LSE.register(backend, run_forward, run_backward),
+        _with_checks(lambda *given: output_alone(*given)[0], torch_eager.attention),
+        _with_checks(with_lse, torch_eager.attention_with_lse),
     )
+
+
+def _with_checks(call: Callable[..., Any], definition: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that checks its arguments, then passes them to `call` in order."""
+
+    @functools.wraps(definition)
+    def checked(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        q_offsets: torch.Tensor | None = None,
+        k_offsets: torch.Tensor | None = None,
+        causal: bool = False,
+        scale: float | None = None,
+        window: tuple[int, int] = (-1, -1),
+    ) -> Any:
+        check_attention(q, k, v, q_offsets, k_offsets, causal, scale, window)
+        return call(q, k, v, q_offsets, k_offsets, causal, None if scale is None else float(scale), window)
+
+    return checked

@@ -9,7 +9,6 @@ import triton.language as tl
 from fourfold.backends.launch import cdiv, next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 
-from .arguments import check_attention
 from .operators import Call, in_vectors, register
 
 PROBES = 128  # offsets that a program looks at together
@@ -595,36 +594,4 @@ def _delta(grad_output: torch.Tensor, grad_lse: torch.Tensor | None, output: tor
     )
 
 
-attention_operator, attention_with_lse_operator = register("triton", _forward, _backward)
-
-
-def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    q_offsets: torch.Tensor | None = None,
-    k_offsets: torch.Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    window: tuple[int, int] = (-1, -1),
-) -> torch.Tensor:
-    """Attention over packed sequences: see `fourfold.impls.attention.torch_eager.attention`."""
-    check_attention(q, k, v, q_offsets, k_offsets, causal, scale, window)
-    factor = None if scale is None else float(scale)
-    return attention_operator(q, k, v, q_offsets, k_offsets, causal, factor, window)[0]
-
-
-def attention_with_lse(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    q_offsets: torch.Tensor | None = None,
-    k_offsets: torch.Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    window: tuple[int, int] = (-1, -1),
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention with its log-sum-exp: see `fourfold.impls.attention.torch_eager.attention_with_lse`."""
-    check_attention(q, k, v, q_offsets, k_offsets, causal, scale, window)
-    factor = None if scale is None else float(scale)
-    return attention_with_lse_operator(q, k, v, q_offsets, k_offsets, causal, factor, window)
+attention, attention_with_lse = register("triton", _forward, _backward)

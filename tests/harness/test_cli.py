@@ -158,6 +158,28 @@ def test_options_of_the_checks_and_of_pytest_go_to_pytest_wherever_they_stand(pr
     assert command[start:] == ["--candidate", "ops.py:scale=kernels.py:helper", *passed]
 
 
+@pytest.mark.parametrize(
+    ("cores", "words", "workers"),
+    [
+        (1, "", []),
+        (2, "", ["-n2"]),
+        (64, "--device cpu --claims finite=True --verdict v.json -q", ["-n4"]),
+        (64, "-n 3", ["-n3"]),
+        (64, "-x", []),
+        (64, "-k forward", []),
+        (64, "--dtype float32", []),
+        (64, "--pdb", []),
+        (64, "--device cuda", []),
+    ],
+)
+def test_run_of_all_checks_has_a_worker_per_core(
+    project: Path, monkeypatch: pytest.MonkeyPatch, cores: int, words: str, workers: list[str]
+) -> None:
+    monkeypatch.setattr(verify.os, "sched_getaffinity", lambda _: range(cores), raising=False)
+    command = command_of(parse("verify", ["kernels.py:helper", "--as", "softmax", *words.split()]))
+    assert [word for word in command if word.startswith("-n")] == workers
+
+
 # ---- the user's project
 
 

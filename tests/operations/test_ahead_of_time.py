@@ -16,6 +16,7 @@ from fourfold.checks.search import Subject
 from fourfold.engine.cells import Cell
 from fourfold.engine.profiles import is_full
 from fourfold.mutation.triton_mutants import triton_functions
+from fourfold.pytest_plugin.failures import SELECTION
 
 # The most shared memory that a block may have, in bytes, by compute capability.
 MOST_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
@@ -28,6 +29,13 @@ PLAIN = {"float16": (90,)}
 def architectures(cell: Cell) -> tuple[int, ...]:
     """Return the architectures that a cell is compiled for: one in a plain run."""
     return tuple(CUDA_ARCHITECTURES) if is_full() else PLAIN.get(cell.dtype, (90,))
+
+
+def other_operations(config: pytest.Config, cell: Cell) -> set[str]:
+    """The operations that this run compiles beside a cell's, for the same backend and dtype."""
+    cells = config.stash[SELECTION].cells
+    chosen = {each.operation for each in cells if (each.backend, each.dtype) == (cell.backend, cell.dtype)}
+    return chosen - {cell.operation}
 
 
 class Compiler:
@@ -82,10 +90,15 @@ def compiler() -> Iterator[Compiler]:
 
 
 @pytest.mark.only(backends=["triton"], plain=PLAIN)
-def test_triton_kernels_compile_for_every_architecture(cell: Cell, compiler: Compiler, device: str) -> None:
+def test_triton_kernels_compile_for_every_architecture(
+    cell: Cell, compiler: Compiler, device: str, pytestconfig: pytest.Config
+) -> None:
     # Without the subject, which a machine without a GPU need not be able to run.
     if reason := backends.unsupported(cell.operation, cell.backend, cell.dtype, device):
         pytest.skip(reason)
+    *_, owner, _ = backends.load(cell.operation, "triton").__module__.split(".")
+    if owner in other_operations(pytestconfig, cell):
+        pytest.skip(f"its kernels are those of {owner}, and compiled there")
     kernels = compiler.compile(cell)
     source = Path(backends.module(cell.operation, "triton").__file__ or "")
     written = [name for name, _, _ in triton_functions(source.read_text()) if name.endswith("_kernel")]
@@ -97,9 +110,13 @@ def test_triton_kernels_compile_for_every_architecture(cell: Cell, compiler: Com
 
 
 @pytest.mark.only(backends=["cuda"], whole=True, plain=PLAIN)
-def test_cuda_kernels_compile_for_every_architecture(subject: Subject, cell: Cell) -> None:
+def test_cuda_kernels_compile_for_every_architecture(subject: Subject, cell: Cell, pytestconfig: pytest.Config) -> None:
     kernels = [k for k in backends.module(cell.operation, "cuda").KERNELS if is_for(k, cell.dtype)]
     assert kernels, f"{cell.operation} has no CUDA kernel for {cell.dtype}"
+    others = other_operations(pytestconfig, cell)
+    kernels = [kernel for kernel in kernels if kernel.source.parent.name not in others]
+    if not kernels:
+        pytest.skip("its kernels are those of other operations, and compiled there")
     for capability in architectures(cell):
         for source in dict.fromkeys(kernel.source for kernel in kernels):
             names = [kernel.name for kernel in kernels if kernel.source == source]
