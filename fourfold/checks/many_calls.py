@@ -166,7 +166,7 @@ def each_of_many_calls_is_alike(subject: Subject, search: Search) -> None:
     """
     pairs = list(itertools.islice(_pairs(subject), ASKED))
     if not pairs:
-        raise Unsupported("no named example has values that are told from others", Exclusion.NO_CASE)
+        raise Unsupported("no named example has values that its results distinguish from others", Exclusion.NO_CASE)
 
     with contextlib.ExitStack() as afterwards:
         afterwards.callback(gc.unfreeze)  # a failure leaves the objects of the first count of tensors frozen

@@ -326,7 +326,7 @@ def test_arguments_are_found_by_the_names_of_the_parameters(operation, parameter
 def test_arguments_that_are_not_clear_are_asked_for(parameters, tmp_path):
     source = tmp_path / "k.cu"
     source.write_text(f"__global__ void k({parameters}) {{}}\n")
-    with pytest.raises(SelectionError, match=r"it is not clear what .*: say it by --args"):
+    with pytest.raises(SelectionError, match=r" is ambiguous: give --args"):
         Candidate.parse(f"softmax={source}:k<<<1, 1>>>", ["softmax"]).load()
 
 

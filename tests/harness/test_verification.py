@@ -743,7 +743,7 @@ def test_what_is_left_to_torch_is_found_where_that_is_forbidden() -> None:
     options = {**ONE, "only": ["forward", "fallback"]}
     verdict = fourfold.verify(softmax, "softmax", forbid_fallback=True, **options)
     (failure,) = verdict.failures
-    assert "leaves to torch what it is to compute: aten._softmax" in failure[1].message
+    assert "computes with torch: aten._softmax" in failure[1].message
     with pytest.raises(ValueError, match="there is no check 'fallback'"):
         fourfold.verify(softmax, "softmax", **options)
 

@@ -249,8 +249,8 @@ class CudaCandidate:
         what = [*self.inputs, OUTPUT, *dict.fromkeys(axis for axis in self._all_axes() if axis.isidentifier())]
         what += ["rows"] * ("..." in self._axes and len(self._axes) > 1) + ["numel", *self.numbers]
         raise ValueError(
-            f"it is not clear what {name} of {declared.name}({parameters}) is:"
-            f" say it by --args, in the order of the parameters, from {', '.join(what)}"
+            f"{name} of {declared.name}({parameters}) is ambiguous:"
+            f" give --args, in the order of the parameters, from {', '.join(what)}"
         )
 
 
