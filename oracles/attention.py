@@ -51,23 +51,23 @@ def group_of(heads: int, kv_heads: int) -> int:
     return heads // kv_heads if kv_heads else 1
 
 
-def by_group(rows: Array, kv_heads: int) -> Array:
+def group_heads(rows: Array, kv_heads: int) -> Array:
     """Return ``[rows, heads, d]`` as ``[kv_heads, heads / kv_heads * rows, d]``: heads that share keys lie together."""
     count, heads, d = rows.shape
     group = group_of(heads, kv_heads)
     return np.transpose(rows.reshape(count, kv_heads, group, d), (1, 2, 0, 3)).reshape(kv_heads, group * count, d)
 
 
-def by_row(grouped: Array, heads: int) -> Array:
-    """Return the reverse of `by_group`."""
+def ungroup_heads(grouped: Array, heads: int) -> Array:
+    """Return the reverse of `group_heads`."""
     kv_heads, rows, d = grouped.shape
     group = group_of(heads, kv_heads)
     count = rows // max(group, 1)
     return np.transpose(grouped.reshape(kv_heads, group, count, d), (2, 0, 1, 3)).reshape(count, heads, d)
 
 
-def of_every_head(visible: np.ndarray, heads: int, kv_heads: int) -> np.ndarray:
-    """Return `Sequence.visible` for the rows of `by_group`."""
+def visible_by_head(visible: np.ndarray, heads: int, kv_heads: int) -> np.ndarray:
+    """Return `Sequence.visible` for the rows of `group_heads`."""
     return np.tile(visible, (group_of(heads, kv_heads), 1))
 
 
@@ -113,9 +113,9 @@ def forward(
     heads, kv_heads = q.shape[1], k.shape[1]
     output = np.zeros_like(q)
     for queries, keys, visible in sequences(q, k, q_offsets, k_offsets, causal, window):
-        of_q, of_k, of_v = (by_group(x, kv_heads) for x in (q[queries], k[keys], v[keys]))
-        weights = weights_of(of_q, of_k, of_every_head(visible, heads, kv_heads), scale)
-        output[queries] = by_row(stored(weights) @ of_v, heads)
+        of_q, of_k, of_v = (group_heads(x, kv_heads) for x in (q[queries], k[keys], v[keys]))
+        weights = weights_of(of_q, of_k, visible_by_head(visible, heads, kv_heads), scale)
+        output[queries] = ungroup_heads(stored(weights) @ of_v, heads)
     return output
 
 
@@ -156,8 +156,10 @@ def backward(
     heads, kv_heads, factor = q.shape[1], k.shape[1], q.shape[-1] ** -0.5 if scale is None else scale
     grads = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     for queries, keys, visible in sequences(q, k, q_offsets, k_offsets, causal, window):
-        of_q, of_k, of_v, grad = (by_group(x, kv_heads) for x in (q[queries], k[keys], v[keys], grad_output[queries]))
-        every = of_every_head(visible, heads, kv_heads)
+        of_q, of_k, of_v, grad = (
+            group_heads(x, kv_heads) for x in (q[queries], k[keys], v[keys], grad_output[queries])
+        )
+        every = visible_by_head(visible, heads, kv_heads)
         weights = weights_of(of_q, of_k, every, scale)
         rounded = stored(weights)
         delta = np.sum(grad * stored(rounded @ of_v), axis=-1, keepdims=True)
@@ -168,7 +170,7 @@ def backward(
         before, after = stored(slopes * factor), stored(slopes)
         grad_q = np.maximum(before @ of_k, (after @ of_k) * factor)
         before, after = (np.swapaxes(x, -1, -2) for x in (before, after))
-        grads[0][queries] = by_row(grad_q, heads)
+        grads[0][queries] = ungroup_heads(grad_q, heads)
         grads[1][keys] = np.swapaxes(np.maximum(before @ of_q, (after @ of_q) * factor), 0, 1)
         grads[2][keys] = np.swapaxes(np.swapaxes(rounded, -1, -2) @ grad, 0, 1)
     return grads

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from .attention import Array, by_group, of_every_head, scores_of, sequences
+from .attention import Array, group_heads, scores_of, sequences, visible_by_head
 
 
 def forward(
@@ -22,8 +22,8 @@ def forward(
     heads, kv_heads = q.shape[1], k.shape[1]
     lse = np.swapaxes(np.zeros_like(q[..., 0]), 0, 1)
     for queries, keys, visible in sequences(q, k, q_offsets, k_offsets, causal, window):
-        every = of_every_head(visible, heads, kv_heads)
-        scores = scores_of(by_group(q[queries], kv_heads), by_group(k[keys], kv_heads), scale)
+        every = visible_by_head(visible, heads, kv_heads)
+        scores = scores_of(group_heads(q[queries], kv_heads), group_heads(k[keys], kv_heads), scale)
         lse[:, queries] = log_sum_exp(scores, every).reshape(heads, len(visible))
     return lse
 

@@ -35,14 +35,14 @@ def total(x: Any, residual: Any) -> Any:
     return stored(x + residual)
 
 
-def of_y(x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> Any:
+def norm_output(x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> Any:
     """Return the oracle's norm of the sum. Where rms_norm leaves a row open to others, so does this."""
     y, _ = oracle.forward(x, residual, weight, eps, stored)
     infinite = rms_norm.rows_of_others_with_infinities(total(x, residual))
     return unspecified_where(y, infinite) if np.any(infinite) else y
 
 
-def of_residual_out(x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> Any:
+def sum_output(x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> Any:
     """Return the sum, rounded once."""
     return x + residual
 
@@ -70,9 +70,9 @@ def backward_of_residual_out(
     return grad_sum, grad_sum
 
 
-def of_both(x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> Any:
+def joined_outputs(x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> Any:
     """Return y and residual_out, side by side."""
-    outputs = of_y(x, residual, weight, eps), of_residual_out(x, residual, weight, eps)
+    outputs = norm_output(x, residual, weight, eps), sum_output(x, residual, weight, eps)
     return np.concatenate(outputs, axis=-1)
 
 
@@ -324,7 +324,7 @@ def _workloads(cotangents: Callable[[Any], Any]) -> dict[str, dict[str, Make]]:
 _of_y = ADD_RMS_NORM.operation(
     oracle,
     name="add_rms_norm.y",
-    forward=of_y,
+    forward=norm_output,
     backward=backward_of_y,
     examples=examples,
     smooth=smooth,
@@ -340,7 +340,7 @@ _of_y = ADD_RMS_NORM.operation(
 _of_residual_out = replace(
     _of_y,
     name="add_rms_norm.residual_out",
-    forward=of_residual_out,
+    forward=sum_output,
     backward=backward_of_residual_out,
     differentiable=INPUTS[:2],
     examples={name: _of_y.examples[name] for name in OF_SUMS},
@@ -350,7 +350,7 @@ operation = joint_record(
     _of_y,
     _of_residual_out,
     OF_BOTH,
-    forward=of_both,
+    forward=joined_outputs,
     backward=backward_of_both,
     workloads=_workloads(two_cotangents),
 )

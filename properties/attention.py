@@ -87,17 +87,17 @@ def open_places(
     found = {name: np.zeros(x.shape, dtype=bool) for name, x in arrays.items()}
     how = (given.get("q_offsets"), given.get("k_offsets"), given.get("causal", False), given.get("window", WHOLE))
     for queries, keys, visible in oracle.sequences(q, k, *how):
-        of_q, of_k, of_v = (oracle.by_group(x, kv_heads) for x in (q[queries], k[keys], v[keys]))
-        every = oracle.of_every_head(visible, heads, kv_heads)
+        of_q, of_k, of_v = (oracle.group_heads(x, kv_heads) for x in (q[queries], k[keys], v[keys]))
+        every = oracle.visible_by_head(visible, heads, kv_heads)
         below, hidden = _all_below(of_q, of_k, every), _hidden(every, of_v) | _overflows(of_v, every)
         if others is not None:
             below = below | others(of_q, of_k, of_v, every)
-        found["output"][queries] = oracle.by_row(hidden | below, heads)
+        found["output"][queries] = oracle.ungroup_heads(hidden | below, heads)
         if grad is None:
             continue
-        of_grad = oracle.by_group(grad[queries], kv_heads)
+        of_grad = oracle.group_heads(grad[queries], kv_heads)
         rows = below | hidden.any(-1, keepdims=True) | _infinite(of_grad, of_v, every)
-        found["q"][queries] = oracle.by_row(_hidden(every, of_k) | rows, heads)
+        found["q"][queries] = oracle.ungroup_heads(_hidden(every, of_k) | rows, heads)
         found["k"][keys] = np.swapaxes(_hidden(every.T, of_q) | rows.any((-2, -1), keepdims=True), 0, 1)
         found["v"][keys] = np.swapaxes(_hidden(every.T, of_grad) | below.any((-2, -1), keepdims=True), 0, 1)
     return found
@@ -360,7 +360,7 @@ def _ordinary(case: Case) -> bool:
     return all(np.isfinite(x.astype(np.float64)).all() and (abs(x.astype(np.float64)) < 2.0**6).all() for x in arrays)
 
 
-def _with_keys(case: Case) -> np.ndarray:
+def _has_keys(case: Case) -> np.ndarray:
     """Return a mask of the queries that see a key, ``[total_q, 1, 1]``."""
     given = case.inputs.get("q_offsets"), case.inputs.get("k_offsets"), case.parameters.get("causal", False)
     found = np.zeros(case["q"].shape[0], dtype=bool)
@@ -373,7 +373,7 @@ def equal_values_are_the_output(evaluate: Evaluate, case: Case, dtype: DType) ->
     """The weights of a query sum to 1: where all values are alike, the output is that value; 0 without keys."""
     if not _ordinary(case):
         return
-    there = _with_keys(case)
+    there = _has_keys(case)
     output = evaluate(case.with_inputs(v=np.full_like(case["v"], 1.5))).output
     yield equal_where(there, output, Bounded.exact(np.full(output.shape, dtype.wide(1.5)), output.arithmetic))
     yield equals_exactly(only(~there, output), 0)

@@ -29,12 +29,12 @@ def _overflows(q: Any, k: Any, v: Any, visible: np.ndarray) -> np.ndarray:
     return np.asarray(((sizes > q.arithmetic.largest / 8) & visible).any(-1, keepdims=True))
 
 
-def _or_values_not_finite(q: Any, k: Any, v: Any, visible: np.ndarray) -> np.ndarray:
+def _add_rows_beside_infinities(q: Any, k: Any, v: Any, visible: np.ndarray) -> np.ndarray:
     """Those, and all rows beside values that are not finite: kernels multiply them by a cotangent of 0."""
     return np.asarray(_overflows(q, k, v, visible) | ~np.isfinite(v.value).all((-2, -1), keepdims=True))
 
 
-def _rows_of(found: np.ndarray) -> np.ndarray:
+def _lse_rows(found: np.ndarray) -> np.ndarray:
     """Return the rows of an output ``[total_q, heads, head_size]`` as those of lse."""
     return np.asarray(found.any(-1)).T
 
@@ -45,7 +45,7 @@ def forward(q: Any, k: Any, v: Any, **given: Any) -> Any:
     if not isinstance(q, Bounded):
         return lse
     values = Bounded.exact(np.zeros_like(v.value), v.arithmetic)
-    return unspecified_where(lse, _rows_of(open_places(None, q, k, values, given, _overflows)["output"]))
+    return unspecified_where(lse, _lse_rows(open_places(None, q, k, values, given, _overflows)["output"]))
 
 
 def backward(grad_lse: Any, q: Any, k: Any, v: Any, **given: Any) -> tuple[Any, Any]:
@@ -54,11 +54,11 @@ def backward(grad_lse: Any, q: Any, k: Any, v: Any, **given: Any) -> tuple[Any, 
     grad_q, grad_k, _ = attention_oracle.backward(grad_output, q, k, v, **given, stored=stored, grad_lse=grad_lse)
     if not isinstance(q, Bounded):
         return grad_q, grad_k
-    places = open_places(grad_output, q, k, v, given, _or_values_not_finite)
+    places = open_places(grad_output, q, k, v, given, _add_rows_beside_infinities)
     return unspecified_where(grad_q, places["q"]), unspecified_where(grad_k, places["k"])
 
 
-def of_both(q: Any, k: Any, v: Any, **given: Any) -> Any:
+def joined_outputs(q: Any, k: Any, v: Any, **given: Any) -> Any:
     """Return the output and lse, flattened, one after the other."""
     return np.concatenate([x.reshape(-1) for x in (attention.forward(q, k, v, **given), forward(q, k, v, **given))])
 
@@ -180,7 +180,7 @@ operation = _record(
     with_both_cotangents,
     {name: attention.examples[name] for name in OF_BOTH},
     name="attention_with_lse",
-    forward=of_both,
+    forward=joined_outputs,
     backward=backward_of_both,
     laws=(),
     outputs={"output": _OUTPUT, "lse": _LSE},

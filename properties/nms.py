@@ -311,13 +311,13 @@ def settled_case(case: Case, dtype: DType) -> Case | None:
     return None
 
 
-def some_of(case: Case, places: np.ndarray) -> Case:
+def select_boxes(case: Case, places: np.ndarray) -> Case:
     """Return the case of some of the boxes."""
     inputs = {name: array[places] for name, array in case.inputs.items()}
     return case_of(**inputs, iou_threshold=case.parameters["iou_threshold"])
 
 
-def kept_of(evaluate: Evaluate, case: Case) -> Bounded:
+def count_kept(evaluate: Evaluate, case: Case) -> Bounded:
     """Of each box 1 if it is kept, else 0; and above 1 if it is kept more than once."""
     found = evaluate(case).output
     counts = np.count_nonzero(found.value == np.arange(len(case["boxes"]))[:, None], axis=-1)
@@ -327,22 +327,22 @@ def kept_of(evaluate: Evaluate, case: Case) -> Bounded:
 def kept_boxes_are_kept_again(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """No kept box suppresses another: of these alone all are kept."""
     if here := settled_case(case, dtype):
-        kept = np.flatnonzero(kept_of(evaluate, here).value)
-        yield equals_exactly(kept_of(evaluate, some_of(here, kept)), 1)
+        kept = np.flatnonzero(count_kept(evaluate, here).value)
+        yield equals_exactly(count_kept(evaluate, select_boxes(here, kept)), 1)
 
 
 def moved_boxes_are_kept_alike(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """Boxes rounded to small whole numbers are kept alike where they are moved by 16: their areas are exact."""
     boxes: np.ndarray = np.clip(np.rint(case["boxes"].astype(dtype.wide)), -16, 16)
     here, there = (case.with_inputs(boxes=(boxes + shift).astype(dtype.numpy)) for shift in (0, 16))
-    yield equals_exactly(kept_of(evaluate, there), kept_of(evaluate, here).value)
+    yield equals_exactly(count_kept(evaluate, there), count_kept(evaluate, here).value)
 
 
 def boxes_of_lower_rank_change_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """Of the half of the boxes with the highest scores, those are kept that are kept without the others."""
     if here := settled_case(case, dtype):
         places = np.sort(oracle.order(case["scores"].astype(dtype.wide))[: (len(case["boxes"]) + 1) // 2])
-        yield equals_exactly(kept_of(evaluate, some_of(here, places)), kept_of(evaluate, here).value[places])
+        yield equals_exactly(count_kept(evaluate, select_boxes(here, places)), count_kept(evaluate, here).value[places])
 
 
 def classes_do_not_see_one_another(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
@@ -353,7 +353,9 @@ def classes_do_not_see_one_another(evaluate: Evaluate, case: Case, dtype: DType)
         known, counts = np.unique(here["idxs"], return_counts=True)
         for of_class in known[np.argsort(-counts, kind="stable")][:2]:
             places = np.flatnonzero(here["idxs"] == of_class)
-            yield equals_exactly(kept_of(evaluate, some_of(here, places)), kept_of(evaluate, here).value[places])
+            yield equals_exactly(
+                count_kept(evaluate, select_boxes(here, places)), count_kept(evaluate, here).value[places]
+            )
 
 
 LAWS = (

@@ -48,7 +48,7 @@ def filled(case: Case) -> np.ndarray:
     return found[..., None, None]
 
 
-def with_others(case: Case, number: float, entry: int) -> Case:
+def replace_unused(case: Case, number: float, entry: int) -> Case:
     """The case with other numbers in all that no sequence has: tails of pages, other pages, entries of the table."""
     there, caches = filled(case), {name: case[name] for name in INPUTS[1:]}
     others = {name: np.where(there, x, np.array(number, x.dtype)) for name, x in caches.items()}
@@ -90,7 +90,7 @@ def case_of(
     inputs = {name: values(rng, shape, dtype, kind) for name, shape, kind in zip(INPUTS, shapes, kinds)}
     inputs |= {"page_table": table, "lengths": np.array(lengths, np.int32)}
     case = Case(inputs, np.zeros(shapes[0], dtype.numpy), {"scale": scale})
-    return replace(with_others(case, np.nan, -1), layouts=layouts or {})
+    return replace(replace_unused(case, np.nan, -1), layouts=layouts or {})
 
 
 @st.composite
@@ -138,7 +138,7 @@ def changed(make: Callable[[DType], Case], change: Callable[[Case], Case]) -> Ca
     return lambda dtype: change(make(dtype))
 
 
-def of_rising_scores(case: Case) -> Case:
+def rising_scores(case: Case) -> Case:
     """Each token of a page has a larger score than those before it, so that the running maximum changes."""
     steps = np.linspace(-8, 8, case["k_cache"].shape[1]).astype(case["q"].dtype)
     k_cache = np.broadcast_to(steps[:, None, None], case["k_cache"].shape).copy()
@@ -166,11 +166,11 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "splits": sequences(300, 17, **LONG),
     "splits_without_tokens": sequences(1, 0, 65, 129, 700, **LONG),
     "one_split_more_than_a_block": sequences(257, 256, 255, more=(0, 1), **LONG),
-    "scores_that_rise": changed(sequences(40, 300, more=(1, 0), **LONG), of_rising_scores),
+    "scores_that_rise": changed(sequences(40, 300, more=(1, 0), **LONG), rising_scores),
     "entries_past_the_end_are_large": changed(
-        sequences(3, 9), lambda case: with_others(case, np.nan, np.iinfo(np.int32).max)
+        sequences(3, 9), lambda case: replace_unused(case, np.nan, np.iinfo(np.int32).max)
     ),
-    "infinities_past_the_end": changed(sequences(6, 7, 1), lambda case: with_others(case, np.inf, 0)),
+    "infinities_past_the_end": changed(sequences(6, 7, 1), lambda case: replace_unused(case, np.inf, 0)),
     "one_page_of_two_sequences": changed(
         sequences(4, 4, more=(0, 0)), lambda case: case.with_inputs(page_table=np.zeros_like(case["page_table"]))
     ),
@@ -208,7 +208,7 @@ def pages_may_lie_anywhere(evaluate: Evaluate, case: Case, dtype: DType) -> Iter
 
 def what_lies_past_the_end_does_not_matter(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """Other tails of pages, other pages and other unused entries of the table leave the bits of the result."""
-    here, there = (evaluate(with_others(case, *others)) for others in ((1.0, 0), (np.inf, -7)))
+    here, there = (evaluate(replace_unused(case, *others)) for others in ((1.0, 0), (np.inf, -7)))
     yield equals_exactly(here.output, there.output.value)
 
 

@@ -28,7 +28,7 @@ def alike(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return (one == other) | (np.isnan(one) & np.isnan(other))
 
 
-def of_values(x: Any, k: int, largest: bool = True) -> Any:
+def right_values(x: Any, k: int, largest: bool = True) -> Any:
     """Return the oracle's values. They are given numbers, and no more wrong than any of these."""
     if not isinstance(x, Bounded):
         return oracle.forward(x, k, largest)[0]
@@ -37,7 +37,7 @@ def of_values(x: Any, k: int, largest: bool = True) -> Any:
     return OneOf(found, x.arithmetic).within(np.broadcast_to(given, found.shape))
 
 
-def mended(at: np.ndarray, right: np.ndarray, numbers: np.ndarray, found: np.ndarray) -> np.ndarray:
+def repair_places(at: np.ndarray, right: np.ndarray, numbers: np.ndarray, found: np.ndarray) -> np.ndarray:
     """Return a row of places; wrong or repeated ones are replaced by the first unused places of equal numbers."""
     chosen = {index: place for place, index in reversed([*enumerate(at.tolist())]) if right[place]}
     expected = at.copy()
@@ -48,7 +48,7 @@ def mended(at: np.ndarray, right: np.ndarray, numbers: np.ndarray, found: np.nda
     return expected
 
 
-def of_indices(x: Bounded, k: int, largest: bool = True) -> Bounded:
+def right_indices(x: Bounded, k: int, largest: bool = True) -> Bounded:
     """Return the oracle's places. Those of equal numbers may be others among these, each of them once."""
     found, indices = oracle.forward(x.value, k, largest)
 
@@ -62,7 +62,7 @@ def of_indices(x: Bounded, k: int, largest: bool = True) -> Bounded:
         in_order = np.sort(np.where(right, at, -1 - np.arange(k)), axis=-1)
         wrong = ~right.all(axis=-1) | (in_order[..., 1:] == in_order[..., :-1]).any(axis=-1)
         for row in map(tuple, np.argwhere(wrong)):
-            expected[row] = mended(at[row], right[row], x.value[row], found[row])
+            expected[row] = repair_places(at[row], right[row], x.value[row], found[row])
         return expected
 
     return OneOf(indices.astype(x.value.dtype), x.arithmetic, nearest)
@@ -273,7 +273,7 @@ workloads: Mapping[str, Mapping[str, Make]] = {
 
 of_each = Operation(
     name="topk.values",
-    forward=of_values,
+    forward=right_values,
     backward=backward,
     differentiable=("x",),
     cases=cases,
@@ -297,7 +297,7 @@ operation = replace(
         "indices": replace(
             of_each,
             name="topk.indices",
-            forward=of_indices,
+            forward=right_indices,
             backward=lambda *_, **__: (),
             differentiable=(),
             laws=(),

@@ -107,7 +107,7 @@ def rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
 
 
-def in_vectors(*tensors: torch.Tensor) -> bool:
+def has_whole_vectors(*tensors: torch.Tensor) -> bool:
     """Return whether all heads consist of whole vectors of 16 bytes."""
     width = 16 // tensors[0].element_size()
     strides = (n for x in tensors for n in (*x.stride()[:2], x.shape[2]))

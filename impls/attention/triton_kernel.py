@@ -9,7 +9,7 @@ import triton.language as tl
 from fourfold.backends.launch import cdiv, next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 
-from .operators import Call, in_vectors, register
+from .operators import Call, has_whole_vectors, register
 
 PROBES = 128  # offsets that a program looks at together
 ROWS_OF_DELTA = 32
@@ -522,7 +522,7 @@ def _launch(
     tiles = _tiles(call, own_keys, bool(tensors))
     total_q, total_k, _, heads, kv_heads = call.sizes
     total, own, each = (total_k, tiles.keys, kv_heads) if own_keys else (total_q, tiles.queries, heads)
-    width = 16 // call.q.element_size() if in_vectors(*tensors, *call[:3]) else 1
+    width = 16 // call.q.element_size() if has_whole_vectors(*tensors, *call[:3]) else 1
     strides = (*(n for x in tensors for n in x.stride()[:2]), *call.strides)
     offsets = tuple(call.q if x is None else x for x in (call.q_offsets, call.k_offsets))
     triton_launch.launch(

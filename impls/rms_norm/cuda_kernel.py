@@ -148,7 +148,7 @@ def adjacent(cols: int, weight: torch.Tensor, rows: list[Rows]) -> bool:
     return all(row.column_stride == 1 for row in rows) and (cols <= 1 or weight.stride(0) == 1)
 
 
-def in_vectors(cols: int, weight: torch.Tensor, rows: list[Rows]) -> bool:
+def has_whole_vectors(cols: int, weight: torch.Tensor, rows: list[Rows]) -> bool:
     """Return whether all rows, and weight, lie in whole vectors of 16 bytes."""
     if not adjacent(cols, weight, rows):
         return False
@@ -172,7 +172,7 @@ def backward_kernel(
     """
     size = dtype.itemsize
     width = 16 // size
-    if in_vectors(cols, weight, rows):
+    if has_whole_vectors(cols, weight, rows):
         if cols <= HELD[size] * width * MOST_THREADS:
             return kernels.one, HELD[size] * width
     elif adjacent(cols, weight, rows):
@@ -201,7 +201,7 @@ def launch_forward(
     inner, given = as_rows(x) if residual is None else as_rows(x, residual)
     inputs = (given[0].tensor, weight, output, rstd, *(() if residual is None else (given[1].tensor, sums)))
     width = 16 // x.element_size()
-    vectors = in_vectors(cols, weight, given)
+    vectors = has_whole_vectors(cols, weight, given)
     # Vectors are shifted into place by whole warps, and the number of one is an int.
     shifted = not vectors and adjacent(cols, weight, given) and WARP * width <= cols < 2**31
     if vectors and cols * x.element_size() >= STAGED_BYTES[x.device.type]:
@@ -241,7 +241,7 @@ def launch_backward(
     inputs = (grad_rows.tensor, rows.tensor, weight, rstd)
     walked = [grad_rows, rows] if added is None else [grad_rows, rows, Rows(added, 0, cols, 1)]
     staged = None
-    if in_vectors(cols, weight, walked) and cols * x.element_size() >= STAGED_BYTES_BACKWARD:
+    if has_whole_vectors(cols, weight, walked) and cols * x.element_size() >= STAGED_BYTES_BACKWARD:
         staged = staging(cols, x.element_size(), len(walked), x.device, STAGED_BACKWARD, sums=True)
     kernel, each = backward_kernel(kernels, cols, dtype, weight, walked)
     shared, together = 0, 1
