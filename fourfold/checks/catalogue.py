@@ -198,7 +198,7 @@ TOGETHER = Check(
 BAD_INPUT = Check(name="bad input", run=bad_input.declared_errors_are_raised, dtypes=("float32",))
 
 
-def named(name: str) -> Check:
+def check_named(name: str) -> Check:
     """Return the check of a name. Those of "law" and "configuration" take the law or configuration as first argument.
 
     Raises:

@@ -34,7 +34,7 @@ OVERWRITTEN = 7.0
 CYCLES_BEFORE_INPUTS = 100_000_000
 
 
-def changed(subject: Subject, case: Case) -> Case:
+def change_values(subject: Subject, case: Case) -> Case:
     """Return a case of the same shapes and layouts with other numbers that the operation accepts.
 
     Integers stay the same if the operation's record has no alternatives, or if the result's shape depends on them.
@@ -163,7 +163,7 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
     """
 
     def body(case: Case) -> None:
-        other = changed(subject, case)
+        other = change_values(subject, case)
         expected, expected_of_other = expected_results(subject, case), expected_results(subject, other)
         # Otherwise the comparison would accept a former result in place of the right one.
         need(distinguishes(subject, expected_of_other, expected))
@@ -201,7 +201,7 @@ def late_inputs_are_waited_for(subject: Subject, search: Search) -> None:
     """
 
     def body(case: Case) -> None:
-        other = changed(subject, case)
+        other = change_values(subject, case)
         expected, names = expected_results(subject, case), subject.operation.differentiable_in(case)
         need(distinguishes(subject, expected, expected_results(subject, other)))
         arguments, values = case_tensors(subject, other), case_tensors(subject, case)

@@ -5,7 +5,7 @@ import contextlib
 import torch
 
 from fourfold.checks.grades import graded
-from fourfold.checks.history import changed, distinguishes
+from fourfold.checks.history import change_values, distinguishes
 from fourfold.checks.results import (
     case_tensors,
     compare_results,
@@ -75,7 +75,7 @@ def backward_passes_may_interleave(subject: Subject, search: Search) -> None:
     smallest = _smallest_of_each_shape(subject)
 
     def body(case: Case) -> None:
-        other = changed(subject, case)
+        other = change_values(subject, case)
         # Otherwise the comparison would accept the saved tensors of one call in place of another's.
         need(distinguishes(subject, expected_results(subject, other), expected_results(subject, case)))
         first = _Call(subject, case, "the first call")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fourfold.checks.grades import graded
-from fourfold.checks.history import changed, distinguishes
+from fourfold.checks.history import change_values, distinguishes
 from fourfold.checks.results import compare_results, describe, expected_results, named_results
 from fourfold.checks.search import Search, Subject
 from fourfold.instruments import costs
@@ -65,7 +65,7 @@ def excluded_rate(calls: int) -> float:
 def _pairs(subject: Subject) -> Iterator[tuple[str, Case, Case]]:
     """Yield named examples, each with a case of distinguishable values, in the order of `filled_examples`."""
     for name, case in subject.filled_examples().items():
-        other = changed(subject, case)
+        other = change_values(subject, case)
         expected = [expected_results(subject, each) for each in (other, case)]
         if distinguishes(subject, expected[0], expected[1]):
             yield name, case, other

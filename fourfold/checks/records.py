@@ -39,7 +39,7 @@ def operations(names: Collection[str] | None = None) -> dict[str, Operation]:
     return records
 
 
-def named(text: str) -> Operation:
+def operation_named(text: str) -> Operation:
     """Return a known operation by its name, or one that a file declares, as ``FILE_OR_MODULE:OPERATION``.
 
     Raises:

@@ -474,12 +474,12 @@ class Search:
         try:
             return self._ran(body, case)
         except Exception as error:
-            error.add_note(f"{NAMED} {name}: {self.shown(case)}")
+            error.add_note(f"{NAMED} {name}: {self.describe(case)}")
             raise
 
-    def shown(self, case: Case) -> str:
+    def describe(self, case: Case) -> str:
         """Return a case as text, without a cotangent that the check does not use."""
-        return case.shown(cotangent=self.takes_cotangent)
+        return case.describe(cotangent=self.takes_cotangent)
 
     def cases(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fourfold.checks.grades import graded
-from fourfold.checks.history import changed, distinguishes
+from fourfold.checks.history import change_values, distinguishes
 from fourfold.checks.results import compare_results, expected_results, named_results, require_same_bits
 from fourfold.checks.search import Search, Subject, need
 from fourfold.instruments.concurrent_calls import FUNCTIONS, NeverReturns, call_at_once
@@ -103,7 +103,7 @@ def threads_do_not_matter(subject: Subject, search: Search) -> None:
     same_bits = subject.claims.deterministic and not subject.foreign and subject.backend != "torch"
 
     def body(case: Case) -> None:
-        other = changed(subject, case)
+        other = change_values(subject, case)
         cases, expected = [case, other], [expected_results(subject, each) for each in (case, other)]
         need(distinguishes(subject, expected[1], expected[0]))
         alone, agreements = [], []

@@ -231,7 +231,9 @@ class Declaration:
     def _result_dtype(self, sizes: Mapping[str, int]) -> str | None:
         plan = self.plan(sizes, (sizes[LEADING],) if LEADING in sizes else (), self.defaults)
         found = {
-            self.tried(self.made(plan, np.random.default_rng(seed), DTYPES["float32"], {}), plan.parameters).dtype
+            self.infer_shape(
+                self.make_inputs(plan, np.random.default_rng(seed), DTYPES["float32"], {}), plan.parameters
+            ).dtype
             for seed in range(SEEDS_OF_DTYPES if any(len(of.dtypes) > 1 for of in self.tensors.values()) else 1)
         }
         if self.returns is None and len(found) > 1:
@@ -326,7 +328,7 @@ class Declaration:
         present = {name: of for name, of in self.tensors.items() if name not in plan.parameters}
         return {name: notation.shape(of.axes, plan.sizes, plan.leading) for name, of in present.items()}
 
-    def made(
+    def make_inputs(
         self, plan: CallPlan, rng: np.random.Generator, dtype: DType, how: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
         """Return the inputs of a call, filled with random numbers. `how` is as in `make_array`, by name."""
@@ -339,7 +341,7 @@ class Declaration:
                 found[name] = make_array(of, rng, shape, dtype, plan.sizes, how.get(name, ""))
         return found
 
-    def tried(self, inputs: Mapping[str, np.ndarray], parameters: Mapping[str, Any]) -> OutputShape:
+    def infer_shape(self, inputs: Mapping[str, np.ndarray], parameters: Mapping[str, Any]) -> OutputShape:
         """Return the output shape for inputs, from a run in float32: the tested dtype gives the same shape.
 
         Raises:
@@ -413,11 +415,13 @@ class Declaration:
         if key not in self._outcomes:
             if len(self._outcomes) >= MOST_OUTCOMES:
                 self._outcomes.clear()
-            self._outcomes[key] = self.tried(inputs, plan.parameters)
+            self._outcomes[key] = self.infer_shape(inputs, plan.parameters)
         return self._outcomes[key].shape
 
     def _try_random_inputs(self, plan: CallPlan) -> OutputShape:
-        return self.tried(self.made(plan, np.random.default_rng(0), DTYPES["float32"], {}), plan.parameters)
+        return self.infer_shape(
+            self.make_inputs(plan, np.random.default_rng(0), DTYPES["float32"], {}), plan.parameters
+        )
 
     def smaller(self, plan: CallPlan, elements: int) -> CallPlan:
         """Return a plan with shorter axes, if possible, where intermediate results would be much larger than inputs."""
@@ -522,7 +526,7 @@ class Declaration:
             return found
         others = replace(found, inputs={**found.inputs, **anew(whole)})
         try:
-            shape = self.tried(others.inputs, case.parameters).shape
+            shape = self.infer_shape(others.inputs, case.parameters).shape
         except ValueError:
             return found
         return others if shape == case.grad_output.shape else found
@@ -556,7 +560,7 @@ class Declaration:
             made = self._make_constant(name, made, list(case.inputs).index(name))
         return made
 
-    def given(self, arguments: Mapping[str, Any], dtype: DType) -> Case:
+    def case_of(self, arguments: Mapping[str, Any], dtype: DType) -> Case:
         """Return the case of some arguments.
 
         Raises:
@@ -584,7 +588,7 @@ class Declaration:
         for name in self.parameters.keys() - arguments.keys():
             if self._is_tied(name):
                 parameters[name] = Place.among(self._choices(name, sizes, inputs), parameters[name])
-        shape = self.tried(inputs, parameters).shape
+        shape = self.infer_shape(inputs, parameters).shape
         cotangent_dtype = self._cotangent_dtype(dtype).numpy
         grad_output = np.linspace(-1.5, 2, int(np.prod(shape, dtype=np.int64))).reshape(shape).astype(cotangent_dtype)
         return Case(inputs, grad_output, parameters)
@@ -646,7 +650,7 @@ def _smooth(draw: st.DrawFn, of: Declaration, dtype: DType) -> Case:
     allowed = {axis: extent.not_empty() for axis, extent in of.allowed.items()}
     plan, rng = draw(_plans(of, allowed, FEW_ELEMENTS * of.least(allowed))), draw(GENERATORS)
     how = {name: "normal" for name, tensor in of.tensors.items() if tensor.is_floating and not has_range(tensor)}
-    return of.case(plan, of.made(plan, rng, dtype, how), rng, dtype, {})
+    return of.case(plan, of.make_inputs(plan, rng, dtype, how), rng, dtype, {})
 
 
 def has_range(tensor: TensorInput) -> bool:

@@ -425,7 +425,7 @@ def declaration_of(
 def _example(declaration: Declaration, arguments: Mapping[str, Any] | named_cases.Example) -> named_cases.Make:
     if isinstance(arguments, named_cases.Example):
         return arguments.of(declaration)
-    return lambda dtype: declaration.given(arguments, dtype)
+    return lambda dtype: declaration.case_of(arguments, dtype)
 
 
 def _place(definition: Callable[..., Any]) -> str:

@@ -175,8 +175,8 @@ class NamedCases:
 
     def _run(self, wanted: Wanted) -> int:
         plan = self._plan(wanted)
-        inputs = self._of.made(plan, np.random.default_rng(0), DTYPES["float32"], {})
-        return self._of.tried(inputs, plan.parameters).largest
+        inputs = self._of.make_inputs(plan, np.random.default_rng(0), DTYPES["float32"], {})
+        return self._of.infer_shape(inputs, plan.parameters).largest
 
     def _ranks(self) -> Iterator[tuple[str, Wanted]]:
         if LEADING not in self._of.axes:
@@ -316,7 +316,7 @@ class NamedCases:
         """
         of, plan = self._of, self._plan(wanted)
         normal = {name: "normal" for name, each in self._floating().items() if not has_range(each)}
-        inputs = of.made(plan, rng, dtype, {**normal, **wanted.how})
+        inputs = of.make_inputs(plan, rng, dtype, {**normal, **wanted.how})
         for name in inputs.keys() & given.keys():
             inputs[name] = given[name].astype(inputs[name].dtype)
         if wanted.special in inputs:

@@ -27,7 +27,7 @@ from fourfold.candidates.process.client import CannotBeImported, UntrustedFuncti
 from fourfold.candidates.process.cuda_client import start as start_kernel
 from fourfold.candidates.process.first_process import Unanswered
 from fourfold.checks.outputs import requires_gradient
-from fourfold.checks.records import named, reference_of
+from fourfold.checks.records import operation_named, reference_of
 from fourfold.checks.search import Subject
 from fourfold.engine import profiles
 from fourfold.inputs.constants import Constants, constants_of, file_constants
@@ -117,7 +117,7 @@ class Candidate:
             SelectionError: no file declares it.
         """
         try:
-            return named(self.declared or self.operation)
+            return operation_named(self.declared or self.operation)
         except ValueError as error:
             raise SelectionError(f"--candidate {self}: {error}") from error
 

@@ -151,7 +151,9 @@ def outcome_of(
         return replace(outcome, outcome=error.status, reason=str(error), exclusion=error.exclusion)
     if error is not None:
         failing = search.failing if search is not None else None
-        failure = finding(error, origin, search.shown(failing) if search is not None and failing is not None else last)
+        failure = finding(
+            error, origin, search.describe(failing) if search is not None and failing is not None else last
+        )
         if search is not None and failing is not None:
             failure = replace(failure, arguments=failing.arguments(search.takes_cotangent))
         if search is not None and search.case is not None:

@@ -27,7 +27,7 @@ from fourfold.checks.catalogue import BACKWARD, FORWARD, Check
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.history import late_inputs_are_waited_for
 from fourfold.checks.outputs import requires_gradient, together
-from fourfold.checks.records import named, operations, reference_of
+from fourfold.checks.records import operation_named, operations, reference_of
 from fourfold.checks.search import Search, Subject
 from fourfold.declaration import defaults
 from fourfold.engine.exact_math import computing_exactly
@@ -227,7 +227,7 @@ class Trial:
             device = "cuda" if torch.cuda.is_available() and not takeover.is_interpreting() else "cpu"
         if device == "cpu" and call_seconds is None:
             takeover.interpret_kernels()
-        record = defaults.complete(operation) if isinstance(operation, Operation) else named(operation)
+        record = defaults.complete(operation) if isinstance(operation, Operation) else operation_named(operation)
         if call_seconds is not None:
             implementation = isolate(implementation, record, device, call_seconds)
         claims = claims_of(implementation, claims)
@@ -382,7 +382,7 @@ class Trial:
         failure = _failure_of(forward_agrees, probe, search)
         if failure is None or search.failing is None:
             return []
-        return [f"outside of its claims it gives a wrong result, and no error: {search.shown(search.failing)}"]
+        return [f"outside of its claims it gives a wrong result, and no error: {search.describe(search.failing)}"]
 
     def silently_wrong_on_another_stream(self, seed: int) -> list[str]:
         """Return a warning if only the default stream is claimed and a call on another one gives a wrong result."""

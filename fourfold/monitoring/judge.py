@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.checks.catalogue import FORWARD, named
+from fourfold.checks.catalogue import FORWARD, check_named
 from fourfold.checks.given_case import with_cotangent
 from fourfold.checks.grades import Imprecise
 from fourfold.checks.outputs import select_output
@@ -160,7 +160,7 @@ def judgement(subject: Subject, case: Case) -> dict[str, str]:
             if why := why or part.claims.outside(part.operation, judged_case, part.dtype):
                 return {"status": "refused", "message": why, "cause": ""}
             search = Search(examples=1, case=judged_case, shrinks=False, seeks_claims=False)
-            named(FORWARD).judge(part, search)
+            check_named(FORWARD).judge(part, search)
     except Exception as error:
         if not isinstance(error, Failure | Fault):
             return {"status": "refused", "message": reason(error), "cause": ""}

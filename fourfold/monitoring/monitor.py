@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from fourfold.checks.records import named, reference_of
+from fourfold.checks.records import operation_named, reference_of
 from fourfold.declaration import defaults
 from fourfold.monitoring.judge import CHANGED, RETURNED, JudgeProcess
 from fourfold.numerics.dtypes import DTYPES, exact_array
@@ -187,7 +187,9 @@ class LiveMonitor:
         if not callable(kernel) or isinstance(kernel, type):
             raise TypeError(f"kernel must be a function, not {kernel!r}")
         functools.update_wrapper(self, kernel)
-        self.operation = defaults.complete(operation) if isinstance(operation, Operation) else named(operation)
+        self.operation = (
+            defaults.complete(operation) if isinstance(operation, Operation) else operation_named(operation)
+        )
         self.claims = claims_of(kernel, claims)
         self.reasons: Counter[str] = Counter()
         self._kernel, self._rate, self._random = kernel, rate, random.Random(seed).random

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fourfold.checks import ahead_of_time
-from fourfold.checks.catalogue import BACKWARD, BAD_INPUT, FORWARD, LAW, named
+from fourfold.checks.catalogue import BACKWARD, BAD_INPUT, FORWARD, LAW, check_named
 from fourfold.checks.outputs import select_output, together
 from fourfold.checks.records import operations
 from fourfold.checks.search import Search, Subject, generated_cases
@@ -288,10 +288,10 @@ class Trials:
 
         def each(name: str, dtypes: Sequence[str], quick: bool = False) -> Iterator[Step]:
             for dtype in dtypes:
-                yield Step(name, named(name).run, dtype, drawn[dtype], quick=quick)
+                yield Step(name, check_named(name).run, dtype, drawn[dtype], quick=quick)
 
         first, others, small = self.dtypes[:1], self.dtypes[1:], self.operation.cases
-        forward = named(FORWARD).run
+        forward = check_named(FORWARD).run
         for name in (FORWARD, BACKWARD.name, "memory"):
             yield from each(name, first, quick=True)
         for name in (FORWARD, BACKWARD.name):
@@ -301,13 +301,13 @@ class Trials:
                 yield Step(f"forward of {output}", forward, dtype, drawn[dtype], quick=True, output=output)
         half = DTYPES["float16"]
         apart = {**self.operation.examples_for_offsets(half), **generated_cases(small(half, 512), 8, SEED)}
-        yield Step("offsets", named("offsets").run, "float16", apart, quick=True)
+        yield Step("offsets", check_named("offsets").run, "float16", apart, quick=True)
         yield from each("single gradients", first)
         yield from each("repeatability", first)
         for dtype in self.dtypes:
             if dtype == "float64":
                 smooth = generated_cases(self.operation.smooth(DTYPES[dtype]), 3, SEED)
-                yield Step("gradcheck", named("gradcheck").run, dtype, smooth)
+                yield Step("gradcheck", check_named("gradcheck").run, dtype, smooth)
         yield Step(BAD_INPUT.name, BAD_INPUT.run, first[0], {})
         for name in self._configurations():
             for dtype in self.dtypes:

@@ -21,7 +21,7 @@ from fourfold.candidates.integrity.escapes import hear_ctrl_c
 from fourfold.candidates.integrity.watch import WATCH, ProgramWatch
 from fourfold.candidates.process.client import UntrustedFunction
 from fourfold.candidates.process.session import end_all
-from fourfold.checks.catalogue import ALL, OF_A_CASE, PLAIN, Check, named, outputs_for
+from fourfold.checks.catalogue import ALL, OF_A_CASE, PLAIN, Check, check_named, outputs_for
 from fourfold.checks.outputs import select_output, together
 from fourfold.checks.search import Search, Subject
 from fourfold.compat import pytest_internals, xdist_internals
@@ -226,7 +226,7 @@ def _cell_id(cell: Cell, output: str) -> str:
 def check_of(test: pytest.Item) -> Check | None:
     """Return the check that a test's marker names, or None."""
     mark = test.get_closest_marker("check")
-    return named(*mark.args) if mark else None
+    return check_named(*mark.args) if mark else None
 
 
 def cells_for_check(cells: list[Cell], check: Check, nightly: bool) -> list[Cell]:

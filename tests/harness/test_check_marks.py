@@ -11,7 +11,7 @@ import warm
 
 from fourfold.backends import BACKENDS
 from fourfold.checks import catalogue
-from fourfold.checks.catalogue import Check, named
+from fourfold.checks.catalogue import Check, check_named
 from fourfold.checks.search import Search
 from fourfold.engine.cells import Cell
 from fourfold.engine.profiles import OWN_OPERATIONS
@@ -207,7 +207,7 @@ def test_each_check_of_the_table_has_one_test_in_the_operations_folder() -> None
 
 
 def test_a_check_is_known_by_its_name() -> None:
-    assert named("saved tensors").examples == 3
+    assert check_named("saved tensors").examples == 3
 
 
 @pytest.mark.check("saved tensors")

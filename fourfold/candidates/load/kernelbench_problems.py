@@ -69,7 +69,7 @@ class KernelBenchProblem:
             attribute_of(module, name)
             setattr(module, name, value)
         init = attribute_of(module, "get_init_inputs")()
-        reference = models.freeze_running_statistics(models.made(attribute_of(module, "Model"), init, seed))
+        reference = models.freeze_running_statistics(models.make_module(attribute_of(module, "Model"), init, seed))
         inputs = tuple(attribute_of(module, "get_inputs")())
         if _draws_numbers(reference, inputs):
             raise ValueError("Model gives another result in a second call: what it draws at random cannot be compared")
@@ -81,7 +81,7 @@ class KernelBenchProblem:
 
     def solution(self, file: str | Path) -> torch.nn.Module:
         """Return the ModelNew of a file, with the weights of the reference."""
-        model = models.made(attribute_of(_module(file), "ModelNew"), self.init, self.seed)
+        model = models.make_module(attribute_of(_module(file), "ModelNew"), self.init, self.seed)
         return models.load_weights(model, self.reference.state_dict())
 
     def solution_elsewhere(self, file: Path, folder: Path, **limits: Any) -> UntrustedFunction:
@@ -156,7 +156,7 @@ def _elements(problem: ModuleType) -> int | None:
     """Return the number of elements of a problem's inputs and weights, or None if the model rejects the inputs."""
     try:
         with torch.device("meta"), torch.no_grad():
-            model = models.made(problem.Model, problem.get_init_inputs(), 0)
+            model = models.make_module(problem.Model, problem.get_init_inputs(), 0)
             inputs = problem.get_inputs()
             model(*inputs)
     except Exception:

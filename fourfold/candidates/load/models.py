@@ -16,7 +16,7 @@ from torch.func import functional_call
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
-def made(kind: type[torch.nn.Module], init: Any, seed: int) -> torch.nn.Module:
+def make_module(kind: type[torch.nn.Module], init: Any, seed: int) -> torch.nn.Module:
     """Return a module without gradients, in training mode unless it chooses another.
 
     KernelBench compares freshly made models: their batch normalization uses the mean of the batch.
@@ -62,7 +62,7 @@ def keep(reference: torch.nn.Module, init: Any, seed: int, file: Path) -> None:
 def like(kind: type[torch.nn.Module], file: Path) -> torch.nn.Module:
     """Return a module of this class like the one given to `keep`."""
     saved = torch.load(file, weights_only=True)
-    return load_weights(made(kind, saved["init"], saved["seed"]), saved["weights"])
+    return load_weights(make_module(kind, saved["init"], saved["seed"]), saved["weights"])
 
 
 # ---- modules whose weights are arguments of an operation

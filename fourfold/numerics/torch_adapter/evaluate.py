@@ -57,7 +57,7 @@ def evaluation_of(arguments: Sequence[Any]) -> Evaluation:
 def tensor_of(argument: Any, evaluation: Evaluation, dtype: torch.dtype | None = None) -> Any:
     """Return an input as a tensor of a dtype, by default the tested one, and a parameter unchanged."""
     if isinstance(argument, Bounded):
-        return evaluation.made(argument, dtype or evaluation.dtype.torch)
+        return evaluation.wrap(argument, dtype or evaluation.dtype.torch)
     return torch.from_numpy(np.array(argument)) if isinstance(argument, np.ndarray) else argument
 
 
@@ -94,7 +94,7 @@ def output_of(definition: Callable[..., torch.Tensor], tensors: dict[str, Any], 
 
 def bounded_of(tensor: torch.Tensor, evaluation: Evaluation) -> Bounded:
     """Return the values of a tensor with their errors."""
-    return lift(evaluation.given(tensor), evaluation.dtype.arithmetic)
+    return lift(evaluation.unwrap(tensor), evaluation.dtype.arithmetic)
 
 
 def gradient_of(tensor: torch.Tensor, evaluation: Evaluation) -> Bounded:
@@ -178,7 +178,7 @@ def backward_of(
             # Zeros for the others: a kernel may multiply them with an infinity, and autograd tells where.
             zeros = (Bounded.exact(np.zeros(each.shape), evaluation.dtype.arithmetic) for each in outputs[1:])
             given = [
-                (output, evaluation.made(cotangent, output.dtype))
+                (output, evaluation.wrap(cotangent, output.dtype))
                 for output, cotangent in zip(outputs, (grad_output, *zeros))
                 if output.requires_grad
             ]

@@ -117,7 +117,7 @@ def integers_of(evaluation: Evaluation, numbers: Whole, dtype: torch.dtype) -> t
     """Return integers as a tensor: a plain one if rounding may change none."""
     if np.array_equal(numbers.low, numbers.high):
         return torch.from_numpy(np.array(numbers.outcome, dtype=np.float64)).to(dtype)
-    return evaluation.made(numbers, dtype)
+    return evaluation.wrap(numbers, dtype)
 
 
 def truncate(payload: Bounded, dtype: torch.dtype) -> Whole:
