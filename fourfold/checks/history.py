@@ -93,7 +93,7 @@ class _History:
 
     def __init__(self, subject: Subject, parameters: Mapping[str, Any], gradients: bool) -> None:
         self.subject, self.parameters, self.gradients = subject, parameters, gradients
-        self._former_calls: list[tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
+        self._former: list[tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
 
     def call(
         self, when: str, tensors: dict[str, torch.Tensor], expected: dict[str, Bounded]
@@ -122,12 +122,12 @@ class _History:
         self._former_results_stand(when)
         lent = {storage_of(tensor) for tensor in tensors.values()}  # a gradient may be the cotangent itself
         new_results = {name: result.detach() for name, result in results.items() if storage_of(result) not in lent}
-        self._former_calls.append((when, new_results, copies))
+        self._former.append((when, new_results, copies))
         return copies
 
     def overwrite_last(self) -> None:
         """Overwrite the results of the last call. The caller may do so, because it owns them."""
-        for result in self._former_calls.pop()[1].values():
+        for result in self._former.pop()[1].values():
             _once(result).fill_(OVERWRITTEN)
 
     def _results(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -143,11 +143,7 @@ class _History:
         return named_results(output, dict(zip(names, gradients)))
 
     def _former_results_stand(self, when: str) -> None:
-        kept = [
-            (made, name, results[name], copies[name])
-            for made, results, copies in self._former_calls
-            for name in results
-        ]
+        kept = [(made, name, results[name], copies[name]) for made, results, copies in self._former for name in results]
         for (made, name, _, _), count in zip(kept, differing((result, copy) for _, _, result, copy in kept)):
             if count:
                 raise Failure(f"{self.subject}: {name} of the call {made} was changed by the call {when}", name)

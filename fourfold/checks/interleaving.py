@@ -40,9 +40,9 @@ class _Call:
         for each in self.names:
             self.inputs[each].requires_grad_()
         self.output = subject.call(**self.inputs, **case.parameters)
-        self._originals = {f"its input {name}": tensor.detach() for name, tensor in self.inputs.items()}
-        self._originals |= {"the cotangent": self.cotangent, "the output": self.output.detach()}
-        self._copies = {name: tensor.clone() for name, tensor in self._originals.items()}
+        self._state = {f"its input {name}": tensor.detach() for name, tensor in self.inputs.items()}
+        self._state |= {"the cotangent": self.cotangent, "the output": self.output.detach()}
+        self._copies = {name: tensor.clone() for name, tensor in self._state.items()}
 
     def backward(self, when: str, retain_graph: bool = False) -> list[Agreement]:
         """Run a backward pass, check its gradients, and check that it changed none of the call's tensors."""
@@ -50,15 +50,13 @@ class _Call:
         gradients = gradients_of(self.output, leaves, self.cotangent, retain_graph)
         results = named_results(self.output, dict(zip(self.names, gradients)))
         agreements = compare_results(self.subject, results, self.expected, self.inputs, f"{when}: ")
-        for name, count in zip(
-            self._originals, differing((self._originals[name], self._copies[name]) for name in self._originals)
-        ):
+        for name, count in zip(self._state, differing((self._state[name], self._copies[name]) for name in self._state)):
             if count:
                 what = f"{self.subject}: {when}: a backward pass of {self.name} has changed {name}"
                 raise Failure(f"{what}\nwith {describe(self.inputs)}")
         for name, gradient in zip(self.names, gradients):
             # A gradient may be the cotangent itself, which is kept already.
-            self._originals[f"the gradient of {name} that it gave before"] = gradient
+            self._state[f"the gradient of {name} that it gave before"] = gradient
             self._copies[f"the gradient of {name} that it gave before"] = gradient.clone()
         return agreements
 

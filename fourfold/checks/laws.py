@@ -111,15 +111,13 @@ def _bound(expected: Bounded, array: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def _law_holds(law: Law, subject: Subject, search: Search) -> None:
-    law_cases = (
-        _law_cases(str(subject), subject.implementation) if search.keeps and search.examples <= MOST_KEPT else None
-    )
-    evaluate = _Evaluation(law, subject, law_cases)
+    shared = _law_cases(str(subject), subject.implementation) if search.keeps and search.examples <= MOST_KEPT else None
+    evaluate = _Evaluation(law, subject, shared)
 
     def body(case: Case) -> None:
-        if law_cases is not None:
-            case = law_cases.cases.same(case)
-            law_cases.results[case] = evaluate(case)
+        if shared is not None:
+            case = shared.cases.same(case)
+            shared.results[case] = evaluate(case)
         try:
             search.saw(*hold(law, evaluate, case, subject.dtype, exact=not subject.foreign))
         except Disagreement as disagreement:

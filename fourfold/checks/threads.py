@@ -54,7 +54,7 @@ def _call_threads(subject: Subject, cases: list[Case]) -> tuple[int, list[list[l
     functions = FUNCTIONS[subject.device]
     try:
         if subject.elsewhere:
-            return _call_threads_elsewhere(subject, cases, functions)
+            return _call_elsewhere(subject, cases, functions)
         device = torch.cuda.current_device() if subject.device == "cuda" else None
 
         def begin() -> None:
@@ -69,9 +69,7 @@ def _call_threads(subject: Subject, cases: list[Case]) -> tuple[int, list[list[l
         raise Failure(f"{subject}: {error}") from None
 
 
-def _call_threads_elsewhere(
-    subject: Subject, cases: list[Case], functions: float
-) -> tuple[int, list[list[list[Results]]]]:
+def _call_elsewhere(subject: Subject, cases: list[Case], functions: float) -> tuple[int, list[list[list[Results]]]]:
     """Do the same as `_call_threads` in the process in which the implementation runs."""
     implementation: Any = subject.implementation
     calls, wanted = [], []

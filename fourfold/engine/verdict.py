@@ -286,16 +286,12 @@ class Verdict:
             ValueError: the text is no verdict.
         """
         try:
-            fields_by_name = json.loads(text)
-            if fields_by_name.get("schema_version") != SCHEMA_VERSION:
-                version = fields_by_name.get("schema_version")
+            entry = json.loads(text)
+            if entry.get("schema_version") != SCHEMA_VERSION:
+                version = entry.get("schema_version")
                 raise ValueError(f"this is no verdict: expected schema_version {SCHEMA_VERSION}, found {version}")
-            fields_by_name["outcomes"] = fields_by_name.pop("checks")
-            return cls(
-                **_fields(
-                    cls, fields_by_name, outcomes=Outcome.of_check, never_executed=_to_unexecuted, speeds=_to_speed
-                )
-            )
+            entry["outcomes"] = entry.pop("checks")
+            return cls(**_fields(cls, entry, outcomes=Outcome.of_check, never_executed=_to_unexecuted, speeds=_speed))
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"this is no verdict: {error}") from error
 
@@ -506,5 +502,5 @@ def _to_unexecuted(found: Mapping[str, Any]) -> Unexecuted:
     return Unexecuted(**_fields(Unexecuted, found))
 
 
-def _to_speed(found: Mapping[str, Any]) -> Speed:
+def _speed(found: Mapping[str, Any]) -> Speed:
     return Speed(**_fields(Speed, found))

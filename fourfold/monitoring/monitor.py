@@ -552,11 +552,7 @@ def _binding(kernel: Any, wanted: inspect.Signature) -> Callable[[tuple[Any, ...
     names = (
         {name: name for name in signature.parameters} if by_name else dict(zip(signature.parameters, wanted.parameters))
     )
-    usual = {
-        name: parameter.default
-        for name, parameter in wanted.parameters.items()
-        if parameter.default is not parameter.empty
-    }
+    usual = {name: each.default for name, each in wanted.parameters.items() if each.default is not each.empty}
 
     def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         bound = signature.bind(*args, **kwargs)

@@ -93,11 +93,7 @@ def supply_defaults(
     function: Callable[..., Any], signature: inspect.Signature, wanted: inspect.Signature
 ) -> Callable[..., Any]:
     """Return the function if it has all of the operation's defaults, or else a wrapper that supplies them."""
-    defaults = {
-        name: parameter.default
-        for name, parameter in wanted.parameters.items()
-        if parameter.default is not parameter.empty
-    }
+    defaults = {name: each.default for name, each in wanted.parameters.items() if each.default is not each.empty}
     missing = {
         name: value
         for name, value in defaults.items()
@@ -121,11 +117,11 @@ def order_arguments(
     An argument that is left out has the default of the function's own parameter or, if it has none, the operation's.
     """
     kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    places = zip(wanted.parameters, (parameter for parameter in parameters.values() if parameter.kind in kinds))
+    places = zip(wanted.parameters, (each for each in parameters.values() if each.kind in kinds))
     empty = inspect.Parameter.empty
-    own_defaults = {name: parameter.default for name, parameter in places if parameter.default is not empty}
+    own_defaults = {name: each.default for name, each in places if each.default is not empty}
     defaults = {
-        name: parameter.default for name, parameter in wanted.parameters.items() if parameter.default is not empty
+        name: each.default for name, each in wanted.parameters.items() if each.default is not empty
     } | own_defaults
 
     @functools.wraps(function)

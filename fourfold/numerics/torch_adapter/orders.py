@@ -178,12 +178,8 @@ def sort(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
 
     def order(part: Array) -> Array:
         values, _ = func(torch.from_numpy(ranked(part)), *rest, **kwargs)
-        sorted_values = np.sort(part.reshape(-1))[values.numpy()]
-        return (
-            np.where(rows_with_nan(part, axis, sorted_values.shape), np.nan, sorted_values)
-            if name == "median"
-            else sorted_values
-        )
+        ordered = np.sort(part.reshape(-1))[values.numpy()]
+        return np.where(rows_with_nan(part, axis, ordered.shape), np.nan, ordered) if name == "median" else ordered
 
     if name == "median":
         first = torch.from_numpy(np.isnan(source.value).argmax(axis if source.ndim else None))
