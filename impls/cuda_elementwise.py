@@ -18,12 +18,12 @@ INDICES = {True: "unsigned", False: "long long"}
 
 
 def aligned(*tensors: torch.Tensor) -> bool:
-    """Whether all tensors begin at multiples of 16 bytes."""
+    """Return whether all tensors begin at multiples of 16 bytes."""
     return all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
 
 
 def blocks(*tensors: torch.Tensor, vectors: int = VECTORS) -> int:
-    """The blocks for tensors of one size."""
+    """Return the blocks for tensors of one size."""
     x = tensors[0]
     return cdiv(x.numel(), BLOCK * vectors * (16 // x.element_size() if aligned(*tensors) else 1))
 

@@ -20,7 +20,7 @@ def forward(
     weight_decay: float = 0.0,
     step: int = 1,
 ) -> tuple[Array, Array, Array]:
-    """One step of Adam whose weight decay is decoupled, as in AdamW: the new param, m and v, all of one shape.
+    """Return one step of Adam whose weight decay is decoupled, as in AdamW: the new param, m and v, all of one shape.
 
     Kernels may take the parameters in the arithmetic of the arrays, and so round ``1 - beta2``, too.
 

@@ -19,7 +19,7 @@ def forward(
     stored: Callable[[Array], Array] = unchanged,
     norm: Callable[..., Array] = layer_norm.forward,
 ) -> tuple[Array, Array]:
-    """``h = x + residual``, and ``y = layer_norm(h)``: y and h, ``[..., cols]``.
+    """Return ``h = x + residual``, and ``y = layer_norm(h)``: y and h, ``[..., cols]``.
 
     Args:
         x: ``[..., cols]``, float64 or wider.
@@ -45,7 +45,7 @@ def backward(
     stored: Callable[[Array], Array] = unchanged,
     norm: Callable[..., tuple[Array, Array, Array]] = layer_norm.backward,
 ) -> tuple[Array, Array, Array, Array]:
-    """Gradients of ``sum(grad_y * y) + sum(grad_h * h)`` for x, residual, weight and bias; the first two are the same.
+    """Return gradients of ``sum(grad_y * y) + sum(grad_h * h)`` for x, residual (the same), weight and bias.
 
     Arguments are as in `forward`. The gradient through the norm may be rounded before the other is added.
     """

@@ -17,7 +17,7 @@ def unchanged(array: Array) -> Array:
 def forward(
     x: Array, residual: Array, weight: Array, eps: float = 1e-6, stored: Callable[[Array], Array] = unchanged
 ) -> tuple[Array, Array]:
-    """``residual_out = x + residual``, and ``y = rms_norm(residual_out)``.
+    """Return ``residual_out = x + residual``, and ``y = rms_norm(residual_out)``.
 
     Args:
         x: ``[..., cols]``, float64 or wider.
@@ -44,7 +44,7 @@ def backward(
     eps: float = 1e-6,
     stored: Callable[[Array], Array] = unchanged,
 ) -> tuple[Array, Array, Array]:
-    """Gradients of ``sum(grad_y * y) + sum(grad_residual_out * residual_out)``.
+    """Return gradients of ``sum(grad_y * y) + sum(grad_residual_out * residual_out)``.
 
     Args:
         grad_y: ``[..., cols]``.

@@ -31,7 +31,7 @@ class Sequence(NamedTuple):
 def sequences(
     q: Array, k: Array, q_offsets: Any, k_offsets: Any, causal: bool, window: tuple[int, int] = (-1, -1)
 ) -> Iterator[Sequence]:
-    """The sequences of a call, in order. Causal: the last query sees all keys, and each query before it one less."""
+    """Yield a call's sequences. Causal: the last query sees all keys, and each query before it one less."""
     ends_q = np.array([0, q.shape[0]]) if q_offsets is None else np.asarray(q_offsets)
     ends_k = np.asarray(k_offsets) if k_offsets is not None else ends_q if q_offsets is not None else [0, k.shape[0]]
     for first_q, end_q, first_k, end_k in zip(ends_q[:-1], ends_q[1:], ends_k[:-1], ends_k[1:]):
@@ -47,32 +47,32 @@ def sequences(
 
 
 def group_of(heads: int, kv_heads: int) -> int:
-    """How many heads share keys."""
+    """Return the number of heads that share keys."""
     return heads // kv_heads if kv_heads else 1
 
 
-def by_group(rows: Array, kv_heads: int) -> Array:
-    """``[rows, heads, d]`` as ``[kv_heads, heads / kv_heads * rows, d]``: heads that share keys lie together."""
+def group_heads(rows: Array, kv_heads: int) -> Array:
+    """Return ``[rows, heads, d]`` as ``[kv_heads, heads / kv_heads * rows, d]``: heads that share keys lie together."""
     count, heads, d = rows.shape
     group = group_of(heads, kv_heads)
     return np.transpose(rows.reshape(count, kv_heads, group, d), (1, 2, 0, 3)).reshape(kv_heads, group * count, d)
 
 
-def by_row(grouped: Array, heads: int) -> Array:
-    """The reverse of `by_group`."""
+def ungroup_heads(grouped: Array, heads: int) -> Array:
+    """Return the reverse of `group_heads`."""
     kv_heads, rows, d = grouped.shape
     group = group_of(heads, kv_heads)
     count = rows // max(group, 1)
     return np.transpose(grouped.reshape(kv_heads, group, count, d), (2, 0, 1, 3)).reshape(count, heads, d)
 
 
-def of_every_head(visible: np.ndarray, heads: int, kv_heads: int) -> np.ndarray:
-    """`Sequence.visible` for the rows of `by_group`."""
+def visible_by_head(visible: np.ndarray, heads: int, kv_heads: int) -> np.ndarray:
+    """Return `Sequence.visible` for the rows of `group_heads`."""
     return np.tile(visible, (group_of(heads, kv_heads), 1))
 
 
 def softmax(scores: Array, visible: np.ndarray) -> Array:
-    """The softmax over the visible keys of each row; zeros where a row has none."""
+    """Return the softmax over the visible keys of each row; zeros where a row has none."""
     some = visible.any(axis=-1, keepdims=True)
     scores = np.where(visible, scores, -np.inf)
     largest = np.where(some, np.max(scores, axis=-1, keepdims=True, initial=-np.inf), 0.0)
@@ -91,7 +91,7 @@ def forward(
     window: tuple[int, int] = (-1, -1),
     stored: Callable[[Array], Array] = unchanged,
 ) -> Array:
-    """``softmax(scale q k^T) v`` of each sequence and head.
+    """Return ``softmax(scale q k^T) v`` of each sequence and head.
 
     Args:
         q: ``[total_q, heads, head_size]``: the queries of one sequence after another.
@@ -113,19 +113,19 @@ def forward(
     heads, kv_heads = q.shape[1], k.shape[1]
     output = np.zeros_like(q)
     for queries, keys, visible in sequences(q, k, q_offsets, k_offsets, causal, window):
-        of_q, of_k, of_v = (by_group(x, kv_heads) for x in (q[queries], k[keys], v[keys]))
-        weights = weights_of(of_q, of_k, of_every_head(visible, heads, kv_heads), scale)
-        output[queries] = by_row(stored(weights) @ of_v, heads)
+        of_q, of_k, of_v = (group_heads(x, kv_heads) for x in (q[queries], k[keys], v[keys]))
+        weights = weights_of(of_q, of_k, visible_by_head(visible, heads, kv_heads), scale)
+        output[queries] = ungroup_heads(stored(weights) @ of_v, heads)
     return output
 
 
 def weights_of(q: Array, k: Array, visible: np.ndarray, scale: float | None) -> Array:
-    """The weights of the keys, ``[..., queries, keys]``."""
+    """Return the weights of the keys, ``[..., queries, keys]``."""
     return softmax(scores_of(q, k, scale), visible)
 
 
 def scores_of(q: Array, k: Array, scale: float | None) -> Array:
-    """The scores ``scale q k^T``, ``[..., queries, keys]``."""
+    """Return the scores ``scale q k^T``, ``[..., queries, keys]``."""
     scores = q @ np.swapaxes(k, -1, -2)
     return scores / np.sqrt(q.shape[-1] * np.ones_like(scores)) if scale is None else scores * scale
 
@@ -143,7 +143,7 @@ def backward(
     stored: Callable[[Array], Array] = unchanged,
     grad_lse: Array | None = None,
 ) -> tuple[Array, Array, Array]:
-    """The gradients of ``sum(grad_output * forward(...))`` for q, k and v.
+    """Return the gradients of ``sum(grad_output * forward(...))`` for q, k and v.
 
     With the cotangent ``grad_lse[heads, total_q]`` of the log-sum-exp, whose derivatives by the scores the weights are,
     it is taken from the row sum.
@@ -156,8 +156,10 @@ def backward(
     heads, kv_heads, factor = q.shape[1], k.shape[1], q.shape[-1] ** -0.5 if scale is None else scale
     grads = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     for queries, keys, visible in sequences(q, k, q_offsets, k_offsets, causal, window):
-        of_q, of_k, of_v, grad = (by_group(x, kv_heads) for x in (q[queries], k[keys], v[keys], grad_output[queries]))
-        every = of_every_head(visible, heads, kv_heads)
+        of_q, of_k, of_v, grad = (
+            group_heads(x, kv_heads) for x in (q[queries], k[keys], v[keys], grad_output[queries])
+        )
+        every = visible_by_head(visible, heads, kv_heads)
         weights = weights_of(of_q, of_k, every, scale)
         rounded = stored(weights)
         delta = np.sum(grad * stored(rounded @ of_v), axis=-1, keepdims=True)
@@ -168,7 +170,7 @@ def backward(
         before, after = stored(slopes * factor), stored(slopes)
         grad_q = np.maximum(before @ of_k, (after @ of_k) * factor)
         before, after = (np.swapaxes(x, -1, -2) for x in (before, after))
-        grads[0][queries] = by_row(grad_q, heads)
+        grads[0][queries] = ungroup_heads(grad_q, heads)
         grads[1][keys] = np.swapaxes(np.maximum(before @ of_q, (after @ of_q) * factor), 0, 1)
         grads[2][keys] = np.swapaxes(np.swapaxes(rounded, -1, -2) @ grad, 0, 1)
     return grads

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from .attention import Array, by_group, of_every_head, scores_of, sequences
+from .attention import Array, group_heads, scores_of, sequences, visible_by_head
 
 
 def forward(
@@ -12,7 +12,7 @@ def forward(
     scale: float | None = None,
     window: tuple[int, int] = (-1, -1),
 ) -> Array:  # fmt: skip
-    """The log-sum-exp over the visible keys, ``log(sum(exp(scale q k^T)))``: the arguments are `attention.forward`'s.
+    """Return the log-sum-exp over visible keys, ``log(sum(exp(scale q k^T)))``; arguments as `attention.forward`.
 
     Returns:
         ``[heads, total_q]``; -inf where a query sees no key.
@@ -22,14 +22,14 @@ def forward(
     heads, kv_heads = q.shape[1], k.shape[1]
     lse = np.swapaxes(np.zeros_like(q[..., 0]), 0, 1)
     for queries, keys, visible in sequences(q, k, q_offsets, k_offsets, causal, window):
-        every = of_every_head(visible, heads, kv_heads)
-        scores = scores_of(by_group(q[queries], kv_heads), by_group(k[keys], kv_heads), scale)
+        every = visible_by_head(visible, heads, kv_heads)
+        scores = scores_of(group_heads(q[queries], kv_heads), group_heads(k[keys], kv_heads), scale)
         lse[:, queries] = log_sum_exp(scores, every).reshape(heads, len(visible))
     return lse
 
 
 def log_sum_exp(scores: Array, visible: np.ndarray) -> Array:
-    """The logarithm of the sum of the exponentials of each row's visible scores; -inf where it has none."""
+    """Return the logarithm of the sum of the exponentials of each row's visible scores; -inf where it has none."""
     some = visible.any(axis=-1)
     scores = np.where(visible, scores, -np.inf)
     largest = np.where(some, np.max(scores, axis=-1, initial=-np.inf), 0.0)

@@ -16,7 +16,7 @@ def shift_by_maximum(logits: Array) -> Array:
 def forward(
     logits: Array, target: Array, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "mean"
 ) -> Array:
-    """``-sum(q log(softmax(logits)))`` of each row, where q is the target's distribution.
+    """Return ``-sum(q log(softmax(logits)))`` of each row, where q is the target's distribution.
 
     Args:
         logits: ``[rows, classes]``, at least one class.
@@ -55,7 +55,7 @@ def backward(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> tuple[Array]:
-    """The gradient of ``sum(grad_output * forward(...))`` for logits: 0 in rows that are ignored."""
+    """Return the gradient of ``sum(grad_output * forward(...))`` for logits: 0 in rows that are ignored."""
     counted = target != ignore_index
     terms = np.exp(shift_by_maximum(logits[counted]))
     smoothing = label_smoothing * np.ones_like(terms[:, 0])

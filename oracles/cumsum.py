@@ -18,7 +18,7 @@ def running_sums(x: Array, exclusive: bool, reverse: bool) -> Array:
 
 
 def forward(x: Array, offsets: Any = None, exclusive: bool = False, reverse: bool = False) -> Array:
-    """Sums along the last axis of ``x[..., n]``, each segment of ``offsets[segments + 1]`` by itself."""
+    """Return sums along the last axis of ``x[..., n]``, each segment of ``offsets[segments + 1]`` by itself."""
     ends = [0, x.shape[-1]] if offsets is None else offsets.tolist()
     segments = [running_sums(x[..., a:b], exclusive, reverse) for a, b in itertools.pairwise(ends) if a < b]
     return np.concatenate(segments, -1) if segments else x
@@ -27,5 +27,5 @@ def forward(x: Array, offsets: Any = None, exclusive: bool = False, reverse: boo
 def backward(
     grad_output: Array, x: Array, offsets: Any = None, exclusive: bool = False, reverse: bool = False
 ) -> tuple[Array]:
-    """The gradient of ``sum(grad_output * forward(x, ...))`` for x: the cotangent, summed from the other end."""
+    """Return the gradient of ``sum(grad_output * forward(x, ...))`` for x: the cotangent, summed from the other end."""
     return (forward(grad_output, offsets, exclusive, not reverse),)

@@ -12,7 +12,7 @@ PER_ANGLE = 4 / np.pi**2
 
 
 def distance(boxes1: Array, boxes2: Array, areas: tuple[Array, ...], eps: float) -> tuple[Array, ...]:
-    """How far the centres are apart along x and y, and the squared diagonal of the hull: clamped, and as it is."""
+    """Return the centres' distances along x and y, and the hull's squared diagonal, clamped and unclamped."""
     # One sum: of boxes around 0 the differences of the corners are rounded more than the centres, and are as right.
     apart = np.sum(np.stack([boxes1[..., :2], boxes1[..., 2:], -boxes2[..., :2], -boxes2[..., 2:]]), axis=0) / 2
     *_, hull_width, hull_height, _ = areas
@@ -21,7 +21,7 @@ def distance(boxes1: Array, boxes2: Array, areas: tuple[Array, ...], eps: float)
 
 
 def sides(boxes: Array, eps: float) -> tuple[Array, Array, Array]:
-    """Width, height, and the height clamped at eps, so that a box of height 0 has an aspect as well."""
+    """Return width, height, and the height clamped at eps, so that a box of height 0 has an aspect as well."""
     height = boxes[..., 3] - boxes[..., 1]
     return boxes[..., 2] - boxes[..., 0], np.maximum(height, eps), height
 
@@ -35,7 +35,7 @@ def aspects(boxes1: Array, boxes2: Array, iou: Array, eps: float) -> tuple[Array
 
 
 def score(boxes1: Array, boxes2: Array, eps: float, aspect: bool = False, alpha: Array | None = None) -> Array:
-    """DIoU = I / U - d^2 / c^2, with d the distance of the centres and c the diagonal of the smallest enclosing box.
+    """Return DIoU = I / U - d^2 / c^2, with d the centres' distance and c the enclosing box's diagonal.
 
     CIoU, if `aspect`, is DIoU - alpha v, with v = 4 / pi^2 (atan(w1 / h1) - atan(w2 / h2))^2 and
     alpha = v / (1 - I / U + v).
@@ -65,7 +65,7 @@ def score(boxes1: Array, boxes2: Array, eps: float, aspect: bool = False, alpha:
 def gradients(
     grad_output: Array, boxes1: Array, boxes2: Array, eps: float, aspect: bool = False
 ) -> tuple[Array, Array]:
-    """The gradients of ``sum(grad_output * score(...))`` for both boxes of each pair, with alpha as a constant."""
+    """Return gradients of ``sum(grad_output * score(...))`` for both boxes of each pair, alpha as a constant."""
     areas = giou.intersection_union_hull(boxes1, boxes2)
     *_, hull_width, hull_height, _ = areas
     x, y, diagonal, raw = distance(boxes1, boxes2, areas, eps)

@@ -8,7 +8,7 @@ Array = Any
 
 
 def forward(pred: Array, target: Array, eps: float = 1e-5) -> Array:
-    """Mean of ``1 - DIoU`` over the rows where ``target[..., 3] > 0``; 0 where there is none: see `diou.score`.
+    """Return the mean of ``1 - DIoU`` over the rows where ``target[..., 3] > 0``; 0 if none: see `diou.score`.
 
     Args:
         pred: ``[batch, max_boxes, 4]``.
@@ -22,5 +22,5 @@ def forward(pred: Array, target: Array, eps: float = 1e-5) -> Array:
 
 
 def backward(grad_output: Array, pred: Array, target: Array, eps: float = 1e-5) -> tuple[Array, Array]:
-    """Gradients of ``grad_output * forward(pred, target, eps)``; exactly 0 in padding rows."""
+    """Return gradients of ``grad_output * forward(pred, target, eps)``; exactly 0 in padding rows."""
     return giou_loss.gradients(diou.gradients, grad_output, pred, target, eps, False)

@@ -10,7 +10,7 @@ Array = Any
 
 
 def forward(pred: Array, target: Array, offsets: np.ndarray, eps: float = 1e-5) -> Array:
-    """Mean of ``1 - DIoU`` of ``pred[i, j]`` and ``target[offsets[i] + j]``; 0 where there is none: see `diou.score`.
+    """Return the mean of ``1 - DIoU`` of ``pred[i, j]`` and ``target[offsets[i] + j]``; 0 if none: see `diou.score`.
 
     Args:
         pred: ``[batch, max_boxes, 4]``.
@@ -27,5 +27,5 @@ def forward(pred: Array, target: Array, offsets: np.ndarray, eps: float = 1e-5) 
 def backward(
     grad_output: Array, pred: Array, target: Array, offsets: np.ndarray, eps: float = 1e-5
 ) -> tuple[Array, Array]:
-    """Gradients of ``grad_output * forward(...)``; 0 for the boxes of pred without a target."""
+    """Return gradients of ``grad_output * forward(...)``; 0 for the boxes of pred without a target."""
     return giou_loss_ragged.gradients(diou.gradients, grad_output, pred, target, offsets, eps, False)

@@ -9,12 +9,12 @@ Array = Any
 
 
 def forward(table: Array, ids: np.ndarray, padding_idx: int | None = None) -> Array:
-    """``table[ids]``: ``[..., dim]`` from ``table[vocab, dim]`` and ids of any shape."""
+    """Return ``table[ids]``: ``[..., dim]`` from ``table[vocab, dim]`` and ids of any shape."""
     return table[ids]
 
 
 def backward(grad_output: Array, table: Array, ids: np.ndarray, padding_idx: int | None = None) -> tuple[Array]:
-    """The gradient of ``sum(grad_output * table[ids])`` for the table.
+    """Return the gradient of ``sum(grad_output * table[ids])`` for the table.
 
     A row's gradient is the sum of the cotangents of its ids, and 0 where it has none or is the row `padding_idx`.
     """

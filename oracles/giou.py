@@ -16,7 +16,7 @@ Array = Any
 
 
 def through_maximum(grad: Array, a: Array, b: Array) -> Array:
-    """The gradient of ``maximum(a, b)`` for `a`: all of `grad`, none, or half at a tie; all where `a` or `b` is NaN.
+    """Return the gradient of ``maximum(a, b)`` for `a`: all of `grad`, none, half at a tie; all where one is NaN.
 
     As in torch, a gradient that is not passed on is 0, even where `grad` is infinite or NaN.
     """
@@ -31,13 +31,13 @@ def through_minimum(grad: Array, a: Array, b: Array) -> Array:
 
 
 def through_clamp(grad: Array, x: Array, least: Any) -> Array:
-    """The gradient of ``maximum(x, least)`` for a constant `least`: all where ``x >= least``, none below or at NaN."""
+    """Return the gradient of ``maximum(x, least)`` for x: all where ``x >= least``, none below or at NaN."""
     tie = tie_derivative(grad, np.zeros_like(grad), grad)
     return np.where(x > least, grad, np.where(x == least, tie, 0.0))
 
 
 def intersection_union_hull(boxes1: Array, boxes2: Array) -> tuple[Array, ...]:
-    """Steps that forward and backward share: width, height and area of the intersection and the hull, and the union.
+    """Return the shared steps: width, height and area of the intersection and the hull, and the union.
 
     Negative sides of the intersection are clamped in its area only. Union and hull are not clamped to eps.
     """
@@ -54,7 +54,7 @@ def intersection_union_hull(boxes1: Array, boxes2: Array) -> tuple[Array, ...]:
 
 
 def forward(boxes1: Array, boxes2: Array, eps: float = 1e-5) -> Array:
-    """GIoU = I / U - (C - U) / C, with I the intersection, U = max(A1 + A2 - I, eps), C = max(hull, eps).
+    """Return GIoU = I / U - (C - U) / C, with I the intersection, U = max(A1 + A2 - I, eps), C = max(hull, eps).
 
     Args:
         boxes1: ``[..., 4]`` as ``(x1, y1, x2, y2)``, float64 or wider.
@@ -70,7 +70,7 @@ def forward(boxes1: Array, boxes2: Array, eps: float = 1e-5) -> Array:
 
 
 def score(boxes1: Array, boxes2: Array, eps: float, enclosed: bool = True) -> Array:
-    """GIoU, or I / U alone unless `enclosed`, of boxes whose leading axes are broadcast."""
+    """Return GIoU, or I / U alone unless `enclosed`, of boxes whose leading axes are broadcast."""
     _, _, intersection, union, _, _, hull = intersection_union_hull(boxes1, boxes2)
     union = np.maximum(union, eps)
     if not enclosed:
@@ -80,7 +80,7 @@ def score(boxes1: Array, boxes2: Array, eps: float, enclosed: bool = True) -> Ar
 
 
 def backward(grad_output: Array, boxes1: Array, boxes2: Array, eps: float = 1e-5) -> tuple[Array, Array]:
-    """Gradients of ``sum(grad_output * forward(boxes1, boxes2, eps))``.
+    """Return gradients of ``sum(grad_output * forward(boxes1, boxes2, eps))``.
 
     Args:
         grad_output: ``[...]``.
@@ -104,7 +104,7 @@ def gradients(
 
 
 def gradients_of_areas(grad_output: Array, areas: tuple[Array, ...], eps: float, enclosed: bool) -> tuple[Array, ...]:
-    """The gradients of the union, of the intersection's sides and of the hull's, from `intersection_union_hull`."""
+    """Return the gradients of the union, and of the intersection's and the hull's sides."""
     width, height, intersection, raw_union, hull_width, hull_height, raw_hull = areas
     union = np.maximum(raw_union, eps)
 
@@ -134,7 +134,7 @@ def box_gradient(
     grad_hull_width: Array,
     grad_hull_height: Array,
 ) -> Array:
-    """The gradient of one box of each pair, from those of the union and of the sides of intersection and hull."""
+    """Return the gradient of one box of each pair, from those of the union and the sides."""
     box_width = box[..., 2] - box[..., 0]
     box_height = box[..., 3] - box[..., 1]
     by_width, by_height = grad_union * box_height, grad_union * box_width

@@ -11,7 +11,7 @@ Array = Any
 
 
 def forward(pred: Array, target: Array, eps: float = 1e-5) -> Array:
-    """Mean of ``1 - giou(pred, target)`` over the rows where ``target[..., 3] > 0``; 0 where there is none.
+    """Return the mean of ``1 - giou(pred, target)`` over the rows where ``target[..., 3] > 0``; 0 where there is none.
 
     Args:
         pred: ``[batch, max_boxes, 4]`` as ``(x1, y1, x2, y2)``.
@@ -25,7 +25,7 @@ def forward(pred: Array, target: Array, eps: float = 1e-5) -> Array:
 
 
 def backward(grad_output: Array, pred: Array, target: Array, eps: float = 1e-5) -> tuple[Array, Array]:
-    """Gradients of ``grad_output * forward(pred, target, eps)`` for pred and target; exactly 0 in padding rows."""
+    """Return gradients of ``grad_output * forward(pred, target, eps)``; exactly 0 in padding rows."""
     return gradients(giou.gradients, grad_output, pred, target, eps)
 
 

@@ -18,7 +18,7 @@ def rows_of(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def forward(pred: Array, target: Array, offsets: np.ndarray, eps: float = 1e-5) -> Array:
-    """Mean of ``1 - giou(pred[i, j], target[offsets[i] + j])`` over every target box; 0 where there is none.
+    """Return the mean of ``1 - giou(pred[i, j], target[offsets[i] + j])`` over every target box; 0 where there is none.
 
     Args:
         pred: ``[batch, max_boxes, 4]``.
@@ -35,7 +35,7 @@ def forward(pred: Array, target: Array, offsets: np.ndarray, eps: float = 1e-5) 
 def backward(
     grad_output: Array, pred: Array, target: Array, offsets: np.ndarray, eps: float = 1e-5
 ) -> tuple[Array, Array]:
-    """Gradients of ``grad_output * forward(...)`` for pred and target; 0 for the boxes of pred without a target."""
+    """Return gradients of ``grad_output * forward(...)``; 0 for the boxes of pred without a target."""
     return gradients(giou.gradients, grad_output, pred, target, offsets, eps)
 
 

@@ -10,7 +10,7 @@ Array = Any
 
 
 def forward(boxes_a: Array, boxes_b: Array, mode: str = "giou", eps: float = 1e-5) -> Array:
-    """``score[i, j]`` of boxes_a[i] and boxes_b[j]: their giou, or intersection over union alone.
+    """Return ``score[i, j]`` of boxes_a[i] and boxes_b[j]: their giou, or intersection over union alone.
 
     Args:
         boxes_a: ``[n, 4]`` as ``(x1, y1, x2, y2)``.
@@ -27,6 +27,6 @@ def forward(boxes_a: Array, boxes_b: Array, mode: str = "giou", eps: float = 1e-
 def backward(
     grad_output: Array, boxes_a: Array, boxes_b: Array, mode: str = "giou", eps: float = 1e-5
 ) -> tuple[Array, Array]:
-    """The gradients of ``sum(grad_output * forward(...))``: sums over a row's pairs and over a column's."""
+    """Return the gradients of ``sum(grad_output * forward(...))``: sums over a row's pairs and over a column's."""
     of_a, of_b = giou.gradients(grad_output, boxes_a[:, None], boxes_b[None], eps, mode == "giou")
     return np.sum(of_a, axis=1), np.sum(of_b, axis=0)

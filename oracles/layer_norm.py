@@ -17,12 +17,12 @@ Array = Any
 
 
 def mean(array: Array) -> Array:
-    """Mean over the last axis, which is kept with size 1."""
+    """Return the mean over the last axis, which is kept with size 1."""
     return np.sum(array, axis=-1, keepdims=True) / max(array.shape[-1], 1)
 
 
 def normalize(x: Array, eps: float) -> tuple[Array, Array]:
-    """``(x - mean) / deviation``, and the deviation ``sqrt(variance + eps)``, ``[..., 1]``."""
+    """Return ``(x - mean) / deviation``, and the deviation ``sqrt(variance + eps)``, ``[..., 1]``."""
     centred = x - mean(x)
     # A sum of squares is never below 0, in any arithmetic. The maximum changes no value; it tells the running error so.
     deviation = np.sqrt(np.maximum(mean(centred * centred) + eps, eps))
@@ -30,7 +30,7 @@ def normalize(x: Array, eps: float) -> tuple[Array, Array]:
 
 
 def forward(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> Array:
-    """``(x - mean) / sqrt(variance + eps) * weight + bias``.
+    """Return ``(x - mean) / sqrt(variance + eps) * weight + bias``.
 
     Args:
         x: ``[..., cols]``, float64 or wider.
@@ -47,7 +47,7 @@ def forward(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> Array:
 
 
 def backward(grad_output: Array, x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> tuple[Array, Array, Array]:
-    """Gradients of ``sum(grad_output * forward(x, weight, bias, eps))``.
+    """Return gradients of ``sum(grad_output * forward(x, weight, bias, eps))``.
 
     Args:
         grad_output: ``[..., cols]``.

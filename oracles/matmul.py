@@ -17,7 +17,7 @@ def unchanged(x: Array) -> Array:
 
 
 def preactivation(a: Array, b: Array, activation: str, stored: Callable[[Array], Array]) -> Array:
-    """a @ b as the activation reads it. Kernels without fusion first round it to the dtype of the output."""
+    """Return a @ b as the activation reads it. Kernels without fusion first round it to the dtype of the output."""
     product = a @ b
     return product if activation == "none" else stored(product)
 
@@ -29,7 +29,7 @@ def forward(
     negative_slope: float = 0.01,
     stored: Callable[[Array], Array] = unchanged,
 ) -> Array:
-    """activation(a @ b).
+    """Return activation(a @ b).
 
     Args:
         a: ``[m, k]``, float64 or wider.
@@ -57,7 +57,7 @@ def backward(
     negative_slope: float = 0.01,
     stored: Callable[[Array], Array] = unchanged,
 ) -> tuple[Array, Array]:
-    """Gradients of ``sum(grad_output * forward(a, b, activation, negative_slope))``.
+    """Return gradients of ``sum(grad_output * forward(a, b, activation, negative_slope))``.
 
     Args:
         grad_output: ``[m, n]``.

@@ -8,12 +8,12 @@ Array = Any
 
 
 def areas(boxes: Array) -> Array:
-    """``(x2 - x1) * (y2 - y1)`` of boxes ``[..., 4]``; below 0 where one side of a box is inverted."""
+    """Return ``(x2 - x1) * (y2 - y1)`` of boxes ``[..., 4]``; below 0 where one side of a box is inverted."""
     return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
 
 
 def intersection_and_union(boxes1: Array, boxes2: Array) -> tuple[Array, Array]:
-    """Areas of the intersection, whose sides are at least 0, and of the union, of boxes whose axes are broadcast."""
+    """Return areas of the intersection, with sides of at least 0, and of the union, of broadcast boxes."""
     width = np.minimum(boxes1[..., 2], boxes2[..., 2]) - np.maximum(boxes1[..., 0], boxes2[..., 0])
     height = np.minimum(boxes1[..., 3], boxes2[..., 3]) - np.maximum(boxes1[..., 1], boxes2[..., 1])
     intersection = np.maximum(width, 0.0) * np.maximum(height, 0.0)
@@ -21,12 +21,12 @@ def intersection_and_union(boxes1: Array, boxes2: Array) -> tuple[Array, Array]:
 
 
 def order(scores: np.ndarray) -> np.ndarray:
-    """The places of scores from the highest to the lowest: NaN first, and of equal scores the lower place first."""
+    """Return the places of scores from high to low: NaN first, and of equal scores the lower place first."""
     return np.lexsort((-scores, ~np.isnan(scores)))
 
 
 def forward(boxes: np.ndarray, scores: np.ndarray, iou_threshold: float, idxs: np.ndarray | None = None) -> np.ndarray:
-    """The boxes that are kept, from the highest score to the lowest.
+    """Return the boxes that are kept, from the highest score to the lowest.
 
     In this order a box is kept unless its intersection over union with a box of its class that was kept before is
     above the threshold. A quotient that is NaN, as 0 / 0 is, is not.

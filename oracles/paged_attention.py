@@ -20,7 +20,7 @@ def forward(
     scale: float,
     attend: Callable[..., Array] = attention.forward,
 ) -> Array:
-    """``softmax(scale q k^T) v`` of one query for each sequence and head, over the sequence's tokens in the cache.
+    """Return ``softmax(scale q k^T) v`` of a query per sequence and head, over the sequence's tokens in the cache.
 
     Args:
         q: ``[sequences, heads, head_size]``.

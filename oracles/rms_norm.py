@@ -11,13 +11,13 @@ Array = Any
 
 
 def normalize(x: Array, eps: float) -> tuple[Array, Array]:
-    """``x / root``, and the root ``sqrt(mean(x^2) + eps)``, ``[..., 1]``."""
+    """Return ``x / root``, and the root ``sqrt(mean(x^2) + eps)``, ``[..., 1]``."""
     root = np.sqrt(mean(x * x) + eps)
     return x / root, root
 
 
 def forward(x: Array, weight: Array, eps: float = 1e-6) -> Array:
-    """``x / sqrt(mean(x^2) + eps) * weight``.
+    """Return ``x / sqrt(mean(x^2) + eps) * weight``.
 
     Args:
         x: ``[..., cols]``, float64 or wider.
@@ -33,7 +33,7 @@ def forward(x: Array, weight: Array, eps: float = 1e-6) -> Array:
 
 
 def backward(grad_output: Array, x: Array, weight: Array, eps: float = 1e-6) -> tuple[Array, Array]:
-    """Gradients of ``sum(grad_output * forward(x, weight, eps))``.
+    """Return gradients of ``sum(grad_output * forward(x, weight, eps))``.
 
     Args:
         grad_output: ``[..., cols]``.

@@ -8,7 +8,7 @@ Array = Any
 
 
 def rotate(x: Array, cos: Array, sin: Array, positions: Any, interleaved: bool) -> Array:
-    """x with each pair ``(first, second)`` of its first elements turned by the angle of its token's position."""
+    """Return x with each pair ``(first, second)`` of its first elements turned by the angle of its token's position."""
     at = np.broadcast_to(np.arange(x.shape[-3]), x.shape[:-2]) if positions is None else positions
     c, s, half = cos[at][..., None, :], sin[at][..., None, :], cos.shape[-1]
     if interleaved:
@@ -21,12 +21,12 @@ def rotate(x: Array, cos: Array, sin: Array, positions: Any, interleaved: bool) 
 
 
 def forward(x: Array, cos: Array, sin: Array, positions: Any = None, interleaved: bool = False) -> Array:
-    """``x[..., seq, heads, dim]`` rotated by ``cos`` and ``sin``, ``[positions, half]``, at ``positions[..., seq]``."""
+    """Rotate ``x[..., seq, heads, dim]`` by ``cos`` and ``sin``, ``[positions, half]``, at ``positions[..., seq]``."""
     return rotate(x, cos, sin, positions, interleaved)
 
 
 def backward(
     grad_output: Array, x: Array, cos: Array, sin: Array, positions: Any = None, interleaved: bool = False
 ) -> tuple[Array]:
-    """The gradient of ``sum(grad_output * forward(x, ...))`` for x: the cotangent, turned back."""
+    """Return the gradient of ``sum(grad_output * forward(x, ...))`` for x: the cotangent, turned back."""
     return (rotate(grad_output, cos, -sin, positions, interleaved),)

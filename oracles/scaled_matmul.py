@@ -14,14 +14,14 @@ ORDERS = ("scales first", "scale of a first", "scale of b first", "dequantised")
 
 
 def blocks(extent: int) -> int:
-    """How many blocks of `BLOCK` an extent has, the last of which may be shorter."""
+    """Return the number of blocks of `BLOCK` in an extent; the last one may be shorter."""
     return -(-extent // BLOCK)
 
 
 def forward(
     a: Array, b: Array, scale_a: Array, scale_b: Array, out_dtype: Any = None, order: str = "scales first"
 ) -> Array:
-    """``c[i, j] = sum over blocks p of scale_a[i, p] scale_b[j // 128, p] sum over q in p of a[i, q] b[j, q]``.
+    """Return ``c[i, j] = sum over blocks p of scale_a[i, p] scale_b[j // 128, p] sum over q in p of a[i, q] b[j, q]``.
 
     A block p holds the terms from 128 p on, 128 of them or, the last one, fewer.
 
@@ -58,5 +58,5 @@ def forward(
 
 
 def backward(*_: Any, **__: Any) -> tuple:
-    """There is no gradient: quantised numbers have none, and scales are measured, not learned."""
+    """Return no gradient: quantised numbers have none, and scales are measured, not learned."""
     return ()

@@ -28,14 +28,14 @@ def terms(logits: Array, targets: Array) -> tuple[Array, ...]:
 
 
 def focal_weight(log_q: Array, targets: Array, alpha: float, gamma: float) -> Array:
-    """``q^gamma``, times ``alpha t + (1 - alpha) (1 - t)`` unless alpha is negative."""
+    """Return ``q^gamma``, times ``alpha t + (1 - alpha) (1 - t)`` unless alpha is negative."""
     factor = np.exp(gamma * log_q)
     # In the arithmetic of the targets, which may be wider than a number of Python's.
     return factor if alpha < 0 else factor * (alpha * targets + (1 - alpha * np.ones_like(targets)) * (1 - targets))
 
 
 def forward(logits: Array, targets: Array, alpha: float = 0.25, gamma: float = 2.0, reduction: str = "none") -> Array:
-    """``w q^gamma (t softplus(-x) + (1 - t) softplus(x))``: a sigmoid's cross entropy, weighted less where it is right.
+    """Return ``w q^gamma (t softplus(-x) + (1 - t) softplus(x))``: a sigmoid's weighted cross entropy.
 
     Args:
         logits: ``[...]``, x.
@@ -65,7 +65,7 @@ def backward(
     gamma: float = 2.0,
     reduction: str = "none",
 ) -> tuple[Array]:
-    """The gradient of ``sum(grad_output * forward(...))`` for logits."""
+    """Return the gradient of ``sum(grad_output * forward(...))`` for logits."""
     sigmoid, opposite, entropy, log_q, share = terms(logits, targets)
     slope = (1 - targets) * sigmoid - targets * opposite + gamma * ((1 - 2 * targets) * (entropy * share))
     grad = grad_output / max(logits.size, 1) if reduction == "mean" else grad_output

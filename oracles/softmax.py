@@ -8,7 +8,7 @@ Array = Any
 
 
 def forward(x: Array) -> Array:
-    """exp(x - m) / sum(exp(x - m)) with m the maximum of the row, which keeps every exponential within [0, 1].
+    """Return exp(x - m) / sum(exp(x - m)) with m the maximum of the row, which keeps every exponential within [0, 1].
 
     Args:
         x: ``[..., cols]``.
@@ -24,5 +24,5 @@ def forward(x: Array) -> Array:
 
 
 def backward(grad_output: Array, output: Array) -> tuple[Array]:
-    """The gradient of ``sum(grad_output * forward(x))`` for x, from the output: y (g - sum(g y)) along each row."""
+    """Return the gradient of ``sum(grad_output * forward(x))`` from the output: y (g - sum(g y)) along each row."""
     return (output * (grad_output - np.sum(grad_output * output, axis=-1, keepdims=True)),)

@@ -6,10 +6,10 @@ Array = Any
 
 
 def forward(x: Array, y: Array) -> Array:
-    """x + y, all of one shape ``[...]``."""
+    """Return x + y, all of one shape ``[...]``."""
     return x + y
 
 
 def backward(grad_output: Array, x: Array, y: Array) -> tuple[Array, Array]:
-    """Gradients of ``sum(grad_output * forward(x, y))``: the cotangent itself, for x and for y."""
+    """Return gradients of ``sum(grad_output * forward(x, y))``: the cotangent itself, for x and for y."""
     return grad_output, grad_output

@@ -34,18 +34,18 @@ y_is_the_norm_of_the_sum = y_is_norm_of_the_sum("layer_norm")
 # ---- what is right
 
 
-def of_y(**arguments: Any) -> Any:
+def norm_output(**arguments: Any) -> Any:
     """Return the norm of the sum, which may be rounded."""
     return oracle.forward(**arguments, stored=stored, norm=layer_norm.forward)[0]
 
 
-def of_h(x: Any, residual: Any, **others: Any) -> Any:
+def sum_output(x: Any, residual: Any, **others: Any) -> Any:
     """Return the sum, rounded once."""
     return x + residual
 
 
-def of_both(**arguments: Any) -> Any:
-    """y and h, side by side."""
+def joined_outputs(**arguments: Any) -> Any:
+    """Return y and h, side by side."""
     return np.concatenate(oracle.forward(**arguments, stored=stored, norm=layer_norm.forward), axis=-1)
 
 
@@ -126,7 +126,7 @@ def cost(case: Case) -> tuple[Cost, Cost]:
 _y = ADD_LAYER_NORM.operation(
     oracle,
     name="add_layer_norm.y",
-    forward=of_y,
+    forward=norm_output,
     backward=backward_of_y,
     examples=examples,
     smooth=smooth,
@@ -137,12 +137,12 @@ _y = ADD_LAYER_NORM.operation(
 _h = replace(
     _y,
     name="add_layer_norm.h",
-    forward=of_h,
+    forward=sum_output,
     backward=backward_of_h,
     differentiable=INPUTS[:2],
     examples={name: _y.examples[name] for name in OF_H},
     laws=(the_summands_may_change_places, nothing_is_added_to_nothing),
 )
 operation = joint_record(
-    _y, _h, OF_BOTH, forward=of_both, backward=backward_of_both, workloads=workloads_of(rows, two_cotangents)
+    _y, _h, OF_BOTH, forward=joined_outputs, backward=backward_of_both, workloads=workloads_of(rows, two_cotangents)
 )

@@ -35,14 +35,14 @@ def total(x: Any, residual: Any) -> Any:
     return stored(x + residual)
 
 
-def of_y(x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> Any:
+def norm_output(x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> Any:
     """Return the oracle's norm of the sum. Where rms_norm leaves a row open to others, so does this."""
     y, _ = oracle.forward(x, residual, weight, eps, stored)
     infinite = rms_norm.rows_of_others_with_infinities(total(x, residual))
     return unspecified_where(y, infinite) if np.any(infinite) else y
 
 
-def of_residual_out(x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> Any:
+def sum_output(x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> Any:
     """Return the sum, rounded once."""
     return x + residual
 
@@ -70,9 +70,9 @@ def backward_of_residual_out(
     return grad_sum, grad_sum
 
 
-def of_both(x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> Any:
-    """y and residual_out, side by side."""
-    outputs = of_y(x, residual, weight, eps), of_residual_out(x, residual, weight, eps)
+def joined_outputs(x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> Any:
+    """Return y and residual_out, side by side."""
+    outputs = norm_output(x, residual, weight, eps), sum_output(x, residual, weight, eps)
     return np.concatenate(outputs, axis=-1)
 
 
@@ -101,7 +101,7 @@ def admissible(case: Case, results: Mapping[str, np.ndarray]) -> str | None:
 
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
-    """One to three rows of two to five columns, whose sum is away from 0, where the slope changes fast."""
+    """Draw one to three rows of two to five columns, whose sum is away from 0, where the slope changes fast."""
     rng = draw(GENERATORS)
     shape = (draw(st.integers(1, 3)), draw(st.integers(2, 5)))
     sums, x = rng.choice([-1, 1], shape) * rng.uniform(0.5, 2, shape), rng.normal(0, 1, shape)
@@ -130,7 +130,7 @@ def opposite(share: float) -> Callable[[DType], Case]:
 
 
 def next_to_ties(rng: np.random.Generator, dtype: DType) -> tuple[Any, Any]:
-    """Numbers whose sums lie half way between two numbers of float16 or of bfloat16, or just beside that."""
+    """Return numbers whose sums lie half way between two numbers of float16 or of bfloat16, or just beside that."""
     x = 1 + rng.integers(0, 64, (4, 40)) / 128
     return x, rng.choice([2.0**-8, 2.0**-9, 2.0**-11, 2.0**-12, 3 * 2.0**-11], (4, 40)) * rng.choice([-1, 1], (4, 40))
 
@@ -215,7 +215,7 @@ def add_cotangents(sized: Sized | None) -> Sized:
 
 
 def joint(strategy: Callable[..., st.SearchStrategy[Case]]) -> Callable[..., st.SearchStrategy[Case]]:
-    """Cases with a cotangent of each output."""
+    """Return cases with a cotangent of each output."""
 
     def drawn(dtype: DType, *elements: int) -> st.SearchStrategy[Case]:
         return strategy(dtype, *elements).map(lambda case: add_second_cotangent(case, dtype))
@@ -334,7 +334,7 @@ def workloads_of(rows: Callable[..., Any], cotangents: Callable[[Any], Any]) -> 
 _of_y = ADD_RMS_NORM.operation(
     oracle,
     name="add_rms_norm.y",
-    forward=of_y,
+    forward=norm_output,
     backward=backward_of_y,
     examples=examples,
     smooth=smooth,
@@ -350,7 +350,7 @@ _of_y = ADD_RMS_NORM.operation(
 _of_residual_out = replace(
     _of_y,
     name="add_rms_norm.residual_out",
-    forward=of_residual_out,
+    forward=sum_output,
     backward=backward_of_residual_out,
     differentiable=INPUTS[:2],
     examples={name: _of_y.examples[name] for name in OF_SUMS},
@@ -360,7 +360,7 @@ operation = joint_record(
     _of_y,
     _of_residual_out,
     OF_BOTH,
-    forward=of_both,
+    forward=joined_outputs,
     backward=backward_of_both,
     workloads=workloads_of(rows, two_cotangents),
 )

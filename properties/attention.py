@@ -44,7 +44,7 @@ def _not_finite(x: Any) -> np.ndarray:
 
 
 def _hidden(visible: np.ndarray, x: Any) -> np.ndarray:
-    """Where a product of weights, 0 where not `visible`, meets a number of x that is not finite: ``[..., rows, d]``.
+    """Return where weights, 0 if not `visible`, meet a number of x that is not finite: ``[..., rows, d]``.
 
     The weight of 0 makes NaN of it. A kernel that leaves out whole tiles of hidden keys does not.
     """
@@ -52,14 +52,14 @@ def _hidden(visible: np.ndarray, x: Any) -> np.ndarray:
 
 
 def _all_below(q: Any, k: Any, visible: np.ndarray) -> np.ndarray:
-    """The rows of which all visible scores are -inf, ``[..., queries, 1]``: softmax gives NaN, torch's attention 0."""
+    """Return the rows whose visible scores are all -inf, ``[..., queries, 1]``: softmax gives NaN, torch 0."""
     with np.errstate(all="ignore"):
         scores = q.value.astype(np.float64) @ np.swapaxes(k.value.astype(np.float64), -1, -2)
     return ((scores == -np.inf) | ~visible).all(-1, keepdims=True) & visible.any(-1, keepdims=True)
 
 
 def _infinite(rows: Any, others: Any, visible: np.ndarray) -> np.ndarray:
-    """Where a row is infinite, or one of the others that it sees, ``[..., queries, 1]``.
+    """Return a mask of the rows that are infinite, or see an infinite row, ``[..., queries, 1]``.
 
     The products of the two are then infinities of both signs, and the row sum of dO * O, which is that of the weights
     times these products, is NaN by one way and an infinity by the other.
@@ -69,7 +69,7 @@ def _infinite(rows: Any, others: Any, visible: np.ndarray) -> np.ndarray:
 
 
 def _overflows(v: Any, visible: np.ndarray) -> np.ndarray:
-    """Where sums of values with weights up to 1, as a kernel has them before it divides, may overflow."""
+    """Return where sums of values with weights up to 1, as a kernel has them before it divides, may overflow."""
     sizes = np.where(np.isfinite(v.value), abs(v.value), 0).astype(v.value.dtype)
     with np.errstate(over="ignore"):
         return visible.astype(v.value.dtype) @ sizes > v.arithmetic.largest / 2
@@ -78,7 +78,7 @@ def _overflows(v: Any, visible: np.ndarray) -> np.ndarray:
 def open_places(
     grad: Any, q: Any, k: Any, v: Any, given: Mapping[str, Any], others: Callable[..., np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
-    """Where the results of a call, by name, may be anything: see the functions above.
+    """Return where the results of a call, by name, may be anything: see the functions above.
 
     `others` returns further rows of a sequence, ``[..., queries, 1]``, that are open.
     """
@@ -87,24 +87,24 @@ def open_places(
     found = {name: np.zeros(x.shape, dtype=bool) for name, x in arrays.items()}
     how = (given.get("q_offsets"), given.get("k_offsets"), given.get("causal", False), given.get("window", WHOLE))
     for queries, keys, visible in oracle.sequences(q, k, *how):
-        of_q, of_k, of_v = (oracle.by_group(x, kv_heads) for x in (q[queries], k[keys], v[keys]))
-        every = oracle.of_every_head(visible, heads, kv_heads)
+        of_q, of_k, of_v = (oracle.group_heads(x, kv_heads) for x in (q[queries], k[keys], v[keys]))
+        every = oracle.visible_by_head(visible, heads, kv_heads)
         below, hidden = _all_below(of_q, of_k, every), _hidden(every, of_v) | _overflows(of_v, every)
         if others is not None:
             below = below | others(of_q, of_k, of_v, every)
-        found["output"][queries] = oracle.by_row(hidden | below, heads)
+        found["output"][queries] = oracle.ungroup_heads(hidden | below, heads)
         if grad is None:
             continue
-        of_grad = oracle.by_group(grad[queries], kv_heads)
+        of_grad = oracle.group_heads(grad[queries], kv_heads)
         rows = below | hidden.any(-1, keepdims=True) | _infinite(of_grad, of_v, every)
-        found["q"][queries] = oracle.by_row(_hidden(every, of_k) | rows, heads)
+        found["q"][queries] = oracle.ungroup_heads(_hidden(every, of_k) | rows, heads)
         found["k"][keys] = np.swapaxes(_hidden(every.T, of_q) | rows.any((-2, -1), keepdims=True), 0, 1)
         found["v"][keys] = np.swapaxes(_hidden(every.T, of_grad) | below.any((-2, -1), keepdims=True), 0, 1)
     return found
 
 
 def _is_open_somewhere(*arrays: Any) -> bool:
-    """Whether any number is not finite, or so large that a sum of as many may overflow."""
+    """Return whether any number is not finite, or so large that a sum of as many may overflow."""
     if not isinstance(arrays[0], Bounded):
         return False
     largest = arrays[0].arithmetic.largest / 2 / max(arrays[-1].shape[0], 1)
@@ -112,7 +112,7 @@ def _is_open_somewhere(*arrays: Any) -> bool:
 
 
 def forward(q: Any, k: Any, v: Any, **given: Any) -> Any:
-    """The oracle's output, whose weights are rounded to the dtype before they multiply.
+    """Return the oracle's output, whose weights are rounded to the dtype before they multiply.
 
     It is unspecified where a hidden key has a value that is not finite, and where all scores of a query are -inf.
     """
@@ -123,7 +123,7 @@ def forward(q: Any, k: Any, v: Any, **given: Any) -> Any:
 
 
 def backward(grad_output: Any, q: Any, k: Any, v: Any, **given: Any) -> tuple[Any, ...]:
-    """The oracle's gradients, open in the same way."""
+    """Return the oracle's gradients, open in the same way."""
     gradients = oracle.backward(grad_output, q, k, v, **given, stored=stored)
     if not _is_open_somewhere(grad_output, q, k, v):
         return gradients
@@ -132,13 +132,13 @@ def backward(grad_output: Any, q: Any, k: Any, v: Any, **given: Any) -> tuple[An
 
 
 def offsets_of(counts: Counts, dtype: type = np.int64) -> np.ndarray:
-    """The offsets of sequences of so many tokens."""
+    """Return the offsets of sequences of these lengths."""
     return np.concatenate([[0], np.cumsum(np.asarray(counts, dtype=np.int64))]).astype(dtype)
 
 
 @st.composite
 def matrices(draw: st.DrawFn, dtype: DType, shape: tuple[int, int, int], kinds: Sequence[str] = KINDS) -> np.ndarray:
-    """Queries, keys or values, sometimes with one special value: each spoils a query, or all of a sequence."""
+    """Draw queries, keys or values, sometimes with one special value: each spoils a query, or all of a sequence."""
     rng = draw(GENERATORS)
     if int(np.prod(shape)) <= FEW_ELEMENTS and draw(st.booleans()):
         array = draw(explicit_arrays(dtype, shape))
@@ -151,7 +151,7 @@ def matrices(draw: st.DrawFn, dtype: DType, shape: tuple[int, int, int], kinds: 
 
 @st.composite
 def counts_of_sequences(draw: st.DrawFn, most: int) -> tuple[list[int], list[int]]:
-    """The numbers of queries and of keys of up to three sequences: alike, or apart, or with none of either."""
+    """Draw the numbers of queries and of keys of up to three sequences: alike, or apart, or with none of either."""
     batch, rng = draw(st.integers(0, 3)), draw(GENERATORS)
     queries = rng.integers(0, most // max(batch, 1) + 1, batch)
     how = draw(st.sampled_from(("alike", "alike", "apart", "more_keys")))
@@ -162,7 +162,7 @@ def counts_of_sequences(draw: st.DrawFn, most: int) -> tuple[list[int], list[int
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """One sequence, or up to three packed ones, of up to 17 tokens; heads that share keys, or not."""
+    """Draw one sequence, or up to three packed ones, of up to 17 tokens; heads that share keys, or not."""
     few = elements <= FEW_ELEMENTS
     columns = draw(st.integers(1, 2) if few else sizes(17, elements).map(lambda n: max(n, 1)))
     kv_heads = draw(st.sampled_from((1, 1, 2) if few else (1, 1, 1, 2, 3, 0)))
@@ -197,7 +197,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
-    """Two sequences of one to three tokens each."""
+    """Draw two sequences of one to three tokens each."""
     rng, heads, causal = draw(GENERATORS), draw(st.sampled_from((1, 2))), draw(st.booleans())
     counts = rng.integers(1, 4, 2), rng.integers(1, 4, 2)
     return packed_case(rng, counts, heads, 1, 2, dtype, size=1.0, causal=causal)
@@ -237,7 +237,7 @@ def tokens(
     size: float = 1.5,
     **layouts: str,
 ) -> Callable[[DType], Case]:
-    """A named case: of one sequence where the numbers of queries and keys are no lists."""
+    """Return a named case: of one sequence where the numbers of queries and keys are no lists."""
 
     def make(dtype: DType) -> Case:
         rng, others = np.random.default_rng(29), queries if keys is None else keys
@@ -254,7 +254,7 @@ def tokens(
 
 
 def without_k_offsets(make: Callable[[DType], Case]) -> Callable[[DType], Case]:
-    """A case of sequences with as many keys as queries, which k_offsets do not say again."""
+    """Return a case of sequences with as many keys as queries, which k_offsets do not say again."""
 
     def made(dtype: DType) -> Case:
         case = make(dtype)
@@ -264,7 +264,7 @@ def without_k_offsets(make: Callable[[DType], Case]) -> Callable[[DType], Case]:
 
 
 def changed(make: Callable[[DType], Case], change: Callable[[dict[str, np.ndarray]], None]) -> Callable[[DType], Case]:
-    """A named case whose inputs, cotangent among them, are changed in place."""
+    """Return a named case whose inputs, cotangent among them, are changed in place."""
 
     def made(dtype: DType) -> Case:
         case = make(dtype)
@@ -355,13 +355,13 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 
 
 def _ordinary(case: Case) -> bool:
-    """Whether all numbers are finite, and their products far from the ends of the range."""
+    """Return whether all numbers are finite, and their products far from the ends of the range."""
     arrays = [*(case[name] for name in "qkv"), case.grad_output]
     return all(np.isfinite(x.astype(np.float64)).all() and (abs(x.astype(np.float64)) < 2.0**6).all() for x in arrays)
 
 
-def _with_keys(case: Case) -> np.ndarray:
-    """Which queries see a key, ``[total_q, 1, 1]``."""
+def _has_keys(case: Case) -> np.ndarray:
+    """Return a mask of the queries that see a key, ``[total_q, 1, 1]``."""
     given = case.inputs.get("q_offsets"), case.inputs.get("k_offsets"), case.parameters.get("causal", False)
     found = np.zeros(case["q"].shape[0], dtype=bool)
     for queries, _, visible in oracle.sequences(case["q"], case["k"], *given, case.parameters.get("window", WHOLE)):
@@ -373,7 +373,7 @@ def equal_values_are_the_output(evaluate: Evaluate, case: Case, dtype: DType) ->
     """The weights of a query sum to 1: where all values are alike, the output is that value; 0 without keys."""
     if not _ordinary(case):
         return
-    there = _with_keys(case)
+    there = _has_keys(case)
     output = evaluate(case.with_inputs(v=np.full_like(case["v"], 1.5))).output
     yield equal_where(there, output, Bounded.exact(np.full(output.shape, dtype.wide(1.5)), output.arithmetic))
     yield equals_exactly(only(~there, output), 0)
@@ -488,7 +488,7 @@ ARGUMENTS = Arguments(
 
 
 def _wrong_offsets() -> Iterator[Any]:
-    """Offsets that do not fit, of which only the CPU can know without waiting."""
+    """Yield wrong offsets, which only the CPU can detect without waiting."""
     for name, ends, last in (("q_offsets", (0, 2), 5), ("k_offsets", (0, 3), 7)):
         wrong = {
             "not_from_0": (1, *ends[1:], last),
@@ -537,12 +537,12 @@ def cost(case: Case) -> tuple[Cost, Cost]:
 
 
 def sum_of_visible(queries: int, keys: int) -> int:
-    """How many pairs a causal sequence with no more queries than keys has."""
+    """Return how many pairs a causal sequence with no more queries than keys has."""
     return queries * keys - queries * (queries - 1) // 2
 
 
 def sum_within(queries: int, keys: int, left: int, right: int) -> int:
-    """How many pairs a window of keys leaves."""
+    """Return the number of pairs within a window of keys."""
     place = np.arange(queries) + keys - queries
     begins = np.maximum(place - left, 0) if left >= 0 else 0
     ends = np.minimum(place + right + 1, keys) if right >= 0 else keys
@@ -550,7 +550,7 @@ def sum_within(queries: int, keys: int, left: int, right: int) -> int:
 
 
 def _lengths(case: Case) -> Iterator[tuple[int, int]]:
-    """The numbers of queries and keys of each sequence."""
+    """Return the numbers of queries and keys of each sequence."""
     if "q_offsets" not in case.inputs:
         yield case["q"].shape[0], case["k"].shape[0]
         return
@@ -559,12 +559,12 @@ def _lengths(case: Case) -> Iterator[tuple[int, int]]:
 
 
 def other_offsets(case: Case) -> dict[str, np.ndarray]:
-    """The offsets of as long sequences in reverse order."""
+    """Return the offsets of the same sequences in reverse order."""
     return {name: reverse_offsets(case[name]) for name in ("q_offsets", "k_offsets") if name in case.inputs}
 
 
 def begun(make: Callable[[DType], Case], queries: int, keys: int, heads: int, kv_heads: int) -> Make:
-    """A workload of one sequence, of which the oracle evaluates the first queries and keys of the first heads.
+    """Return a workload of one sequence, of which the oracle evaluates the first queries and keys of the first heads.
 
     The cotangent is 0 past these queries, so that the first results are those of the part alone. A causal query must
     see none of the keys past the part.
@@ -582,7 +582,7 @@ def begun(make: Callable[[DType], Case], queries: int, keys: int, heads: int, kv
 
 
 def uneven(batch: int, most: int) -> list[int]:
-    """Lengths of sequences, from about an eighth of the most on."""
+    """Return lengths of sequences, from about an eighth of the most on."""
     return [most - most * (7 * i % batch) * 7 // (8 * batch) for i in range(batch)]
 
 
@@ -607,7 +607,7 @@ workloads: Mapping[str, Mapping[str, Make]] = {
 
 
 def of_sizes(given: Mapping[str, int]) -> Callable[[DType], Case]:
-    """A named case of chosen sizes, causal where the head_size is odd; two heads share their keys."""
+    """Return a named case of chosen sizes, causal where the head_size is odd; two heads share their keys."""
     columns = given["head_size"]
     return tokens(given["total_q"], given["total_k"], heads=(2, 1), columns=columns, causal=columns % 2 == 1, size=1.0)
 

@@ -23,48 +23,48 @@ Make = Callable[[DType], Case]
 
 
 def _overflows(q: Any, k: Any, v: Any, visible: np.ndarray) -> np.ndarray:
-    """The rows with a visible score that is infinite or may overflow: of an infinity, inf - inf makes NaN."""
+    """Return the rows with a visible score that is infinite or may overflow: of an infinity, inf - inf makes NaN."""
     with np.errstate(all="ignore"):
         sizes = abs(q.value).astype(np.longdouble) @ np.swapaxes(abs(k.value), -1, -2).astype(np.longdouble)
     return np.asarray(((sizes > q.arithmetic.largest / 8) & visible).any(-1, keepdims=True))
 
 
-def _or_values_not_finite(q: Any, k: Any, v: Any, visible: np.ndarray) -> np.ndarray:
+def _add_rows_beside_infinities(q: Any, k: Any, v: Any, visible: np.ndarray) -> np.ndarray:
     """Those, and all rows beside values that are not finite: kernels multiply them by a cotangent of 0."""
     return np.asarray(_overflows(q, k, v, visible) | ~np.isfinite(v.value).all((-2, -1), keepdims=True))
 
 
-def _rows_of(found: np.ndarray) -> np.ndarray:
-    """The rows of an output ``[total_q, heads, head_size]`` as those of lse."""
+def _lse_rows(found: np.ndarray) -> np.ndarray:
+    """Return the rows of an output ``[total_q, heads, head_size]`` as those of lse."""
     return np.asarray(found.any(-1)).T
 
 
 def forward(q: Any, k: Any, v: Any, **given: Any) -> Any:
-    """The oracle's log-sum-exp; unspecified where a score overflows, or all scores of a query are -inf."""
+    """Return the oracle's log-sum-exp; unspecified where a score overflows, or all scores of a query are -inf."""
     lse = oracle.forward(q, k, v, **given)
     if not isinstance(q, Bounded):
         return lse
     values = Bounded.exact(np.zeros_like(v.value), v.arithmetic)
-    return unspecified_where(lse, _rows_of(open_places(None, q, k, values, given, _overflows)["output"]))
+    return unspecified_where(lse, _lse_rows(open_places(None, q, k, values, given, _overflows)["output"]))
 
 
 def backward(grad_lse: Any, q: Any, k: Any, v: Any, **given: Any) -> tuple[Any, Any]:
-    """The gradients for q and k where the output is not used. v has none."""
+    """Return the gradients for q and k where the output is not used. v has none."""
     grad_output = np.zeros_like(q)
     grad_q, grad_k, _ = attention_oracle.backward(grad_output, q, k, v, **given, stored=stored, grad_lse=grad_lse)
     if not isinstance(q, Bounded):
         return grad_q, grad_k
-    places = open_places(grad_output, q, k, v, given, _or_values_not_finite)
+    places = open_places(grad_output, q, k, v, given, _add_rows_beside_infinities)
     return unspecified_where(grad_q, places["q"]), unspecified_where(grad_k, places["k"])
 
 
-def of_both(q: Any, k: Any, v: Any, **given: Any) -> Any:
-    """The output and lse, flattened, one after the other."""
+def joined_outputs(q: Any, k: Any, v: Any, **given: Any) -> Any:
+    """Return the output and lse, flattened, one after the other."""
     return np.concatenate([x.reshape(-1) for x in (attention.forward(q, k, v, **given), forward(q, k, v, **given))])
 
 
 def backward_of_both(grads: Any, q: Any, k: Any, v: Any, **given: Any) -> tuple[Any, ...]:
-    """The gradients under a cotangent of each output."""
+    """Return the gradients under a cotangent of each output."""
     grad_output, grad_lse = grads[: q.size].reshape(q.shape), grads[q.size :].reshape(q.shape[1], q.shape[0])
     gradients = attention_oracle.backward(grad_output, q, k, v, **given, stored=stored, grad_lse=grad_lse)
     if not isinstance(q, Bounded):
@@ -93,7 +93,7 @@ def with_both_cotangents(case: Case, dtype: DType) -> Case:
 
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
-    """Two sequences of one to three tokens each, where each query sees a key: -inf has no derivative."""
+    """Draw two sequences of one to three tokens each, where each query sees a key: -inf has no derivative."""
     rng, heads, causal = draw(GENERATORS), draw(st.sampled_from((1, 2))), draw(st.booleans())
     counts = rng.integers(1, 4, 2)
     return packed_case(rng, (counts, counts + draw(st.integers(0, 1))), heads, 1, 2, dtype, size=1.0, causal=causal)
@@ -145,7 +145,7 @@ def _with(change: Callable[[Case, DType], Case], makes: dict[str, Make]) -> dict
 
 
 def _record(change: Callable[[Case, DType], Case], makes: dict[str, Make], **fields: Any) -> Operation:
-    """The record with cotangents that `change` makes of those of attention's output."""
+    """Return the record with cotangents that `change` makes of those of attention's output."""
     timed = {
         device: {name: whole(make) for name, make in _with(change, made).items()} for device, made in TIMED.items()
     }
@@ -180,7 +180,7 @@ operation = _record(
     with_both_cotangents,
     {name: attention.examples[name] for name in OF_BOTH},
     name="attention_with_lse",
-    forward=of_both,
+    forward=joined_outputs,
     backward=backward_of_both,
     laws=(),
     outputs={"output": _OUTPUT, "lse": _LSE},

@@ -126,7 +126,7 @@ def box_pairs(
 
 @st.composite
 def bulk_pairs(draw: st.DrawFn, dtype: DType, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """`count` pairs made from a seed, of one kind or of all kinds mixed, half of the time on both sides of 0."""
+    """Draw `count` pairs made from a seed, of one kind or of all kinds mixed, half of the time on both sides of 0."""
     kinds = draw(st.one_of(st.sampled_from(PAIRS).map(lambda kind: (kind,)), st.just(PAIRS)))
     origin = draw(st.sampled_from((0.0, -6.0)))
     # True comes first, because a counterexample shrinks to the first choice.
@@ -154,7 +154,7 @@ def explicit_pairs(draw: st.DrawFn, dtype: DType, count: int, most: int | None =
 
 
 def pairs(dtype: DType, count: int) -> st.SearchStrategy[tuple[np.ndarray, np.ndarray]]:
-    """`count` pairs of boxes: drawn one by one if they are few, else made from a seed."""
+    """Return `count` pairs of boxes: drawn one by one if they are few, else made from a seed."""
     if count <= 2:
         return explicit_pairs(dtype, count)
     if count <= 4:
@@ -204,7 +204,7 @@ def pairs_without_ties(rng: np.random.Generator, count: int, dtype: DType) -> tu
 
 
 def pairs_of_one_aspect(rng: np.random.Generator, count: int, dtype: DType) -> tuple[np.ndarray, np.ndarray]:
-    """`count` pairs of upright boxes without ties whose sides have one ratio; some overlap."""
+    """Return `count` pairs of upright boxes without ties whose sides have one ratio; some overlap."""
     size, corner = rng.uniform(1, 2, (count, 2)), rng.uniform(0, 2, (count, 2))
     ratio = rng.uniform(0.5, 0.7, (count, 1))
     # The smaller box begins inside and ends inside, begins inside and ends past the larger one, or begins past it.

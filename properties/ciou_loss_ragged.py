@@ -11,7 +11,7 @@ from .boxes import pairs_of_one_aspect
 
 
 def smooth(dtype: DType) -> st.SearchStrategy[Case]:
-    """Pairs of one aspect, as in ciou_loss."""
+    """Return pairs of one aspect, as in ciou_loss."""
     return giou_loss_ragged.smooth(dtype, pairs_of_one_aspect)
 
 

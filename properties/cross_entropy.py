@@ -30,7 +30,7 @@ ROW_KINDS = tuple(kind for kind in KINDS if kind != "huge")
 
 
 def logarithm_allowance(logits: Any) -> Any:
-    """Logits with the error of kernels that take them off a logarithm, which may be as large as they are."""
+    """Return logits with the error of kernels that take them off a logarithm, which may be as large as they are."""
     scaled = scaling_allowance(logits)
     if scaled is logits:
         return logits
@@ -40,7 +40,7 @@ def logarithm_allowance(logits: Any) -> Any:
 def forward(
     logits: Any, target: Any, ignore_index: int = IGNORED, label_smoothing: float = 0.0, reduction: str = "mean"
 ) -> Any:
-    """The oracle's output. Somebody else's mean over no rows is unspecified: torch gives NaN, others 0."""
+    """Return the oracle's output. Somebody else's mean over no rows is unspecified: torch gives NaN, others 0."""
     output = oracle.forward(logarithm_allowance(logits), target, ignore_index, label_smoothing, reduction)
     contract = contract_of(output)
     if contract.nonfinite and reduction == "mean" and bool((target == ignore_index).all()):
@@ -62,7 +62,7 @@ def backward(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> tuple[Any]:
-    """The oracle's gradient. A row whose cotangent is not finite is unspecified.
+    """Return the oracle's gradient. A row whose cotangent is not finite is unspecified.
 
     There the order of the steps decides between an infinity and NaN. Somebody else's gradient of a row that is ignored
     is unspecified where the row is not finite: torch multiplies its NaN by 0.
@@ -88,14 +88,14 @@ def parameters_of(smoothing: float = 0.0, reduction: str = "mean", ignore_index:
 
 
 def targets(rng: np.random.Generator, shape: tuple[int, int], ignored: float, ignore_index: int) -> np.ndarray:
-    """Random classes, of which a share is ignored."""
+    """Return random classes, of which a share is ignored."""
     rows, classes = shape
     return np.where(rng.random(rows) < ignored, ignore_index, rng.integers(0, classes, rows))
 
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Few rows of many classes or many of few, sometimes masked; any share of the rows is ignored."""
+    """Draw few rows of many classes or many of few, sometimes masked; any share of the rows is ignored."""
     classes = max(draw(sizes(draw(st.sampled_from((elements // 2, 64, 16))))), 1)
     reduction = draw(st.sampled_from((*REDUCTIONS, "none", "none")))
     count = draw(sizes(elements // classes, elements))
@@ -128,7 +128,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
-    """Two or three rows of two to four classes."""
+    """Draw two or three rows of two to four classes."""
     rng = draw(GENERATORS)
     shape = draw(st.integers(2, 3)), draw(st.integers(2, 4))
     reduction = draw(st.sampled_from((*REDUCTIONS, "none", "none")))

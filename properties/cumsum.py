@@ -34,14 +34,14 @@ ROW_KINDS = tuple(kind for kind in KINDS if kind != "huge")
 
 
 def cut(rng: np.random.Generator, n: int, segments: int) -> np.ndarray:
-    """Offsets of so many segments of n elements, some of them empty, most of them of any length."""
+    """Return offsets of this many segments of n elements, some of them empty, most of them of any length."""
     within = rng.integers(0, n + 1, max(segments - 1, 0))
     return np.sort(np.concatenate([[0], np.where(rng.random(within.shape) < 0.1, 0, within), [n]]))
 
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Few long rows or many short ones, half of them in segments, summed from either end."""
+    """Draw few long rows or many short ones, half of them in segments, summed from either end."""
     shape = draw(rows_and_cols(elements))
     inputs, rng = {"x": draw(arrays(dtype, shape, ROW_KINDS))}, draw(GENERATORS)
     if draw(st.booleans()):
@@ -90,7 +90,7 @@ def four_directions(name: str, *shape: int, **options: Any) -> dict[str, Callabl
 
 
 def segments_of(count: int, length: int) -> tuple[int, ...]:
-    """Offsets of so many segments, every other one a bit shorter."""
+    """Return offsets of this many segments, every other one a bit shorter."""
     return (0, *np.cumsum([length - place % 2 for place in range(count)]).tolist())
 
 

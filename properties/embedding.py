@@ -58,7 +58,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 
 
 def smooth(dtype: DType) -> st.SearchStrategy[Case]:
-    """Few rows, none of padding, whose gradient is not the derivative."""
+    """Return few rows, none of padding, whose gradient is not the derivative."""
     few = st.integers(1, 4)
     return st.builds(lambda *sizes: lookup(*sizes)(dtype), few, few, few)
 
@@ -71,7 +71,7 @@ rows_are_copied = law(
 
 
 def ids_with_gradient(case: Case) -> np.ndarray:
-    """Which ids have a gradient."""
+    """Return a mask of the ids that have a gradient."""
     return case["ids"] != case.parameters["padding_idx"]
 
 

@@ -35,7 +35,7 @@ EPS = (1e-5, 1e-7, 0.25)
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Pairs of boxes with zero to three leading axes."""
+    """Draw pairs of boxes with zero to three leading axes."""
     most = elements // 4
     some = explicit_pairs(dtype, 1, most) if 0 < most <= 2 else sizes(most).flatmap(partial(pairs, dtype))
     boxes1, boxes2 = draw(some)
@@ -67,7 +67,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
-    """One to three pairs of boxes without ties."""
+    """Draw one to three pairs of boxes without ties."""
     rng = draw(GENERATORS)
     boxes1, boxes2 = pairs_without_ties(rng, draw(st.integers(1, 3)), dtype)
     return Case({"boxes1": boxes1, "boxes2": boxes2}, cotangent(rng, boxes1.shape[:-1], dtype), {"eps": 1e-5})

@@ -40,7 +40,7 @@ def pad_targets(pred: np.ndarray, target: np.ndarray, counts: np.ndarray) -> tup
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Padded batches of any box count, with trailing or scattered padding, which sometimes holds garbage."""
+    """Draw padded batches of any box count, with trailing or scattered padding, which sometimes holds garbage."""
     batch, max_boxes = draw(batches(elements // 4))
     flat_pred, flat_target = draw(pairs(dtype, batch * max_boxes))
     pred, target = flat_pred.reshape(batch, max_boxes, 4), flat_target.reshape(batch, max_boxes, 4)

@@ -45,7 +45,7 @@ def pack_boxes(
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Ragged batches: box counts from none to thousands, and int32 or int64 offsets."""
+    """Draw ragged batches: box counts from none to thousands, and int32 or int64 offsets."""
     batch, max_boxes = draw(batches(elements // 4))
     flat_pred, flat_target = draw(pairs(dtype, batch * max_boxes))
     pred, target = flat_pred.reshape(batch, max_boxes, 4), flat_target.reshape(batch, max_boxes, 4)
@@ -192,7 +192,7 @@ ARGUMENTS = Arguments(
 
 
 def wrong_offsets(name: str, *offsets: int) -> DeclaredError:
-    """Offsets that do not fit, of which only the CPU can know without waiting."""
+    """Return an error of wrong offsets, which only the CPU can detect without waiting."""
     return ARGUMENTS.wrong(name, ValueError, "offsets", {"offsets": torch.tensor(offsets)}, devices=("cpu",))
 
 

@@ -24,7 +24,7 @@ MODES = ("giou", "iou")
 
 
 def backward(grad_output: Any, boxes_a: Any, boxes_b: Any, **parameters: Any) -> tuple[Any, Any]:
-    """The oracle's gradients. Somebody else's are unspecified where a pair has a box that is not finite.
+    """Return the oracle's gradients. Somebody else's are unspecified where a pair has a box that is not finite.
 
     torch sums over pairs before the last step, and there infinities of both signs may meet.
     """
@@ -37,7 +37,7 @@ def backward(grad_output: Any, boxes_a: Any, boxes_b: Any, **parameters: Any) ->
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Many boxes with few or few with many. Those of the same number lie as giou's pairs do."""
+    """Draw many boxes with few or few with many. Those of the same number lie as giou's pairs do."""
     many = draw(sizes(elements // 4))
     few = draw(sizes(elements // max(many, 4)))
     n, m = (few, many) if draw(st.booleans()) else (many, few)
@@ -55,7 +55,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
-    """Up to two boxes with two, all of whose edges are apart."""
+    """Draw up to two boxes with two, all of whose edges are apart."""
     rng, n = draw(GENERATORS), draw(st.integers(1, 2))
     x, y = (np.sort(rng.permutation(16)[:8].reshape(4, 2)) / 4 + rng.uniform(0, 1 / 8, (4, 2)) for _ in range(2))
     boxes = np.stack([x[:, 0], y[:, 0], x[:, 1], y[:, 1]], -1).astype(dtype.numpy)

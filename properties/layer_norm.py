@@ -43,7 +43,7 @@ rows = LAYER_NORM.example
 
 
 def forward(x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
-    """The oracle's output. Of somebody else's kernel it is unspecified where a number overflows when it is scaled."""
+    """Return the oracle's output; unspecified, for somebody else's kernel, where scaling a number overflows."""
     given, x = x, scaling_allowance(x)
     output = oracle.forward(x, weight, bias, eps)
     if x is given:
@@ -53,7 +53,7 @@ def forward(x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
 
 
 def backward(grad_output: Any, x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> tuple[Any, Any, Any]:
-    """The oracle's gradients. The gradient of x is unspecified in a row in which a step might overflow.
+    """Return the oracle's gradients. The gradient of x is unspecified in a row in which a step might overflow.
 
     In a row with an infinite product of cotangent and weight, each infinity of that gradient is unspecified, too. It is
     NaN if the means are subtracted in the other order, as in the torch implementation.
@@ -69,7 +69,7 @@ def backward(grad_output: Any, x: Any, weight: Any, bias: Any, eps: float = 1e-5
 
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
-    """One to three rows of two to five columns, no row nearly constant."""
+    """Draw one to three rows of two to five columns, no row nearly constant."""
     rng = draw(GENERATORS)
     shape = (draw(st.integers(1, 3)), draw(st.integers(2, 5)))
     x = rng.permuted(np.tile(np.arange(shape[1]), (shape[0], 1)), axis=-1) + rng.uniform(0, 0.5, shape)
@@ -94,7 +94,7 @@ def large_mean(*shape: int, share: float = 1.0) -> Callable[[np.random.Generator
 
 
 def one_infinity_a_row(rng: np.random.Generator, dtype: DType) -> np.ndarray:
-    """Four rows of a cotangent with an infinity in each, of both signs and in different columns."""
+    """Return four rows of a cotangent with an infinity in each, of both signs and in different columns."""
     return np.where(np.eye(4, 17, 5), np.inf, 1) * rng.normal(0, 2, (4, 17))
 
 
@@ -212,7 +212,7 @@ differences_are_in_proportion.most_named = 40_000  # type: ignore[attr-defined]
 
 
 def _errors_of_normalized(x: np.ndarray, normal: np.ndarray, scale: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
-    """What a right kernel may err in each normalized number, but for the errors of the row's mean and deviation.
+    """Return what a right kernel may err in each normalized number, but for the errors of the row's mean and deviation.
 
     Others may compute x * scale - mean * scale, times the weight or with the weight in each product.
     """

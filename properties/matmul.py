@@ -54,7 +54,7 @@ def random_extents(rng: np.random.Generator, elements: int) -> tuple[int, int, i
 
 @st.composite
 def matrices(draw: st.DrawFn, dtype: DType, shape: tuple[int, int], seed: int) -> np.ndarray:
-    """A matrix, sometimes with one special value: NaN, an infinity or negative zero."""
+    """Draw a matrix, sometimes with one special value: NaN, an infinity or negative zero."""
     if shape[0] * shape[1] <= FEW_ELEMENTS and draw(st.booleans()):
         matrix = draw(explicit_arrays(dtype, shape))
     else:
@@ -67,7 +67,7 @@ def matrices(draw: st.DrawFn, dtype: DType, shape: tuple[int, int], seed: int) -
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Two matrices of any shapes that fit together, and an activation."""
+    """Draw two matrices of any shapes that fit together, and an activation."""
     seeds = [draw(SEEDS) for _ in range(3)]
     if elements > FEW_ELEMENTS:
         # All seeds decide the extents. Hypothesis often changes one part of a case only, and would keep them.
@@ -90,7 +90,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
-    """Matrices with extents up to 3, and no element of their product near 0, where activations have a kink."""
+    """Draw matrices with extents up to 3, and no element of their product near 0, where activations have a kink."""
     rng = draw(GENERATORS)
     m, k, n = (draw(st.integers(1, 3)) for _ in range(3))
     a, b = rng.normal(0, 1, (m, k)), rng.normal(0, 1, (k, n))

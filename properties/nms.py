@@ -84,7 +84,7 @@ def _overlapping(ranked: np.ndarray, classes: np.ndarray) -> tuple[np.ndarray, n
 
 
 def _above(boxes1: Bounded, boxes2: Bounded, iou_threshold: float) -> tuple[np.ndarray, np.ndarray]:
-    """Where intersection over union is above the threshold for certain, and where it may be."""
+    """Return where intersection over union is above the threshold for certain, and where it may be."""
     intersection, union = oracle.intersection_and_union(boxes1, boxes2)
     quotient, limit = intersection / union, lift(float(iou_threshold), boxes1.arithmetic)
     with np.errstate(all="ignore"):
@@ -98,7 +98,7 @@ def _above(boxes1: Bounded, boxes2: Bounded, iou_threshold: float) -> tuple[np.n
 
 
 def forward(boxes: Any, scores: Any, iou_threshold: float, idxs: np.ndarray | None = None) -> Any:
-    """The oracle's choice, or any other one that is right, of any length."""
+    """Return the oracle's choice, or any other one that is right, of any length."""
     if not isinstance(boxes, Bounded):
         return oracle.forward(boxes, scores, iou_threshold, idxs)
     decisions = Decisions(boxes, scores, iou_threshold, idxs)
@@ -113,7 +113,7 @@ KINDS = ("clusters", "whole", "alike", "apart", "flat", "inverted", "far", "huge
 
 
 def boxes_of(rng: np.random.Generator, n: int, kind: str, dtype: DType) -> np.ndarray:
-    """Boxes ``[n, 4]`` of a kind, rounded; most of them overlap some others."""
+    """Return boxes ``[n, 4]`` of a kind, rounded; most of them overlap some others."""
     objects = max(n // 6, 1)
     corner = rng.uniform(-8, 8, (objects, 2))
     whole = np.concatenate([corner, corner + rng.uniform(1, 4, (objects, 2))], -1)
@@ -138,7 +138,7 @@ def boxes_of(rng: np.random.Generator, n: int, kind: str, dtype: DType) -> np.nd
 
 
 def scores_of(rng: np.random.Generator, n: int, kind: str, dtype: DType) -> np.ndarray:
-    """Scores ``[n]``: "any" from 0 to 1, "few" different ones, "one" of all boxes, or of "both" signs."""
+    """Return scores ``[n]``: "any" from 0 to 1, "few" different ones, "one" of all boxes, or of "both" signs."""
     if kind == "few":
         return (rng.integers(0, 4, n) / 4).astype(dtype.numpy)
     if kind == "one":
@@ -162,7 +162,7 @@ def case_of(
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Boxes of one kind or of two, scores with and without ties, and none, few or many classes."""
+    """Draw boxes of one kind or of two, scores with and without ties, and none, few or many classes."""
     # Pairs of boxes take time: two blocks of them at most. Named examples have more.
     n, rng = draw(sizes(max(elements // 16, min(elements // 5, 8)))), draw(GENERATORS)
     kinds = draw(st.sampled_from(KINDS)), draw(st.sampled_from(KINDS))
@@ -185,7 +185,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
-    """Two to five boxes around a place, of which some suppress others."""
+    """Draw two to five boxes around a place, of which some suppress others."""
     rng, n = draw(GENERATORS), draw(st.integers(2, 5))
     corner = rng.uniform(0, 1, (n, 2))
     boxes = np.concatenate([corner, corner + rng.uniform(1, 2, (n, 2))], -1).astype(dtype.numpy)
@@ -311,13 +311,13 @@ def settled_case(case: Case, dtype: DType) -> Case | None:
     return None
 
 
-def some_of(case: Case, places: np.ndarray) -> Case:
+def select_boxes(case: Case, places: np.ndarray) -> Case:
     """Return the case of some of the boxes."""
     inputs = {name: array[places] for name, array in case.inputs.items()}
     return case_of(**inputs, iou_threshold=case.parameters["iou_threshold"])
 
 
-def kept_of(evaluate: Evaluate, case: Case) -> Bounded:
+def count_kept(evaluate: Evaluate, case: Case) -> Bounded:
     """Of each box 1 if it is kept, else 0; and above 1 if it is kept more than once."""
     found = evaluate(case).output
     counts = np.count_nonzero(found.value == np.arange(len(case["boxes"]))[:, None], axis=-1)
@@ -327,22 +327,22 @@ def kept_of(evaluate: Evaluate, case: Case) -> Bounded:
 def kept_boxes_are_kept_again(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """No kept box suppresses another: of these alone all are kept."""
     if here := settled_case(case, dtype):
-        kept = np.flatnonzero(kept_of(evaluate, here).value)
-        yield equals_exactly(kept_of(evaluate, some_of(here, kept)), 1)
+        kept = np.flatnonzero(count_kept(evaluate, here).value)
+        yield equals_exactly(count_kept(evaluate, select_boxes(here, kept)), 1)
 
 
 def moved_boxes_are_kept_alike(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """Boxes rounded to small whole numbers are kept alike where they are moved by 16: their areas are exact."""
     boxes: np.ndarray = np.clip(np.rint(case["boxes"].astype(dtype.wide)), -16, 16)
     here, there = (case.with_inputs(boxes=(boxes + shift).astype(dtype.numpy)) for shift in (0, 16))
-    yield equals_exactly(kept_of(evaluate, there), kept_of(evaluate, here).value)
+    yield equals_exactly(count_kept(evaluate, there), count_kept(evaluate, here).value)
 
 
 def boxes_of_lower_rank_change_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """Of the half of the boxes with the highest scores, those are kept that are kept without the others."""
     if here := settled_case(case, dtype):
         places = np.sort(oracle.order(case["scores"].astype(dtype.wide))[: (len(case["boxes"]) + 1) // 2])
-        yield equals_exactly(kept_of(evaluate, some_of(here, places)), kept_of(evaluate, here).value[places])
+        yield equals_exactly(count_kept(evaluate, select_boxes(here, places)), count_kept(evaluate, here).value[places])
 
 
 def classes_do_not_see_one_another(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
@@ -353,7 +353,9 @@ def classes_do_not_see_one_another(evaluate: Evaluate, case: Case, dtype: DType)
         known, counts = np.unique(here["idxs"], return_counts=True)
         for of_class in known[np.argsort(-counts, kind="stable")][:2]:
             places = np.flatnonzero(here["idxs"] == of_class)
-            yield equals_exactly(kept_of(evaluate, some_of(here, places)), kept_of(evaluate, here).value[places])
+            yield equals_exactly(
+                count_kept(evaluate, select_boxes(here, places)), count_kept(evaluate, here).value[places]
+            )
 
 
 LAWS = (

@@ -15,7 +15,7 @@ from fourfold.operations.relations import between, equal_where, only
 
 
 def squares_overflow(rng: np.random.Generator, dtype: DType) -> np.ndarray:
-    """Two rows whose squares overflow, between two ordinary rows."""
+    """Return two rows whose squares overflow, between two ordinary rows."""
     x = rng.normal(0, 2, (4, 40))
     x[1] *= dtype.largest / 64
     x[2] = dtype.largest / 64

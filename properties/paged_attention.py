@@ -26,7 +26,7 @@ INPUTS = ("q", "k_cache", "v_cache")
 
 
 def forward(q: Any, k_cache: Any, v_cache: Any, page_table: np.ndarray, lengths: np.ndarray, scale: float) -> Any:
-    """The oracle's output, with what the record of attention leaves open."""
+    """Return the oracle's output, with what the record of attention leaves open."""
     return oracle.forward(q, k_cache, v_cache, page_table, lengths, scale, attend=attention.forward)
 
 
@@ -34,12 +34,12 @@ def forward(q: Any, k_cache: Any, v_cache: Any, page_table: np.ndarray, lengths:
 
 
 def in_use(case: Case) -> np.ndarray:
-    """Which entries of the page table are in use."""
+    """Return a mask of the used entries of the page table."""
     return np.arange(case["page_table"].shape[1]) * case["k_cache"].shape[1] < case["lengths"][:, None]
 
 
 def filled(case: Case) -> np.ndarray:
-    """Which tokens of the cache are some sequence's, ``[pages, page_size, 1, 1]``."""
+    """Return a mask of the tokens in the cache that belong to a sequence, ``[pages, page_size, 1, 1]``."""
     pages, page_size = case["k_cache"].shape[:2]
     found = np.zeros((pages, page_size), dtype=bool)
     for table, length in zip(case["page_table"], case["lengths"].tolist()):
@@ -48,7 +48,7 @@ def filled(case: Case) -> np.ndarray:
     return found[..., None, None]
 
 
-def with_others(case: Case, number: float, entry: int) -> Case:
+def replace_unused(case: Case, number: float, entry: int) -> Case:
     """The case with other numbers in all that no sequence has: tails of pages, other pages, entries of the table."""
     there, caches = filled(case), {name: case[name] for name in INPUTS[1:]}
     others = {name: np.where(there, x, np.array(number, x.dtype)) for name, x in caches.items()}
@@ -90,12 +90,12 @@ def case_of(
     inputs = {name: values(rng, shape, dtype, kind) for name, shape, kind in zip(INPUTS, shapes, kinds)}
     inputs |= {"page_table": table, "lengths": np.array(lengths, np.int32)}
     case = Case(inputs, np.zeros(shapes[0], dtype.numpy), {"scale": scale})
-    return replace(with_others(case, np.nan, -1), layouts=layouts or {})
+    return replace(replace_unused(case, np.nan, -1), layouts=layouts or {})
 
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Up to three sequences of up to 40 tokens, some numbers not finite; heads that share keys, or not."""
+    """Draw up to three sequences of up to 40 tokens, some numbers not finite; heads that share keys, or not."""
     few, rng = elements <= FEW_ELEMENTS, draw(GENERATORS)
     columns = draw(st.integers(1, 2) if few else sizes(33, elements).map(lambda n: max(n, 1)))
     kv_heads = draw(st.sampled_from((1, 1, 2) if few else (1, 1, 2, 3)))
@@ -122,7 +122,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 def sequences(
     *lengths: int, page_size: int = 4, heads: tuple[int, int] = (1, 1), columns: int = 8, **given: Any
 ) -> Callable[[DType], Case]:
-    """A named case: see `case_of`. `given` may have layouts, by input, beside arguments of it."""
+    """Return a named case: see `case_of`. `given` may have layouts, by input, beside arguments of it."""
     layouts = {name: given.pop(name) for name in (*INPUTS, "page_table", "lengths") if name in given}
 
     def make(dtype: DType) -> Case:
@@ -134,11 +134,11 @@ def sequences(
 
 
 def changed(make: Callable[[DType], Case], change: Callable[[Case], Case]) -> Callable[[DType], Case]:
-    """A named case with a change."""
+    """Return a named case with a change."""
     return lambda dtype: change(make(dtype))
 
 
-def of_rising_scores(case: Case) -> Case:
+def rising_scores(case: Case) -> Case:
     """Each token of a page has a larger score than those before it, so that the running maximum changes."""
     steps = np.linspace(-8, 8, case["k_cache"].shape[1]).astype(case["q"].dtype)
     k_cache = np.broadcast_to(steps[:, None, None], case["k_cache"].shape).copy()
@@ -166,11 +166,11 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "splits": sequences(300, 17, **LONG),
     "splits_without_tokens": sequences(1, 0, 65, 129, 700, **LONG),
     "one_split_more_than_a_block": sequences(257, 256, 255, more=(0, 1), **LONG),
-    "scores_that_rise": changed(sequences(40, 300, more=(1, 0), **LONG), of_rising_scores),
+    "scores_that_rise": changed(sequences(40, 300, more=(1, 0), **LONG), rising_scores),
     "entries_past_the_end_are_large": changed(
-        sequences(3, 9), lambda case: with_others(case, np.nan, np.iinfo(np.int32).max)
+        sequences(3, 9), lambda case: replace_unused(case, np.nan, np.iinfo(np.int32).max)
     ),
-    "infinities_past_the_end": changed(sequences(6, 7, 1), lambda case: with_others(case, np.inf, 0)),
+    "infinities_past_the_end": changed(sequences(6, 7, 1), lambda case: replace_unused(case, np.inf, 0)),
     "one_page_of_two_sequences": changed(
         sequences(4, 4, more=(0, 0)), lambda case: case.with_inputs(page_table=np.zeros_like(case["page_table"]))
     ),
@@ -208,7 +208,7 @@ def pages_may_lie_anywhere(evaluate: Evaluate, case: Case, dtype: DType) -> Iter
 
 def what_lies_past_the_end_does_not_matter(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """Other tails of pages, other pages and other unused entries of the table leave the bits of the result."""
-    here, there = (evaluate(with_others(case, *others)) for others in ((1.0, 0), (np.inf, -7)))
+    here, there = (evaluate(replace_unused(case, *others)) for others in ((1.0, 0), (np.inf, -7)))
     yield equals_exactly(here.output, there.output.value)
 
 
@@ -283,7 +283,7 @@ def cost(case: Case) -> tuple[Cost, Cost]:
 
 
 def other_integers(case: Case) -> dict[str, np.ndarray]:
-    """A token less of each sequence that has several, and the pages of each sequence in reverse order."""
+    """Return a token less of each sequence that has several, and the pages of each sequence in reverse order."""
     table, used = case["page_table"].copy(), in_use(case)
     for row, there in zip(table, used):
         row[there] = row[there][::-1]
@@ -307,7 +307,7 @@ def repeat_first_tokens(make: Callable[[DType], Case], times: int, sequences: in
 
 
 def served(*lengths: int, page_size: int = 16) -> Callable[[DType], Case]:
-    """Sequences of a model with 32 heads of 128 columns, 8 of them of keys."""
+    """Return sequences of a model with 32 heads of 128 columns, 8 of them of keys."""
     return sequences(*lengths, page_size=page_size, heads=(32, 8), columns=128, scale=128**-0.5)
 
 

@@ -32,7 +32,7 @@ rows = RMS_NORM.example
 
 
 def rows_of_others_with_infinities(x: Any) -> np.ndarray:
-    """In which rows somebody else's kernel may give anything, ``[..., 1]``: those with an infinity.
+    """Return a mask ``[..., 1]`` of the rows with an infinity, for which somebody else's kernel may give anything.
 
     Ours divide by the infinite root, so that a finite entry gives 0. torch's own gives NaN throughout on a GPU.
     """
@@ -42,14 +42,14 @@ def rows_of_others_with_infinities(x: Any) -> np.ndarray:
 
 
 def forward(x: Any, weight: Any, eps: float = 1e-6) -> Any:
-    """The oracle's output. Of somebody else's kernel it is unspecified in a row with an infinity."""
+    """Return the oracle's output; unspecified, for somebody else's kernel, in a row with an infinity."""
     output = oracle.forward(x, weight, eps)
     infinite = rows_of_others_with_infinities(x)
     return unspecified_where(output, infinite) if np.any(infinite) else output
 
 
 def backward(grad_output: Any, x: Any, weight: Any, eps: float = 1e-6) -> tuple[Any, Any]:
-    """The oracle's gradients. The gradient of x is unspecified in a row in which a step might overflow.
+    """Return the oracle's gradients. The gradient of x is unspecified in a row in which a step might overflow.
 
     Where `forward` leaves a row open, so are the row's gradient of x and the whole gradient of weight, a sum over rows.
     """
@@ -65,7 +65,7 @@ def backward(grad_output: Any, x: Any, weight: Any, eps: float = 1e-6) -> tuple[
 
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
-    """One to three rows of two to five columns, away from 0, where the slope changes fast."""
+    """Draw one to three rows of two to five columns, away from 0, where the slope changes fast."""
     rng = draw(GENERATORS)
     shape = (draw(st.integers(1, 3)), draw(st.integers(2, 5)))
     x = (rng.choice([-1, 1], shape) * rng.uniform(0.5, 2, shape)).astype(dtype.numpy)

@@ -20,14 +20,14 @@ from fourfold.operations.workloads import Make, tiled, whole
 
 
 def angles(rng: np.random.Generator, count: int, half: int, dtype: DType, scale: float = 1.0) -> dict[str, np.ndarray]:
-    """cos and sin ``[count, half]`` of random angles, times a scale, as long contexts have it."""
+    """Return cos and sin ``[count, half]`` of random angles, times a scale, as long contexts have it."""
     turn = rng.uniform(-np.pi, np.pi, (count, half))
     return {"cos": (scale * np.cos(turn)).astype(dtype.numpy), "sin": (scale * np.sin(turn)).astype(dtype.numpy)}
 
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Long sequences or many heads, rotated as a whole, in part or not at all, at given positions or in order."""
+    """Draw long sequences or many heads, rotated as a whole, in part or not at all, at given positions or in order."""
     dim = draw(sizes(min(elements, draw(st.sampled_from((8, 64, elements))))))
     heads = draw(sizes(min(elements // max(dim, 1), draw(st.sampled_from((4, elements)))), elements))
     batch = draw(leading_axes(draw(st.sampled_from((1, 1, 2, 3, 4)))))

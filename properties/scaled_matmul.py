@@ -38,7 +38,7 @@ MODEST = 40
 
 
 def forward(a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any = None) -> Any:
-    """The oracle's result, with a bound on the error of each order in which sums and scales are multiplied.
+    """Return the oracle's result, with a bound on the error of each order in which sums and scales are multiplied.
 
     A scale may be multiplied with a sum, with the other scale, or with each number before it is summed. All of these
     round alike, unless one of them leaves the range of normal numbers on the way. Where a scale is infinite, sums of
@@ -61,18 +61,18 @@ def _is_extreme(scale: np.ndarray) -> bool:
 
 
 def random_float8(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
-    """Random float8 numbers of one of `KINDS`."""
+    """Return random float8 numbers of one of `KINDS`."""
     return rng.choice(finite_numbers(), shape) if kind == "codes" else values(rng, shape, E4M3, kind)
 
 
 def finite_numbers() -> np.ndarray:
-    """All 254 of float8_e4m3fn, in the order of their bits: zeros of both signs, subnormal numbers and up to 448."""
+    """Return all 254 numbers of float8_e4m3fn, in the order of their bits, zeros of both signs included."""
     codes: np.ndarray = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
     return codes[np.isfinite(codes.astype(np.float32))]
 
 
 def scales(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
-    """Random scales of one of `SCALES`."""
+    """Return random scales of one of `SCALES`."""
     drawn = np.exp(rng.normal(-3, 1, shape))
     if kind == "ones":
         drawn = np.ones(shape)
@@ -117,7 +117,7 @@ def random_extents(rng: np.random.Generator, elements: int) -> tuple[int, int, i
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Quantised matrices of any shapes that fit together, and scales of each kind."""
+    """Draw quantised matrices of any shapes that fit together, and scales of each kind."""
     rng = np.random.default_rng([draw(SEEDS) for _ in range(3)])
     if elements > FEW_ELEMENTS:
         m, n, k = random_extents(rng, elements)

@@ -55,7 +55,7 @@ def torchvision_allowance(found: Any, logits: Any, of_others: Callable[[], Bound
 
 
 def forward(logits: Any, targets: Any, **parameters: Any) -> Any:
-    """The oracle's output."""
+    """Return the oracle's output."""
     arguments = {"logits": logits, "targets": targets, **parameters}
     return torchvision_allowance(oracle.forward(**arguments), logits, lambda: forward_of(torchvisions)(**arguments))
 
@@ -80,7 +80,7 @@ def backward(grad_output: Any, logits: Any, targets: Any, **parameters: Any) -> 
 
 
 def labels(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, soft: float = 0.3) -> np.ndarray:
-    """Targets 0 and 1, and a share of them between."""
+    """Return targets 0 and 1, and a share of them between."""
     mixed = np.where(rng.random(shape) < soft, rng.random(shape), rng.random(shape) < 0.4)
     return np.asarray(mixed).astype(dtype.numpy)
 
@@ -100,7 +100,7 @@ def case_of(
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Logits of none to three axes, with hard targets, soft ones or both."""
+    """Draw logits of none to three axes, with hard targets, soft ones or both."""
     logits, soft = draw(LOGITS.cases(dtype, elements)), draw(st.sampled_from((0.0, 0.3, 1.0)))
     alpha, gamma = (
         draw(st.sampled_from((0.25, -1.0, -0.25, 0.75, 1.0))),

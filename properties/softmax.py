@@ -24,7 +24,7 @@ from .norms import (
 
 
 def backward(grad_output: Any, x: Any) -> tuple[Any]:
-    """The oracle's gradient, from the output as a kernel saves it: rounded to the tested dtype."""
+    """Return the oracle's gradient, from the output as a kernel saves it: rounded to the tested dtype."""
     return oracle.backward(grad_output, stored(oracle.forward(x)))
 
 

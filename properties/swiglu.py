@@ -19,7 +19,7 @@ a_gate_and_its_negative_add_up = law(
 
 
 def backward(grad_output: Any, gate: Any, up: Any) -> tuple[Any, Any]:
-    """The oracle's gradients. For gate's, kernels may take 1 - sigmoid(gate), and multiply in any order."""
+    """Return the oracle's gradients. For gate's, kernels may take 1 - sigmoid(gate), and multiply in any order."""
     grad_gate, grad_up = oracle.backward(grad_output, gate, up)
     share, rest = oracle.sigmoid(gate), oracle.sigmoid(-gate)
     grad_gate = either_formula(grad_gate, grad_output * (up * (share * (1 + gate * (1 - share)))))

@@ -24,11 +24,11 @@ from fourfold.operations.workloads import Make, tiled, whole
 
 
 def alike(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Where numbers are equal, or both NaN."""
+    """Return a mask of the numbers that are equal, or both NaN."""
     return (one == other) | (np.isnan(one) & np.isnan(other))
 
 
-def of_values(x: Any, k: int, largest: bool = True) -> Any:
+def right_values(x: Any, k: int, largest: bool = True) -> Any:
     """Return the oracle's values. They are given numbers, and no more wrong than any of these."""
     if not isinstance(x, Bounded):
         return oracle.forward(x, k, largest)[0]
@@ -37,8 +37,8 @@ def of_values(x: Any, k: int, largest: bool = True) -> Any:
     return OneOf(found, x.arithmetic).within(np.broadcast_to(given, found.shape))
 
 
-def mended(at: np.ndarray, right: np.ndarray, numbers: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """A row of places in which those that are not right, or come again, are the first other ones of these numbers."""
+def repair_places(at: np.ndarray, right: np.ndarray, numbers: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """Return a row of places; wrong or repeated ones are replaced by the first unused places of equal numbers."""
     chosen = {index: place for place, index in reversed([*enumerate(at.tolist())]) if right[place]}
     expected = at.copy()
     for place in sorted({*range(len(at))} - {*chosen.values()}):
@@ -48,7 +48,7 @@ def mended(at: np.ndarray, right: np.ndarray, numbers: np.ndarray, found: np.nda
     return expected
 
 
-def of_indices(x: Bounded, k: int, largest: bool = True) -> Bounded:
+def right_indices(x: Bounded, k: int, largest: bool = True) -> Bounded:
     """Return the oracle's places. Those of equal numbers may be others among these, each of them once."""
     found, indices = oracle.forward(x.value, k, largest)
 
@@ -62,14 +62,14 @@ def of_indices(x: Bounded, k: int, largest: bool = True) -> Bounded:
         in_order = np.sort(np.where(right, at, -1 - np.arange(k)), axis=-1)
         wrong = ~right.all(axis=-1) | (in_order[..., 1:] == in_order[..., :-1]).any(axis=-1)
         for row in map(tuple, np.argwhere(wrong)):
-            expected[row] = mended(at[row], right[row], x.value[row], found[row])
+            expected[row] = repair_places(at[row], right[row], x.value[row], found[row])
         return expected
 
     return OneOf(indices.astype(x.value.dtype), x.arithmetic, nearest)
 
 
 def backward(grad_values: Any, x: Any, k: int, largest: bool = True) -> tuple[Any]:
-    """The oracle's gradient. Among equal numbers cotangents may go to others, each of them to one."""
+    """Return the oracle's gradient. Among equal numbers cotangents may go to others, each of them to one."""
     if not isinstance(x, Bounded):
         return (oracle.backward(grad_values, x, k, largest),)
     gradient = oracle.backward(grad_values.value, x.value, k, largest)
@@ -116,7 +116,7 @@ def admissible(case: Case, results: Mapping[str, np.ndarray]) -> str | None:
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Few long rows or many short ones, of which few numbers, many or all are wanted."""
+    """Draw few long rows or many short ones, of which few numbers, many or all are wanted."""
     shape = draw(rows_and_cols(elements))
     x, rng, n = draw(arrays(dtype, shape)), draw(GENERATORS), shape[-1]
     k = min((n, int(rng.integers(0, n + 1)), int(rng.integers(1, 9)))[rng.choice(3, p=[0.2, 0.3, 0.5])], n)
@@ -131,7 +131,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
-    """One to three rows of two to five numbers that are far from one another."""
+    """Draw one to three rows of two to five numbers that are far from one another."""
     rng = draw(GENERATORS)
     shape = draw(st.integers(1, 3)), draw(st.integers(2, 5))
     x = (rng.permuted(np.broadcast_to(np.arange(shape[1]) - 2.0, shape), axis=-1) + rng.uniform(-0.2, 0.2, shape)) * 2
@@ -273,7 +273,7 @@ workloads: Mapping[str, Mapping[str, Make]] = {
 
 of_each = Operation(
     name="topk.values",
-    forward=of_values,
+    forward=right_values,
     backward=backward,
     differentiable=("x",),
     cases=cases,
@@ -297,7 +297,7 @@ operation = replace(
         "indices": replace(
             of_each,
             name="topk.indices",
-            forward=of_indices,
+            forward=right_indices,
             backward=lambda *_, **__: (),
             differentiable=(),
             laws=(),

@@ -70,11 +70,11 @@ def verify_kernelbench(
         ValueError: the inputs are too large: see `sizes`; or the Model draws random numbers, as dropout does.
     """
     answer = existing_file(solution)
-    given = KernelBenchProblem.of(problem, sizes, vary, seed)
-    limits = given.claims if claims is None else claims
+    kernelbench = KernelBenchProblem.of(problem, sizes, vary, seed)
+    limits = kernelbench.claims if claims is None else claims
     if not options.get("untrusted"):
-        return verify(given.solution(answer), given.record, claims=limits, **options)
+        return verify(kernelbench.solution(answer), kernelbench.record, claims=limits, **options)
     with tempfile.TemporaryDirectory() as folder:
         seconds = options.get("call_seconds", CALL_SECONDS)
-        candidate = given.solution_elsewhere(answer, Path(folder), seconds=seconds)
-        return verify(candidate, given.record, claims=limits, **options)
+        candidate = kernelbench.solution_elsewhere(answer, Path(folder), seconds=seconds)
+        return verify(candidate, kernelbench.record, claims=limits, **options)

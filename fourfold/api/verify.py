@@ -15,7 +15,7 @@ from fourfold.checks import catalogue
 from fourfold.checks.catalogue import FORWARD, Check
 from fourfold.checks.search import Search
 from fourfold.engine.verdict import Verdict, holding_lines, refusal_lines
-from fourfold.engine.verification import CheckPlan, Trial, _warn_of_refusals, verified
+from fourfold.engine.verification import CheckPlan, Trial, _warn_of_refusals, verify_trial
 from fourfold.numerics.dtypes import Dtypes
 from fourfold.operations.claims import Claims
 from fourfold.operations.limits import CALL_SECONDS, COMPILE_SECONDS, EXAMPLES
@@ -100,9 +100,9 @@ def verify(
     with Trial.of(
         implementation, operation, claims, device, refusals, strict_errors, own_process, compile_seconds
     ) as trial:
-        planned = [(check.name, dtype) for check, dtype in trial.planned(dtypes, only, forbid_fallback)]
+        planned = [(check.name, dtype) for check, dtype in trial.plan_checks(dtypes, only, forbid_fallback)]
         with display(planned) as tell:
-            verdict = verified(trial, replace(plan, told=tell))
+            verdict = verify_trial(trial, replace(plan, told=tell))
         if verdict.passed or not accept or verdict.suggested_claim in ("", verdict.claims):
             return verdict
     options["claims"] = Claims.parse(verdict.suggested_claim)
@@ -142,18 +142,18 @@ def suite(implementation: Callable[..., torch.Tensor], operation: Operation | st
     Raises:
         ValueError: an option is not as `verify` describes.
     """
-    given = {name: options.pop(name) for name in GIVEN if name in options}
+    trial_options = {name: options.pop(name) for name in GIVEN if name in options}
     dtypes, only = options.pop("dtypes", ()), options.pop("only", ())
     trial = Trial.of(
         implementation,
         operation,
-        **{"claims": None, "device": "auto", "refusals": True, "strict_errors": False, **given},
+        **{"claims": None, "device": "auto", "refusals": True, "strict_errors": False, **trial_options},
     )
     search = Search(**{"examples": EXAMPLES, **options})
     planned: dict[str, list[str]] = {}
     checks_by_name = {}
     found = _Found()
-    for check, dtype in trial.planned(dtypes, only):
+    for check, dtype in trial.plan_checks(dtypes, only):
         planned.setdefault(check.name, []).append(dtype)
         checks_by_name[check.name] = check
     tests = {

@@ -45,10 +45,10 @@ def register_binary(
         return output
 
     def backward(grad_output: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *needs: bool) -> tuple:
-        found = empty_gradients((a, b), needs)
+        results = empty_gradients((a, b), needs)
         if grad_output.numel():
-            gradients(grad_output.contiguous(), a.contiguous(), b.contiguous(), *found, *needs)  # type: ignore[misc]
-        return found
+            gradients(grad_output.contiguous(), a.contiguous(), b.contiguous(), *results, *needs)  # type: ignore[misc]
+        return results
 
     def fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(a)

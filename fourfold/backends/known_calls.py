@@ -72,7 +72,7 @@ class KnownCalls(NamedTuple):
 
 
 class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
-    """A mode that records one call. Launches report to it by `launched`."""
+    """A mode that records one call. Launches report to it by `record_launch`."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
             self._repeatable = False
         return result
 
-    def launched(self, again: Callable[[Callable[[int], int]], Launch]) -> None:
+    def record_launch(self, again: Callable[[Callable[[int], int]], Launch]) -> None:
         """Record a launch. `again` takes a function from an address to its index, and returns a `Launch`."""
         self._launches.append(again)
 
@@ -104,10 +104,10 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
         """Mark the call as not repeatable."""
         self._repeatable = False
 
-    def known(self, results: Any) -> KnownCalls | None:
+    def repeatable_actions(self, results: Any) -> KnownCalls | None:
         """Return the actions of the call, given its results, or None if it cannot be repeated."""
-        given = [a.data_ptr() if isinstance(a, torch.Tensor) else 0 for a in self._arguments]
-        addresses = [*given, *(t.data_ptr() for t in self._made), *(t.data_ptr() for t, _ in self._provided)]
+        pointers = [a.data_ptr() if isinstance(a, torch.Tensor) else 0 for a in self._arguments]
+        addresses = [*pointers, *(t.data_ptr() for t in self._made), *(t.data_ptr() for t, _ in self._provided)]
         distinct = [address for address in addresses if address]
         zeros = any(isinstance(a, float) and a == 0 for a in self._arguments)  # 0.0 and -0.0 are equal, as keys are
         if not self._repeatable or zeros or len(set(distinct)) < len(distinct):
@@ -151,8 +151,8 @@ def remember_calls(
     first = tensors[0]
 
     def call(*arguments: Any) -> Any:
-        given = arguments[first]
-        device = -1 if given is None else given.get_device()
+        argument = arguments[first]
+        device = -1 if argument is None else argument.get_device()
         if device < 0 or device != torch.cuda.current_device() or not usable():
             return implementation(*arguments)
         if launch_records.current is not None:  # what is known again does not pass by the functions that record
@@ -169,16 +169,16 @@ def remember_calls(
                     tensor.data_ptr() % ALIGNMENT,
                 )
         kind = tuple(parts)
-        found = kinds.get(kind)
-        if isinstance(found, KnownCalls):
-            return found.repeat(arguments, tensors, device)
-        if found is None:
+        actions = kinds.get(kind)
+        if isinstance(actions, KnownCalls):
+            return actions.repeat(arguments, tensors, device)
+        if actions is None:
             # The first call of a kind may compile and measure.
             if len(kinds) >= MOST_KINDS:
                 kinds.clear()
             kinds[kind] = True
             return implementation(*arguments)
-        if not found or recorder() is not None or torch.cuda.is_current_stream_capturing():
+        if not actions or recorder() is not None or torch.cuda.is_current_stream_capturing():
             return implementation(*arguments)
         watching = CallRecorder(arguments)
         _thread.recorder = watching
@@ -187,7 +187,7 @@ def remember_calls(
                 results = implementation(*arguments)
         finally:
             _thread.recorder = None
-        kinds[kind] = watching.known(results) or False
+        kinds[kind] = watching.repeatable_actions(results) or False
         return results
 
     return call

@@ -93,7 +93,7 @@ class LaunchRecord:
         """The operators of torch that may launch kernels of their own."""
         return [event for event in self.events if isinstance(event, str)]
 
-    def launched(self, code: Code, configuration: str, arguments: Sequence[Any]) -> None:
+    def record_launch(self, code: Code, configuration: str, arguments: Sequence[Any]) -> None:
         """Record a launch."""
         if not torch_internals.calls_are_watched():
             self.refuse(f"{code.name} was launched where torch's operators are not seen")

@@ -200,8 +200,8 @@ def _gradients(take: Callable[..., Any], places: list[int], arguments: int, othe
             return tuple(gradients)
         needs_input_grad = ctx.needs_input_grad
         needed = [needs_input_grad[place] for place in places]
-        found = take(grad_output, *further, *ctx.saved_tensors, *ctx.constants, *needed)
-        for place, needs, gradient in zip(places, needed, found):
+        results = take(grad_output, *further, *ctx.saved_tensors, *ctx.constants, *needed)
+        for place, needs, gradient in zip(places, needed, results):
             if needs:
                 gradients[place] = gradient
         return tuple(gradients)

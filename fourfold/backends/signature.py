@@ -57,17 +57,21 @@ class Signature:
         extra: Callable[..., None] | None = None,
     ) -> None:
         self.function, self.arguments, self._extra = function, dict(arguments), extra
-        self.tensors = {name: of for name, of in arguments.items() if isinstance(of, TensorInput)}
-        self.parameters = {name: of for name, of in arguments.items() if isinstance(of, Values)}
+        self.tensors = {name: argument for name, argument in arguments.items() if isinstance(argument, TensorInput)}
+        self.parameters = {name: argument for name, argument in arguments.items() if isinstance(argument, Values)}
         self.name, self.names = function.__name__, tuple(arguments)
         self._called = inspect.signature(function)
         if tuple(self._called.parameters) != self.names:
             taken = ", ".join(self._called.parameters)
             raise TypeError(f"signature: {self.name} takes {taken}, and not {', '.join(self.names) or 'nothing'}")
-        for place, (name, of) in enumerate(arguments.items()):
-            if isinstance(of, Values) and of.choices and place:
+        for place, (name, argument) in enumerate(arguments.items()):
+            if isinstance(argument, Values) and argument.choices and place:
                 continue
-            if isinstance(of, Values) or (of.is_floating and of.dtypes) or (not place and (of.optional or of.dtypes)):
+            if (
+                isinstance(argument, Values)
+                or (argument.is_floating and argument.dtypes)
+                or (not place and (argument.optional or argument.dtypes))
+            ):
                 raise ValueError(f"signature: {name} must be a tensor of the tested dtype, and not optional")
 
     @property
@@ -92,8 +96,8 @@ class Signature:
         first, axes = names[0], self.tensors[names[0]].axes
         pattern = notation.pattern(axes)
         fits_any = axes == (notation.LEADING,)
-        later = [(place, name, self._check(name)) for place, name in enumerate(names) if place in self._checked_alone]
-        rest = [(place, name, of.check) for place, name in enumerate(names) if (of := self.parameters.get(name))]
+        later = [(place, name, self._check(name)) for place, name in enumerate(names) if place in self._separate_places]
+        checks = [(place, name, of.check) for place, name in enumerate(names) if (of := self.parameters.get(name))]
         together = self._check_others if self._others else None
         extra = self._extra
 
@@ -110,7 +114,7 @@ class Signature:
                 check(name, given[place], first, tensor)
             if together is not None:
                 together(given)
-            for place, name, valid in rest:
+            for place, name, valid in checks:
                 valid(name, given[place])
             if extra is not None:
                 extra(*given)
@@ -146,7 +150,7 @@ class Signature:
         return [(self.names.index(n), n, of, notation.pattern(of.axes)) for n, of in self.tensors.items()]
 
     @functools.cached_property
-    def _checked_alone(self) -> tuple[int, ...]:
+    def _separate_places(self) -> tuple[int, ...]:
         """The places of the tensors that are compared with the first one alone."""
         alone = [name for name in self.tensors if name not in self._others]
         return tuple(place for place, name in enumerate(self.names) if place and name in alone)
@@ -213,21 +217,25 @@ def _check_integers(name: str, tensor: Any, of: TensorInput, other_name: str, ot
         raise ValueError(f"{name} must be on the device of {other_name}, {other.device}, not on {tensor.device}")
 
 
-def _check_range(name: str, tensor: torch.Tensor, of: TensorInput, sizes: Mapping[str, Any]) -> None:
+def _check_range(name: str, tensor: torch.Tensor, tensor_input: TensorInput, sizes: Mapping[str, Any]) -> None:
     """Check the integers of a tensor on the CPU.
 
     Raises:
         ValueError: one is out of its range, or offsets do not rise from 0 to the number of rows.
     """
-    if isinstance(of, Ragged):
-        total = sizes[of.total]
-        counts = tensor.diff() if of.are_offsets else tensor
-        ends = (not of.are_offsets or int(tensor[0]) == 0) and int(counts.sum()) == total
+    if isinstance(tensor_input, Ragged):
+        total = sizes[tensor_input.total]
+        counts = tensor.diff() if tensor_input.are_offsets else tensor
+        ends = (not tensor_input.are_offsets or int(tensor[0]) == 0) and int(counts.sum()) == total
         if not ends or bool((counts < 0).any()):
-            what = f"rise from 0 to {total}" if of.are_offsets else f"be 0 or more with the sum {total}"
-            raise ValueError(f"{name} must {what}, the size of {of.total}, not {tensor.tolist()}")
-    elif of.high is not None and of.dtypes != ("bool",) and tensor.numel() and not of.also:
-        low, high = of.range(sizes)
+            requirement = (
+                f"rise from 0 to {total}" if tensor_input.are_offsets else f"be 0 or more with the sum {total}"
+            )
+            raise ValueError(f"{name} must {requirement}, the size of {tensor_input.total}, not {tensor.tolist()}")
+    elif (
+        tensor_input.high is not None and tensor_input.dtypes != ("bool",) and tensor.numel() and not tensor_input.also
+    ):
+        low, high = tensor_input.range(sizes)
         least, largest = (int(end) for end in tensor.aminmax())
         if least < low or largest >= high:
             raise ValueError(f"{name} must be from {low} to {high - 1}, not {least} to {largest}")

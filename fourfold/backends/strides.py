@@ -92,8 +92,8 @@ def as_rows(*tensors: torch.Tensor) -> tuple[int, list[Rows]]:
         # Leading axes that merge into no fewer than three are rare, so copying is good enough.
         return as_rows(*(tensor.contiguous() for tensor in tensors))
     inner = sizes[-1] if sizes else 1
-    found = []
+    views = []
     for tensor, along in zip(tensors, strides):
         outer_stride, inner_stride = [0] * (2 - len(along)) + along
-        found.append(Rows(tensor, outer_stride, inner_stride, tensor.stride(-1) if cols > 1 else 1))
-    return inner, found
+        views.append(Rows(tensor, outer_stride, inner_stride, tensor.stride(-1) if cols > 1 else 1))
+    return inner, views

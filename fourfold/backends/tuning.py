@@ -100,8 +100,8 @@ class Tuner:
             run: does the launch. It may be called many times.
             worthwhile: whether launches of the kind take long enough that measuring pays.
         """
-        if not _forced and (found := self._chosen.get((device, kind))):
-            return found
+        if not _forced and (earlier := self._chosen.get((device, kind))):
+            return earlier
         if (recorder := known_calls.recorder()) is not None and worthwhile:
             recorder.refuse()  # the choice may differ at the next call
         if forced := _forced.get(self.name):

@@ -35,21 +35,21 @@ def counter(device: torch.device) -> torch.Tensor:
 def _gpu_workspace(device: torch.device) -> torch.Tensor:
     index = device.index
     if torch.cuda.is_current_stream_capturing():
-        own = _next(index)
+        slot = _next(index)
         # If no counter is left, or none exists yet, the graph clears a counter itself. That costs one graph node.
-        return own if own is not None else torch.zeros(1, dtype=torch.int32, device=device)
+        return slot if slot is not None else torch.zeros(1, dtype=torch.int32, device=device)
     stream = torch_internals.current_stream(index)
-    found = _of_stream.get((index, stream))
-    if found is None:
+    workspace = _of_stream.get((index, stream))
+    if workspace is None:
         if index not in _slabs:
             _slabs[index] = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
             _used[index] = 0
             torch.cuda.synchronize(index)  # other streams must not run ahead of the zeros
-        own = _next(index)
-        if own is None:
+        slot = _next(index)
+        if slot is None:
             return torch.zeros(1, dtype=torch.int32, device=device)
-        found = _of_stream[index, stream] = own
-    return found
+        workspace = _of_stream[index, stream] = slot
+    return workspace
 
 
 def _next(index: int) -> torch.Tensor | None:

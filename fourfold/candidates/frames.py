@@ -18,25 +18,25 @@ def own_frames(error: BaseException, origin: Path) -> list[traceback.FrameSummar
     """
     frames = getattr(error, FRAMES_ELSEWHERE, None)
     if frames is None:
-        frames = [frame for each in _wrapped(error) for frame in traceback.extract_tb(each.__traceback__)]
+        frames = [frame for each in _error_chain(error) for frame in traceback.extract_tb(each.__traceback__)]
     first = next((place for place, frame in enumerate(frames) if _lies_in(frame, origin)), len(frames))
     return [frame for frame in frames[first:] if _lies_in(frame, origin) or not is_of_a_library(frame)]
 
 
-def unwrapped(error: BaseException) -> BaseException:
+def innermost_error(error: BaseException) -> BaseException:
     """Return the error of an interpreted kernel, which Triton's interpreter wraps at each call; others unchanged."""
-    *_, innermost = _wrapped(error)
+    *_, innermost = _error_chain(error)
     return innermost
 
 
-def _wrapped(error: BaseException) -> Iterator[BaseException]:
+def _error_chain(error: BaseException) -> Iterator[BaseException]:
     yield error
     while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
         error = error.__cause__
         yield error
 
 
-def spelled(frames: Sequence[traceback.FrameSummary]) -> str:
+def format_frames(frames: Sequence[traceback.FrameSummary]) -> str:
     """Format frames as Python does, the innermost last, with recursion shortened."""
     return "".join(traceback.StackSummary.from_list(frames).format()).rstrip()
 

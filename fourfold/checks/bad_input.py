@@ -4,7 +4,7 @@ import re
 
 import torch
 
-from fourfold.candidates.integrity.escapes import held
+from fourfold.candidates.integrity.escapes import convert_escapes
 from fourfold.checks.search import OUTPUT, Search, Subject
 from fourfold.instruments import line_coverage
 from fourfold.numerics.compare import Agreement
@@ -25,7 +25,7 @@ def _errors_are_raised(subject: Subject, search: Search) -> None:
     for declared in subject.operation.errors:
         arguments = declared.arguments(subject.device)
         try:
-            with held():
+            with convert_escapes():
                 output = subject.call(**arguments)
         except declared.raises as error:
             if not re.search(rf"\b{re.escape(declared.names)}\b", str(error)):
@@ -60,7 +60,7 @@ def _bad_input_is_noticed(subject: Subject, search: Search) -> None:
         if subject.device == "cuda" and devices - {"cuda"}:
             continue
         try:
-            with held():
+            with convert_escapes():
                 subject.call(**arguments)
             if subject.device == "cuda":
                 torch.cuda.synchronize()  # raises an error for a fault of this call

@@ -74,14 +74,14 @@ def the_batch_does_not_matter(subject: Subject, search: Search) -> None:
             expected = expected_results(subject, part) if subject.depends_on_batch else {}
             for name, alone in _evaluate(subject, part)[0].items():
                 among = whole[name][samples]
-                what = f"{name} of samples {samples.start} to {samples.stop - 1} among all {count}"
+                description = f"{name} of samples {samples.start} to {samples.stop - 1} among all {count}"
                 if expected:
                     dtype = subject.dtype_of(name)
                     within = expectation(expected[name], dtype)
                     if not isinstance(within, OneOf):  # each call may choose another of several right results
                         within = Bounded(subject.dtype.array(alone), 2 * within.error, within.arithmetic)
                     try:
-                        agreements.append(compare(dtype.array(among), within, dtype, what))
+                        agreements.append(compare(dtype.array(among), within, dtype, description))
                     except Disagreement as disagreement:
                         raise Failure(f"{subject}: {disagreement}\nwith {describe(tensors)}", name) from None
                 else:
@@ -90,12 +90,12 @@ def the_batch_does_not_matter(subject: Subject, search: Search) -> None:
                     if differs.any():
                         wrong = f"{int(differs.sum())} of {differs.numel()} elements differ from those of them alone"
                         claim = "the backend's module has no depends_on_batch, and so claims the same bits"
-                        raise Failure(f"{subject}: {what}: {wrong}; {claim}\nwith {describe(tensors)}", name)
+                        raise Failure(f"{subject}: {description}: {wrong}; {claim}\nwith {describe(tensors)}", name)
                     agreements.append(Agreement(0.0, among.numel(), 0))
         search.saw(*agreements)
 
-    made = {name: make(subject.dtype) for name, make in operation.examples.items()}
-    batches = {name: case for name, case in made.items() if _samples(operation, case) > 1}
+    cases = {name: make(subject.dtype) for name, make in operation.examples.items()}
+    batches = {name: case for name, case in cases.items() if _samples(operation, case) > 1}
     small = {name: case for name, case in batches.items() if 0 < case.grad_output.size <= NAMED_ELEMENTS}
     # Some bugs show only with samples of very different values, which few generated cases have.
     search.cases(subject, "batch", body, few=True, also=small)
@@ -122,18 +122,18 @@ def many_samples_are_alike(subject: Subject, search: Search, samples: int = 0, r
             need(case.grad_output.size >= count * LEAST_OF_A_SAMPLE)
         case = replace(case, layouts={})
         repetitions = 1 + max(samples // count, results // case.grad_output.size)
-        given = case_tensors(subject, case)
+        inputs = case_tensors(subject, case)
         repeated = {*operation.batched, "grad_output"}
-        needed = sum(t.nbytes for name, t in given.items() if name in repeated) * 4 * repetitions
+        needed = sum(t.nbytes for name, t in inputs.items() if name in repeated) * 4 * repetitions
 
         def place(name: str, tensor: torch.Tensor) -> torch.Tensor:
             return tensor.repeat(repetitions, *[1] * (tensor.ndim - 1)) if name in repeated else tensor
 
         expected, agreements = expected_results(subject, case), []
         with room(subject.device, needed):
-            found, tensors = _evaluate(subject, case, place)
-            for name in list(found):
-                result = found.pop(name)
+            outputs, tensors = _evaluate(subject, case, place)
+            for name in list(outputs):
+                result = outputs.pop(name)
                 if result.numel():
                     first, when = {name: result[:count]}, f"the first {count} samples: "
                     agreements += compare_results(subject, first, expected, tensors, when)
@@ -173,6 +173,6 @@ def _require_repetition(
         alike |= (rows.double() - first.double()).abs() <= allowed
         if not alike.all():
             at = start + int(alike.flatten(1).all(1).logical_not().nonzero()[0]) * count
-            what = f"{name} of samples {at} to {at + count - 1} is not that of the first {count}, their equals"
-            raise Failure(f"{subject}: {what}\nwith {described}", name)
+            problem = f"{name} of samples {at} to {at + count - 1} is not that of the first {count}, their equals"
+            raise Failure(f"{subject}: {problem}\nwith {described}", name)
         start += len(piece)

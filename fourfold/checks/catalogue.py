@@ -198,7 +198,7 @@ TOGETHER = Check(
 BAD_INPUT = Check(name="bad input", run=bad_input.declared_errors_are_raised, dtypes=("float32",))
 
 
-def named(name: str) -> Check:
+def check_named(name: str) -> Check:
     """Return the check of a name. Those of "law" and "configuration" take the law or configuration as first argument.
 
     Raises:
@@ -217,7 +217,7 @@ def checks_of(operation: Operation, device: str, claims: Claims) -> list[Check]:
     together. If the record relates the outputs to one another, a check of that relation follows.
     """
     if operation.outputs:
-        return list(_of_outputs(operation, device, claims))
+        return list(_output_checks(operation, device, claims))
     of_laws = (
         replace(LAW, name=f"law: {law.__name__.replace('_', ' ')}", run=functools.partial(LAW.run, law))
         for law in operation.laws
@@ -240,7 +240,7 @@ def fallback_of(operation: Operation) -> Check:
     return replace(FALLBACK, run=outputs.check_of_output(FALLBACK.run, next(iter(operation.outputs))))
 
 
-def _of_outputs(operation: Operation, device: str, claims: Claims) -> Iterator[Check]:
+def _output_checks(operation: Operation, device: str, claims: Claims) -> Iterator[Check]:
     for name, of in operation.outputs.items():
         for check in checks_of(of, device, claims):
             if check is not BAD_INPUT and name in outputs_for(check, operation):

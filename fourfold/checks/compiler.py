@@ -36,14 +36,14 @@ def compiler_accepts(subject: Subject, search: Search) -> None:
                 search.one(name, case, body)
     search.failing = None
     search.note(None)  # the compiler refuses a kernel, and no case
-    found = front_end.answer() if process is None else process.compiler_answer()
-    if found.refused:
+    answer = front_end.answer() if process is None else process.compiler_answer()
+    if answer.refused:
         search.seeks_claims = False
-        raise _failure(subject, found.refused)
-    if found.unknown and not found.accepted:
-        raise Unsupported(f"cannot judge: Triton's compiler was not heard: {found.unknown[0]}", Exclusion.NO_COMPILER)
-    search.remarks += [f"Triton's compiler was not heard of a kernel: {each}" for each in found.unknown]
-    if not found.accepted:
+        raise _failure(subject, answer.refused)
+    if answer.unknown and not answer.accepted:
+        raise Unsupported(f"cannot judge: Triton's compiler was not heard: {answer.unknown[0]}", Exclusion.NO_COMPILER)
+    search.remarks += [f"Triton's compiler was not heard of a kernel: {each}" for each in answer.unknown]
+    if not answer.accepted:
         raise Unsupported("it launches no Triton kernel", Exclusion.NO_COMPILER)
 
 

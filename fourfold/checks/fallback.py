@@ -14,7 +14,7 @@ def nothing_is_left_to_torch(subject: Subject, search: Search) -> None:
         fallbacks = Fallbacks()
         subject.evaluate(case, watch=fallbacks)
         if fallbacks.found:
-            raise Failure(f"{subject}: the call leaves to torch what it is to compute: {', '.join(fallbacks.found)}")
+            raise Failure(f"{subject}: the call computes with torch: {', '.join(fallbacks.found)}")
         search.saw(Agreement(0.0, case.grad_output.size, 0))
 
     search.cases(subject, "fallback", body)

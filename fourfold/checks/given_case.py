@@ -41,15 +41,15 @@ def smaller_cases(draw: st.DrawFn, operation: Operation, case: Case, dtype: DTyp
     inputs = {name: _cut(operation, name, array, cuts) for name, array in case.inputs.items()}
     for name, array in inputs.items():
         if is_floating(array) and name not in operation.ordinary:
-            inputs[name] = _rounded(array, min(draw(st.integers(0, WHOLE * BITS)), BITS))
-    found = replace(case, inputs=inputs)
+            inputs[name] = _round(array, min(draw(st.integers(0, WHOLE * BITS)), BITS))
+    smaller = replace(case, inputs=inputs)
     sized = operation.sized
     if sized is not None and any(array.shape != case[name].shape for name, array in inputs.items()):
-        sizes = sizes_of(operation, found)
+        sizes = sizes_of(operation, smaller)
         if not sized.allows({axis: sizes[axis] for axis in sized.axes if axis in sizes}):
             hypothesis.reject()
     try:
-        return with_cotangent(operation, found, dtype)
+        return with_cotangent(operation, smaller, dtype)
     except Exception:  # the definition does not take the smaller case
         hypothesis.reject()
 
@@ -60,7 +60,7 @@ def _part(draw: st.DrawFn, size: int) -> slice:
     return slice(end - min(draw(st.integers(min(size, 1), WHOLE * size)), end), end)
 
 
-def _written(operation: Operation, name: str, axes: int) -> Iterator[str]:
+def _axis_names(operation: Operation, name: str, axes: int) -> Iterator[str]:
     """Yield the axes of an input; those of ``...`` with their places."""
     written = notation.parse(operation.axes[name])
     for axis in written:
@@ -79,7 +79,7 @@ def _axes(operation: Operation, case: Case) -> dict[str, int]:
     found: dict[str, int] = {}
     fixed = {of.high for of in declaration.tensors.values()} if declaration else set()
     for name, array in case.inputs.items():
-        for axis, size in zip(_written(operation, name, array.ndim), array.shape):
+        for axis, size in zip(_axis_names(operation, name, array.ndim), array.shape):
             found[axis] = size
             if not axis.startswith(notation.LEADING) and notation.split(axis).names != (axis,):
                 fixed |= {axis, *notation.split(axis).names}
@@ -89,10 +89,10 @@ def _axes(operation: Operation, case: Case) -> dict[str, int]:
 def _cut(operation: Operation, name: str, array: np.ndarray, cuts: Cuts) -> np.ndarray:
     if not cuts:
         return array
-    return array[tuple(cuts.get(axis, slice(None)) for axis in _written(operation, name, array.ndim))]
+    return array[tuple(cuts.get(axis, slice(None)) for axis in _axis_names(operation, name, array.ndim))]
 
 
-def _rounded(array: np.ndarray, bits: int) -> np.ndarray:
+def _round(array: np.ndarray, bits: int) -> np.ndarray:
     """Return numbers rounded to some bits of fraction; infinities and NaN as they are."""
     if bits == BITS:
         return array

@@ -27,9 +27,9 @@ def gradcheck(subject: Subject, search: Search) -> None:
     `once_differentiable` does, but a wrong second derivative is a failure.
     """
     subject.needs_gradients()
-    kept = subject.dtype_of(OUTPUT)
-    if kept.roundoff > subject.dtype.roundoff:
-        raise Unsupported(f"its output is {kept}, too coarse for numerical differentiation")
+    output_dtype = subject.dtype_of(OUTPUT)
+    if output_dtype.roundoff > subject.dtype.roundoff:
+        raise Unsupported(f"its output is {output_dtype}, too coarse for numerical differentiation")
     if computed_in(subject.operation, subject.dtype) is not subject.dtype:
         raise Unsupported("an input has another dtype, too coarse for numerical differentiation")
 
@@ -41,7 +41,7 @@ def gradcheck(subject: Subject, search: Search) -> None:
         points = [case.tensor(name, subject.dtype, subject.device).requires_grad_() for name in names]
         weights = case.tensor("grad_output", subject.dtype, subject.device)
 
-        def weighted(*tensors: torch.Tensor) -> torch.Tensor:
+        def weighted_output(*tensors: torch.Tensor) -> torch.Tensor:
             output = subject.call(**dict(zip(names, tensors)), **constants, **case.parameters)
             return output * weights
 
@@ -49,33 +49,33 @@ def gradcheck(subject: Subject, search: Search) -> None:
             output = subject.call(**dict(zip(names, at)), **constants, **case.parameters)
             return torch.autograd.grad(output, at, weights, create_graph=True, allow_unused=True)
 
-        def gradient(of: int, along: int) -> Callable[[torch.Tensor], torch.Tensor | None]:
-            return lambda point: gradients([*points[:along], point, *points[along + 1 :]])[of]
+        def gradient(place: int, along: int) -> Callable[[torch.Tensor], torch.Tensor | None]:
+            return lambda point: gradients([*points[:along], point, *points[along + 1 :]])[place]
 
         def differentiable() -> list[tuple[int, int]]:
             """Return the gradients that autograd differentiates, each with the point along which it does."""
-            found: list[tuple[int, int]] = []
+            places: list[tuple[int, int]] = []
             with contextlib.suppress(Exception):
-                for of, each in enumerate(gradients(points)):
+                for place, each in enumerate(gradients(points)):
                     if each is not None and each.requires_grad:
                         second = torch.autograd.grad(
                             each, points, torch.ones_like(each), retain_graph=True, allow_unused=True
                         )
-                        found += [(of, along) for along, of_it in enumerate(second) if of_it is not None]
-            return found
+                        places += [(place, along) for along, of_it in enumerate(second) if of_it is not None]
+            return places
 
         # The whole Jacobian for the first case, then its product with random vectors, at the cost of two calls.
-        _differentiated(subject, weighted, points, "gradcheck", fast=search.ran > 0)
-        for of, along in differentiable() if search.ran < TWICE else ():
-            what = f"gradcheck of the gradient of {names[of]} along {names[along]}"
-            _differentiated(subject, gradient(of, along), [points[along]], what, fast=True)
+        _run_gradcheck(subject, weighted_output, points, "gradcheck", fast=search.ran > 0)
+        for place, along in differentiable() if search.ran < TWICE else ():
+            what = f"gradcheck of the gradient of {names[place]} along {names[along]}"
+            _run_gradcheck(subject, gradient(place, along), [points[along]], what, fast=True)
         search.saw(Agreement(0.0, weights.numel(), 0))
 
     search.for_all(f"gradcheck {subject}", subject.operation.smooth(subject.dtype), body)
     search.require_evidence(subject, "gradcheck")
 
 
-def _differentiated(
+def _run_gradcheck(
     subject: Subject, function: Callable[..., torch.Tensor | None], points: list[torch.Tensor], what: str, fast: bool
 ) -> None:
     try:

@@ -21,14 +21,14 @@ BEFORE: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 Pass = Callable[[torch.Tensor, list[torch.Tensor], torch.Tensor], tuple[torch.Tensor, ...]]
 
 
-def _in_another_thread(
+def _thread_gradients(
     output: torch.Tensor, leaves: list[torch.Tensor], grad_output: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     with ThreadPoolExecutor(1) as another:
         return another.submit(gradients_of, output, leaves, grad_output).result()
 
 
-def _accumulated(
+def _accumulate_gradients(
     output: torch.Tensor, leaves: list[torch.Tensor], grad_output: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """Return the gradients that `backward` accumulates in the leaves' `grad`."""
@@ -44,8 +44,8 @@ def place_in_the_graph_does_not_matter(subject: Subject, search: Search) -> None
     ways: list[tuple[str, str, Pass]] = [
         ("of the result of another operation", "", gradients_of),
         ("of a view", "", gradients_of),
-        ("of a leaf", " in another thread", _in_another_thread),
-        ("of a leaf", " by backward()", _accumulated),
+        ("of a leaf", " in another thread", _thread_gradients),
+        ("of a leaf", " by backward()", _accumulate_gradients),
     ]
 
     def body(case: Case) -> None:
@@ -56,13 +56,13 @@ def place_in_the_graph_does_not_matter(subject: Subject, search: Search) -> None
             leaves = case.tensors(subject.dtype, subject.device)
             for name in names:
                 leaves[name].requires_grad_()
-            given = {name: BEFORE[before](leaf) if name in names else leaf for name, leaf in leaves.items()}
-            output = subject.call(**given, **case.parameters)
+            arguments = {name: BEFORE[before](leaf) if name in names else leaf for name, leaf in leaves.items()}
+            output = subject.call(**arguments, **case.parameters)
             grad_output = case.tensor("grad_output", subject.dtype, subject.device)
             gradients = run(output, [leaves[name] for name in names], grad_output)
             results = {name: gradient.detach() for name, gradient in zip(expected, gradients)}
-            agreements += compare_results(subject, results, expected, given, f"of a call {before}{by}, ")
-            for name in names if run is not _accumulated else ():
+            agreements += compare_results(subject, results, expected, arguments, f"of a call {before}{by}, ")
+            for name in names if run is not _accumulate_gradients else ():
                 if leaves[name].grad is not None:
                     raise Failure(f"{subject}: torch.autograd.grad{by} has written into the grad of {name}")
         search.saw(*agreements)

@@ -34,26 +34,26 @@ OVERWRITTEN = 7.0
 CYCLES_BEFORE_INPUTS = 100_000_000
 
 
-def changed(subject: Subject, case: Case) -> Case:
+def change_values(subject: Subject, case: Case) -> Case:
     """Return a case of the same shapes and layouts with other numbers that the operation accepts.
 
     Integers stay the same if the operation's record has no alternatives, or if the result's shape depends on them.
     Numbers are scaled. Where that leaves a result as it was, as it leaves a normalized row, they are drawn anew.
     """
     other = subject.operation.redraw_numbers(case)
-    if not tells_apart(subject, expected_results(subject, other), expected_results(subject, case)):
+    if not distinguishes(subject, expected_results(subject, other), expected_results(subject, case)):
         other = subject.operation.redraw_numbers(case, scaled_alone=False)
     if integers := subject.operation.other_integers(case):
         moved = replace(other, inputs={**other.inputs, **integers})
         result, former = (reference(subject.operation, each, subject.dtype) for each in (moved, case))
         if result.shape == case.grad_output.shape and (
-            subject.operation.differentiable or tells_apart(subject, {OUTPUT: result}, {OUTPUT: former})
+            subject.operation.differentiable or distinguishes(subject, {OUTPUT: result}, {OUTPUT: former})
         ):
             return moved
     return other
 
 
-def tells_apart(subject: Subject, expected: dict[str, Bounded], former: dict[str, Bounded]) -> bool:
+def distinguishes(subject: Subject, expected: dict[str, Bounded], former: dict[str, Bounded]) -> bool:
     """Return whether the comparison rejects each former result in place of the expected one."""
     for name, result in expected.items():
         dtype = subject.dtype_of(name)
@@ -93,19 +93,21 @@ class _History:
 
     def __init__(self, subject: Subject, parameters: Mapping[str, Any], gradients: bool) -> None:
         self.subject, self.parameters, self.gradients = subject, parameters, gradients
-        self._kept: list[tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
+        self._former: list[tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
 
-    def call(self, when: str, given: dict[str, torch.Tensor], expected: dict[str, Bounded]) -> dict[str, torch.Tensor]:
+    def call(
+        self, when: str, tensors: dict[str, torch.Tensor], expected: dict[str, Bounded]
+    ) -> dict[str, torch.Tensor]:
         """Call the implementation on tensors that include `grad_output`, check the results and return copies."""
         subject, before = self.subject, _own_threads()
-        results = self._results(given)
+        results = self._results(tensors)
         copies = {name: result.detach().clone() for name, result in results.items()}
         stray = _own_threads() - before
         for thread in stray:
             thread.join(SECONDS_FOR_STRAY_THREADS)
         if subject.device == "cuda":
             torch.cuda.synchronize()
-        inputs = {name: tensor for name, tensor in given.items() if name != "grad_output"}
+        inputs = {name: tensor for name, tensor in tensors.items() if name != "grad_output"}
         for name, count in zip(results, differing((results[name].detach(), copies[name]) for name in results)):
             if count:
                 by = f", by {', '.join(thread.name for thread in stray)}" if stray else ""
@@ -118,14 +120,14 @@ class _History:
                     raise Failure(f"{subject}: {when}: {name} is what was written into a former result", name) from None
             raise
         self._former_results_stand(when)
-        lent = {storage_of(tensor) for tensor in given.values()}  # a gradient may be the cotangent itself
-        own = {name: result.detach() for name, result in results.items() if storage_of(result) not in lent}
-        self._kept.append((when, own, copies))
+        lent = {storage_of(tensor) for tensor in tensors.values()}  # a gradient may be the cotangent itself
+        new_results = {name: result.detach() for name, result in results.items() if storage_of(result) not in lent}
+        self._former.append((when, new_results, copies))
         return copies
 
     def overwrite_last(self) -> None:
         """Overwrite the results of the last call. The caller may do so, because it owns them."""
-        for result in self._kept.pop()[1].values():
+        for result in self._former.pop()[1].values():
             _once(result).fill_(OVERWRITTEN)
 
     def _results(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -141,7 +143,7 @@ class _History:
         return named_results(output, dict(zip(names, gradients)))
 
     def _former_results_stand(self, when: str) -> None:
-        kept = [(made, name, results[name], copies[name]) for made, results, copies in self._kept for name in results]
+        kept = [(made, name, results[name], copies[name]) for made, results, copies in self._former for name in results]
         for (made, name, _, _), count in zip(kept, differing((result, copy) for _, _, result, copy in kept)):
             if count:
                 raise Failure(f"{self.subject}: {name} of the call {made} was changed by the call {when}", name)
@@ -157,31 +159,31 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
     """
 
     def body(case: Case) -> None:
-        other = changed(subject, case)
+        other = change_values(subject, case)
         expected, expected_of_other = expected_results(subject, case), expected_results(subject, other)
         # Otherwise the comparison would accept a former result in place of the right one.
-        need(tells_apart(subject, expected_of_other, expected))
+        need(distinguishes(subject, expected_of_other, expected))
         for gradients in (False, True)[: 1 + subject.differentiable]:
             history = _History(subject, case.parameters, gradients)
-            given, values = case_tensors(subject, case), case_tensors(subject, other)
-            need(_lie_alike(given, values))
-            first = history.call("on new tensors", given, expected)
-            for name, tensor in given.items():
+            tensors, values = case_tensors(subject, case), case_tensors(subject, other)
+            need(_lie_alike(tensors, values))
+            first = history.call("on new tensors", tensors, expected)
+            for name, tensor in tensors.items():
                 _write(tensor, values[name])
-            history.call("after other values were written into its inputs", given, expected_of_other)
+            history.call("after other values were written into its inputs", tensors, expected_of_other)
             history.overwrite_last()
-            history.call("after its last results were overwritten", given, expected_of_other)
+            history.call("after its last results were overwritten", tensors, expected_of_other)
             values = case_tensors(subject, case)
-            for name, tensor in given.items():
+            for name, tensor in tensors.items():
                 _write(tensor, values[name])
-            views = {name: tensor.detach() for name, tensor in given.items()}
+            views = {name: tensor.detach() for name, tensor in tensors.items()}
             history.call("on new tensors at the place of former ones", views, expected)
-            for tensor in given.values():
+            for tensor in tensors.values():
                 _once(tensor.data).zero_()
             when = "on the values of an earlier call at another place"
             again = history.call(when, case_tensors(subject, case), expected)
             if subject.claims.deterministic:
-                require_same_bits(subject, again, first, given, f"{when}: ")
+                require_same_bits(subject, again, first, tensors, f"{when}: ")
         search.saw(*(Agreement(0.0, result.value.size, 0) for result in expected.values()))
 
     search.cases(subject, "history", body, few=True, also=subject.examples_of_integers())
@@ -195,19 +197,19 @@ def late_inputs_are_waited_for(subject: Subject, search: Search) -> None:
     """
 
     def body(case: Case) -> None:
-        other = changed(subject, case)
+        other = change_values(subject, case)
         expected, names = expected_results(subject, case), subject.operation.differentiable_in(case)
-        need(tells_apart(subject, expected, expected_results(subject, other)))
-        given, values = case_tensors(subject, other), case_tensors(subject, case)
-        need(_lie_alike(given, values))
+        need(distinguishes(subject, expected, expected_results(subject, other)))
+        arguments, values = case_tensors(subject, other), case_tensors(subject, case)
+        need(_lie_alike(arguments, values))
         for name in names if subject.differentiable else ():
-            given[name].requires_grad_()
-        tensors = {name: tensor for name, tensor in given.items() if name != "grad_output"}
+            arguments[name].requires_grad_()
+        tensors = {name: tensor for name, tensor in arguments.items() if name != "grad_output"}
 
         def call() -> list[torch.Tensor]:
             results = [subject.call(**tensors, **case.parameters)]
             if subject.differentiable and names:
-                results += gradients_of(results[0], [tensors[name] for name in names], given["grad_output"])
+                results += gradients_of(results[0], [tensors[name] for name in names], arguments["grad_output"])
             return [result.detach().clone() for result in results]
 
         call()  # the first call compiles, tunes and allocates, which may wait for the device
@@ -215,7 +217,7 @@ def late_inputs_are_waited_for(subject: Subject, search: Search) -> None:
         stream = torch.cuda.Stream() if subject.claims.streams else torch.cuda.default_stream()
         with torch.cuda.stream(stream):
             torch_internals.keep_stream_busy(CYCLES_BEFORE_INPUTS)
-            for name, tensor in given.items():
+            for name, tensor in arguments.items():
                 _write(tensor, values[name])
             results = call()
         torch.cuda.synchronize()

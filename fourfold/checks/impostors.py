@@ -92,7 +92,7 @@ def results_of(operation: Operation, case: Case, dtype: DType) -> Iterator[tuple
         yield f"gradient of {name}", expectation(gradient, dtype)
 
 
-def accepted(operation: Operation, dtype: DType, cases: Iterable[Case]) -> list[Accepted]:
+def accepted_impostors(operation: Operation, dtype: DType, cases: Iterable[Case]) -> list[Accepted]:
     """Return the impostors that pass for a result of the operation in all of the cases.
 
     Args:

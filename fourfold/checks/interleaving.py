@@ -5,7 +5,7 @@ import contextlib
 import torch
 
 from fourfold.checks.grades import graded
-from fourfold.checks.history import changed, tells_apart
+from fourfold.checks.history import change_values, distinguishes
 from fourfold.checks.results import (
     case_tensors,
     compare_results,
@@ -40,9 +40,9 @@ class _Call:
         for each in self.names:
             self.inputs[each].requires_grad_()
         self.output = subject.call(**self.inputs, **case.parameters)
-        self._kept = {f"its input {name}": tensor.detach() for name, tensor in self.inputs.items()}
-        self._kept |= {"the cotangent": self.cotangent, "the output": self.output.detach()}
-        self._copies = {name: tensor.clone() for name, tensor in self._kept.items()}
+        self._state = {f"its input {name}": tensor.detach() for name, tensor in self.inputs.items()}
+        self._state |= {"the cotangent": self.cotangent, "the output": self.output.detach()}
+        self._copies = {name: tensor.clone() for name, tensor in self._state.items()}
 
     def backward(self, when: str, retain_graph: bool = False) -> list[Agreement]:
         """Run a backward pass, check its gradients, and check that it changed none of the call's tensors."""
@@ -50,13 +50,13 @@ class _Call:
         gradients = gradients_of(self.output, leaves, self.cotangent, retain_graph)
         results = named_results(self.output, dict(zip(self.names, gradients)))
         agreements = compare_results(self.subject, results, self.expected, self.inputs, f"{when}: ")
-        for name, count in zip(self._kept, differing((self._kept[name], self._copies[name]) for name in self._kept)):
+        for name, count in zip(self._state, differing((self._state[name], self._copies[name]) for name in self._state)):
             if count:
                 what = f"{self.subject}: {when}: a backward pass of {self.name} has changed {name}"
                 raise Failure(f"{what}\nwith {describe(self.inputs)}")
         for name, gradient in zip(self.names, gradients):
             # A gradient may be the cotangent itself, which is kept already.
-            self._kept[f"the gradient of {name} that it gave before"] = gradient
+            self._state[f"the gradient of {name} that it gave before"] = gradient
             self._copies[f"the gradient of {name} that it gave before"] = gradient.clone()
         return agreements
 
@@ -73,9 +73,9 @@ def backward_passes_may_interleave(subject: Subject, search: Search) -> None:
     smallest = _smallest_of_each_shape(subject)
 
     def body(case: Case) -> None:
-        other = changed(subject, case)
+        other = change_values(subject, case)
         # Otherwise the comparison would accept the saved tensors of one call in place of another's.
-        need(tells_apart(subject, expected_results(subject, other), expected_results(subject, case)))
+        need(distinguishes(subject, expected_results(subject, other), expected_results(subject, case)))
         first = _Call(subject, case, "the first call")
         second = _Call(subject, other, "the second call")
         shapes = next((c for c in smallest if _shapes(c) != _shapes(case)), None)

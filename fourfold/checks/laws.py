@@ -34,7 +34,7 @@ class LawCases:
 
 
 @functools.lru_cache(maxsize=1)
-def _kept(subject: str, implementation: Callable[..., torch.Tensor]) -> LawCases:
+def _law_cases(subject: str, implementation: Callable[..., torch.Tensor]) -> LawCases:
     return LawCases()
 
 
@@ -79,7 +79,7 @@ class _Evaluation:
         def gradients() -> Mapping[str, Bounded]:
             subject.needs_gradients()
             self.with_gradients = True
-            return {name: of for name, of in results(True).items() if name != OUTPUT}
+            return {name: result for name, result in results(True).items() if name != OUTPUT}
 
         return Result(output, gradients)
 
@@ -88,15 +88,15 @@ class _Evaluation:
     ) -> Mapping[str, Bounded]:
         """Return the output and, if `gradients`, the gradients of a call, by name, with the reference's bounds."""
         subject = self.subject
-        output, found, _ = evaluate_tensors(implementation, record, case, subject.dtype, subject.device, gradients)
+        output, by_input, _ = evaluate_tensors(implementation, record, case, subject.dtype, subject.device, gradients)
         expected = {OUTPUT: reference(record, case, dtype)}
         if gradients:
             expected |= reference_gradients(record, case, dtype)
-        arrays = subject.dtype.arrays({OUTPUT: output, **found})
+        arrays = subject.dtype.arrays({OUTPUT: output, **by_input})
         for name, array in arrays.items():
-            of = expected[name]
-            if array.ndim != len(of.shape) or (array.shape != of.shape and not of.any_length):
-                shapes = f"shape {list(array.shape)}, expected {list(of.shape)}"
+            bounded = expected[name]
+            if array.ndim != len(bounded.shape) or (array.shape != bounded.shape and not bounded.any_length):
+                shapes = f"shape {list(array.shape)}, expected {list(bounded.shape)}"
                 raise Failure(f"{subject}: {self.law.__name__}: {name} has {shapes}", name)
         dtypes = {OUTPUT: record.result_dtype(dtype)}
         return {
@@ -111,13 +111,13 @@ def _bound(expected: Bounded, array: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def _law_holds(law: Law, subject: Subject, search: Search) -> None:
-    kept = _kept(str(subject), subject.implementation) if search.keeps and search.examples <= MOST_KEPT else None
-    evaluate = _Evaluation(law, subject, kept)
+    shared = _law_cases(str(subject), subject.implementation) if search.keeps and search.examples <= MOST_KEPT else None
+    evaluate = _Evaluation(law, subject, shared)
 
     def body(case: Case) -> None:
-        if kept is not None:
-            case = kept.cases.same(case)
-            kept.results[case] = evaluate(case)
+        if shared is not None:
+            case = shared.cases.same(case)
+            shared.results[case] = evaluate(case)
         try:
             search.saw(*hold(law, evaluate, case, subject.dtype, exact=not subject.foreign))
         except Disagreement as disagreement:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fourfold.checks.grades import graded
-from fourfold.checks.history import changed, tells_apart
+from fourfold.checks.history import change_values, distinguishes
 from fourfold.checks.results import compare_results, describe, expected_results, named_results
 from fourfold.checks.search import Search, Subject
 from fourfold.instruments import costs
@@ -65,9 +65,9 @@ def excluded_rate(calls: int) -> float:
 def _pairs(subject: Subject) -> Iterator[tuple[str, Case, Case]]:
     """Yield named examples, each with a case of distinguishable values, in the order of `filled_examples`."""
     for name, case in subject.filled_examples().items():
-        other = changed(subject, case)
+        other = change_values(subject, case)
         expected = [expected_results(subject, each) for each in (other, case)]
-        if tells_apart(subject, expected[0], expected[1]):
+        if distinguishes(subject, expected[0], expected[1]):
             yield name, case, other
 
 
@@ -120,26 +120,26 @@ class _Calls:
         for place, way in dict.fromkeys((call.place, call.way) for call in self.made):
             alike = [call for call in self.made if (call.place, call.way) == (place, way)]
             for name in alike[0].results:
-                agreements += self._judged(alike, name, expected[place])
+                agreements += self._judge_result(alike, name, expected[place])
         return agreements
 
-    def _judged(self, calls: list[_Call], name: str, expected: dict[str, Bounded]) -> list[Agreement]:
+    def _judge_result(self, calls: list[_Call], name: str, expected: dict[str, Bounded]) -> list[Agreement]:
         """Return the agreements of one result of calls of the same case in the same way."""
-        subject, total, given = self.subject, len(self.made), self.inputs[calls[0].place]
+        subject, total, tensors = self.subject, len(self.made), self.inputs[calls[0].place]
         right = calls[0].copies[name]
 
-        def compared(call: _Call) -> list[Agreement]:
+        def compare(call: _Call) -> list[Agreement]:
             when = f"call {call.number + 1} of many: "
-            return compare_results(subject, {name: call.copies[name]}, expected, given, when)
+            return compare_results(subject, {name: call.copies[name]}, expected, tensors, when)
 
-        agreements = compared(calls[0])
+        agreements = compare(calls[0])
         changed_later, wrong = (_differing(calls, name, right, later=later) for later in (True, False))
         if wrong and subject.claims.deterministic:
             what = f"{len(wrong)} of {len(calls)} calls on the same tensors gave another {name} than the first"
             what += f": call {wrong[0].number + 1} of {total}"
-            raise Failure(f"{subject}: {what}\nwith {describe(given)}", name)
+            raise Failure(f"{subject}: {what}\nwith {describe(tensors)}", name)
         for call in wrong:
-            agreements += compared(call)
+            agreements += compare(call)
         if changed_later:
             what = f"{name} of call {changed_later[0].number + 1} of {total} was changed by a later call"
             raise Failure(f"{subject}: {what}, as were {len(changed_later)} of {len(calls)}", name)
@@ -164,14 +164,14 @@ def each_of_many_calls_is_alike(subject: Subject, search: Search) -> None:
     grows with each call.
     `Search.remarks` states the number of calls and the rate of differing calls that they exclude.
     """
-    found = list(itertools.islice(_pairs(subject), ASKED))
-    if not found:
-        raise Unsupported("no named example has values that are told from others", Exclusion.NO_CASE)
+    pairs = list(itertools.islice(_pairs(subject), ASKED))
+    if not pairs:
+        raise Unsupported("no named example has values that its results distinguish from others", Exclusion.NO_CASE)
 
     with contextlib.ExitStack() as afterwards:
         afterwards.callback(gc.unfreeze)  # a failure leaves the objects of the first count of tensors frozen
         afterwards.enter_context(contextlib.suppress(NotReached))  # already counted, and true of all other cases
-        for name, case, other in found:
+        for name, case, other in pairs:
             if search.one(name, case, functools.partial(_call_many_times, subject, search, other)):
                 break
     search.require_evidence(subject, "many calls")

@@ -84,7 +84,7 @@ def modes_do_not_matter(subject: Subject, search: Search) -> None:
         agreements: list[Agreement] = []
         outputs: list[torch.Tensor] = []
         for when in [of_combined[case]] if case in of_combined else itertools.islice(turns, MODES_A_CASE):
-            output, tensors = _called(subject, case, when)
+            output, tensors = _call_in_mode(subject, case, when)
             agreements += compare_results(subject, {"output": output.detach()}, expected, tensors, f"{when}: ")
             outputs.append(output.detach())
             if not subject.foreign and subject.claims.deterministic:
@@ -95,7 +95,7 @@ def modes_do_not_matter(subject: Subject, search: Search) -> None:
     search.cases(subject, "modes", body, named=False, also=also)
 
 
-def _called(subject: Subject, case: Case, when: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def _call_in_mode(subject: Subject, case: Case, when: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     mode, wanted, within = MODES_OF_OTHERS[when]
     tensors = {} if within else case.tensors(subject.dtype, subject.device)
     for name in subject.operation.differentiable_in(case) if wanted else ():
@@ -147,10 +147,10 @@ def _cast(subject: Subject, case: Case, to: DType) -> list[Agreement]:
     try:
         return compare_results(subject, results, expected_results(subject, case), tensors)
     except Failure as failure:
-        return _as_cast(subject, case, to, results, tensors, failure)
+        return _compare_cast_results(subject, case, to, results, tensors, failure)
 
 
-def _as_cast(
+def _compare_cast_results(
     subject: Subject,
     case: Case,
     to: DType,
@@ -159,13 +159,13 @@ def _as_cast(
     failure: Failure,
 ) -> list[Agreement]:
     """Compare results that are wrong without autocast with the oracle's results if every step is rounded."""
-    own = (subject.dtype, to, *map(subject.dtype_of, [OUTPUT, *subject.operation.differentiable]))
-    admitted = {dtype.torch: dtype for dtype in own}
+    dtypes = (subject.dtype, to, *map(subject.dtype_of, [OUTPUT, *subject.operation.differentiable]))
+    admitted = {dtype.torch: dtype for dtype in dtypes}
     for result in results.values():
         if type(result) is not torch.Tensor or result.dtype not in admitted or result.device.type != subject.device:
             raise failure
     try:
-        expected = _rounded_throughout(subject, case, to)
+        expected = _round_each_step(subject, case, to)
     except (NoRule, HangsOnRounding):
         # The reference needs the exact value of a number that rounding may change, such as the index of a row.
         raise failure from None
@@ -174,14 +174,14 @@ def _as_cast(
         dtype = admitted[result.dtype]
         try:
             array: np.ndarray = dtype.array(result).astype(np.promote_types(dtype.wide, subject.dtype.wide))
-            within = expectation(expected[name], dtype)
-            agreements.append(compare(array, within, dtype, f"under autocast to {to}: {name}"))
+            expected_result = expectation(expected[name], dtype)
+            agreements.append(compare(array, expected_result, dtype, f"under autocast to {to}: {name}"))
         except Disagreement as disagreement:
             raise Failure(f"{subject}: {disagreement}\nwith {describe(tensors)}", name) from None
     return agreements
 
 
-def _rounded_throughout(subject: Subject, case: Case, to: DType) -> dict[str, Bounded]:
+def _round_each_step(subject: Subject, case: Case, to: DType) -> dict[str, Bounded]:
     """Return the oracle's results if inputs, cotangent and each step are rounded to autocast's dtype."""
     operation, storage = subject.operation, to.arithmetic.storage
     arithmetic = replace(subject.dtype.arithmetic, storage=storage, rounds_each_step=True)
@@ -194,5 +194,5 @@ def _rounded_throughout(subject: Subject, case: Case, to: DType) -> dict[str, Bo
     arguments = {**inputs, **case.parameters}
     expected = {"output": operation.forward(**arguments)}
     gradients = operation.backward(rounded(case.grad_output), **arguments)
-    found = dict(zip(operation.differentiable, gradients, strict=True))
-    return expected | named_gradients({name: found[name] for name in operation.differentiable_in(case)})
+    by_input = dict(zip(operation.differentiable, gradients, strict=True))
+    return expected | named_gradients({name: by_input[name] for name in operation.differentiable_in(case)})

@@ -26,8 +26,8 @@ def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
         raise Unsupported(subject.offsets_in_32_bits)
 
     def body(case: Case) -> None:
-        given = case_tensors(subject, case)
-        places = [(name, axis) for name, tensor in given.items() for axis in sparse_memory.axes(tensor)]
+        small = case_tensors(subject, case)
+        places = [(name, axis) for name, tensor in small.items() for axis in sparse_memory.axes(tensor)]
         need(places)
         expected, agreements = expected_results(subject, case), []
         for far, axis in places:
@@ -35,7 +35,7 @@ def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
             def place(name: str, tensor: torch.Tensor, far: str = far, axis: int = axis) -> torch.Tensor:
                 return sparse_memory.spread(tensor, axis) if name == far else tensor
 
-            with room(subject.device, sparse_memory.room_needed(2 * sparse_memory.SIDE, given[far])):
+            with room(subject.device, sparse_memory.room_needed(2 * sparse_memory.SIDE, small[far])):
                 output, gradients, tensors = subject.evaluate(case, place=place)
                 when = f"with axis {axis} of {far} 2^31 elements long: "
                 agreements += compare_results(subject, named_results(output, gradients), expected, tensors, when)

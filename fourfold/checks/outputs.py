@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fourfold.candidates.integrity.escapes import held
+from fourfold.candidates.integrity.escapes import convert_escapes
 from fourfold.checks.results import describe, named_gradients
 from fourfold.checks.search import Search, Subject
 from fourfold.instruments.evaluation import gradients_of
@@ -32,16 +32,16 @@ def check_of_output(run: Run, name: str) -> Run:
     """Return a check of one output of a subject that has several."""
 
     @functools.wraps(run)
-    def checked(subject: Subject, search: Search) -> None:
+    def check(subject: Subject, search: Search) -> None:
         run(select_output(subject, name), search)
 
-    return checked
+    return check
 
 
 def select_output(subject: Subject, name: str) -> Subject:
     """Return the subject reduced to one of its outputs."""
     names = tuple(subject.operation.outputs)
-    implementation = _kept(alone, subject.implementation, names, names.index(name))
+    implementation = _make_once(alone, subject.implementation, names, names.index(name))
     of = subject.operation.outputs[name]
     # Its large cases have a cotangent for this output alone, too.
     large = None if subject.large is None else replace(subject.large, operation=of)
@@ -66,10 +66,10 @@ def outputs_fit(subject: Subject, search: Search) -> None:
         wanted = operation.differentiable_in(case) if subject.differentiable else ()
         for name in wanted:
             tensors[name].requires_grad_()
-        found = dict(zip(names, outputs_of(subject.call(**tensors, **case.parameters), names)))
-        results = {name: output.detach() for name, output in found.items()}
+        outputs = dict(zip(names, outputs_of(subject.call(**tensors, **case.parameters), names)))
+        results = {name: output.detach() for name, output in outputs.items()}
         if wanted:
-            joined = concatenate_outputs(lambda: tuple(found.values()), names, operation.joined, dtype.torch)()
+            joined = concatenate_outputs(lambda: tuple(outputs.values()), names, operation.joined, dtype.torch)()
             cotangent = case.tensor("grad_output", dtype, subject.device)
             gradients = gradients_of(joined, [tensors[name] for name in wanted], cotangent)
             results |= named_gradients(dict(zip(wanted, gradients)))
@@ -85,10 +85,10 @@ def check_of_joined_outputs(run: Run) -> Run:
     """Return a check of all outputs that have gradients, joined into one output."""
 
     @functools.wraps(run)
-    def checked(subject: Subject, search: Search) -> None:
+    def check(subject: Subject, search: Search) -> None:
         run(together(subject), search)
 
-    return checked
+    return check
 
 
 def joined(function: Callable[..., Any], operation: Operation) -> Callable[..., torch.Tensor]:
@@ -102,14 +102,14 @@ def together(subject: Subject) -> Subject:
     outputs = subject.operation.outputs
     if not outputs:
         return subject
-    implementation = _kept(
+    implementation = _make_once(
         concatenate_outputs, subject.implementation, tuple(outputs), subject.operation.joined, subject.dtype.torch
     )
     return replace(subject, implementation=implementation)
 
 
 @functools.lru_cache(maxsize=16)
-def _kept(make: Callable, *arguments: object) -> Callable:
+def _make_once(make: Callable, *arguments: object) -> Callable:
     """Return the same function for the same arguments, so that caches keyed by the function find its results."""
     return make(*arguments)
 
@@ -142,7 +142,7 @@ def requires_gradient(
         for name in names:
             tensors[name].requires_grad_()
         try:
-            with held(), preserve_random_state():
+            with convert_escapes(), preserve_random_state():
                 output = implementation(**tensors, **case.parameters)
                 return any(each.requires_grad for each in (output if isinstance(output, tuple | list) else [output]))
         except OutOfTime:

@@ -13,7 +13,7 @@ from hypothesis.errors import Unsatisfiable
 
 from fourfold import backends
 from fourfold.checks.grades import graded
-from fourfold.checks.history import tells_apart
+from fourfold.checks.history import distinguishes
 from fourfold.checks.results import compare_results, expected_results, named_results
 from fourfold.checks.search import Search, Subject, need
 from fourfold.inputs.arrays import GENERATORS
@@ -53,15 +53,15 @@ def _own_arguments(implementation: Callable[..., Any], operation: Operation) -> 
     called = getattr(implementation, "__wrapped__", implementation)
     called = called.forward if isinstance(called, torch.nn.Module) else implementation
     try:
-        own = inspect.signature(called).parameters
+        parameters = inspect.signature(called).parameters
     except (TypeError, ValueError):  # the function is not written in Python
         return {}
     wanted = list(_arguments(operation))
-    if set(wanted) <= own.keys():
-        return {name: own[name] for name in wanted}
-    if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in own.values()):
+    if set(wanted) <= parameters.keys():
+        return {name: parameters[name] for name in wanted}
+    if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values()):
         return {}
-    return dict(zip(wanted, own.values()))
+    return dict(zip(wanted, parameters.values()))
 
 
 def _own_defaults(implementation: Callable[..., Any], operation: Operation) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def defaults_are_the_definitions(subject: Subject, search: Search) -> None:
     if not declared:
         raise Unsupported(f"{subject.operation.name} has no parameter with a default")
     own = _own_defaults(subject.implementation, subject.operation)
-    taken = _taken(subject, declared)
+    taken = _passed_parameters(subject, declared)
     for left_out in [[name] for name in taken] + [taken][: len(taken) > 1]:
         differing = {
             name: own[name] for name in left_out if name in own and not equal_defaults(own[name], declared[name])
@@ -94,7 +94,7 @@ def defaults_are_the_definitions(subject: Subject, search: Search) -> None:
         _leave_out(subject, search, left_out, declared, differing)
 
 
-def _taken(subject: Subject, declared: Mapping[str, Any]) -> list[str]:
+def _passed_parameters(subject: Subject, declared: Mapping[str, Any]) -> list[str]:
     """Return the parameters that have a default and that cases pass."""
     for make in subject.operation.examples.values():
         parameters = make(subject.dtype).parameters
@@ -116,8 +116,8 @@ def _leave_out(
     subject: Subject, search: Search, left_out: list[str], declared: Mapping[str, Any], differing: Mapping[str, Any]
 ) -> None:
     """Check calls without some parameters, on cases that distinguish differing defaults, if there are any."""
-    what = " and ".join(left_out)
-    said = "".join(
+    names = " and ".join(left_out)
+    differences = "".join(
         f": its default is {value!r}, the definition's is {declared[name]!r}" for name, value in differing.items()
     )
 
@@ -127,17 +127,17 @@ def _leave_out(
         expected = reference(subject.operation, case, subject.dtype)
         if differing:
             need(_matters(subject, case, differing))
-        given = {name: value for name, value in case.parameters.items() if name not in left_out}
+        parameters = {name: value for name, value in case.parameters.items() if name not in left_out}
         tensors = case.tensors(subject.dtype, subject.device)
-        output = subject.call(**tensors, **given)
-        when = f"with {what} left out{said}: "
+        output = subject.call(**tensors, **parameters)
+        when = f"with {names} left out{differences}: "
         search.saw(*compare_results(subject, {"output": output}, {"output": expected}, tensors, when))
 
     before = search.ran
     with contextlib.suppress(Unsatisfiable):
-        search.cases(subject, f"defaults of {what}", body, few=True, also=subject.small_example())
+        search.cases(subject, f"defaults of {names}", body, few=True, also=subject.small_example())
     if differing and search.ran == before:
-        search.warnings.append(f"{what}{said}, and no case showed a difference")
+        search.warnings.append(f"{names}{differences}, and no case showed a difference")
 
 
 def _matters(subject: Subject, case: Case, differing: Mapping[str, Any]) -> bool:
@@ -147,7 +147,7 @@ def _matters(subject: Subject, case: Case, differing: Mapping[str, Any]) -> bool
         former = {"output": reference(subject.operation, other, subject.dtype)}
     except Exception:  # the definition does not accept the value, None for example
         return True
-    return tells_apart(subject, {"output": reference(subject.operation, case, subject.dtype)}, former)
+    return distinguishes(subject, {"output": reference(subject.operation, case, subject.dtype)}, former)
 
 
 @graded

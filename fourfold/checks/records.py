@@ -26,20 +26,20 @@ def operations(names: Collection[str] | None = None) -> dict[str, Operation]:
     Raises:
         ValueError: a record is not an Operation, or two records have the same name.
     """
-    found: dict[str, Operation] = {}
+    records: dict[str, Operation] = {}
     for name, module in registry.modules(names).items():
         operation = module.operation
         if not isinstance(operation, Operation):
             raise ValueError(f"operation in {name} must be an Operation, not {type(operation).__name__}")
-        if operation.name in found:
+        if operation.name in records:
             raise ValueError(f"operation in {name} has the name of another one: {operation.name}")
         for oracle in registry.oracles(name, operation.forward.__module__):
             tampering.watch(oracle)
-        found[operation.name] = defaults.completed(operation)
-    return found
+        records[operation.name] = defaults.complete(operation)
+    return records
 
 
-def named(text: str) -> Operation:
+def operation_named(text: str) -> Operation:
     """Return a known operation by its name, or one that a file declares, as ``FILE_OR_MODULE:OPERATION``.
 
     Raises:
@@ -53,7 +53,7 @@ def named(text: str) -> Operation:
             raise ValueError(f"operation: there is no {text!r}: there are {', '.join(known)}{suggestion}")
         return known[text]
     try:
-        module = modules.of_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
+        module = modules.load_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:
         raise ValueError(f"operation {text}: {type(error).__name__}: {error}") from error
     record = getattr(module, name, None)
@@ -62,7 +62,7 @@ def named(text: str) -> Operation:
         raise ValueError(
             f"operation: {place} declares no {name}, as by fourfold.operation{registry.did_you_mean(name, there)}"
         )
-    return replace(defaults.completed(record), name=name)
+    return replace(defaults.complete(record), name=name)
 
 
 def reference_of(operation: Operation) -> Callable[..., Any]:

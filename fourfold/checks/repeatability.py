@@ -52,8 +52,8 @@ def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
             raised = error
         first, tensors = _results(subject, case, gradients=subject.process is not None)
         if raised is not None:
-            what = f"the call raised {type(raised).__name__} in {OTHER}, and not in this one: {raised}"
-            raise Failure(f"{subject}: {what}") if is_refusal(raised) else raised
+            reason = f"the call raised {type(raised).__name__} in {OTHER}, and not in this one: {raised}"
+            raise Failure(f"{subject}: {reason}") if is_refusal(raised) else raised
         if second is None:
             return
         if subject.claims.deterministic:

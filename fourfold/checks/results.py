@@ -33,20 +33,22 @@ def compare_results(
         Failure: a result is not a plain tensor of its dtype on the subject's device, or disagrees. The message names
             the result, `when` it was wrong, and the strides of the call's tensors.
     """
-    what = {name: f"{when}{name}" for name in results}
+    descriptions = {name: f"{when}{name}" for name in results}
 
     def failure(problem: object, name: str, worst: float = 0.0) -> Failure:
         unwritten = _unwritten(subject, results, tensors)
         return Failure(f"{subject}: {problem}{unwritten}\nwith {describe(tensors)}", name, worst)
 
     for name, result in results.items():
-        if problem := _problem(subject, result, subject.dtype_of(name), what[name]):
+        if problem := _problem(subject, result, subject.dtype_of(name), descriptions[name]):
             raise failure(problem, name)
     agreements = []
     for name, tensor in zip(results, host_copies(*results.values())):
         dtype = subject.dtype_of(name)
         try:
-            agreements.append(compare(dtype.array(tensor), expectation(expected[name], dtype), dtype, what[name]))
+            agreements.append(
+                compare(dtype.array(tensor), expectation(expected[name], dtype), dtype, descriptions[name])
+            )
         except Disagreement as wrong:
             raise failure(wrong, name, wrong.worst) from None
     return agreements

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from fourfold.candidates.integrity.escapes import held
+from fourfold.candidates.integrity.escapes import convert_escapes
 from fourfold.candidates.process.client import UntrustedFunction
 from fourfold.checks.database import Filed
 from fourfold.checks.given_case import smaller_cases, with_cotangent
@@ -131,7 +131,7 @@ def generated_cases(strategy: st.SearchStrategy[Case], count: int, seed: int) ->
     return {f"generated {number}": case for number, case in enumerate(draws(strategy, count, seed))}
 
 
-class _PassedOverEnough(BaseException):
+class _SkippedEnough(BaseException):
     """Signal to end a search that finds no usable case. Hypothesis would draw ten cases for each wanted one."""
 
 
@@ -143,7 +143,7 @@ def _run_with_room(body: Callable[[Case], None], case: Case) -> None:
     """
     for attempts_left in reversed(range(1 + AGAIN)):
         try:
-            with held():
+            with convert_escapes():
                 body(case)
             return
         except Exception as error:
@@ -192,7 +192,7 @@ class Subject:
         # The instance is frozen, so plain assignment fails.
         mutates, lists = self.operation.mutates, self.operation.lists
         if lists:
-            object.__setattr__(self, "implementation", _packed(self.implementation, lists))
+            object.__setattr__(self, "implementation", _pack_once(self.implementation, lists))
         if mutates and not getattr(self.implementation, READS_BACK, False):
             others = tuple(name for name in self.operation.outputs if name not in mutates)
             results = {name: self.operation.outputs.get(name, self.operation) for name in mutates if name in lists}
@@ -211,8 +211,8 @@ class Subject:
 
     def within(self, claims: Claims) -> "Subject":
         """Return the subject with further claims, and with the cases that lie within them."""
-        operation, claims = claims.restricted(self.operation), self.claims.joined(claims)
-        large = self.large and replace(self.large, operation=claims.restricted(self.large.operation), claims=claims)
+        operation, claims = claims.restrict(self.operation), self.claims.joined(claims)
+        large = self.large and replace(self.large, operation=claims.restrict(self.large.operation), claims=claims)
         differentiable = self.differentiable and claims.gradients
         return replace(self, operation=operation, claims=claims, large=large, differentiable=differentiable)
 
@@ -294,7 +294,7 @@ def _read_back(
 
 
 @functools.lru_cache(maxsize=16)
-def _packed(implementation: Callable, lists: tuple[str, ...]) -> Callable:
+def _pack_once(implementation: Callable, lists: tuple[str, ...]) -> Callable:
     """Return the same function for the same one that takes lists."""
     return packed(implementation, lists)
 
@@ -377,11 +377,11 @@ class Search:
         Searches with the same seed and strategy draw the same cases.
         """
 
-        before, limit = self._passed_over(), REFUSED_TRIES * (examples or self.examples)
+        before, limit = self._num_skipped(), REFUSED_TRIES * (examples or self.examples)
 
         def holds(case: Case) -> None:
-            if not self.substantial and self._passed_over() - before >= limit:
-                raise _PassedOverEnough
+            if not self.substantial and self._num_skipped() - before >= limit:
+                raise _SkippedEnough
             self.note(case)
             if not self._ran(body, case):
                 hypothesis.reject()
@@ -416,17 +416,17 @@ class Search:
         try:
             with shrinking_at_most(SHRINKS if self.case is None else SHRINKS_OF_GIVEN):
                 test()
-        except _PassedOverEnough:
+        except _SkippedEnough:
             return
         except hypothesis.errors.FlakyFailure as error:
             # A failure that does not come again, or comes otherwise, such as a race between threads, is a failure.
-            own = [each for each in error.exceptions if not isinstance(each, hypothesis.errors.HypothesisException)]
-            raise next((each for each in own if isinstance(each, Failure)), own[0] if own else error) from None
+            errors = [each for each in error.exceptions if not isinstance(each, hypothesis.errors.HypothesisException)]
+            raise next((each for each in errors if isinstance(each, Failure)), errors[0] if errors else error) from None
         except hypothesis.errors.Unsatisfiable:
-            if not self._passed_over():
+            if not self._num_skipped():
                 raise
 
-    def _passed_over(self) -> int:
+    def _num_skipped(self) -> int:
         """Return the number of cases refused or not reached so far."""
         return self.unreached.total + (self.refusals.total if self.refusals is not None else 0)
 
@@ -474,12 +474,12 @@ class Search:
         try:
             return self._ran(body, case)
         except Exception as error:
-            error.add_note(f"{NAMED} {name}: {self.shown(case)}")
+            error.add_note(f"{NAMED} {name}: {self.describe(case)}")
             raise
 
-    def shown(self, case: Case) -> str:
+    def describe(self, case: Case) -> str:
         """Return a case as text, without a cotangent that the check does not use."""
-        return case.shown(cotangent=self.takes_cotangent)
+        return case.describe(cotangent=self.takes_cotangent)
 
     def cases(
         self,
@@ -525,13 +525,13 @@ class Search:
             examples = min(examples, BRIEF_GENERATED)
 
         def first() -> None:
-            named_cases = self._named(subject, named and not few, also, most_named, laid_out)
+            named_cases = self._named_cases(subject, named and not few, also, most_named, laid_out)
             for name, case in named_cases:
                 self.one(name, case, body)
-            before = self._passed_over()
+            before = self._num_skipped()
             for name, case in self._large(subject, dear) if large else ():
                 self.one(name, case, body)
-                if not self.substantial and self._passed_over() - before >= REFUSED_LARGE:
+                if not self.substantial and self._num_skipped() - before >= REFUSED_LARGE:
                     break
 
         def among(elements: int, shrink: bool = True) -> None:
@@ -540,11 +540,11 @@ class Search:
             strategy = subject.operation.cases(subject.dtype, elements)
             if special and (self.finite_specials or not subject.claims.finite):
                 strategy = cases_with_special_values(subject.dtype, strategy, subject.operation.ordinary)
-                strategy = subject.claims.filtered(strategy, subject.operation, subject.dtype)
+                strategy = subject.claims.filter_cases(strategy, subject.operation, subject.dtype)
             drawn, seed = f"{alike or check} {subject.operation.name} {subject.dtype} {elements}", self.seed
             if alike and seed is None:
                 seed = SEED
-            wanted = min(examples, AFTER_REFUSALS) if self._passed_over() and not self.substantial else examples
+            wanted = min(examples, AFTER_REFUSALS) if self._num_skipped() and not self.substantial else examples
             self.for_all(name, strategy, body, shrink, wanted, None if seed is None else f"{seed} {drawn}")
 
         most = self.elements // 4 if few else self.elements
@@ -558,7 +558,7 @@ class Search:
             self._shrunk(first, among, most, FEW_ELEMENTS)
             self._shrunk(functools.partial(among, most, shrink=False), among, most, 0)
             limit = MORE_CASES * examples
-            while not self.brief and examples < limit and not self._passed_over() and self._unseen(subject):
+            while not self.brief and examples < limit and not self._num_skipped() and self._unseen(subject):
                 examples *= 2
                 self._shrunk(functools.partial(among, most, shrink=False), among, most, 0)
         if not self.brief:
@@ -580,7 +580,7 @@ class Search:
             except Exception as smaller:
                 raise smaller from None
             raise
-        if not self.substantial and self._passed_over():
+        if not self.substantial and self._num_skipped():
             self.require_evidence(subject, check)
 
     def _shrunk(self, run: Callable[[], None], among: Callable[..., None], most: int, few: int) -> None:
@@ -603,7 +603,7 @@ class Search:
                         raise smaller from None
             raise
 
-    def _named(
+    def _named_cases(
         self, subject: Subject, named: bool, also: Mapping[str, Case], most: float, laid_out: bool
     ) -> Iterable[tuple[str, Case]]:
         """Return the operation's examples, if `named`, and the cases in `also`; only small ones for a brief search.
@@ -613,8 +613,8 @@ class Search:
         """
         most = min(most, subject.most_named)
         makers = subject.operation.examples if named else {}
-        made = ((name, make(subject.dtype)) for name, make in makers.items())
-        fitting = (pair for pair in made if pair[1].elements <= most and (laid_out or not pair[1].layouts))
+        cases_by_name = ((name, make(subject.dtype)) for name, make in makers.items())
+        fitting = (pair for pair in cases_by_name if pair[1].elements <= most and (laid_out or not pair[1].layouts))
         cases = itertools.chain(fitting, also.items())
         if not self.brief:
             return cases if subject.device == "cpu" else sorted(cases, key=lambda pair: pair[1].elements)
@@ -624,7 +624,7 @@ class Search:
 
     def _large(self, subject: Subject, dear: bool) -> Iterator[tuple[str, Case]]:
         """Yield large cases, whose sizes follow from the source; none if brief, or if all other cases were refused."""
-        if subject.large is None or self.brief or (self._passed_over() and not self.ran):
+        if subject.large is None or self.brief or (self._num_skipped() and not self.ran):
             return
         self.constants = subject.large.constants_line(self.examples)
         yield from subject.large.cases(self.examples, dear)

@@ -57,44 +57,44 @@ def inputs_may_share_memory(subject: Subject, search: Search) -> None:
     search.lays_out = True
     for arrangement in _arrangements(subject):
         if subject.claims.outside(subject.operation, arrangement.case, subject.dtype) is None:
-            check = _given_twice if arrangement.twice else _shared
+            check = _check_repeated_tensor if arrangement.twice else _check_shared_memory
             name = arrangement.what.replace(" ", "_")
             search.one(name, arrangement.case, functools.partial(check, subject, search, arrangement))
     if not search.brief:
         search.require_evidence(subject, "sharing")
 
 
-def _expected(subject: Subject, case: Case, gradients: bool) -> dict[str, Bounded]:
-    found = {OUTPUT: reference(subject.operation, case, subject.dtype)}
+def _expected_results(subject: Subject, case: Case, gradients: bool) -> dict[str, Bounded]:
+    expected = {OUTPUT: reference(subject.operation, case, subject.dtype)}
     if gradients:
-        found |= expected_gradients(subject, case)
-    return found
+        expected |= expected_gradients(subject, case)
+    return expected
 
 
-def _shared(subject: Subject, search: Search, arrangement: Arrangement, case: Case) -> None:
+def _check_shared_memory(subject: Subject, search: Search, arrangement: Arrangement, case: Case) -> None:
     output, gradients, tensors = subject.evaluate(case, place=lambda name, t: arrangement.tensors.get(name, t))
-    expected = _expected(subject, case, bool(gradients))
+    expected = _expected_results(subject, case, bool(gradients))
     search.saw(
         *compare_results(subject, named_results(output, gradients), expected, tensors, f"where {arrangement.what}, ")
     )
     inputs_are_unchanged(subject, case, tensors)
 
 
-def _given_twice(subject: Subject, search: Search, arrangement: Arrangement, case: Case) -> None:
+def _check_repeated_tensor(subject: Subject, search: Search, arrangement: Arrangement, case: Case) -> None:
     assert arrangement.twice is not None
     first, second = arrangement.twice
     wanted = subject.differentiable and {first, second} <= {*subject.operation.differentiable_in(case)}
     tensors = case.tensors(subject.dtype, subject.device)
     tensors[second] = tensors[first].requires_grad_(wanted)
     output = subject.call(**tensors, **case.parameters)
-    expected = _expected(subject, case, wanted)
-    results, of_results = {OUTPUT: output.detach()}, {OUTPUT: expected[OUTPUT]}
+    expected = _expected_results(subject, case, wanted)
+    results, right = {OUTPUT: output.detach()}, {OUTPUT: expected[OUTPUT]}
     if wanted:
         cotangent = case.tensor("grad_output", subject.dtype, subject.device)
         (results[f"{GRADIENT_OF}{first}"],) = gradients_of(output, [tensors[first]], cotangent)
         both = [stored(expected[f"{GRADIENT_OF}{name}"]) for name in (first, second)]
-        of_results[f"{GRADIENT_OF}{first}"] = both[0] + both[1]
-    search.saw(*compare_results(subject, results, of_results, tensors, f"where {arrangement.what}, "))
+        right[f"{GRADIENT_OF}{first}"] = both[0] + both[1]
+    search.saw(*compare_results(subject, results, right, tensors, f"where {arrangement.what}, "))
     inputs_are_unchanged(subject, case, tensors)
 
 
@@ -104,15 +104,15 @@ def _given_twice(subject: Subject, search: Search, arrangement: Arrangement, cas
 def _arrangements(subject: Subject) -> Iterator[Arrangement]:
     for case in subject.small_example().values():
         plain = replace(case, layouts={})
-        yield Arrangement("all tensors lie in one storage", plain, _in_one_storage(subject, plain))
+        yield Arrangement("all tensors lie in one storage", plain, _pack_into_storage(subject, plain))
     for case in _square_cases(subject):
-        for first, second in _of_one_shape(subject, case):
-            yield from _of_two(subject, case, first, second)
+        for first, second in _pairs_of_equal_shape(subject, case):
+            yield from _pair_arrangements(subject, case, first, second)
 
 
-def _in_one_storage(subject: Subject, case: Case) -> dict[str, torch.Tensor]:
+def _pack_into_storage(subject: Subject, case: Case) -> dict[str, torch.Tensor]:
     """Return the tensors of a case one after another in memory, without gaps unless a claim needs alignment."""
-    found, at = {}, 0
+    views, at = {}, 0
     tensors = {name: tensor for name, tensor in case_tensors(subject, case).items() if tensor.is_floating_point()}
     tensors = {name: tensor for name, tensor in tensors.items() if tensor.dtype == subject.dtype.torch}
     holder = torch.full(
@@ -122,10 +122,10 @@ def _in_one_storage(subject: Subject, case: Case) -> dict[str, torch.Tensor]:
         device=subject.device,
     )
     for name, tensor in tensors.items():
-        found[name] = holder[at : at + tensor.numel()].view(tensor.shape).copy_(tensor)
+        views[name] = holder[at : at + tensor.numel()].view(tensor.shape).copy_(tensor)
         step = ALIGNED // tensor.element_size() if subject.claims.aligned else 1
         at = -(-(at + tensor.numel()) // step) * step
-    return found
+    return views
 
 
 def _square_cases(subject: Subject) -> Iterator[Case]:
@@ -140,10 +140,10 @@ def _square_cases(subject: Subject) -> Iterator[Case]:
             yield more
 
 
-def _of_one_shape(subject: Subject, case: Case) -> list[tuple[str, str]]:
+def _pairs_of_equal_shape(subject: Subject, case: Case) -> list[tuple[str, str]]:
     # A call may not be given a tensor twice that it writes into.
-    kept = {*subject.operation.ordinary, *subject.operation.mutates}
-    free = [name for name, array in case.inputs.items() if is_floating(array) and not {name, list_of(name)} & kept]
+    excluded = {*subject.operation.ordinary, *subject.operation.mutates}
+    free = [name for name, array in case.inputs.items() if is_floating(array) and not {name, list_of(name)} & excluded]
     pairs = itertools.combinations(free, 2)
     return [(a, b) for a, b in pairs if _alike(case[a], case[b]) and case[a].ndim]
 
@@ -152,7 +152,7 @@ def _alike(one: np.ndarray, other: np.ndarray) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype
 
 
-def _of_two(subject: Subject, case: Case, first: str, second: str) -> Iterator[Arrangement]:
+def _pair_arrangements(subject: Subject, case: Case, first: str, second: str) -> Iterator[Arrangement]:
     """Yield two inputs as one tensor, as overlapping tensors, and as a tensor and its transpose."""
     dtype, device = subject.dtype, subject.device
     alike = case.with_inputs(**{second: case[first]})

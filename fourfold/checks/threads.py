@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fourfold.checks.grades import graded
-from fourfold.checks.history import changed, tells_apart
+from fourfold.checks.history import change_values, distinguishes
 from fourfold.checks.results import compare_results, expected_results, named_results, require_same_bits
 from fourfold.checks.search import Search, Subject, need
 from fourfold.instruments.concurrent_calls import FUNCTIONS, NeverReturns, call_at_once
@@ -22,7 +22,7 @@ THREADS = 4
 Results = dict[str, torch.Tensor]
 
 
-def _given(subject: Subject, case: Case) -> tuple[dict[str, torch.Tensor], Sequence[str], torch.Tensor]:
+def _arguments(subject: Subject, case: Case) -> tuple[dict[str, torch.Tensor], Sequence[str], torch.Tensor]:
     """Return the tensors of a call, the names of those that require gradients, and the cotangent."""
     tensors = case.tensors(subject.dtype, subject.device)
     names = subject.operation.differentiable_in(case) if subject.differentiable else ()
@@ -31,12 +31,12 @@ def _given(subject: Subject, case: Case) -> tuple[dict[str, torch.Tensor], Seque
     return tensors, names, case.tensor("grad_output", subject.dtype, subject.device)
 
 
-def _called(subject: Subject, case: Case) -> list[Results]:
+def _call_twice(subject: Subject, case: Case) -> list[Results]:
     """Return the results of a call with gradients, if there are any, and of one under `no_grad`.
 
     The check of tampering is left out: other threads may change the state that it compares.
     """
-    tensors, names, grad_output = _given(subject, case)
+    tensors, names, grad_output = _arguments(subject, case)
     output = subject.call(**tensors, **case.parameters)
     gradients = gradients_of(output, [tensors[name] for name in names], grad_output) if names else ()
     with torch.no_grad():
@@ -44,8 +44,8 @@ def _called(subject: Subject, case: Case) -> list[Results]:
     return [named_results(output.detach(), dict(zip(names, gradients))), named_results(plain, {})]
 
 
-def _at_once(subject: Subject, cases: list[Case]) -> tuple[int, list[list[list[Results]]]]:
-    """Call from a thread for each case, all at once: see `called_at_once`.
+def _call_threads(subject: Subject, cases: list[Case]) -> tuple[int, list[list[list[Results]]]]:
+    """Call from a thread for each case, all at once: see `call_at_once`.
 
     Raises:
         Failure: a thread does not end.
@@ -54,34 +54,34 @@ def _at_once(subject: Subject, cases: list[Case]) -> tuple[int, list[list[list[R
     functions = FUNCTIONS[subject.device]
     try:
         if subject.elsewhere:
-            return _at_once_elsewhere(subject, cases, functions)
+            return _call_elsewhere(subject, cases, functions)
         device = torch.cuda.current_device() if subject.device == "cuda" else None
 
         def begin() -> None:
             if device is not None:
                 torch.cuda.set_device(device)  # each thread has its own
 
-        found = call_at_once([functools.partial(_called, subject, case) for case in cases], functions, begin)
+        results = call_at_once([functools.partial(_call_twice, subject, case) for case in cases], functions, begin)
         if device is not None:
             torch.cuda.synchronize()
-        return found
+        return results
     except NeverReturns as error:
         raise Failure(f"{subject}: {error}") from None
 
 
-def _at_once_elsewhere(subject: Subject, cases: list[Case], functions: float) -> tuple[int, list[list[list[Results]]]]:
-    """Do the same as `_at_once` in the process in which the implementation runs."""
-    of_another_process: Any = subject.implementation
+def _call_elsewhere(subject: Subject, cases: list[Case], functions: float) -> tuple[int, list[list[list[Results]]]]:
+    """Do the same as `_call_threads` in the process in which the implementation runs."""
+    implementation: Any = subject.implementation
     calls, wanted = [], []
     for case in cases:
-        tensors, names, grad_output = _given(subject, case)
+        tensors, names, grad_output = _arguments(subject, case)
         calls.append(({**tensors, **case.parameters}, grad_output))
         wanted.append(names)
     with blame_implementation():
-        count, found = of_another_process.called_at_once(calls, wanted, functions)
+        count, results = implementation.call_at_once(calls, wanted, functions)
     return count, [
         [[named_results(output, dict(zip(names, grads))), named_results(plain, {})] for output, grads, plain in calls]
-        for names, calls in zip(wanted, found)
+        for names, calls in zip(wanted, results)
     ]
 
 
@@ -101,23 +101,23 @@ def threads_do_not_matter(subject: Subject, search: Search) -> None:
     same_bits = subject.claims.deterministic and not subject.foreign and subject.backend != "torch"
 
     def body(case: Case) -> None:
-        other = changed(subject, case)
+        other = change_values(subject, case)
         cases, expected = [case, other], [expected_results(subject, each) for each in (case, other)]
-        need(tells_apart(subject, expected[1], expected[0]))
+        need(distinguishes(subject, expected[1], expected[0]))
         alone, agreements = [], []
         for each, right in zip(cases, expected):
             output, gradients, tensors = subject.evaluate(each)  # the first call may compile, tune and allocate
             alone.append(named_results(output.detach(), gradients))
             agreements += compare_results(subject, alone[-1], right, tensors, "before threads call at once: ")
-        wanted, found = _at_once(subject, [cases[place % 2] for place in range(THREADS)])
-        for place, calls in enumerate(found):
-            given = cases[place % 2].tensors(subject.dtype, subject.device)
+        wanted, results_by_thread = _call_threads(subject, [cases[place % 2] for place in range(THREADS)])
+        for place, calls in enumerate(results_by_thread):
+            tensors_of_call = cases[place % 2].tensors(subject.dtype, subject.device)
             for results in itertools.chain.from_iterable(calls):
                 when = f"where {THREADS} threads call at once: "
-                agreements += compare_results(subject, results, expected[place % 2], given, when)
+                agreements += compare_results(subject, results, expected[place % 2], tensors_of_call, when)
                 if same_bits:
-                    require_same_bits(subject, results, alone[place % 2], given, when)
+                    require_same_bits(subject, results, alone[place % 2], tensors_of_call, when)
         search.saw(*agreements)
-        require_calls(sum(map(len, found)), wanted * THREADS)
+        require_calls(sum(map(len, results_by_thread)), wanted * THREADS)
 
     search.cases(subject, "threads", body, few=True, also=subject.small_example())

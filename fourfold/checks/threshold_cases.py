@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fourfold.candidates.integrity.escapes import held
+from fourfold.candidates.integrity.escapes import convert_escapes
 from fourfold.inputs.large_cases import LargeCases, Observed
 from fourfold.instruments.size_comparisons import Compared
 from fourfold.instruments.tampering import preserve_random_state
@@ -31,26 +31,26 @@ def cases_past_comparisons(
     observed: list[Observed] = []
     for sizes, case in large.probes():
         arguments = {**case.tensors(large.dtype, device), **case.parameters}
-        found: dict[int, tuple[float, float]] = {}
+        sides: dict[int, tuple[float, float]] = {}
         with (
             contextlib.suppress(Exception, NotReached),
-            held(),
+            convert_escapes(),
             preserve_random_state(),
         ):  # the check reports a failure
-            found = _compared(large, implementation, arguments)
-        if not found and not observed:
+            sides = _record_comparisons(large, implementation, arguments)
+        if not sides and not observed:
             return
-        observed.append((sizes, found))
+        observed.append((sizes, sides))
     if observed:
         yield from large.cases_past(observed)
 
 
-def _compared(
+def _record_comparisons(
     large: LargeCases, implementation: Callable[..., Any], arguments: dict[str, Any]
 ) -> dict[int, tuple[float, float]]:
-    of_another_process = getattr(implementation, "compared", None)
-    if of_another_process is not None:
-        return of_another_process(large.constants.comparisons, arguments)
+    compare_elsewhere = getattr(implementation, "compared", None)
+    if compare_elsewhere is not None:
+        return compare_elsewhere(large.constants.comparisons, arguments)
     with Compared(large.constants.comparisons) as compared, contextlib.suppress(Exception):
         implementation(**arguments)
     return compared.found

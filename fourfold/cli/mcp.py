@@ -28,7 +28,7 @@ _KERNEL = "kernel is FILE_OR_MODULE:FUNCTION from the server's folder, operation
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument(
-        "--seconds", type=int, default=SECONDS, metavar="N", help=f"the time of a call at most: {SECONDS} unless told"
+        "--seconds", type=int, default=SECONDS, metavar="N", help=f"the time limit of a call: {SECONDS} by default"
     )
 
 

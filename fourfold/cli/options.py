@@ -46,9 +46,9 @@ def add_accuracy(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=EXAMPLES,
         metavar="N",
-        help=f"generated cases of each operation and dtype, beside the named ones: {EXAMPLES} unless told",
+        help=f"generated cases of each operation and dtype, beside the named ones: {EXAMPLES} by default",
     )
-    add("--seed", type=int, default=0, metavar="N", help="of the generated cases: 0 unless told")
+    add("--seed", type=int, default=0, metavar="N", help="of the generated cases: 0 by default")
     add_json(parser, "the figures")
 
 
@@ -56,7 +56,7 @@ def add_resources(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fourfold resources``."""
     add = parser.add_argument
     add_cells(parser)
-    add("--arch", choices=ARCHITECTURES, default="90", help="compute capability times 10: 90 unless told")
+    add("--arch", choices=ARCHITECTURES, default="90", help="compute capability times 10: 90 by default")
     against = parser.add_mutually_exclusive_group()
     against.add_argument(
         "--base",
@@ -76,7 +76,7 @@ def add_grade(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, metavar="FILE", help="append each result, and go on where FILE stops")
     add("--report", type=Path, metavar="DIR", help="write a page that filters by verdict")
     add("--id", action="append", default=[], metavar="ID", help="judge this candidate alone")
-    add("--workers", type=int, metavar="N", help="how many judge at once; one a processor unless given")
+    add("--workers", type=int, metavar="N", help="the number of workers; one for each processor by default")
     add("--gpus", type=int, default=0, choices=(0, 1), help="1 for kernels that run on a GPU")
     add("--ray", metavar="ADDRESS", help="let the machines of a Ray cluster judge, as at auto")
     add("--seed", type=int, metavar="N", help="of the generated cases")

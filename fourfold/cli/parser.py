@@ -70,11 +70,11 @@ class Passed(argparse.Action):
 def passing(add: Any) -> Any:
     """Return a function that adds an option as `add` does, for pytest to read."""
 
-    def add_passed(*names: str, action: str = "", type: Any = None, default: Any = None, **given: Any) -> None:
+    def add_option(*names: str, action: str = "", type: Any = None, default: Any = None, **given: Any) -> None:
         nargs = {"nargs": 0} if action == "store_true" else {}
         add(*names, action=Passed, dest="passed", default=[], **nargs, **given)
 
-    return add_passed
+    return add_option
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:

@@ -65,10 +65,10 @@ class ProjectSettings:
             table = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("fourfold", {})
         except (OSError, ValueError) as error:
             raise BadSettings(f"{file}: {error}") from None
-        given = _checked(f"{file}: [tool.fourfold]", table, _OF_TYPE)
+        given = _check_table(f"{file}: [tool.fourfold]", table, _OF_TYPE)
         kernels = {}
         for name, kernel in given.pop("kernels", {}).items():
-            entry = _checked(f"{file}: [tool.fourfold.kernels.{name!r}]", kernel, _OF_KERNEL)
+            entry = _check_table(f"{file}: [tool.fourfold.kernels.{name!r}]", kernel, _OF_KERNEL)
             place, colon, function = name.rpartition(":")
             if not colon:
                 raise BadSettings(f"{file}: [tool.fourfold.kernels]: expected FILE_OR_MODULE:FUNCTION, not {name!r}")
@@ -82,7 +82,7 @@ def _relative_to(file: Path, folder: Path) -> str:
     return str(file.relative_to(folder) if file.is_relative_to(folder) else file)
 
 
-def _checked(where: str, table: Any, known: Mapping[str, type]) -> dict[str, Any]:
+def _check_table(where: str, table: Any, known: Mapping[str, type]) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise BadSettings(f"{where} must be a table, not {table!r}")
     for key, value in table.items():

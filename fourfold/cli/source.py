@@ -76,7 +76,7 @@ class Source:
     def kernels(self) -> list[str]:
         """Return the functions that launch the file's Triton kernels and that none of its other functions calls."""
         jitted = {name for name, node in self.definitions.items() if any("jit" in ast.unparse(d) for d in _marks(node))}
-        others = {name: _used(node) for name, node in self.definitions.items() if name not in jitted}
+        others = {name: _used_names(node) for name, node in self.definitions.items() if name not in jitted}
         launching: set[str] = set()
         while added := {name for name, used in others.items() if used & (jitted | launching)} - launching:
             launching |= added
@@ -106,7 +106,7 @@ def _marks(node: ast.FunctionDef | ast.ClassDef) -> list[ast.expr]:
     return node.decorator_list
 
 
-def _used(node: ast.AST) -> set[str]:
+def _used_names(node: ast.AST) -> set[str]:
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 

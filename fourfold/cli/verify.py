@@ -73,7 +73,7 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
     of_cuda = parser.add_argument_group("a kernel of a .cu file", "expressions over sizes, as rows or ceil(n / 256)")
     of_cuda.add_argument("--grid", metavar="BLOCKS", help="the number of blocks, or up to three")
     of_cuda.add_argument("--block", metavar="THREADS", help="the threads of a block, or up to three numbers")
-    of_cuda.add_argument("--shared", metavar="BYTES", help="dynamic shared memory: 0 unless told")
+    of_cuda.add_argument("--shared", metavar="BYTES", help="dynamic shared memory: 0 by default")
     of_cuda.add_argument("--args", metavar="A, B, ...", help="the kernel's arguments, as x, out, rows, cols")
 
 

@@ -169,16 +169,16 @@ class Declaration:
                 named += [(f"total of {name}", of.total), *([(f"most of {name}", of.most)] if of.most else [])]
                 if of.samples != self.ragged[of.total].samples:
                     raise ValueError(f"{name}: the rows of {of.total} belong to the samples of one axis only")
-        for what, axis in named:
+        for description, axis in named:
             if axis not in (*self.axes, *map(notation.indexed_axis, self.axes)):
-                raise ValueError(f"{what}: no tensor of {self.name} has an axis {axis!r}; there are {self.axes}")
+                raise ValueError(f"{description}: no tensor of {self.name} has an axis {axis!r}; there are {self.axes}")
         ragged = [name for name, of in self.tensors.items() if isinstance(of, Ragged)]
         for name, values in self.parameters.items():
             for taken in values.takes:
                 if taken == LEADING or taken not in (*self.axes, *ragged):
                     there = ", ".join(each for each in (*self.axes, *ragged) if each != LEADING)
-                    what = "is neither an axis nor the lengths or offsets of a ragged batch"
-                    raise ValueError(f"{self.name}: {name} is tied to {taken}, which {what}; there are {there}")
+                    description = "is neither an axis nor the lengths or offsets of a ragged batch"
+                    raise ValueError(f"{self.name}: {name} is tied to {taken}, which {description}; there are {there}")
 
     def learn(self) -> None:
         """Run the definition on few numbers, and find out which axes may be empty.
@@ -191,13 +191,13 @@ class Declaration:
         def runs(sizes: Mapping[str, int], absent: str | None = None) -> None:
             leading = (sizes[LEADING],) if LEADING in sizes else ()
             plan = self.plan(sizes, leading, {**self.defaults, **({absent: None} if absent else {})})
-            self._tried_on_some(plan)
+            self._try_random_inputs(plan)
 
         for absent in (None, *self.optional):
             runs(few, absent)
         if self.lists and self.counts[0] == 0:
             try:
-                self._tried_on_some(self.plan(few, (few[LEADING],) if LEADING in few else (), self.empty_lists))
+                self._try_random_inputs(self.plan(few, (few[LEADING],) if LEADING in few else (), self.empty_lists))
             except ValueError:
                 self.counts = self.counts[1:]
         self.returns = self._result_dtype(few)
@@ -231,7 +231,9 @@ class Declaration:
     def _result_dtype(self, sizes: Mapping[str, int]) -> str | None:
         plan = self.plan(sizes, (sizes[LEADING],) if LEADING in sizes else (), self.defaults)
         found = {
-            self.tried(self.made(plan, np.random.default_rng(seed), DTYPES["float32"], {}), plan.parameters).dtype
+            self.infer_shape(
+                self.make_inputs(plan, np.random.default_rng(seed), DTYPES["float32"], {}), plan.parameters
+            ).dtype
             for seed in range(SEEDS_OF_DTYPES if any(len(of.dtypes) > 1 for of in self.tensors.values()) else 1)
         }
         if self.returns is None and len(found) > 1:
@@ -287,8 +289,8 @@ class Declaration:
                 fixed[of.high] = max(fixed[of.high], 0 if empty else of.low + 1)
         plan = CallPlan(sizes=fixed, leading=leading, counts=shares, parameters=parameters)
         tied = {name: self.choices(name, plan) for name in parameters if self._is_tied(name)}
-        found = {name: Place.among(choices, parameters[name]) for name, choices in tied.items()}
-        return replace(plan, parameters={**parameters, **found})
+        places = {name: Place.among(choices, parameters[name]) for name, choices in tied.items()}
+        return replace(plan, parameters={**parameters, **places})
 
     def _is_tied(self, parameter: str) -> bool:
         return parameter in self.parameters and self.parameters[parameter].tied is not None
@@ -326,7 +328,7 @@ class Declaration:
         present = {name: of for name, of in self.tensors.items() if name not in plan.parameters}
         return {name: notation.shape(of.axes, plan.sizes, plan.leading) for name, of in present.items()}
 
-    def made(
+    def make_inputs(
         self, plan: CallPlan, rng: np.random.Generator, dtype: DType, how: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
         """Return the inputs of a call, filled with random numbers. `how` is as in `make_array`, by name."""
@@ -339,7 +341,7 @@ class Declaration:
                 found[name] = make_array(of, rng, shape, dtype, plan.sizes, how.get(name, ""))
         return found
 
-    def tried(self, inputs: Mapping[str, np.ndarray], parameters: Mapping[str, Any]) -> OutputShape:
+    def infer_shape(self, inputs: Mapping[str, np.ndarray], parameters: Mapping[str, Any]) -> OutputShape:
         """Return the output shape for inputs, from a run in float32: the tested dtype gives the same shape.
 
         Raises:
@@ -383,7 +385,7 @@ class Declaration:
         """
         shapes = self.shapes(plan)
         if not self._on_meta or sum(math.prod(shape) for shape in shapes.values()) <= FEW_TO_TRY:
-            return self._tried_on_some(plan)
+            return self._try_random_inputs(plan)
         key = tuple(shapes.items()), repr(sorted(plan.parameters.items()))
         if key not in self._outcomes:
             dtypes = {name: self.tensors[name].dtypes for name in shapes}
@@ -395,9 +397,9 @@ class Declaration:
                 with torch.device("meta"):
                     self._outcomes[key] = _outcome(*self._ran(tensors, plan.parameters))
             except Exception:
-                found = self._tried_on_some(plan)
+                tried = self._try_random_inputs(plan)
                 self._on_meta = False  # it runs only on numbers
-                return found
+                return tried
         return self._outcomes[key]
 
     def output_shape(self, plan: CallPlan, inputs: Mapping[str, np.ndarray]) -> Shape:
@@ -413,11 +415,13 @@ class Declaration:
         if key not in self._outcomes:
             if len(self._outcomes) >= MOST_OUTCOMES:
                 self._outcomes.clear()
-            self._outcomes[key] = self.tried(inputs, plan.parameters)
+            self._outcomes[key] = self.infer_shape(inputs, plan.parameters)
         return self._outcomes[key].shape
 
-    def _tried_on_some(self, plan: CallPlan) -> OutputShape:
-        return self.tried(self.made(plan, np.random.default_rng(0), DTYPES["float32"], {}), plan.parameters)
+    def _try_random_inputs(self, plan: CallPlan) -> OutputShape:
+        return self.infer_shape(
+            self.make_inputs(plan, np.random.default_rng(0), DTYPES["float32"], {}), plan.parameters
+        )
 
     def smaller(self, plan: CallPlan, elements: int) -> CallPlan:
         """Return a plan with shorter axes, if possible, where intermediate results would be much larger than inputs."""
@@ -481,14 +485,14 @@ class Declaration:
         grad_axis: int = 0,
     ) -> Case:
         """Return a case of a plan's numbers in some layouts. An "expanded" tensor is constant along one axis."""
-        held, layouts = dict(inputs), writable(layouts, self.mutates)
+        arrays, layouts = dict(inputs), writable(layouts, self.mutates)
         for place, (name, array) in enumerate(inputs.items()):
             if layouts.get(name) == "expanded":
-                held[name] = self._make_constant(name, array, place)
-        grad_output = cotangent(rng, self.output_shape(plan, held), self._cotangent_dtype(dtype))
+                arrays[name] = self._make_constant(name, array, place)
+        grad_output = cotangent(rng, self.output_shape(plan, arrays), self._cotangent_dtype(dtype))
         if layouts.get("grad_output") == "expanded":
             grad_output = repeat_first(grad_output, grad_axis)
-        return Case(held, grad_output, dict(plan.parameters), layouts)
+        return Case(arrays, grad_output, dict(plan.parameters), layouts)
 
     def _cotangent_dtype(self, dtype: DType) -> DType:
         """Return the dtype of cotangents, which no kernel reads if the result has no gradient."""
@@ -522,7 +526,7 @@ class Declaration:
             return found
         others = replace(found, inputs={**found.inputs, **anew(whole)})
         try:
-            shape = self.tried(others.inputs, case.parameters).shape
+            shape = self.infer_shape(others.inputs, case.parameters).shape
         except ValueError:
             return found
         return others if shape == case.grad_output.shape else found
@@ -556,7 +560,7 @@ class Declaration:
             made = self._make_constant(name, made, list(case.inputs).index(name))
         return made
 
-    def given(self, arguments: Mapping[str, Any], dtype: DType) -> Case:
+    def case_of(self, arguments: Mapping[str, Any], dtype: DType) -> Case:
         """Return the case of some arguments.
 
         Raises:
@@ -584,9 +588,9 @@ class Declaration:
         for name in self.parameters.keys() - arguments.keys():
             if self._is_tied(name):
                 parameters[name] = Place.among(self._choices(name, sizes, inputs), parameters[name])
-        shape = self.tried(inputs, parameters).shape
-        kept = self._cotangent_dtype(dtype).numpy
-        grad_output = np.linspace(-1.5, 2, int(np.prod(shape, dtype=np.int64))).reshape(shape).astype(kept)
+        shape = self.infer_shape(inputs, parameters).shape
+        cotangent_dtype = self._cotangent_dtype(dtype).numpy
+        grad_output = np.linspace(-1.5, 2, int(np.prod(shape, dtype=np.int64))).reshape(shape).astype(cotangent_dtype)
         return Case(inputs, grad_output, parameters)
 
 
@@ -646,7 +650,7 @@ def _smooth(draw: st.DrawFn, of: Declaration, dtype: DType) -> Case:
     allowed = {axis: extent.not_empty() for axis, extent in of.allowed.items()}
     plan, rng = draw(_plans(of, allowed, FEW_ELEMENTS * of.least(allowed))), draw(GENERATORS)
     how = {name: "normal" for name, tensor in of.tensors.items() if tensor.is_floating and not has_range(tensor)}
-    return of.case(plan, of.made(plan, rng, dtype, how), rng, dtype, {})
+    return of.case(plan, of.make_inputs(plan, rng, dtype, how), rng, dtype, {})
 
 
 def has_range(tensor: TensorInput) -> bool:

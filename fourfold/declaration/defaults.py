@@ -27,7 +27,7 @@ MANY_ELEMENTS = 1 << 28
 FILLED = {"cpu": (1 << 14, 1 << 14), "cuda": (1 << 14, 1 << 20, 1 << 23)}
 
 
-def completed(operation: Operation) -> Operation:
+def complete(operation: Operation) -> Operation:
     """Return a record with its missing fields: smooth cases, declared errors, workloads and the reduction's law."""
     changes: dict[str, Any] = {}
     if operation.smooth is FOLLOWS:
@@ -58,8 +58,8 @@ def smooth(cases: Cases, ordinary: Collection[str] = ()) -> Callable[[DType], st
             else array
             for name, array in case.inputs.items()
         }
-        given = case.grad_output
-        return Case(inputs, cotangent(rng, given.shape, DTYPES[given.dtype.name]), case.parameters)
+        grad_output = case.grad_output
+        return Case(inputs, cotangent(rng, grad_output.shape, DTYPES[grad_output.dtype.name]), case.parameters)
 
     return strategy
 
@@ -86,8 +86,8 @@ def workloads(operation: Operation) -> Mapping[str, Mapping[str, Make]]:
     Other operations take their largest examples. If an operation declares batches, a batch that fills a GPU repeats one
     of them.
     """
-    examples, of = operation.examples, operation.sized
-    filling = of.filling if of else None
+    examples, sized = operation.examples, operation.sized
+    filling = sized.filling if sized else None
 
     def example(ragged: bool, dtype: DType) -> Case:
         return _largest(examples, ragged, dtype)
@@ -98,22 +98,22 @@ def workloads(operation: Operation) -> Mapping[str, Mapping[str, Make]]:
         return tiled(lambda dtype: case, 1 << (times.bit_length() - 1), *operation.batched)(dtype)
 
     def filled_workload(elements: int, odd: bool = False) -> Make:
-        assert of is not None
+        assert sized is not None
         assert filling is not None
-        return whole(lambda dtype: of.make(filling(elements, odd))(dtype))
+        return whole(lambda dtype: sized.make(filling(elements, odd))(dtype))
 
     if filling is None:
         small, ragged = (whole(functools.partial(example, odd)) for odd in (False, True))
-        found = {device: {"small": small, "ragged": ragged} for device in ("cpu", "cuda")}
+        workloads_by_device = {device: {"small": small, "ragged": ragged} for device in ("cpu", "cuda")}
     else:
         sides = {"small": False, "ragged": True, "large": False}
-        found = {
+        workloads_by_device = {
             device: {name: filled_workload(elements, odd) for (name, odd), elements in zip(sides.items(), several)}
             for device, several in FILLED.items()
         }
     if operation.batched:
-        found["cuda"]["large"] = large
-    return found
+        workloads_by_device["cuda"]["large"] = large
+    return workloads_by_device
 
 
 def _largest(examples: Examples, ragged: bool, dtype: DType) -> Case:

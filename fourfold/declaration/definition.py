@@ -109,7 +109,7 @@ class DefinedOperation(Operation):
         sized = named_cases.sized_cases(fewer)
         workloads = self.workloads if self.has_own_workloads else FOLLOWS
         changes: dict[str, Any] = {"examples": examples, "declaration": fewer, "sized": sized, "workloads": workloads}
-        return defaults.completed(dataclasses.replace(self, cases=fewer.cases, smooth=smooth, **changes))  # type: ignore[return-value]
+        return defaults.complete(dataclasses.replace(self, cases=fewer.cases, smooth=smooth, **changes))  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         return f"<operation {self.name}, defined in {self.source}>"
@@ -159,31 +159,31 @@ def operation(
     for field in _OF_ARGUMENTS:
         if field in given and not _is_declared(given[field]):
             raise TypeError(f"operation: {field} follows from the declarations of the arguments")
-    declared = {name: what for name, what in given.items() if _is_declared(what)}
-    fields = {name: what for name, what in given.items() if name not in declared}
-    for name, what in fields.items():
+    declared = {name: value for name, value in given.items() if _is_declared(value)}
+    fields = {name: value for name, value in given.items() if name not in declared}
+    for name, value in fields.items():
         if name not in _FIELDS:
             wanted = (
                 "tensor(...), tensors(...), values(...), tied(...), lengths(...), offsets(...) or a Hypothesis strategy"
             )
-            raise TypeError(f"operation: {name} must be {wanted}, not {what!r}")
+            raise TypeError(f"operation: {name} must be {wanted}, not {value!r}")
 
-    lists = tuple(name for name, what in declared.items() if isinstance(what, TensorList))
+    lists = tuple(name for name, value in declared.items() if isinstance(value, TensorList))
     if lists:
         fields["lists"] = lists
 
     def decorate(definition: Callable[..., Any]) -> DefinedOperation:
         evaluated = packed(definition, lists)
         if changed:
-            made = _in_place_operation(evaluated, declared, fields, sizes or {}, returns, changed)
+            record = _in_place_operation(evaluated, declared, fields, sizes or {}, returns, changed)
         elif isinstance(returns, Mapping):
-            made = _multiple_outputs(evaluated, declared, fields, sizes or {}, returns)
+            record = _multiple_outputs(evaluated, declared, fields, sizes or {}, returns)
         else:
-            made = _make_operation(evaluated, declared, {**fields, "returns": Output(returns).dtype}, sizes or {})
-        made = dataclasses.replace(made, definition=definition)
+            record = _make_operation(evaluated, declared, {**fields, "returns": Output(returns).dtype}, sizes or {})
+        record = dataclasses.replace(record, definition=definition)
         if tried and not {"forward", "backward"} & fields.keys():
-            _try(made)
-        return made
+            _try(record)
+        return record
 
     return decorate
 
@@ -215,11 +215,11 @@ def _try(made: DefinedOperation) -> None:
             at = f" at {case!r}" if case is not None else ""
             raise DefinitionError(
                 f"operation {made.name}: its definition cannot be judged by, as for the named example {name} it raised "
-                f"{type(innermost).__name__}: {innermost}{_line_of(error, made)}{at}"
+                f"{type(innermost).__name__}: {innermost}{_find_line(error, made)}{at}"
             ) from error
 
 
-def _line_of(error: BaseException | None, made: DefinedOperation) -> str:
+def _find_line(error: BaseException | None, made: DefinedOperation) -> str:
     """Return the innermost line of the definition's file in the traceback of an exception or of its causes."""
     file, found = inspect.unwrap(made.definition).__code__.co_filename, ""
     while error is not None:
@@ -244,12 +244,12 @@ def _multiple_outputs(
     """Return the record of all outputs in a row. Its `outputs` are the records of the single outputs."""
     from fourfold.numerics.torch_adapter.evaluate import backward_of
 
-    own = [name for name in fields if name not in OF_EACH_OUTPUT]
-    if own or any(map(callable, fields.get("examples", {}).values())):
-        what = own[0] if own else "a function among the examples"
-        raise TypeError(f"operation: {what} cannot be given of an operation with several outputs")
+    own_fields = [name for name in fields if name not in OF_EACH_OUTPUT]
+    if own_fields or any(map(callable, fields.get("examples", {}).values())):
+        field = own_fields[0] if own_fields else "a function among the examples"
+        raise TypeError(f"operation: {field} cannot be given of an operation with several outputs")
     names, whole = tuple(returns), fields.get("name") or definition.__name__
-    outputs = {name: what if isinstance(what, Output) else Output(what) for name, what in returns.items()}
+    outputs = {name: field if isinstance(field, Output) else Output(field) for name, field in returns.items()}
     if not names or any(not name.isidentifier() for name in names):
         raise TypeError(f"operation: returns must name each output by a word, not {list(names)}")
     found = [
@@ -260,14 +260,14 @@ def _multiple_outputs(
     places = [place for place, of in enumerate(outputs.values()) if of.gradient and not chosen[place]]
 
     def only(place: int, of: Output) -> DefinedOperation:
-        inputs = declared if place in places else {name: _drop_gradient(what) for name, what in declared.items()}
+        inputs = declared if place in places else {name: _drop_gradient(field) for name, field in declared.items()}
         these = {**fields, "name": f"{whole}.{names[place]}", "returns": of.dtype}
         order = [place, *(other for other in places if other != place)]
         gradients = functools.partial(backward_of, definition, places=order)
         return _make_operation(alone(definition, names, place), inputs, these, sizes, gradients)
 
     each = {name: only(place, of) for place, (name, of) in enumerate(outputs.items())}
-    shared = {name: what for name, what in fields.items() if name != "batched"} | {"name": whole}
+    shared = {name: field for name, field in fields.items() if name != "batched"} | {"name": whole}
     rounded = [place for place in range(len(names)) if not chosen[place]]
     joined = _make_operation(concatenate_outputs(definition, names, places or rounded or [0]), declared, shared, sizes)
     return dataclasses.replace(joined, definition=definition, outputs=each)
@@ -302,15 +302,15 @@ def _in_place_operation(
     fields = {**fields, "mutates": mutates}
     changed = functional(definition, mutates, tuple(returns or ()))
     if len(outputs) > 1:
-        made = _multiple_outputs(changed, inputs, fields, sizes, outputs)
+        record = _multiple_outputs(changed, inputs, fields, sizes, outputs)
         outputs_of_all = {
             output: dataclasses.replace(of, changed=output if output in mutates else "")
-            for output, of in made.outputs.items()
+            for output, of in record.outputs.items()
         }
-        return dataclasses.replace(made, definition=definition, outputs=outputs_of_all)
+        return dataclasses.replace(record, definition=definition, outputs=outputs_of_all)
     ((argument, value),) = new.items()
-    made = _make_operation(changed, inputs, {**fields, "changed": argument, "returns": value.dtype}, sizes)
-    return dataclasses.replace(made, definition=definition)
+    record = _make_operation(changed, inputs, {**fields, "changed": argument, "returns": value.dtype}, sizes)
+    return dataclasses.replace(record, definition=definition)
 
 
 def _drop_gradient(what: Any) -> Any:
@@ -379,7 +379,7 @@ def build_operation(
     )
     if made.errors is FOLLOWS:
         made = dataclasses.replace(made, errors=_errors(made, declaration))
-    return defaults.completed(made)  # type: ignore[return-value]
+    return defaults.complete(made)  # type: ignore[return-value]
 
 
 def declaration_of(
@@ -425,7 +425,7 @@ def declaration_of(
 def _example(declaration: Declaration, arguments: Mapping[str, Any] | named_cases.Example) -> named_cases.Make:
     if isinstance(arguments, named_cases.Example):
         return arguments.of(declaration)
-    return lambda dtype: declaration.given(arguments, dtype)
+    return lambda dtype: declaration.case_of(arguments, dtype)
 
 
 def _place(definition: Callable[..., Any]) -> str:
@@ -449,9 +449,9 @@ def _oracle(
     def backward(grad_output: Any, **arguments: Any) -> tuple:
         """Return the gradients of the definition, None for an input that is None."""
         names = declaration.differentiable
-        given = tuple(name for name in names if arguments.get(name) is not None)
-        found = dict(zip(given, differentiated(given, dtypes=dtypes)(grad_output, **arguments), strict=True))
-        return tuple(found.get(name) for name in names)
+        present = tuple(name for name in names if arguments.get(name) is not None)
+        results = dict(zip(present, differentiated(present, dtypes=dtypes)(grad_output, **arguments), strict=True))
+        return tuple(results.get(name) for name in names)
 
     return {"forward": forward_of(definition, declaration.returns, dtypes), "backward": backward}
 

@@ -38,13 +38,13 @@ def make_array(
             the least, the largest, or the first of its `also`. The default is the first kind, and for integers a
             uniform distribution.
     """
-    own = of.dtype(dtype, int(rng.integers(2)))
-    kept = own.numpy
+    own_dtype = of.dtype(dtype, int(rng.integers(2)))
+    stored_dtype = own_dtype.numpy
     if of.make is not None:
-        return _check_made(np.asarray(of.make(rng, shape, kept)), shape, kept)
+        return _require_shape(np.asarray(of.make(rng, shape, stored_dtype)), shape, stored_dtype)
     if of.is_floating:
-        return arrays.values(rng, shape, own, how or of.kinds[0])
-    return _integers(rng, shape, *of.range(sizes), of.also, how or "even").astype(kept)
+        return arrays.values(rng, shape, own_dtype, how or of.kinds[0])
+    return _integers(rng, shape, *of.range(sizes), of.also, how or "even").astype(stored_dtype)
 
 
 def draw_array(
@@ -76,7 +76,7 @@ def other_integers(of: TensorInput, array: np.ndarray) -> np.ndarray | None:
     return np.flip(array).copy() if not of.is_floating and of.make is None else None
 
 
-def _check_made(array: np.ndarray, shape: Shape, kept: np.dtype) -> np.ndarray:
+def _require_shape(array: np.ndarray, shape: Shape, kept: np.dtype) -> np.ndarray:
     if array.shape != shape:
         raise ValueError(f"make of a tensor returned shape {list(array.shape)}, where {list(shape)} was asked for")
     return array.astype(kept)
@@ -136,22 +136,22 @@ def _integers(rng: np.random.Generator, shape: Shape, low: int, high: int, also:
     if not size:
         return np.zeros(shape, np.int64)
     if how == "constant":
-        found = np.full(size, rng.integers(low, high))
+        numbers = np.full(size, rng.integers(low, high))
     elif how in ("least", "largest"):
-        found = np.full(size, low if how == "least" else high - 1)
+        numbers = np.full(size, low if how == "least" else high - 1)
     elif how == "others":
         return np.full(shape, also[0], np.int64)
     elif how == "ends":
-        found = rng.choice([low, high - 1], size)
+        numbers = rng.choice([low, high - 1], size)
     elif how == "ascending":
-        found = low + np.arange(size) % (high - low)
+        numbers = low + np.arange(size) % (high - low)
     else:
-        found = rng.integers(low, high, size)
+        numbers = rng.integers(low, high, size)
         if high - low > 2 and how == "even" and size > 1:  # the end of a long axis is rarely met by chance
-            found[-1] = high - 1
+            numbers[-1] = high - 1
         if high - low == 2 and how == "any":  # such as a mask: few or many ones, not always half
-            found = low + (rng.random(size) < rng.choice([0.0, 0.1, 0.5, 0.9, 1.0]))
+            numbers = low + (rng.random(size) < rng.choice([0.0, 0.1, 0.5, 0.9, 1.0]))
     if also:
         share = 0.2 if how == "even" else rng.choice([0.0, 0.2, 0.2, 1.0])
-        found = np.where(rng.random(size) < share, rng.choice(also, size), found)
-    return found.reshape(shape).astype(np.int64)
+        numbers = np.where(rng.random(size) < share, rng.choice(also, size), numbers)
+    return numbers.reshape(shape).astype(np.int64)

@@ -40,10 +40,10 @@ def like(
     """
     signature = inspect.signature(definition)
     bound = signature.bind(**inputs) if isinstance(inputs, Mapping) else signature.bind(*inputs)
-    tensors = [given for given in bound.arguments.values() if isinstance(given, torch.Tensor)]
-    lengths = sorted({size for given in tensors for size in given.shape if size > 1})
+    tensors = [value for value in bound.arguments.values() if isinstance(value, torch.Tensor)]
+    lengths = sorted({size for value in tensors for size in value.shape if size > 1})
     declared: dict[str, Any] = {
-        argument: _infer(argument, given, lengths if vary else []) for argument, given in bound.arguments.items()
+        argument: _infer(argument, value, lengths if vary else []) for argument, value in bound.arguments.items()
     }
 
     @functools.wraps(definition)

@@ -48,7 +48,7 @@ class Declared:
             fields: fields of the record. They replace those that follow from the signature; `examples` are added.
         """
         batched = {n: len(of.axes) - 1 for n, of in self.signature.tensors.items() if of.axes[:1] == (LEADING,)}
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "name": self.name,
             "forward": oracle.forward,
             "backward": oracle.backward,
@@ -57,7 +57,7 @@ class Declared:
             "errors": self.arguments.errors,
             "ranges": self.arguments.ranges,
         }
-        record = build_operation(self._definition, self.declaration, {**given, **fields})
+        record = build_operation(self._definition, self.declaration, {**arguments, **fields})
         if len(self.declaration.axes) == 1:
             return record
         return replace(record, examples={name: of for name, of in record.examples.items() if name not in MANY_ROWS})

@@ -80,7 +80,7 @@ class NamedCases:
     def examples(self) -> dict[str, Make]:
         """Return all named cases: the ordinary one first, then the others in ascending order of their elements."""
         wanted = {"ordinary": Wanted()}
-        for found in (
+        for cases in (
             self._empty(),
             self._lists(),
             self._sizes(),
@@ -88,9 +88,9 @@ class NamedCases:
             self._ragged_cases(),
             self._layouts(),
         ):
-            wanted |= {name: what for name, what in found if name not in wanted}
-        for found in (self._parameters(), self._numbers(), self._integers()):
-            wanted |= {name: what for name, what in found if name not in wanted}
+            wanted |= {name: what for name, what in cases if name not in wanted}
+        for cases in (self._parameters(), self._numbers(), self._integers()):
+            wanted |= {name: what for name, what in cases if name not in wanted}
         count = {name: self._elements(what) for name, what in wanted.items()}
         order = sorted(wanted, key=lambda name: (name != "ordinary", count[name]))
         return {name: self._maker(wanted[name]) for name in order}
@@ -175,8 +175,8 @@ class NamedCases:
 
     def _run(self, wanted: Wanted) -> int:
         plan = self._plan(wanted)
-        inputs = self._of.made(plan, np.random.default_rng(0), DTYPES["float32"], {})
-        return self._of.tried(inputs, plan.parameters).largest
+        inputs = self._of.make_inputs(plan, np.random.default_rng(0), DTYPES["float32"], {})
+        return self._of.infer_shape(inputs, plan.parameters).largest
 
     def _ranks(self) -> Iterator[tuple[str, Wanted]]:
         if LEADING not in self._of.axes:
@@ -192,10 +192,10 @@ class NamedCases:
             "two_leading_axes_each_in_another_order": Wanted(leading=(3, 4), layouts=in_turn),
             "three_leading_axes_each_in_another_order": Wanted(leading=(3, 2, 5), layouts=in_turn),
         }
-        for name, what in ranks.items():
-            rows = int(np.prod(what.leading or (), dtype=np.int64))
+        for name, axes in ranks.items():
+            rows = int(np.prod(axes.leading or (), dtype=np.int64))
             if allowed.nearest(rows) == rows:
-                yield name, what
+                yield name, axes
         last = {axis: self._of.allowed[axis].nearest(3) for axis in self._of.axes if axis != LEADING}
         short = {**last, LEADING: allowed.nearest(700)}
         if self.largest(short) <= AFFORDABLE:
@@ -224,7 +224,7 @@ class NamedCases:
     def _names(self) -> list[str]:
         return list(self._of.tensors)
 
-    def _varied_tensors(self, names: Iterable[str]) -> list[str]:
+    def _tensors_to_vary(self, names: Iterable[str]) -> list[str]:
         """Return the tensors that are varied alone; of a list, the first two."""
         return [name for name in names if self._of.tensors_of_lists.get(name, 0) < 2]
 
@@ -233,7 +233,7 @@ class NamedCases:
         for layout in LAYOUTS:
             if layout != "contiguous":
                 yield f"all_{layout}", Wanted(layouts=dict.fromkeys([*names, "grad_output"], layout))
-        for name in self._varied_tensors(names) if len(names) > 1 else ():
+        for name in self._tensors_to_vary(names) if len(names) > 1 else ():
             for layout in ("misaligned", "transposed"):
                 if layout == "misaligned" or len(self._of.shapes(self._plan(Wanted())).get(name, ())) > 1:
                     yield f"{name}_{layout}", Wanted(layouts={name: layout})
@@ -267,7 +267,7 @@ class NamedCases:
                 yield spoken, Wanted(how=how)
         if zero := {name: ZERO for name, of in floating.items() if not has_range(of)}:
             yield "zeros", Wanted(how=zero)
-        for name in self._varied_tensors(floating):
+        for name in self._tensors_to_vary(floating):
             of = floating[name]
             if of.special:
                 named = of.axes[:1] if of.axes[:1] == (LEADING,) else [*notation.names(of.axes[:1])]
@@ -275,7 +275,7 @@ class NamedCases:
                 yield f"special_values_in_{name}", Wanted(special=name, sizes=first)
 
     def _integers(self) -> Iterator[tuple[str, Wanted]]:
-        for name in self._varied_tensors(self._of.tensors):
+        for name in self._tensors_to_vary(self._of.tensors):
             of = self._of.tensors[name]
             if of.is_floating or of.make is not None or isinstance(of, Ragged):
                 continue
@@ -316,12 +316,12 @@ class NamedCases:
         """
         of, plan = self._of, self._plan(wanted)
         normal = {name: "normal" for name, each in self._floating().items() if not has_range(each)}
-        inputs = of.made(plan, rng, dtype, {**normal, **wanted.how})
+        inputs = of.make_inputs(plan, rng, dtype, {**normal, **wanted.how})
         for name in inputs.keys() & given.keys():
             inputs[name] = given[name].astype(inputs[name].dtype)
         if wanted.special in inputs:
-            own = of.tensors[wanted.special].dtype(dtype)
-            inputs[wanted.special] = _insert_special_values(inputs[wanted.special], own, plan.parameters)
+            special_dtype = of.tensors[wanted.special].dtype(dtype)
+            inputs[wanted.special] = _insert_special_values(inputs[wanted.special], special_dtype, plan.parameters)
         case = of.case(plan, inputs, rng, dtype, _present_layouts(wanted.layouts, inputs))
         if "grad_output" in given:
             cotangent = np.broadcast_to(given["grad_output"], case.grad_output.shape)

@@ -32,8 +32,8 @@ def annotation(message: str, title: str, file: str | Path, line: int, level: str
     path, workspace = Path(file).absolute(), Path(os.environ.get("GITHUB_WORKSPACE") or Path.cwd())
     shown = path.relative_to(workspace) if path.is_relative_to(workspace) else path
     properties = {"file": str(shown), "line": str(line), "title": title}
-    given = ",".join(f"{name}={_escaped(text, _ESCAPED_IN_PROPERTY)}" for name, text in properties.items())
-    return f"::{level} {given}::{_escaped(message, _ESCAPED)}"
+    given = ",".join(f"{name}={_escape(text, _ESCAPED_IN_PROPERTY)}" for name, text in properties.items())
+    return f"::{level} {given}::{_escape(message, _ESCAPED)}"
 
 
 def lines_in(text: str, file: str | Path) -> list[int]:
@@ -67,5 +67,5 @@ def violation_annotations(violations: Sequence[Mapping[str, Any]]) -> Iterator[s
         yield annotation(found["message"], f"{found['kind']} in {found['kernel']}", found["file"], found["line"], level)
 
 
-def _escaped(text: str, by: Mapping[str, str]) -> str:
+def _escape(text: str, by: Mapping[str, str]) -> str:
     return "".join(by.get(letter, letter) for letter in text)

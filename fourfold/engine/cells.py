@@ -23,11 +23,11 @@ from fourfold.candidates.load.calling import CannotBeCalled, as_operation
 from fourfold.candidates.load.cuda_candidates import CudaCandidate
 from fourfold.candidates.load.cuda_candidates import load as load_cuda
 from fourfold.candidates.load.cuda_launches import Launch
-from fourfold.candidates.process.client import CannotBeImported, UntrustedFunction, started
-from fourfold.candidates.process.cuda_client import started as started_kernel
+from fourfold.candidates.process.client import CannotBeImported, UntrustedFunction, start
+from fourfold.candidates.process.cuda_client import start as start_kernel
 from fourfold.candidates.process.first_process import Unanswered
 from fourfold.checks.outputs import requires_gradient
-from fourfold.checks.records import named, reference_of
+from fourfold.checks.records import operation_named, reference_of
 from fourfold.checks.search import Subject
 from fourfold.engine import profiles
 from fourfold.inputs.constants import Constants, constants_of, file_constants
@@ -117,7 +117,7 @@ class Candidate:
             SelectionError: no file declares it.
         """
         try:
-            return named(self.declared or self.operation)
+            return operation_named(self.declared or self.operation)
         except ValueError as error:
             raise SelectionError(f"--candidate {self}: {error}") from error
 
@@ -168,11 +168,11 @@ class Candidate:
         if kernel := self.of_cuda:
             return kernel
         try:
-            found = getattr(self._module(), self.function, None)
-            if found is None:
+            function = getattr(self._module(), self.function, None)
+            if function is None:
                 close = did_you_mean(self.function, vars(self._module()))
                 raise SelectionError(f"--candidate {self.place} has no function {self.function}{close}")
-            return as_operation(found, inspect.signature(self.reference), self.operation)
+            return as_operation(function, inspect.signature(self.reference), self.operation)
         except SelectionError:
             raise
         except CannotBeCalled as error:
@@ -187,8 +187,8 @@ class Candidate:
         kernel = self._read() if self.is_cuda else None
         try:
             if kernel is not None:
-                return started_kernel(kernel, call_seconds, os.getpid())
-            return started(place, self.function, wanted, self.operation, call_seconds, os.getpid(), self.record.lists)
+                return start_kernel(kernel, call_seconds, os.getpid())
+            return start(place, self.function, wanted, self.operation, call_seconds, os.getpid(), self.record.lists)
         except CannotBeImported as error:
             raise SelectionError(f"--candidate {error}") from None
         except (CannotBeCalled, Unanswered) as error:
@@ -200,7 +200,7 @@ class Candidate:
 
     def _module(self) -> ModuleType:
         with out_of_sight(interpreter=False):  # Triton's decorators need the interpreter
-            return modules.of_file(self.file()) if self.place.endswith(".py") else importlib.import_module(self.place)
+            return modules.load_file(self.file()) if self.place.endswith(".py") else importlib.import_module(self.place)
 
     def file(self) -> Path:
         """Return the file that defines the candidate; a module's is known once it is imported."""
@@ -362,7 +362,7 @@ class Selection:
         if device == "cpu":
             memory = importlib.import_module("fourfold.backends.triton.interpreter.memory")
             memory.undefined_lanes_are_zero(claims.undefined_lanes_are_zero)
-        operation = claims.restricted(self._record(cell))
+        operation = claims.restrict(self._record(cell))
         dtype = DTYPES[cell.dtype].with_contract(OPEN) if foreign else DTYPES[cell.dtype]
         return Subject(
             operation=operation,

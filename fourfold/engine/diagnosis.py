@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fourfold.candidates.integrity.escapes import held
+from fourfold.candidates.integrity.escapes import convert_escapes
 from fourfold.checks.parameters import defaults_of
 from fourfold.checks.results import case_tensors, expected_results, named_results
 from fourfold.checks.search import Search, Subject
@@ -37,7 +37,7 @@ def diagnose(search: Search) -> None:
     subject, case = search.subject, search.failing
     if subject is None or case is None:
         return
-    with contextlib.suppress(Exception, NotReached), held(), preserve_random_state():
+    with contextlib.suppress(Exception, NotReached), convert_escapes(), preserve_random_state():
         failed = _Call(subject, case)
         search.wrong = failed.wrong
         if search.brief:  # the first failure has been diagnosed
@@ -45,7 +45,7 @@ def diagnose(search: Search) -> None:
         larger = (each for each in subject.filled_examples().values() if ELEMENTS <= each.elements <= MOST_ELEMENTS)
         alike = (replace(each, parameters=case.parameters, layouts=case.layouts) for each in larger)
         wrong = [call for each in itertools.islice(alike, EXAMPLES) if (call := _Call(subject, each)).wrong] or [failed]
-        causes = set.intersection(*({*call.mistakes()} for call in wrong)) if wrong[0].tells_apart else set()
+        causes = set.intersection(*({*call.mistakes()} for call in wrong)) if wrong[0].distinguishes else set()
         search.likely_cause = min(causes, default="")
 
 
@@ -62,7 +62,7 @@ class _Call:
         self.wrong = next((name for name in self.results if not self._agrees(name, self.expected)), "")
 
     @property
-    def tells_apart(self) -> bool:
+    def distinguishes(self) -> bool:
         """Return whether the wrong result has enough elements that no other mistake gives the same by chance."""
         return self.results[self.wrong].size > 1
 
@@ -103,11 +103,11 @@ class _Call:
         case, dtype = self.case, self.subject.dtype
         for name, tensor in case_tensors(self.subject, case).items():
             array = case.grad_output if name == "grad_output" else case[name]
-            if not tensor.is_contiguous() and (read := _in_memory_order(tensor)) is not None:
-                yield f"{name} is read as if it were contiguous", _replaced(case, name, dtype.array(read), array)
+            if not tensor.is_contiguous() and (read := _contiguous_elements(tensor)) is not None:
+                yield f"{name} is read as if it were contiguous", _replace_values(case, name, dtype.array(read), array)
         for name, array in case.inputs.items():
             if array.ndim > 1 and array.shape[-1] == array.shape[-2] and is_floating(array):
-                yield f"{name} is transposed", _replaced(case, name, array.swapaxes(-1, -2), array)
+                yield f"{name} is transposed", _replace_values(case, name, array.swapaxes(-1, -2), array)
         single = {name: array for name, array in case.inputs.items() if array.dtype == np.float32}
         for nearest in (True, False):
             in_tf32 = {name: round_to_tf32(array, nearest) for name, array in single.items()}
@@ -125,7 +125,7 @@ class _Call:
                     yield f"{name} is rounded to {np.dtype(rounded)}", other
 
 
-def _replaced(case: Case, name: str, values: np.ndarray, like: np.ndarray) -> Case:
+def _replace_values(case: Case, name: str, values: np.ndarray, like: np.ndarray) -> Case:
     """Return a case with other values of an input, or of the cotangent, in the same dtype."""
     values = values.astype(like.dtype)
     if name == "grad_output":
@@ -133,7 +133,7 @@ def _replaced(case: Case, name: str, values: np.ndarray, like: np.ndarray) -> Ca
     return case.with_inputs(**{name: values})
 
 
-def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor | None:
+def _contiguous_elements(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the elements that follow a tensor's first one in memory, in its shape; None if the memory ends before."""
     left = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
     if left < tensor.numel() or not tensor.numel():

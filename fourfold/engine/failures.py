@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from fourfold.candidates.frames import cause, own_frames, spelled, unwrapped, words
+from fourfold.candidates.frames import cause, format_frames, innermost_error, own_frames, words
 from fourfold.candidates.integrity.escapes import Escape
 from fourfold.candidates.process.first_process import Unanswered
 from fourfold.checks.grades import Imprecise
@@ -57,7 +57,7 @@ def failure_message(error: BaseException, frames: Sequence[traceback.FrameSummar
     """Return the message of a failure: a check's own, or the exception with who is to blame for it."""
     if isinstance(error, Failure | Escape | SelectionError | Tampered | Unanswered):
         return words(error)
-    shown = unwrapped(error)
+    shown = innermost_error(error)
     said = f"{type(shown).__name__}: {words(shown) or statement(shown)}"
     blame = blame_for_undecided(error, frames)
     return f"{UNDECIDED_BY[blame]}: {said}" if blame else said
@@ -85,8 +85,8 @@ def finding(error: BaseException, origin: Path, case: str) -> Finding:
     return Finding(
         message=message,
         counterexample=case or None,
-        frames=spelled(frames),
-        cause=cause(unwrapped(error), frames) if frames else of_result,  # one wrong result fails many checks
+        frames=format_frames(frames),
+        cause=cause(innermost_error(error), frames) if frames else of_result,  # one wrong result fails many checks
         blob=hypothesis_internals.find_blob(notes_of(error)),
         kind=kind_of(error, frames),
         result=result if worst else "",

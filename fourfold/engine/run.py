@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from fourfold.candidates.integrity.escapes import held
+from fourfold.candidates.integrity.escapes import convert_escapes
 from fourfold.checks.catalogue import Check
 from fourfold.checks.search import Search, Subject
 from fourfold.engine.diagnosis import diagnose
@@ -57,7 +57,7 @@ def run(
 def judge(check: Judge, subject: Subject, search: Search) -> None:
     """Run a check; if the subject fails, examine the failure."""
     try:
-        with held():
+        with convert_escapes():
             check(subject, search)
     except Exception as error:
         examine(check, subject, search, error)
@@ -97,19 +97,19 @@ def containment(changes: Callable[[], Collection[str]], *but: type[BaseException
 
     Args:
         changes: returns the names of what the implementation changed of the program that judges it.
-        but: exceptions that propagate unchanged, see `held`.
+        but: exceptions that propagate unchanged, see `convert_escapes`.
 
     Raises:
         Tampered: the implementation changed something, whatever else the block raised.
     """
     error: BaseException | None = None
     try:
-        with preserve_random_state(), held(*but):
+        with preserve_random_state(), convert_escapes(*but):
             yield
     except (Exception, NotReached) as raised:
         error = raised
-    if found := changes():
-        raise Tampered(f"the candidate changed what judges it: {listed(dict.fromkeys(found))}") from None
+    if names := changes():
+        raise Tampered(f"the candidate changed what judges it: {listed(dict.fromkeys(names))}") from None
     if error is not None:
         raise error
 
@@ -151,7 +151,9 @@ def outcome_of(
         return replace(outcome, outcome=error.status, reason=str(error), exclusion=error.exclusion)
     if error is not None:
         failing = search.failing if search is not None else None
-        failure = finding(error, origin, search.shown(failing) if search is not None and failing is not None else last)
+        failure = finding(
+            error, origin, search.describe(failing) if search is not None and failing is not None else last
+        )
         if search is not None and failing is not None:
             failure = replace(failure, arguments=failing.arguments(search.takes_cotangent))
         if search is not None and search.case is not None:

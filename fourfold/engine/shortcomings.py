@@ -33,52 +33,52 @@ def shortcomings(
         candidates: the operations named by --candidate.
         forward_only: whether --forward-only is given.
     """
-    lines, told = [], set[Cell]()
+    lines, reported = [], set[Cell]()
     named = [("--op", "operation", name) for name in operations] + [("--backend", "backend", name) for name in backends]
     for option, kind, name in named:
-        of = {cell: checks for cell, checks in cells.items() if getattr(cell, kind) == name}
-        if of and all(_has(checks, _NEVER) and not _has(checks, _VERIFIED) for checks in of.values()):
-            lines.append(f"nothing of {option} {name} can be verified here: {_spelled(of)}")
-            told |= of.keys()
-    rest = {cell: checks for cell, checks in cells.items() if cell not in told}
-    if rest and (named or candidates) and not any(_has(checks, _VERIFIED) for checks in cells.values()):
-        lines.append(f"nothing was verified: {_spelled(rest)}")
+        coverage = {cell: checks for cell, checks in cells.items() if getattr(cell, kind) == name}
+        if coverage and all(_has(checks, _NEVER) and not _has(checks, _VERIFIED) for checks in coverage.values()):
+            lines.append(f"nothing of {option} {name} can be verified here: {_count_unsupported(coverage)}")
+            reported |= coverage.keys()
+    others = {cell: checks for cell, checks in cells.items() if cell not in reported}
+    if others and (named or candidates) and not any(_has(checks, _VERIFIED) for checks in cells.values()):
+        lines.append(f"nothing was verified: {_count_unsupported(others)}")
     elif candidates:
-        lines += _left_out(rest, forward_only)
+        lines += _unjustified_omissions(others, forward_only)
     return lines
 
 
-def _left_out(cells: Coverage, forward_only: bool) -> Iterator[str]:
+def _unjustified_omissions(cells: Coverage, forward_only: bool) -> Iterator[str]:
     """Yield the checks that a run with candidates must not leave out; `forward_only` excuses those of gradients."""
     without = {cell: count for cell, checks in cells.items() if (count := checks.count(Exclusion.FORWARD_ONLY))}
     if without and not forward_only:
         operations = listed(dict.fromkeys(cell.operation for cell in without if cell.backend == CANDIDATE))
         yield (
-            f"{_counted(sum(without.values()), 'check')} of gradients, which the candidate for {operations} does not"
+            f"{_count(sum(without.values()), 'check')} of gradients, which the candidate for {operations} does not"
             " have (--forward-only accepts a candidate without)"
         )
     accepted = (*_ACCEPTED, Exclusion.NO_GRADIENTS) if forward_only else _ACCEPTED
     others = {
-        cell: rest
+        cell: unjustified
         for cell, checks in cells.items()
-        if (rest := [check for check in checks if check not in accepted])
+        if (unjustified := [check for check in checks if check not in accepted])
         and not (forward_only and _has(checks, _NEVER))  # a kernel of a `.cu` file has the dtypes of its pointers
     }
     if others:
-        yield f"what is verified with a candidate must be in full: {_spelled(others)}"
+        yield f"what is verified with a candidate must be in full: {_count_unsupported(others)}"
 
 
 def _has(checks: Sequence[Exclusion | Status], some: Collection[Exclusion | Status]) -> bool:
     return any(check in some for check in checks)
 
 
-def _spelled(cells: Coverage) -> str:
+def _count_unsupported(cells: Coverage) -> str:
     unsupported = sum(check not in _VERIFIED for checks in cells.values() for check in checks)
     names = listed(f"{cell.operation} {cell.backend} {cell.dtype}" for cell in cells)
-    return f"{_counted(unsupported, 'check')} of {_counted(len(cells), 'cell')} unsupported ({names})"
+    return f"{_count(unsupported, 'check')} of {_count(len(cells), 'cell')} unsupported ({names})"
 
 
-def _counted(count: int, what: str) -> str:
+def _count(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 

@@ -286,12 +286,12 @@ class Verdict:
             ValueError: the text is no verdict.
         """
         try:
-            found = json.loads(text)
-            if found.get("schema_version") != SCHEMA_VERSION:
-                version = found.get("schema_version")
+            entry = json.loads(text)
+            if entry.get("schema_version") != SCHEMA_VERSION:
+                version = entry.get("schema_version")
                 raise ValueError(f"this is no verdict: expected schema_version {SCHEMA_VERSION}, found {version}")
-            found["outcomes"] = found.pop("checks")
-            return cls(**_fields(cls, found, outcomes=Outcome.of_check, never_executed=_unexecuted, speeds=_speed))
+            entry["outcomes"] = entry.pop("checks")
+            return cls(**_fields(cls, entry, outcomes=Outcome.of_check, never_executed=_to_unexecuted, speeds=_speed))
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"this is no verdict: {error}") from error
 
@@ -456,7 +456,7 @@ def holding_lines(claim: str, accept: str = "") -> Iterator[str]:
     """
     if claim:
         accepting = f"; {accept} accepts it" if accept else ""
-        yield f"right for {Claims.parse(claim).described()}: claim `{claim}`{accepting}"
+        yield f"right for {Claims.parse(claim).describe()}: claim `{claim}`{accepting}"
 
 
 def refusal_lines(refusals: Counter[str], examples: int, claim: str) -> Iterator[str]:
@@ -489,16 +489,16 @@ def _cell(outcome: Outcome | None) -> str:
     return f"{outcome.worst:.2f} {outcome.examples:>4}{storage}"
 
 
-def _fields(kind: type, found: Mapping[str, Any], **makers: Any) -> dict[str, Any]:
+def _fields(kind: type, entries: Mapping[str, Any], **makers: Any) -> dict[str, Any]:
     """Return a dataclass's arguments from JSON: lists become tuples, and `makers` convert their entries."""
-    made = {field.name: found[field.name] for field in fields(kind) if field.name in found}
-    for name, value in made.items():
+    arguments = {field.name: entries[field.name] for field in fields(kind) if field.name in entries}
+    for name, value in arguments.items():
         if isinstance(value, list):
-            made[name] = tuple(makers[name](each) for each in value) if name in makers else tuple(value)
-    return made
+            arguments[name] = tuple(makers[name](each) for each in value) if name in makers else tuple(value)
+    return arguments
 
 
-def _unexecuted(found: Mapping[str, Any]) -> Unexecuted:
+def _to_unexecuted(found: Mapping[str, Any]) -> Unexecuted:
     return Unexecuted(**_fields(Unexecuted, found))
 
 

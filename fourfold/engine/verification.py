@@ -18,7 +18,7 @@ import torch
 
 from fourfold import backends
 from fourfold.backends.triton import compilation, takeover
-from fourfold.candidates.integrity.escapes import held
+from fourfold.candidates.integrity.escapes import convert_escapes
 from fourfold.candidates.integrity.watch import PackageWatch
 from fourfold.candidates.load.calling import as_operation
 from fourfold.candidates.process.client import UntrustedFunction
@@ -27,7 +27,7 @@ from fourfold.checks.catalogue import BACKWARD, FORWARD, Check
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.history import late_inputs_are_waited_for
 from fourfold.checks.outputs import requires_gradient, together
-from fourfold.checks.records import named, operations, reference_of
+from fourfold.checks.records import operation_named, operations, reference_of
 from fourfold.checks.search import Search, Subject
 from fourfold.declaration import defaults
 from fourfold.engine.exact_math import computing_exactly
@@ -36,7 +36,7 @@ from fourfold.engine.shortcomings import listed
 from fourfold.engine.verdict import MAY_BE_WRONG, Outcome, Verdict, suggestion
 from fourfold.inputs.constants import Constants, constants_of, file_constants
 from fourfold.inputs.large_cases import LargeCases
-from fourfold.instruments.line_coverage import Executed, watch_remote, watched
+from fourfold.instruments.line_coverage import Executed, watch, watch_remote
 from fourfold.numerics.bounded import OPEN
 from fourfold.numerics.dtypes import DTYPES, Dtypes, select_dtypes
 from fourfold.operations.boundary import Boundary
@@ -81,35 +81,35 @@ class CheckPlan:
         return not (self.dtypes or self.only or self.reproduce or self.examples < EXAMPLES)
 
 
-def verified(trial: "Trial", plan: CheckPlan) -> Verdict:
+def verify_trial(trial: "Trial", plan: CheckPlan) -> Verdict:
     """Return the verdict on an implementation, with the lines that never ran if the plan is whole."""
     if not plan.whole:
-        return _verified(trial, plan)
+        return _run_checks(trial, plan)
     if isinstance(trial.implementation, UntrustedFunction):
-        seen = watch_remote(trial.implementation, trial.device)
+        recording = watch_remote(trial.implementation, trial.device)
     else:
-        seen = watched(trial.given, trial.device)
-    with seen as executed:
-        return _with_lines(_verified(trial, plan), executed)
+        recording = watch(trial.given, trial.device)
+    with recording as executed:
+        return _add_unexecuted_lines(_run_checks(trial, plan), executed)
 
 
-def _with_lines(verdict: Verdict, executed: Executed) -> Verdict:
+def _add_unexecuted_lines(verdict: Verdict, executed: Executed) -> Verdict:
     """Add to a passed verdict the lines that never ran, and warnings about lines that could not be watched."""
     if not verdict.passed:
         return verdict
     executed.gather()
-    executed.add(executed.told())
+    executed.add(executed.report())
     warnings = (*verdict.warnings, *executed.unseen)
     return replace(verdict, never_executed=tuple(executed.never()), warnings=warnings)
 
 
-def _verified(trial: "Trial", plan: CheckPlan) -> Verdict:
+def _run_checks(trial: "Trial", plan: CheckPlan) -> Verdict:
     started, seed = time.perf_counter(), secrets.randbits(32) if plan.seed is None else plan.seed
     search = Search(examples=plan.examples, seed=seed, blob=plan.reproduce)
     constants = ""
     outcomes, warnings, boundary = list[Outcome](), list[str](), Boundary()
     wrong, refused = set[tuple[str, str]](), dict[tuple[str, str], Outcome]()
-    left = trial.planned(plan.dtypes, plan.only, plan.forbid_fallback)
+    left = trial.plan_checks(plan.dtypes, plan.only, plan.forbid_fallback)
     failed = stopped = False
     with trial.settings():
         while left and not stopped and time.perf_counter() - started <= plan.seconds:
@@ -227,7 +227,7 @@ class Trial:
             device = "cuda" if torch.cuda.is_available() and not takeover.is_interpreting() else "cpu"
         if device == "cpu" and call_seconds is None:
             takeover.interpret_kernels()
-        record = defaults.completed(operation) if isinstance(operation, Operation) else named(operation)
+        record = defaults.complete(operation) if isinstance(operation, Operation) else operation_named(operation)
         if call_seconds is not None:
             implementation = isolate(implementation, record, device, call_seconds)
         claims = claims_of(implementation, claims)
@@ -236,14 +236,14 @@ class Trial:
             name=getattr(implementation, "__name__", type(implementation).__name__),
             given=implementation,
             implementation=called,
-            operation=claims.restricted(record),
+            operation=claims.restrict(record),
             unrestricted=record,
             claims=claims,
             device=device,
             refusals=refusals,
             strict_errors=strict_errors,
-            origin=_file_of(implementation),
-            constants=_constants_of(implementation),
+            origin=_find_file(implementation),
+            constants=_find_constants(implementation),
             compile_seconds=compile_seconds,
         )
 
@@ -264,19 +264,19 @@ class Trial:
         try:
             if self.device == "cpu":
                 torch.set_num_threads(1)
-            self._undefined_lanes(self.claims.undefined_lanes_are_zero)
-            with computing_exactly(), compilation.compilation_limited(self.device, self.compile_seconds):
+            self._fill_undefined_lanes(self.claims.undefined_lanes_are_zero)
+            with computing_exactly(), compilation.limit_compilation(self.device, self.compile_seconds):
                 yield
         finally:
-            self._undefined_lanes(False)
+            self._fill_undefined_lanes(False)
             torch.set_num_threads(threads)
 
-    def _undefined_lanes(self, are_zero: bool) -> None:
+    def _fill_undefined_lanes(self, are_zero: bool) -> None:
         if self.device == "cpu":
             memory = importlib.import_module("fourfold.backends.triton.interpreter.memory")
             memory.undefined_lanes_are_zero(are_zero)
 
-    def planned(
+    def plan_checks(
         self, dtypes: Dtypes, only: str | Collection[str], forbid_fallback: bool = False
     ) -> list[tuple[Check, str]]:
         """Return the checks to make with their dtypes, the decisive check first."""
@@ -343,10 +343,10 @@ class Trial:
             options["forbid_fallback"] = True
         if blob:
             options["reproduce"] = blob
-        given = [f"{option}={value!r}" for option, value in options.items()]
+        arguments = [f"{option}={value!r}" for option, value in options.items()]
         if str(self.claims):
-            given.insert(0, f"claims=fourfold.Claims({self.claims})")
-        return f"fourfold.verify({', '.join([kernel, repr(name) if self.is_registered() else name, *given])})"
+            arguments.insert(0, f"claims=fourfold.Claims({self.claims})")
+        return f"fourfold.verify({', '.join([kernel, repr(name) if self.is_registered() else name, *arguments])})"
 
     @functools.cached_property
     def watch(self) -> PackageWatch:
@@ -367,7 +367,7 @@ class Trial:
 
     def silently_wrong_outside_of_the_claims(self, seed: int) -> list[str]:
         """Return a warning if a case outside of the claims gives a wrong result and no exception."""
-        claims, record, dtype = self.claims, self.unrestricted, self._probed
+        claims, record, dtype = self.claims, self.unrestricted, self._probe_dtype
         subject = replace(self.subject(dtype), operation=record, claims=Claims(accuracy=claims.accuracy))
 
         def outside(_: Any, elements: int) -> Any:
@@ -375,27 +375,27 @@ class Trial:
                 lambda case: claims.excludes(record, case, DTYPES[dtype])
             )
 
-        if claims.restricted(record) is record:
+        if claims.restrict(record) is record:
             return []
         search = Search(examples=OUTSIDE, elements=256, seed=seed, refusals=Refusals())
         probe = together(replace(subject, operation=replace(record, cases=outside, examples={})))
         failure = _failure_of(forward_agrees, probe, search)
         if failure is None or search.failing is None:
             return []
-        return [f"outside of its claims it gives a wrong result, and no error: {search.shown(search.failing)}"]
+        return [f"outside of its claims it gives a wrong result, and no error: {search.describe(search.failing)}"]
 
     def silently_wrong_on_another_stream(self, seed: int) -> list[str]:
         """Return a warning if only the default stream is claimed and a call on another one gives a wrong result."""
         if self.claims.streams or self.device != "cuda":
             return []
-        subject = replace(self.subject(self._probed), claims=replace(self.claims, streams=True))
+        subject = replace(self.subject(self._probe_dtype), claims=replace(self.claims, streams=True))
         search = Search(examples=1, elements=256, seed=seed)
         if _failure_of(late_inputs_are_waited_for, together(subject), search) is None:
             return []
         return ["on any but the default stream it reads its inputs too early, and gives a wrong result"]
 
     @property
-    def _probed(self) -> str:
+    def _probe_dtype(self) -> str:
         """Return the dtype for cases outside of the claims."""
         return next(name for name in ("float32", *DTYPES) if name in (self.claims.dtypes or DTYPES))
 
@@ -404,7 +404,7 @@ def _failure_of(check: Callable[[Subject, Search], None], subject: Subject, sear
     """Return a subject's failure of a check, or None if it passes or raises another exception."""
     with contextlib.suppress(Exception, NotReached):
         try:
-            with held():
+            with convert_escapes():
                 check(subject, search)
         except Failure as failure:
             return failure
@@ -417,12 +417,12 @@ def _shortcomings(outcomes: Sequence[Outcome], claims: Claims) -> Iterator[str]:
         return
     parts = list(dict.fromkeys(catalogue.parts_of(o.check)[1] for o in outcomes))
     for output in [output for output in parts if output] or parts:
-        found = [o for o in outcomes if catalogue.parts_of(o.check)[1] == output]
-        for shortcoming in _shortcomings_of_one(found, claims):
+        of_output = [o for o in outcomes if catalogue.parts_of(o.check)[1] == output]
+        for shortcoming in _output_shortcomings(of_output, claims):
             yield f"{output}: {shortcoming}" if output else shortcoming
 
 
-def _shortcomings_of_one(outcomes: Sequence[Outcome], claims: Claims) -> Iterator[str]:
+def _output_shortcomings(outcomes: Sequence[Outcome], claims: Claims) -> Iterator[str]:
     """Yield the shortcomings of the outcomes for one output."""
     decisive = [o for o in outcomes if catalogue.parts_of(o.check)[0] == FORWARD] or list(outcomes)
     if not any(o.outcome == Status.PASSED for o in decisive):
@@ -450,7 +450,7 @@ def isolate(implementation: Any, record: Operation, device: str, call_seconds: f
     if isinstance(implementation, str):
         place, _, function = implementation.rpartition(":")
     else:
-        place, function = str(_file_of(implementation)), getattr(implementation, "__qualname__", "<locals>")
+        place, function = str(_find_file(implementation)), getattr(implementation, "__qualname__", "<locals>")
     if not place or not all(name.isidentifier() for name in function.split(".")):
         raise ValueError(
             f"untrusted=True needs a function that a file or a module defines by a name, not {implementation!r}"
@@ -460,13 +460,13 @@ def isolate(implementation: Any, record: Operation, device: str, call_seconds: f
     return UntrustedFunction(place, function, signature_of(record), record.name, call_seconds, lists=record.lists)
 
 
-def _constants_of(implementation: Any) -> Constants:
+def _find_constants(implementation: Any) -> Constants:
     if isinstance(implementation, UntrustedFunction):
         return file_constants(implementation.file, implementation.function)
     return constants_of(implementation)
 
 
-def _file_of(implementation: Any) -> Path:
+def _find_file(implementation: Any) -> Path:
     if isinstance(implementation, UntrustedFunction):
         return implementation.file
     if isinstance(implementation, Operation):  # a declaration is called as its definition

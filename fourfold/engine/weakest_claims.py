@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from fourfold.candidates.integrity.escapes import held
+from fourfold.candidates.integrity.escapes import convert_escapes
 from fourfold.candidates.process.first_process import Unanswered
 from fourfold.checks.grades import Imprecise
 from fourfold.checks.search import GRADIENT_OF, Search, Subject
@@ -170,7 +170,7 @@ def _attempt(judge: Judge, subject: Subject, search: Search, claimed: Sequence[C
         refusals=None if search.refusals is None else Refusals(),
     )
     try:
-        with held(), _undefined_lanes(subject.device, claims.undefined_lanes_are_zero):
+        with convert_escapes(), _fill_undefined_lanes(subject.device, claims.undefined_lanes_are_zero):
             judge(subject.within(claims), again)
     except Unclaimed as error:
         may_drop = not claims.gradients or (search.needed is not None and search.needed.contiguous)
@@ -183,7 +183,7 @@ def _attempt(judge: Judge, subject: Subject, search: Search, claimed: Sequence[C
 
 
 @contextlib.contextmanager
-def _undefined_lanes(device: str, are_zero: bool) -> Iterator[None]:
+def _fill_undefined_lanes(device: str, are_zero: bool) -> Iterator[None]:
     """Fill undefined lanes with zeros inside the block on a CPU, if `are_zero`."""
     if device != "cpu" or not are_zero:
         yield

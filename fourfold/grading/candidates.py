@@ -71,17 +71,17 @@ class Submission:
         for name in given:
             if name not in known:
                 raise BadCandidate(f"{name} is no field of a candidate: there are {', '.join(known)}")
-        found = {name: value for name, value in given.items() if value is not None}
+        present = {name: value for name, value in given.items() if value is not None}
         for name in ("id", "operation", "source", "path", "language", "function", "definition", "problem"):
-            if not isinstance(found.get(name, ""), str):
-                raise BadCandidate(f"{name} must be text, not {found[name]!r}")
-        if not found.get("id"):
+            if not isinstance(present.get(name, ""), str):
+                raise BadCandidate(f"{name} must be text, not {present[name]!r}")
+        if not present.get("id"):
             raise BadCandidate("id is missing")
-        if bool(found.get("source")) == bool(found.get("path")):
+        if bool(present.get("source")) == bool(present.get("path")):
             raise BadCandidate("either source or path must be given")
-        made = cls(**found)._with_texts(folder)
-        made._check()
-        return made
+        submission = cls(**present)._with_texts(folder)
+        submission._check()
+        return submission
 
     def _with_texts(self, folder: Path) -> "Submission":
         """Return a copy with the texts of the files that it names."""
@@ -112,9 +112,9 @@ class Submission:
             if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
                 raise BadCandidate(f"{name} must be a number above 0, not {number!r}")
         for name, others in (("sizes", (SMALL,)), ("claims", ())):
-            given = getattr(self, name)
-            if not isinstance(given, Mapping) and given not in others:
-                raise BadCandidate(f"{name} must be a mapping, not {given!r}")
+            value = getattr(self, name)
+            if not isinstance(value, Mapping) and value not in others:
+                raise BadCandidate(f"{name} must be a mapping, not {value!r}")
         try:
             self.stated_claims()
         except (ValueError, TypeError) as error:

@@ -69,9 +69,9 @@ def grade(
     start = _pool_of(judged_by.device, gpus, workers, ray)
     seed = secrets.randbits(32) if seed is None else seed
     is_file = isinstance(candidates, str | os.PathLike)
-    found = read_candidates(Path(candidates)) if is_file else _iterate(candidates)  # type: ignore[arg-type]
+    submissions = read_candidates(Path(candidates)) if is_file else _iterate(candidates)  # type: ignore[arg-type]
     repeat = _repeat_command(f"fourfold grade {shlex.quote(str(candidates))}" if is_file else "", seed, gpus, judged_by)
-    return _grade(select(found, only), Path(out) if out is not None else None, start, judged_by, seed, repeat)
+    return _grade(select(submissions, only), Path(out) if out is not None else None, start, judged_by, seed, repeat)
 
 
 def _check(settings: Settings, gpus: int, workers: int | None) -> None:

@@ -28,7 +28,7 @@ from fourfold.checks import catalogue
 from fourfold.checks.records import operations, reference_of
 from fourfold.declaration import defaults
 from fourfold.engine.verdict import MAY_BE_WRONG, Finding, Outcome, Verdict
-from fourfold.engine.verification import CheckPlan, Trial, signature_of, verified
+from fourfold.engine.verification import CheckPlan, Trial, signature_of, verify_trial
 from fourfold.grading import static
 from fourfold.grading.candidates import CUDA, KERNELBENCH, Submission
 from fourfold.grading.speed import speeds_of
@@ -112,8 +112,8 @@ def judge(
     started = time.monotonic()
     say(STATIC, "", "")
     try:
-        if found := list(static.reaches(candidate, settings.forbid_imports)):
-            return STATIC, failure_verdict(candidate, settings.device, seed, Kind.TAMPERED, "; ".join(found))
+        if forbidden := list(static.reaches(candidate, settings.forbid_imports)):
+            return STATIC, failure_verdict(candidate, settings.device, seed, Kind.TAMPERED, "; ".join(forbidden))
     except static.Unparsable as error:
         return STATIC, failure_verdict(candidate, settings.device, seed, Kind.INVALID, f"it does not parse: {error}")
     try:
@@ -165,7 +165,7 @@ def _check(
     most time.
     """
     dtypes = [name for name in settings.dtypes if name in (trial.claims.dtypes or settings.dtypes)]
-    planned = trial.planned(dtypes, ())
+    planned = trial.plan_checks(dtypes, ())
     brief = CheckPlan(
         dtypes=[dtype for _, dtype in planned if dtype == "float32"][:1] or [dtype for _, dtype in planned][:1],
         only={check.name for check, _ in planned if catalogue.parts_of(check.name)[0] in SMOKE_CHECKS},
@@ -176,7 +176,7 @@ def _check(
         told=lambda check, dtype: say(SMOKE, check, dtype),
     )
     for plan in (replace(brief, brief=True), brief) if settings.device == "cuda" else (brief,):
-        verdict = verified(trial, plan)
+        verdict = verify_trial(trial, plan)
         if settings.first_failure and verdict.kind not in (Kind.RIGHT, *MAY_BE_WRONG) and verdict.failures:
             return SMOKE, verdict
     whole = CheckPlan(
@@ -188,7 +188,7 @@ def _check(
         forbid_fallback=settings.forbid_fallback,
         told=lambda check, dtype: say(FULL, check, dtype),
     )
-    return FULL, verified(trial, whole)
+    return FULL, verify_trial(trial, whole)
 
 
 def _add_speeds(trial: Trial, reference: Callable[..., Any], verdict: Verdict, candidate: Submission) -> Verdict:
@@ -291,7 +291,7 @@ def _file(path: str, source: str, otherwise: Path) -> Path:
 
 
 def _function(file: Path, name: str) -> Any:
-    found: Any = modules.of_file(file)
+    found: Any = modules.load_file(file)
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is None:
@@ -325,9 +325,9 @@ def _record(candidate: Submission, folder: Path) -> Operation:
     file = folder / "definition.py"
     file.write_text(candidate.definition, encoding="utf-8")
     try:
-        record = getattr(modules.of_file(file, anew=True), candidate.operation, None)
+        record = getattr(modules.load_file(file, anew=True), candidate.operation, None)
     except Exception as error:
         raise BadDefinition(f"definition: {type(error).__name__}: {error}") from error
     if not isinstance(record, Operation):
         raise BadDefinition(f"definition: it declares no operation {candidate.operation!r}, as by fourfold.operation")
-    return defaults.completed(record)
+    return defaults.complete(record)

@@ -75,17 +75,17 @@ class RayWorker:
             if cluster.left:
                 cluster.end(self.actor)
             # This may wait for a place in the cluster. No candidate waits with it.
-            self._got(self.actor.ready.remote(), None)
+            self._get(self.actor.ready.remote(), None)
         finally:
             cluster.waited_for.discard(self.actor)
 
     def judge(self, job: Job) -> Reply:
         """Return the answer on a candidate."""
-        answer = self._got(self.actor.judge.remote(job), job.candidate.seconds + 2 * ANSWERING_SECONDS)
+        answer = self._get(self.actor.judge.remote(job), job.candidate.seconds + 2 * ANSWERING_SECONDS)
         self.gone = answer.gone
         return answer
 
-    def _got(self, promised: Any, seconds: float | None) -> Any:
+    def _get(self, promised: Any, seconds: float | None) -> Any:
         try:
             return self.ray.get(promised, timeout=seconds)
         except self.ray.exceptions.RayTaskError as error:

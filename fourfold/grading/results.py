@@ -159,8 +159,8 @@ class Results:
                 wrong = wrong or ValueError(f"{self.path}, line {number}: {error}")
                 self.forged.append(f"line {number}")
                 continue
-            said = json.loads(line)
-            if hmac.compare_digest(str(said.pop(SEAL, "")).encode(), self._seal(said).encode()):
+            entry = json.loads(line)
+            if hmac.compare_digest(str(entry.pop(SEAL, "")).encode(), self._seal(entry).encode()):
                 sealed = True
                 yield graded
             else:

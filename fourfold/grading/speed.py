@@ -84,9 +84,9 @@ def _speed(bench: Bench, candidate: Measurement, reference: Measurement) -> Spee
     sides = []
     states = [machine.gpu_state(bench.device)]
     both = candidate, reference
-    prepared = [bench.prepared(measurement, measurement.clock)[0] for measurement in both]
+    prepared = [bench.prepare(measurement, measurement.clock)[0] for measurement in both]
     if len({type(runnable) for runnable in prepared}) > 1:  # only one can be captured in a graph: time neither so
-        prepared = [bench.prepared(measurement, measurement.clock, in_graph=False)[0] for measurement in both]
+        prepared = [bench.prepare(measurement, measurement.clock, in_graph=False)[0] for measurement in both]
     for measurement, runnable in zip(both, prepared):
         clock = measurement.clock
         before = bench.between_rounds(runnable, clock)

@@ -36,14 +36,14 @@ def reaches(candidate: Submission, forbidden: Collection[str] = ()) -> Iterator[
         line = getattr(error, "lineno", None)
         raise Unparsable(f"{candidate.file_name}{f':{line}' if line else ''}: {error}") from None
     references = re.compile(f"{_REFERENCES}|{_IMPLEMENTATIONS.format(re.escape(candidate.operation))}")
-    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    own_classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     for node in ast.walk(tree):
         for name in _imported_modules(node):
             if references.match(name):
                 yield f"line {node.lineno} imports {name}, which holds the reference"  # type: ignore[attr-defined]
             elif any(name == module or name.startswith(f"{module}.") for module in forbidden):
                 yield f"line {node.lineno} imports {name}, which is forbidden"  # type: ignore[attr-defined]
-        uses_model = isinstance(node, ast.Name) and node.id == "Model" and "Model" not in own
+        uses_model = isinstance(node, ast.Name) and node.id == "Model" and "Model" not in own_classes
         if uses_model and candidate.language == KERNELBENCH:
             yield f"line {node.lineno} uses Model, which is the problem's"  # type: ignore[attr-defined]
 

@@ -162,9 +162,9 @@ class WorkerProcess:
         def begin(stage: str, check: str, dtype: str) -> None:
             answers.send(CheckBegun(stage, check, dtype))
 
-        own = folder / "kernels"
-        own.mkdir()
-        stage, verdict = judge(job.candidate, job.settings, job.seed, own, begin, job.gpu)
+        kernels = folder / "kernels"
+        kernels.mkdir()
+        stage, verdict = judge(job.candidate, job.settings, job.seed, kernels, begin, job.gpu)
         session.end_candidates()
         answers.send(Judged(stage, verdict.json()))
 
@@ -195,8 +195,8 @@ class WorkerProcess:
                 return Kind.CRASHED, too_much, True
         death = judge.child.wait(SECONDS_TO_END) or judge.end()
         # A fault of the harness is no verdict on a candidate. On a GPU, both share one process.
-        own = trusted and death.code not in (1, -signal.SIGKILL)
-        return Kind.CRASHED, f"crashed: the process that judges it {death}", own
+        is_own_fault = trusted and death.code not in (1, -signal.SIGKILL)
+        return Kind.CRASHED, f"crashed: the process that judges it {death}", is_own_fault
 
     def _too_much(self, judge: Judge, candidate: Submission, trusted: bool) -> str | None:
         """Return which limit the candidate exceeds, or None."""

@@ -96,7 +96,7 @@ def combined_cases(large: LargeCases) -> Iterator[Combined]:
         if large.claims.outside(operation, case, dtype) is None:
             budget -= size.price
             uses[kind] += 1
-            yield Combined(f"{kind}_{place}", large.claims.adapted(case), mode)
+            yield Combined(f"{kind}_{place}", large.claims.adapt(case), mode)
 
 
 def _is_taken(large: LargeCases, place: int) -> bool:
@@ -123,12 +123,12 @@ def _sizes(large: LargeCases) -> list[_Size]:
             price = CALL + max(_elements(large, sizes), sized.largest(sizes)) if long in ends else large.price(sizes)
             yield _Size(name, sizes, price, leading)
 
-    found: list[_Size] = []
+    combinations: list[_Size] = []
     for name, of_few, of_many in (("vectors", FEW_VECTORS, VECTORS), ("odd", FEW_ODD, ODD)):
         chosen = dict(zip(axes, itertools.cycle(of_many)))
         last, inner = itertools.cycle(of_many), itertools.cycle(of_few[1:])
         few = {axis: next(last) if axis in ends else next(inner) for axis in axes}
-        found += of(name, chosen if np.prod([*chosen.values()]) <= MODEST else few)
+        combinations += of(name, chosen if np.prod([*chosen.values()]) <= MODEST else few)
     constants = sorted((int(c.value) for c in large.constants.sizes if c.value > max(LONG)), reverse=True)
     for axis in axes:
         others = _other_sizes(axes, axis, SHORT)
@@ -136,11 +136,11 @@ def _sizes(large: LargeCases) -> list[_Size]:
             others = _other_sizes(axes, axis, SHORTER)
         past = [c + 1 for c in constants if large.allows({**sized.axes, axis: c + 1})][:PAST]
         for size in (*LONG, *past):
-            found += of(f"{_axis_label(axis)}_{size}", {**others, axis: size}, long=axis)
+            combinations += of(f"{_axis_label(axis)}_{size}", {**others, axis: size}, long=axis)
     if LEADING in axes:
         wanted = {axis: 3 + i for i, axis in enumerate(axes)} | {LEADING: int(np.prod(SIX_AXES))}
-        found += of("six_axes", wanted, SIX_AXES, LEADING)
-    return found
+        combinations += of("six_axes", wanted, SIX_AXES, LEADING)
+    return combinations
 
 
 def _other_sizes(axes: list[str], long: str, sizes: tuple[int, ...]) -> dict[str, int]:

@@ -110,9 +110,9 @@ def draw_sizes(
     depth = max([len(axes) for axes in tensors], default=1)
     modest = int(np.ceil(elements ** (1 / max(depth, 1)))) if rng.random() < 0.5 else elements
     for place in rng.permutation(len(names)):
-        name, own = names[place], draw(GENERATORS)
-        size = random_size(own, min(room(name, tensors, chosen, elements), modest))
+        name, generator = names[place], draw(GENERATORS)
+        size = random_size(generator, min(room(name, tensors, chosen, elements), modest))
         # At the rate of an operation with two axes, one of many axes would often be empty.
-        rare = size == 0 and own.random() > 2 / len(names)
+        rare = size == 0 and generator.random() > 2 / len(names)
         chosen[name] = allowed[name].nearest(1 if rare else size)
     return chosen

@@ -21,7 +21,7 @@ NOT_FINITE = (np.nan, np.inf, -np.inf)
 
 def special_values(dtype: DType, parameters: Mapping[str, Any]) -> dict[str, float]:
     """Return numbers at which kernels go wrong, by name: limits of the dtype, and the call's own float parameters."""
-    found = {
+    kinds = {
         "negative zero": -0.0,
         "zero": 0.0,
         "NaN": np.nan,
@@ -34,8 +34,8 @@ def special_values(dtype: DType, parameters: Mapping[str, Any]) -> dict[str, flo
         "its square overflows": 1.5 * dtype.largest**0.5,
     }
     # Such as eps: a value that equals it lies at the limit of a clamp.
-    found |= {name: float(value) for name, value in parameters.items() if isinstance(value, float)}
-    return found
+    kinds |= {name: float(value) for name, value in parameters.items() if isinstance(value, float)}
+    return kinds
 
 
 def insert_special(
@@ -93,6 +93,6 @@ def cases_with_special_values(
         changed = insert_special(rng, dtype_of(case[name].dtype), case[name], case.parameters)
         case = replace(case, inputs={**case.inputs, name: changed})
     if where == "cotangent" and case.grad_output.size:
-        kept = DTYPES[case.grad_output.dtype.name]
-        case = replace(case, grad_output=strange_cotangent(rng, kept, case.grad_output, case.parameters))
+        stored = DTYPES[case.grad_output.dtype.name]
+        case = replace(case, grad_output=strange_cotangent(rng, stored, case.grad_output, case.parameters))
     return case

@@ -75,7 +75,7 @@ def call_at_once(
     """
     cost = costs.functions_called(calls[0])
     wanted, share = costs.calls_within(functions, CALL + cost, CALLS), TURNS / max(cost, TURNS)
-    found: list[list[Results]] = [[] for _ in calls]
+    results: list[list[Results]] = [[] for _ in calls]
     raised: list[BaseException] = []
     start = threading.Barrier(len(calls))
 
@@ -85,7 +85,7 @@ def call_at_once(
             start.wait()
             sys.setprofile(_Turns(share, place))
             for _ in range(wanted):
-                found[place].append(calls[place]())
+                results[place].append(calls[place]())
                 if time.monotonic() > until:
                     break
         except BaseException as error:
@@ -95,9 +95,9 @@ def call_at_once(
     until = time.monotonic() + costs.MOST_SECONDS
     for thread in threads:
         thread.start()
-    ended = _join_all(threads, found, PATIENCE if patience is None else patience)
+    ended = _join_all(threads, results, PATIENCE if patience is None else patience)
     if raised:
         raise raised[0]
     if not ended:
         raise NeverReturns(f"of {len(calls)} threads that call at once some never return")
-    return wanted, found
+    return wanted, results

@@ -71,11 +71,11 @@ def evaluate_tensors(
     for name in wanted:
         tensors[name].requires_grad_()
     grad_output = place("grad_output", case.tensor("grad_output", dtype, device)) if wanted else torch.empty(0)
-    found: dict[str, torch.Tensor] = {}
+    gradients_by_name: dict[str, torch.Tensor] = {}
     with nothing_else_changes(case), watch or contextlib.nullcontext():
         with blame_implementation():
             output = implementation(**tensors, **case.parameters)
         if wanted and isinstance(output, torch.Tensor):
             grads = gradients_of(output, [tensors[name] for name in wanted], grad_output)
-            found = dict(zip(wanted, grads, strict=True))
-    return output, found, tensors
+            gradients_by_name = dict(zip(wanted, grads, strict=True))
+    return output, gradients_by_name, tensors

@@ -183,7 +183,7 @@ class StatementMap:
         """Return whether a Triton kernel is among the functions."""
         return any(each.kernel for of in self.statements.values() for each in of.values())
 
-    def watched(self) -> dict[str, dict[int, int]]:
+    def watch(self) -> dict[str, dict[int, int]]:
         """Return the argument for `LineRecorder.watch`."""
         return {
             file: {
@@ -194,7 +194,7 @@ class StatementMap:
             for file, of in self.statements.items()
         }
 
-    def told(self, ran: Mapping[str, Collection[int]], kernels: bool) -> list[list[Any]]:
+    def report(self, ran: Mapping[str, Collection[int]], kernels: bool) -> list[list[Any]]:
         """Return all statements, each with whether it ran, as lists for JSON.
 
         Args:
@@ -273,9 +273,9 @@ class Executed:
         if file.suffix in SUFFIXES and not self._traces:
             self.unseen[OF_CUDA] = None
         if elsewhere is None:
-            recorder.watch(source.watched())
+            recorder.watch(source.watch())
         else:
-            elsewhere.watch_lines(source.watched())
+            elsewhere.watch_lines(source.watch())
             self._elsewhere.append(elsewhere)
 
     def gather(self) -> None:
@@ -288,13 +288,13 @@ class Executed:
                 self._ran.setdefault(file, set()).update(ran)
             self._of_kernels += function.kernel_lines()
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Return the records of this process, as a mapping for JSON."""
         if recorder.blind:
             self.unseen[BLIND] = None
         here = recorder.lines()
         ran = {file: {*here.get(file, ()), *self._ran.get(file, ())} for file in here.keys() | self._ran.keys()}
-        statements = [each for source in self._sources.values() for each in source.told(ran, self._kernels)]
+        statements = [each for source in self._sources.values() for each in source.report(ran, self._kernels)]
         kernels = [*launcher.lines_that_ran(), *self._of_kernels] if self._traces else []
         of_cuda = cuda_line_coverage.coverage_lines(kernels, any(not name for _, name in self._sources))
         return {"unseen": [*self.unseen], "statements": statements + of_cuda}
@@ -486,7 +486,7 @@ def watch_remote(function: Elsewhere, device: str) -> Iterator[Executed]:
 
 
 @contextlib.contextmanager
-def watched(implementation: Any, device: str) -> Iterator[Executed]:
+def watch(implementation: Any, device: str) -> Iterator[Executed]:
     """Watch an implementation's lines inside the block."""
     executed = Executed()
     target = getattr(implementation, "__self__", None)

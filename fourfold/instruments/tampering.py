@@ -110,16 +110,16 @@ def nothing_else_changes(case: Case) -> Iterator[None]:
     settings = {name: get() for name, (get, _) in _SETTINGS.items()}
     # Copies as bytes, which a call cannot change in place.
     arrays = {**case.inputs, "grad_output": case.grad_output}
-    held = {name: array.tobytes() for name, array in arrays.items()}
+    contents = {name: array.tobytes() for name, array in arrays.items()}
     yield
-    found = [f"changed the {name} of the case" for name, array in arrays.items() if array.tobytes() != held[name]]
+    changes = [f"changed the {name} of the case" for name, array in arrays.items() if array.tobytes() != contents[name]]
     for owner, functions in originals:
         for name, original in _replaced_functions(owner, functions):
             setattr(owner, name, original)
-            found.append(f"replaced {owner.__name__}.{name}")
+            changes.append(f"replaced {owner.__name__}.{name}")
     for name, (get, put) in _SETTINGS.items():
         if get() != settings[name]:
-            found.append(f"changed {name} from {settings[name]} to {get()}")
+            changes.append(f"changed {name} from {settings[name]} to {get()}")
             put(settings[name])
-    if found:
-        raise Tampered(f"the call {', and '.join(found)}")
+    if changes:
+        raise Tampered(f"the call {', and '.join(changes)}")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.checks.catalogue import FORWARD, named
+from fourfold.checks.catalogue import FORWARD, check_named
 from fourfold.checks.given_case import with_cotangent
 from fourfold.checks.grades import Imprecise
 from fourfold.checks.outputs import select_output
@@ -66,7 +66,7 @@ class JudgeProcess:
         Raises:
             JudgeDied: the process died or took too long.
         """
-        connection = self._started()
+        connection = self._connect()
         try:
             connection.send_bytes(content)
             if connection.poll(self._seconds):
@@ -85,7 +85,7 @@ class JudgeProcess:
                 self._connection.close()
             return child and child.kill()
 
-    def _started(self) -> Connection:
+    def _connect(self) -> Connection:
         with self._lock:
             if self._child is None or self._connection is None:
                 self._connection, other = Pipe()
@@ -156,11 +156,11 @@ def judgement(subject: Subject, case: Case) -> dict[str, str]:
     try:
         for part in [select_output(subject, name) for name in subject.operation.outputs] or [subject]:
             why = why_outside(part, case)
-            given = case if why else with_cotangent(part.operation, case, part.dtype)
-            if why := why or part.claims.outside(part.operation, given, part.dtype):
+            judged_case = case if why else with_cotangent(part.operation, case, part.dtype)
+            if why := why or part.claims.outside(part.operation, judged_case, part.dtype):
                 return {"status": "refused", "message": why, "cause": ""}
-            search = Search(examples=1, case=given, shrinks=False, seeks_claims=False)
-            named(FORWARD).judge(part, search)
+            search = Search(examples=1, case=judged_case, shrinks=False, seeks_claims=False)
+            check_named(FORWARD).judge(part, search)
     except Exception as error:
         if not isinstance(error, Failure | Fault):
             return {"status": "refused", "message": reason(error), "cause": ""}
@@ -193,15 +193,15 @@ def why_outside(subject: Subject, case: Case) -> str | None:
             if axis in declaration.allowed and declaration.allowed[axis].nearest(size) != size:
                 return f"{axis} = {size}"
         for name, array in case.inputs.items():
-            of = declaration.tensors[name]
-            if of.is_floating and not any(kind not in LIMITED for kind in of.kinds):
-                low, high = 0.0, np.inf if "positive" in of.kinds else 1.0
-            elif not of.is_floating and of.high is not None:
-                low, high = float(of.low), float(of.range(sizes)[1] - 1)
+            tensor = declaration.tensors[name]
+            if tensor.is_floating and not any(kind not in LIMITED for kind in tensor.kinds):
+                low, high = 0.0, np.inf if "positive" in tensor.kinds else 1.0
+            elif not tensor.is_floating and tensor.high is not None:
+                low, high = float(tensor.low), float(tensor.range(sizes)[1] - 1)
             else:
                 continue
             inside = (low <= array) & (array <= high)
-            if not (inside | np.isin(array, of.also)).all():
+            if not (inside | np.isin(array, tensor.also)).all():
                 return f"{name} has numbers outside of {low:g} to {high:g}"
         if not operation.allows(case):
             return "a parameter has none of its values for the sizes"

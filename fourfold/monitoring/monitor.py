@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from fourfold.checks.records import named, reference_of
+from fourfold.checks.records import operation_named, reference_of
 from fourfold.declaration import defaults
 from fourfold.monitoring.judge import CHANGED, RETURNED, JudgeProcess
 from fourfold.numerics.dtypes import DTYPES, exact_array
@@ -187,7 +187,9 @@ class LiveMonitor:
         if not callable(kernel) or isinstance(kernel, type):
             raise TypeError(f"kernel must be a function, not {kernel!r}")
         functools.update_wrapper(self, kernel)
-        self.operation = defaults.completed(operation) if isinstance(operation, Operation) else named(operation)
+        self.operation = (
+            defaults.complete(operation) if isinstance(operation, Operation) else operation_named(operation)
+        )
         self.claims = claims_of(kernel, claims)
         self.reasons: Counter[str] = Counter()
         self._kernel, self._rate, self._random = kernel, rate, random.Random(seed).random
@@ -242,7 +244,7 @@ class LiveMonitor:
             return self._kernel(*args, **kwargs)
         began = self._clock()
         reason = self._reason(began, args, kwargs)
-        record = self._recorded(reason, args, kwargs) if reason else None
+        record = self._record(reason, args, kwargs) if reason else None
         self._plan(began)
         if record is None:
             return self._kernel(*args, **kwargs)
@@ -328,7 +330,7 @@ class LiveMonitor:
             self._new += 1
             return self._random() * self._new < FIRST_UNUSUAL
 
-    def _recorded(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Record | None:
+    def _record(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Record | None:
         """Copy the arguments of a call; return None if it cannot be recorded."""
         if self._closed or os.getpid() != self._process:
             return None
@@ -346,7 +348,7 @@ class LiveMonitor:
             if reason != "drawn":
                 self._count(reason)
             size = 2 * sum(each.numel() * each.element_size() for each in tensors.values())
-            if self._queue.full() or not self._reserved(size):
+            if self._queue.full() or not self._reserve(size):
                 self._count("dropped")
                 return None
             copies = {name: each.detach().clone() for name, each in tensors.items()}
@@ -362,12 +364,12 @@ class LiveMonitor:
         """Copy the results of a call, and hand the record to the thread."""
         try:
             changed = {n: each for n, each in record.given.items() if list_of(n) in self.operation.mutates}
-            found = {f"{CHANGED}{name}": each for name, each in changed.items()}
+            results = {f"{CHANGED}{name}": each for name, each in changed.items()}
             several = isinstance(result, tuple | list)
             for place, each in enumerate(result if several else [result]):
                 if isinstance(each, torch.Tensor) and not any(each is one for one in changed.values()):
-                    found[f"{RETURNED} {place}" if several else RETURNED] = each
-            record.results = {name: each.detach().clone() for name, each in found.items()}
+                    results[f"{RETURNED} {place}" if several else RETURNED] = each
+            record.results = {name: each.detach().clone() for name, each in results.items()}
             for device in {each.device for each in record.results.values() if each.is_cuda}:
                 record.events.append(torch.cuda.current_stream(device).record_event())
             record.given = {}
@@ -379,7 +381,7 @@ class LiveMonitor:
             self._release(record)
             self._fail("a result was not recorded")
 
-    def _reserved(self, size: int) -> bool:
+    def _reserve(self, size: int) -> bool:
         with self._lock:
             fits = self._bytes + size <= self._most_bytes
             self._bytes += size * fits
@@ -444,28 +446,28 @@ class LiveMonitor:
                 return
             self._count("unusual")
         try:
-            found = self._judge.judge(file.encode())
+            judgement = self._judge.judge(file.encode())
         except TypeError as error:  # of a parameter
             self._refuse(str(error))
             return
-        if found["status"] == "refused":
-            self._refuse(found["message"])
+        if judgement["status"] == "refused":
+            self._refuse(judgement["message"])
             return
         self._count("judged")
-        if found["status"] != "right":
-            self._count(found["status"])
-        if found["status"] == "wrong":
-            self._report(replace(file, message=found["message"]), (found["cause"], file.dtype))
+        if judgement["status"] != "right":
+            self._count(judgement["status"])
+        if judgement["status"] == "wrong":
+            self._report(replace(file, message=judgement["message"]), (judgement["cause"], file.dtype))
 
     def _file(self, record: _Record) -> CaseFile:
         """Return a recorded call with its tensors on the host, copied on a stream of its own."""
         tensors = {name: each for name, each in record.arguments.items() if isinstance(each, torch.Tensor)}
         with contextlib.ExitStack() as streams:
             for device in {each.device for each in (*tensors.values(), *record.results.values()) if each.is_cuda}:
-                own = torch.cuda.Stream(device)
-                streams.enter_context(torch.cuda.stream(own))
+                stream = torch.cuda.Stream(device)
+                streams.enter_context(torch.cuda.stream(stream))
                 for event in record.events:
-                    own.wait_event(event)
+                    stream.wait_event(event)
             inputs = {name: exact_array(each) for name, each in tensors.items()}
             results = {name: exact_array(each) for name, each in record.results.items()}
         of_inputs = (array.dtype.name for name, array in inputs.items() if name not in self.operation.dtypes)
@@ -477,7 +479,7 @@ class LiveMonitor:
 
     def _report(self, file: CaseFile, cause: tuple[str, str]) -> None:
         """Write a wrong call to a file, call `on_failure`, and warn of a new cause."""
-        path = self._written(file)
+        path = self._write(file)
         if self._on_failure is not None:
             self._on_failure(Counterexample(file.message, file.case, path))
         if cause not in self._warned:
@@ -486,7 +488,7 @@ class LiveMonitor:
             repeat = f"\nrepeat with: {command}" if path else ""
             self._warn(f"a live call of {self.name} is wrong: {file.message}{repeat}", WrongResult)
 
-    def _written(self, file: CaseFile) -> Path | None:
+    def _write(self, file: CaseFile) -> Path | None:
         path = self._folder / f"{file.operation}-{file.case.digest.hex()[:12]}{SUFFIX}"
         if not path.exists() and len([*self._folder.glob(f"{file.operation}-*{SUFFIX}")]) >= self._files:
             return None
@@ -543,21 +545,23 @@ def _magnitudes(case: Case) -> Any:
 def _binding(kernel: Any, wanted: inspect.Signature) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
     """Return a function that names the arguments of a kernel's call as the operation does, with those left out."""
     try:
-        own = inspect.signature(kernel)
-        by_name = wanted.parameters.keys() <= own.parameters.keys()
+        signature = inspect.signature(kernel)
+        by_name = wanted.parameters.keys() <= signature.parameters.keys()
     except (TypeError, ValueError):  # it is not written in Python
-        own, by_name = wanted, True
-    names = {name: name for name in own.parameters} if by_name else dict(zip(own.parameters, wanted.parameters))
-    usual = {name: of.default for name, of in wanted.parameters.items() if of.default is not of.empty}
+        signature, by_name = wanted, True
+    names = (
+        {name: name for name in signature.parameters} if by_name else dict(zip(signature.parameters, wanted.parameters))
+    )
+    usual = {name: each.default for name, each in wanted.parameters.items() if each.default is not each.empty}
 
     def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        bound = own.bind(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        found = {**usual, **{names.get(name, name): value for name, value in bound.arguments.items()}}
-        for name in found.keys() - wanted.parameters.keys():
-            if name not in own.parameters or found[name] is not own.parameters[name].default:
+        values = {**usual, **{names.get(name, name): value for name, value in bound.arguments.items()}}
+        for name in values.keys() - wanted.parameters.keys():
+            if name not in signature.parameters or values[name] is not signature.parameters[name].default:
                 raise NotOfOperation(f"the operation has no argument {name}")
-        return {name: found[name] for name in wanted.parameters}
+        return {name: values[name] for name in wanted.parameters}
 
     return bind
 

@@ -97,9 +97,9 @@ def try_mutants(
     """Try the mutants in parallel. Yield the index and the outcome of each as soon as it is known."""
 
     def attempt(number: int, mutant: Mutant) -> tuple[int, TrialResult]:
-        own = copy.copy(trials)  # each thread has its own copy of the kernels
-        own.directory = trials.directory.parent / threading.current_thread().name
-        return number, own.outcome(mutant, unmutated)
+        own_trials = copy.copy(trials)  # each thread has its own copy of the kernels
+        own_trials.directory = trials.directory.parent / threading.current_thread().name
+        return number, own_trials.outcome(mutant, unmutated)
 
     with ThreadPoolExecutor(jobs, "worker") as workers:
         try:

@@ -91,7 +91,7 @@ class _File:
 
     def edits(self) -> Iterator[Edit]:
         for name, strides, first, last in self._bodies():
-            yield from self._edits_of(name, strides, first, last)
+            yield from self._function_edits(name, strides, first, last)
 
     def functions(self) -> list[tuple[str, str, str]]:
         return [
@@ -137,7 +137,7 @@ class _File:
             i += 1
         return None
 
-    def _edits_of(self, function: str, strides: list[str], first: int, last: int) -> Iterator[Edit]:
+    def _function_edits(self, function: str, strides: list[str], first: int, last: int) -> Iterator[Edit]:
         i = first
         while i <= last:
             token, before = self.tokens[i], self.tokens[i - 1]

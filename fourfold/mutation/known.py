@@ -33,7 +33,7 @@ class ReviewedMutant:
     reason: str
     operation: str = ""
 
-    def speaks_of(self, mutant: Mutant) -> bool:
+    def describes(self, mutant: Mutant) -> bool:
         """Return whether the entry describes a mutant."""
         return all(getattr(mutant, name) in self.alternatives(name) for name in self.fields)
 
@@ -78,13 +78,13 @@ def classify(
         The entry of each listed mutant, by identity. And a sentence for each entry without a mutant, and for each
         listed mutant that was killed.
     """
-    found: dict[tuple, ReviewedMutant] = {}
+    by_mutant: dict[tuple, ReviewedMutant] = {}
     problems = []
     files = {mutant.file for mutant in mutants}
     for entry in entries:
         if not files.issuperset(entry.alternatives("file")):
             continue
-        meant = [mutant for mutant in mutants if entry.speaks_of(mutant)]
+        meant = [mutant for mutant in mutants if entry.describes(mutant)]
         missing = [
             f"{name} = {value!r}"
             for name in entry.fields
@@ -94,7 +94,7 @@ def classify(
         if missing:
             problems.append(f"listed, but there is no such mutant: {dict(entry.fields)}: {', '.join(missing)}")
         for mutant in meant:
-            found[mutant.identity] = entry
+            by_mutant[mutant.identity] = entry
             if outcomes.get(mutant.identity) == "killed":
                 problems.append(f"listed as {entry.kind}, but killed: {mutant.identity}")
-    return found, problems
+    return by_mutant, problems

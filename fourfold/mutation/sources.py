@@ -25,14 +25,14 @@ def sources(operation: str, backend: str) -> dict[str, str]:
     """
     suffixes = OF_BACKENDS[backend]
     folder = KernelPackage.of(operation).folder
-    own = {path: path.read_text() for path in sorted((folder / operation).iterdir()) if path.suffix in suffixes}
+    own_files = {path: path.read_text() for path in sorted((folder / operation).iterdir()) if path.suffix in suffixes}
     shared = {path: path.read_text() for path in sorted(folder.iterdir()) if path.suffix in suffixes}
-    used = {path: text for path, text in shared.items() if any(path.stem in other for other in own.values())}
+    used = {path: text for path, text in shared.items() if any(path.stem in other for other in own_files.values())}
     while more := {p: shared[p] for p in shared.keys() - used.keys() if any(f'"{p.name}"' in t for t in used.values())}:
         used |= more
     return {
         str(path.relative_to(folder)): text
-        for path, text in {**own, **used}.items()
+        for path, text in {**own_files, **used}.items()
         if backend == "cuda" or "@triton.jit" in text
     }
 
@@ -43,22 +43,24 @@ def reachable_functions(operation: str, backend: str, texts: dict[str, str]) -> 
     A shared function is reached if the operation's files, or a reached function, name it. So it is if a function of a
     shared Python module does, through which the operation's module launches its kernels.
     """
-    own = {file for file in texts if pathlib.PurePath(file).parts[0] == operation}
-    words = {word for file in own for word in re.findall(r"\w+", texts[file])} | _words_of_launchers(operation, backend)
-    found: set[tuple[str, str]] = set()
-    rest = [(file, *function) for file, text in texts.items() for function in FUNCTIONS[backend](text)]
+    own_files = {file for file in texts if pathlib.PurePath(file).parts[0] == operation}
+    words = {word for file in own_files for word in re.findall(r"\w+", texts[file])} | _words_of_launchers(
+        operation, backend
+    )
+    reachable: set[tuple[str, str]] = set()
+    others = [(file, *function) for file, text in texts.items() for function in FUNCTIONS[backend](text)]
     while True:
         # A method also needs the name of its struct. An operator is used without its name.
         new = [
             (file, name, struct, body)
-            for file, name, struct, body in rest
-            if file in own or ((name in words or not name.isidentifier()) and (not struct or struct in words))
+            for file, name, struct, body in others
+            if file in own_files or ((name in words or not name.isidentifier()) and (not struct or struct in words))
         ]
         if not new:
-            return found
-        found |= {(file, name) for file, name, _, _ in new}
+            return reachable
+        reachable |= {(file, name) for file, name, _, _ in new}
         words |= {word for *_, body in new for word in re.findall(r"\w+", body)}
-        rest = [function for function in rest if function not in new]
+        others = [function for function in others if function not in new]
 
 
 def _words_of_launchers(operation: str, backend: str) -> set[str]:
@@ -66,20 +68,20 @@ def _words_of_launchers(operation: str, backend: str) -> set[str]:
     folder = KernelPackage.of(operation).folder
     module = folder / operation / f"{MODULES[backend]}.py"
     text = module.read_text() if module.exists() else ""
-    rest = [
+    others = [
         node
         for path in sorted(folder.glob("*.py"))
         if re.search(rf"\b{path.stem}\b", text)
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.FunctionDef) and not node.decorator_list
     ]
-    named, found = set(re.findall(r"\w+", text)), set[str]()
-    while new := [node for node in rest if node.name in named]:
-        rest = [node for node in rest if node not in new]
+    named, words = set(re.findall(r"\w+", text)), set[str]()
+    while new := [node for node in others if node.name in named]:
+        others = [node for node in others if node not in new]
         # Its docstring may name what it does not reach.
-        found |= {word for node in new for word in re.findall(r"\w+", ast.unparse(ast.Module(node.body[1:], [])))}
-        named |= found
-    return found
+        words |= {word for node in new for word in re.findall(r"\w+", ast.unparse(ast.Module(node.body[1:], [])))}
+        named |= words
+    return words
 
 
 def mutants_of_files(texts: Mapping[str, str], backend: str) -> list[Mutant]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fourfold.checks import ahead_of_time
-from fourfold.checks.catalogue import BACKWARD, BAD_INPUT, FORWARD, LAW, named
+from fourfold.checks.catalogue import BACKWARD, BAD_INPUT, FORWARD, LAW, check_named
 from fourfold.checks.outputs import select_output, together
 from fourfold.checks.records import operations
 from fourfold.checks.search import Search, Subject, generated_cases
@@ -288,10 +288,10 @@ class Trials:
 
         def each(name: str, dtypes: Sequence[str], quick: bool = False) -> Iterator[Step]:
             for dtype in dtypes:
-                yield Step(name, named(name).run, dtype, drawn[dtype], quick=quick)
+                yield Step(name, check_named(name).run, dtype, drawn[dtype], quick=quick)
 
         first, others, small = self.dtypes[:1], self.dtypes[1:], self.operation.cases
-        forward = named(FORWARD).run
+        forward = check_named(FORWARD).run
         for name in (FORWARD, BACKWARD.name, "memory"):
             yield from each(name, first, quick=True)
         for name in (FORWARD, BACKWARD.name):
@@ -301,13 +301,13 @@ class Trials:
                 yield Step(f"forward of {output}", forward, dtype, drawn[dtype], quick=True, output=output)
         half = DTYPES["float16"]
         apart = {**self.operation.examples_for_offsets(half), **generated_cases(small(half, 512), 8, SEED)}
-        yield Step("offsets", named("offsets").run, "float16", apart, quick=True)
+        yield Step("offsets", check_named("offsets").run, "float16", apart, quick=True)
         yield from each("single gradients", first)
         yield from each("repeatability", first)
         for dtype in self.dtypes:
             if dtype == "float64":
                 smooth = generated_cases(self.operation.smooth(DTYPES[dtype]), 3, SEED)
-                yield Step("gradcheck", named("gradcheck").run, dtype, smooth)
+                yield Step("gradcheck", check_named("gradcheck").run, dtype, smooth)
         yield Step(BAD_INPUT.name, BAD_INPUT.run, first[0], {})
         for name in self._configurations():
             for dtype in self.dtypes:
@@ -395,8 +395,8 @@ class Trials:
                         self._run(step, cases.__contains__)
 
         def limit(step: int | None) -> float:
-            of_step = 0.0 if step is None else unmutated.seconds[step]
-            return GRACE_SECONDS + TIMES_AS_LONG * of_step + COMPILING_SECONDS.get(self.backend, 0.0)
+            expected_seconds = 0.0 if step is None else unmutated.seconds[step]
+            return GRACE_SECONDS + TIMES_AS_LONG * expected_seconds + COMPILING_SECONDS.get(self.backend, 0.0)
 
         started = time.perf_counter()
         outcome = TrialResult(status="survived")
@@ -430,15 +430,15 @@ class Trials:
             force = tuning.force_configuration(f"{self.operation.name}_{self.backend}", this.configuration)
 
         @contextlib.contextmanager
-        def traced(name: str) -> Iterator[None]:
-            with _lines_that_run(self._places()) as lines:
+        def record(name: str) -> Iterator[None]:
+            with _record_lines(self._places()) as lines:
                 yield
             assert say is not None
             say(CaseRan(step, name, {file: sorted(found) for file, found in lines.items()}))
 
         given = Given(examples=len(cases), given=cases, wanted=wanted)
         if say is not None and self.backend != "cuda":
-            given.around = traced
+            given.around = record
         # What a candidate does not claim, as gradients, is not checked.
         with force, contextlib.suppress(*[Unsupported] * bool(self.candidate)):
             this.check(select_output(subject, this.output) if this.output else together(subject), given)
@@ -474,7 +474,7 @@ class Trials:
         with _forking:
             own, other = Connection.pair()
             with other:
-                work = functools.partial(_child, other, body, self.kernels, place, self._candidate_of(mutant))
+                work = functools.partial(_child, other, body, self.kernels, place, self._use_candidate_copy(mutant))
                 child = Child.fork(work, quiet=True)  # in a session of its own, so that killing it also ends g++
         with own:
             try:
@@ -537,8 +537,8 @@ class Trials:
     def _cache_entries(self) -> list[pathlib.Path]:
         return list((self.directory / "cache" / "cuda_on_cpu").glob("*"))
 
-    def _candidate_of(self, mutant: Mutant | None) -> Callable[[], None]:
-        def take_its_place() -> None:
+    def _use_candidate_copy(self, mutant: Mutant | None) -> Callable[[], None]:
+        def use_copy() -> None:
             os.environ["FOURFOLD_CACHE"] = str(self.directory / "cache")
             if self.candidate is not None and mutant is not None:
                 path = pathlib.Path(self.candidate.place).resolve()
@@ -546,7 +546,7 @@ class Trials:
                 changed = self.directory / "candidate" / path.name
                 self.candidate = dataclasses.replace(self.candidate, place=str(changed))
 
-        return take_its_place
+        return use_copy
 
 
 @contextlib.contextmanager
@@ -615,7 +615,7 @@ def _compiled_sources(kernels: KernelPackage, launched: Iterable[Any]) -> list[s
 
 
 @contextlib.contextmanager
-def _lines_that_run(places: Mapping[str, str]) -> Iterator[dict[str, set[int]]]:
+def _record_lines(places: Mapping[str, str]) -> Iterator[dict[str, set[int]]]:
     """Trace the context and collect the lines that run in some files, by the files' names in `places`."""
     ran: dict[str, set[int]] = {}
 
@@ -641,4 +641,4 @@ def _claimed_cases(subject: Subject, cases: Mapping[str, Case]) -> dict[str, Cas
     """Return the cases that an implementation claims to take, in the layouts that it claims."""
     claims, operation, dtype = subject.claims, subject.operation, subject.dtype
     within = {name: case for name, case in cases.items() if claims.outside(operation, case, dtype) is None}
-    return {name: claims.adapted(case) for name, case in within.items()}
+    return {name: claims.adapt(case) for name, case in within.items()}

@@ -106,13 +106,13 @@ class _Function:
             yield self._wrap("branch turned round", statement.test, "not (", ")")
         if isinstance(statement, ast.For):
             yield from self._loop(statement.iter)
-        yield from self._dropped(statement)
+        yield from self._drop_statement(statement)
         for part in head:
             yield from self._expression(part)
         for block in ("body", "orelse"):
             yield from self._block(getattr(statement, block, []))
 
-    def _dropped(self, statement: ast.stmt) -> Iterator[Edit]:
+    def _drop_statement(self, statement: ast.stmt) -> Iterator[Edit]:
         """Drop the statement if it is an expression, an augmented assignment, or assigns only names that are known."""
         droppable = isinstance(statement, ast.Expr | ast.AugAssign)
         if isinstance(statement, ast.Assign):
@@ -150,22 +150,22 @@ class _Function:
                     sign, other = ARITHMETIC[type(operation)]
                     yield self._sign(f"{sign} to {other}", node, left, right, sign, other)
                     if isinstance(operation, ast.BitAnd | ast.BitOr):
-                        yield self._edit("condition dropped", node, self._of(left))
-                        yield self._edit("condition dropped", node, self._of(right))
+                        yield self._edit("condition dropped", node, self._operand(left))
+                        yield self._edit("condition dropped", node, self._operand(right))
                 case ast.UnaryOp(op=ast.USub() | ast.Not(), operand=operand):
-                    yield self._edit("negation dropped", node, self._of(operand))
+                    yield self._edit("negation dropped", node, self._operand(operand))
                 case ast.BoolOp(op=operation, values=[left, right]):
                     sign, other = ("and", "or") if isinstance(operation, ast.And) else ("or", "and")
                     yield self._sign(f"{sign} to {other}", node, left, right, sign, other)
                 case ast.IfExp(body=body, orelse=other):
-                    yield self._edit("branches swapped", node, self._swapped(node, body, other))
+                    yield self._edit("branches swapped", node, self._swap(node, body, other))
                 case ast.Constant(value=value) if type(value) in (int, float):
                     yield from self._constant(node)
                 case ast.Call():
                     yield from self._call(node)
                 case ast.Name(id=name) if name in self.strides:
                     yield from self._stride(node, name)
-                case _ if (written := self._of(node) if isinstance(node, ast.expr) else "") in LOWER:
+                case _ if (written := self._operand(node) if isinstance(node, ast.expr) else "") in LOWER:
                     yield self._edit("precision lowered", node, LOWER[written])
                     skipped.update(ast.iter_child_nodes(node))
 
@@ -194,26 +194,28 @@ class _Function:
         name = (call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)).split(".")[-1]
         keywords = {keyword.arg: keyword for keyword in call.keywords}
         if "mask" in keywords:
-            yield self._without("mask dropped", call, [k for k in ("mask", "other") if k in keywords])
+            yield self._drop_keywords("mask dropped", call, [k for k in ("mask", "other") if k in keywords])
         for keyword, operator in {"other": "other dropped", "propagate_nan": "NaN not propagated"}.items():
             if keyword in keywords:
-                yield self._without(operator, call, [keyword])
+                yield self._drop_keywords(operator, call, [keyword])
         if isinstance(call.func, ast.Attribute) and name == "to" and len(call.args) == 1:
-            wide = self._of(call.args[0]) in ("tl.int64", "INDEX")
-            yield self._edit("64 bits dropped" if wide else "cast dropped", call, self._of(call.func.value))
+            wide = self._operand(call.args[0]) in ("tl.int64", "INDEX")
+            yield self._edit("64 bits dropped" if wide else "cast dropped", call, self._operand(call.func.value))
         if name == "cast" and len(call.args) == 2:
-            wide = self._of(call.args[1]) in ("tl.int64", "INDEX")
-            yield self._edit("64 bits dropped" if wide else "cast dropped", call, self._of(call.args[0]))
+            wide = self._operand(call.args[1]) in ("tl.int64", "INDEX")
+            yield self._edit("64 bits dropped" if wide else "cast dropped", call, self._operand(call.args[0]))
         if name in UNWRAPPED:
-            yield self._edit(UNWRAPPED[name], call, self._of(call.args[0]))
+            yield self._edit(UNWRAPPED[name], call, self._operand(call.args[0]))
         if name == "where" and len(call.args) == 3:
             _, chosen, other = call.args
-            yield self._edit("branches swapped", call, self._swapped(call, chosen, other))
+            yield self._edit("branches swapped", call, self._swap(call, chosen, other))
         if name == "cdiv" and len(call.args) == 2:
-            yield self._edit("rounded down", call, f"(({self._of(call.args[0])}) // ({self._of(call.args[1])}))")
+            yield self._edit(
+                "rounded down", call, f"(({self._operand(call.args[0])}) // ({self._operand(call.args[1])}))"
+            )
         for function in OTHER_FUNCTIONS.get(name, ()):
             end = self._span(call.func)[1]
-            yield self._at(f"{name} to {function}", end - len(name), end, function)
+            yield self._make_edit(f"{name} to {function}", end - len(name), end, function)
 
     # ---- text
 
@@ -225,16 +227,16 @@ class _Function:
         position = [getattr(node, name) for name in ("lineno", "col_offset", "end_lineno", "end_col_offset")]
         return self._offset(*position[:2]), self._offset(*position[2:])
 
-    def _of(self, node: ast.AST) -> str:
+    def _operand(self, node: ast.AST) -> str:
         """Return an expression's text, in brackets if it needs them elsewhere."""
         text = self.text[slice(*self._span(node))]
         return text if isinstance(node, ast.Name | ast.Constant | ast.Call | ast.Attribute) else f"({text})"
 
-    def _at(self, operator: str, start: int, end: int, replacement: str) -> Edit:
+    def _make_edit(self, operator: str, start: int, end: int, replacement: str) -> Edit:
         return Edit(operator, start, end, replacement, self.function.name, self.header)
 
     def _edit(self, operator: str, node: ast.AST, replacement: str) -> Edit:
-        return self._at(operator, *self._span(node), replacement)
+        return self._make_edit(operator, *self._span(node), replacement)
 
     def _wrap(self, operator: str, node: ast.AST, before: str, after: str) -> Edit:
         start, end = self._span(node)
@@ -244,26 +246,26 @@ class _Function:
         """Replace the sign between two operands, in brackets so that the surrounding expression groups as before."""
         start, end = self._span(node)
         between = slice(self._span(left)[1], self._span(right)[0])
-        at = between.start + _position_of(sign, self.text[between])
+        at = between.start + _sign_position(sign, self.text[between])
         changed = self.text[start:at] + other + self.text[at + len(sign) : end]
         return self._edit(operator, node, f"({changed})")
 
-    def _swapped(self, node: ast.AST, one: ast.AST, two: ast.AST) -> str:
+    def _swap(self, node: ast.AST, one: ast.AST, two: ast.AST) -> str:
         start, end = self._span(node)
         (a, b), (c, d) = sorted((self._span(one), self._span(two)))
         text = self.text
         return text[start:a] + text[c:d] + text[b:c] + text[a:b] + text[d:end]
 
-    def _without(self, operator: str, call: ast.Call, keywords: list[str]) -> Edit:
-        kept = [self._of_argument(argument) for argument in call.args]
-        kept += [f"{k.arg}={self._of_argument(k.value)}" for k in call.keywords if k.arg not in keywords]
-        return self._edit(operator, call, f"{self._of(call.func)}({', '.join(kept)})")
+    def _drop_keywords(self, operator: str, call: ast.Call, keywords: list[str]) -> Edit:
+        arguments = [self._source(argument) for argument in call.args]
+        arguments += [f"{k.arg}={self._source(k.value)}" for k in call.keywords if k.arg not in keywords]
+        return self._edit(operator, call, f"{self._operand(call.func)}({', '.join(arguments)})")
 
-    def _of_argument(self, node: ast.AST) -> str:
+    def _source(self, node: ast.AST) -> str:
         return self.text[slice(*self._span(node))]
 
 
-def _position_of(sign: str, text: str) -> int:
+def _sign_position(sign: str, text: str) -> int:
     """Return the index of a sign in the text between two operands, which also holds brackets, space and comments."""
     # These brackets have their partners elsewhere, and the tokenizer rejects unbalanced ones: blank them out.
     readable = re.sub(r"[()\[\]]", " ", text)

@@ -40,16 +40,16 @@ def philox(
         raise TypeError(f"offsets must be a tensor of integers, not {offsets!r}")
     wide = {"seed": seed, "offsets": offsets, "subsequence": subsequence}
     low, high = {}, {}
-    for name, given in wide.items():
-        if isinstance(given, torch.Tensor):
-            if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-                raise TypeError(f"{name} must be a tensor of integers, not of {given.dtype}")
-            number = given.to(torch.int64)
-        elif type(given) is int:
-            signed = (given + (1 << 63)) % (1 << 64) - (1 << 63)
+    for name, operand in wide.items():
+        if isinstance(operand, torch.Tensor):
+            if operand.is_floating_point() or operand.is_complex() or operand.dtype == torch.bool:
+                raise TypeError(f"{name} must be a tensor of integers, not of {operand.dtype}")
+            number = operand.to(torch.int64)
+        elif type(operand) is int:
+            signed = (operand + (1 << 63)) % (1 << 64) - (1 << 63)
             number = torch.full((), signed, dtype=torch.int64, device=offsets.device)
         else:
-            raise TypeError(f"{name} must be an integer or a tensor of integers, not {given!r}")
+            raise TypeError(f"{name} must be an integer or a tensor of integers, not {operand!r}")
         low[name], high[name] = number & _WORD, (number >> 32) & _WORD
     if offsets.dtype.itemsize < 8:
         high["offsets"] = torch.zeros_like(low["offsets"])

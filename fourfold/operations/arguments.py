@@ -145,13 +145,15 @@ class Values:
             ValueError: there is none, or the user's function raises an error.
         """
         assert self.tied is not None
-        given = {name: call[name] for name in self.takes}
-        shown = ", ".join(f"{name}={of.tolist() if isinstance(of, torch.Tensor) else of}" for name, of in given.items())
+        call_values = {name: call[name] for name in self.takes}
+        shown = ", ".join(
+            f"{name}={of.tolist() if isinstance(of, torch.Tensor) else of}" for name, of in call_values.items()
+        )
         try:
-            found = self.tied(**given)
+            values = self.tied(**call_values)
         except Exception as error:
             raise ValueError(f"its function raises {type(error).__name__} for {shown}: {error}") from error
-        choices = list(found) if isinstance(found, list | tuple | builtins.range) else [found]
+        choices = list(values) if isinstance(values, list | tuple | builtins.range) else [values]
         if not choices:
             raise ValueError(f"its function gives no value for {shown}; `sizes` can exclude such sizes")
         return [each.item() if isinstance(each, torch.Tensor | np.generic) else each for each in choices]
@@ -343,8 +345,8 @@ def values(
     """
     if not choices:
         raise ValueError("values takes at least one value, or a Hypothesis strategy")
-    found = Values((), choices[0]) if _is_strategy(choices[0]) else Values(choices)
-    return replace(found, out_of_range=out_of_range or {}, of_another_type=of_another_type or {}, range=range)
+    result = Values((), choices[0]) if _is_strategy(choices[0]) else Values(choices)
+    return replace(result, out_of_range=out_of_range or {}, of_another_type=of_another_type or {}, range=range)
 
 
 def tied(function: Callable[..., Any]) -> Values:
@@ -421,8 +423,8 @@ def number(
         if valid(choice):
             raise ValueError(f"a number that must be {expected} cannot be {choice}")
     of_another_type = {"a_string": str(choices[0]), "none": None}
-    found = values(*map(float, choices), out_of_range=out_of_range, of_another_type=of_another_type)
-    return replace(found, range=(low, high), valid=valid)
+    result = values(*map(float, choices), out_of_range=out_of_range, of_another_type=of_another_type)
+    return replace(result, range=(low, high), valid=valid)
 
 
 def positive(*choices: float) -> Values:
@@ -461,7 +463,7 @@ def lengths(axis: str, *, total: str, most: str | None = None, dtype: str | Sequ
         most: an axis whose size limits the rows of each sample.
         dtype: "int64" or "int32", or both.
     """
-    return _ragged(axis, total, most, dtype, are_offsets=False)
+    return _make_ragged(axis, total, most, dtype, are_offsets=False)
 
 
 def offsets(axis: str, *, total: str, most: str | None = None, dtype: str | Sequence[str] = "int64") -> Ragged:
@@ -469,10 +471,10 @@ def offsets(axis: str, *, total: str, most: str | None = None, dtype: str | Sequ
 
     Args: as in `lengths`. ``axis`` is the axis of samples, and the tensor is one longer.
     """
-    return _ragged(axis, total, most, dtype, are_offsets=True)
+    return _make_ragged(axis, total, most, dtype, are_offsets=True)
 
 
-def _ragged(axis: str, total: str, most: str | None, dtype: str | Sequence[str], are_offsets: bool) -> Ragged:
+def _make_ragged(axis: str, total: str, most: str | None, dtype: str | Sequence[str], are_offsets: bool) -> Ragged:
     dtypes = (dtype,) if isinstance(dtype, str) else tuple(dtype)
     for what, name in (("axis", axis), ("total", total), *([("most", most)] if most else [])):
         if notation.names(notation.parse(name)) != (name,):

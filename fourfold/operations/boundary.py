@@ -21,7 +21,7 @@ LAYOUTS = {"aligned": Claims(aligned=True), "contiguous": Claims(contiguous=True
 def traits_of(operation: Operation | None, case: Case, dtype: DType | None) -> dict[str, Any]:
     """Return the traits of a case."""
     layouts = {name: layout for name, layout in case.layouts.items() if layout != "contiguous"}
-    traits: dict[str, Any] = {name: claims.adapted(case).layouts == layouts for name, claims in LAYOUTS.items()}
+    traits: dict[str, Any] = {name: claims.adapt(case).layouts == layouts for name, claims in LAYOUTS.items()}
     if case.inputs:
         traits[RANK] = next(iter(case.inputs.values())).ndim
     if dtype is not None:

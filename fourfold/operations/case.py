@@ -96,9 +96,9 @@ class Case:
         return self.inputs[name]
 
     def __repr__(self) -> str:
-        return self.shown()
+        return self.describe()
 
-    def shown(self, cotangent: bool = True) -> str:
+    def describe(self, cotangent: bool = True) -> str:
         """Return the case as text; leave out the cotangent if it is of no use."""
         parts = [f"{name}={show(array)}" for name, array in self.inputs.items()]
         # The absent tensors of a list follow from those that it has.

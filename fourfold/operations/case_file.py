@@ -74,18 +74,18 @@ class CaseFile:
         """
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-                found = {name: stored[name] for name in stored.files}
-            about = json.loads(found.pop(_ABOUT).tobytes())
+                contents = {name: stored[name] for name in stored.files}
+            about = json.loads(contents.pop(_ABOUT).tobytes())
             if about["format"] != _FORMAT:
                 raise BadCaseFile(f"expected format {_FORMAT}, found {about['format']}")
-            arrays = {name: array.view(_DTYPES[about["dtypes"][name]].numpy) for name, array in found.items()}
+            arrays = {name: array.view(_DTYPES[about["dtypes"][name]].numpy) for name, array in contents.items()}
             inputs = {n.removeprefix(_INPUT): arrays.pop(n) for n in [*arrays] if n.startswith(_INPUT)}
             parameters = {name: _value(value) for name, value in about["parameters"].items()}
             case = Case(inputs, arrays.pop("grad_output"), parameters, about["layouts"])
-            given = {name: str(about[name]) for name in ("operation", "dtype", "message")}
-            if given["dtype"] not in DTYPES:
-                raise BadCaseFile(f"expected one of the dtypes {', '.join(DTYPES)}, found {given['dtype']!r}")
-            return cls(case=case, results=arrays, **given)
+            fields = {name: str(about[name]) for name in ("operation", "dtype", "message")}
+            if fields["dtype"] not in DTYPES:
+                raise BadCaseFile(f"expected one of the dtypes {', '.join(DTYPES)}, found {fields['dtype']!r}")
+            return cls(case=case, results=arrays, **fields)
         except BadCaseFile:
             raise
         except Exception as error:  # zipfile, zlib, NumPy and JSON each raise their own

@@ -114,7 +114,7 @@ class Claims:
             text for each, text in zip(fields(self), said) if getattr(self, each.name) != getattr(default, each.name)
         )
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """Return, in words, the cases that the claims allow: "finite numbers up to 10000, contiguous tensors"."""
         numbers = f"{'finite ' * self.finite}numbers{'' if self.largest is None else f' up to {self.largest:g}'}"
         words = {
@@ -143,12 +143,12 @@ class Claims:
 
     def excludes(self, operation: Operation, case: Case, dtype: DType) -> bool:
         """Return whether the claims exclude a case, by its numbers, its sizes or its layouts."""
-        adapted = self.adapted(case).layouts
+        adapted = self.adapt(case).layouts
         changed = any(adapted.get(name, "contiguous") != how for name, how in case.layouts.items())
         return changed or self.outside(operation, case, dtype) is not None
 
     def outside(self, operation: Operation, case: Case, dtype: DType) -> str | None:
-        """Return the reason why a case lies outside of the claims, or None. Ignore layouts: see `adapted`."""
+        """Return the reason why a case lies outside of the claims, or None. Ignore layouts: see `adapt`."""
         floating = {name: array for name, array in case.inputs.items() if is_floating(array)}
         first = next(iter(case.inputs.values()), None)
         if self.ranks and first is not None and first.ndim not in self.ranks:
@@ -176,7 +176,7 @@ class Claims:
             return "a tie"
         return None
 
-    def adapted(self, case: Case) -> Case:
+    def adapt(self, case: Case) -> Case:
         """Return the case with only layouts that the claims allow."""
         if self.contiguous:
             return replace(case, layouts={})
@@ -190,13 +190,15 @@ class Claims:
         limits = self.ranks or self.finite or self.largest is not None or self.sizes
         return bool(limits or not self.empty or not self.ties)
 
-    def filtered(self, cases: st.SearchStrategy[Case], operation: Operation, dtype: DType) -> st.SearchStrategy[Case]:
+    def filter_cases(
+        self, cases: st.SearchStrategy[Case], operation: Operation, dtype: DType
+    ) -> st.SearchStrategy[Case]:
         """Return the strategy without the cases that lie outside of the claims."""
         if not self._look_at_cases:
             return cases
         return cases.filter(lambda case: self.outside(operation, case, dtype) is None)
 
-    def restricted(self, operation: Operation) -> Operation:
+    def restrict(self, operation: Operation) -> Operation:
         """Return the operation with only those cases and examples that lie within the claims.
 
         Raises:
@@ -213,11 +215,11 @@ class Claims:
             return operation
 
         def within(cases: Callable[..., st.SearchStrategy[Case]]) -> Callable[..., st.SearchStrategy[Case]]:
-            return lambda dtype, *rest: self.filtered(cases(dtype, *rest).map(self.adapted), operation, dtype)
+            return lambda dtype, *rest: self.filter_cases(cases(dtype, *rest).map(self.adapt), operation, dtype)
 
         probe = next(iter([DTYPES[name] for name in self.dtypes] or [DTYPES["float32"]]))
         examples = {
-            name: (lambda dtype, make=make: self.adapted(make(dtype)))
+            name: (lambda dtype, make=make: self.adapt(make(dtype)))
             for name, make in operation.examples.items()
             if not looks or self.outside(operation, make(probe), probe) is None
         }
@@ -226,12 +228,12 @@ class Claims:
             cases=within(operation.cases),
             smooth=within(operation.smooth),
             examples=examples,
-            outputs={name: self.restricted(of) for name, of in operation.outputs.items()},
+            outputs={name: self.restrict(of) for name, of in operation.outputs.items()},
         )
 
 
 NO_CLAIMS = Claims()
-# The claims that `Claims.described` puts into words.
+# The claims that `Claims.describe` puts into words.
 _DESCRIBED = (
     "finite",
     "largest",

@@ -83,7 +83,7 @@ class Arguments:
         """Return bad input: a valid call with some arguments changed, and its CPU tensors moved to the device."""
 
         def arguments(device: str) -> dict[str, Any]:
-            return {argument: _on(device, value) for argument, value in {**self.good, **changes}.items()}
+            return {argument: _move(device, value) for argument, value in {**self.good, **changes}.items()}
 
         named = self._tensors[names].says if names in self._tensors else None
         return DeclaredError(name=name, arguments=arguments, raises=raises, names=named or names, devices=devices)
@@ -113,16 +113,16 @@ class Arguments:
             others: tuple[torch.dtype, ...] = NOT_THE_ONLY if tensor.dtypes else NOT_FLOATING
             others = others if tensor.is_floating else NOT_INTEGERS
             for dtype in (other for other in others if other != self.good[name].dtype):
-                yield self._of_dtypes(f"{name}_of_{_short(dtype)}", name, {name: dtype})
+                yield self._wrong_dtypes(f"{name}_of_{_short(dtype)}", name, {name: dtype})
         if len(floating) > 1:
-            yield self._of_dtypes("all_of_integers", floating[0], dict.fromkeys(floating, torch.int64))
+            yield self._wrong_dtypes("all_of_integers", floating[0], dict.fromkeys(floating, torch.int64))
         for name in floating[1:]:
             for dtype in (torch.float16, torch.float64):
-                yield self._of_dtypes(f"{name}_of_{_short(dtype)}_among_float32", name, {name: dtype})
+                yield self._wrong_dtypes(f"{name}_of_{_short(dtype)}_among_float32", name, {name: dtype})
             among_half = dict.fromkeys(floating, torch.float16) | {name: torch.float32}
-            yield self._of_dtypes(f"{name}_of_float32_among_float16", name, among_half)
+            yield self._wrong_dtypes(f"{name}_of_float32_among_float16", name, among_half)
 
-    def _of_dtypes(self, what: str, names: str, dtypes: Mapping[str, torch.dtype]) -> DeclaredError:
+    def _wrong_dtypes(self, what: str, names: str, dtypes: Mapping[str, torch.dtype]) -> DeclaredError:
         return self.wrong(what, TypeError, names, {name: self.good[name].to(dtype) for name, dtype in dtypes.items()})
 
     def _other_devices(self) -> Iterator[DeclaredError]:
@@ -191,7 +191,7 @@ class ArgumentsOf(Arguments):
         return iter(())
 
 
-def _on(device: str, value: Any) -> Any:
+def _move(device: str, value: Any) -> Any:
     """Return a value on a device. A meta tensor stands for a tensor on another device."""
     if not isinstance(value, torch.Tensor):
         return value

@@ -96,7 +96,7 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
 AND = "_and_"
 
 
-def _composed(outer: Callable[..., torch.Tensor], held: Layout) -> tuple[str, Layout]:
+def _compose(outer: Callable[..., torch.Tensor], held: Layout) -> tuple[str, Layout]:
     return f"{held.__name__}{AND}{outer.__name__}", functools.partial(outer, held=held)
 
 
@@ -104,16 +104,16 @@ def _composed(outer: Callable[..., torch.Tensor], held: Layout) -> tuple[str, La
 COMPOSED: Mapping[str, Layout] = MappingProxyType(
     dict(
         (
-            _composed(transposed, misaligned),
-            _composed(expanded, sliced_columns),
-            _composed(axes_reversed, sliced_rows),
-            _composed(sliced_columns, misaligned),
-            _composed(expanded, misaligned),
-            _composed(cut_from_wider, transposed),
-            _composed(transposed, cut_from_wider),
-            _composed(expanded, transposed),
-            _composed(axes_reversed, misaligned),
-            _composed(sliced_rows, transposed),
+            _compose(transposed, misaligned),
+            _compose(expanded, sliced_columns),
+            _compose(axes_reversed, sliced_rows),
+            _compose(sliced_columns, misaligned),
+            _compose(expanded, misaligned),
+            _compose(cut_from_wider, transposed),
+            _compose(transposed, cut_from_wider),
+            _compose(expanded, transposed),
+            _compose(axes_reversed, misaligned),
+            _compose(sliced_rows, transposed),
         )
     )
 )

@@ -45,9 +45,9 @@ def alone(function: Callable[..., Any], names: Sequence[str], place: int) -> Cal
         return outputs_of(function(*arguments, **named), names)[place]
 
     # A function that runs in another process makes calls from several threads there.
-    at_once = getattr(function, "called_at_once", None)
+    at_once = getattr(function, "call_at_once", None)
     if at_once is not None:
-        one.called_at_once = functools.partial(at_once, output=(names, place))  # type: ignore[attr-defined]
+        one.call_at_once = functools.partial(at_once, output=(names, place))  # type: ignore[attr-defined]
         one.compared = function.compared  # type: ignore[attr-defined]
     return one
 
@@ -91,7 +91,7 @@ def packed(function: Callable[..., Any], lists: Sequence[str]) -> Callable[..., 
 
 def _forget_other_calls(called: Any) -> None:
     """Drop the ways to make calls from several threads, and observed ones, in the process of the wrapped function."""
-    for name in ("called_at_once", "compared"):
+    for name in ("call_at_once", "compared"):
         called.__dict__.pop(name, None)
 
 
@@ -101,7 +101,7 @@ def _present(names: Sequence[str], arguments: Mapping[str, Any]) -> dict[str, li
     return {name: [each for each in present if name in (each, list_of(each))] for name in names}
 
 
-def _joined(name: str, tensors: Mapping[str, torch.Tensor], empty: torch.Tensor | None = None) -> torch.Tensor:
+def _join(name: str, tensors: Mapping[str, torch.Tensor], empty: torch.Tensor | None = None) -> torch.Tensor:
     """Return the tensor of an argument, or those of a list one after another, flattened; `empty` for none."""
     if name in tensors:
         return tensors[name]
@@ -131,25 +131,25 @@ def functional(
     @functools.wraps(definition)
     def called(**arguments: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
         present = _present(mutates, arguments)
-        own = {name: arguments[name].clone() for each in present.values() for name in each}
-        returned = _tensors(definition(**{**arguments, **own}))
-        if len(returned) != len(own) + len(others):
-            beside = [each for each in returned if not any(each is tensor for tensor in own.values())]
+        copies = {name: arguments[name].clone() for each in present.values() for name in each}
+        returned = _tensors(definition(**{**arguments, **copies}))
+        if len(returned) != len(copies) + len(others):
+            beside = [each for each in returned if not any(each is tensor for tensor in copies.values())]
             if len(beside) != len(others):
                 wanted = " and ".join(others) or "nothing"
                 raise WrongOutputs(
                     f"a definition that mutates {' and '.join(mutates)} must return {wanted}, or the new values"
                     f" before that, not {len(returned)} tensors"
                 )
-            returned = (*own.values(), *beside)
-        for name, new in zip(own, returned):
+            returned = (*copies.values(), *beside)
+        for name, new in zip(copies, returned):
             if new.shape != arguments[name].shape:
                 raise ValueError(
                     f"{name} has shape {list(arguments[name].shape)}, and its new value has {list(new.shape)}"
                 )
-        new = dict(zip(own, returned))
-        results = [_joined(name, {each: new[each] for each in each_of}) for name, each_of in present.items()]
-        results += returned[len(own) :]
+        new = dict(zip(copies, returned))
+        results = [_join(name, {each: new[each] for each in each_of}) for name, each_of in present.items()]
+        results += returned[len(copies) :]
         return tuple(results) if len(results) > 1 else results[0]
 
     return called
@@ -206,12 +206,12 @@ def read_back(
         memory = {name: arguments[name].detach() for name in changed}
         former = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in memory.items()}
         try:
-            given = {name: arguments[name] for name in changed}
+            written = {name: arguments[name] for name in changed}
             returned = _tensors(function(**arguments))
-            for name, tensor in given.items():
+            for name, tensor in written.items():
                 if not compiling and not _is_same(tensor, memory[name]):
                     raise WrongOutputs(f"the call gives {name} other memory, instead of writing into its own")
-            beside = [each for each in returned if not any(each is tensor for tensor in given.values())]
+            beside = [each for each in returned if not any(each is tensor for tensor in written.values())]
             same = [each for each in beside if not compiling and any(_is_same(each, m) for m in memory.values())]
             for each in same:
                 if len(beside) > len(others):  # empty tensors all lie at one place
@@ -219,7 +219,7 @@ def read_back(
             if len(beside) != len(others) or not all(isinstance(each, torch.Tensor) for each in beside):
                 raise WrongOutputs(_other_return(beside, mutates, others))
             new = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in memory.items()}
-            results = [_joined(name, {n: new[n] for n in each}, empty.get(name)) for name, each in present.items()]
+            results = [_join(name, {n: new[n] for n in each}, empty.get(name)) for name, each in present.items()]
         finally:
             for name, tensor in memory.items():
                 tensor.copy_(former[name])
@@ -261,8 +261,8 @@ def concatenate_outputs(
 
     @functools.wraps(function)
     def row(*arguments: Any, **named: Any) -> torch.Tensor:
-        found = outputs_of(function(*arguments, **named), names)
-        return row_of([found[place] for place in places], dtype)
+        outputs = outputs_of(function(*arguments, **named), names)
+        return row_of([outputs[place] for place in places], dtype)
 
     return row
 

@@ -273,17 +273,17 @@ class Operation:
         """
 
         def elements(name: str) -> int:
-            return made[name].elements
+            return cases[name].elements
 
         every = {name: make(dtype) for name, make in self.examples.items()}
-        made = {name: case for name, case in every.items() if case.elements <= most}
+        cases = {name: case for name, case in every.items() if case.elements <= most}
         deep = [
             name
-            for name, case in made.items()
+            for name, case in cases.items()
             if any(array.ndim >= 3 and min(array.shape) >= SHORTEST_AXIS for array in case.inputs.values())
         ]
-        names = [*sorted(made, key=elements)[-1:], *sorted(deep, key=elements)[:1]]
-        return {name: made[name] for name in names}
+        names = [*sorted(cases, key=elements)[-1:], *sorted(deep, key=elements)[:1]]
+        return {name: cases[name] for name in names}
 
 
 def wide(case: Case, dtype: DType) -> dict[str, Any]:

@@ -26,11 +26,11 @@ VARIABLE = "FOURFOLD_OPERATIONS"
 def packages() -> list[str]:
     """Return the names of all packages that hold records, without duplicates."""
     named = [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
-    return list(dict.fromkeys(name for name in [*named, *_installed(tuple(sys.path))] if name))
+    return list(dict.fromkeys(name for name in [*named, *_installed_packages(tuple(sys.path))] if name))
 
 
 @functools.cache
-def _installed(path: tuple[str, ...]) -> list[str]:
+def _installed_packages(path: tuple[str, ...]) -> list[str]:
     """Return the packages that entry points name along this path. To read those of every installed package is slow."""
     return sorted(point.value for point in importlib.metadata.entry_points(group=GROUP))
 
@@ -69,7 +69,7 @@ def modules(names: Collection[str] | None = None) -> dict[str, ModuleType]:
 def oracles(record: str, used: str) -> list[ModuleType]:
     """Return the modules of a record's oracle: ``mine.oracles.swish`` for ``mine.properties.swish``, and `used`."""
     package, _, name = record.rpartition(".")
-    beside = _beside(package, "oracles")
+    beside = _sibling_package(package, "oracles")
     if importlib.util.find_spec(beside) and importlib.util.find_spec(f"{beside}.{name}"):
         importlib.import_module(f"{beside}.{name}")
     return [sys.modules[module] for module in dict.fromkeys((f"{beside}.{name}", used)) if module in sys.modules]
@@ -77,11 +77,11 @@ def oracles(record: str, used: str) -> list[ModuleType]:
 
 def folders_of_implementations() -> list[str]:
     """Return the names of the packages that hold implementations, such as ``mine.impls``, one folder per operation."""
-    beside = (_beside(package, "impls") for package in packages())
+    beside = (_sibling_package(package, "impls") for package in packages())
     return [name for name in beside if importlib.util.find_spec(name)]
 
 
-def _beside(package: str, name: str) -> str:
+def _sibling_package(package: str, name: str) -> str:
     """Return the name of a sibling package: ``mine.impls`` for ``mine.properties``, ``impls`` for ``properties``."""
     around = package.rpartition(".")[0]
     return f"{around}.{name}" if around else name

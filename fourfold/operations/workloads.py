@@ -82,9 +82,9 @@ class Tiled:
         part, factors = self.make(dtype), self._factors()
         inputs = dict(part.inputs)
         for name in self.names:
-            inputs[name] = self._repeated(part.inputs[name], 0)
+            inputs[name] = self._repeat(part.inputs[name], 0)
         for name in self.across:
-            inputs[name] = self._repeated(inputs[name], -1)
+            inputs[name] = self._repeat(inputs[name], -1)
         for name in inputs:
             if name == "offsets" or name.endswith("_offsets"):
                 counts = np.tile(np.diff(part.inputs[name]), self.times)
@@ -92,9 +92,9 @@ class Tiled:
         if part.grad_output.ndim == 0:
             share = (part.grad_output / np.array(self.times, dtype=dtype.numpy)).astype(part.grad_output.dtype)
             return Workload(case=replace(part, inputs=inputs), part=replace(part, grad_output=share))
-        grad_output = self._weighted(part.grad_output, 0) if self.names else part.grad_output
+        grad_output = self._weigh(part.grad_output, 0) if self.names else part.grad_output
         if self.across:
-            grad_output = self._weighted(grad_output, -1)
+            grad_output = self._weigh(grad_output, -1)
         case = replace(part, inputs=inputs, grad_output=grad_output.astype(part.grad_output.dtype))
         # Each repetition's sum has the part's error; together they have the sum of these.
         total = float(abs(factors).sum())
@@ -105,14 +105,14 @@ class Tiled:
     def _factors(self) -> np.ndarray:
         return np.array([1.0, 0.5, 0.5, -1.0, *[1.0, -1.0] * (self.times // 2 - 2)])
 
-    def _repeated(self, array: np.ndarray, axis: int) -> np.ndarray:
+    def _repeat(self, array: np.ndarray, axis: int) -> np.ndarray:
         repetitions = [1] * array.ndim
         repetitions[axis] = self.times
         return np.tile(array, repetitions)
 
-    def _weighted(self, array: np.ndarray, axis: int) -> np.ndarray:
+    def _weigh(self, array: np.ndarray, axis: int) -> np.ndarray:
         along = np.repeat(self._factors(), array.shape[axis]).astype(array.dtype)
-        return self._repeated(array, axis) * (along if axis == -1 else along.reshape(-1, *[1] * (array.ndim - 1)))
+        return self._repeat(array, axis) * (along if axis == -1 else along.reshape(-1, *[1] * (array.ndim - 1)))
 
 
 def tiled(make: Callable[[DType], Case], times: int, *names: str, across: Collection[str] = ()) -> Tiled:

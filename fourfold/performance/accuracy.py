@@ -228,21 +228,21 @@ def _subjects(
     selection: Selection, name: str, dtype: str, backends: Sequence[str], device: str, missing: Counter[str]
 ) -> dict[str, Subject]:
     """All contenders by name: torch first, then the kernels, then the peers."""
-    found: dict[str, Subject] = {}
+    subjects: dict[str, Subject] = {}
     for backend in dict.fromkeys(("torch", *backends)):
         cell = Cell(name, backend, dtype)
         if why := selection.unsupported(cell, device):
             missing[f"{cell}: unsupported: {why}"] += 1
         else:
-            found[backend] = selection.subject(cell, device)
+            subjects[backend] = selection.subject(cell, device)
     for peer, make in peers(name).items():
-        if peer == COMPILED or "torch" not in found:
+        if peer == COMPILED or "torch" not in subjects:
             continue
         try:
-            found[peer] = replace(found["torch"], backend=peer, implementation=make())
+            subjects[peer] = replace(subjects["torch"], backend=peer, implementation=make())
         except Exception as error:  # a library that is installed, and does not work here
             missing[f"{name}-{peer}: {reason(error)}"] += 1
-    return found
+    return subjects
 
 
 def _measure(subjects: Mapping[str, Subject], name: str, examples: int, seed: int, accuracy: Accuracy) -> None:
@@ -263,12 +263,12 @@ def _measure(subjects: Mapping[str, Subject], name: str, examples: int, seed: in
             try:
                 errors = _errors(subject, case, case_name, expected)
             except Exception as error:
-                said = f"{name}-{who}-{dtype}: {reason(error)}"
+                line = f"{name}-{who}-{dtype}: {reason(error)}"
                 if has_lost_device(error):
-                    accuracy.ended = said
+                    accuracy.ended = line
                     accuracy.results += results.values()
                     return
-                accuracy.missing[said] += 1
+                accuracy.missing[line] += 1
                 continue
             for result, of in errors.items():
                 of_result = results.setdefault(result, AccuracyResult(name, result, dtype.name))

@@ -282,13 +282,13 @@ def worst_error(
         raise Disagreement("there is no result")
     worst = 0.0
     for name, result in results.items():
-        kept = dtype
+        storage = dtype
         if name == "output":  # a cotangent has its dtype, unless it holds integers and has no gradient
-            kept = returned(dtype, returns) if returns else DTYPES[workload.part.grad_output.dtype.name]
-        if result.dtype != kept.torch:
-            raise Disagreement(f"{name} has dtype {result.dtype}, expected {kept.torch}")
+            storage = returned(dtype, returns) if returns else DTYPES[workload.part.grad_output.dtype.name]
+        if result.dtype != storage.torch:
+            raise Disagreement(f"{name} has dtype {result.dtype}, expected {storage.torch}")
         is_whole = workload.part is workload.case
         beginning = result if is_whole else result[tuple(map(slice, expected[name].shape))]
-        within = workload.expected(name, expected[name], kept)
-        worst = max(worst, compare(dtype.array(beginning), within, kept, name).worst)
+        within = workload.expected(name, expected[name], storage)
+        worst = max(worst, compare(dtype.array(beginning), within, storage, name).worst)
     return worst

@@ -42,7 +42,7 @@ class Ceilings:
         return asdict(self)
 
 
-def measured(device: str) -> Ceilings:
+def measure(device: str) -> Ceilings:
     """Measure a device's ceilings. The fastest round counts, so that no right kernel can exceed them."""
     clock: Clock = DeviceClock() if device == "cuda" else HostClock()
     flops = {}

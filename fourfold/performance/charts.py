@@ -95,7 +95,7 @@ def chart(
         joined: whether a line connects the points of a series.
         limits: the two ends of each line that marks a ceiling.
     """
-    points = [point for own in series.values() for point in own]
+    points = [point for of_series in series.values() for point in of_series]
     ends = [end for limit in limits for end in limit]
     if not points:
         return ""
@@ -125,12 +125,12 @@ def chart(
         (x1, y1), (x2, y2) = at(start), at(end)
         title = f"<title>{escape(end.title)}</title>"
         parts.append(f'<line class="limit" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}">{title}</line>')
-    for name, own in series.items():
-        places = [at(point) for point in own]
-        if joined and len(own) > 1:
+    for name, of_series in series.items():
+        places = [at(point) for point in of_series]
+        if joined and len(of_series) > 1:
             path = " ".join(f"{x},{y}" for x, y in places)
             parts.append(f'<polyline class="{classes[name]}" points="{path}"/>')
-        for (across, up), point in zip(places, own):
+        for (across, up), point in zip(places, of_series):
             title = f"<title>{escape(point.title)}</title>"
             parts.append(f'<circle class="{classes[name]}" cx="{across}" cy="{up}" r="4">{title}</circle>')
     return "".join([*parts, "</svg>"])

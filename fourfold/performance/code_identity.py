@@ -83,9 +83,9 @@ def record_of(
 def on_gpu(call: Call) -> LaunchRecord:
     """Return `record_of` a call on a GPU, with the launches that Triton itself makes."""
     # Triton reads TRITON_INTERPRET when it is imported.
-    from fourfold.backends.triton.launch import triton_recorded
+    from fourfold.backends.triton.launch import record_triton_launches
 
-    return record_of(call, triton_recorded)
+    return record_of(call, record_triton_launches)
 
 
 def refuse_unrecorded(record: LaunchRecord, replay: Replay) -> None:
@@ -129,7 +129,7 @@ def _nodes(graph: int) -> Counter[str]:
     return Counter(map(name, nodes))
 
 
-def described(record: LaunchRecord, workload: Workload, codes: MutableMapping[str, Code]) -> dict[str, Any]:
+def describe(record: LaunchRecord, workload: Workload, codes: MutableMapping[str, Code]) -> dict[str, Any]:
     """Return a record as JSON, of a bounded size.
 
     Args:
@@ -200,7 +200,7 @@ def key(info: Info | None, machine: Mapping[str, str]) -> str | None:
     A call without a launch of ours is judged by its time.
 
     Args:
-        info: what `described` returned in a run, or None.
+        info: what `describe` returned in a run, or None.
         machine: the machine of that run, as `machine.machine` describes it.
     """
     if not info or info["unknown"] or not info["launches"]:
@@ -239,7 +239,7 @@ def differences(
     """Yield what differs between the launches of two runs of a benchmark; nothing if one was not recorded.
 
     Args:
-        now, then: what `described` returned in either run.
+        now, then: what `describe` returned in either run.
         kernels, former: the `resources` of either run.
     """
     if not now or not then or (now["sha256"] == then["sha256"] and not now["unknown"] and not then["unknown"]):
@@ -254,9 +254,9 @@ def differences(
         for info, known in ((now, kernels), (then, former))
     )
     lines += [str(pair) for pair in paired(today, before) if not pair.same]
-    for what in ("launches", "torch"):
-        one: Counter[str] = Counter(now[what])
-        other: Counter[str] = Counter(then[what])
+    for part in ("launches", "torch"):
+        one: Counter[str] = Counter(now[part])
+        other: Counter[str] = Counter(then[part])
         lines += [f"now: {line}" for line in (one - other).elements()]
         lines += [f"was: {line}" for line in (other - one).elements()]
     yield from lines or ["the launches come in another order, or differ in what the record does not show"]

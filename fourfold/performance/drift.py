@@ -72,7 +72,7 @@ def drifts(
         unchanged: for a benchmark, how many of its last runs are known to have had the same compiled code. A drift is
             told only of more runs than these.
     """
-    found = list[tuple[Drift, list[float]]]()
+    with_medians = list[tuple[Drift, list[float]]]()
     for name in least:
         medians = [run[name] for run in runs if name in run][-MOST:]
         if len(medians) >= FEWEST:
@@ -81,10 +81,10 @@ def drifts(
             if not tried:
                 continue
             drift = min(tried, key=lambda drift: drift.p)
-            found.append((drift, medians[-drift.runs :]))
+            with_medians.append((drift, medians[-drift.runs :]))
     confirmed = []
-    for place, (drift, medians) in enumerate(sorted(found, key=lambda each: each[0].p)):
-        if drift.p * (len(WINDOWS) + 1) * (len(found) - place) > LEVEL:
+    for place, (drift, medians) in enumerate(sorted(with_medians, key=lambda each: each[0].p)):
+        if drift.p * (len(WINDOWS) + 1) * (len(with_medians) - place) > LEVEL:
             break
         if math.log(drift.ratio) >= least[drift.name] and not _is_step(np.log(medians)):
             confirmed.append(drift)

@@ -93,7 +93,7 @@ def run_spread(medians: Sequence[float]) -> float:
     return max(deviation, LEAST_SPREAD)
 
 
-def screened(name: str, now: float, then: float, spread: float) -> Change:
+def screen(name: str, now: float, then: float, spread: float) -> Change:
     """Run the first stage: "same" if a difference worth finding is ruled out, else "ambiguous".
 
     Args:
@@ -110,7 +110,7 @@ def screened(name: str, now: float, then: float, spread: float) -> Change:
 
 
 def same_code_change(by_the_clock: Change) -> Change:
-    """Return the verdict on a benchmark that launches what it did before, given what `screened` says of its medians."""
+    """Return the verdict on a benchmark that launches what it did before, given what `screen` says of its medians."""
     return replace(by_the_clock, verdict="same", stage=0, why=SAME_CODE)
 
 
@@ -236,7 +236,7 @@ def least_difference(seconds: float, of_host: bool) -> float:
     return LEAST_OF_HOST if of_host else max(LEAST, math.log1p(LEAST_SECONDS / seconds))
 
 
-def decided(
+def decide(
     measured: Mapping[str, np.ndarray], benchmarks: int, least_of: Mapping[str, float] = MappingProxyType({})
 ) -> list[Change]:
     """Decide the second stage, corrected for the number of benchmarks by Holm's procedure.
@@ -270,7 +270,7 @@ def unconfirmed(suspect: Change, why: str) -> Change:
     return replace(suspect, verdict="ambiguous", why=why)
 
 
-def matched(now: Iterable[str], then: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
+def match_benchmarks(now: Iterable[str], then: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
     """Return the benchmarks of both runs, those of the baseline only, and those of today's run only."""
     today, before = dict.fromkeys(now), dict.fromkeys(then)
     return (

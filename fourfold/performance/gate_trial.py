@@ -22,7 +22,7 @@ import torch
 
 from fourfold.performance import gate, sources
 from fourfold.performance.gate import Change, Round
-from fourfold.performance.gated import loaded
+from fourfold.performance.gated import load
 from fourfold.performance.measurement import HOST
 from fourfold.performance.sources import Baseline
 from fourfold.performance.timed_run import TimedRun
@@ -177,19 +177,19 @@ def trial(run: TimedRun, seconds: float, planted: Sequence[float], say: Callable
     left = 0
     not_planted: dict[str, list[str]] = {}
     rng = np.random.default_rng(0)
-    with tempfile.TemporaryDirectory() as made:
-        unchanged = Baseline(sources.save(Path(made), run.sources))
-        waits = Waits.of(run.bench.device, Path(made))
+    with tempfile.TemporaryDirectory() as directory:
+        unchanged = Baseline(sources.save(Path(directory), run.sources))
+        waits = Waits.of(run.bench.device, Path(directory))
         try:
             for position, name in enumerate(timed, 1):
                 say(f"[{position}/{len(timed)}] {name}")
                 missing = not_planted.setdefault(name, [])
                 try:
-                    for slowdown, found in tried(run, name, unchanged, waits, rng, seconds, planted):
-                        if found is None:
+                    for slowdown, log_ratios in tried(run, name, unchanged, waits, rng, seconds, planted):
+                        if log_ratios is None:
                             missing.append(f"{100 * slowdown:g}%")
                         else:
-                            ratios[slowdown][name] = found
+                            ratios[slowdown][name] = log_ratios
                 except Exception as error:  # one benchmark's error must not lose the results of the others
                     missing.append(f"{type(error).__name__}: {error}")
                 except KeyboardInterrupt:
@@ -198,7 +198,7 @@ def trial(run: TimedRun, seconds: float, planted: Sequence[float], say: Callable
         finally:
             for copy in (waits.then, waits.now):
                 shutil.rmtree(copy.directory, ignore_errors=True)
-    changes = {slowdown: gate.decided(of, len(timed), run.least_differences) for slowdown, of in ratios.items()}
+    changes = {slowdown: gate.decide(of, len(timed), run.least_differences) for slowdown, of in ratios.items()}
     return GateTrial(changes, {name: missing for name, missing in not_planted.items() if missing}, left)
 
 
@@ -213,11 +213,11 @@ def tried(
 ) -> Iterator[tuple[float, np.ndarray | None]]:
     """Yield each slowdown with one benchmark's log ratios, or None if the slowdown could not be planted."""
     measurement = run.timed[name]
-    pair = run.bench.against(measurement, loaded(unchanged, measurement, run.candidates), rng)
+    pair = run.bench.against(measurement, load(unchanged, measurement, run.candidates), rng)
     yield UNCHANGED, gate.alternate(pair, seconds, rng)
     if measurement.contender != "cuda" or measurement.direction == HOST or not planted:
         return
-    then, now = (loaded(side, measurement, {}) for side in (waits.then, waits.now))
+    then, now = (load(side, measurement, {}) for side in (waits.then, waits.now))
     pair = run.bench.against(measurement, then, rng, now)
     first = 1
     for slowdown in planted:

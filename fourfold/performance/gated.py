@@ -56,17 +56,17 @@ class BaselineHistory:
 
     def runs(self, today: Mapping[str, float]) -> list[Mapping[str, float]]:
         """Return the medians of all runs, oldest first; today's, which may be kept already, are the last."""
-        return [*(self.former[place] for place in self._before(today)), today]
+        return [*(self.former[place] for place in self._former_runs(today)), today]
 
     def unchanged(self, today: Mapping[str, float], keys: Mapping[str, str | None]) -> dict[str, int]:
         """Return how many of the last runs had today's code, by benchmark, given today's medians and keys."""
-        before = self._before(today)
+        before = self._former_runs(today)
         return {
             name: unchanged_runs([*(self._former_keys[i].get(name) for i in before if name in self.former[i]), known])
             for name, known in keys.items()
         }
 
-    def _before(self, today: Mapping[str, float]) -> list[int]:
+    def _former_runs(self, today: Mapping[str, float]) -> list[int]:
         """Return the places of the runs in the history that are not today's."""
         runs = enumerate(self.former)
         return [place for place, run in runs if any(run.get(name) != median for name, median in today.items())]
@@ -150,23 +150,23 @@ class Gated:
             again: the settings for measuring suspects again; None to skip that.
         """
         then = record.medians
-        common, missing, new = gate.matched(run.medians, then)
-        own = [name for name in common if name in run.timed and run.timed[name].gated]
+        common, missing, new = gate.match_benchmarks(run.medians, then)
+        gated = [name for name in common if name in run.timed and run.timed[name].gated]
         launched = run.launched
-        keys = {name: code_identity.key(launched.get(name), record.machine) for name in own}
-        changes = {name: gate.screened(name, run.medians[name], then[name], record.spread(name)) for name in own}
-        same = [name for name in own if keys[name] is not None and keys[name] == record.keys[name]]
+        keys = {name: code_identity.key(launched.get(name), record.machine) for name in gated}
+        changes = {name: gate.screen(name, run.medians[name], then[name], record.spread(name)) for name in gated}
+        same = [name for name in gated if keys[name] is not None and keys[name] == record.keys[name]]
         changes |= {name: gate.same_code_change(changes[name]) for name in same}
         suspects = [name for name, change in changes.items() if change.verdict != "same"]
         if again is not None and suspects:
-            changes |= confirmed(run, record, [changes[name] for name in suspects], len(own) - len(same), again)
+            changes |= confirm(run, record, [changes[name] for name in suspects], len(gated) - len(same), again)
         kernels = {name: _kernel(run.bench.implementation(run.timed[name])) for name in suspects}
         before = record.baseline.get("static", {}).get("kernels", {})
         worse = list(static.regressions(run.static["kernels"], before))
         if "error" in run.static:
             worse.append(f"what kernels need is not known: {run.static['error']}")
         was = record.baseline["machine_info"].get("fourfold", {})
-        runs, least = record.runs(run.medians), {name: run.least_differences[name] for name in own}
+        runs, least = record.runs(run.medians), {name: run.least_differences[name] for name in gated}
         unchanged = record.unchanged(run.medians, keys)
         return cls(
             changes=list(changes.values()),
@@ -174,7 +174,7 @@ class Gated:
             benchmarks=len(common),
             missing=missing,
             new=new,
-            beside=len(common) - len(own),
+            beside=len(common) - len(gated),
             static=worse,
             changed=machine.differences(record.machine, was),
             confirmed=again is not None,
@@ -193,8 +193,8 @@ class Gated:
         """Yield the summary for the terminal: what differs, and each change that the medians did not settle."""
         for key, (now, then) in self.changed.items():
             yield f"{key} is {now}, but was {then}"
-        yield from _listed("missing: the baseline has them", self.missing)
-        yield from _listed("new: the baseline does not have them", self.new)
+        yield from _list_names("missing: the baseline has them", self.missing)
+        yield from _list_names("new: the baseline does not have them", self.new)
         for worse in self.static:
             yield f"by its compiled code, {worse}"
         by_code = [change for change in self.changes if change.stage == 0]
@@ -207,10 +207,10 @@ class Gated:
         yield f"{settled} of {len(self.changes)} benchmarks: the same by their medians"
         if self.beside:
             yield f"{self.beside} of peers and ladders: recorded, and not for the gate"
-        rest = [change for change in self.changes if change.stage == 2 or change.verdict != "same"]
-        if rest and not self.confirmed:
+        noteworthy = [change for change in self.changes if change.stage == 2 or change.verdict != "same"]
+        if noteworthy and not self.confirmed:
             yield "the others may have changed; --perf-gate measures them again:"
-        for change in sorted(rest, key=lambda change: -change.ratio):
+        for change in sorted(noteworthy, key=lambda change: -change.ratio):
             yield str(change)
         yield from map(str, self.drifts)
         for drift in self.machine_drifts:
@@ -243,7 +243,7 @@ def _differences(run: TimedRun, record: BaselineHistory, name: str) -> list[str]
     return list(code_identity.differences(now, then["launched"], run.launched_kernels, former))
 
 
-def confirmed(
+def confirm(
     run: TimedRun, record: BaselineHistory, suspects: Sequence[Change], benchmarks: int, again: Remeasuring
 ) -> dict[str, Change]:
     """Measure suspects again, with the baseline's code and today's in turns, and return their verdicts by benchmark."""
@@ -263,14 +263,14 @@ def confirmed(
             continue
         measurement = run.timed[suspect.name]
         try:
-            former = loaded(baseline, measurement, recorded["candidates"])
+            former = load(baseline, measurement, recorded["candidates"])
             pair = run.bench.against(measurement, former, rng)
             ratios[suspect.name] = gate.alternate(pair, again.seconds, rng)
         except SourceError as error:
             changes[suspect.name] = gate.unconfirmed(suspect, str(error))
         except Exception as error:  # the baseline's code failed where today's did not
             changes[suspect.name] = gate.unconfirmed(suspect, f"{type(error).__name__}: {error}")
-    return changes | {change.name: change for change in gate.decided(ratios, benchmarks, run.least_differences)}
+    return changes | {change.name: change for change in gate.decide(ratios, benchmarks, run.least_differences)}
 
 
 def _baseline(directories: Sequence[Path], recorded: Mapping[str, Any]) -> tuple[Baseline | None, str]:
@@ -286,7 +286,7 @@ def _baseline(directories: Sequence[Path], recorded: Mapping[str, Any]) -> tuple
     return None, "; ".join(dict.fromkeys(why))
 
 
-def loaded(baseline: Baseline, measurement: Measurement, candidates: Mapping[str, str]) -> Function:
+def load(baseline: Baseline, measurement: Measurement, candidates: Mapping[str, str]) -> Function:
     """Load the baseline's implementation of a measurement.
 
     Args:
@@ -312,7 +312,7 @@ def _kernel(function: Function) -> str:
     return f"{function.__module__}.{getattr(function, '__qualname__', function)}"
 
 
-def _listed(what: str, names: Sequence[str]) -> Iterator[str]:
+def _list_names(what: str, names: Sequence[str]) -> Iterator[str]:
     if names:
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         yield f"{len(names)} {what}: {', '.join(map(gate.short_name, names[:SHOWN]))}{more}"

@@ -48,7 +48,7 @@ def machine(device: str, cpu: Mapping[str, Any]) -> dict[str, str]:
         device: "cpu" or "cuda".
         cpu: the dictionary of py-cpuinfo.
     """
-    found = {
+    fields = {
         "device": device,
         "gpu": "",
         "driver": "",
@@ -60,15 +60,15 @@ def machine(device: str, cpu: Mapping[str, Any]) -> dict[str, str]:
         "triton": importlib.metadata.version("triton"),
     }
     if device == "cuda":
-        found |= {
+        fields |= {
             "gpu": torch.cuda.get_device_name(),
             "driver": _driver_version(),
             "cuda": str(torch.version.cuda),
         }
     for name, package in PEERS.items():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(package)
-    return found
+            fields[name] = importlib.metadata.version(package)
+    return fields
 
 
 def run(root: Path) -> dict[str, str]:

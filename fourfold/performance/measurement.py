@@ -35,7 +35,7 @@ from fourfold.performance.calls import (
     directions_of,
     worst_error,
 )
-from fourfold.performance.ceilings import Ceilings, measured
+from fourfold.performance.ceilings import Ceilings, measure
 from fourfold.performance.gate import Round
 from fourfold.performance.peers import Function, peers
 from fourfold.performance.timing import (
@@ -189,18 +189,20 @@ def workloads_of(
     chosen = [sizes] if isinstance(sizes, Mapping) else sizes
     if not chosen:
         return operation.workloads[device]
-    of = operation.sized
-    if of is None:
+    sized = operation.sized
+    if sized is None:
         raise ValueError(f"sizes: {operation.name} has no cases of chosen sizes; only a declared operation has")
-    found = {}
+    workloads = {}
     for named in chosen:
-        each = {LEADING if axis == "rows" and axis not in of.axes else axis: size for axis, size in named.items()}
-        if unknown := each.keys() - {*of.axes, *axes_of(operation)}:
-            there = ", ".join(of.axes)
+        each = {LEADING if axis == "rows" and axis not in sized.axes else axis: size for axis, size in named.items()}
+        if unknown := each.keys() - {*sized.axes, *axes_of(operation)}:
+            there = ", ".join(sized.axes)
             raise ValueError(f"sizes: {operation.name} has no axis {', '.join(sorted(unknown))}; there are {there}")
         operation.of_sizes({axis: (size, size) for axis, size in each.items()})  # raises an error that names the axis
-        found["_".join(f"{axis}_{size}" for axis, size in named.items())] = whole(of.make({**of.axes, **each}))
-    return found
+        workloads["_".join(f"{axis}_{size}" for axis, size in named.items())] = whole(
+            sized.make({**sized.axes, **each})
+        )
+    return workloads
 
 
 def is_known(operation: Operation) -> bool:
@@ -243,7 +245,7 @@ class Bench:
     @cached_property
     def ceilings(self) -> Ceilings:
         """The device's ceilings, measured at first use."""
-        return measured(self.device)
+        return measure(self.device)
 
     def workload(self, measurement: Measurement) -> Workload:
         """Return a measurement's workload. Only the latest is cached: a large one fills gigabytes."""
@@ -289,7 +291,7 @@ class Bench:
             "forward" if measurement.direction == HOST else measurement.direction,
         )
 
-    def prepared(
+    def prepare(
         self,
         measurement: Measurement,
         clock: Clock,
@@ -339,7 +341,7 @@ class Bench:
                 code_identity.refuse_unrecorded(record, runnable)
             except RuntimeError as error:  # a call that cannot be captured is judged by its time
                 record.refuse(str(error).splitlines()[0])
-        return code_identity.described(record, self.workload(measurement), self.codes)
+        return code_identity.describe(record, self.workload(measurement), self.codes)
 
     def between_rounds(self, runnable: Checkable, clock: Clock) -> Callable[[], None]:
         """Return what to do before each round: poison the results, and wait for the GPU if the host is timed."""
@@ -366,7 +368,7 @@ class Bench:
 
         def side(implementation: Function) -> Round:
             clock = copy.copy(measurement.clock)
-            runnable, _ = self.prepared(measurement, clock, implementation, was_replayed)
+            runnable, _ = self.prepare(measurement, clock, implementation, was_replayed)
             runs = max(1, calls // runnable.calls_per_run) if isinstance(clock, HostClock) else 1
             clock.calls = runs * runnable.calls_per_run
             before = self.between_rounds(runnable, clock)
@@ -412,7 +414,7 @@ class Bench:
             MeasuringError: the time is shorter than the device's ceilings allow.
         """
         clock, workload = measurement.clock, self.workload(measurement)
-        runnable, how = self.prepared(measurement, clock)
+        runnable, how = self.prepare(measurement, clock)
         launched = self.launched(measurement, runnable)
         before = self.between_rounds(runnable, clock)
         states = [machine.gpu_state(self.device)]
@@ -476,7 +478,7 @@ def achieved_rates(ceilings: Ceilings, cost: Cost, dtype: str, seconds: float) -
     """
     fraction = ceilings.least_seconds(cost, dtype) / seconds
     moved, computed = cost.bytes / seconds, cost.flops / seconds
-    found = {
+    rates = {
         "bytes_per_second": moved,
         "flops_per_second": computed,
         "fraction_of_ceiling": fraction if cost.bytes or cost.flops else None,
@@ -487,7 +489,7 @@ def achieved_rates(ceilings: Ceilings, cost: Cost, dtype: str, seconds: float) -
             f"{seconds:.3g} s is {fraction:.0%} of what this device can do: {moved:.3g} bytes/s of at most"
             f" {ceilings.bytes_per_second:.3g}, {computed:.3g} flop/s of at most {ceilings.flops_per_second[dtype]:.3g}"
         )
-    return found
+    return rates
 
 
 def ratios(benchmarks: Sequence[Mapping[str, Any]]) -> None:

@@ -78,15 +78,15 @@ def attention(
         if causal and len(q) != len(k):
             raise NotImplementedError("torch aligns causal attention at the top left")
         one_q, one_k, one_v = (x.transpose(0, 1)[None] for x in (q, k, v))
-        found = F.scaled_dot_product_attention(
+        output = F.scaled_dot_product_attention(
             one_q, one_k, one_v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
-        return found[0].transpose(0, 1)
+        return output[0].transpose(0, 1)
     group, k_offsets = q.shape[1] // k.shape[1], q_offsets if k_offsets is None else k_offsets
     pairs = (q, q_offsets), *((x.repeat_interleave(group, 1), k_offsets) for x in (k, v))
     of_q, of_k, of_v = (torch.nested.nested_tensor_from_jagged(x, offsets).transpose(1, 2) for x, offsets in pairs)
-    found = F.scaled_dot_product_attention(of_q, of_k, of_v, is_causal=causal, scale=scale)
-    return found.transpose(1, 2).values()
+    output = F.scaled_dot_product_attention(of_q, of_k, of_v, is_causal=causal, scale=scale)
+    return output.transpose(1, 2).values()
 
 
 def paged_attention(
@@ -123,7 +123,7 @@ LIBRARIES: Mapping[str, Function] = {
 }
 
 
-def _as_rows(kernel: Function) -> Function:
+def _call_on_rows(kernel: Function) -> Function:
     """Return a kernel of matrices, on the rows of a tensor with any number of axes."""
 
     def on_rows(x: torch.Tensor, *others: torch.Tensor, **parameters: Any) -> torch.Tensor:
@@ -264,7 +264,7 @@ def _flaggems_layer_norm(module: Any) -> Function:
             wanted = ctx.needs_input_grad[:3]
             return *module.layer_norm_backward(grad_output, x, x.shape[-1:], mean, rstd, weight, bias, wanted), None
 
-    return _as_rows(lambda x, weight, bias, eps=1e-5: LayerNorm.apply(x, weight, bias, eps))
+    return _call_on_rows(lambda x, weight, bias, eps=1e-5: LayerNorm.apply(x, weight, bias, eps))
 
 
 def _flaggems_cumsum(module: Any) -> Function:
@@ -325,14 +325,14 @@ INSTALLED: Mapping[str, tuple[str, Mapping[str, tuple[str, Callable[[Any], Funct
     "quack": (
         "quack",
         {
-            "softmax": ("softmax", lambda quack: _as_rows(quack.softmax)),
+            "softmax": ("softmax", lambda quack: _call_on_rows(quack.softmax)),
             "rms_norm": (
                 "rmsnorm",
-                lambda quack: _as_rows(lambda x, weight, eps=1e-6: quack.rmsnorm(x, weight, eps=eps)),
+                lambda quack: _call_on_rows(lambda x, weight, eps=1e-6: quack.rmsnorm(x, weight, eps=eps)),
             ),
             "layer_norm": (
                 "rmsnorm",
-                lambda quack: _as_rows(
+                lambda quack: _call_on_rows(
                     lambda x, weight, bias, eps=1e-5: _QuackLayerNorm.apply(x, weight, bias, eps, quack)
                 ),
             ),
@@ -427,10 +427,10 @@ def peers(operation: str, reference: Function | None = None) -> dict[str, Callab
         torch.compiler.reset()
         return torch.compile(reference or backends.load(operation, "torch"), dynamic=False)
 
-    found: dict[str, Any] = {COMPILED: compiled}
+    kernels: dict[str, Any] = {COMPILED: compiled}
     if reference is not None:
-        return found
+        return kernels
     library = LIBRARIES.get(operation) or torchvision_function(operation)
     if library is not None:
-        found[LIBRARY] = lambda: library
-    return found | _installed(operation)
+        kernels[LIBRARY] = lambda: library
+    return kernels | _installed(operation)

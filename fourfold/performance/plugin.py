@@ -193,20 +193,20 @@ class Performance:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Compare, and measure again what may have changed; whatever fails of it, the tables are still to come."""
         if self.running and self.config.getoption("--benchmark-compare"):
-            with self._kept_from_the_end("--benchmark-compare", session):
+            with self._record_crash("--benchmark-compare", session):
                 self.compare(session)
         if self.running and self.config.getoption("perf_gate_trial"):
-            with self._kept_from_the_end("--perf-gate-trial", session):
+            with self._record_crash("--perf-gate-trial", session):
                 self.try_gate(session)
         if self.timings is not None:
-            with self._kept_from_the_end(f"--timings {self.timings}", session):
+            with self._record_crash(f"--timings {self.timings}", session):
                 self.timings.write_text(json.dumps({"timings": [asdict(row) for row in self.rows()]}, indent=1) + "\n")
         if self.directory is not None:
-            with self._kept_from_the_end(f"--report {self.directory}", session):
+            with self._record_crash(f"--report {self.directory}", session):
                 self.report(self.directory)
 
     @contextlib.contextmanager
-    def _kept_from_the_end(self, option: str, session: pytest.Session) -> Iterator[None]:
+    def _record_crash(self, option: str, session: pytest.Session) -> Iterator[None]:
         try:
             yield
         except Exception as error:

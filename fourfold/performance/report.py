@@ -47,8 +47,8 @@ def cause_of(failure: Finding | None) -> str:
         return failure.cause
     (first, *_) = failure.message.splitlines() or [""]
     # The message begins with the cell, whose dtype is not a cause.
-    said = first.partition(": ")[2] if " · " in first.partition(": ")[0] else first
-    return f"{failure.kind}: {NUMBERS.sub('N', said)}" if said else ""
+    message = first.partition(": ")[2] if " · " in first.partition(": ")[0] else first
+    return f"{failure.kind}: {NUMBERS.sub('N', message)}" if message else ""
 
 
 def verification(
@@ -225,7 +225,7 @@ def _title(one: Mapping[str, Any]) -> str:
 
 def _rooflines(timed: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Draw a roofline for each dtype: flop per second over flop per byte, under the device's ceilings."""
-    found = []
+    charts = []
     ceilings = timed["ceilings"]
     for dtype in DTYPES:
         series: dict[str, list[Point]] = {}
@@ -247,8 +247,8 @@ def _rooflines(timed: Mapping[str, Any]) -> list[dict[str, Any]]:
         label = f"Roofline of {dtype}: operations a second over operations a byte"
         classes = {name: colour(name) for name in series}
         svg = chart(series, classes, ("flop per byte", ""), ("computed", "flop/s"), label, joined=False, limits=limits)
-        found.append({"dtype": dtype, "svg": Markup(svg), "classes": classes})
-    return found
+        charts.append({"dtype": dtype, "svg": Markup(svg), "classes": classes})
+    return charts
 
 
 def _sizes(timed: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:

@@ -156,26 +156,26 @@ def changed(now: Path, then: Path, names: Iterable[str]) -> list[str]:
         then: that of the others.
         names: of operations.
     """
-    return [name for name in names if _used(now, name) != _used(then, name)]
+    return [name for name in names if _used_files(now, name) != _used_files(then, name)]
 
 
-def _used(kernels: Path, operation: str) -> dict[str, bytes]:
+def _used_files(kernels: Path, operation: str) -> dict[str, bytes]:
     """The files that an operation's kernels may use: of its folder, and of all folders and files that these name."""
     known: dict[str, list[Path]] = {}
     for path in kernels.iterdir():
         known.setdefault(path.name.partition(".")[0], []).append(path)
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     pending, seen = [operation], {operation}
     while pending:
         for path in known.get(pending.pop(), []):
             for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
                 if file.suffix == ".pyc" or not file.is_file():
                     continue
-                found[str(file.relative_to(kernels))] = content = file.read_bytes()
+                files[str(file.relative_to(kernels))] = content = file.read_bytes()
                 named = set(re.findall(r"\w+", content.decode(errors="replace"))) & known.keys()
                 pending += sorted(named - seen)
                 seen |= named
-    return found
+    return files
 
 
 # ---- reports

@@ -83,7 +83,7 @@ def save(directory: Path, files: Mapping[str, bytes]) -> Path:
     """Write the files as a zip archive named by their digest, unless it exists, and return its path."""
     path = directory / f"{digest(files)}.zip"
     try:
-        _held(path)
+        _read_archive(path)
     except SourceError:  # it is not there yet, or damaged
         directory.mkdir(parents=True, exist_ok=True)
         held = io.BytesIO()
@@ -94,7 +94,7 @@ def save(directory: Path, files: Mapping[str, bytes]) -> Path:
     return path
 
 
-def _held(archive: Path) -> dict[str, bytes]:
+def _read_archive(archive: Path) -> dict[str, bytes]:
     """Return the files that an archive holds.
 
     Raises:
@@ -123,7 +123,7 @@ class Baseline:
     """
 
     def __init__(self, archive: Path) -> None:
-        files = _held(archive)
+        files = _read_archive(archive)
         self.suffix = archive.stem[:12]
         tops = {name.partition("/")[0] for name in files} - {"candidates"}
         self._packages = re.compile(rf"\b(?:{'|'.join(sorted(tops))})(?=\.(?:backends|compat|impls)\b)")
@@ -133,12 +133,12 @@ class Baseline:
             for name, content in files.items():
                 path = self.directory / re.sub(r"^(?!candidates/)\w+", rf"\g<0>_{self.suffix}", name)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                renamed = self._renamed(name, content)
+                renamed = self._rename(name, content)
                 # Another process may be importing it.
                 if not path.is_file() or path.read_bytes() != renamed:
                     write_atomically(path, renamed)
 
-    def _renamed(self, name: str, content: bytes) -> bytes:
+    def _rename(self, name: str, content: bytes) -> bytes:
         if not name.endswith(".py") or name.startswith("candidates/"):
             return content
         text = self._packages.sub(rf"\g<0>_{self.suffix}", content.decode())

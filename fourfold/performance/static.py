@@ -98,7 +98,7 @@ class Pair:
             return f"{self.name} is new"
         if self.same:
             return f"{self.name}: the same code"
-        return f"{self.name}: {_changed(self.now, self.then)}"
+        return f"{self.name}: {_describe_changes(self.now, self.then)}"
 
 
 def paired(now: Sequence[Kernel], then: Sequence[Kernel]) -> list[Pair]:
@@ -153,7 +153,7 @@ MEASURES = {
 }
 
 
-def _changed(now: Kernel, then: Kernel) -> str:
+def _describe_changes(now: Kernel, then: Kernel) -> str:
     """Describe the differences of two codes, and the numbers of added and removed instructions of each kind."""
     parts = [f"{now[key]} {what}, was {then[key]}" for key, what in MEASURES.items() if now[key] != then[key]]
     one: Counter[str] = Counter(now["instruction_counts"])

@@ -44,7 +44,7 @@ class TimedRun:
 
     @property
     def launched(self) -> dict[str, Mapping[str, Any]]:
-        """The launches of each recorded benchmark, as `code_identity.described` returns them."""
+        """The launches of each recorded benchmark, as `code_identity.describe` returns them."""
         return {one["fullname"]: found for one in self.benchmarks if (found := one["extra_info"].get("launched"))}
 
     @cached_property

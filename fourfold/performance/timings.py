@@ -127,12 +127,12 @@ def comparisons(benchmarks: Iterable[Mapping[str, Any]]) -> list[PeerComparison]
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for one in benchmarks:
         groups.setdefault(one["group"], []).append(one)
-    found = []
+    rows = []
     for group in groups.values():
         info = group[0]["extra_info"]
         seconds = {one["extra_info"].get("contender", ""): one["median"] for one in group}
         if {*seconds} & {*PEERS} and {*seconds} & {*OWN}:
-            found.append(
+            rows.append(
                 PeerComparison(
                     benchmark=" ".join(info[key] for key in ("operation", "workload", "dtype", "direction")),
                     shapes=info.get("shapes", {}),
@@ -142,7 +142,7 @@ def comparisons(benchmarks: Iterable[Mapping[str, Any]]) -> list[PeerComparison]
                     ),
                 )
             )
-    return sorted(found, key=lambda one: one.worst)
+    return sorted(rows, key=lambda one: one.worst)
 
 
 def contenders(rows: Iterable[PeerComparison]) -> list[str]:

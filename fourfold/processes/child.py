@@ -192,12 +192,12 @@ class Child:
             clock: the clock for `wait`, in seconds.
         """
         output = tempfile.TemporaryFile() if printed else None  # noqa: SIM115 - as long as the process
-        given = [str(os.getpid()), module, *map(str, arguments)]
+        words = [str(os.getpid()), module, *map(str, arguments)]
         variables = dict(os.environ if environment is None else environment)
         if not plain:
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, (_PACKAGE, variables.get("PYTHONPATH"))))
         popen = subprocess.Popen(
-            [sys.executable, "-"] if plain else [sys.executable, "-P", "-W", "ignore", "-c", _START, *given],
+            [sys.executable, "-"] if plain else [sys.executable, "-P", "-W", "ignore", "-c", _START, *words],
             pass_fds=files,
             stdin=subprocess.PIPE if plain else subprocess.DEVNULL,
             stdout=output,
@@ -207,17 +207,17 @@ class Child:
         )
         if popen.stdin is not None:
             with contextlib.suppress(BrokenPipeError), popen.stdin as program:
-                program.write(_PLAIN_START.format(package=_PACKAGE, given=given).encode())
+                program.write(_PLAIN_START.format(package=_PACKAGE, given=words).encode())
         return cls(popen.pid, session=True, output=output, clock=clock, popen=popen)
 
     def poll(self) -> Death | None:
         """Return its end, or None while it runs."""
-        return self._reaped(os.WNOHANG)
+        return self._reap(os.WNOHANG)
 
     def wait(self, seconds: float = math.inf) -> Death | None:
         """Wait for its end for some seconds; return it, or None if it still runs."""
         if seconds == math.inf:
-            return self._reaped(0)
+            return self._reap(0)
         deadline, pause = self._clock() + seconds, LEAST_PAUSE
         while (death := self.poll()) is None and self._clock() < deadline:
             time.sleep(pause)
@@ -240,7 +240,7 @@ class Child:
                 os.kill(self.pid, signal.SIGKILL)  # before it leads its session
         return self.wait() if self.owner == os.getpid() else None
 
-    def _reaped(self, options: int) -> Death | None:
+    def _reap(self, options: int) -> Death | None:
         with self._lock:
             if self.death is None:
                 code = None
@@ -249,12 +249,12 @@ class Child:
                     if not pid:
                         return None
                     code = os.waitstatus_to_exitcode(status)
-                self.death = Death(code, self._printed())
+                self.death = Death(code, self._read_output())
                 if self._popen is not None:
                     self._popen.returncode = code or 0
             return self.death
 
-    def _printed(self) -> str:
+    def _read_output(self) -> str:
         if self._output is None:
             return ""
         with self._output as file:

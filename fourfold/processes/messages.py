@@ -39,15 +39,15 @@ class Ended(Exception):
 
 def encode(message: Any) -> str:
     """Return JSON of a dataclass whose fields are JSON, dataclasses, or lists, tuples and dictionaries of these."""
-    return json.dumps(message, default=_as_mapping)
+    return json.dumps(message, default=_to_mapping)
 
 
-def _as_mapping(message: Any) -> dict[str, Any]:
+def _to_mapping(message: Any) -> dict[str, Any]:
     fields = dataclasses.fields(message)
     return {_KIND: type(message).__name__, **{field.name: getattr(message, field.name) for field in fields}}
 
 
-def decode(kind: Any, said: Any) -> Any:
+def decode(kind: Any, value: Any) -> Any:
     """Return the value of a type that JSON encodes.
 
     Args:
@@ -59,24 +59,24 @@ def decode(kind: Any, said: Any) -> Any:
     """
     origin, arguments = _parts(kind)
     if origin is None:
-        if type(said) in _JSON.get(kind, (kind,)) or kind is Any:
-            return said
-        named = said.get(_KIND) if isinstance(said, dict) else None
+        if type(value) in _JSON.get(kind, (kind,)) or kind is Any:
+            return value
+        named = value.get(_KIND) if isinstance(value, dict) else None
         if isinstance(kind, type) and dataclasses.is_dataclass(kind) and named == kind.__name__:
             types = _types(kind)
-            if said.keys() - {_KIND} == types.keys():
-                return kind(**{name: decode(types[name], said[name]) for name in types})
+            if value.keys() - {_KIND} == types.keys():
+                return kind(**{name: decode(types[name], value[name]) for name in types})
     elif origin in (typing.Union, UnionType):
-        return decode(_member(kind, said), said)
-    elif origin is list and isinstance(said, list):
-        return [decode(arguments[0], each) for each in said]
-    elif origin is tuple and isinstance(said, list):
-        members = arguments[:1] * len(said) if arguments[-1] is Ellipsis else arguments
-        if len(members) == len(said):
-            return tuple(map(decode, members, said))
-    elif origin in (dict, Mapping) and isinstance(said, dict):
-        return {name: decode(arguments[1], each) for name, each in said.items()}
-    raise Malformed(f"expected {getattr(kind, '__name__', kind)}, got {_shown(said)}")
+        return decode(_member(kind, value), value)
+    elif origin is list and isinstance(value, list):
+        return [decode(arguments[0], each) for each in value]
+    elif origin is tuple and isinstance(value, list):
+        members = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        if len(members) == len(value):
+            return tuple(map(decode, members, value))
+    elif origin in (dict, Mapping) and isinstance(value, dict):
+        return {name: decode(arguments[1], each) for name, each in value.items()}
+    raise Malformed(f"expected {getattr(kind, '__name__', kind)}, got {_describe(value)}")
 
 
 @functools.cache
@@ -84,7 +84,7 @@ def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
     return typing.get_origin(kind), typing.get_args(kind)
 
 
-def _shown(said: Any) -> str:
+def _describe(said: Any) -> str:
     named = said.get(_KIND) if isinstance(said, dict) else None
     return f"a malformed {named}" if isinstance(named, str) else f"{said!r:.100}"
 
@@ -95,7 +95,7 @@ def _member(union: Any, said: Any) -> Any:
     named = said.get(_KIND) if isinstance(said, dict) else None
     member = classes.get(named) if isinstance(named, str) else None
     if member is None and (member := others.get(type(said))) is None:
-        raise Malformed(f"expected {union}, got {_shown(said)}")
+        raise Malformed(f"expected {union}, got {_describe(said)}")
     return member
 
 

@@ -53,11 +53,11 @@ def tell(
     of_cuda = origin.suffix in SUFFIXES and not of_a_check  # no frame of Python's is in such a file
     if item.config.getoption("--tb") == "auto" and (failure.frames or of_a_check or of_cuda):
         whose = f"{' · '.join([*vars(identity.cell).values(), item.config.stash[DEVICE]])}: "
-        said = failure.message if isinstance(error, Failure | SelectionError) else f"{whose}{failure.message}"
+        message = failure.message if isinstance(error, Failure | SelectionError) else f"{whose}{failure.message}"
         named = (line for line in notes_of(error).splitlines() if line.startswith(NAMED))
         seen = next(named, f"at {failure.counterexample}" if failure.counterexample else "")
         likely = f"likely cause: {failure.likely_cause}" if failure.likely_cause else ""
-        report.longrepr = "\n\n".join(filter(None, (f"{said}\n{failure.frames}".rstrip(), likely, seen)))
+        report.longrepr = "\n\n".join(filter(None, (f"{message}\n{failure.frames}".rstrip(), likely, seen)))
     repeated = repeat(item.config, item.path, item.nodeid, identity, failure.blob)
     report.sections.append((REPEAT, repeated))
     if of_cuda and not failure.frames:
@@ -109,8 +109,8 @@ def repeat(config: pytest.Config, path: Path, nodeid: str, identity: Identity | 
         command.append(f"--compile-seconds={seconds:g}")
     if identity is not None and identity.cell.backend == CANDIDATE:
         operation = identity.cell.operation
-        own = [text for text in config.getoption("candidate") if operation_in(text) == operation]
-        command += ["--candidate", *own]
+        candidates = [text for text in config.getoption("candidate") if operation_in(text) == operation]
+        command += ["--candidate", *candidates]
         for option in ("forbid_fallback", "no_refusals", "strict_errors", "untrusted"):
             if config.getoption(option):
                 command.append(f"--{option.replace('_', '-')}")

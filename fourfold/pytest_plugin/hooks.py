@@ -21,7 +21,7 @@ from fourfold.candidates.integrity.escapes import hear_ctrl_c
 from fourfold.candidates.integrity.watch import WATCH, ProgramWatch
 from fourfold.candidates.process.client import UntrustedFunction
 from fourfold.candidates.process.session import end_all
-from fourfold.checks.catalogue import ALL, OF_A_CASE, PLAIN, Check, named, outputs_for
+from fourfold.checks.catalogue import ALL, OF_A_CASE, PLAIN, Check, check_named, outputs_for
 from fourfold.checks.outputs import select_output, together
 from fourfold.checks.search import Search, Subject
 from fourfold.compat import pytest_internals, xdist_internals
@@ -101,7 +101,7 @@ def pytest_configure(config: pytest.Config) -> None:
     share_the_machine(config.stash[DEVICE])
     limits = contextlib.ExitStack()
     limits.enter_context(
-        compilation.compilation_limited(
+        compilation.limit_compilation(
             config.stash[DEVICE],
             config.getoption("compile_seconds"),
             list(dict.fromkeys(cell.dtype for cell in config.stash[SELECTION].cells)),
@@ -190,9 +190,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         and (check is None or check.applies_to(selection.operations[cell.operation]))
     ]
     if check:
-        cells = looked_at(cells, check, hypothesis.settings.get_current_profile_name() == profiles.NIGHTLY)
+        cells = cells_for_check(cells, check, hypothesis.settings.get_current_profile_name() == profiles.NIGHTLY)
     if not profiles.is_full() and not names_parameters(metafunc.config):
-        cells = thinned(cells, only.get("plain", check.plain if check else PLAIN))
+        cells = default_cells(cells, only.get("plain", check.plain if check else PLAIN))
         if not selection.narrowed:
             cells = spread(cells, metafunc.definition.name, PLAIN if check and check.everywhere else ())
     if "law" in metafunc.fixturenames:
@@ -202,14 +202,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             for output in outputs_for(check, selection.operations[cell.operation])
             for law in record_of(selection.operations[cell.operation], output).laws
         ]
-        named_by = [f"{_of(cell, output)}-{law.__name__}" for cell, law, output in triples]
+        named_by = [f"{_cell_id(cell, output)}-{law.__name__}" for cell, law, output in triples]
         metafunc.parametrize("cell,law,output", triples, ids=named_by)
     elif "configuration" in metafunc.fixturenames:
         choices = [(cell, configuration) for cell in cells for configuration in selection.configurations(cell)]
         metafunc.parametrize("cell,configuration", choices, ids=[f"{cell}-{one.name}" for cell, one in choices])
     elif "output" in metafunc.fixturenames and not only.get("whole"):
         pairs = [(cell, name) for cell in cells for name in outputs_for(check, selection.operations[cell.operation])]
-        metafunc.parametrize("cell,output", pairs, ids=[_of(cell, output) for cell, output in pairs])
+        metafunc.parametrize("cell,output", pairs, ids=[_cell_id(cell, output) for cell, output in pairs])
     else:
         metafunc.parametrize("cell", cells, ids=str)
 
@@ -219,17 +219,17 @@ def record_of(operation: Operation, output: str) -> Operation:
     return operation.outputs.get(output, operation)
 
 
-def _of(cell: Cell, output: str) -> str:
+def _cell_id(cell: Cell, output: str) -> str:
     return f"{cell}-{output.replace(' ', '_')}" if output else str(cell)
 
 
 def check_of(test: pytest.Item) -> Check | None:
     """Return the check that a test's marker names, or None."""
     mark = test.get_closest_marker("check")
-    return named(*mark.args) if mark else None
+    return check_named(*mark.args) if mark else None
 
 
-def looked_at(cells: list[Cell], check: Check, nightly: bool) -> list[Cell]:
+def cells_for_check(cells: list[Cell], check: Check, nightly: bool) -> list[Cell]:
     """Return the cells of the dtypes that a check takes.
 
     If the check takes all dtypes under the nightly profile, a plain run takes its `dtypes`, or all dtypes of an
@@ -250,7 +250,7 @@ def of_dtypes(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
     return [cell for cell in cells if cell.dtype in dtypes or (cell.operation, cell.backend) not in those]
 
 
-def thinned(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
+def default_cells(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
     """Return the cells of candidates, and `of_dtypes` for the library's own; all cells if `dtypes` is empty."""
     kept = set(of_dtypes(cells, dtypes)) if dtypes else set(cells)
     return [cell for cell in cells if cell.backend == CANDIDATE or cell in kept]
@@ -323,8 +323,8 @@ def beyond_default(items: list[pytest.Item]) -> list[pytest.Item]:
         else:
             left_out.append(item)
     for (_, most), alike in sampled.items():
-        kept = {(2 * place + 1) * len(alike) // (2 * most) for place in range(min(most, len(alike)))}
-        left_out += [item for place, item in enumerate(alike) if len(alike) > most and place not in kept]
+        chosen = {(2 * place + 1) * len(alike) // (2 * most) for place in range(min(most, len(alike)))}
+        left_out += [item for place, item in enumerate(alike) if len(alike) > most and place not in chosen]
     return left_out
 
 
@@ -416,24 +416,24 @@ def subject(
         function = selection.implementation(cell.operation, cell.backend)
         elsewhere = function if isinstance(function, UntrustedFunction) else None
         request.config.stash[LINES].watch(*selection.source(cell), device, elsewhere)
-    made = selection.subject(cell, device, note)
+    result = selection.subject(cell, device, note)
     if output:
-        made = together(made) if output == ALL else select_output(made, output)
+        result = together(result) if output == ALL else select_output(result, output)
     request.config.stash[BLACK_BOX].case("")  # this call only asked for the implementation's abilities
     if cell.backend == CANDIDATE and WATCH in request.config.stash:
-        request.config.stash[WATCH].hold_subject(made)
-    return made
+        request.config.stash[WATCH].hold_subject(result)
+    return result
 
 
 @pytest.fixture
 def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Callable[[Case | None], None]) -> Search:
     """Return the search of a check: its settings, and the record of its results."""
     identity, check = Identity.of_item(request.node), check_of(request.node)
-    own = identity is not None and identity.cell.backend != CANDIDATE
-    most = examples(pytestconfig, own)
+    is_own = identity is not None and identity.cell.backend != CANDIDATE
+    most = examples(pytestconfig, is_own)
     failures = pytestconfig.stash[FAILURES].get(identity.cell.operation, []) if identity is not None else []
-    made = Search(
-        shares=own,
+    result = Search(
+        shares=is_own,
         examples=min(most, check.examples) if check and check.examples else most,
         blob=pytestconfig.getoption("reproduce"),
         case=pytestconfig.stash[CASE].case if CASE in pytestconfig.stash else None,
@@ -444,8 +444,8 @@ def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Ca
         needed=claims_needed(failures),
     )
     if WATCH in pytestconfig.stash:
-        pytestconfig.stash[WATCH].hold_search(made)
-    return made
+        pytestconfig.stash[WATCH].hold_search(result)
+    return result
 
 
 def _may_refuse(identity: Identity | None, config: pytest.Config) -> bool:
@@ -595,8 +595,8 @@ class RunReporter:
             return
         if workers := self.config.pluginmanager.get_plugin(isolation.WORKERS):
             self.account.changed += workers.changed
-        for told in workers.executed if workers else [isolation.recorded_lines(self.config)]:
-            self.account.executed.add(told)
+        for lines in workers.executed if workers else [isolation.recorded_lines(self.config)]:
+            self.account.executed.add(lines)
         if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             self.shortcomings = self.account.shortcomings()
         if self.shortcomings:

@@ -185,7 +185,7 @@ class Isolation:
 def recorded_lines(config: pytest.Config) -> dict[str, Any] | None:
     """Return the lines that ran in this process, or None if no one records them."""
     executed = config.stash.get(LINES, None)
-    return None if executed is None else executed.told()
+    return None if executed is None else executed.report()
 
 
 def lost_device() -> str | None:
@@ -267,18 +267,18 @@ def try_import(config: pytest.Config) -> None:
         pytest.UsageError: one cannot be imported; says why.
     """
     box = BlackBox(family.temporary_folder())
-    said = box.folder / "said"
+    answer = box.folder / "said"
     with Stop(relays=True) as stop:
-        death = stop.fork(functools.partial(import_in_child, config, box, said)).wait()
+        death = stop.fork(functools.partial(import_in_child, config, box, answer)).wait()
         assert death is not None
-        found = box.read(death.cause)
+        record = box.read(death.cause)
     if stop.signal is not None or death.code == pytest.ExitCode.INTERRUPTED:
         raise SystemExit(int(pytest.ExitCode.INTERRUPTED))
-    if said.exists():
-        if text := said.read_text():
+    if answer.exists():
+        if text := answer.read_text():
             raise pytest.UsageError(text)
-    elif found.importing:
-        raise pytest.UsageError(died_of_import(found))
+    elif record.importing:
+        raise pytest.UsageError(died_of_import(record))
 
 
 def import_in_child(config: pytest.Config, box: BlackBox, said: Path) -> int:
@@ -342,37 +342,37 @@ def supervise(config: pytest.Config, stop: Stop) -> int:
     Returns:
         the exit code of the run.
     """
-    told: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     false = 0
     while True:
-        code, entries, found, unknown = run_in_child(config, told, stop)
+        code, entries, record, unknown = run_in_child(config, reports, stop)
         false += unknown
         end = next((entry for entry in entries if not entry["nodeid"] and entry.get("ended")), None)
         if end is not None:
             if stop.signal is not None:  # the signal may have killed the process after this entry
                 code = int(pytest.ExitCode.INTERRUPTED if end["status"] is None else end["status"])
-            return concluded(config, [*told, *entries], false, code, end)
+            return finish_run(config, [*reports, *entries], false, code, end)
         ended = {entry["nodeid"] for entry in entries if entry.get("ended")}
         running = [entry["nodeid"] for entry in entries if entry["nodeid"] not in {*ended, ""}]
         if stop.signal is not None:
-            return killed(config, [*told, *entries], false, stop.signal, running[-1] if running else "")
+            return report_killed(config, [*reports, *entries], false, stop.signal, running[-1] if running else "")
         if not running:
-            return ended_outside_of_tests(config, [*told, *entries], code, found)
+            return ended_outside_of_tests(config, [*reports, *entries], code, record)
         report = pytest.TestReport(running[-1], ("", None, ""), {}, "failed", "", "call")
-        describe(config, report, found)
+        describe(config, report, record)
         data = config.hook.pytest_report_to_serializable(config=config, report=report)
-        told += [*entries, {"nodeid": report.nodeid, "report": data}]
-        print(f"\n{report.nodeid}: the process {found.cause.partition(chr(10))[0]}. Another takes over.")
+        reports += [*entries, {"nodeid": report.nodeid, "report": data}]
+        print(f"\n{report.nodeid}: the process {record.cause.partition(chr(10))[0]}. Another takes over.")
 
 
 def run_in_child(
-    config: pytest.Config, told: list[dict[str, Any]], stop: Stop
+    config: pytest.Config, reports: list[dict[str, Any]], stop: Stop
 ) -> tuple[int, list[dict[str, Any]], Found, int]:
     """Fork a child that runs tests; return its exit code, entries and black box, and the number of false entries."""
     folder, pipe = family.temporary_folder(), Pipe()
 
     def run_as_child() -> int:
-        return run_tests(config, RunTask(BlackBox(folder), told, pipe.for_child()))
+        return run_tests(config, RunTask(BlackBox(folder), reports, pipe.for_child()))
 
     child = stop.fork(run_as_child, handles_exit=True)
     pipe.listen()
@@ -382,11 +382,11 @@ def run_in_child(
     if config.getoption("candidate"):
         end_orphans()
     code = int(pytest.ExitCode.INTERNAL_ERROR) if death.code is None else death.code
-    found = BlackBox(folder).read(death.cause if code < 0 else SILENT)
-    return code, pipe.entries(), found, pipe.false
+    record = BlackBox(folder).read(death.cause if code < 0 else SILENT)
+    return code, pipe.entries(), record, pipe.false
 
 
-def concluded(config: pytest.Config, entries: list[dict[str, Any]], false: int, code: int, end: dict[str, Any]) -> int:
+def finish_run(config: pytest.Config, entries: list[dict[str, Any]], false: int, code: int, end: dict[str, Any]) -> int:
     """Return a finished run's exit code according to its entries; print contradictions, and write the verdict.
 
     The exit code of the process alone proves little, because a candidate may end the process with any code.
@@ -397,7 +397,7 @@ def concluded(config: pytest.Config, entries: list[dict[str, Any]], false: int, 
     return written(config, account, code, entries)
 
 
-def killed(config: pytest.Config, entries: list[dict[str, Any]], false: int, number: int, test: str) -> int:
+def report_killed(config: pytest.Config, entries: list[dict[str, Any]], false: int, number: int, test: str) -> int:
     """Return the exit code of a stopped run whose process had to be killed; print the table.
 
     Args:

@@ -36,12 +36,12 @@ class Journal:
             entry["forged"] = True
         self._number += 1
         text = "".join(_chunks({"number": self._number, **entry})).encode()
-        line = sealed(self._seal, text) + b" " + text + b"\n"
+        line = seal_of(self._seal, text) + b" " + text + b"\n"
         while line:
             line = line[_write(self._descriptor, line) :]
 
 
-def sealed(seal: Any, text: bytes) -> bytes:
+def seal_of(seal: Any, text: bytes) -> bytes:
     """Return the seal of a line."""
     own = seal.copy()
     own.update(text)
@@ -90,14 +90,14 @@ class Pipe:
         self._thread.join()
         os.close(self._from)
         os.close(self._to)
-        seal, number, found = hashlib.blake2b(key=self._key, digest_size=16), 0, []
+        seal, number, entries = hashlib.blake2b(key=self._key, digest_size=16), 0, []
         *lines, _ = b"".join(self._parts).removesuffix(self._last).split(b"\n")
         for line in lines:
-            said, _, text = line.partition(b" ")
-            entry = json.loads(text) if secrets.compare_digest(said, sealed(seal, text)) else {}
+            claimed_seal, _, text = line.partition(b" ")
+            entry = json.loads(text) if secrets.compare_digest(claimed_seal, seal_of(seal, text)) else {}
             if not entry or entry["number"] != number + 1 or entry.get("forged"):
                 self.false += 1
                 continue
             number += 1
-            found.append(entry)
-        return found
+            entries.append(entry)
+        return entries

@@ -51,16 +51,16 @@ def add_options(add: Callable[..., object]) -> None:
         type=float,
         default=CALL_SECONDS,
         metavar="S",
-        help=f"with --untrusted: what a call may take, {CALL_SECONDS:g} unless told",
+        help=f"with --untrusted: the time limit of a call, {CALL_SECONDS:g} by default",
     )
     add(
         "--compile-seconds",
         type=float,
         default=COMPILE_SECONDS,
         metavar="S",
-        help=f"on a GPU: what Triton's compiler may take for a kernel, {COMPILE_SECONDS:g} unless told",
+        help=f"on a GPU: the time limit of Triton's compiler for a kernel, {COMPILE_SECONDS:g} by default",
     )
-    add("--verdict", type=Path, metavar="FILE", help="write what each check came to as JSON")
+    add("--verdict", type=Path, metavar="FILE", help="write the outcome of each check as JSON")
     add(
         "--executed",
         action="store_true",
@@ -117,7 +117,7 @@ def slowdowns(text: str) -> tuple[float, ...]:
     except ValueError:
         percentages = [math.nan]
     if not all(0 <= percentage < math.inf for percentage in percentages):
-        raise argparse.ArgumentTypeError(f"percentages are wanted, as in 1,2,5,10 or 0, not {text!r}")
+        raise argparse.ArgumentTypeError(f"expected percentages such as 1,2,5,10, or 0, not {text!r}")
     return tuple(dict.fromkeys(percentage / 100 for percentage in percentages if percentage))
 
 

@@ -63,9 +63,9 @@ def prepare(config: pytest.Config) -> None:
             strict_errors=config.getoption("strict_errors"),
             call_seconds=config.getoption("call_seconds") if are_untrusted(config, device) else None,
         )
-        if CASE in config.stash and (of := config.stash[CASE].operation) not in config.stash[SELECTION].candidates:
-            found = ", ".join(config.stash[SELECTION].candidates) or "none"
-            raise ValueError(f"--case {config.getoption('case')}: expected a kernel of {of}, found {found}")
+        if CASE in config.stash and (name := config.stash[CASE].operation) not in config.stash[SELECTION].candidates:
+            names = ", ".join(config.stash[SELECTION].candidates) or "none"
+            raise ValueError(f"--case {config.getoption('case')}: expected a kernel of {name}, found {names}")
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
 

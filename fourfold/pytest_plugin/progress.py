@@ -43,7 +43,7 @@ class Progress:
         self.seen[name] = self.seen.get(name, 0.0) + seconds
         self.failed += failed
 
-    def ended(self, name: str) -> str | None:
+    def finish(self, name: str) -> str | None:
         """Remove a finished test; return a progress line if one is due."""
         self.remaining.pop(name, None)
         if not self.remaining or self.now() - self.told < SECONDS_BETWEEN:
@@ -103,7 +103,7 @@ class ProgressReporter:
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Print a progress line if one is due, and each failure at once, but for those that refer to another."""
         self.progress.took(report.nodeid, report.duration, report.failed)
-        line = self.progress.ended(report.nodeid) if report.when == "teardown" else None
+        line = self.progress.finish(report.nodeid) if report.when == "teardown" else None
         if report.failed and not getattr(report, "refers", False):
             # Print failures at once, too: a long run may be cut off before its summary.
             line = f"[{report.nodeid} failed: {reason(report)}]"

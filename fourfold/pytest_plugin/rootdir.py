@@ -86,9 +86,9 @@ def pytest_load_initial_conftests(
 ) -> Generator[None, object, object]:
     """Restart if pytest took an option's value for a path."""
     result = yield
-    here, given = early_config.invocation_params.dir, list(map(str, early_config.invocation_params.args))
+    here, words = early_config.invocation_params.dir, list(map(str, early_config.invocation_params.args))
     variable = shlex.split(os.environ.get(_VARIABLE, ""))
-    values = [here / value for value in (*misleading(given, here), *misleading(variable, here))]
+    values = [here / value for value in (*misleading(words, here), *misleading(variable, here))]
     if "PYTEST_XDIST_WORKER" in os.environ:
         return result
     read, rest = parser.parse_known_and_unknown_args(args)
@@ -101,7 +101,7 @@ def pytest_load_initial_conftests(
     # If nobody knows an option, the run is about to fail; if others know it, it is not ours.
     unknown = any(argument in OPTIONS for argument in rest)
     if unknown or (early_config.pluginmanager.hasplugin("fourfold") and astray(early_config, values, read.file_or_dir)):
-        begin_anew(early_config, given, joined(given, here), joined(variable, here))
+        begin_anew(early_config, words, joined(words, here), joined(variable, here))
     return result
 
 

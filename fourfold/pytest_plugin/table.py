@@ -69,11 +69,11 @@ class Tally:
         self.seconds += outcome.seconds
         self.refusals.update(outcome.refusals)
         self.boundary.update(Boundary.of(seen["boundary"]))
-        self.warnings += [said for said in seen["warnings"] if said not in self.warnings]
-        self.remarks += [said for said in seen["unreached"] if said not in self.remarks]
+        self.warnings += [warning for warning in seen["warnings"] if warning not in self.warnings]
+        self.remarks += [warning for warning in seen["unreached"] if warning not in self.remarks]
         self.storage |= outcome.grade == STORAGE
         if of_candidate:
-            self.remarks += [said for said in seen["remarks"] if said not in self.remarks]
+            self.remarks += [warning for warning in seen["remarks"] if warning not in self.remarks]
             self.constants = self.constants or seen["constants"]
 
     def show(self, footnote: "Footnotes") -> str:

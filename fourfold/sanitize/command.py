@@ -134,14 +134,14 @@ def main(*arguments: str) -> int:
 
     parser = argparse.ArgumentParser(prog="fourfold sanitize")
     add_options(parser)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     # A script such as pytest captures what is written to the descriptor of standard error.
     errors = os.fdopen(os.dup(sys.stderr.fileno()), "w")
     report = monitor.Report(seen=lambda finding: say(finding, errors))
-    with monitor.watching(report), absent_gpu.answered(given.all_configs, given.capability):
-        if given.timeout:
-            stop_after(given.timeout)
-        failure = run_script(given)
+    with monitor.watching(report), absent_gpu.answered(options.all_configs, options.capability):
+        if options.timeout:
+            stop_after(options.timeout)
+        failure = run_script(options)
         signal.alarm(0)
     summary = (
         f"{count(report.errors, 'error')} and {count(report.warnings, 'warning')} in"
@@ -151,10 +151,10 @@ def main(*arguments: str) -> int:
     findings = [{**dataclasses.asdict(finding), "text": str(finding)} for finding in report.findings.values()]
     if annotations.in_github_actions():
         print(*annotations.violation_annotations(findings), sep="\n", file=errors, flush=True)
-    if given.json:
+    if options.json:
         numbers = {"kernels": sorted(report.kernels), "launches": report.launches, "programs": report.programs}
         found = {"ended_well": failure is None, "failure": failure, "findings": findings, **numbers}
-        given.json.write_text(json.dumps(found, indent=2))
+        options.json.write_text(json.dumps(found, indent=2))
     return int(bool(report.errors or failure))
 
 

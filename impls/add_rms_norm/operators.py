@@ -12,7 +12,7 @@ from ..rms_norm.operators import empty_results
 
 
 def empty(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """y, residual_out, and the reciprocal root of each row in the compute dtype: contiguous and unwritten."""
+    """Return y, residual_out, and the reciprocal root of each row in the compute dtype: contiguous and unwritten."""
     y, rstd = empty_results(x, weight, eps)
     return y, torch.empty_like(y), rstd
 

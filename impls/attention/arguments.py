@@ -89,5 +89,5 @@ def check_offset_values(name: str, offsets: torch.Tensor, of: str, total: int) -
 
 
 def scale_of(q: torch.Tensor, scale: float | None) -> float:
-    """The scale, by default ``1 / sqrt(head_size)``."""
+    """Return the scale, by default ``1 / sqrt(head_size)``."""
     return 1.0 / math.sqrt(q.shape[2]) if scale is None else float(scale)

@@ -15,7 +15,7 @@ from fourfold.backends.cuda.tensor_map import swizzled_map
 from fourfold.backends.launch import cdiv, is_hopper_or_emulated
 from fourfold.backends.tuning import Configuration, Tuner
 
-from .operators import Call, in_vectors, register
+from .operators import Call, has_whole_vectors, register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
@@ -47,7 +47,7 @@ LINE, KEPT_BYTES, LEAST_SCALE, MOST_SCALE = 64, 32 << 20, 1e-30, 1e30
 
 
 def hopper_configuration(columns: int, keys: int, warpgroups: int, source: Path = HOPPER_SOURCE) -> Configuration:
-    """The Hopper kernel for heads of so many columns, steps of so many keys, and 64 queries for each warpgroup."""
+    """Return the Hopper kernel for these columns of a head, these keys of a step and 64 queries a warpgroup."""
     stages = 2
     kernels = {
         dtype: CudaKernel(
@@ -76,7 +76,7 @@ TUNER = Tuner("attention_cuda", (*HOPPER, PORTABLE), Path(__file__))
 
 
 def _shared_bytes(call: Call, own_rows: int, rows: int, columns: int, weights: int, step: int) -> int:
-    """The tiles of a block: rows of the width of a head, some columns more, and rows of weights for a step."""
+    """Return the tiles of a block: rows of the width of a head, some columns more, and rows of weights for a step."""
     size = call.q.element_size()
     pad, width = 16 // size, cdiv(call.q.shape[2], 16) * 16
     return size * ((own_rows + rows) * (width + pad) + columns + weights * (step + pad))
@@ -111,7 +111,7 @@ def _launch(
         *call.strides,
         *call.offset_strides,
         *(x is not None and x.dtype == torch.int64 for x in (call.q_offsets, call.k_offsets)),
-        in_vectors(*tensors, *call[:3]),
+        has_whole_vectors(*tensors, *call[:3]),
         call.causal,
         *call.window,
         call.scale,
@@ -119,8 +119,8 @@ def _launch(
     )
 
 
-def _of_two_axes(x: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
-    """The tensor ``[tokens, heads, columns]`` as the copy engine takes it, and whether its heads became the outer axis.
+def _merge_heads(x: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
+    """Return a tensor ``[tokens, heads, columns]`` for the copy engine, and whether heads became the outer axis.
 
     None where it cannot: a distance is no multiple of 16 bytes, or that of the outer axis none of the inner one's.
     """
@@ -138,7 +138,7 @@ def _of_two_axes(x: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
 
 
 def fits_hopper(configuration: Configuration, call: Call) -> bool:
-    """Whether a configuration of the Hopper kernel takes a call, apart from its device."""
+    """Return whether a configuration of the Hopper kernel takes a call, apart from its device."""
     columns = call.q.shape[2]
     return (
         call.q.dtype in configuration.dtypes
@@ -147,7 +147,7 @@ def fits_hopper(configuration: Configuration, call: Call) -> bool:
         and len(call.k) > 0
         and not call.is_windowed
         and LEAST_SCALE < call.scale < MOST_SCALE
-        and all(_of_two_axes(x) is not None for x in call[:3])
+        and all(_merge_heads(x) is not None for x in call[:3])
     )
 
 
@@ -158,7 +158,7 @@ def launch_hopper(configuration: Configuration, call: Call, output: torch.Tensor
     maps: list[Any] = []
     outer: list[bool] = []
     for x, rows in ((call.q, options["rows"]), (call.k, options["keys"]), (call.v, options["keys"])):
-        tensor, heads_outer = _of_two_axes(x)  # type: ignore[misc]  # `fits_hopper` has seen that there is one
+        tensor, heads_outer = _merge_heads(x)  # type: ignore[misc]  # `fits_hopper` has seen that there is one
         maps.append(swizzled_map(tensor, (1, rows, LINE) if heads_outer else (rows, 1, LINE)))
         outer.append(heads_outer)
     # As many heads at once as have keys and values that stay in the cache; others wait for their turn.

@@ -14,7 +14,7 @@ from .arguments import check_attention, scale_of
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that kernels compute in."""
+    """Return the dtype that kernels compute in."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -95,7 +95,7 @@ class Call(NamedTuple):
         return tuple(0 if x is None else x.stride(0) for x in (self.q_offsets, self.k_offsets))  # type: ignore[return-value]
 
     def tiles(self, total: int, rows: int) -> int:
-        """How many tiles of so many rows the tokens of all sequences need, at most.
+        """Return the largest number of tiles of this many rows that the tokens of all sequences need.
 
         Sequence s has those from ``offsets[s] // rows + s`` on, which the kernels find without a sum over all lengths.
         """
@@ -103,12 +103,12 @@ class Call(NamedTuple):
 
 
 def rows(x: torch.Tensor) -> torch.Tensor:
-    """The tensor, copied unless the columns of a head are neighbours."""
+    """Return the tensor, copied unless the columns of a head are neighbours."""
     return x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
 
 
-def in_vectors(*tensors: torch.Tensor) -> bool:
-    """Whether all heads consist of whole vectors of 16 bytes."""
+def has_whole_vectors(*tensors: torch.Tensor) -> bool:
+    """Return whether all heads consist of whole vectors of 16 bytes."""
     width = 16 // tensors[0].element_size()
     strides = (n for x in tensors for n in (*x.stride()[:2], x.shape[2]))
     return not any(n % width for n in strides) and not any(x.data_ptr() % 16 for x in tensors)

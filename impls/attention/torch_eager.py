@@ -98,12 +98,12 @@ def _attend(
     """Return the output, and the log-sum-exp ``[kv_heads, group * total_q]`` if it is wanted."""
     check_attention(q, k, v, q_offsets, k_offsets, causal, scale, window)
     factor, wide = scale_of(q, scale), torch.promote_types(q.dtype, torch.float32)
-    of_q, of_k, of_v = _by_group(q.to(wide), k.shape[1]), k.to(wide).transpose(0, 1), v.to(wide).transpose(0, 1)
+    of_q, of_k, of_v = _group_heads(q.to(wide), k.shape[1]), k.to(wide).transpose(0, 1), v.to(wide).transpose(0, 1)
     token_q, token_k = (torch.arange(len(x), device=q.device) for x in (q, k))
     if q_offsets is None:
         visible = _visible(token_q, token_k, len(q), len(k), causal, window)
-        output, lse = _of_sequence(of_q, of_k, of_v, visible, factor, with_lse)
-        return _by_row(output, q), lse
+        output, lse = _attend_sequence(of_q, of_k, of_v, visible, factor, with_lse)
+        return _ungroup_heads(output, q), lse
     k_offsets = q_offsets if k_offsets is None else k_offsets
     nothing = of_q[:, :0].sum() + of_k[:, :0].sum() + of_v[:, :0].sum()
     output = torch.zeros_like(of_q) + nothing
@@ -116,27 +116,27 @@ def _attend(
         among_q, among_k = own_q[:, None], keys[:, None]
         # Zeros in place of other sequences: their NaN, times a weight of 0, would be NaN here.
         own = of_q.where(among_q, 0), of_k.where(among_k, 0), of_v.where(among_k, 0)
-        found, of_rows = _of_sequence(*own, visible & queries[:, None] & keys, factor, with_lse)
+        found, of_rows = _attend_sequence(*own, visible & queries[:, None] & keys, factor, with_lse)
         output = torch.where(among_q, found, output)
         lse = None if lse is None or of_rows is None else torch.where(own_q, of_rows, lse)
     wrong = ~(_fits(q_offsets, len(q)) & _fits(k_offsets, len(k)))
-    return _by_row(output, q).masked_fill(wrong, torch.nan), lse
+    return _ungroup_heads(output, q).masked_fill(wrong, torch.nan), lse
 
 
 def _visible(
     query: torch.Tensor, key: torch.Tensor, queries: Any, keys: Any, causal: bool, window: tuple[int, int]
 ) -> torch.Tensor:
-    """Which keys each query sees, by their places in their sequence."""
+    """Return a mask of the keys that each query sees, by their places in their sequence."""
     visible, place = key <= query[:, None] + (keys - queries if causal else keys), query[:, None] + keys - queries
     left, right = window
     visible = visible & (key >= place - left) if left >= 0 else visible
     return visible & (key <= place + right) if right >= 0 else visible
 
 
-def _of_sequence(
+def _attend_sequence(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, factor: float, with_lse: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention of ``q[kv_heads, group * total_q, head_size]`` with ``visible[total_q, total_k]``."""
+    """Return attention of ``q[kv_heads, group * total_q, head_size]`` with ``visible[total_q, total_k]``."""
     hidden = ~visible.repeat(q.shape[1] // max(len(visible), 1), 1)
     scores = (q @ k.transpose(1, 2) * factor).masked_fill(hidden, -torch.inf)
     lse = scores.logsumexp(-1) if with_lse else None
@@ -144,15 +144,15 @@ def _of_sequence(
     return scores.softmax(-1).masked_fill(hidden, 0) @ v, lse
 
 
-def _by_group(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """``[total_q, heads, head_size]`` as ``[kv_heads, group * total_q, head_size]``."""
+def _group_heads(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
+    """Return ``[total_q, heads, head_size]`` as ``[kv_heads, group * total_q, head_size]``."""
     total, heads, columns = q.shape
     group = heads // kv_heads if kv_heads else 1
     return q.reshape(total, kv_heads, group, columns).permute(1, 2, 0, 3).reshape(kv_heads, group * total, columns)
 
 
-def _by_row(grouped: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """The reverse of `_by_group`, in the dtype of q, without gaps."""
+def _ungroup_heads(grouped: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Return the reverse of `_group_heads`, in the dtype of q, without gaps."""
     total, heads, columns = q.shape
     kv_heads = len(grouped)
     group = heads // kv_heads if kv_heads else 1
@@ -161,5 +161,5 @@ def _by_row(grouped: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def _fits(offsets: torch.Tensor, total: int) -> torch.Tensor:
-    """Whether offsets rise from 0 to total."""
+    """Return whether offsets rise from 0 to total."""
     return (offsets[0] == 0) & (offsets[-1] == total) & (offsets.diff() >= 0).all()

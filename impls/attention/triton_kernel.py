@@ -9,7 +9,7 @@ import triton.language as tl
 from fourfold.backends.launch import cdiv, next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 
-from .operators import Call, in_vectors, register
+from .operators import Call, has_whole_vectors, register
 
 PROBES = 128  # offsets that a program looks at together
 ROWS_OF_DELTA = 32
@@ -34,7 +34,7 @@ def place_of(
     INDEX: tl.constexpr,
     PROBES: tl.constexpr,
 ):
-    """Where a tile lies: its first row in its sequence; begin and length of that, of its own tokens and of the others.
+    """Return a tile's first row in its sequence, and begin and length of the sequence's own and other tokens.
 
     Invalid offsets are taken for one sequence without other tokens. The last result says whether they are valid.
     """
@@ -75,7 +75,7 @@ def place_of(
 
 @triton.jit
 def product_of_rows(a_at, b_at, a_there, b_there, columns, COMPUTE: tl.constexpr, CHUNK: tl.constexpr):
-    """a b^T of rows ``[m, columns]`` and ``[n, columns]`` that begin at pointers, some columns at a time."""
+    """Return a b^T of rows ``[m, columns]`` and ``[n, columns]`` that begin at pointers, some columns at a time."""
     sums = tl.zeros((a_at.shape[0], b_at.shape[0]), COMPUTE)
     for start in range(0, columns, CHUNK):
         column = start + tl.arange(0, CHUNK)
@@ -88,7 +88,7 @@ def product_of_rows(a_at, b_at, a_there, b_there, columns, COMPUTE: tl.constexpr
 
 @triton.jit
 def are_visible(queries, keys, num_queries, num_keys, left, right, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Which keys a query sees; the two are given along different axes. Of a causal window, right is 0."""
+    """Return which keys a query sees; the two are given along different axes. Of a causal window, right is 0."""
     visible = (queries < num_queries) & (keys < num_keys)
     if WINDOW:
         place = queries + (num_keys - num_queries)
@@ -100,7 +100,7 @@ def are_visible(queries, keys, num_queries, num_keys, left, right, CAUSAL: tl.co
 
 @triton.jit
 def has_keys(query, num_queries, num_keys, left, right, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Which queries see a key."""
+    """Return a mask of the queries that see a key."""
     sees = (query < num_queries) & (num_keys > 0)
     if WINDOW:
         place = query + num_keys - num_queries
@@ -494,7 +494,7 @@ class Tiles(NamedTuple):
 
 
 def _tiles(call: Call, own_keys: bool, backward: bool) -> Tiles:
-    """How a kernel whose programs own queries, or keys, is launched."""
+    """Return how a kernel whose programs own queries, or keys, is launched."""
     block_d = _block_d(call)
     if call.q.element_size() > 2:
         # These are multiplied without tensor cores, and operands of a whole head would not fit into registers.
@@ -522,7 +522,7 @@ def _launch(
     tiles = _tiles(call, own_keys, bool(tensors))
     total_q, total_k, _, heads, kv_heads = call.sizes
     total, own, each = (total_k, tiles.keys, kv_heads) if own_keys else (total_q, tiles.queries, heads)
-    width = 16 // call.q.element_size() if in_vectors(*tensors, *call[:3]) else 1
+    width = 16 // call.q.element_size() if has_whole_vectors(*tensors, *call[:3]) else 1
     strides = (*(n for x in tensors for n in x.stride()[:2]), *call.strides)
     offsets = tuple(call.q if x is None else x for x in (call.q_offsets, call.k_offsets))
     triton_launch.launch(

@@ -9,13 +9,13 @@ from ..giou_loss.torch_eager import padded_loss
 
 
 def angle(boxes: torch.Tensor, eps: float) -> torch.Tensor:
-    """atan(width / height), with the height clamped at eps."""
+    """Return atan(width / height), with the height clamped at eps."""
     width, height = (boxes[..., 2:] - boxes[..., :2]).unbind(-1)
     return torch.atan(width / clamped(height, eps))
 
 
 def pairwise_ciou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
-    """DIoU less alpha v: see `ciou_loss`."""
+    """Return DIoU less alpha v: see `ciou_loss`."""
     v = 4 / torch.pi**2 * (angle(boxes1, eps) - angle(boxes2, eps)).square()
     iou = pairwise_giou(boxes1, boxes2, eps, enclosed=False)
     alpha = (v / (1 - iou + v).clamp(min=eps)).detach()

@@ -49,7 +49,7 @@ KERNELS = (*FORWARD.values(), *BACKWARD.values(), *REDUCE.values())
 
 
 def access_of(logits: torch.Tensor) -> Access:
-    """How the rows of logits are read."""
+    """Return the access by which rows of logits are read."""
     rows, classes = logits.shape
     size = logits.element_size()
     steps = (logits.data_ptr(), classes * size, logits.stride(0) * size if rows > 1 else 0)
@@ -60,7 +60,7 @@ def access_of(logits: torch.Tensor) -> Access:
 
 
 def plan(logits: torch.Tensor, most: int) -> tuple[Access, tuple[int, int], int, int]:
-    """How rows are read, threads of a row and rows of a block, the classes that a block loads at once, bytes shared."""
+    """Return the access, threads of a row and rows of a block, classes that a block loads at once, shared bytes."""
     access = access_of(logits)
     width = 16 // logits.element_size() if access.vectors else 1
     threads = min(cdiv(logits.shape[1], width * IN_FLIGHT * WARP) * WARP, most)

@@ -11,7 +11,7 @@ from fourfold.backends.operators import Operator
 def empty_results(
     logits: torch.Tensor, target: torch.Tensor, ignore_index: int, label_smoothing: float, reduction: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Output, each row's maximum and reciprocal sum of exponentials, and a mean's reciprocal count, unwritten."""
+    """Return output, each row's maximum and reciprocal sum of exponentials, a mean's reciprocal count: unwritten."""
     compute = torch.float64 if logits.dtype == torch.float64 else torch.float32
     rows = logits.shape[0]
     statistics = torch.empty((2, rows), dtype=compute, device=logits.device)

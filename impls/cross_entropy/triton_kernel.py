@@ -152,7 +152,7 @@ def cross_entropy_backward_kernel(
 
 
 def blocks(classes: int, compute_size: int) -> tuple[int, int]:
-    """Rows and classes that a program holds at once."""
+    """Return rows and classes that a program holds at once."""
     held = PIECE_BYTES // compute_size
     block_classes = min(next_power_of_2(classes), held)
     return max(1, min(held // 4 // block_classes, 64)), block_classes

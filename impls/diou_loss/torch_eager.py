@@ -8,7 +8,7 @@ from ..giou_loss.torch_eager import padded_loss
 
 
 def pairwise_diou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
-    """I / U less the squared distance of the centres over the squared diagonal of the enclosing box."""
+    """Return I / U less the squared distance of the centres over the squared diagonal of the enclosing box."""
     first, second = boxes1.unflatten(-1, (2, 2)), boxes2.unflatten(-1, (2, 2))
     # Of large coordinates, the difference of the corners keeps more digits than that of the centres.
     apart = (first - second).sum(-2) / 2

@@ -9,7 +9,7 @@ PACKED = (0, 4, 1, 0, 4, 1)  # strides of two packed tensors [1, num_rows, 4]
 
 
 def blocks_of_pairs(num_rows: int, dtype: torch.dtype) -> int:
-    """The number of blocks for a kernel whose threads own PAIRS pairs each (see boxes.cuh)."""
+    """Return the number of blocks for a kernel whose threads own PAIRS pairs each (see boxes.cuh)."""
     return cdiv(num_rows, BLOCK * (2 if dtype.itemsize == 2 else 1))
 
 
@@ -30,7 +30,7 @@ def addressing(num_rows: int, *tensors: torch.Tensor) -> tuple[int, ...]:
 
 
 def packed(boxes1: torch.Tensor, boxes2: torch.Tensor) -> bool:
-    """Whether both tensors are contiguous and aligned to the size of the kernel's vector loads."""
+    """Return whether both tensors are contiguous and aligned to the size of the kernel's vector loads."""
     return (
         boxes1.is_contiguous()
         and boxes2.is_contiguous()

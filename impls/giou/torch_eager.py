@@ -6,7 +6,7 @@ from .arguments import check_giou
 
 
 def clamped(x: torch.Tensor, least: float) -> torch.Tensor:
-    """max(x, least). The gradient passes where x is at or above `least`.
+    """Return max(x, least). The gradient passes where x is at or above `least`.
 
     The gradient of `Tensor.clamp` at the limit depends on torch's version: it is 1 until 2.14, and 0 from 2.15 on.
     """
@@ -14,7 +14,7 @@ def clamped(x: torch.Tensor, least: float) -> torch.Tensor:
 
 
 def pairwise_giou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float, enclosed: bool = True) -> torch.Tensor:
-    """`giou` without the checks, in the dtype of the boxes: two ``[..., 4]`` to ``[...]``; I / U unless `enclosed`."""
+    """Return `giou` without checks, in the boxes' dtype: two ``[..., 4]`` to ``[...]``; I / U unless `enclosed`."""
     left1, top1, right1, bottom1 = boxes1.unbind(-1)
     left2, top2, right2, bottom2 = boxes2.unbind(-1)
 

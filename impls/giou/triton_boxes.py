@@ -8,13 +8,13 @@ from triton.language.extra import libdevice
 
 @triton.jit
 def maximum(a, b):
-    """The maximum, or NaN if either operand is NaN, as torch.maximum."""
+    """Return the maximum, or NaN if either operand is NaN, as torch.maximum."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def minimum(a, b):
-    """The minimum, or NaN if either operand is NaN, as torch.minimum."""
+    """Return the minimum, or NaN if either operand is NaN, as torch.minimum."""
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -49,7 +49,7 @@ def store_boxes(ptr, rows, x1, y1, x2, y2, mask):
 
 @triton.jit
 def intersection_union_hull(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2):
-    """The sides and areas before any clamp, named as in the oracle."""
+    """Return the sides and areas before any clamp, named as in the oracle."""
     width = minimum(ax2, bx2) - maximum(ax1, bx1)
     height = minimum(ay2, by2) - maximum(ay1, by1)
     intersection = maximum(width, 0.0) * maximum(height, 0.0)
@@ -61,7 +61,7 @@ def intersection_union_hull(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2):
 
 @triton.jit
 def giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, ENCLOSED: tl.constexpr = True):
-    """The GIoU of each pair, or I / U alone unless ENCLOSED."""
+    """Return the GIoU of each pair, or I / U alone unless ENCLOSED."""
     _, _, intersection, union, hull_width, hull_height = intersection_union_hull(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2)
     union = maximum(union, eps)
     hull = maximum(hull_width * hull_height, eps)
@@ -73,13 +73,13 @@ def giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, ENCLOSED: tl.constexpr 
 
 @triton.jit
 def through_maximum(grad, a, b):
-    """The share of `a` in the gradient of maximum(a, b): all, none, or half at a tie. All if one of them is NaN."""
+    """Return the share of `a` in the gradient of maximum(a, b): all, none, half at a tie; all if one is NaN."""
     return tl.where(a == b, 0.5 * grad, tl.where(a < b, 0.0, grad))
 
 
 @triton.jit
 def through_minimum(grad, a, b):
-    """The share of `a` in the gradient of minimum(a, b)."""
+    """Return the share of `a` in the gradient of minimum(a, b)."""
     return tl.where(a == b, 0.5 * grad, tl.where(a > b, 0.0, grad))
 
 
@@ -87,7 +87,7 @@ def through_minimum(grad, a, b):
 def grad_of_box(
     x1, y1, x2, y2, ox1, oy1, ox2, oy2, grad_union, grad_width, grad_height, grad_hull_width, grad_hull_height
 ):
-    """The gradient of one box (x1, y1, x2, y2) of a pair. (ox1, oy1, ox2, oy2) is the other box."""
+    """Return the gradient of one box (x1, y1, x2, y2) of a pair. (ox1, oy1, ox2, oy2) is the other box."""
     by_width = grad_union * (y2 - y1)
     by_height = grad_union * (x2 - x1)
     gx1 = -by_width - through_maximum(grad_width, x1, ox1) - through_minimum(grad_hull_width, x1, ox1)
@@ -99,7 +99,7 @@ def grad_of_box(
 
 @triton.jit
 def grad_of_areas(grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, ENCLOSED: tl.constexpr = True):
-    """The gradients of union, intersection sides and hull sides, from the score's. Clamps pass them at the bound.
+    """Return the gradients of union, intersection sides and hull sides. Clamps pass them at the bound.
 
     Unless ENCLOSED, the score is I / U alone.
     """
@@ -127,26 +127,26 @@ def grad_of_areas(grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, ENCLOSED: t
 
 @triton.jit
 def centres_apart(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2):
-    """From the centre of each second box to that of the first. Differences of corners keep the most digits."""
+    """Return the vector from the second box's centre to the first's. Differences of corners keep the most digits."""
     return 0.5 * ((ax1 - bx1) + (ax2 - bx2)), 0.5 * ((ay1 - by1) + (ay2 - by2))
 
 
 @triton.jit
 def angle_of(x1, y1, x2, y2, eps):
-    """atan(width / height), with the height clamped."""
+    """Return atan(width / height), with the height clamped."""
     return libdevice.atan((x2 - x1) / maximum(y2 - y1, eps))
 
 
 @triton.jit
 def weight_of(angle, iou, eps):
-    """v and alpha, for a difference of angles."""
+    """Return v and alpha, for a difference of angles."""
     v = angle * angle * 0.4052847345693511  # 4 / pi^2
     return v, v / maximum(1.0 - iou + v, eps)
 
 
 @triton.jit
 def score_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, MEASURE: tl.constexpr):
-    """The score of each pair by a measure: "giou", "diou" or "ciou"."""
+    """Return the score of each pair by a measure: "giou", "diou" or "ciou"."""
     score = giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, MEASURE == "giou")
     if MEASURE != "giou":
         iou = score
@@ -162,7 +162,7 @@ def score_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, MEASURE: tl.constexpr)
 
 @triton.jit
 def grad_of_pair(grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, MEASURE: tl.constexpr):
-    """Of each pair, what `grad_of` takes: the gradients of the areas, of the centres' distance and of the angle."""
+    """Return, for `grad_of`, the gradients of the areas, the centres' distance and the angle of each pair."""
     union, width, height, hull_width, hull_height = grad_of_areas(
         grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, MEASURE == "giou"
     )
@@ -184,7 +184,7 @@ def grad_of_pair(grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, MEASURE: tl.
 
 @triton.jit
 def grad_of(x1, y1, x2, y2, ox1, oy1, ox2, oy2, eps, of_pair, MEASURE: tl.constexpr, FIRST: tl.constexpr):
-    """The gradient of one box (x1, y1, x2, y2) of each pair, which is the FIRST of `grad_of_pair` or the second."""
+    """Return the gradient of one box (x1, y1, x2, y2) of each pair: the FIRST of `grad_of_pair` or the second."""
     union, width, height, hull_width, hull_height, distance, turn = of_pair
     gx1, gy1, gx2, gy2 = grad_of_box(x1, y1, x2, y2, ox1, oy1, ox2, oy2, union, width, height, hull_width, hull_height)
     if MEASURE != "giou":
@@ -203,5 +203,5 @@ def grad_of(x1, y1, x2, y2, ox1, oy1, ox2, oy2, eps, of_pair, MEASURE: tl.conste
 
 
 def packed(boxes: torch.Tensor) -> bool:
-    """Whether boxes are contiguous, so that a box is one vector load."""
+    """Return whether boxes are contiguous, so that a box is one vector load."""
     return boxes.is_contiguous()

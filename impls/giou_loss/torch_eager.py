@@ -38,7 +38,7 @@ def padded_loss(
     eps: float = 1e-5,
     pairwise: Callable[..., torch.Tensor] = pairwise_giou,
 ) -> torch.Tensor:
-    """The third version: all rows at once, with the padding masked. Two ``[batch, max_boxes, 4]`` to a scalar."""
+    """Compute all rows at once, with the padding masked: the third version. ``[batch, max_boxes, 4]`` to a scalar."""
     valid = target[..., 3] > 0
     # Replace padding before the arithmetic. Masking it afterwards would be too late: the gradient of a masked NaN is
     # NaN.
@@ -49,7 +49,7 @@ def padded_loss(
 
 
 def looped_loss(pred: torch.Tensor, targets: Sequence[torch.Tensor], eps: float = 1e-5) -> torch.Tensor:
-    """The first version: image by image. ``pred[batch, max_boxes, 4]`` and a list of ``[n_i, 4]`` to a scalar."""
+    """Loop over images: the first version. ``pred[batch, max_boxes, 4]``, a list of ``[n_i, 4]`` to a scalar."""
     total = pred.new_zeros(())
     count = 0
     for sample, target in zip(pred, targets, strict=True):
@@ -60,7 +60,7 @@ def looped_loss(pred: torch.Tensor, targets: Sequence[torch.Tensor], eps: float 
 
 
 def concatenated_loss(pred: torch.Tensor, targets: Sequence[torch.Tensor], eps: float = 1e-5) -> torch.Tensor:
-    """The second version: concatenate the images' boxes, then call once. Arguments and result as for `looped_loss`."""
+    """Concatenate the images' boxes, then call once: the second version. Arguments are those of `looped_loss`."""
     if not targets:
         return pred.new_zeros(())
     boxes = torch.cat([sample[: target.shape[0]] for sample, target in zip(pred, targets, strict=True)])

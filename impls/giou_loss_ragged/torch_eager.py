@@ -40,7 +40,7 @@ def ragged_loss(
     eps: float,
     pairwise: Callable[..., torch.Tensor] = pairwise_giou,
 ) -> torch.Tensor:
-    """The mean of ``1 - pairwise(boxes, target, eps)``, for arguments that are checked."""
+    """Return the mean of ``1 - pairwise(boxes, target, eps)``, for arguments that are checked."""
     total, max_boxes = target.shape[0], pred.shape[1]
     if total == 0:
         # A zero that depends on the inputs, so that backward gives zeros.

@@ -30,7 +30,7 @@ PROGRAMS_PER_MULTIPROCESSOR = 8
 
 @triton.jit
 def last_sample(offsets_ptr, offsets_stride, row, low, step, batch, WIDTH: tl.constexpr):
-    """The last sample, from `low` on, that begins at or before a row.
+    """Return the last sample, from `low` on, that begins at or before a row.
 
     The search probes WIDTH samples at a time, `step` apart, and then widens or narrows the step. For any content of
     offsets the result is in 0 to batch - 1.

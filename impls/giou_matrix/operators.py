@@ -37,7 +37,7 @@ def register(
     """
 
     def contiguous(*boxes: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """As they are, if a vector load may take a box, or copied."""
+        """Return tensors whose boxes a vector load may take, copied if necessary."""
         aligned = (each.contiguous() for each in boxes)
         return tuple(t if t.data_ptr() % 16 == 0 else t.clone() for t in aligned)
 

@@ -140,12 +140,12 @@ def backward_plan(cols: int, dtype: torch.dtype, access: Access, shared_memory: 
 
 
 def sum_bytes(vectors: int, threads: int, dtype: torch.dtype) -> int:
-    """Bytes of shared memory for two sums of each column."""
+    """Return bytes of shared memory for two sums of each column."""
     return 2 * vectors * threads * (16 // dtype.itemsize) * statistics_dtype(dtype).itemsize
 
 
 def backward_access(cols: int, dtype: torch.dtype, access: Access) -> Access:
-    """How backward accesses the columns of rows that forward accesses like this.
+    """Return how backward accesses the columns of rows that forward accesses like this.
 
     Vectors are shifted into place where rows are long enough for it to pay, and a block holds a row of them.
     """

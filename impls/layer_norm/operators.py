@@ -30,7 +30,7 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 def empty_results(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Output, mean and reciprocal deviation: contiguous and unwritten."""
+    """Return the output, mean and reciprocal deviation: contiguous and unwritten."""
     rows, dtype = math.prod(x.shape[:-1]), statistics_dtype(x.dtype)
     mean, rstd = (torch.empty(rows, dtype=dtype, device=x.device) for _ in range(2))
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), mean, rstd

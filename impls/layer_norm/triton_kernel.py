@@ -90,7 +90,7 @@ def backward_plan(cols: int, dtype: torch.dtype) -> Plan:
 
 
 def summing_blocks(cols: int, partials: int) -> tuple[int, int]:
-    """Partial sums, and columns of them, that a program of backward's second stage adds at once."""
+    """Return partial sums, and columns of them, that a program of backward's second stage adds at once."""
     most = SUMMED_PARTIALS * SUMMED_COLS
     # Of long rows more columns, in exchange for partial sums, of which there are few then.
     wanted = max(SUMMED_COLS, next_power_of_2(cdiv(cols, SUMMING_PROGRAMS)))

@@ -110,14 +110,14 @@ TUNER = Tuner("matmul_cuda", (*HOPPER, LARGE, MEDIUM, SMALL), Path(__file__))
 
 
 def _vectors(matrix: torch.Tensor) -> bool:
-    """Whether the elements that the portable kernel reads together are adjacent and aligned to 16 bytes."""
+    """Return whether the elements that the portable kernel reads together are adjacent and aligned to 16 bytes."""
     rows, columns = matrix.stride()
     apart = rows if columns == 1 else columns
     return 1 in (rows, columns) and matrix.data_ptr() % 16 == 0 and apart * matrix.element_size() % 16 == 0
 
 
 def _padded(matrix: torch.Tensor) -> torch.Tensor:
-    """A copy whose rows begin at multiples of 16 bytes, as a tensor map needs."""
+    """Return a copy whose rows begin at multiples of 16 bytes, as a tensor map needs."""
     (rows, columns), pitch = matrix.shape, padded_row(matrix)
     copy = torch.empty((rows, pitch), dtype=matrix.dtype, device=matrix.device)
     blocks = cdiv(copy.numel() * copy.element_size(), 16 * BLOCK)
@@ -223,7 +223,7 @@ def _activation_backward(
 
 
 def depends_on_batch(dtype: str, device: str) -> str | None:
-    """On a GPU the choice of a configuration depends on the number of rows."""
+    """Return why a sample depends on its batch: on a GPU all extents, also the number of rows, choose the tiles."""
     return None if device == "cpu" else "the depth of the tiles, which orders the sums, is chosen by all extents"
 
 

@@ -51,7 +51,7 @@ def dense_rows(
 
 
 def padded_row(matrix: torch.Tensor) -> int:
-    """The elements of a row that begins at a multiple of 16 bytes, as the next row does, and holds one of a matrix."""
+    """Return the elements of a row, padded so that each row begins at a multiple of 16 bytes."""
     vector = 16 // matrix.element_size()
     return -(-matrix.shape[1] // vector) * vector
 

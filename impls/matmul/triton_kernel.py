@@ -36,7 +36,7 @@ MANY_ROWS = 256
 
 @triton.jit
 def slope_of(slope_bits):
-    """The slope of leaky_relu in float64. It is passed as bits, because a kernel's parameters cannot be float64."""
+    """Return leaky_relu's slope in float64. It is passed as bits: a kernel's parameters cannot be float64."""
     return tl.cast(slope_bits, tl.int64).to(tl.float64, bitcast=True)
 
 
@@ -52,7 +52,7 @@ def activate(product, slope_bits, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def tile_at(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """The row and column of a tile. The order walks GROUP_M rows of tiles by columns, so that inputs stay in L2."""
+    """Return a tile's row and column. The order walks GROUP_M rows of tiles by columns, to keep inputs in L2."""
     in_group = GROUP_M * tiles_n
     first = (tile // in_group) * GROUP_M
     rows = min(tiles_m - first, GROUP_M)
@@ -317,12 +317,12 @@ def _default(m: int, n: int, dtype: torch.dtype, descriptors: bool) -> Configura
 
 
 def _descriptor(rows: torch.Tensor, transposed: bool, block: list[int]) -> TensorDescriptor:
-    """Of a matrix whose rows are dense; `block` is a block of it, or of what it is the transpose of."""
+    """Return the descriptor of a matrix with dense rows; `block` is a block of it, or of its transpose."""
     return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), block[::-1] if transposed else block)
 
 
 def _padded(matrix: torch.Tensor) -> torch.Tensor:
-    """A copy whose rows are dense and begin at multiples of 16 bytes, as a descriptor needs."""
+    """Return a copy whose rows are dense and begin at multiples of 16 bytes, as a descriptor needs."""
     (rows, columns), pitch = matrix.shape, padded_row(matrix)
     copy = torch.empty((rows, pitch), dtype=matrix.dtype, device=matrix.device)
     triton_launch.launch(
@@ -447,7 +447,7 @@ def _activation_backward(
 
 
 def depends_on_batch(dtype: str, device: str) -> str | None:
-    """On a GPU the choice of a configuration depends on the number of rows."""
+    """Return why a sample depends on its batch: on a GPU all extents, also the number of rows, choose the tiles."""
     return None if device == "cpu" else "the depth of the tiles, which orders the sums, is chosen by all extents"
 
 

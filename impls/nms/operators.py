@@ -33,7 +33,7 @@ class Work(NamedTuple):
 
 
 def work_for(boxes: torch.Tensor, idxs: torch.Tensor | None) -> Work:
-    """Unwritten tensors for a call."""
+    """Return unwritten tensors for a call."""
     n = boxes.shape[0]
     blocks = cdiv(n, BLOCK)
 

@@ -39,7 +39,7 @@ def nms(
     check_nms(boxes, scores, iou_threshold, idxs)
     order = torch.sort(scores.detach(), stable=True, descending=True).indices
     ranked = boxes.detach()[order].to(torch.promote_types(boxes.dtype, torch.float32))
-    by_each = _suppressed_by(ranked, iou_threshold, None if idxs is None else idxs[order])
+    by_each = _suppression(ranked, iou_threshold, None if idxs is None else idxs[order])
     kept = torch.ones(len(order), dtype=torch.bool, device=boxes.device)
     # The first boxes are right after as many rounds as they are many, and most often all are after a few.
     while True:
@@ -48,8 +48,8 @@ def nms(
             return order[kept]
 
 
-def _suppressed_by(ranked: torch.Tensor, iou_threshold: float, classes: torch.Tensor | None) -> torch.Tensor:
-    """Whether each box is suppressed by each of higher rank if that is kept: ``[n, n]``."""
+def _suppression(ranked: torch.Tensor, iou_threshold: float, classes: torch.Tensor | None) -> torch.Tensor:
+    """Return whether each box is suppressed by each of higher rank if that is kept: ``[n, n]``."""
     areas = (ranked[:, 2] - ranked[:, 0]) * (ranked[:, 3] - ranked[:, 1])
     coordinates = ranked.T.contiguous()
     places = torch.arange(len(ranked), device=ranked.device)

@@ -30,7 +30,7 @@ def _launch(call: Call) -> None:
         *call.sizes,
         *call.strides,
         call.splits,
-        call.in_vectors,
+        call.has_whole_vectors,
         call.scale,
         shared_bytes=elements * size,
     )

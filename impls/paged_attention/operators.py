@@ -56,7 +56,7 @@ class Call(NamedTuple):
         return *self.k_cache.stride()[:3], *self.v_cache.stride()[:3]
 
     @property
-    def in_vectors(self) -> bool:
+    def has_whole_vectors(self) -> bool:
         """Whether all heads consist of whole vectors of 16 bytes."""
         width, tensors = 16 // self.q.element_size(), (self.q, self.k_cache, self.v_cache)
         return not any(n % width for n in (*self.strides, self.q.shape[2])) and not any(

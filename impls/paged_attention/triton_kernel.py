@@ -154,7 +154,7 @@ def paged_attention_merge_kernel(
 
 def _launch(call: Call) -> None:
     _, page_size, pages_per_sequence, heads, kv_heads, columns = call.sizes
-    half, width = call.q.element_size() == 2, 16 // call.q.element_size() if call.in_vectors else 1
+    half, width = call.q.element_size() == 2, 16 // call.q.element_size() if call.has_whole_vectors else 1
     block_d, block_h = max(16, next_power_of_2(columns)), max(16, min(next_power_of_2(heads // kv_heads), MOST_HEADS))
     block_k = 64 if half else 32
     triton_launch.launch(

@@ -86,7 +86,7 @@ class Kernels(NamedTuple):
 
 
 def instances(name: str) -> ByDType:
-    """The instances of a template, by dtype: {T} is the element type, {W}, {H}, {M} and {S} what a thread has."""
+    """Return a template's instances by dtype: {T} is the element type; {W}, {H}, {M}, {S} are a thread's shares."""
     return {
         dtype: CudaKernel(
             SOURCE,
@@ -103,7 +103,7 @@ def instances(name: str) -> ByDType:
 
 
 def kernels_of(forward: str, added: bool) -> Kernels:
-    """The kernels of an operation.
+    """Return the kernels of an operation.
 
     Args:
         forward: the name of the template that normalizes.
@@ -132,7 +132,7 @@ KERNELS = OWN.all
 
 
 def threads_of_row(cols: int, each: int) -> tuple[int, int]:
-    """Threads of a row, each with so many columns of it if possible, and rows of a block.
+    """Return threads of a row, each with so many columns of it if possible, and rows of a block.
 
     Rows of at most a warp share a block of TOGETHER threads: each has a power of two of lanes.
     """
@@ -144,12 +144,12 @@ def threads_of_row(cols: int, each: int) -> tuple[int, int]:
 
 
 def adjacent(cols: int, weight: torch.Tensor, rows: list[Rows]) -> bool:
-    """Whether the columns of each row, and weight's numbers, are adjacent in memory."""
+    """Return whether the columns of each row, and weight's numbers, are adjacent in memory."""
     return all(row.column_stride == 1 for row in rows) and (cols <= 1 or weight.stride(0) == 1)
 
 
-def in_vectors(cols: int, weight: torch.Tensor, rows: list[Rows]) -> bool:
-    """Whether all rows, and weight, lie in whole vectors of 16 bytes."""
+def has_whole_vectors(cols: int, weight: torch.Tensor, rows: list[Rows]) -> bool:
+    """Return whether all rows, and weight, lie in whole vectors of 16 bytes."""
     if not adjacent(cols, weight, rows):
         return False
     size = weight.element_size()
@@ -161,7 +161,7 @@ def in_vectors(cols: int, weight: torch.Tensor, rows: list[Rows]) -> bool:
 def backward_kernel(
     kernels: Kernels, cols: int, dtype: torch.dtype, weight: torch.Tensor, rows: list[Rows]
 ) -> tuple[ByDType | None, int]:
-    """The kernel that holds rows in registers, and the columns of a row that a thread holds; None if there is none.
+    """Return the kernel that holds rows in registers, with a thread's columns of a row; None if there is none.
 
     Args:
         kernels: of the operation.
@@ -172,7 +172,7 @@ def backward_kernel(
     """
     size = dtype.itemsize
     width = 16 // size
-    if in_vectors(cols, weight, rows):
+    if has_whole_vectors(cols, weight, rows):
         if cols <= HELD[size] * width * MOST_THREADS:
             return kernels.one, HELD[size] * width
     elif adjacent(cols, weight, rows):
@@ -201,7 +201,7 @@ def launch_forward(
     inner, given = as_rows(x) if residual is None else as_rows(x, residual)
     inputs = (given[0].tensor, weight, output, rstd, *(() if residual is None else (given[1].tensor, sums)))
     width = 16 // x.element_size()
-    vectors = in_vectors(cols, weight, given)
+    vectors = has_whole_vectors(cols, weight, given)
     # Vectors are shifted into place by whole warps, and the number of one is an int.
     shifted = not vectors and adjacent(cols, weight, given) and WARP * width <= cols < 2**31
     if vectors and cols * x.element_size() >= STAGED_BYTES[x.device.type]:
@@ -241,7 +241,7 @@ def launch_backward(
     inputs = (grad_rows.tensor, rows.tensor, weight, rstd)
     walked = [grad_rows, rows] if added is None else [grad_rows, rows, Rows(added, 0, cols, 1)]
     staged = None
-    if in_vectors(cols, weight, walked) and cols * x.element_size() >= STAGED_BYTES_BACKWARD:
+    if has_whole_vectors(cols, weight, walked) and cols * x.element_size() >= STAGED_BYTES_BACKWARD:
         staged = staging(cols, x.element_size(), len(walked), x.device, STAGED_BACKWARD, sums=True)
     kernel, each = backward_kernel(kernels, cols, dtype, weight, walked)
     shared, together = 0, 1

@@ -10,7 +10,7 @@ from fourfold.backends.operators import Operator, empty_gradients
 
 
 def empty_results(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output, and the reciprocal root of each row in the compute dtype: contiguous and unwritten."""
+    """Return the output, and the reciprocal root of each row in the compute dtype: contiguous and unwritten."""
     compute = torch.float64 if x.dtype == torch.float64 else torch.float32
     rstd = torch.empty(math.prod(x.shape[:-1]), dtype=compute, device=x.device)
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), rstd

@@ -61,7 +61,7 @@ def plan(cols: int, dtype: torch.dtype, held_bytes: int) -> Plan:
 
 
 def forward_plan(cols: int, dtype: torch.dtype, least: int = 512) -> Plan:
-    """How to walk through rows of `cols` columns forward.
+    """Return how to walk through rows of `cols` columns forward.
 
     Args:
         cols: at least 1.

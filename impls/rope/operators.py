@@ -37,7 +37,7 @@ class Turn(NamedTuple):
 
 
 def turn_of(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: Any, *how: bool) -> Turn:
-    """What turns a tensor that is not empty; it is copied if its leading axes do not merge into two."""
+    """Return what turns a tensor that is not empty; it is copied if its leading axes do not merge into two."""
     sizes, (steps,) = merge_axes([x[..., 0, 0]])
     if len(sizes) > 2:
         return turn_of(x.contiguous(), cos, sin, positions, *how)

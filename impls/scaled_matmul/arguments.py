@@ -50,5 +50,5 @@ def _check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, int], axes: 
 
 
 def unsupported(dtype: str, device: str) -> str | None:
-    """Results have float32, in which sums are kept, or a half type."""
+    """Return why a dtype is unsupported: results have float32, the dtype of the sums, or a half type."""
     return "sums are kept in float32, so a result cannot have float64" if dtype == "float64" else None

@@ -21,7 +21,7 @@ GROUP_M = 8
 
 @triton.jit
 def decoded(quantised):
-    """float8 numbers, or their bits, as float16, which holds them all.
+    """Return float8 numbers, or their bits, as float16, which holds them all.
 
     As the upper bits of a float16 a number is 2^-8 of itself, as its exponent is biased by 7 and not by 15. float16
     takes the bits of NaN for a number.
@@ -192,7 +192,7 @@ def _launch(
 
 
 def depends_on_batch(dtype: str, device: str) -> str | None:
-    """On a GPU the choice of a configuration depends on the number of rows."""
+    """Return why a sample depends on its batch: on a GPU all extents, also the number of rows, choose the tiles."""
     return None if device == "cpu" else "the depth of the tiles, which orders the sums, is chosen by all extents"
 
 

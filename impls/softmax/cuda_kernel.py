@@ -137,15 +137,15 @@ def plan(
 
 @functools.cache
 def _shared_bytes(device: torch.device) -> int:
-    """Shared memory per block for vectors. It is small on the CPU, so that rows are read twice."""
+    """Return shared memory per block for vectors. It is small on the CPU, so that rows are read twice."""
     if device.type == "cpu":
         return 16 * 1024
     other = 1024 + MAX_THREADS[True] // 32 * EXCHANGED_BYTES  # what the kernels declare, and exchange
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - other
 
 
-def _in_vectors(cols: int, rows: Sequence[Rows], output: torch.Tensor) -> tuple[bool, bool]:
-    """Whether columns are adjacent, so that rows are moved in vectors, and whether these have to be shifted into place.
+def _has_whole_vectors(cols: int, rows: Sequence[Rows], output: torch.Tensor) -> tuple[bool, bool]:
+    """Return whether columns are adjacent, so that vectors move rows, and whether these vectors need shifting.
 
     They do not if every row of all tensors begins and ends at multiples of 16 bytes.
     """
@@ -188,7 +188,7 @@ def _run(kernels: dict, *tensors: torch.Tensor) -> torch.Tensor:
     if output.numel():
         cols, itemsize = given.shape[-1], given.element_size()
         inner, rows = as_rows(*tensors)
-        vectors, shifted = _in_vectors(cols, rows, output)
+        vectors, shifted = _has_whole_vectors(cols, rows, output)
         if shifted and cols >= 2**31:
             vectors = shifted = False  # the number of a vector that is shifted is an int
         device = given.device

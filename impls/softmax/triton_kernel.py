@@ -72,7 +72,7 @@ def plan(cols: int, itemsize: int, tensors: int) -> Plan:
 
 
 def programs(num_rows: int, by: Plan, cols: int, itemsize: int, device: torch.device) -> int:
-    """The number of programs backward for a looped plan.
+    """Return the number of programs backward for a looped plan.
 
     If the L2 cache can hold what half of the multiprocessors read twice, launch no more programs than it can hold, each
     of which walks through several rows. Else each row has its own program. The order of a row's sum is the same.
@@ -88,7 +88,7 @@ def programs(num_rows: int, by: Plan, cols: int, itemsize: int, device: torch.de
 
 @triton.jit
 def exponential(x):
-    """e^x. In float32, subnormal results are 0, which saves four instructions of Triton's own exp."""
+    """Return e^x. In float32, subnormal results are 0, which saves four instructions of Triton's own exp."""
     if x.dtype == tl.float64:
         return tl.exp(x)
     return tl.exp2(x * 1.4426950408889634)

@@ -27,8 +27,8 @@ WARP_OWNED, FEW, SELECT, ORDER, BACKWARD = (
 KERNELS = (*WARP_OWNED.values(), *FEW.values(), *SELECT.values(), *ORDER.values(), *BACKWARD.values())
 
 
-def _in_vectors(rows: Rows, n: int) -> bool:
-    """Whether all rows lie in whole vectors of 16 bytes, whose numbers are of type int."""
+def _has_whole_vectors(rows: Rows, n: int) -> bool:
+    """Return whether all rows lie in whole vectors of 16 bytes, whose numbers are of type int."""
     size = rows.tensor.element_size()
     steps = n, rows.outer_stride, rows.inner_stride
     aligned = rows.tensor.data_ptr() % 16 == 0 and not any(step * size % 16 for step in steps)
@@ -41,7 +41,7 @@ def _launch(
     (num_rows, n, inner), k, dtype = sizes, values.shape[-1], values.dtype
     scalars = (inner, *rows[1:], k, largest)
     busy = n <= SHORT_ROW or num_rows >= MANY_ROWS * multiprocessors(values.device)
-    if k <= MOST_OF_WARP and busy and _in_vectors(rows, n):
+    if k <= MOST_OF_WARP and busy and _has_whole_vectors(rows, n):
         WARP_OWNED[dtype].launch(num_rows, WARP, rows.tensor, values, indices, n, inner, *rows[1:3], k, largest)
         return
     if k <= MOST_SORTED and n < MOST_PLACES:

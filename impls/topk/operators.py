@@ -10,7 +10,7 @@ from fourfold.backends.strides import as_rows
 
 
 def empty(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Unwritten values and indices."""
+    """Return unwritten values and indices."""
     shape = (*x.shape[:-1], k)
     return x.new_empty(shape), x.new_empty(shape, dtype=torch.int64)
 

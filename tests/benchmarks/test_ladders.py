@@ -95,7 +95,7 @@ def naive_softmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def loss_rungs(device: str) -> dict[str, Callable[[], Function]]:
-    """The rungs of the articles' ladder, the lowest first."""
+    """Return the rungs of the articles' ladder, the lowest first."""
     rungs: dict[str, Callable[[], Function]] = {
         "01_looped": lambda: on_samples(looped_loss),
         "02_concatenated": lambda: on_samples(concatenated_loss),

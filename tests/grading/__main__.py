@@ -41,7 +41,7 @@ def check(file: Path, results: Path) -> int:
     judged = [name for name in labels if name in graded]
     known = [name for name in judged if labels[name] != public.UNKNOWN]
     off = {name for name in known if (graded[name]["kind"] == RIGHT) != (labels[name] == RIGHT)}
-    told = {name for name in off if labels[name] != RIGHT and _is_told(name, graded[name])}
+    told = {name for name in off if labels[name] != RIGHT and _is_reported(name, graded[name])}
     for name in sorted(off - told):
         print(f"{name}: labelled {labels[name]}, graded {graded[name]['kind']}")
     kinds = dict(Counter(row["kind"] for row in graded.values()))
@@ -69,15 +69,15 @@ def kind_of(name: str) -> str:
     return next((kind for kind in labelled.DEADLY if name.startswith(kind)), name.partition(" ")[0])
 
 
-def _is_told(name: str, graded: dict[str, Any]) -> bool:
-    """Whether the verdict says that the line of a mutant never ran."""
+def _is_reported(name: str, graded: dict[str, Any]) -> bool:
+    """Return whether the verdict says that the line of a mutant never ran."""
     found = re.search(r"line (\d+)$", name)
     ranges = [tuple(map(int, each["lines"].split("-"))) for each in graded.get("never_executed") or ()]
     return found is not None and any(of[0] <= int(found[1]) <= of[-1] for of in ranges)
 
 
 def wilson(found: int, of: int) -> tuple[float, float]:
-    """The 95% interval of a share (E. B. Wilson, Probable inference, 1927)."""
+    """Return the 95% interval of a share (E. B. Wilson, Probable inference, 1927)."""
     if not of:
         return 0.0, 1.0
     z, share = 1.96, found / of

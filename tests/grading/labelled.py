@@ -31,7 +31,7 @@ def candidates(count: int, seed: int, of: Sequence[str] = OPERATIONS) -> list[La
     found = _some(list(_right(of, 4 + count // 100)), count // 12, chance)
     found += _some(list(_hostile()), count // 20, chance)
     found += _some(list(_deadly(of)), count // 50, chance)
-    found += _some([each for each in _planted() if each[1]["operation"] in of], count // 10, chance)
+    found += _some([each for each in _planted_kernels() if each[1]["operation"] in of], count // 10, chance)
     in_cuda, in_triton = (list(_mutants(language, of)) for language in ("cuda", "triton"))
     found += _some(in_cuda, count // 20, chance)
     found += _some(in_triton, count - len(found), chance)
@@ -49,13 +49,13 @@ def _candidate(name: str, operation: str, source: str, language: str, function: 
 
 
 def _absolute(text: str, operation: str) -> str:
-    """A module of impls/ as a file that may lie anywhere."""
+    """Return a module of impls/ as a file that may lie anywhere."""
     text = re.sub(r"^from \.(\w+) import", rf"from fourfold.impls.{operation}.\1 import", text, flags=re.MULTILINE)
     return re.sub(r"^from \.\.([\w.]+) import", r"from fourfold.impls.\1 import", text, flags=re.MULTILINE)
 
 
-def _in_cuda(operation: str, kernel: str) -> str:
-    """The module that launches an operation's kernels, with the text of the kernels in it."""
+def _cuda_module(operation: str, kernel: str) -> str:
+    """Return the module that launches an operation's kernels, with the text of the kernels in it."""
     text = _absolute((IMPLS / operation / "cuda_kernel.py").read_text(), operation)
     kernel = re.sub(r'#include "([\w/]+\.cuh)"', lambda found: _included(operation, found), kernel)
     written = f"import tempfile\nSOURCE = Path(tempfile.mkdtemp()) / 'cuda_kernel.cu'\nSOURCE.write_text({kernel!r})\n"
@@ -68,7 +68,7 @@ def _included(operation: str, found: re.Match) -> str:
 
 
 def _right(of: Sequence[str], times: int) -> Iterator[Labelled]:
-    """The kernels themselves, each a few times: with a remark that makes it another text."""
+    """Yield the kernels themselves, each a few times: with a remark that makes it another text."""
     for operation in of:
         for time in range(times):
             remark = f"\n# {time}\n"
@@ -78,12 +78,12 @@ def _right(of: Sequence[str], times: int) -> Iterator[Labelled]:
                 if f"{operation}.torch_eager import" not in text:  # that holds the reference
                     yield RIGHT, _candidate(f"right {operation} {language} {time}", operation, text, language)
         if operation in IN_CUDA:
-            text = _in_cuda(operation, (IMPLS / operation / "cuda_kernel.cu").read_text())
+            text = _cuda_module(operation, (IMPLS / operation / "cuda_kernel.cu").read_text())
             yield RIGHT, _candidate(f"right {operation} cuda", operation, text, "torch")
 
 
 def _mutants(language: str, of: Sequence[str]) -> Iterator[Labelled]:
-    """The mutants that the checks are known to reject."""
+    """Yield the mutants that the checks are known to reject."""
     entries = known.read_list(EQUIVALENT)
     for operation in of:
         if language == "cuda" and operation not in IN_CUDA:
@@ -100,11 +100,11 @@ def _mutants(language: str, of: Sequence[str]) -> Iterator[Labelled]:
             if language == "triton" and mutant.file.endswith("triton_kernel.py"):
                 yield WRONG, _candidate(name, operation, _absolute(mutant.text, operation), "triton")
             elif language == "cuda" and mutant.file.endswith("cuda_kernel.cu"):
-                yield WRONG, _candidate(name, operation, _in_cuda(operation, mutant.text), "torch")
+                yield WRONG, _candidate(name, operation, _cuda_module(operation, mutant.text), "torch")
 
 
-def _planted() -> Iterator[Labelled]:
-    """Wrong kernels of the gallery that a check of `fourfold.verify` rejects on the CPU."""
+def _planted_kernels() -> Iterator[Labelled]:
+    """Yield wrong kernels of the gallery that a check of `fourfold.verify` rejects on the CPU."""
     from tests.known_wrong.test_known_wrong import FAULTS
 
     for fault in FAULTS:
@@ -143,7 +143,7 @@ def {name}(*args, **kwargs):
 
 
 def _deadly(of: Sequence[str]) -> Iterator[Labelled]:
-    """Right kernels that crash, hang or take all memory from the third call on."""
+    """Yield right kernels that crash, hang or take all memory from the third call on."""
     for operation in of:
         text = _absolute((IMPLS / operation / "torch_eager.py").read_text(), operation)
         for kind, ends in DEADLY.items():
@@ -154,7 +154,7 @@ def _deadly(of: Sequence[str]) -> Iterator[Labelled]:
 
 
 def _hostile() -> Iterator[Labelled]:
-    """Kernels that attack what judges them. Each is of no use, so all are wrong."""
+    """Yield kernels that attack what judges them. Each is of no use, so all are wrong."""
     from tests.known_wrong.test_hostile import FAILS, HOSTILE
 
     for place in FAILS:

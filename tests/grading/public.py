@@ -23,12 +23,12 @@ SOLUTION = re.compile(r"level_(\d)_problem_(\d+)_sample_\d+_kernel\.py")
 
 
 def candidates(checkout: Path) -> Iterator[Labelled]:
-    """Each solution of a checkout of one of the sources, with what was said of it.
+    """Yield each solution of a checkout of one of the sources, with what was said of it.
 
     Raises:
         FileNotFoundError: the folder is no such checkout.
     """
-    found = [*_of_runs(checkout), *_of_pairs(checkout)]
+    found = [*_run_solutions(checkout), *_paired_solutions(checkout)]
     if not found:
         raise FileNotFoundError(
             f"{checkout} is no checkout of a source of tests/grading/public.py: it has neither"
@@ -37,7 +37,7 @@ def candidates(checkout: Path) -> Iterator[Labelled]:
     yield from found
 
 
-def _of_runs(checkout: Path) -> Iterator[Labelled]:
+def _run_solutions(checkout: Path) -> Iterator[Labelled]:
     """Solutions as KernelBench keeps those of a run: one file each, and perhaps a file with the verdicts on all."""
     for run in sorted((checkout / "runs").glob("*")):
         verdicts = run / "eval_results.json"
@@ -57,15 +57,15 @@ def _numbers(file: Path) -> tuple[int, int]:
 
 
 def _label(said: Any) -> str | None:
-    """What a verdict of KernelBench says; None if it says nothing."""
+    """Return the label of a verdict of KernelBench; None if it has none."""
     said = said[0] if isinstance(said, list) else said
     if said is None or NO_VERDICT.search(json.dumps(said.get("metadata", {}))):
         return None
     return RIGHT if said.get("correctness") else WRONG
 
 
-def _of_pairs(checkout: Path) -> Iterator[Labelled]:
-    """Solutions beside their problems, in folders by GPU, level and number."""
+def _paired_solutions(checkout: Path) -> Iterator[Labelled]:
+    """Yield solutions beside their problems, in folders by GPU, level and number."""
     for file in sorted(checkout.glob("unpacked/*/*/*/custom_code.py"), key=_place):
         problem, text = file.with_name("ref_code.py"), file.read_text()
         if problem.is_file() and "ModelNew" in text:
@@ -93,7 +93,7 @@ ON_CPU = (
 
 
 def on_cpu(found: Iterator[Labelled]) -> Iterator[Labelled]:
-    """Those that run on a CPU. Where a Triton kernel asks for tensors of a GPU, it asks for those of the CPU."""
+    """Yield those that run on a CPU. Where a Triton kernel asks for tensors of a GPU, it asks for those of the CPU."""
     for label, candidate in found:
         text = candidate["source"]
         if NEEDS_GPU.search(text):

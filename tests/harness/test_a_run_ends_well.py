@@ -14,7 +14,7 @@ import torch
 import warm
 from samples import sampled
 
-from fourfold.candidates.integrity.escapes import Escape, held
+from fourfold.candidates.integrity.escapes import Escape, convert_escapes
 from fourfold.engine.cells import Candidate, Cell
 from fourfold.engine.shortcomings import Coverage, shortcomings
 from fourfold.operations.outcomes import Exclusion, Status
@@ -36,7 +36,7 @@ class Ended:
     verdict: dict[str, Any] = field(default_factory=dict)
 
     def check(self, operation: str, check: str = "forward") -> dict[str, Any]:
-        """The entry of one check in the verdict."""
+        """Return the entry of one check in the verdict."""
         return next(
             entry
             for entry in self.verdict["checks"]
@@ -58,8 +58,8 @@ def run(folder: Path, *arguments: str | Path, verdict: Path | None = None, **env
 QUICK = ("--dtype", "float32", "--examples", "2", "--device", "cpu")
 
 
-def written(path: Path, text: str) -> Path:
-    """A file, in a folder that is made for it."""
+def write_file(path: Path, text: str) -> Path:
+    """Write a file, and make its folder; return the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
@@ -70,7 +70,7 @@ def written(path: Path, text: str) -> Path:
 
 @pytest.mark.full
 def test_tests_with_names_like_those_of_cells_are_not_taken_for_cells(tmp_path: Path) -> None:
-    written(
+    write_file(
         tmp_path / "test_mine.py",
         "import pytest\n"
         "@pytest.mark.parametrize('n', [1], ids=['softmax-torch-float32'])\n"
@@ -119,8 +119,8 @@ def applied(x):
 
 
 def test_failures_of_one_cause_are_shown_once_and_repeated_from_the_same_folder(tmp_path: Path) -> None:
-    written(tmp_path / "my kernels" / "softmax.py", WRONG)
-    helper = written(tmp_path / "my kernels" / "helper.py", HELPER)
+    write_file(tmp_path / "my kernels" / "softmax.py", WRONG)
+    helper = write_file(tmp_path / "my kernels" / "helper.py", HELPER)
     candidate = ["--candidate", "softmax=my kernels/softmax.py:softmax"]
     options, tests = [*QUICK, "--no-refusals"], [FORWARD, OPERATIONS / "test_laws.py"]
     ended = run(tmp_path, *tests, *candidate, *options, verdict=tmp_path / "verdict.json")
@@ -154,7 +154,7 @@ def test_failures_of_one_cause_are_shown_once_and_repeated_from_the_same_folder(
 
 @pytest.mark.full
 def test_repeating_from_within_the_clone_names_the_test_from_there(tmp_path: Path) -> None:
-    wrong = written(tmp_path / "wrong.py", "def add(x, y):\n    return x - y\n")
+    wrong = write_file(tmp_path / "wrong.py", "def add(x, y):\n    return x - y\n")
     candidate = f"vector_add={wrong}:add"
     verdict = tmp_path / "verdict.json"
     ended = run(ROOT / "tests", FORWARD, "--candidate", candidate, *QUICK, "-n", "1", verdict=verdict)
@@ -166,9 +166,11 @@ def test_candidates_import_what_is_in_their_own_folder(tmp_path: Path, monkeypat
     monkeypatch.setattr(sys, "path", list(sys.path))
     for number in (1, 2):
         folder = tmp_path / str(number)
-        written(folder / "kernels.py", "from beside import number\n\ndef add(x, y):\n    return x + y * number()\n")
-        written(folder / "beside.py", f"def number():\n    import later_{number}\n    return later_{number}.number\n")
-        written(folder / f"later_{number}.py", f"number = {number}\n")
+        write_file(folder / "kernels.py", "from beside import number\n\ndef add(x, y):\n    return x + y * number()\n")
+        write_file(
+            folder / "beside.py", f"def number():\n    import later_{number}\n    return later_{number}.number\n"
+        )
+        write_file(folder / f"later_{number}.py", f"number = {number}\n")
     one, two = (Candidate("vector_add", str(tmp_path / str(n) / "kernels.py"), "add").load() for n in (1, 2))
     x = torch.ones(())
     assert (one(x, x).item(), two(x, x).item()) == (2.0, 3.0)
@@ -179,7 +181,7 @@ def test_candidates_import_what_is_in_their_own_folder(tmp_path: Path, monkeypat
 
 @pytest.mark.full
 def test_candidate_without_gradients_is_told_what_it_lacks(tmp_path: Path) -> None:
-    add = written(tmp_path / "add.py", "def add(x, y):\n    return (x + y).detach()\n")
+    add = write_file(tmp_path / "add.py", "def add(x, y):\n    return (x + y).detach()\n")
     tests = [FORWARD, OPERATIONS / "test_backward.py", "--candidate", f"vector_add={add}:add", *QUICK]
     ended = run(ROOT, *tests)
     assert ended.code == pytest.ExitCode.TESTS_FAILED
@@ -249,15 +251,15 @@ def test_what_an_option_names_must_be_verified(
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Somebody's own suite, and a file and a folder outside of it that a former run has left."""
-    written(tmp_path / "elsewhere" / "verdict.json", "{}")
+    """Return somebody's own suite, and a file and a folder outside of it that a former run has left."""
+    write_file(tmp_path / "elsewhere" / "verdict.json", "{}")
     (tmp_path / "elsewhere" / "report").mkdir()
-    written(tmp_path / "mine" / "test_mine.py", "def test_mine():\n    pass\n")
+    write_file(tmp_path / "mine" / "test_mine.py", "def test_mine():\n    pass\n")
     return tmp_path / "mine"
 
 
 def test_paths_that_cannot_be_written_are_named_before_the_run(tmp_path: Path) -> None:
-    file, folder = written(tmp_path / "file", ""), tmp_path
+    file, folder = write_file(tmp_path / "file", ""), tmp_path
     for wrong, says in ((Path(), "a folder"), (Path("file", "below"), "takes no files")):
         with pytest.raises(pytest.UsageError, match=rf"^--verdict {wrong}: .*{says}"):
             file_to_write("--verdict", wrong, folder)
@@ -288,7 +290,7 @@ def test_folders_that_are_missing_are_made(project: Path) -> None:
 
 @pytest.mark.full
 def test_what_can_no_longer_be_written_leaves_the_table(tmp_path: Path) -> None:
-    beside = written(
+    beside = write_file(
         tmp_path / "test_beside.py",
         "import pathlib\n"
         "def test_takes_the_names(cell):\n"
@@ -305,7 +307,7 @@ def test_what_can_no_longer_be_written_leaves_the_table(tmp_path: Path) -> None:
 
 
 def test_page_is_made_without_the_part_that_is_damaged(tmp_path: Path) -> None:
-    written(tmp_path / "performance.json", '{"machine": ')
+    write_file(tmp_path / "performance.json", '{"machine": ')
     page = report.write(tmp_path, "verification", {"about": "a machine", "cells": [], "failures": []})
     assert "a machine" in page.read_text()
 
@@ -318,11 +320,11 @@ INSTALLED = "[pytest11]\nfourfold.pytest_plugin.rootdir = fourfold.pytest_plugin
 def test_command_works_again_when_its_files_are_there_in_a_suite_that_loads_the_plugin(
     variable: bool, project: Path
 ) -> None:
-    written(project / "pytest.ini", "[pytest]\n")
-    written(project / "conftest.py", "pytest_plugins = ['fourfold']\n")
+    write_file(project / "pytest.ini", "[pytest]\n")
+    write_file(project / "conftest.py", "pytest_plugins = ['fourfold']\n")
     site = project.parent / "site"
-    written(site / "fourfold-0.dist-info" / "METADATA", "Metadata-Version: 2.1\nName: fourfold\nVersion: 0\n")
-    written(site / "fourfold-0.dist-info" / "entry_points.txt", INSTALLED)
+    write_file(site / "fourfold-0.dist-info" / "METADATA", "Metadata-Version: 2.1\nName: fourfold\nVersion: 0\n")
+    write_file(site / "fourfold-0.dist-info" / "entry_points.txt", INSTALLED)
     verdict, folder = project.parent / "elsewhere" / "verdict.json", project.parent / "elsewhere" / "report"
     arguments = ["--verdict", str(verdict), "--report", str(folder), "--device", "cpu"]
     environment = {"PYTHONPATH": f"{ROOT}{os.pathsep}{site}"}
@@ -350,7 +352,7 @@ def test_command_works_again_when_its_files_are_there_with_the_plugin_as_an_opti
 
 
 def test_arguments_that_mislead_are_written_in_one(tmp_path: Path) -> None:
-    written(tmp_path / "there", "")
+    write_file(tmp_path / "there", "")
     given = ["--verdict", "there", "there", "--report", "not there", "--other", "there", "--op", "softmax"]
     better = ["--verdict=there", "there", "--report", "not there", "--other", "there", "--op", "softmax"]
     assert rootdir.joined(given, tmp_path) == better
@@ -366,8 +368,8 @@ def test_plugin_of_every_run_imports_next_to_nothing() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("ci", ["", "1"], ids=["plain", "ci"])
 def test_folder_that_must_not_be_written_to_is_no_failure_and_no_noise(ci: str, tmp_path: Path) -> None:
-    written(tmp_path / ".hypothesis", "")
-    cache = written(tmp_path / "file", "") / "cache"
+    write_file(tmp_path / ".hypothesis", "")
+    cache = write_file(tmp_path / "file", "") / "cache"
     selected = ["--op=vector_add", "--backend=torch", *QUICK]
     ended = run(tmp_path, FORWARD, *selected, "-o", f"cache_dir={cache}", **({"CI": ci} if ci else {}))
     assert ended.code == pytest.ExitCode.OK
@@ -415,7 +417,7 @@ def leaves_a_thread(x, y):
 
 @pytest.mark.full
 def test_orders_to_end_fail_the_check_and_end_nothing(tmp_path: Path) -> None:
-    ends = written(tmp_path / "ends.py", ENDS)
+    ends = write_file(tmp_path / "ends.py", ENDS)
     names = {"vector_add": "exits", "softmax": "interrupts", "giou_loss": "Backward", "matmul": "skips"}
     candidates = [f"--candidate={operation}={ends}:{name}" for operation, name in names.items()]
     tests = [FORWARD, OPERATIONS / "test_errors.py", OPERATIONS / "test_backward.py"]
@@ -448,8 +450,8 @@ def pytest_keyboard_interrupt():
 
 @pytest.mark.parametrize("twice", sampled([False, True], True))
 def test_ctrl_c_ends_the_run_in_the_midst_of_a_call(twice: bool, tmp_path: Path) -> None:
-    ends = written(tmp_path / "ends.py", ENDS)
-    written(tmp_path / "interrupts.py", INTERRUPTS)
+    ends = write_file(tmp_path / "ends.py", ENDS)
+    write_file(tmp_path / "interrupts.py", INTERRUPTS)
     plugin = ["-p", "interrupts"] if twice else []
     path = os.pathsep.join(map(str, (ROOT, tmp_path)))
     ended = run(ROOT, FORWARD, f"--candidate=vector_add={ends}:is_interrupted", *QUICK, *plugin, PYTHONPATH=path)
@@ -462,13 +464,13 @@ def test_ctrl_c_ends_the_run_in_the_midst_of_a_call(twice: bool, tmp_path: Path)
 
 @pytest.mark.parametrize("raised", [SystemExit(1), KeyboardInterrupt(), GeneratorExit(), BaseException("other")])
 def test_orders_to_end_are_errors(raised: BaseException) -> None:
-    with pytest.raises(Escape, match=f"^the call raised {type(raised).__name__}"), held():
+    with pytest.raises(Escape, match=f"^the call raised {type(raised).__name__}"), convert_escapes():
         raise raised
 
 
 @pytest.mark.parametrize("raised", [ValueError, pytest.fail.Exception, Escape])
 def test_errors_and_time_limits_stay_what_they_are(raised: type[BaseException]) -> None:
-    with pytest.raises(raised, match=r"^as it is$") as caught, held():
+    with pytest.raises(raised, match=r"^as it is$") as caught, convert_escapes():
         raise raised("as it is")
     assert type(caught.value) is raised
 
@@ -477,7 +479,7 @@ def test_errors_and_time_limits_stay_what_they_are(raised: type[BaseException]) 
     "workers", sampled([[], ["-n", "0"], ["-n", "1"]], []), ids=["child", "one_process", "a_worker"]
 )
 def test_threads_that_are_left_behind_do_not_keep_the_run(workers: list[str], tmp_path: Path) -> None:
-    ends = written(tmp_path / "ends.py", ENDS)
+    ends = write_file(tmp_path / "ends.py", ENDS)
     candidate = f"--candidate=vector_add={ends}:leaves_a_thread"
     ended = run(ROOT, FORWARD, candidate, *QUICK, *workers, verdict=tmp_path / "verdict.json")
     assert ended.code == pytest.ExitCode.OK
@@ -516,7 +518,7 @@ HAD_TO_BE_ENDED = "the process that imports it had to be ended: it did not come 
 def test_import_that_does_not_come_back_is_a_mistake_of_the_candidate(
     text: str, says: str, workers: list[str], tmp_path: Path
 ) -> None:
-    candidate = written(tmp_path / "candidate.py", text)
+    candidate = write_file(tmp_path / "candidate.py", text)
     limits = ["--timeout=600", "-p", "time_limits"]
     path = os.pathsep.join(map(str, (ROOT, Path(__file__).parent)))
     ended = run(ROOT, FORWARD, f"--candidate=softmax={candidate}:f", *limits, *QUICK, *workers, PYTHONPATH=path)

@@ -30,8 +30,8 @@ def exactly(*numbers: float, dtype: str = "float32") -> Bounded:
     return Bounded.exact(np.array(numbers, DTYPES[dtype].wide), DTYPES[dtype].arithmetic)
 
 
-def measured(folder: Path, text: str, dtype: str = "float32", op: str = "vector_add", seed: int = 0) -> Accuracy:
-    """What a candidate's file comes to."""
+def measure_file(folder: Path, text: str, dtype: str = "float32", op: str = "vector_add", seed: int = 0) -> Accuracy:
+    """Return the accuracy of a candidate's file."""
     file = folder / f"kernel_{len(list(folder.iterdir()))}.py"
     file.write_text(text)
     candidate = f"{op}={file}:add"
@@ -99,7 +99,7 @@ def test_a_kernel_is_behind_by_its_largest_error_or_by_its_mean() -> None:
 
 
 def test_an_imprecise_kernel_has_larger_errors_and_comes_first(tmp_path: Path) -> None:
-    right, wrong = measured(tmp_path, RIGHT), measured(tmp_path, IMPRECISE)
+    right, wrong = measure_file(tmp_path, RIGHT), measure_file(tmp_path, IMPRECISE)
     (of_right, *_), (first, *others) = right.rows(), wrong.rows()
     assert not any(row.is_behind for row in right.rows())
     assert of_right.errors["candidate"].largest <= 0.5
@@ -116,14 +116,14 @@ def test_an_imprecise_kernel_has_larger_errors_and_comes_first(tmp_path: Path) -
 
 
 def test_a_seed_gives_the_same_figures_and_another_one_others(tmp_path: Path) -> None:
-    first, again, other = (measured(tmp_path, IMPRECISE, seed=seed).rows() for seed in (3, 3, 4))
+    first, again, other = (measure_file(tmp_path, IMPRECISE, seed=seed).rows() for seed in (3, 3, 4))
     assert first == again
     assert first != other
 
 
 def test_cases_that_a_kernel_refuses_are_told_and_torch_is_compared_in_the_others(tmp_path: Path) -> None:
     refusing = IMPRECISE.replace("    return", "    if x.dim() > 1: raise ValueError('no rows')\n    return")
-    found = measured(tmp_path, refusing)
+    found = measure_file(tmp_path, refusing)
     (first, *_) = found.rows()
     assert first.errors["candidate"].elements < first.errors["torch"].elements
     ((said, count),) = found.missing.items()
@@ -140,7 +140,7 @@ def test_cases_that_a_kernel_refuses_are_told_and_torch_is_compared_in_the_other
 
 
 def test_a_result_of_another_shape_is_told(tmp_path: Path) -> None:
-    found = measured(tmp_path, RIGHT.replace("x + y", "(x + y).detach().reshape(-1)[:0]"))
+    found = measure_file(tmp_path, RIGHT.replace("x + y", "(x + y).detach().reshape(-1)[:0]"))
     assert any("another shape" in said for said in found.missing)
 
 
@@ -148,7 +148,7 @@ def test_what_was_measured_is_kept_where_a_kernel_leaves_the_gpu_unusable(tmp_pa
     failing = (
         "    if x.dim() > 1: raise RuntimeError('CUDA error: an illegal memory access was encountered')\n    return"
     )
-    found = measured(tmp_path, RIGHT.replace("    return", failing))
+    found = measure_file(tmp_path, RIGHT.replace("    return", failing))
     assert "illegal memory access" in found.ended
     assert found.rows()
     assert any(line.startswith("ended: ") for line in lines(found))
@@ -167,7 +167,7 @@ def test_libraries_that_are_installed_stand_beside_the_kernel(tmp_path: Path, mo
         "quack": without,
     }
     monkeypatch.setattr(accuracy, "peers", lambda operation: others)
-    found = measured(tmp_path, RIGHT)
+    found = measure_file(tmp_path, RIGHT)
     (row,) = (row for row in found.rows() if row.result == "output")
     assert row.errors["library"].largest > 1000 * row.errors["candidate"].largest
     assert not row.is_behind
@@ -179,7 +179,7 @@ def test_libraries_that_are_installed_stand_beside_the_kernel(tmp_path: Path, mo
 
 def test_indices_have_no_rounding_errors(tmp_path: Path) -> None:
     text = "import torch\n\n\ndef add(x, k, largest=True):\n    return tuple(torch.topk(x, k, -1, largest))\n"
-    found = measured(tmp_path, text, op="topk")
+    found = measure_file(tmp_path, text, op="topk")
     assert {(row.operation, row.result) for row in found.rows()} == {
         ("topk.values", "output"),
         ("topk.values", "gradient of x"),

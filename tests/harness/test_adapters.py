@@ -189,7 +189,7 @@ def test_a_solution_is_not_called_under_autocast_unless_it_claims_so(tmp_path: P
 def test_small_sizes_of_a_problem_are_found(tmp_path: Path) -> None:
     file = tmp_path / "problem.py"
     file.write_text(PROBLEM)
-    module = modules.of_file(file, anew=True)
+    module = modules.load_file(file, anew=True)
     sizes = kernelbench_problems.small_sizes(module, 5000)
     assert (module.batch_size, module.dim) == (4096, 16384)
     assert 1 < sizes["dim"] < 16384

@@ -260,7 +260,7 @@ def copied(x):
 def test_a_fault_of_a_triton_kernel_is_shown_at_its_lines(untrusted: bool, tmp_path: Path) -> None:
     (tmp_path / "copies.py").write_text(OUT_OF_BOUNDS)
     place = f"{tmp_path / 'copies.py'}:copied"
-    kernel = place if untrusted else modules.of_file(tmp_path / "copies.py").copied
+    kernel = place if untrusted else modules.load_file(tmp_path / "copies.py").copied
     verdict = fourfold.verify(
         kernel, identity, untrusted=untrusted, device="cpu", seed=1, dtypes=["float32"], only=["forward"]
     )

@@ -27,7 +27,7 @@ KERNEL = """__global__ void fill(float* out, long long n) {
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A kernel in a folder with a blank, and a cache that nothing else uses."""
+    """Yield a kernel in a folder with a blank, and a cache that nothing else uses."""
     folder = tmp_path_factory.mktemp("of somebody") / "my kernels"
     folder.mkdir()
     source = folder / "fill.cu"

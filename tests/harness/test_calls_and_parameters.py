@@ -18,7 +18,7 @@ from subjects import subject_of
 import fourfold
 from fourfold import Claims, Verdict, lengths, offsets, tensor, values
 from fourfold.checks import threads
-from fourfold.checks.history import changed
+from fourfold.checks.history import change_values
 from fourfold.checks.many_calls import CONFIDENCE, excluded_rate
 from fourfold.checks.parameters import equal_defaults
 from fourfold.checks.search import Search
@@ -548,7 +548,7 @@ def test_other_integers_are_as_valid() -> None:
         grad_output=np.ones(3, np.float32),
     )
     subject = subject_of(picked, picked.definition)
-    other = changed(subject, case)
+    other = change_values(subject, case)
     assert other["starts"].tolist() == [0, 5, 5, 6]
     assert other["counts"].tolist() == [5, 0, 1]
     assert other["index"].tolist() == [2, 5, 0]

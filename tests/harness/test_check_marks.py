@@ -11,12 +11,12 @@ import warm
 
 from fourfold.backends import BACKENDS
 from fourfold.checks import catalogue
-from fourfold.checks.catalogue import Check, named
+from fourfold.checks.catalogue import Check, check_named
 from fourfold.checks.search import Search
 from fourfold.engine.cells import Cell
 from fourfold.engine.profiles import OWN_OPERATIONS
 from fourfold.numerics.dtypes import DTYPES
-from fourfold.pytest_plugin.hooks import beyond_default, examples, looked_at, spread, thinned
+from fourfold.pytest_plugin.hooks import beyond_default, cells_for_check, default_cells, examples, spread
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = ROOT / "tests" / "operations"
@@ -72,24 +72,24 @@ MOSTLY = Check(name="mostly", run=run, dtypes=("float16", "float32"), all_nightl
 def test_a_plain_run_looks_at_the_dtypes_of_a_check(
     check: Check, selected: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
-    assert looked_at(cells(*selected), check, nightly=False) == cells(*expected)
+    assert cells_for_check(cells(*selected), check, nightly=False) == cells(*expected)
 
 
 @pytest.mark.parametrize(("check", "most"), [(ALL, 4), (ONE, 1), (SOME, 2), (MOSTLY, 4)])
 def test_the_nightly_profile_looks_at_all_dtypes_where_a_check_says_so(check: Check, most: int) -> None:
-    assert len(looked_at(cells(*DTYPES), check, nightly=True)) == most
+    assert len(cells_for_check(cells(*DTYPES), check, nightly=True)) == most
 
 
 def test_a_backend_without_the_dtypes_of_a_check_is_looked_at_in_its_own() -> None:
     others = [Cell("softmax", "cuda", "bfloat16")]
-    assert looked_at(cells("float32", "float64") + others, MOSTLY, nightly=False) == cells("float32") + others
+    assert cells_for_check(cells("float32", "float64") + others, MOSTLY, nightly=False) == cells("float32") + others
 
 
 def test_a_plain_run_takes_own_cells_in_few_dtypes_and_candidates_in_all() -> None:
     own, candidates = cells(*DTYPES), [Cell("softmax", "candidate", dtype) for dtype in DTYPES]
-    assert thinned(own + candidates, ("float32",)) == cells("float32") + candidates
-    assert thinned(own, ()) == own
-    assert thinned(cells("float16", "bfloat16"), ("float32",)) == cells("float16", "bfloat16")
+    assert default_cells(own + candidates, ("float32",)) == cells("float32") + candidates
+    assert default_cells(own, ()) == own
+    assert default_cells(cells("float16", "bfloat16"), ("float32",)) == cells("float16", "bfloat16")
 
 
 def test_a_plain_run_takes_one_backend_of_some_operations() -> None:
@@ -207,7 +207,7 @@ def test_each_check_of_the_table_has_one_test_in_the_operations_folder() -> None
 
 
 def test_a_check_is_known_by_its_name() -> None:
-    assert named("saved tensors").examples == 3
+    assert check_named("saved tensors").examples == 3
 
 
 @pytest.mark.check("saved tensors")

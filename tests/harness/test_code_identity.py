@@ -141,7 +141,7 @@ class Scale:
 
 def info_of(call: Any, workload: Workload | None = None, codes: dict[str, Any] | None = None) -> dict[str, Any]:
     record = code_identity.record_of(call)
-    return code_identity.described(record, workload or WORKLOAD, {} if codes is None else codes)
+    return code_identity.describe(record, workload or WORKLOAD, {} if codes is None else codes)
 
 
 def case_of(seed: int, eps: float = 1e-5) -> Case:
@@ -280,7 +280,7 @@ def test_another_workload_is_other_work(other: Case) -> None:
     assert code_identity.workload_sha256(whole(lambda dtype: other)(FLOAT32)) != code_identity.workload_sha256(WORKLOAD)
     record = launch_records.LaunchRecord(lambda tensor: None)
     assert (
-        len({code_identity.described(record, on, {})["sha256"] for on in (WORKLOAD, whole(lambda _: other)(FLOAT32))})
+        len({code_identity.describe(record, on, {})["sha256"] for on in (WORKLOAD, whole(lambda _: other)(FLOAT32))})
         == 2
     )
     repeated = [tiled(lambda dtype: case_of(0), times, "x")(FLOAT32) for times in (4, 8)]
@@ -362,8 +362,8 @@ def test_what_cannot_be_read_or_disassembled_stops_nothing(monkeypatch: pytest.M
     monkeypatch.setattr(torch_internals, "calls_are_watched", lambda: True)
     broken = launch_records.Code("k", "k", "sm_90", b"\x7fELF\x02 and no more")
     record = launch_records.LaunchRecord(lambda tensor: None)
-    record.launched(broken, "grid (1, 1, 1)", [])
-    info = code_identity.described(record, WORKLOAD, {})
+    record.record_launch(broken, "grid (1, 1, 1)", [])
+    info = code_identity.describe(record, WORKLOAD, {})
     assert info["unknown"]
     assert code_identity.key(info, MACHINE) is None
     assert code_identity.resources({"a": broken}) == {}
@@ -382,7 +382,7 @@ def test_a_gpus_launches_are_all_recorded(name: str, backend: str, direction: st
         call = Call(function, operation, workload, FLOAT32, "cuda", direction)
         call.run(3)
         record = code_identity.on_gpu(call)
-        infos.append(code_identity.described(record, workload, codes))
+        infos.append(code_identity.describe(record, workload, codes))
     assert infos[0] == infos[1]
     assert infos[0]["unknown"] == ""
     assert infos[0]["launches"]
@@ -471,7 +471,7 @@ def test_a_candidates_record_explains_every_node_of_its_graph(
     monkeypatch.setattr(torch_internals, "calls_are_watched", lambda: True)
     nodes_of(monkeypatch, **nodes)
     record = launch_records.LaunchRecord(lambda tensor: None)
-    record.launched(launch_records.Code("scale_kernel", "scale_kernel", "sm_90", b""), "grid (1, 1, 1)", ())
+    record.record_launch(launch_records.Code("scale_kernel", "scale_kernel", "sm_90", b""), "grid (1, 1, 1)", ())
     graph: Any = SimpleNamespace(graph=0, calls_per_run=3)
     code_identity.refuse_unrecorded(record, graph)
     assert (record.unknown == "") == complete

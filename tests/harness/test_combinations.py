@@ -30,7 +30,7 @@ FLOAT32 = DTYPES["float32"]
 
 
 def cases_of(operation: Operation, claims: Claims = NO_CLAIMS, dtype: str = "float32") -> list[Combined]:
-    return list(combined_cases(LargeCases(claims.restricted(operation), claims, DTYPES[dtype])))
+    return list(combined_cases(LargeCases(claims.restrict(operation), claims, DTYPES[dtype])))
 
 
 @pytest.mark.parametrize("levels", [(2, 2), (7, 9, 4, 6, 6), (1, 3, 1, 2), (5, 13, 4, 1, 6)])

@@ -78,9 +78,9 @@ def file(tmp_path: Path) -> Path:
 
 
 def sides(file: Path, name: str) -> dict[str, tuple[float, float]]:
-    """What a function compares, by the text of the comparison."""
+    """Return the sides of a function's comparisons, by the text of each."""
     comparisons = file_constants(file, name).comparisons
-    function: Callable[..., Any] = getattr(modules.of_file(file), name)
+    function: Callable[..., Any] = getattr(modules.load_file(file), name)
     with Compared(comparisons) as compared:
         function(torch.zeros(3, 4))
     return {f"{comparisons[n].left} ? {comparisons[n].right}": both for n, both in compared.found.items()}
@@ -93,7 +93,7 @@ def test_sizes_tables_and_attributes_are_evaluated(file: Path) -> None:
 
 def test_a_function_that_is_compared_is_called_once(file: Path) -> None:
     assert sides(file, "calls") == {"x.shape[-1] ? limit(x)": (4, 1001)}
-    assert modules.of_file(file).CALLS == ["limit"]
+    assert modules.load_file(file).CALLS == ["limit"]
 
 
 def test_each_pair_of_a_chain_and_each_part_of_a_condition_is_evaluated(file: Path) -> None:
@@ -107,9 +107,9 @@ def test_what_counts_is_the_first_time_and_before_the_statement(name: str, expec
 
 
 def test_what_could_change_something_is_not_evaluated(file: Path) -> None:
-    modules.of_file(file).CALLS[:] = [9]
+    modules.load_file(file).CALLS[:] = [9]
     assert sides(file, "unknown") == {}
-    assert modules.of_file(file).CALLS == [9, "property"]  # of the function's own evaluation, which ends there
+    assert modules.load_file(file).CALLS == [9, "property"]  # of the function's own evaluation, which ends there
 
 
 def test_comparisons_within_kernels_are_left_out(file: Path) -> None:

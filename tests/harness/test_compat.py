@@ -603,7 +603,7 @@ Said = list[dict[str, Any]]
 
 
 def run_pytest(tests: str, *runs: Sequence[str], hooks: str = "") -> tuple[Said, str]:
-    """What the hooks of the last of some runs say, one after another in one folder, and what it prints."""
+    """Return what the hooks of the last of some runs say, one after another in one folder, and what it prints."""
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder, "said")
         environment = warm.variables(PYTHONPATH=str(ROOT), SAID=str(said))

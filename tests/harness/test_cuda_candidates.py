@@ -23,7 +23,7 @@ from fourfold.backends.cuda.declarations import kernels
 from fourfold.backends.cuda.device_code import device_code
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.candidates.load.cuda_candidates import Launch
-from fourfold.candidates.load.expressions import ExpressionError, evaluated
+from fourfold.candidates.load.expressions import ExpressionError, evaluate
 from fourfold.cli.main import parse
 from fourfold.cli.verify import command_of
 from fourfold.engine.cells import Candidate, SelectionError
@@ -56,7 +56,7 @@ def verify(folder: pathlib.Path, kernel: str, *options: str) -> tuple[subprocess
 
 
 def faults(file: str, kernel: str) -> set[int]:
-    """The lines of a kernel that are marked as faulty."""
+    """Return the lines of a kernel that are marked as faulty."""
     found, name = set(), ""
     for number, line in enumerate((HERE / file).read_text().splitlines(), 1):
         if match := re.search(r"__global__ void (?:__\w+\(\w+\) )?(\w+)\(", line):
@@ -287,7 +287,7 @@ def test_a_launch_is_read_and_written():
     ],
 )
 def test_an_expression_has_its_value(text, value):
-    assert evaluated(text, {"n": 1000, "x": torch.zeros(2, 3)}) == value
+    assert evaluate(text, {"n": 1000, "x": torch.zeros(2, 3)}) == value
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_an_expression_has_its_value(text, value):
 )
 def test_an_expression_is_arithmetic_alone(text):
     with pytest.raises(ExpressionError):
-        evaluated(text, {"n": 3, "x": torch.zeros(2)})
+        evaluate(text, {"n": 3, "x": torch.zeros(2)})
 
 
 @pytest.mark.full(but=3)
@@ -326,7 +326,7 @@ def test_arguments_are_found_by_the_names_of_the_parameters(operation, parameter
 def test_arguments_that_are_not_clear_are_asked_for(parameters, tmp_path):
     source = tmp_path / "k.cu"
     source.write_text(f"__global__ void k({parameters}) {{}}\n")
-    with pytest.raises(SelectionError, match=r"it is not clear what .*: say it by --args"):
+    with pytest.raises(SelectionError, match=r" is ambiguous: give --args"):
         Candidate.parse(f"softmax={source}:k<<<1, 1>>>", ["softmax"]).load()
 
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def whole(*shape: int) -> torch.Tensor:
-    """Whole numbers, whose products and sums are exact in any order."""
+    """Return whole numbers, whose products and sums are exact in any order."""
     return torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(3)).float()
 
 

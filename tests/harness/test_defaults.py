@@ -19,7 +19,7 @@ from fourfold.checks.gradcheck import gradcheck
 from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.saved_tensors import backward_is_of_the_call
 from fourfold.checks.search import Search, Subject
-from fourfold.declaration.defaults import completed
+from fourfold.declaration.defaults import complete
 from fourfold.inputs.elementwise import Elementwise
 from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.operations.case import Case
@@ -40,7 +40,7 @@ LEAST = Operation(
     examples=FACTORS.examples,
     source="torch.mul",
 )
-PRODUCT = completed(LEAST)
+PRODUCT = complete(LEAST)
 
 
 def product(x: Any, y: Any) -> torch.Tensor:
@@ -80,7 +80,7 @@ def test_numerical_derivatives_accept_what_is_right_and_nothing_else() -> None:
 
 
 def test_smooth_cases_hold_ordinary_numbers_in_every_input() -> None:
-    drawn = collect(completed(replace(layer_norm.operation, smooth=FOLLOWS, ordinary=())).smooth(FLOAT64), 50)
+    drawn = collect(complete(replace(layer_norm.operation, smooth=FOLLOWS, ordinary=())).smooth(FLOAT64), 50)
     for case in drawn:
         for array in (*case.inputs.values(), case.grad_output):
             assert array.size
@@ -105,7 +105,7 @@ def test_errors_hold_for_any_shapes() -> None:
 
 
 def test_a_record_without_examples_has_no_errors_to_look_for() -> None:
-    assert completed(replace(PRODUCT, examples={}, errors=FOLLOWS)).errors == ()
+    assert complete(replace(PRODUCT, examples={}, errors=FOLLOWS)).errors == ()
 
 
 def test_cost_is_what_comes_in_and_goes_out() -> None:
@@ -126,7 +126,7 @@ def test_workloads_are_the_largest_examples_and_hold_a_call_to_the_oracle(name: 
 
 def test_workloads_are_neither_strided_nor_of_strange_numbers() -> None:
     strange = {"strided": FACTORS.random(300, 301, x="transposed"), "infinite": infinite}
-    workloads = completed(replace(PRODUCT, examples={**FACTORS.examples, **strange}, workloads=FOLLOWS)).workloads
+    workloads = complete(replace(PRODUCT, examples={**FACTORS.examples, **strange}, workloads=FOLLOWS)).workloads
     assert workloads["cpu"]["small"](FLOAT32).case["x"].shape == (2, 4, 2048)
 
 
@@ -138,7 +138,7 @@ def infinite(dtype: DType) -> Case:
 def test_samples_are_repeated_until_they_fill_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fourfold.declaration.defaults.MANY_ELEMENTS", 1 << 18)
     assert set(PRODUCT.workloads["cuda"]) == {"small", "ragged"}  # the record does not declare a batch axis
-    batched = completed(replace(PRODUCT, batched=FACTORS.batched, workloads=FOLLOWS))
+    batched = complete(replace(PRODUCT, batched=FACTORS.batched, workloads=FOLLOWS))
     large = batched.workloads["cuda"]["large"](FLOAT32)
     assert (large.case["x"].shape, large.part["x"].shape) == ((16, 4, 2048), (2, 4, 2048))
 

@@ -54,7 +54,7 @@ def name_of(page: Path) -> str:
 
 
 def prose(page: Path) -> str:
-    """A page without its code blocks."""
+    """Return a page without its code blocks."""
     return FENCE.sub("", page.read_text())
 
 
@@ -81,7 +81,7 @@ def test_a_figure_that_changes_stands_in_one_place() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link may name behind the #: headings as GitHub spells them, and ids that are written out."""
+    """Return what a link may name behind the #: headings as GitHub spells them, and ids that are written out."""
     text = prose(page)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
@@ -123,7 +123,7 @@ COMMANDS = list(commands())
 
 
 def programs(line: str) -> Iterator[tuple[dict[str, str], list[str]]]:
-    """Of a line the programs that it runs one after another: the variables that are set for each, and its words."""
+    """Yield the programs that a line runs one after another: the variables set for each, and its words."""
     for part in line.split("&&"):
         words = shlex.split(part)
         count = next(i for i, word in enumerate(words) if not re.match(r"[A-Z_]+=", word))
@@ -149,7 +149,7 @@ def check_candidate(text: str) -> None:
 
 
 def check_words(words: list[str], known: set[str]) -> None:
-    """Every option is known, and every path, operation and kernel that is named is there."""
+    """Require that every option is known, and every named path, operation and kernel exists."""
     assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
     for word, after in zip(words, [*words[1:], ""]):
         if word == "--candidate":

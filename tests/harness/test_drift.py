@@ -16,7 +16,7 @@ BENCHMARKS = 200
 
 
 def history(rng: np.random.Generator, runs: int, spread: float, of_runs: Any = 0.0) -> list[dict[str, float]]:
-    """Medians of many benchmarks that vary by `spread`, some of them far off; `of_runs` is added to the logarithms."""
+    """Return medians that vary by `spread`, some of them far off; `of_runs` is added to the logarithms."""
     logs = np.log(rng.uniform(2e-5, 1e-3, BENCHMARKS)) + np.reshape(of_runs, (-1, 1))
     logs = logs + rng.normal(0, spread, (runs, BENCHMARKS))
     logs += (rng.random(logs.shape) < 0.05) * rng.normal(0, 5 * spread, logs.shape)

@@ -21,7 +21,7 @@ from samples import sampled
 import fourfold
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.candidates.load import modules
-from fourfold.candidates.process.client import started
+from fourfold.candidates.process.client import start
 from fourfold.instruments import line_recorder
 from fourfold.instruments.cuda_line_coverage import condition_of
 from fourfold.instruments.evaluation import blame_implementation
@@ -123,7 +123,7 @@ def add(x, y):
 """
 
 
-def written(folder: Path, text: str, name: str = "kernels.py") -> Path:
+def write_file(folder: Path, text: str, name: str = "kernels.py") -> Path:
     file = folder / name
     file.write_text(text)
     return file
@@ -134,14 +134,14 @@ def entries(told: Executed) -> list[tuple[str, str]]:
 
 
 def never_of(text: str, call: Callable[[ModuleType], Any], folder: Path, name: str = "run") -> list[tuple[str, str]]:
-    """What never ran of a file's function `name`, when a call is all that is made."""
-    file = written(folder, textwrap.dedent(text))
-    module, told = modules.of_file(file, anew=True), Executed()
+    """Return the lines of a file's function `name` that never ran in a single call."""
+    file = write_file(folder, textwrap.dedent(text))
+    module, told = modules.load_file(file, anew=True), Executed()
     told.watch(file, name, "cpu")
     with blame_implementation():
         call(module)
     line_recorder.recorder.close()
-    told.add(told.told())
+    told.add(told.report())
     return entries(told)
 
 
@@ -192,10 +192,10 @@ FOR_BAD_INPUT = """
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_lines_that_only_bad_input_reaches_are_named(elsewhere: bool, tmp_path: Path) -> None:
-    file, told = written(tmp_path, textwrap.dedent(FOR_BAD_INPUT)), Executed()
-    run: Any = modules.of_file(file, anew=True).run
+    file, told = write_file(tmp_path, textwrap.dedent(FOR_BAD_INPUT)), Executed()
+    run: Any = modules.load_file(file, anew=True).run
     if elsewhere:
-        run = started(str(file), "run", inspect.signature(run), "run", 60.0, os.getpid())
+        run = start(str(file), "run", inspect.signature(run), "run", 60.0, os.getpid())
     told.watch(file, "run", "cpu", run if elsewhere else None)
     one, row = torch.ones(1), torch.ones(3)
     with bad_input(run), blame_implementation():
@@ -207,7 +207,7 @@ def test_lines_that_only_bad_input_reaches_are_named(elsewhere: bool, tmp_path: 
         run(row, row)
     told.gather()
     line_recorder.recorder.close()
-    told.add(told.told())
+    told.add(told.report())
     assert entries(told) == [("11", "not x.ndim"), ("9-10", "y.shape != x.shape")]
 
 
@@ -281,7 +281,7 @@ def test_of_a_whole_module_functions_that_run_on_import_do_not_count(tmp_path: P
     def run(n):
         return TABLE["squares"][n]
     """
-    source = StatementMap(written(tmp_path, textwrap.dedent(text)))
+    source = StatementMap(write_file(tmp_path, textwrap.dedent(text)))
     ((_, statements),) = source.statements.items()
     assert {each.function for each in statements.values()} == {"later", "run"}
 
@@ -297,9 +297,9 @@ def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> No
 
 
 def test_functions_of_files_beside_it_count(tmp_path: Path) -> None:
-    beside = written(tmp_path, "def doubled(n):\n    if n > 5:\n        return n\n    return 2 * n\n", "beside.py")
+    beside = write_file(tmp_path, "def doubled(n):\n    if n > 5:\n        return n\n    return 2 * n\n", "beside.py")
     source = StatementMap(
-        written(tmp_path, "from beside import doubled\n\ndef run(n):\n    return doubled(n)\n"), "run"
+        write_file(tmp_path, "from beside import doubled\n\ndef run(n):\n    return doubled(n)\n"), "run"
     )
     assert sorted(source.statements[str(beside)]) == [2, 3, 4]
 
@@ -309,13 +309,13 @@ def test_a_long_condition_is_cut_and_many_entries_are_counted(tmp_path: Path) ->
     body = f"def run(n):\n    if {tests}:\n        n = 1\n" + "".join(
         f"    if n == {k}:\n        n = 0\n" for k in range(50, 64)
     )
-    file = written(tmp_path, body)
-    module, told = modules.of_file(file, anew=True), Executed()
+    file = write_file(tmp_path, body)
+    module, told = modules.load_file(file, anew=True), Executed()
     told.watch(file, "run", "cpu")
     with blame_implementation():
         module.run(1)
     line_recorder.recorder.close()
-    told.add(told.told())
+    told.add(told.report())
     lines = list(told.lines())
     assert lines[0].startswith("never executed: kernels.py:3 (n == 10 or n == 11")
     assert lines[0].endswith("...)")
@@ -337,8 +337,8 @@ def test_a_trace_function_that_is_there_already_stays(tmp_path: Path) -> None:
         assert sys.gettrace() in (debugger, None)
         module.run(1)
 
-    file = written(tmp_path, "def run(n):\n    return n\n")
-    told, module = Executed(), modules.of_file(file, anew=True)
+    file = write_file(tmp_path, "def run(n):\n    return n\n")
+    told, module = Executed(), modules.load_file(file, anew=True)
     told.watch(file, "run", "cpu")
     sys.settrace(debugger)
     try:
@@ -349,7 +349,7 @@ def test_a_trace_function_that_is_there_already_stays(tmp_path: Path) -> None:
         sys.settrace(before)
         line_recorder.recorder.close()
     assert "run" in seen
-    told.add(told.told())
+    told.add(told.report())
     try:
         if line_recorder.monitoring is None:
             assert list(told.lines()) == [BLIND]
@@ -361,8 +361,8 @@ def test_a_trace_function_that_is_there_already_stays(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(line_recorder.monitoring is not None, reason="there is no trace function from Python 3.12 on")
 def test_tracing_ends_with_the_call_and_with_the_last_line(tmp_path: Path) -> None:
-    file, found = written(tmp_path, "def run(n):\n    if n > 1:\n        return n\n    return 0\n"), list[Any]()
-    told, module = Executed(), modules.of_file(file, anew=True)
+    file, found = write_file(tmp_path, "def run(n):\n    if n > 1:\n        return n\n    return 0\n"), list[Any]()
+    told, module = Executed(), modules.load_file(file, anew=True)
     told.watch(file, "run", "cpu")
     for number in (1, 2, 3):
         with blame_implementation():
@@ -389,13 +389,13 @@ def test_threads_are_seen_where_they_call(tmp_path: Path) -> None:
 
 def test_nothing_is_said_of_functions_that_torch_compiles(tmp_path: Path) -> None:
     text = "import torch\n\n@torch.compile(backend='eager')\ndef run(x):\n    if x.ndim > 4:\n        return x\n"
-    file = written(tmp_path, f"{text}    return x + 1\n")
-    module, told = modules.of_file(file, anew=True), Executed()
+    file = write_file(tmp_path, f"{text}    return x + 1\n")
+    module, told = modules.load_file(file, anew=True), Executed()
     told.watch(file, "run", "cpu")
     with blame_implementation():
         assert module.run(torch.ones(2)).tolist() == [2.0, 2.0]
     line_recorder.recorder.close()
-    told.add(told.told())
+    told.add(told.report())
     assert list(told.lines()) == [COMPILED]
 
 
@@ -451,7 +451,7 @@ def test_nothing_watches_while_the_interpreter_ends() -> None:
     ids=["kernel", "whole"],
 )
 def test_verify_names_what_never_ran(text: str, expected: list[tuple[str, str]], tmp_path: Path) -> None:
-    kernel = modules.of_file(written(tmp_path, text), anew=True).add
+    kernel = modules.load_file(write_file(tmp_path, text), anew=True).add
     verdict = fourfold.verify(kernel, "vector_add", device="cpu", seed=1)
     assert verdict.passed
     assert verdict.never_executed is not None
@@ -464,7 +464,7 @@ def test_verify_names_what_never_ran(text: str, expected: list[tuple[str, str]],
 @pytest.mark.full
 @pytest.mark.usefixtures("on_the_cpu")
 def test_lines_are_seen_in_a_process_of_its_own(tmp_path: Path) -> None:
-    verdict = fourfold.verify(f"{written(tmp_path, PLAIN)}:add", "vector_add", device="cpu", seed=1, untrusted=True)
+    verdict = fourfold.verify(f"{write_file(tmp_path, PLAIN)}:add", "vector_add", device="cpu", seed=1, untrusted=True)
     assert verdict.passed
     assert verdict.never_executed is not None
     assert [(each.lines, each.condition) for each in verdict.never_executed] == [("5", "not (x.numel() >= 0)")]
@@ -473,7 +473,7 @@ def test_lines_are_seen_in_a_process_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("on_the_cpu")
 @pytest.mark.parametrize("options", [{"only": ["forward"]}, {"dtypes": ["float32"]}, {"examples": 3}])
 def test_a_part_of_the_checks_accuses_nobody(options: dict[str, Any], tmp_path: Path) -> None:
-    kernel = modules.of_file(written(tmp_path, PLAIN), anew=True).add
+    kernel = modules.load_file(write_file(tmp_path, PLAIN), anew=True).add
     verdict = fourfold.verify(kernel, "vector_add", device="cpu", seed=1, **{"only": ["forward"], **options})
     assert verdict.never_executed is None
 
@@ -481,13 +481,13 @@ def test_a_part_of_the_checks_accuses_nobody(options: dict[str, Any], tmp_path: 
 @pytest.mark.full
 def test_a_wrong_kernel_is_not_accused_of_lines(tmp_path: Path, device: str) -> None:
     text = "def add(x, y):\n    if x.numel() < 0:\n        return x\n    return x - y\n"
-    kernel = modules.of_file(written(tmp_path, text), anew=True).add
+    kernel = modules.load_file(write_file(tmp_path, text), anew=True).add
     assert fourfold.verify(kernel, "vector_add", device=device, seed=1).never_executed is None
 
 
 @pytest.mark.full
 def test_a_kernel_that_ran_before_is_not_accused(tmp_path: Path) -> None:
-    written(tmp_path, UNREACHED)
+    write_file(tmp_path, UNREACHED)
     script = """
 import sys, torch, fourfold, kernels
 assert "fourfold.backends.triton.interpreter.corrections" not in sys.modules
@@ -495,7 +495,7 @@ kernels.add(torch.ones(3), torch.ones(3))
 verdict = fourfold.verify(kernels.add, "vector_add", device="cpu", seed=1)
 print(*[each.lines for each in verdict.never_executed])
 """
-    written(tmp_path, script, "script.py")
+    write_file(tmp_path, script, "script.py")
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "TRITON_INTERPRET": "1"}
     done = warm.run("script", cwd=tmp_path, env=environment)
     assert done.stdout.split() == [lines for lines, _ in NEVER], done.stderr
@@ -505,7 +505,7 @@ print(*[each.lines for each in verdict.never_executed])
 
 
 def run(folder: Path, *options: str, kernel: str = "kernels.py:add") -> tuple[str, dict[str, Any]]:
-    """What `fourfold verify` prints on a kernel of the folder, and its verdict."""
+    """Run `fourfold verify` on a kernel of the folder; return its output and its verdict."""
     own = {"PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
     environment = warm.variables("TRITON_INT", **own)
     command = ["pytest", str(ROOT / "tests/operations"), "-p", "fourfold", "-p", "no:cacheprovider", "--device=cpu"]
@@ -519,7 +519,7 @@ def run(folder: Path, *options: str, kernel: str = "kernels.py:add") -> tuple[st
 @pytest.mark.full
 @pytest.mark.parametrize("processes", [(), ("--untrusted", "-n2")])
 def test_a_run_names_what_never_ran_in_any_of_its_processes(processes: tuple[str, ...], tmp_path: Path) -> None:
-    written(tmp_path, UNREACHED)
+    write_file(tmp_path, UNREACHED)
     printed, verdict = run(tmp_path, *processes)
     assert verdict["passed"]
     told = [line for line in printed.splitlines() if line.startswith("never executed")]
@@ -534,7 +534,7 @@ PART = ("-k", "oracle and float32")
 @pytest.mark.full
 @pytest.mark.parametrize("options", [(), ("--dtype=float32",), ("--examples=3",)])
 def test_a_run_of_a_part_accuses_nobody(options: tuple[str, ...], tmp_path: Path) -> None:
-    written(tmp_path, PLAIN)
+    write_file(tmp_path, PLAIN)
     printed, verdict = run(tmp_path, *options, *PART)
     assert verdict["passed"]
     assert "never executed" not in printed
@@ -543,7 +543,7 @@ def test_a_run_of_a_part_accuses_nobody(options: tuple[str, ...], tmp_path: Path
 
 @pytest.mark.full
 def test_a_run_of_a_part_names_what_never_ran_if_it_is_asked(tmp_path: Path) -> None:
-    written(tmp_path, PLAIN)
+    write_file(tmp_path, PLAIN)
     printed, verdict = run(tmp_path, "--dtype=float32", "--examples=3", *PART, "--executed")
     assert [each["lines"] for each in verdict["never_executed"]] == ["5"]
     assert "never executed: kernels.py:5 (not (x.numel() >= 0))" in printed
@@ -553,7 +553,7 @@ def test_a_run_of_a_part_names_what_never_ran_if_it_is_asked(tmp_path: Path) -> 
 @pytest.mark.skipif(cuda_on_cpu.unavailable_reason() is not None, reason=cuda_on_cpu.unavailable_reason() or "")
 @pytest.mark.parametrize("processes", sampled([(), ("--untrusted", "-n2")], ()))
 def test_lines_of_a_cuda_kernel_are_named_too(processes: tuple[str, ...], tmp_path: Path) -> None:
-    written(tmp_path, IN_CUDA, "add.cu")
+    write_file(tmp_path, IN_CUDA, "add.cu")
     printed, verdict = run(tmp_path, "--forward-only", *processes, kernel="add.cu:add<<<(n + 255) / 256, 256>>>")
     assert verdict["passed"]
     found = [(each["file"], each["lines"], each["condition"]) for each in verdict["never_executed"]]
@@ -604,7 +604,7 @@ CONDITIONS = """__global__ void f(int a, int b) {
     ],
 )
 def test_condition_of_a_line_of_cuda_is_the_innermost_around_it(line: int, condition: str, tmp_path: Path) -> None:
-    assert condition_of(written(tmp_path, CONDITIONS, "f.cu"), line) == condition
+    assert condition_of(write_file(tmp_path, CONDITIONS, "f.cu"), line) == condition
 
 
 @pytest.mark.full
@@ -635,10 +635,10 @@ def test_what_a_process_tells_is_not_believed_to_be_well_formed() -> None:
 
 def test_an_unreached_line_costs_a_call_little(tmp_path: Path) -> None:
     """A line that is left keeps the trace function: it sees calls of Python functions, and no line of other files."""
-    file = written(
+    file = write_file(
         tmp_path, "import torch\n\ndef run(x):\n    if x is None:\n        return x\n    return torch.relu(x)\n"
     )
-    module, told = modules.of_file(file, anew=True), Executed()
+    module, told = modules.load_file(file, anew=True), Executed()
     told.watch(file, "run", "cpu")
     with blame_implementation():
         for _ in range(3):
@@ -647,5 +647,5 @@ def test_an_unreached_line_costs_a_call_little(tmp_path: Path) -> None:
         if tracer is not None:
             assert tracer(inspect.currentframe(), "call", None) is None  # a frame of this file is not traced
     line_recorder.recorder.close()
-    told.add(told.told())
+    told.add(told.report())
     assert entries(told) == [("5", "x is None")]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from subjects import subject_of
 
-from fourfold.candidates.integrity.escapes import held
+from fourfold.candidates.integrity.escapes import convert_escapes
 from fourfold.checks.catalogue import STANDARD
 from fourfold.checks.records import operations
 from fourfold.checks.search import AGAIN, Search
@@ -24,7 +24,7 @@ GPU = torch.device("cuda", 0)
 REFUSALS = Refusals()
 
 
-def told(monkeypatch: pytest.MonkeyPatch, free: Iterator[int]) -> list[float]:
+def fake_free_memory(monkeypatch: pytest.MonkeyPatch, free: Iterator[int]) -> list[float]:
     """Make torch report these numbers of free bytes out of 100. Return the list of sleeps, which take no time."""
     slept: list[float] = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (next(free), 100))
@@ -33,20 +33,20 @@ def told(monkeypatch: pytest.MonkeyPatch, free: Iterator[int]) -> list[float]:
 
 
 def test_others_may_give_back_what_they_have_done_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept = told(monkeypatch, iter((10, 10, 60)))
+    slept = fake_free_memory(monkeypatch, iter((10, 10, 60)))
     sparse_memory.wait_for_room(GPU, 50)
     assert len(slept) == 2
 
 
 def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept = told(monkeypatch, iter([10] * 1000))
+    slept = fake_free_memory(monkeypatch, iter([10] * 1000))
     with pytest.raises(NotReached, match="cuda:0 has no"):
         sparse_memory.wait_for_room(GPU, 50)
     assert len(slept) == sparse_memory.LOOKS
 
 
 def test_nobody_waits_for_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept = told(monkeypatch, iter([90]))
+    slept = fake_free_memory(monkeypatch, iter([90]))
     with pytest.raises(NotReached):
         sparse_memory.wait_for_room(GPU, 101)
     assert not slept
@@ -74,7 +74,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
 
 
 def outcome_of(add: Callable[..., torch.Tensor], named: bool = True, refusals: Refusals | None = REFUSALS) -> Search:
-    """What the check of a forward pass makes of an addition of vectors: its search. Nothing is refused."""
+    """Return the search of a check of vector_add's forward pass. Nothing is refused."""
     operation = operations()["vector_add"] if named else dataclasses.replace(operations()["vector_add"], examples={})
     given = subject_of(operation, add)
     search = Search(examples=5, refusals=refusals)
@@ -151,7 +151,7 @@ def test_a_kernel_cannot_have_a_case_left_out() -> None:
 
 
 def test_outside_of_a_search_a_call_that_is_not_reached_is_no_escape() -> None:
-    with pytest.raises(NotReached), held():
+    with pytest.raises(NotReached), convert_escapes():
         raise NotReached("no memory")
 
 

@@ -122,7 +122,7 @@ def test_a_refused_kernel_fails_a_check_of_its_own(untrusted: bool, tmp_path: Pa
     options = {"device": "cpu", "only": ["compiler"], "dtypes": ["float32"], "examples": 1}
     given = {name: f"{file}:{name}" for name in ("double", "refused")}
     if not untrusted:
-        given = {name: getattr(modules.of_file(file), name) for name in given}
+        given = {name: getattr(modules.load_file(file), name) for name in given}
     right, wrong = (fourfold.verify(each, doubled, untrusted=untrusted, **options) for each in given.values())
     assert [outcome.outcome for outcome in right.outcomes] == [Status.PASSED]
     assert [outcome.outcome for outcome in wrong.outcomes] == [Status.FAILED]

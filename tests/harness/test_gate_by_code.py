@@ -30,7 +30,7 @@ KERNELS = {
 
 
 def launches(code: str = "old", torch: Sequence[str] = (), unknown: str = "") -> dict[str, Any]:
-    """What a benchmark launched: one kernel."""
+    """Return the launches of a benchmark: one kernel."""
     return {
         "sha256": f"{code} {len(torch)}",
         "workload": "",
@@ -44,8 +44,8 @@ def launches(code: str = "old", torch: Sequence[str] = (), unknown: str = "") ->
 Launches = Mapping[str, Any] | None
 
 
-def recorded(medians: Mapping[str, float], of: Mapping[str, Launches], machine: Mapping[str, str] = MACHINE) -> Any:
-    """A run as pytest-benchmark keeps it."""
+def record_run(medians: Mapping[str, float], of: Mapping[str, Launches], machine: Mapping[str, str] = MACHINE) -> Any:
+    """Return a run as pytest-benchmark keeps it."""
     return {
         "benchmarks": [
             {
@@ -60,8 +60,8 @@ def recorded(medians: Mapping[str, float], of: Mapping[str, Launches], machine: 
     }
 
 
-def finished(medians: Mapping[str, float], of: Mapping[str, Launches]) -> Any:
-    """A finished run."""
+def finish_run(medians: Mapping[str, float], of: Mapping[str, Launches]) -> Any:
+    """Return a finished run."""
     return SimpleNamespace(
         medians=medians,
         launched={name: found for name, found in of.items() if found},
@@ -69,7 +69,7 @@ def finished(medians: Mapping[str, float], of: Mapping[str, Launches]) -> Any:
         timed={name: SimpleNamespace(gated=True) for name in medians},
         least_differences=dict.fromkeys(medians, LEAST),
         static={"kernels": {}},
-        bench=SimpleNamespace(implementation=lambda measurement: finished),
+        bench=SimpleNamespace(implementation=lambda measurement: finish_run),
     )
 
 
@@ -79,11 +79,11 @@ def judged(
     machine: Mapping[str, str] = MACHINE,
     again: Remeasuring | None = None,
 ) -> Gated:
-    return Gated.of(finished(*now), BaselineHistory(recorded(*then), [recorded(*then)], machine), again)
+    return Gated.of(finish_run(*now), BaselineHistory(record_run(*then), [record_run(*then)], machine), again)
 
 
 def noisy(rng: np.random.Generator, count: int) -> dict[str, float]:
-    """Medians of a machine that varies by 3%, and of which one benchmark in twenty is far off."""
+    """Return medians of a machine that varies by 3%, with one benchmark in twenty far off."""
     logs = rng.normal(math.log(1e-4), 0.03, count) + (rng.random(count) < 0.05) * rng.exponential(0.3, count)
     return {f"b[{number}]": float(median) for number, median in enumerate(np.exp(logs))}
 
@@ -101,7 +101,7 @@ def measured_again(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, fl
             return rng.normal(math.log1p(slowdowns.get(name, 0.0)), 0.002, gate.EPOCHS)
 
         monkeypatch.setattr(gated, "_baseline", lambda *_: (object(), ""))
-        monkeypatch.setattr(gated, "loaded", lambda baseline, measurement, candidates: measurement)
+        monkeypatch.setattr(gated, "load", lambda baseline, measurement, candidates: measurement)
         monkeypatch.setattr(gated.gate, "alternate", alternate)
         return suspects
 
@@ -109,7 +109,7 @@ def measured_again(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, fl
 
 
 def of_names(run: Any) -> Any:
-    """A run whose measurement is known by its benchmark's name."""
+    """Return a run whose measurement is known by its benchmark's name."""
     run.timed = {name: SimpleNamespace(gated=True, name=name) for name in run.timed}
     run.bench.against = lambda measurement, former, rng: measurement.name
     return run
@@ -125,7 +125,7 @@ def test_of_a_thousand_unchanged_benchmarks_none_is_slower_or_measured_again(mea
     suspects = measured_again({})
     now, then = noisy(rng, 1000), noisy(rng, 1000)
     of = dict.fromkeys(now, launches())
-    result = compared(finished(now, of), BaselineHistory(recorded(then, of), [recorded(then, of)], MACHINE))
+    result = compared(finish_run(now, of), BaselineHistory(record_run(then, of), [record_run(then, of)], MACHINE))
     assert {(change.verdict, change.stage, change.why) for change in result.changes} == {("same", 0, "same code")}
     assert not suspects
     assert not result.slower
@@ -147,7 +147,7 @@ def test_what_changed_among_unchanged_benchmarks_is_found_by_the_clock_and_shown
     of_then = dict.fromkeys(then, launches("old"))
     of_now = {name: launches("new" if place < 50 else "old") for place, name in enumerate(now)}
     result = compared(
-        finished(now, of_now), BaselineHistory(recorded(then, of_then), [recorded(then, of_then)], MACHINE)
+        finish_run(now, of_now), BaselineHistory(record_run(then, of_then), [record_run(then, of_then)], MACHINE)
     )
     assert {change.name for change in result.slower} == set(slowdowns)
     assert set(suspects) <= {f"b[{number}]" for number in range(50)}
@@ -219,8 +219,8 @@ def test_a_drift_is_told_only_where_the_code_changed(codes: list[str | None], al
         return {"b[0]": launches(code) if code else None}
 
     medians = [{"b[0]": 1e-4 * 1.005**number} for number in range(12)]
-    history = [recorded(medians[number], of(number)) for number in range(11)]
-    result = Gated.of(finished(medians[11], of(11)), BaselineHistory(history[-1], history, MACHINE), None)
+    history = [record_run(medians[number], of(number)) for number in range(11)]
+    result = Gated.of(finish_run(medians[11], of(11)), BaselineHistory(history[-1], history, MACHINE), None)
     assert bool(result.drifts) == alarms
     of_machine = [
         line for line in result.lines() if line.endswith("its code has been the same, so this is of the machine")

@@ -98,17 +98,17 @@ pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 def add(name: str, body: str = "", **more: Any) -> dict[str, Any]:
-    """A candidate for vector_add, with this body."""
+    """Return a candidate for vector_add, with this body."""
     return {"id": name, "operation": "vector_add", "source": f"{ADD}    {body}\n", "seconds": 60, **more}
 
 
-def graded(candidates: Sequence[Any], **more: Any) -> dict[str, Graded]:
-    """The verdict on each candidate, by its id."""
+def grade_all(candidates: Sequence[Any], **more: Any) -> dict[str, Graded]:
+    """Return the verdict on each candidate, by its id."""
     return {one.id: one for one in fourfold.grade(candidates, **{**QUICK, **more})}
 
 
 def message(one: Graded) -> str:
-    """What the first failure says."""
+    """Return what the first failure says."""
     return one.failures[0][1].message if one.failures else "; ".join(one.shortcomings)
 
 
@@ -287,7 +287,7 @@ def test_no_candidate_meets_another_and_a_lost_worker_costs_only_attempts() -> N
         "    assert not os.path.exists('left')\n    return x + y\n"
     )
     sources = {"leaves": leaves, "looks": looks, "kills": ENDS_ITS_WORKER, "right": RIGHT}
-    found = graded([{**add(name), "source": source} for name, source in sources.items()], workers=1, refusals=False)
+    found = grade_all([{**add(name), "source": source} for name, source in sources.items()], workers=1, refusals=False)
     assert found["looks"].passed, str(found["looks"])
     assert found["kills"].kind == "crashed"
     assert found["kills"].attempts == 3
@@ -342,7 +342,7 @@ def test_a_source_is_read_without_being_run() -> None:
 
 
 def write(folder: Path, count: int) -> Path:
-    """A file of so many right candidates, and one wrong one, each of another text."""
+    """Write a file of this many right candidates, and a wrong one, with different texts; return it."""
     lines = [add(f"right {n}", f"return x + y  # {n}") for n in range(count)]
     file = folder / "candidates.jsonl"
     file.write_text("".join(json.dumps(each) + "\n" for each in [*lines, add("wrong", "return x - y")]))
@@ -350,7 +350,7 @@ def write(folder: Path, count: int) -> Path:
 
 
 def run(*arguments: str | Path) -> subprocess.Popen[str]:
-    """``fourfold grade`` with one worker and few cases."""
+    """Start ``fourfold grade`` with one worker and few cases."""
     given = ["--workers", "1", "--examples", "2", "--dtype", "float32", "--seed", "1"]
     text = [sys.executable, "-m", "fourfold", "grade", *map(str, arguments), *given]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -363,7 +363,7 @@ def run(*arguments: str | Path) -> subprocess.Popen[str]:
 
 
 def workers_of(process: int) -> list[psutil.Process]:
-    """The workers that a run has started, and all that these have."""
+    """Return the workers that a run has started, and all that these have."""
     with contextlib.suppress(psutil.Error):
         return psutil.Process(process).children(recursive=True)
     return []
@@ -419,7 +419,7 @@ def test_a_changed_source_is_judged_again(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(driver, "_pool_of", lambda *_: lambda: pool.Pool(lambda n: Answers(n, iter([False])), 1))
     out = tmp_path / "results.jsonl"
     for body, kind in (("return x - y", "wrong"), ("return x + y", "right"), ("return x + y", "right")):
-        assert graded([add("a", body)], out=out)["a"].kind == kind
+        assert grade_all([add("a", body)], out=out)["a"].kind == kind
     assert [json.loads(line)["kind"] for line in out.read_text().splitlines()] == ["wrong", "right"]
 
 
@@ -502,7 +502,7 @@ def test_a_line_that_another_writes_during_a_run_is_named(tmp_path: Path) -> Non
 
 
 def verdict(kind: str = "", speeds: tuple[Speed, ...] = (), **more: Any) -> Verdict:
-    """A verdict with one failure of a kind, or a right one."""
+    """Return a verdict with one failure of a kind, or a right one."""
     failure = Finding(message="it is", counterexample=None, frames="", cause="it", blob=None, kind=kind)
     outcome = "failed" if kind else "passed"
     made = Outcome(check="forward", dtype="float32", outcome=outcome, examples=9, failure=failure if kind else None)

@@ -108,7 +108,7 @@ class Ended:
     verdict: dict[str, Any]
 
     def of(self, operation: str) -> dict[str, Any]:
-        """The entry of an operation's check."""
+        """Return the entry of an operation's check."""
         (entry,) = (entry for entry in self.verdict["checks"] if entry["operation"] == operation)
         return entry
 

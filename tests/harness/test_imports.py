@@ -66,10 +66,10 @@ MODULES: Mapping[str, Path] = {
 def imports(path: Path) -> Iterator[str]:
     """Yield every module that a file names, in an import at any depth or in a string that looks like its name."""
     name = module_name(path)
-    yield from named(path, name if path.name == "__init__.py" else name.rpartition(".")[0])
+    yield from named_modules(path, name if path.name == "__init__.py" else name.rpartition(".")[0])
 
 
-def named(path: Path, package: str) -> Iterator[str]:
+def named_modules(path: Path, package: str) -> Iterator[str]:
     """Yield every module that a file of a package names."""
     tree = ast.parse(path.read_text(encoding="utf-8"), path.name)
     for node in ast.walk(tree):
@@ -88,7 +88,7 @@ def named(path: Path, package: str) -> Iterator[str]:
 
 
 @functools.cache
-def known(path: Path) -> set[str]:
+def project_modules(path: Path) -> set[str]:
     """Return the modules of this project that a file names."""
     return {name for name in imports(path) if name in MODULES} - {module_name(path)}
 
@@ -98,7 +98,7 @@ def all_imports() -> dict[str, set[str]]:
 
     Tests call it, not this module: each process that collects tests would parse the project.
     """
-    return {name: known(path) for name, path in MODULES.items()}
+    return {name: project_modules(path) for name, path in MODULES.items()}
 
 
 def of_folder(name: str) -> list[str]:
@@ -121,7 +121,7 @@ def test_oracles_import_numpy_and_no_more(module: str) -> None:
 @pytest.mark.parametrize("module", [name for folder in OF_OPERATIONS for name in of_folder(folder)])
 def test_operations_import_no_more_of_the_harness_than_they_may(module: str) -> None:
     allowed = OF_OPERATIONS[part(module)] | {part(module)}
-    assert {part(name) for name in known(MODULES[module])} <= allowed
+    assert {part(name) for name in project_modules(MODULES[module])} <= allowed
 
 
 @pytest.mark.parametrize("module", of_folder("impls"))
@@ -139,7 +139,10 @@ def against_directions(package: str) -> set[tuple[str, str]]:
     """Return the modules of a package that import a module of another one that they may not, with that module."""
     allowed = reachable(package)
     return {
-        (module, name) for module in of_folder(package) for name in known(MODULES[module]) if part(name) not in allowed
+        (module, name)
+        for module in of_folder(package)
+        for name in project_modules(MODULES[module])
+        if part(name) not in allowed
     }
 
 
@@ -216,5 +219,5 @@ def test_an_import_changes_no_variable_of_the_environment() -> None:
 
 def test_nobody_imports_a_command_that_sets_variables() -> None:
     tests = set((ROOT / "tests").rglob("*.py")) - {Path(__file__)}
-    assert not [path for path in tests if COMMAND in set(named(path, "tests"))]
+    assert not [path for path in tests if COMMAND in set(named_modules(path, "tests"))]
     assert not {name for name, names in all_imports().items() if COMMAND in names}

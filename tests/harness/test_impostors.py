@@ -14,7 +14,7 @@ from fourfold.checks.backward import backward_agrees
 from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.history import history_does_not_matter
-from fourfold.checks.impostors import accepted
+from fourfold.checks.impostors import accepted_impostors
 from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.records import operations
 from fourfold.checks.repeatability import repeats_bit_for_bit
@@ -33,7 +33,7 @@ SOFTMAX, VECTOR_ADD = OPERATIONS["softmax"], OPERATIONS["vector_add"]
 ORDINARY = [SOFTMAX.examples[name](FLOAT32) for name in ("ordinary", "many_short_rows")]
 
 
-def loosened(function: Callable, by: float) -> Callable:
+def loosen(function: Callable, by: float) -> Callable:
     """Return an oracle with its bound widened by `by`."""
 
     def of(*arrays: Any, **named: Any) -> Any:
@@ -50,13 +50,13 @@ def impostors_of(found: list) -> set[tuple[str, str]]:
 
 
 def test_the_bounds_as_they_are_reject_every_impostor() -> None:
-    assert not accepted(SOFTMAX, FLOAT32, ORDINARY)
+    assert not accepted_impostors(SOFTMAX, FLOAT32, ORDINARY)
 
 
 @pytest.mark.parametrize(("which", "result"), [("forward", "output"), ("backward", "gradient of x")])
 def test_a_bound_that_is_too_loose_is_found_out(which: str, result: str) -> None:
-    loose = replace(SOFTMAX, **{which: loosened(getattr(SOFTMAX, which), 1e3)})
-    found = accepted(loose, FLOAT32, ORDINARY)
+    loose = replace(SOFTMAX, **{which: loosen(getattr(SOFTMAX, which), 1e3)})
+    found = accepted_impostors(loose, FLOAT32, ORDINARY)
     assert impostors_of(found) >= {(result, name) for name in ("all zero", "its mean everywhere", "rolled by one")}
     assert {one.result for one in found} == {result}
     assert str(found[0]).startswith("the specification of softmax for float32 is at fault: it takes ")
@@ -65,7 +65,7 @@ def test_a_bound_that_is_too_loose_is_found_out(which: str, result: str) -> None
 def test_cases_of_nothing_but_zeros_are_found_out() -> None:
     zeros = np.zeros((3, 4), np.float32)
     tame = [Case({"x": zeros, "y": zeros}, zeros + 2 * n) for n in range(1, 4)]
-    found = impostors_of(accepted(VECTOR_ADD, FLOAT32, tame))
+    found = impostors_of(accepted_impostors(VECTOR_ADD, FLOAT32, tame))
     # All outputs are 0, so these impostors pass; "all NaN" does not. A gradient of 0 does not: grad_output is not 0.
     wanted = {"all zero", "its mean everywhere", "rolled by one", "negated", "a copy of x", "a copy of y"}
     assert {impostor for result, impostor in found if result == "output"} == wanted
@@ -74,7 +74,7 @@ def test_cases_of_nothing_but_zeros_are_found_out() -> None:
 
 @pytest.mark.parametrize("none", [[], ["no_rows", "no_cols"]], ids=["no_cases", "empty_cases"])
 def test_a_record_of_nothing_is_found_out(none: list[str]) -> None:
-    found = accepted(SOFTMAX, FLOAT32, [SOFTMAX.examples[name](FLOAT32) for name in none])
+    found = accepted_impostors(SOFTMAX, FLOAT32, [SOFTMAX.examples[name](FLOAT32) for name in none])
     assert impostors_of(found) == {(r, i) for r in ("output", "gradient of x") for i in ("all zero", "all NaN")}
     assert "no case has a result, output" in str(found[0])
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many programs each call of a kernel has run."""
+    """Return the number of programs of each call of a kernel."""
     found: list[int] = []
     shipped = batches.Runner.batch
 

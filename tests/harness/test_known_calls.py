@@ -46,7 +46,7 @@ class Operation:
         output = torch.empty(x.shape, dtype=x.dtype)
         self._launch(x.data_ptr(), output.data_ptr(), x.numel(), factor)
         if (recorder := known_calls.recorder()) is not None:
-            recorder.launched(self._again(x.data_ptr(), output.data_ptr(), x.numel(), factor))
+            recorder.record_launch(self._again(x.data_ptr(), output.data_ptr(), x.numel(), factor))
         self._also(x, output)
         return output
 
@@ -66,7 +66,7 @@ class Operation:
 
 
 def calls(operation: Operation, *arguments: tuple[torch.Tensor, float]) -> int:
-    """How many of these calls decided anything. Each result is checked."""
+    """Return the number of calls that decided anything. Each result is checked."""
     before, launched = operation.decided, operation.launched
     for x, factor in arguments:
         assert torch.equal(operation.call(x, factor), x * factor)
@@ -133,7 +133,7 @@ def test_one_tensor_given_twice_does_not_stand_for_two() -> None:
         values = [a + b for a, b in zip(numbers(x.data_ptr(), 3), numbers(y.data_ptr(), 3))]
         numbers(output.data_ptr(), 3)[:] = values
         if (recorder := known_calls.recorder()) is not None:
-            recorder.launched(lambda place_of: again(place_of(x.data_ptr()), place_of(y.data_ptr()), 2))
+            recorder.record_launch(lambda place_of: again(place_of(x.data_ptr()), place_of(y.data_ptr()), 2))
         return output
 
     def again(x: int, y: int, output: int) -> known_calls.Launch:
@@ -160,7 +160,7 @@ def test_what_is_provided_is_asked_for_anew() -> None:
         recorder = known_calls.recorder()
         if recorder is not None:
             recorder.provide(counters[0], lambda: counters[1])
-            recorder.launched(lambda place_of: bump(place_of(counters[0].data_ptr())))
+            recorder.record_launch(lambda place_of: bump(place_of(counters[0].data_ptr())))
         return output
 
     def bump(place: int) -> known_calls.Launch:

@@ -152,11 +152,11 @@ def test_large_cases_lie_within_the_claims() -> None:
     softmax = operations()["softmax"]
     constants = Constants(sizes=(Constant(64, "of.py", 1), Constant(2000, "of.py", 2)))
     claims = Claims(sizes={"cols": 64}, contiguous=True)
-    cases = dict(LargeCases(claims.restricted(softmax), claims, FLOAT32, constants).cases(25, True))
+    cases = dict(LargeCases(claims.restrict(softmax), claims, FLOAT32, constants).cases(25, True))
     cols = {case["x"].shape[-1] for case in cases.values()}
     assert cols == {64, 192}
     few = Claims(sizes={"cols": (1, 1024)})
-    cases = dict(LargeCases(few.restricted(softmax), few, FLOAT32, constants).cases(25, True))
+    cases = dict(LargeCases(few.restrict(softmax), few, FLOAT32, constants).cases(25, True))
     assert max(case["x"].shape[-1] for case in cases.values()) <= 1024
 
 

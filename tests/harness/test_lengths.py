@@ -95,7 +95,7 @@ def test_numbers_that_are_rounded_decide_nothing() -> None:
 def one_after_another(
     boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float, idxs: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Each box in turn, with a division where the kernels have a product."""
+    """Return each box in turn, with a division where the kernels have a product."""
     if boxes.shape != (len(scores), 4) or (idxs is not None and idxs.shape != scores.shape):
         raise ValueError("boxes must be [n, 4], and scores and idxs [n]")
     wide = boxes.to(torch.promote_types(boxes.dtype, torch.float32))

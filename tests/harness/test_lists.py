@@ -64,7 +64,7 @@ def cases_of(made: DefinedOperation) -> list[Case]:
 
 def agrees(made: DefinedOperation, kernel: Callable[..., Any], check: Callable[..., None] = forward_agrees) -> None:
     claims = Claims(finite=True, largest=1e4)
-    subject = together(subject_of(claims.restricted(made), kernel, FLOAT32, claims=claims))
+    subject = together(subject_of(claims.restrict(made), kernel, FLOAT32, claims=claims))
     check(subject, Search(examples=3, seed=0, shrinks=False, seeks_claims=False))
 
 
@@ -92,7 +92,7 @@ def test_a_list_that_the_definition_does_not_take_empty_is_never_empty() -> None
 
 
 def test_claimed_sizes_are_those_of_each_tensor() -> None:
-    only = Claims(sizes={"cols[i]": 8}).restricted(concat)
+    only = Claims(sizes={"cols[i]": 8}).restrict(concat)
     found = [array.shape[1] for case in collect(only.cases(FLOAT32, 64), 12) for array in case.inputs.values()]
     assert {size % 8 for size in found} == {0}
     assert max(found) > 8

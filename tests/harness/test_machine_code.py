@@ -29,7 +29,7 @@ def hashed(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def in_reverse(cubin: bytes) -> bytes:
-    """The same file with its sections listed from the last to the first."""
+    """Return the same file with its sections listed from the last to the first."""
     content = bytearray(cubin)
     (start,) = struct.unpack_from("<Q", content, 0x28)
     each, count, names = struct.unpack_from("<HHH", content, 0x3A)

@@ -18,7 +18,7 @@ from fourfold import divisors, operation, philox, tensor, tensors, tied, values
 from fourfold.backends.cuda import emulator
 from fourfold.backends.operators import Operator
 from fourfold.candidates.load.calling import as_operation
-from fourfold.checks.catalogue import named
+from fourfold.checks.catalogue import check_named
 from fourfold.engine.cells import Candidate
 from fourfold.engine.verdict import Verdict
 from fourfold.engine.verification import signature_of
@@ -212,7 +212,7 @@ def in_order(order: Any) -> Call:
 
 
 calls("schedule", *map(in_order, ("backward", True, 1.5, None)))
-calls("check", lambda: named("sorcery"))
+calls("check", lambda: check_named("sorcery"))
 
 # ---- what is read
 

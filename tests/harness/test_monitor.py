@@ -69,7 +69,7 @@ def wrong_for_large_numbers(x: torch.Tensor, weight: torch.Tensor, eps: float = 
     return right(x.clamp(-1000, 1000), weight, eps)
 
 
-def judged(found: LiveMonitor) -> dict[str, int]:
+def findings(found: LiveMonitor) -> dict[str, int]:
     """Close a monitor; return what it has found, without zeros."""
     found.close(SECONDS)
     return {name: found.counts[name] for name in ("judged", "wrong", "imprecise", "refused", "dropped", "errors")}
@@ -88,7 +88,7 @@ def test_a_kernel_that_is_wrong_for_rare_shapes_is_found_without_any_sample(moni
     found = monitor(wrong_for_seven_rows, rate=0.0, on_failure=failures.append)
     for rows in [4, 4, 7, 4]:
         found(torch.randn(rows, 8), WEIGHT)
-    assert judged(found) == only(judged=2, wrong=1)
+    assert findings(found) == only(judged=2, wrong=1)
     ((message, case, path),) = [(each.message, each.case, each.path) for each in failures]
     assert "output[" in message
     assert case["x"].shape == (7, 8)
@@ -106,7 +106,7 @@ def test_a_random_call_with_unusual_numbers_is_judged_though_it_is_not_sampled(m
     for scale in [1, 1, 1e6, 1e6]:
         found(scale * torch.linspace(-2, 1, 32).reshape(4, 8), WEIGHT)
     assert DRAWS > 2
-    assert judged(found) == only(judged=2, wrong=1)
+    assert findings(found) == only(judged=2, wrong=1)
 
 
 def test_a_wrong_result_is_one_warning_and_files_up_to_their_limit(monitor: Make, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_wrong_result_is_one_warning_and_files_up_to_their_limit(monitor: Make
     def run() -> dict[str, int]:
         for rows in (3, 4, 5):
             found(torch.randn(rows, 8), WEIGHT)
-        return judged(found)
+        return findings(found)
 
     with pytest.warns(WrongResult, match="fourfold verify KERNEL --as rms_norm --case ") as told:
         counts = run()
@@ -139,7 +139,7 @@ def test_a_kernel_that_works_in_place_is_compared(monitor: Make, right_one: bool
     for _ in range(3):
         assert found(x, torch.full((5,), 2.0)) is x
     assert x.tolist() == [7.0 if right_one else -5.0] * 5
-    assert judged(found) == only(judged=3, wrong=0 if right_one else 3)
+    assert findings(found) == only(judged=3, wrong=0 if right_one else 3)
 
 
 @pytest.mark.parametrize("name", DECLARED)
@@ -152,7 +152,7 @@ def test_no_right_kernel_is_accused(monitor: Make, name: str) -> None:
             case = make(dtype)
             if case.elements <= 1000:
                 found(**case.tensors(dtype, "cpu"), **case.parameters)
-    counts = judged(found)
+    counts = findings(found)
     assert counts == only(judged=found.counts["calls"], imprecise=counts["imprecise"])
 
 
@@ -160,15 +160,15 @@ def test_calls_outside_of_the_operation_and_the_claims_are_refused(monitor: Make
     found = monitor(lambda ids, table: table.new_zeros(*ids.shape, table.shape[1]), embedding, rate=1.0)
     found(torch.tensor([5]), torch.zeros(5, 2))
     found(torch.tensor([4]), torch.zeros(5, 2, 1))
-    assert judged(found) == only(refused=2)
+    assert findings(found) == only(refused=2)
     assert "numbers outside of 0 to 4" in found.summary()
     found = monitor(lambda logits, target, reduction="mean": logits.sum(), cross_entropy, rate=1.0)
     found(torch.zeros(1, 3), torch.tensor([7]))
-    assert judged(found) == only(refused=1)
+    assert findings(found) == only(refused=1)
     found = monitor(lambda x, weight, eps=1e-6: x, claims=Claims(finite=True), rate=1.0)
     found(torch.full((2, 8), torch.nan), WEIGHT)
     found(torch.zeros(2, 8, dtype=torch.float16), WEIGHT)
-    assert judged(found) == only(refused=2)
+    assert findings(found) == only(refused=2)
 
 
 # ---- what it never does to a run
@@ -186,7 +186,7 @@ def test_a_run_notices_nothing(monitor: Make, recwarn: pytest.WarningsRecorder) 
     x = torch.linspace(-1, 1, 32).reshape(4, 8).requires_grad_()
     for call in range(2000):
         assert found(x, weight=WEIGHT) is returned[call]
-    counts = judged(found)
+    counts = findings(found)
     assert counts == only(judged=counts["judged"], dropped=counts["dropped"])
     assert 5 < found.counts["sampled"] < 50
     assert found.counts["judged"] > 0
@@ -227,7 +227,7 @@ def simulate(found: LiveMonitor, clock: Clock, calls: int, *, look: float = 5e-4
         return is_unusual(*given)
 
     found._is_unusual = take_time  # type: ignore[method-assign]
-    found._recorded = lambda *given: None  # type: ignore[method-assign]
+    found._record = lambda *given: None  # type: ignore[method-assign]
     x = torch.ones(4, 8)
     for _ in range(calls):
         found(x, WEIGHT)
@@ -277,7 +277,7 @@ def test_a_new_size_is_seen_at_the_first_look_that_the_budget_allows(
     clock.now += 2000 * CREDIT
     for _ in range(2 * MOST_PASSED):
         found(torch.ones(7, 8), WEIGHT)
-    assert judged(found) == only(judged=2, wrong=1)
+    assert findings(found) == only(judged=2, wrong=1)
 
 
 def test_the_time_of_the_monitors_thread_is_charged(monitor: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,7 +323,7 @@ def test_a_call_that_passes_makes_no_other_function_call(monitor: Make) -> None:
             functions.append(frame.f_code.co_name if event == "call" else argument.__name__)
 
     found = monitor(kernel, rate=0.0, budget=1e-9)
-    found._recorded = lambda *given: None  # type: ignore[method-assign]
+    found._record = lambda *given: None  # type: ignore[method-assign]
     x = torch.ones(4, 8)
     found(x, WEIGHT, 1e-6)
     found._next = found._calls + 2
@@ -343,7 +343,7 @@ def test_an_exception_of_the_kernel_is_the_runs_and_leaves_no_record(monitor: Ma
     found = monitor(kernel, rate=1.0)
     with pytest.raises(OSError, match="of the kernel"):
         found(torch.ones(4, 8), WEIGHT)
-    assert judged(found) == only()
+    assert findings(found) == only()
     assert found._bytes == 0
 
 
@@ -363,10 +363,10 @@ def test_records_beyond_the_queue_and_the_bytes_are_dropped(monitor: Make, monke
         found(torch.ones(4, 8), WEIGHT)
     assert found.counts["dropped"] == 2
     go_on.set()
-    assert judged(found) == only(judged=2, dropped=2)
+    assert findings(found) == only(judged=2, dropped=2)
     large = monitor(right, rate=1.0, most_bytes=5000)
     large(torch.ones(400, 8), WEIGHT)
-    assert judged(large) == only(dropped=1)
+    assert findings(large) == only(dropped=1)
 
 
 def test_a_judge_that_dies_is_counted_and_started_again(monitor: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +377,7 @@ def test_a_judge_that_dies_is_counted_and_started_again(monitor: Make, monkeypat
         found._thread.join(0.01)
     monkeypatch.undo()
     found(torch.ones(4, 8), WEIGHT)
-    assert judged(found) == only(judged=1, errors=1)
+    assert findings(found) == only(judged=1, errors=1)
 
 
 def test_under_torch_compile_calls_pass_through_and_a_warning_says_so(monitor: Make) -> None:
@@ -390,7 +390,7 @@ def test_under_torch_compile_calls_pass_through_and_a_warning_says_so(monitor: M
         warnings.simplefilter("error")
         assert torch.equal(compiled(x), right(x, WEIGHT) * 2)
         assert torch.equal(torch.compile(lambda x: found(x, WEIGHT), backend="eager")(x), right(x, WEIGHT))
-    assert judged(found) == only()
+    assert findings(found) == only()
 
 
 def test_while_a_graph_is_captured_calls_pass_through(monitor: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,14 +400,14 @@ def test_while_a_graph_is_captured_calls_pass_through(monitor: Make, monkeypatch
     with pytest.warns(NotMonitored, match="CUDA graphs"):
         found(torch.ones(4, 8), WEIGHT)
     assert found.counts["passed over"] == 1
-    assert judged(found) == only()
+    assert findings(found) == only()
 
 
 def test_after_its_end_it_is_the_kernel(monitor: Make) -> None:
     with monitor(right, rate=1.0) as found:
         pass
     assert torch.equal(found(torch.ones(4, 8), WEIGHT), right(torch.ones(4, 8), WEIGHT))
-    assert judged(found) == only()
+    assert findings(found) == only()
     assert not found._thread.is_alive()
 
 

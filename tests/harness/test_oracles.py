@@ -109,7 +109,7 @@ def by_reduction(first: torch.Tensor, second: torch.Tensor) -> SimpleNamespace:
 
 
 def clamped(x: torch.Tensor, least: float) -> torch.Tensor:
-    """The larger of x and `least`, with the documented gradient at the limit. torch's own depends on its version."""
+    """Return max(x, least) with the documented gradient at the limit. torch's own depends on its version."""
     return torch.where(x >= least, x, x.detach().clamp(min=least))
 
 

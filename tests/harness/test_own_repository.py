@@ -29,8 +29,8 @@ WRONG = {
 _numbers = itertools.count()
 
 
-def written(folder: Path, old: str = "", new: str = "") -> ModuleType:
-    """The example as a module, with a change."""
+def write_example(folder: Path, old: str = "", new: str = "") -> ModuleType:
+    """Return the example as a module, with a change."""
     source = EXAMPLE.read_text()
     assert source.count(old) == 1 or not old
     path = folder / "rms_norm.py"
@@ -45,7 +45,7 @@ def written(folder: Path, old: str = "", new: str = "") -> ModuleType:
 
 @pytest.mark.full
 def test_the_example_is_right_wherever_it_accepts(tmp_path: Path, device: str) -> None:
-    module = written(tmp_path)
+    module = write_example(tmp_path)
     verdict = fourfold.verify(module.my_rms_norm, module.rms_norm, examples=2, seed=1, device=device)
     assert verdict.passed, str(verdict)
     assert verdict.grade == "exact"
@@ -57,7 +57,7 @@ def test_the_example_is_right_wherever_it_accepts(tmp_path: Path, device: str) -
 def test_wrong_variants_are_rejected(way: str, tmp_path: Path, device: str) -> None:
     if device != "cpu":
         pytest.skip("some of them would end the use of a GPU")
-    module = written(tmp_path, *WRONG[way])
+    module = write_example(tmp_path, *WRONG[way])
     options = {"examples": 5, "seed": 1, "device": device, "only": ["forward", "memory"]}
     verdict = fourfold.verify(module.my_rms_norm, module.rms_norm, **options)
     assert not verdict.passed
@@ -66,7 +66,7 @@ def test_wrong_variants_are_rejected(way: str, tmp_path: Path, device: str) -> N
 
 
 def test_plain_pytest_runs_the_suite_in_a_folder_of_its_own(tmp_path: Path) -> None:
-    written(tmp_path)
+    write_example(tmp_path)
     command = ["pytest", "-q", "rms_norm.py", "-k", "forward and float32", "-p", "no:cacheprovider"]
     environment = warm.variables("TRITON_INT", PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
     done = warm.run(*command, cwd=tmp_path, env=environment)

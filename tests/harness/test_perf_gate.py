@@ -19,7 +19,7 @@ from samples import sampled
 from subjects import KERNEL
 
 from fourfold.performance import gate, gate_trial, sources, static
-from fourfold.performance.gate import Change, alternate, decided, least_difference, matched, run_spread, screened
+from fourfold.performance.gate import Change, alternate, decide, least_difference, match_benchmarks, run_spread
 from fourfold.performance.gate_trial import UNCHANGED, GateTrial, Waits, add_waits, length_for, trial
 from fourfold.pytest_plugin.options import slowdowns
 
@@ -42,17 +42,17 @@ def log_ratios(rng: np.random.Generator, slowdown: float, spread: float, turns: 
     return np.median(differences, axis=1) + rng.normal(0, spread / 5, gate.EPOCHS) + math.log1p(slowdown)
 
 
-def found(slowdowns: list[float], spread: float, seed: int) -> list[str]:
+def gate_verdicts(slowdowns: list[float], spread: float, seed: int) -> list[str]:
     """Return the gate's verdict on a benchmark with each of these slowdowns."""
     rng = np.random.default_rng(seed)
     measured = {str(i): log_ratios(rng, slowdown, spread) for i, slowdown in enumerate(slowdowns)}
-    verdicts = {change.name: change.verdict for change in decided(measured, len(measured))}
+    verdicts = {change.name: change.verdict for change in decide(measured, len(measured))}
     return [verdicts[str(i)] for i in range(len(slowdowns))]
 
 
 @pytest.mark.parametrize("spread", sampled([0.005, 0.02, 0.05], 0.02))
 def test_unchanged_code_gives_no_alarm(spread: float) -> None:
-    verdicts = [verdict for seed in range(3) for verdict in found([0.0] * BENCHMARKS, spread, seed)]
+    verdicts = [verdict for seed in range(3) for verdict in gate_verdicts([0.0] * BENCHMARKS, spread, seed)]
     assert set(verdicts) <= {"same", "ambiguous"}
     if spread < 0.03:
         assert verdicts.count("same") > 0.9 * len(verdicts)
@@ -65,7 +65,7 @@ def test_unchanged_code_gives_no_alarm(spread: float) -> None:
 )
 def test_planted_slowdowns_are_found_among_others(slowdown: float, spread: float, least: float) -> None:
     planted = BENCHMARKS // 4
-    verdicts = found([slowdown] * planted + [0.0] * (BENCHMARKS - planted), spread, seed=11)
+    verdicts = gate_verdicts([slowdown] * planted + [0.0] * (BENCHMARKS - planted), spread, seed=11)
     assert verdicts[:planted].count("slower") >= least * planted
     assert not {"slower", "faster"} & set(verdicts[planted:])
 
@@ -76,7 +76,7 @@ def test_an_epoch_that_something_else_disturbed_hides_no_slowdown(sign: int) -> 
     ratios = {str(i): log_ratios(rng, 0.02, 0.005) for i in range(50)}
     for disturbed in ratios.values():
         disturbed[rng.integers(gate.EPOCHS)] += sign * rng.uniform(0.3, 1.0)
-    assert {change.verdict for change in decided(ratios, BENCHMARKS)} == {"slower"}
+    assert {change.verdict for change in decide(ratios, BENCHMARKS)} == {"slower"}
 
 
 @pytest.mark.parametrize(
@@ -87,16 +87,16 @@ def test_what_where_things_lie_may_make_is_of_no_concern(seconds: float, of_host
     rng = np.random.default_rng(7)
     ratios = {name: log_ratios(rng, slowdown, 0.005) for name, slowdown in (("2%", 0.02), ("5%", 0.05))}
     least = dict.fromkeys(ratios, least_difference(seconds, of_host))
-    verdicts = {change.name: change.verdict for change in decided(ratios, 10, least)}
+    verdicts = {change.name: change.verdict for change in decide(ratios, 10, least)}
     assert verdicts == {name: "slower" if name in minded else "same" for name in ratios}
 
 
 def test_what_became_faster_is_said_to_be() -> None:
-    assert found([-0.05] * 5 + [0.0] * 5, 0.02, seed=3)[:5] == ["faster"] * 5
+    assert gate_verdicts([-0.05] * 5 + [0.0] * 5, 0.02, seed=3)[:5] == ["faster"] * 5
 
 
 def test_a_difference_of_no_concern_is_the_same_however_certain() -> None:
-    assert found([0.005] * 20, 0.001, seed=5) == ["same"] * 20
+    assert gate_verdicts([0.005] * 20, 0.001, seed=5) == ["same"] * 20
 
 
 def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says() -> None:
@@ -111,18 +111,18 @@ def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says() -> None:
 
 def test_the_more_benchmarks_the_stronger_the_evidence_must_be() -> None:
     ratios = {"a": log_ratios(np.random.default_rng(4), 0.02, 0.06)}
-    alone, among_many = decided(ratios, 1)[0], decided(ratios, 1000)[0]
+    alone, among_many = decide(ratios, 1)[0], decide(ratios, 1000)[0]
     assert among_many.high - among_many.low > 1.5 * (alone.high - alone.low)
     assert (alone.verdict, among_many.verdict) == ("slower", "ambiguous")
 
 
 def test_times_that_do_not_vary_are_decided() -> None:
-    assert decided({"a": np.full(gate.EPOCHS, math.log(1.05))}, 10)[0].verdict == "slower"
-    assert decided({"a": np.zeros(gate.EPOCHS)}, 10)[0].verdict == "same"
+    assert decide({"a": np.full(gate.EPOCHS, math.log(1.05))}, 10)[0].verdict == "slower"
+    assert decide({"a": np.zeros(gate.EPOCHS)}, 10)[0].verdict == "same"
 
 
 def screen(now: float, then: float, history: list[float]) -> str:
-    return screened("x", now, then, run_spread(history)).verdict
+    return gate.screen("x", now, then, run_spread(history)).verdict
 
 
 QUIET = [1.0, 1.001, 0.999, 1.002, 1.0, 0.998]
@@ -144,7 +144,8 @@ def test_the_first_stage_lets_few_slowdowns_pass_that_are_worth_finding() -> Non
     rng = np.random.default_rng(2)
     for spread in (0.002, 0.004, 0.02):
         passed = sum(
-            screened("x", math.exp(rng.normal(0.02, spread)), math.exp(rng.normal(0, spread)), spread).verdict == "same"
+            gate.screen("x", math.exp(rng.normal(0.02, spread)), math.exp(rng.normal(0, spread)), spread).verdict
+            == "same"
             for _ in range(2000)
         )
         assert passed < 0.07 * 2000
@@ -185,7 +186,7 @@ def test_a_drift_of_the_machine_is_no_difference() -> None:
 
 
 def test_benchmarks_of_one_run_alone_are_named() -> None:
-    assert matched(["a", "b", "c"], ["b", "d"]) == (["b"], ["d"], ["a", "c"])
+    assert match_benchmarks(["a", "b", "c"], ["b", "d"]) == (["b"], ["d"], ["a", "c"])
 
 
 def worse(**changes: object) -> list[str]:
@@ -344,7 +345,7 @@ def test_kernels_wait_as_long_as_they_are_told(tmp_path: Path, monkeypatch: pyte
 
 
 def timed(call: Callable[[], object]) -> float:
-    """The seconds of the processor that a call takes in this thread: other processes make it no slower."""
+    """Return the seconds of the processor that a call takes in this thread: other processes make it no slower."""
     begun = time.thread_time()
     call()
     return time.thread_time() - begun

@@ -55,8 +55,8 @@ def is_private(name: str) -> bool:
     return re.match(r"_[^_]", name) is not None and name not in DOCUMENTED_NAMES
 
 
-def defined(tree: ast.AST) -> Iterator[str]:
-    """Every name that some code gives to something of its own."""
+def defined_names(tree: ast.AST) -> Iterator[str]:
+    """Yield every name that some code defines."""
     for node in nodes_of(tree, ast.FunctionDef, ast.ClassDef, ast.Name, ast.Attribute):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
@@ -70,8 +70,8 @@ def is_own_object(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
-def imported(node: ast.AST) -> Iterator[tuple[str, str, str]]:
-    """What another library's modules and objects are imported as: the name here, what it stands for, what was named."""
+def imported_names(node: ast.AST) -> Iterator[tuple[str, str, str]]:
+    """Yield imports of other libraries' parts: the name here, the part, and the imported name."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             top = alias.name.partition(".")[0]
@@ -83,9 +83,9 @@ def imported(node: ast.AST) -> Iterator[tuple[str, str, str]]:
             yield alias.asname or alias.name, full, full
 
 
-def of_others(tree: ast.AST) -> dict[str, str]:
-    """The names that stand for another library's modules and objects, imported or assigned, and their full names."""
-    found = {name: full for node in nodes_of(tree, *IMPORTS) for name, full, _ in imported(node)}
+def names_of_others(tree: ast.AST) -> dict[str, str]:
+    """Return the names of other libraries' parts, imported or assigned, and their full names."""
+    found = {name: full for node in nodes_of(tree, *IMPORTS) for name, full, _ in imported_names(node)}
     for _ in range(2):  # a name for a part of one, and a name for a part of that
         for node in nodes_of(tree, ast.Assign):
             if full := full_name(node.value, found):
@@ -94,15 +94,15 @@ def of_others(tree: ast.AST) -> dict[str, str]:
 
 
 def full_name(node: ast.AST, known: dict[str, str]) -> str | None:
-    """``torch.ops.aten`` of what is written so, or by a shorter name; None for what is not of another library."""
+    """Return a part's full name, such as ``torch.ops.aten``; None unless it is another library's."""
     if isinstance(node, ast.Attribute):
         before = full_name(node.value, known)
         return f"{before}.{node.attr}" if before else None
     return known.get(node.id) if isinstance(node, ast.Name) else None
 
 
-def code_in(text: str) -> ast.AST | None:
-    """The code that a text of several lines is, if it is."""
+def parse_code(text: str) -> ast.AST | None:
+    """Return the syntax tree of a text of several lines; None if it is not code."""
     if "import " in text and "\n" in text:
         try:
             return ast.parse(textwrap.dedent(text))
@@ -112,38 +112,42 @@ def code_in(text: str) -> ast.AST | None:
 
 
 def documents(tree: ast.AST) -> set[int]:
-    """The ids of the nodes that are documentation."""
+    """Return the ids of the nodes that are documentation."""
     owners = nodes_of(tree, ast.Module, ast.ClassDef, ast.FunctionDef)
     return {id(owner.body[0].value) for owner in owners if ast.get_docstring(owner) is not None}  # type: ignore
 
 
 def private_parts(tree: ast.AST, own: set[str]) -> Iterator[str]:
-    """The line and the name of each use of another library's private part.
+    """Yield the line and the name of each use of another library's private part.
 
     Args:
         tree: of the code.
         own: private names that are this project's.
     """
-    others, text = of_others(tree), documents(tree)
+    others, text = names_of_others(tree), documents(tree)
     for node in nodes_of(tree, *IMPORTS, ast.Attribute, ast.Call, ast.Constant):
         if isinstance(node, IMPORTS):
-            names = [full for _, _, full in imported(node)]
+            names = [full for _, _, full in imported_names(node)]
             found = [name for name in names if any(map(is_private, name.split("."))) or UNDERSCORELESS.search(name)]
         elif isinstance(node, ast.Attribute):
-            found = [name for name in [of_attribute(node, others, own)] if name]
+            found = [name for name in [private_attribute(node, others, own)] if name]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("attr"):
             named = [str(argument.value) for argument in node.args[1:2] if isinstance(argument, ast.Constant)]
             found = [name for name in named if is_private(name) and name not in own]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in text:
-            code = code_in(node.value)
-            found = list(private_parts(code, own | set(defined(code)))) if code else UNDERSCORELESS.findall(node.value)
+            code = parse_code(node.value)
+            found = (
+                list(private_parts(code, own | set(defined_names(code))))
+                if code
+                else UNDERSCORELESS.findall(node.value)
+            )
         else:
             continue
         yield from (f"line {node.lineno}: {name}" for name in found)
 
 
-def of_attribute(node: ast.Attribute, others: dict[str, str], own: set[str]) -> str | None:
-    """The name of a private attribute of another library's object, as far as the code alone says whose it is."""
+def private_attribute(node: ast.Attribute, others: dict[str, str], own: set[str]) -> str | None:
+    """Return the name of a private attribute of another library's object, as far as the code alone says whose it is."""
     full = full_name(node, others)
     private = is_private(node.attr) and (full is not None or node.attr not in own)
     if (private or UNDERSCORELESS.fullmatch(node.attr)) and full not in DOCUMENTED:
@@ -164,7 +168,7 @@ def uses_by_file() -> dict[str, list[str]]:
     }
     own, found = set[str](), {}
     for tree in trees.values():
-        own |= {name for name in defined(tree) if is_private(name)}
+        own |= {name for name in defined_names(tree) if is_private(name)}
         nodes_by_type.cache_clear()  # the nodes of all files take 200 MB
     for file, tree in trees.items():
         if file not in ABOUT_THEM:

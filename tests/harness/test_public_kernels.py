@@ -26,7 +26,7 @@ def result(**more: Any) -> dict[str, Any]:
 
 def results(folder: Path, *given: dict[str, Any]) -> page.Results:
     (folder / "verdicts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in given))
-    return page.results_in(*folder.glob("verdicts*.jsonl"))
+    return page.read_results(*folder.glob("verdicts*.jsonl"))
 
 
 def test_every_kernel_is_judged_and_stands_on_the_page() -> None:
@@ -57,9 +57,9 @@ def test_a_row_has_a_result_in_the_column_of_its_device_and_claims(tmp_path: Pat
 
 
 def test_results_of_other_claims_and_of_no_run_are_not_shown(tmp_path: Path) -> None:
-    assert page.said(None) == page.NOT_RUN
+    assert page.outcome_cell(None) == page.NOT_RUN
     assert not results(tmp_path, result(claimed="own", claims="ranks=(9,)"))
-    assert "not finished within 9 seconds" in page.said({"error": "not finished within 9 seconds"})
+    assert "not finished within 9 seconds" in page.outcome_cell({"error": "not finished within 9 seconds"})
 
 
 def test_a_counterexample_is_its_message_and_its_shapes(tmp_path: Path) -> None:
@@ -74,12 +74,12 @@ def test_a_counterexample_is_its_message_and_its_shapes(tmp_path: Path) -> None:
 def test_the_page_is_written_between_its_marks_and_nowhere_else(tmp_path: Path) -> None:
     found = results(tmp_path, result())
     text = page.PAGE.read_text()
-    once = page.written(text, found)
+    once = page.write_page(text, found)
     assert "On the CPU 0 ran in both ways: 1 pass without claims" in once
-    assert page.written(once, found) == once
+    assert page.write_page(once, found) == once
     assert once.partition("<!-- count -->")[0] == text.partition("<!-- count -->")[0]
     with pytest.raises(ValueError, match="0 parts named table"):
-        page.written(text.replace("<!-- table -->", ""), found)
+        page.write_page(text.replace("<!-- table -->", ""), found)
 
 
 def test_what_is_kept_of_results_gives_the_same_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_what_is_kept_of_results_gives_the_same_page(tmp_path: Path, monkeypatch
         {**result(**own), "error": "not finished within 9 seconds"},
     )
     page.keep(found)
-    kept = page.results_in(page.KEPT)
+    kept = page.read_results(page.KEPT)
     assert page.row(CLAIMING, kept) == page.row(CLAIMING, found)
     assert list(page.counterexamples(KERNELS, kept)) == list(page.counterexamples(KERNELS, found))
     # A run that was not finished does not take the place of one that was.
@@ -101,7 +101,7 @@ def test_what_is_kept_of_results_gives_the_same_page(tmp_path: Path, monkeypatch
 
 def test_the_page_is_that_of_the_kept_results() -> None:
     text = page.PAGE.read_text()
-    assert page.written(text, page.results_in(page.KEPT)) == text
+    assert page.write_page(text, page.read_results(page.KEPT)) == text
 
 
 def test_a_folder_has_no_compiled_libraries(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from subjects import subject_of
 
 import fourfold
 from fourfold import Claims, operation, tensor
-from fourfold.checks.catalogue import named
-from fourfold.checks.history import changed, tells_apart
+from fourfold.checks.catalogue import check_named
+from fourfold.checks.history import change_values, distinguishes
 from fourfold.checks.results import expected_results
 from fourfold.checks.search import Search, Subject
 from fourfold.engine.cells import CANDIDATE, Cell
@@ -311,15 +311,15 @@ def codes_of_blocks(x: torch.Tensor) -> torch.Tensor:
 def test_other_numbers_are_drawn_anew_where_scaled_ones_change_no_result() -> None:
     subject = subject_of(codes_of_blocks, codes_of_blocks)
     case = codes_of_blocks.examples["ordinary"](DTYPES["float32"])
-    expected, of_other = (expected_results(subject, each) for each in (case, changed(subject, case)))
-    assert tells_apart(subject, of_other, expected)
+    expected, of_other = (expected_results(subject, each) for each in (case, change_values(subject, case)))
+    assert distinguishes(subject, of_other, expected)
 
 
 def test_a_check_without_a_useful_case_is_no_failure_under_pytest_either(monkeypatch: pytest.MonkeyPatch) -> None:
     def draws_nothing(subject: Subject, search: Search) -> None:
         raise Unsatisfiable("no case")
 
-    monkeypatch.setattr(checks, "named", lambda name: replace(named(name), run=draws_nothing))
+    monkeypatch.setattr(checks, "check_named", lambda name: replace(check_named(name), run=draws_nothing))
     with pytest.raises(Unsupported) as caught:
         checks.check_test("threads")(subject_of(codes_of_blocks, codes_of_blocks), Search(examples=1))
     cell = Cell("codes_of_blocks", CANDIDATE, "float32")

@@ -17,7 +17,7 @@ from fourfold.checks.records import operations
 from fourfold.cli.main import main
 from fourfold.engine.cells import Cell
 from fourfold.performance import resources
-from fourfold.performance.resources import CellResources, _used, changed, implementations, lines, unpack
+from fourfold.performance.resources import CellResources, _used_files, changed, implementations, lines, unpack
 from fourfold.performance.static import paired
 
 OPTIONS = ["--op=vector_add", "--dtype=float32"]
@@ -74,7 +74,7 @@ def test_what_differs_is_counted() -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository with a copy of this library's kernels, committed; gives the folder of kernels."""
+    """Return a repository with a copy of this library's kernels, committed; gives the folder of kernels."""
     folder = tmp_path / "impls"
     shutil.copytree(implementations(), folder, ignore=shutil.ignore_patterns("__pycache__"))
     commit(folder, "init")
@@ -117,7 +117,7 @@ def test_an_operation_is_concerned_by_its_files_and_by_those_that_it_uses(reposi
 @pytest.mark.parametrize("operation", operations())
 def test_files_that_an_operation_includes_or_imports_are_known(operation: str) -> None:
     folder = implementations()
-    known = _used(folder, operation)
+    known = _used_files(folder, operation)
     kernels = module(operation, "cuda").KERNELS
     included = {Path(file).relative_to(folder) for each in kernels for file in source_closure(each.source)}
     assert included

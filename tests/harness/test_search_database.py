@@ -26,7 +26,7 @@ def database() -> Iterator[InMemoryExampleDatabase]:
 
 
 def tried(name: str, wrong: range) -> list[int]:
-    """The numbers that a search tries, where some of them fail."""
+    """Return the numbers that a search tries, where some of them fail."""
     numbers: list[int] = []
 
     def body(case: Case) -> None:

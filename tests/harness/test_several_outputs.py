@@ -231,7 +231,7 @@ def test_a_zero_cotangent_times_an_infinity_is_free() -> None:
 
 @pytest.mark.full
 def test_claims_restrict_each_output() -> None:
-    few = Claims(sizes={"cols": (2, 4)}, contiguous=True).restricted(add_rms_norm)
+    few = Claims(sizes={"cols": (2, 4)}, contiguous=True).restrict(add_rms_norm)
     for record in (few, *few.outputs.values()):
         cases = [make(DTYPES["float32"]) for make in record.examples.values()]
         assert cases

@@ -46,7 +46,7 @@ def test_a_bad_argument_is_named(given: tuple, named: dict[str, Any], error: typ
 
 def test_the_operator_and_the_source_follow() -> None:
     def swish(x: torch.Tensor) -> torch.Tensor:
-        """x / (1 + exp(-x)).
+        """Return x / (1 + exp(-x)).
 
         Source: Ramachandran et al., 2017.
         """

@@ -154,14 +154,14 @@ class Run:
             wanted.discard(event)
 
     def processes(self) -> list[psutil.Process]:
-        """The process that was started, and then all others."""
+        """Return the process that was started, and then all others."""
         (first,) = psutil.Process(warm.server(warm.LOADED)[1].pid).children()
         others = first.children(recursive=True)
         known = {each.pid for each in (first, *others)}
         return [first, *others, *(each for each in self.marked() if each.pid not in known)]
 
     def marked(self) -> Iterator[psutil.Process]:
-        """Those that have inherited a variable, and run."""
+        """Yield those that have inherited a variable, and run."""
         for process in psutil.process_iter():
             try:
                 if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
@@ -204,7 +204,7 @@ Started = Callable[..., Run]
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Started]:
-    """Starts a command in a folder of its own."""
+    """Start a command in a folder of its own."""
     runs: list[Run] = []
 
     def start(*arguments: str | Path, **environment: str) -> Run:

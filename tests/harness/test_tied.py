@@ -107,7 +107,7 @@ def test_inputs_with_products_stay_within_the_elements_asked_for() -> None:
 
 
 def test_a_claim_limits_the_axis_in_a_product() -> None:
-    only = fourfold.Claims(sizes={"dim": 16}).restricted(swiglu)
+    only = fourfold.Claims(sizes={"dim": 16}).restrict(swiglu)
     assert {case["packed"].shape[1] % 32 for case in cases_of(only, 20)} == {0}
 
 

@@ -310,7 +310,7 @@ def test_a_norm_that_scales_before_it_subtracts_is_accepted_even_of_one_number(d
 
 
 def normalized_by(norm: Callable[..., torch.Tensor]) -> Any:
-    """An operation whose definition is one of torch's norms of channels."""
+    """Return an operation whose definition is one of torch's norms of channels."""
 
     def definition(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return norm(x, weight, bias)

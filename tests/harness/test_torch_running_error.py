@@ -29,7 +29,7 @@ Definition = Callable[..., torch.Tensor]
 
 
 def results(definition: Definition, dtype: DType, grad_output: torch.Tensor, **arguments: Any) -> list[Bounded]:
-    """The output and the gradients of all floating inputs, each with its bound."""
+    """Return the output and the gradients of all floating inputs, each with its bound."""
 
     def given(argument: Any) -> Any:
         if not isinstance(argument, torch.Tensor):
@@ -46,8 +46,8 @@ def exact(tensor: torch.Tensor, dtype: DType) -> Bounded:
     return Bounded.exact(dtype.array(tensor), dtype.arithmetic)
 
 
-def computed(definition: Definition, grad_output: torch.Tensor, **arguments: Any) -> list[torch.Tensor]:
-    """What torch itself computes; a gradient that does not exist is 0."""
+def compute_by_torch(definition: Definition, grad_output: torch.Tensor, **arguments: Any) -> list[torch.Tensor]:
+    """Return the results of torch itself; a gradient that does not exist is 0."""
     leaves = {
         name: argument.clone().requires_grad_()
         for name, argument in arguments.items()
@@ -59,7 +59,7 @@ def computed(definition: Definition, grad_output: torch.Tensor, **arguments: Any
 
 
 def outside(actual: torch.Tensor, expected: Bounded) -> int:
-    """How many elements lie outside of their bounds."""
+    """Return the number of elements outside of their bounds."""
     values = actual.double().numpy()
     assert values.shape == expected.shape
     with np.errstate(invalid="ignore"):
@@ -118,7 +118,7 @@ EXAMPLES = {"layer_norm": 100, "matmul": 100}
 
 
 def both(name: str, case: Case, dtype: DType) -> list[tuple[Bounded, Bounded]]:
-    """The oracle's output and gradients, and those of the definition in torch."""
+    """Return the oracle's output and gradients, and those of the definition in torch."""
     operation, arguments = OPERATIONS[name], wide(case, dtype)
     grad_output = Bounded.exact(case.grad_output.astype(dtype.wide), dtype.arithmetic)
     definition = DEFINITIONS[name]
@@ -322,7 +322,7 @@ FUNCTIONS: dict[str, tuple[Definition, dict[str, tuple[int, ...]], list[Definiti
 
 
 def random_inputs(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
-    """Ordinary numbers of a dtype."""
+    """Return ordinary numbers of a dtype."""
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
 
@@ -341,12 +341,12 @@ def test_torch_is_within_the_bounds_of_its_functions_and_three_faults_are_not(na
             shape = definition(**plain).shape
         grad_output = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(tested.torch)
         expected = results(definition, tested, grad_output, **inputs)
-        for actual, bound in zip(computed(definition, grad_output.to(compute), **plain), expected, strict=True):
+        for actual, bound in zip(compute_by_torch(definition, grad_output.to(compute), **plain), expected, strict=True):
             assert outside(actual, bound) == 0
             ordinary = abs(bound.value) > 1e-2
             assert np.median(bound.error[ordinary] / abs(bound.value[ordinary])) < 1e-4
         for i, fault in enumerate(faults):
-            wrong = computed(fault, grad_output.to(compute), **plain)
+            wrong = compute_by_torch(fault, grad_output.to(compute), **plain)
             caught[i] |= any(outside(actual, bound) for actual, bound in zip(wrong, expected, strict=True))
     assert caught == [True] * len(faults)
 
@@ -358,7 +358,7 @@ PAIRS = torch.tensor([[0, 1], [1, 0]])
 
 
 def written(z: torch.Tensor, key: Any, item: Any) -> torch.Tensor:
-    """A copy in which some elements are replaced."""
+    """Return a copy in which some elements are replaced."""
     z = z.clone()
     z[key] = item
     return z
@@ -542,8 +542,10 @@ def test_an_operator_has_torchs_value_and_a_narrow_bound_that_torch_meets(name: 
     }
     grad_output = torch.randn(definition(**inputs).shape, generator=generator)
     expected = results(definition, DTYPES["float32"], grad_output, **inputs)
-    exactly = computed(definition, grad_output.double(), **{key: x.double() for key, x in inputs.items()})
-    for i, (value, actual, bound) in enumerate(zip(exactly, computed(definition, grad_output, **inputs), expected)):
+    exactly = compute_by_torch(definition, grad_output.double(), **{key: x.double() for key, x in inputs.items()})
+    for i, (value, actual, bound) in enumerate(
+        zip(exactly, compute_by_torch(definition, grad_output, **inputs), expected)
+    ):
         # A constant tensor is of float32 in torch, and wide here.
         np.testing.assert_allclose(bound.value, value.numpy(), rtol=2e-7 if name == "constants" else 1e-12, atol=1e-12)
         assert outside(actual, bound) == 0
@@ -607,7 +609,7 @@ def test_pooling_along_one_axis_has_a_bound_where_rounding_may_change_the_order(
 
 
 def admits(found: list[tuple[float, float]], wanted: list[tuple[float, float]]) -> bool:
-    """Whether all that is wanted is admitted, and where that is one number, nothing else."""
+    """Return whether all that is wanted is admitted, and where that is one number, nothing else."""
     return all(f[0] <= w[0] and w[1] <= f[1] and (w[0] < w[1] or f == w) for f, w in zip(found, wanted, strict=True))
 
 
@@ -626,7 +628,7 @@ def test_where_ties_are_documented_torchs_own_derivative_is_held(name: str) -> N
     x = torch.tensor(numbers, dtype=torch.float32)
     with torch.no_grad():
         ones = torch.ones_like(definition(x))
-    _, theirs = computed(definition, ones, x=x)
+    _, theirs = compute_by_torch(definition, ones, x=x)
     assert span(definition, numbers, dtype=DTYPES["float32"]) == [(float(g), float(g)) for g in theirs]
 
 
@@ -647,7 +649,7 @@ def test_where_autograd_has_nan_a_candidates_gradient_is_free_and_a_documented_o
 
 
 def skipping_zero_cotangents(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The gradient of softmax, and zeros for rows whose cotangent is 0."""
+    """Return the gradient of softmax, and zeros for rows whose cotangent is 0."""
     y = torch.softmax(x, -1)
     gradient = y * (grad - (grad * y).sum(-1, keepdim=True))
     return torch.where((grad == 0).all(-1, keepdim=True), 0.0, gradient)
@@ -784,7 +786,9 @@ def test_an_operator_without_a_rule_is_named_and_one_can_be_given(monkeypatch: p
         return elementary_step(torch.digamma(torch.from_numpy(a.value)).numpy(), a.error, (a,), units(4))
 
     grad_output = torch.ones(2)
-    for actual, bound in zip(computed(definition, grad_output, x=x), results(definition, FREE, grad_output, x=x)):
+    for actual, bound in zip(
+        compute_by_torch(definition, grad_output, x=x), results(definition, FREE, grad_output, x=x)
+    ):
         assert outside(actual, bound) == 0
         assert np.all(bound.error < 1e-5)
 
@@ -825,7 +829,7 @@ def test_an_infinite_sum_is_unspecified_where_other_terms_may_overflow_against_i
 
 
 def gelu_in_steps(x: torch.Tensor, approximate: str) -> list[torch.Tensor]:
-    """GELU by formulas that kernels use."""
+    """Return GELU by formulas that kernels use."""
     if approximate == "none":
         return [x * 0.5 * (1 + torch.erf(x * math.sqrt(0.5))), x * 0.5 * torch.erfc(-x * math.sqrt(0.5))]
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)

@@ -60,7 +60,7 @@ COMPILES = """
 import contextlib, json, os, sys
 sys.path.insert(0, sys.argv[1])
 import kernels
-from fourfold.backends.triton.compilation import compilation_limited
+from fourfold.backends.triton.compilation import limit_compilation
 from fourfold.compat.triton_internals import AbsentDriver, driver_replaced, launches_replaced
 from fourfold.operations.not_reached import NotReached
 
@@ -71,7 +71,7 @@ def only_compile(shipped, kernel, *arguments, warmup, **options):
     return shipped(kernel, *arguments, warmup=True, **options)
 
 found, limits = [], json.loads(sys.argv[3])
-with driver_replaced(AbsentDriver(90)), launches_replaced(only_compile), compilation_limited("cuda", 0.9, **limits):
+with driver_replaced(AbsentDriver(90)), launches_replaced(only_compile), limit_compilation("cuda", 0.9, **limits):
     for name, *given in json.loads(sys.argv[2]):
         before = len(forks)
         try:
@@ -92,7 +92,7 @@ TOO_LONG = "not reached: softmax_kernel with BLOCK_COLS=65536 takes its compiler
 
 
 def compiled(folder: Path, *wanted: tuple[Any, ...], **limits: Any) -> list[Any]:
-    """What became of kernels of so many columns and warps and a dtype, in a process of its own."""
+    """Return what became of kernels of so many columns and warps and a dtype, in a process of its own."""
     (folder / "kernels.py").write_text(KERNELS)
     caches = {"TRITON_CACHE_DIR": str(folder / "triton"), "FOURFOLD_CACHE": str(folder / "cache")}
     variables = {**environment(), **caches, "PYTHONPATH": str(ROOT)}

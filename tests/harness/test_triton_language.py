@@ -48,7 +48,7 @@ def rng(*seeds: int) -> np.random.Generator:
 
 
 def anything(dtype: np.dtype, place: int) -> np.ndarray:
-    """All values that are special, each with each in two blocks; then numbers of all sizes."""
+    """Return all values that are special, each with each in two blocks; then numbers of all sizes."""
     random = rng(place, dtype.itemsize)
     if dtype.kind == "b":
         return random.random(N) < 0.5
@@ -71,7 +71,7 @@ def anything(dtype: np.dtype, place: int) -> np.ndarray:
 
 
 def finite(dtype: np.dtype, place: int) -> np.ndarray:
-    """Numbers of all sizes."""
+    """Return numbers of all sizes."""
     return anything(dtype, 2 + place)
 
 
@@ -100,7 +100,7 @@ def shifts(dtype: np.dtype, place: int) -> np.ndarray:
 
 
 def small(dtype: np.dtype, place: int) -> np.ndarray:
-    """Integers whose sums and products, by the dozen, are exact."""
+    """Return integers whose sums and products, by the dozen, are exact."""
     return rng(place, 2).integers(0 if dtype.kind in "ub" else -3, 4, N).astype(dtype)
 
 
@@ -109,7 +109,7 @@ def small_positive(dtype: np.dtype, place: int) -> np.ndarray:
 
 
 def ones(dtype: np.dtype, place: int) -> np.ndarray:
-    """1, 2 and, of signed types, -1: their products by the dozen are exact."""
+    """Return 1, 2 and, of signed types, -1: their products by the dozen are exact."""
     values = [1, 1, 1, 1, 2, 1, 1, 1] if dtype.kind in "ub" else [1, -1, 1, 1, 2, 1, -1, 1]
     return np.resize(np.array(values), N).astype(dtype)
 
@@ -123,32 +123,32 @@ def distinct(dtype: np.dtype, place: int) -> np.ndarray:
 
 
 def single(x: np.ndarray) -> np.ndarray:
-    """What a division takes its operands for."""
+    """Return an operand as a division converts it."""
     return x if x.dtype == np.float64 else x.astype(np.float32)
 
 
 def truncated(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The quotient of integers, rounded toward zero."""
+    """Return the quotient of integers, rounded toward zero."""
     return np.array(
         [abs(int(a)) // abs(int(b)) * (1 if (a < 0) == (b < 0) else -1) for a, b in zip(x, y)], dtype=x.dtype
     )
 
 
 def remainder(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The remainder of that quotient, with the sign of x."""
+    """Return the remainder of that quotient, with the sign of x."""
     if x.dtype.kind == "f" or x.dtype == BFLOAT16:
         return np.fmod(single(x), single(y))
     return np.array([int(a) - int(b) * int(q) for a, b, q in zip(x, y, truncated(x, y))], dtype=x.dtype)
 
 
 def without_nan(function: Callable, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """A minimum or maximum that is NaN only where both are."""
+    """Return a minimum or maximum that is NaN only where both are."""
     with_nan = function(x, y)
     return np.where(np.isnan(x), y, np.where(np.isnan(y), x, with_nan)) if x.dtype.kind not in "iub" else with_nan
 
 
 def fused(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """x * y + z, rounded once."""
+    """Return x * y + z, rounded once."""
 
     def one(a: Any, b: Any, c: Any) -> Any:
         if not all(map(np.isfinite, (a, b, c))):
@@ -165,14 +165,14 @@ def fused(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
 
 
 def high_half(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The upper bits of the product of two numbers, which are taken to be unsigned."""
+    """Return the upper bits of the product of two numbers, which are taken to be unsigned."""
     unsigned, bits = f"u{x.dtype.itemsize}", 8 * x.dtype.itemsize
     products = [int(a) * int(b) >> bits for a, b in zip(x.view(unsigned), y.view(unsigned))]
     return np.array(products, dtype=unsigned).view(x.dtype)
 
 
 def promoted(x: np.ndarray) -> np.ndarray:
-    """What a maximum or a sum is taken of: integers of less than 32 bits have 32 then."""
+    """Return what a maximum or a sum is taken of: integers of less than 32 bits have 32 then."""
     if x.dtype.kind in "iub" and x.dtype.itemsize < 4:
         return x.astype(np.int32 if x.dtype.kind == "i" else np.uint32)
     return x
@@ -207,7 +207,7 @@ def negated(x: np.ndarray) -> np.ndarray:
 
 
 def accurate(function: Callable) -> Callable:
-    """An elementary function, computed in float64."""
+    """Return an elementary function, computed in float64."""
     return lambda x: function(x.astype(np.float64)).astype(x.dtype)
 
 
@@ -233,7 +233,7 @@ def truncated_to_bfloat16(x: np.ndarray) -> np.ndarray:
 
 
 def philox(seed: int, counters: np.ndarray) -> np.ndarray:
-    """Philox 4x32-10: Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011."""
+    """Return Philox 4x32-10: Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011."""
     word = 0xFFFFFFFF
     words = []
     for counter in counters:
@@ -476,7 +476,7 @@ def {name}(x, y, z):
 
 @pytest.fixture(scope="module")
 def functions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The expressions as device functions, whose source Triton reads from a file."""
+    """Return the expressions as device functions, whose source Triton reads from a file."""
     names = {text: f"function_{number}" for number, text in enumerate(dict.fromkeys(row.text for row in ROWS))}
     file = tmp_path_factory.mktemp("language") / "expressions.py"
     file.write_text(HEADER + "".join(FUNCTION.format(name=name, text=text) for text, name in names.items()))
@@ -487,7 +487,7 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def same(actual: np.ndarray, expected: np.ndarray, error: float = 0.0, signs: bool = True) -> np.ndarray:
-    """Where a result is the expected one."""
+    """Return a mask of the elements that are the expected ones."""
     if expected.dtype.kind in "iub":
         return actual == expected
     with np.errstate(all="ignore"):
@@ -769,7 +769,7 @@ def test_argument_is_a_value_of_the_type_that_it_is_compiled_for(dtype: torch.dt
 
 
 def named(text: str) -> set[str]:
-    """The functions of the language that an expression names; of a value's, those that have a name."""
+    """Return the functions of the language that an expression names; of a value's, those that have a name."""
     attributes = [node for node in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(node, ast.Attribute)]
     return {node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id == "tl"}
 
@@ -799,7 +799,7 @@ SYMBOLS: dict[type[ast.AST], str] = {
 
 
 def operators(text: str) -> set[str]:
-    """The methods of values that an expression's operators stand for, and those that it names."""
+    """Return the methods of values that an expression's operators stand for, and those that it names."""
     found = set()
     for node in ast.walk(ast.parse(text.strip(), mode="eval")):
         if isinstance(node, ast.BinOp):

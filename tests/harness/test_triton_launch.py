@@ -148,7 +148,7 @@ options = dict(BLOCK=32, TYPE=tl.float32, num_warps=4)
 
 def recorded(launch):
     with launch_records.recording(lambda t: names.get(t.untyped_storage().data_ptr())) as record:
-        with triton_launch.triton_recorded(record):
+        with triton_launch.record_triton_launches(record):
             launch()
     return [[one.code.name, one.code.arch, one.code.identity, one.configuration, *one.arguments]
             for one in record.launches], record.unknown

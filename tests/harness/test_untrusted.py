@@ -21,7 +21,7 @@ from fourfold import backends, operation, tensor, values
 from fourfold.api.verify import verify
 from fourfold.backends.cuda.emulator.reached import Line
 from fourfold.backends.triton.interpreter import memory
-from fourfold.candidates.frames import own_frames, spelled
+from fourfold.candidates.frames import format_frames, own_frames
 from fourfold.candidates.integrity.escapes import Escape
 from fourfold.candidates.load import modules
 from fourfold.candidates.process import client, cuda_client, protocol
@@ -394,7 +394,7 @@ def add_once_or_twice(x: torch.Tensor, y: torch.Tensor, twice: bool = False) -> 
 @pytest.mark.parametrize("untrusted", [False, True])
 def test_default_of_a_function_with_names_of_its_own_is_tried(untrusted: bool, place: Path) -> None:
     given: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "examples": 2, "seed": 1, "only": ["defaults"]}
-    kernel = f"{place}:add_by_other_names" if untrusted else modules.of_file(place).add_by_other_names
+    kernel = f"{place}:add_by_other_names" if untrusted else modules.load_file(place).add_by_other_names
     (outcome,) = verify(kernel, add_once_or_twice, untrusted=untrusted, **given).outcomes
     assert outcome.failure is not None
     assert "with twice left out" in outcome.failure.message
@@ -551,7 +551,7 @@ def test_exception_is_told_by_its_name_its_causes_and_the_authors_own_frames(loa
     assert is_refusal(error)
     assert reason(error) == "KeyError: 'missing'"
     line = 1 + CANDIDATES.splitlines().index('        raise Own("no\\x1b[2J such key") from error')
-    assert f'File "{place}", line {line}, in refuses\n    raise Own(' in spelled(own_frames(error, place))
+    assert f'File "{place}", line {line}, in refuses\n    raise Own(' in format_frames(own_frames(error, place))
 
 
 def test_fault_is_no_refusal(load: Load) -> None:
@@ -618,7 +618,7 @@ def test_argument_that_cannot_be_sent_is_unsupported(load: Load) -> None:
     ],
 )
 def test_arguments_arrive_as_they_are(value: Any, wanted: Any) -> None:
-    assert protocol.as_value(protocol.spelled(value, lambda tensor: 0), {}) == wanted
+    assert protocol.decode_argument(protocol.spelled(value, lambda tensor: 0), {}) == wanted
 
 
 @pytest.mark.parametrize(
@@ -652,7 +652,7 @@ ABOUT = ("check", "dtype", "outcome", "reason", "grade", "worst", "examples", "r
 
 
 def outcomes(kernel: Any, dtypes: list[str], **options: Any) -> list[tuple]:
-    """What each check came to."""
+    """Return the outcome of each check."""
     given: dict[str, Any] = {"device": "cpu", "dtypes": dtypes, "examples": 2, "seed": 1, "only": ONLY}
     found = verify(kernel, "softmax", **given, **options).outcomes
     return [(*(getattr(each, name) for name in ABOUT), each.failure and each.failure.message) for each in found]
@@ -664,13 +664,13 @@ def test_triton_kernel_comes_to_the_same_in_both_ways(function: str, outcome: st
     there = outcomes(f"{EXAMPLE}:{function}", ["float32"], untrusted=True)
     assert there[0][:3] == ("forward", "float32", outcome)
     assert outcome == "failed" or {each[2] for each in there} == {"passed"}
-    assert there == outcomes(getattr(modules.of_file(EXAMPLE), function), ["float32"])
+    assert there == outcomes(getattr(modules.load_file(EXAMPLE), function), ["float32"])
 
 
 @pytest.mark.full
 def test_torchs_function_comes_to_the_same_in_both_ways(place: Path) -> None:
     there = outcomes(f"{place}:softmax", ["float16", "float64"], untrusted=True)
-    assert there == outcomes(modules.of_file(place).softmax, ["float16", "float64"])
+    assert there == outcomes(modules.load_file(place).softmax, ["float16", "float64"])
 
 
 def test_claims_come_with_the_function(tmp_path: Path) -> None:
@@ -832,7 +832,7 @@ def sum_and_product(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("function", ["sum_and_product", "sum_and_wrong_product"])
 def test_operation_with_several_outputs_comes_to_the_same_in_both_ways(function: str, place: Path) -> None:
     given: dict[str, Any] = {"device": "cpu", "dtypes": ["float32"], "examples": 2, "seed": 1}
-    here = verify(getattr(modules.of_file(place), function), sum_and_product, **given)
+    here = verify(getattr(modules.load_file(place), function), sum_and_product, **given)
     there = verify(f"{place}:{function}", sum_and_product, untrusted=True, **given)
     for each, other in zip(here.outcomes, there.outcomes, strict=True):
         assert (each.check, each.outcome) == (other.check, other.outcome)
@@ -887,7 +887,7 @@ def test_thread_that_never_returns_is_told(load: Load, monkeypatch: pytest.Monke
     function, (x, y) = load("stuck"), pair()
     monkeypatch.setattr(concurrent_calls, "PATIENCE", 0.1)
     with pytest.raises(NeverReturns, match=r"^of 2 threads that call at once some never return$"):
-        function.called_at_once([({"x": x, "y": y}, y)] * 2, [[], []], 0.1)
+        function.call_at_once([({"x": x, "y": y}, y)] * 2, [[], []], 0.1)
 
 
 @pytest.mark.full

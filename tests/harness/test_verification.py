@@ -92,7 +92,7 @@ def silent_about_strides(x: torch.Tensor) -> torch.Tensor:
 
 
 def load(path: Path, source: str) -> ModuleType:
-    """A module from its source; Triton reads a kernel's source from the file."""
+    """Return a module from its source; Triton reads a kernel's source from the file."""
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(f"{path.stem}_{abs(hash(str(path)))}", path)
     assert spec is not None
@@ -739,7 +739,7 @@ def test_what_is_left_to_torch_is_found_where_that_is_forbidden() -> None:
     options = {**ONE, "only": ["forward", "fallback"]}
     verdict = fourfold.verify(softmax, "softmax", forbid_fallback=True, **options)
     (failure,) = verdict.failures
-    assert "leaves to torch what it is to compute: aten._softmax" in failure[1].message
+    assert "computes with torch: aten._softmax" in failure[1].message
     with pytest.raises(ValueError, match="there is no check 'fallback'"):
         fourfold.verify(softmax, "softmax", **options)
 

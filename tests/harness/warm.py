@@ -97,7 +97,7 @@ def printed(
 
 @functools.cache
 def server(loaded: tuple[str, ...]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """The process that forks, and a connection to it. It ends when the connection does."""
+    """Return the process that forks, and a connection to it. It ends when the connection does."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:
         command = [sys.executable, "-W", "ignore", __file__, str(there.fileno()), *loaded]

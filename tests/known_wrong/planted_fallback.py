@@ -46,7 +46,7 @@ def thirty_two(dtype: DType) -> Case:
 
 
 def _left(function: Implementation, operation: str, says: str, **more: Any) -> Fault:
-    said = rf"leaves to torch .*: {says}"
+    said = rf"computes with torch: {says}"
     return Fault.of(operation, function, check=nothing_is_left_to_torch, says=said, search=10, **more)
 
 

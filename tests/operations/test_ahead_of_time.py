@@ -27,7 +27,7 @@ PLAIN = {"float16": (90,)}
 
 
 def architectures(cell: Cell) -> tuple[int, ...]:
-    """The architectures that a cell is compiled for: one in a plain run."""
+    """Return the architectures that a cell is compiled for: one in a plain run."""
     return tuple(CUDA_ARCHITECTURES) if is_full() else PLAIN.get(cell.dtype, (90,))
 
 

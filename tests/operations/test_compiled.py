@@ -35,8 +35,8 @@ ALIKE: dict[str, list[Case]] = {}
 ENOUGH, SEARCHES = 8, 8
 
 
-def generated(operation: str, dtype: str, seed: int) -> list[Case]:
-    """What one search draws, of an operation or, as "operation.output", of one of its outputs."""
+def generate_cases(operation: str, dtype: str, seed: int) -> list[Case]:
+    """Return what one search draws, of an operation or, as "operation.output", of one of its outputs."""
     cases: list[Case] = []
     name, _, output = operation.partition(".")
     record = operations()[name].outputs.get(output, operations()[name])
@@ -53,7 +53,7 @@ def generated(operation: str, dtype: str, seed: int) -> list[Case]:
 
 @functools.cache
 def drawn(operation: str, dtype: str) -> list[Case]:
-    """Generated cases that differ in sizes and nothing else.
+    """Return generated cases that differ in sizes and nothing else.
 
     None of the sizes is 1, unless there are no such cases, as where a tensor has one number for each block of another.
     Then the same sizes are 1 in all of them.
@@ -61,7 +61,7 @@ def drawn(operation: str, dtype: str) -> list[Case]:
     groups: dict[Any, list[Case]] = defaultdict(list)
     with_ones: dict[Any, list[Case]] = defaultdict(list)
     for seed in range(1, SEARCHES + 1):
-        for case in generated(operation, dtype, seed):
+        for case in generate_cases(operation, dtype, seed):
             # torch.compile may recompile for other constants, ranks and integer types, and for sizes of 0 and 1. For
             # opcheck NaN does not equal NaN.
             sizes = [size for array in case.inputs.values() for size in array.shape]
@@ -77,7 +77,7 @@ def drawn(operation: str, dtype: str) -> list[Case]:
 
 
 def alike(subject: Subject, most: int = 4) -> list[Case]:
-    """Some of the drawn cases with finite results, so that one compiled function must serve them all."""
+    """Return some of the drawn cases with finite results, so that one compiled function must serve them all."""
     if str(subject) not in ALIKE:
         cases = drawn(subject.operation.name, subject.dtype.name)
         finite = (case for case in cases if all(tensor.isfinite().all() for tensor in outcome(subject, case)))

@@ -13,7 +13,7 @@ from fourfold.operations.record import reference, reference_gradients
 
 
 def negative_view(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The same values with the negative bit set, as in the imaginary part of a complex conjugate."""
+    """Return the same values with the negative bit set, as in the imaginary part of a complex conjugate."""
     negates = tensor.is_floating_point() and tensor.dtype.itemsize > 1  # torch negates no float8
     return torch_internals.negated_view(-tensor) if negates else tensor
 

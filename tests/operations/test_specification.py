@@ -3,7 +3,7 @@
 import hypothesis
 import pytest
 
-from fourfold.checks.impostors import accepted
+from fourfold.checks.impostors import accepted_impostors
 from fourfold.checks.records import operations
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.case import Case
@@ -18,7 +18,7 @@ PARAMETERS = [pytest.param(name, marks=() if name == "float32" else pytest.mark.
 GENERATED, ELEMENTS = 60, 64
 
 
-def generated(operation: Operation, dtype: str) -> list[Case]:
+def generate_cases(operation: Operation, dtype: str) -> list[Case]:
     drawn: list[Case] = []
 
     @hypothesis.settings(
@@ -41,7 +41,7 @@ def generated(operation: Operation, dtype: str) -> list[Case]:
 @pytest.mark.parametrize("dtype", PARAMETERS)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_generated_cases_reject_every_impostor(name: str, dtype: str) -> None:
-    found = accepted(OPERATIONS[name], DTYPES[dtype], generated(OPERATIONS[name], dtype))
+    found = accepted_impostors(OPERATIONS[name], DTYPES[dtype], generate_cases(OPERATIONS[name], dtype))
     assert not found, "\n".join(map(str, found))
 
 
@@ -50,5 +50,5 @@ def test_generated_cases_reject_every_impostor(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_examples_reject_every_impostor(name: str, dtype: str) -> None:
     examples = (make(DTYPES[dtype]) for make in OPERATIONS[name].examples.values())
-    found = accepted(OPERATIONS[name], DTYPES[dtype], examples)
+    found = accepted_impostors(OPERATIONS[name], DTYPES[dtype], examples)
     assert not found, "\n".join(map(str, found))

@@ -54,11 +54,11 @@ def main() -> None:
     if options.page:
         results = page.all_results(options.folder)
         page.keep(results)
-        page.PAGE.write_text(page.written(page.PAGE.read_text(), results))
+        page.PAGE.write_text(page.write_page(page.PAGE.read_text(), results))
         return
     for kernel in chosen:
         for package in (kernel.project, *kernel.needs):
-            releases.unpacked(options.folder, package)
+            releases.unpack(options.folder, package)
     if not options.fetch_only:
         run_all(chosen, options)
 
@@ -71,14 +71,14 @@ def run_all(chosen: Sequence[Kernel], options: argparse.Namespace) -> None:
     runs += [(kernel, "suggested") for kernel in chosen]
     runs = [(kernel, which) for kernel, which in runs if which in options.claims]
     if options.missing:
-        known = page.results_in(*sorted(options.folder.glob("verdicts*.jsonl")))
+        known = page.read_results(*sorted(options.folder.glob("verdicts*.jsonl")))
         runs = [(kernel, which) for kernel, which in runs if (kernel.name, which, options.device) not in known]
     with ThreadPoolExecutor(options.jobs) as pool:
-        for ended in as_completed([pool.submit(in_a_process, kernel, which, options) for kernel, which in runs]):
+        for ended in as_completed([pool.submit(run_in_process, kernel, which, options) for kernel, which in runs]):
             record(options.folder, ended.result())
 
 
-def in_a_process(kernel: Kernel, which: str, options: argparse.Namespace) -> dict[str, Any]:
+def run_in_process(kernel: Kernel, which: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return what a process that runs one kernel has written, or why it has written nothing."""
     about = {"kernel": kernel.name, "version": releases.VERSIONS[kernel.project], "claimed": which}
     about["device"] = options.device
@@ -154,7 +154,7 @@ def record(folder: Path, result: dict[str, Any]) -> None:
 
 
 def row(result: dict[str, Any]) -> str:
-    """What is printed when a run has ended."""
+    """Return the line that is printed after a run."""
     said = "not run: " + result["error"].splitlines()[-1] if "error" in result else None
     passed = said or ("passed" if result["passed"] else "failed")
     refused = sum(result.get("refusals", {}).values())

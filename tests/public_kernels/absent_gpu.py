@@ -12,7 +12,7 @@ MULTIPROCESSORS = 2
 
 
 def properties(*device: Any) -> types.SimpleNamespace:
-    """The properties of a GPU, as far as the kernels ask."""
+    """Return the properties of a GPU, as far as the kernels ask."""
     return types.SimpleNamespace(multi_processor_count=MULTIPROCESSORS, major=9, minor=0)
 
 

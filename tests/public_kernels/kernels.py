@@ -47,17 +47,17 @@ class Kernel:
 
 
 def as_it_is(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A function that takes the operation's arguments in their order."""
+    """Return a function that takes the operation's arguments in their order."""
     return lambda *arguments: function(*arguments)
 
 
 def applied(function: Any) -> Callable[..., torch.Tensor]:
-    """An autograd.Function that takes the operation's arguments in their order."""
+    """Return an autograd.Function that takes the operation's arguments in their order."""
     return lambda *arguments: function.apply(*arguments)
 
 
 def torchtune_norm(norm: Any) -> Callable[..., torch.Tensor]:
-    """A module whose weight is an argument."""
+    """Return a module whose weight is an argument."""
 
     def call(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         module = norm(x.shape[-1], eps)
@@ -69,12 +69,12 @@ def torchtune_norm(norm: Any) -> Callable[..., torch.Tensor]:
 
 
 def halves(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A function that takes both of its arguments in one tensor, side by side."""
+    """Return a function that takes both of its arguments in one tensor, side by side."""
     return lambda gate, up: function(torch.cat([gate, up], -1))
 
 
 def in_float32(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A loss of boxes whose result is in float32 where the boxes are in a half type."""
+    """Return a loss of boxes whose result is in float32 where the boxes are in a half type."""
     return lambda boxes1, boxes2, eps: loss(boxes1, boxes2, eps=eps).to(boxes1.dtype)
 
 

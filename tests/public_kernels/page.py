@@ -20,8 +20,8 @@ COLUMNS += ["suggested claims", "judgement"]
 HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|\n"
 
 
-def results_in(*files: Path) -> Results:
-    """The results in some files, by kernel, claims and device.
+def read_results(*files: Path) -> Results:
+    """Return the results in some files, by kernel, claims and device.
 
     Of two results of the same run, that of the last file stands, but for one that was not finished. A result with other
     claims than the kernel has now is left out.
@@ -40,8 +40,8 @@ def results_in(*files: Path) -> Results:
 
 
 def all_results(folder: Path) -> Results:
-    """The results that are kept, and those of ``verdicts*.jsonl`` in a folder, which come before them."""
-    return results_in(*([KEPT] if KEPT.exists() else []), *sorted(folder.glob("verdicts*.jsonl")))
+    """Return the results that are kept, and those of ``verdicts*.jsonl`` in a folder, which come before them."""
+    return read_results(*([KEPT] if KEPT.exists() else []), *sorted(folder.glob("verdicts*.jsonl")))
 
 
 def keep(results: Results) -> None:
@@ -51,7 +51,7 @@ def keep(results: Results) -> None:
     for result in sorted(results.values(), key=lambda x: (names.index(x["kernel"]), x["claimed"], x["device"])):
         kept = {name: result[name] for name in ("kernel", "version", "claimed", "device", "claims") if name in result}
         if "error" in result:
-            kept["error"] = said(result)
+            kept["error"] = outcome_cell(result)
         else:
             kept |= {name: result[name] for name in ("passed", "grade")}
             kept["versions"] = {name: result["versions"][name] for name in ("torch", "triton")}
@@ -61,8 +61,8 @@ def keep(results: Results) -> None:
     KEPT.write_text("".join(lines))
 
 
-def said(result: dict[str, Any] | None) -> str:
-    """What one run came to, as a cell."""
+def outcome_cell(result: dict[str, Any] | None) -> str:
+    """Return the outcome of a run as a cell."""
     if result is None:
         return NOT_RUN
     if "error" in result:
@@ -76,25 +76,25 @@ def said(result: dict[str, Any] | None) -> str:
 
 
 def row(kernel: Kernel, results: Results) -> str:
-    """A kernel's row of the table."""
-    free = [said(results.get((kernel.name, "none", device))) for device in ("cpu", "cuda")]
+    """Return a kernel's row of the table."""
+    free = [outcome_cell(results.get((kernel.name, "none", device))) for device in ("cpu", "cuda")]
     claims, bound = "none", ["", ""]
     if kernel.claims != Claims():
         claims = f"`{kernel.claims}`"
-        bound = [said(results.get((kernel.name, "own", device))) for device in ("cpu", "cuda")]
+        bound = [outcome_cell(results.get((kernel.name, "own", device))) for device in ("cpu", "cuda")]
     within = suggestion(results.get((kernel.name, "suggested", "cpu")))
     return "| " + " | ".join([kernel.name, *free, claims, *bound, within, JUDGEMENTS[kernel.name]]) + " |\n"
 
 
 def suggestion(result: dict[str, Any] | None) -> str:
-    """The claims within which a kernel passes that fails without any, as a cell."""
+    """Return the claims within which a kernel passes that fails without any, as a cell."""
     if result is None or "error" in result or not result["passed"]:
-        return said(result)
+        return outcome_cell(result)
     return f"`{result['claims']}`" if result["claims"] else ""
 
 
 def counterexamples(kernels: Sequence[Kernel], results: Results) -> Iterator[str]:
-    """The first failure of each kernel, as it was shown: with its claims if it fails so, else without."""
+    """Yield the first failure of each kernel, as it was shown: with its claims if it fails so, else without."""
     for kernel in kernels:
         ways = [(which, device) for which in ("own", "none") for device in ("cpu", "cuda")]
         runs = [results.get((kernel.name, *way)) for way in ways]
@@ -118,7 +118,7 @@ def first_failure(result: dict[str, Any]) -> str:
 
 
 def count(kernels: Sequence[Kernel], results: Results) -> str:
-    """How many kernels there are, and how many passed, in a few sentences."""
+    """Return how many kernels there are, and how many passed, in a few sentences."""
     projects = {kernel.project for kernel in kernels}
     lines = [f"These are {len(kernels)} kernels of {len(projects)} projects."]
     for device, name in (("cpu", "the CPU"), ("cuda", "an H200")):
@@ -127,10 +127,11 @@ def count(kernels: Sequence[Kernel], results: Results) -> str:
         if not any(free) and not any(own):
             continue
         both = sum(1 for one, two in zip(free, own) if one and two)
-        line = f"On {name} {both} ran in both ways: {passed(free)} pass without claims, {passed(own)} with their own"
+        free_passed, own_passed = count_passed(free), count_passed(own)
+        line = f"On {name} {both} ran in both ways: {free_passed} pass without claims, {own_passed} with their own"
         within = [results.get((kernel.name, "suggested", device)) for kernel in kernels]
         if any(within):
-            line += f", {passed(within)} with the claims that their verdicts suggest"
+            line += f", {count_passed(within)} with the claims that their verdicts suggest"
         machines = {
             f"torch {each['versions']['torch']}, Triton {each['versions']['triton']}"
             for each in results.values()
@@ -140,13 +141,13 @@ def count(kernels: Sequence[Kernel], results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
-def passed(results: Iterable[dict[str, Any] | None]) -> int:
-    """How many of some runs passed."""
+def count_passed(results: Iterable[dict[str, Any] | None]) -> int:
+    """Return the number of runs that passed."""
     return sum(1 for result in results if result is not None and result.get("passed", False))
 
 
-def written(page: str, results: Results) -> str:
-    """A page whose generated parts, between pairs of HTML comments, are those of some results."""
+def write_page(page: str, results: Results) -> str:
+    """Return a page with its generated parts, between pairs of HTML comments, replaced by those of the results."""
     parts = {
         "count": count(KERNELS, results),
         "table": HEAD + "".join(row(kernel, results) for kernel in KERNELS),

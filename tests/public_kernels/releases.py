@@ -30,7 +30,7 @@ VERSIONS = {
 }
 
 
-def unpacked(folder: Path, package: str) -> Path:
+def unpack(folder: Path, package: str) -> Path:
     """Return the folder of a package's files, which is downloaded unless it is there.
 
     Args:
@@ -76,13 +76,13 @@ def extract(archive: Path, folder: Path) -> None:
 
 
 def is_read(name: str) -> bool:
-    """Whether Python reads a file of a package: a module, a configuration, or what tells of its version."""
+    """Return whether Python reads a file of a package: a module, a configuration, or what tells of its version."""
     return Path(name).suffix in (".py", ".yaml") or ".dist-info/" in name
 
 
 def on_path(folder: Path, packages: Iterable[str]) -> None:
     """Put packages before all others on ``sys.path``."""
-    sys.path[:0] = [str(unpacked(folder, package)) for package in packages]
+    sys.path[:0] = [str(unpack(folder, package)) for package in packages]
 
 
 def stand_in(modules: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ from fourfold import backends
 STEPS = 2
 
 
-def written(tmp_path: Path, device: str, *words: str) -> tuple[int, dict[str, Any]]:
+def run_command(tmp_path: Path, device: str, *words: str) -> tuple[int, dict[str, Any]]:
     """Return the exit code of the command, and what it wrote: JSON as others read it, without NaN."""
     out = tmp_path / "curves.json"
     code = train.main(["--device", device, "--steps", str(STEPS), "--out", str(out), *words])
@@ -27,7 +27,7 @@ def written(tmp_path: Path, device: str, *words: str) -> tuple[int, dict[str, An
 def test_it_writes_curves_and_tokens_per_second(
     tmp_path: Path, device: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, found = written(tmp_path, device, "--replace", "swiglu=triton")
+    code, found = run_command(tmp_path, device, "--replace", "swiglu=triton")
     assert code == 0
     of_torch, replaced, exact, *others = found["runs"]
     assert [run["name"] for run in (of_torch, replaced, exact)] == ["torch", "swiglu=triton", "float64"]
@@ -51,7 +51,7 @@ def test_wrong_and_failing_kernels_end_no_other_run(
         return lambda gate, up: torch.full_like(gate, torch.nan)
 
     monkeypatch.setattr(backends, "load", load)
-    code, found = written(tmp_path, device, "--replace", "swiglu=cuda", "--replace", "swiglu=triton")
+    code, found = run_command(tmp_path, device, "--replace", "swiglu=cuda", "--replace", "swiglu=triton")
     of_torch, failing, wrong, *_ = found["runs"]
     assert code == 1
     assert of_torch["comparison"]["same"]
@@ -111,7 +111,7 @@ def test_the_times_are_written_where_a_reference_failed(
         return right(operations, size, device, dtype, *rest)
 
     monkeypatch.setattr(train, "train", fail_in_float64)
-    code, found = written(tmp_path, device, "--backend", "torch")
+    code, found = run_command(tmp_path, device, "--backend", "torch")
     assert code == 1
     of_torch, exact, *_ = found["runs"]
     assert of_torch["tokens_per_second"] > 0

@@ -44,7 +44,7 @@ class Detector(nn.Module):
 
 @functools.cache
 def batches() -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
-    """Grayscale images and their boxes, in units of the image's side: as many boxes as a picture has faces."""
+    """Return grayscale images and their boxes, in units of the image's side: as many boxes as a picture has faces."""
     rng = np.random.default_rng(7)
     made = []
     for _ in range(BATCHES_AN_EPOCH):
@@ -86,7 +86,7 @@ LOSSES = {"padded": ("giou_loss", padded_loss), "ragged": ("giou_loss_ragged", r
 
 
 def losses(loss: Loss, device: str, dtype: torch.dtype, order: np.ndarray | None = None) -> list[float]:
-    """The loss before each of `STEPS` steps of SGD, from the same weights on the same batches.
+    """Return the loss before each of `STEPS` steps of SGD, from the same weights on the same batches.
 
     An `order` permutes the images of each batch: the mathematics stays the same, the rounding changes.
     """
@@ -110,7 +110,7 @@ def losses(loss: Loss, device: str, dtype: torch.dtype, order: np.ndarray | None
 
 @functools.cache
 def exact() -> list[float]:
-    """The curve with negligible rounding: torch's padded loss in float64, always on the CPU."""
+    """Return the curve with negligible rounding: torch's padded loss in float64, always on the CPU."""
     return losses(padded_loss("torch"), "cpu", torch.float64)
 
 

@@ -30,7 +30,7 @@ def losses(
 
 @functools.cache
 def exact(steps: int) -> list[float]:
-    """The curve with negligible rounding: torch in float64, always on the CPU."""
+    """Return the curve with negligible rounding: torch in float64, always on the CPU."""
     return losses(train.operations_of_torch(size()), "cpu", steps, torch.float64)
 
 
@@ -40,7 +40,7 @@ def others(steps: int, device: str) -> list[list[float]]:
     return [losses(right, device, steps, seed=seed) for seed in range(train.REORDERED)]
 
 
-def compared(operations: Operations, device: str, steps: int, of: int) -> train.Comparison:
+def compare_runs(operations: Operations, device: str, steps: int, of: int) -> train.Comparison:
     """Compare the first steps of a training of float32 with those of one of more steps."""
     return train.compare(losses(operations, device, steps), exact(of), others(of, device))
 
@@ -55,12 +55,12 @@ def backend_of(name: str, backend: str, device: str) -> Any:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_loss_curve_is_the_same_with_every_backend(device: str, backend: str, steps: int) -> None:
     operations = {name: backend_of(name, backend, device) for name in train.NAMES}
-    found = compared({**train.operations_of_torch(size()), **operations}, device, steps, max(steps, STEPS))
+    found = compare_runs({**train.operations_of_torch(size()), **operations}, device, steps, max(steps, STEPS))
     assert found.same, found
 
 
 def test_the_loss_curve_of_torch_is_the_same_and_falls(device: str) -> None:
-    found = compared(train.operations_of_torch(size()), device, STEPS, STEPS)
+    found = compare_runs(train.operations_of_torch(size()), device, STEPS, STEPS)
     assert found.same, found
     assert sum(exact(STEPS)[-5:]) < sum(exact(STEPS)[:5]) / 2
 
@@ -119,14 +119,14 @@ WRONG: dict[str, Callable[[Operations], Operations]] = {
 @pytest.mark.parametrize("way", WRONG)
 def test_a_wrong_kernel_shows_in_the_curve(device: str, way: str) -> None:
     right = train.operations_of_torch(size())
-    found = compared({**right, **WRONG[way](right)}, device, STEPS, STEPS)
+    found = compare_runs({**right, **WRONG[way](right)}, device, STEPS, STEPS)
     assert not found.same, found
 
 
 def test_a_factor_of_all_gradients_is_cancelled_by_adam(device: str) -> None:
     right = train.operations_of_torch(size())
     scaled = gradient_times(1.001, right["cross_entropy"])
-    assert compared({**right, "cross_entropy": scaled}, device, STEPS, STEPS).same
+    assert compare_runs({**right, "cross_entropy": scaled}, device, STEPS, STEPS).same
 
 
 def test_a_reordered_model_computes_the_same_function() -> None:

@@ -147,11 +147,11 @@ def load_or_compile(
     Raises:
         CudaError: the kernel does not compile.
     """
-    if found := find(name):
-        return found
+    if path := find(name):
+        return path
     with directory_lock(directory):
-        if found := find(name):
-            return found
+        if path := find(name):
+            return path
         missing = sorted({name, *(n for n in also if not find(n))})
         try:
             compile_names(missing)
@@ -160,9 +160,9 @@ def load_or_compile(
             if missing == [name]:
                 raise
             compile_names([name])
-        made = find(name)
-        assert made is not None
-        return made
+        compiled = find(name)
+        assert compiled is not None
+        return compiled
 
 
 def digest(*parts: object) -> str:
@@ -221,11 +221,11 @@ def cuda_include_directories() -> tuple[pathlib.Path, ...]:
         from cuda.pathfinder import find_nvidia_header_directory
     except ImportError as error:
         raise CudaError("NVIDIA's headers cannot be found without the package cuda-pathfinder") from error
-    found = [find_nvidia_header_directory(library) for library in ("cudart", "cccl")]
-    if found[0] is None:
+    headers = [find_nvidia_header_directory(library) for library in ("cudart", "cccl")]
+    if headers[0] is None:
         packages = "nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl"
         raise CudaError(f"NVIDIA's headers are missing: install {packages}, or a CUDA toolkit")
-    directories = [pathlib.Path(directory) for directory in found if directory]
+    directories = [pathlib.Path(directory) for directory in headers if directory]
     if not any((directory / "crt").is_dir() for directory in directories):
         nvcc = shutil.which("nvcc")
         beside_nvcc = nvcc and os.path.dirname(os.path.dirname(nvcc))
@@ -357,17 +357,17 @@ def compile_ahead_of_time(source: pathlib.Path, names: Sequence[str], arch: str)
         compiled = compile_kernels(source, name, names, arch)
         lowered = compiled.lowered_names[name]
         dumped = _resource_usage(compiled.path)
-        said = kernel_log(compiled, name)
+        log = kernel_log(compiled, name)
         # The functions that a kernel calls have properties of their own, listed after the kernel's.
-        properties = said.partition(f"Function properties for {lowered}\n")[2].partition("Function properties")[0]
+        properties = log.partition(f"Function properties for {lowered}\n")[2].partition("Function properties")[0]
         resources[name] = KernelResources(
             name=name,
             arch=arch,
-            registers=_number(r"Used (\d+) registers", said),
+            registers=_number(r"Used (\d+) registers", log),
             spill_store_bytes=_number(r"(\d+) bytes spill stores", properties),
             spill_load_bytes=_number(r"(\d+) bytes spill loads", properties),
             stack_bytes=_number(r"(\d+) bytes stack frame", properties),
-            shared_bytes=_number(r"(\d+) bytes smem", said, 0),
+            shared_bytes=_number(r"(\d+) bytes smem", log, 0),
             constant_bytes=dumped[lowered].usage["CONSTANT[0]"],
             code_sha256=dumped[lowered].code_sha256,
             instruction_counts=MappingProxyType(dumped[lowered].instructions),

@@ -181,29 +181,29 @@ def cuda_kernel(
     named = [p for p in signature.parameters.values() if p.name != "out" and p.kind is p.POSITIONAL_OR_KEYWORD]
     if not named:
         raise ValueError(f"cuda_kernel: arguments of {name} must name the function's arguments, as lambda x, out: ...")
-    own = inspect.Signature(named)
+    launch_signature = inspect.Signature(named)
 
     def launch(*args: Any, **kwargs: Any) -> Any:
-        bound = own.bind(*args, **kwargs)
+        bound = launch_signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = {key: plain(value) if contiguous else value for key, value in bound.arguments.items()}
-        tensors = [value for value in given.values() if isinstance(value, torch.Tensor)]
+        values = {key: plain(value) if contiguous else value for key, value in bound.arguments.items()}
+        tensors = [value for value in values.values() if isinstance(value, torch.Tensor)]
         if not tensors:
             raise TypeError(f"{name}: no argument is a tensor")
         # Indices may come before the numbers, whose dtype chooses the instance and is the result's.
         first = next((tensor for tensor in tensors if tensor.is_floating_point()), tensors[0])
-        out = _apply(output, given) if output else torch.empty(first.shape, dtype=first.dtype, device=first.device)
-        given["out"] = out
-        passed = tuple(_apply(arguments, given))
+        out = _apply(output, values) if output else torch.empty(first.shape, dtype=first.dtype, device=first.device)
+        values["out"] = out
+        passed = tuple(_apply(arguments, values))
         kernels.check(first.dtype, passed)
-        sizes: list[Any] = [_apply(size, given) if callable(size) else size for size in (grid, block, shared_bytes)]
+        sizes: list[Any] = [_apply(size, values) if callable(size) else size for size in (grid, block, shared_bytes)]
         blocks, threads, shared = sizes
         kernels.of(first.dtype).launch(blocks, threads, *passed, shared_bytes=shared)
         return out
 
     launch.__name__ = launch.__qualname__ = kernels.declared.name
     launch.__doc__ = f"{kernels.name} of {path.name}."
-    launch.__signature__ = own  # type: ignore[attr-defined]
+    launch.__signature__ = launch_signature  # type: ignore[attr-defined]
     return launch
 
 

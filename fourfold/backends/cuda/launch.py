@@ -290,19 +290,19 @@ class CudaKernel:
         for i in nulls:
             values[i] = 0
         for i in conversions:
-            values[i] = kernel.converted(i, values[i], for_gpu=True)
+            values[i] = kernel.convert(i, values[i], for_gpu=True)
         try:
             core.launch(stream, config, kernel.handle, *values)
         except Exception as error:
-            what = f"grid {grid}, block {block}, {shared_bytes} bytes of dynamic shared memory"
-            raise CudaError(f"{self.name} cannot be launched with {what}: {error}") from error
+            sizes = f"grid {grid}, block {block}, {shared_bytes} bytes of dynamic shared memory"
+            raise CudaError(f"{self.name} cannot be launched with {sizes}: {error}") from error
         if (record := launch_records.current) is not None:
             blocks, threads = _geometry(self.name, grid, block)
             clusters = f", clusters of {_three(cluster)}" if cluster is not None else ""
-            record.launched(kernel.code, f"grid {blocks}, block {threads}, {shared_bytes} bytes{clusters}", args)
+            record.record_launch(kernel.code, f"grid {blocks}, block {threads}, {shared_bytes} bytes{clusters}", args)
         if (recorder := known_calls.recorder()) is not None:
             if all(isinstance(argument, _REPEATABLE) for argument in args):
-                recorder.launched(_again(device, config, kernel.handle, values, tensors))
+                recorder.record_launch(_again(device, config, kernel.handle, values, tensors))
             else:
                 recorder.refuse()  # a tensor map holds an address of its own
 

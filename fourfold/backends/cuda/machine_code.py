@@ -51,21 +51,23 @@ def code_sha256(cubin: bytes, kernel: str) -> str:
         raise ValueError(f"the cubin has no kernel {kernel}")
     entries = {symbol.name for symbol in symbols if symbol.info & 15 == _FUNCTION and symbol.other & _ENTRY}
     others = tuple(f".{name}" for name in entries - {kernel})
-    found: list[bytes] = []
+    contents: list[bytes] = []
 
     def add(*parts: object) -> None:
         each = hashlib.sha256()
         for part in parts:
             data = part if isinstance(part, bytes) else str(part).encode()
             each.update(struct.pack("<Q", len(data)) + data)
-        found.append(each.digest())
+        contents.append(each.digest())
 
     def role(section: _Section) -> str | None:
         """Return a section's role for the kernel, without function names, or None if it does not concern the kernel."""
         if not section.name.startswith((".text.", *_DATA)) or section.name.endswith(others):
             return None
-        own = "kernel" if section.name.endswith(f".{kernel}") else "file"
-        return f"{own} {section.name.split('.')[1]} {'.'.join(section.name.split('.')[2:3]) if own == 'file' else ''}"
+        owner = "kernel" if section.name.endswith(f".{kernel}") else "file"
+        return (
+            f"{owner} {section.name.split('.')[1]} {'.'.join(section.name.split('.')[2:3]) if owner == 'file' else ''}"
+        )
 
     for section in sections:
         if section.kind == _RELA:
@@ -75,11 +77,11 @@ def code_sha256(cubin: bytes, kernel: str) -> str:
                 for place, info, addend in struct.iter_unpack("<QQq", section.content):
                     symbol = symbols[info >> 32]
                     add(changed, place, info & 0xFFFFFFFF, addend, *_target(symbol, sections))
-        elif (own := role(section)) is not None:
+        elif (owner := role(section)) is not None:
             is_text = section.name.startswith(".text.")
-            add("text" if is_text else own, section.name == f".text.{kernel}", section.size, section.content)
+            add("text" if is_text else owner, section.name == f".text.{kernel}", section.size, section.content)
     # A compiler with several threads writes sections in the order in which it finishes them.
-    return hashlib.sha256(b"".join(sorted(found))).hexdigest()
+    return hashlib.sha256(b"".join(sorted(contents))).hexdigest()
 
 
 class Allocation(NamedTuple):
@@ -105,7 +107,7 @@ def allocation(cubin: bytes, kernel: str) -> Allocation:
         ValueError: the file is no 64-bit ELF file, or lacks this information.
     """
     sections, symbols = _read_elf(cubin)
-    of_file, own = (
+    of_file, of_kernel = (
         [entry for section in sections if section.name == name for entry in _entries(section.content)]
         for name in (".nv.info", f".nv.info.{kernel}")
     )
@@ -118,7 +120,7 @@ def allocation(cubin: bytes, kernel: str) -> Allocation:
     ]
     if not registers:
         raise ValueError(f"the cubin does not tell the registers of {kernel}")
-    clusters = [struct.unpack("<3I", payload) for kind, payload in own if kind == _CLUSTER]
+    clusters = [struct.unpack("<3I", payload) for kind, payload in of_kernel if kind == _CLUSTER]
     return Allocation(registers[0], clusters[0] if clusters else ())
 
 

@@ -94,7 +94,7 @@ class KernelParameter:
             return isinstance(argument, numbers.Integral)
         return self.kind in "fhe" and isinstance(argument, numbers.Real)
 
-    def converted(self, argument: Any) -> int | float | bool:
+    def convert(self, argument: Any) -> int | float | bool:
         """Convert a number to the C++ type: an integer or a float that it can hold, or the bits of a half type.
 
         Raises:
@@ -120,7 +120,7 @@ class KernelParameter:
 
     def for_gpu(self, argument: Any) -> Any:
         """Convert a number so that cuda-core passes as many bytes as the C++ type has."""
-        number = self.converted(argument)
+        number = self.convert(argument)
         if self.kind == "f" and self.size == 4:
             return np.float32(number)
         return np.uint64(number) if self.kind == "u" else number
@@ -163,15 +163,15 @@ class LoadedKernel:
             f"{self.name}: {self.place(position)} is {parameter.spelling} in C++, but {given} was given{hint}"
         )
 
-    def converted(self, position: int, argument: Any, for_gpu: bool) -> Any:
-        """Convert a number to the type of its parameter: see `KernelParameter.converted` and `for_gpu`.
+    def convert(self, position: int, argument: Any, for_gpu: bool) -> Any:
+        """Convert a number to the type of its parameter: see `KernelParameter.convert` and `for_gpu`.
 
         Raises:
             OverflowError: the type cannot hold the number.
         """
         parameter = self.parameters[position]
         try:
-            return parameter.for_gpu(argument) if for_gpu else parameter.converted(argument)
+            return parameter.for_gpu(argument) if for_gpu else parameter.convert(argument)
         except OverflowError:
             what = f"{self.place(position)} is {parameter.spelling} in C++, which cannot hold {argument}"
             raise OverflowError(f"{self.name}: {what}") from None

@@ -54,7 +54,7 @@ def swizzled_map(tensor: torch.Tensor, box: tuple[int, ...]) -> Any:
     sizes, strides = tuple(tensor.shape), tensor.stride()[:-1]
     if tensor.is_cpu:
         return TensorMapOnCpu(tensor.data_ptr(), sizes, strides, box)
-    made = _encode(tensor.get_device(), tensor.data_ptr(), sizes, strides, box)
+    tensor_map = _encode(tensor.get_device(), tensor.data_ptr(), sizes, strides, box)
     if (record := launch_records.current) is not None:
-        record.describe(made, f"map of boxes {box} of {record.forms([tensor])[0]}")
-    return made
+        record.describe(tensor_map, f"map of boxes {box} of {record.forms([tensor])[0]}")
+    return tensor_map

@@ -37,7 +37,7 @@ _turn = threading.RLock()
 
 
 @contextlib.contextmanager
-def compilation_limited(device: str, seconds: float, dtypes: Sequence[str] = (), cores: int = 1) -> Iterator[None]:
+def limit_compilation(device: str, seconds: float, dtypes: Sequence[str] = (), cores: int = 1) -> Iterator[None]:
     """Context manager: on a GPU, raise `NotReached` for a launch whose kernel takes the compiler longer than this.
 
     A launch of the same kernel with constants at least as large raises it, too. The cache records exceeded limits.
@@ -58,13 +58,13 @@ def compilation_limited(device: str, seconds: float, dtypes: Sequence[str] = (),
     known = [dtype for dtype in dtypes if dtype in FLOATS.values()]
     ahead = Ahead(known, min(cores - 1, MOST_AHEAD), math.ceil(seconds))
     try:
-        with compilations_replaced(functools.partial(_compile_within, math.ceil(seconds), NotKept, ahead)):
+        with compilations_replaced(functools.partial(_compile_with_limit, math.ceil(seconds), NotKept, ahead)):
             yield
     finally:
         ahead.end()
 
 
-def _compile_within(seconds: int, not_kept: type[BaseException], ahead: "Ahead", wanted: "Compilation") -> Any:
+def _compile_with_limit(seconds: int, not_kept: type[BaseException], ahead: "Ahead", wanted: "Compilation") -> Any:
     """Return the wanted kernel, from the cache or compiled within the limit.
 
     Raises:
@@ -80,8 +80,8 @@ def _compile_within(seconds: int, not_kept: type[BaseException], ahead: "Ahead",
                 abandoned.add(seconds)
         if least := abandoned.covers(seconds):
             with_sizes = "".join(f" {name}={size}" for name, size in least["sizes"].items())
-            said = f"{wanted.kernel}{' with' * bool(with_sizes)}{with_sizes} takes its compiler more than {seconds} s"
-            raise NotReached(said)
+            reason = f"{wanted.kernel}{' with' * bool(with_sizes)}{with_sizes} takes its compiler more than {seconds} s"
+            raise NotReached(reason)
         return wanted.run()
 
 

@@ -42,7 +42,7 @@ def compile_launches(
     """
     if triton_launch.INTERPRETED:
         raise RuntimeError("TRITON_INTERPRET is set: kernels of this process cannot be compiled")
-    found: list[KernelResources | CompiledSummary] = []
+    results: list[KernelResources | CompiledSummary] = []
     seen: set[str] = set()
 
     def run(shipped: Callable[..., Any], kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -54,14 +54,14 @@ def compile_launches(
             return compiled
         seen.add(code.digest)
         if not disassembled:
-            found.append(CompiledSummary(code.name, f"sm_{capability}", compiled.metadata.shared))
+            results.append(CompiledSummary(code.name, f"sm_{capability}", compiled.metadata.shared))
         else:
             with tempfile.TemporaryDirectory() as directory:
                 cubin = pathlib.Path(directory, f"{code.digest}.cubin")
                 cubin.write_bytes(code.cubin)
-                found.append(resources_of_cubin(cubin, code.name, f"sm_{capability}"))
+                results.append(resources_of_cubin(cubin, code.name, f"sm_{capability}"))
         return compiled
 
     absent = triton_internals.AbsentDriver(capability)
     with triton_internals.driver_replaced(absent), triton_internals.launches_replaced(run):
-        yield found
+        yield results

@@ -47,11 +47,11 @@ def key_collisions(key: Key, device: int) -> list[str]:
         key: of a launch.
         device: the current GPU's number.
     """
-    found: list[str] = []
+    collisions: list[str] = []
     first_of: dict[Hashable, tuple[str, str]] = {}
     try:
         *_, binder = probe_kernel.device_caches[device]
-        for what, tensors, scalars, options in _launches():
+        for description, tensors, scalars, options in _launches():
             ours = key(probe_kernel, device, tensors, scalars, options)
             if ours is None:
                 continue
@@ -60,21 +60,23 @@ def key_collisions(key: Key, device: int) -> list[str]:
             except (TypeError, KeyError, OverflowError):
                 continue  # Triton has no such argument
             theirs = f"{specialisation} {others}"
-            first, known = first_of.setdefault(ours, (what, theirs))
+            first, known = first_of.setdefault(ours, (description, theirs))
             if known != theirs:
-                found.append(f"{first} and {what}: {known} and {theirs}")
+                collisions.append(f"{first} and {description}: {known} and {theirs}")
     except Exception as error:
-        found.append(f"Triton {triton.__version__} does not say what it specialises: {type(error).__name__}: {error}")
-    return found
+        collisions.append(
+            f"Triton {triton.__version__} does not say what it specialises: {type(error).__name__}: {error}"
+        )
+    return collisions
 
 
 def _launches() -> Iterator[tuple[str, tuple[Any, ...], tuple[Any, ...], dict[str, Any]]]:
     """Yield launches of the probe: description, tensors, scalars and options; one argument takes each kind in turn."""
     usual = _tensor(torch.float32, 0)
     scalars = {"real": 0.5, "number": 2, "plain": 2, "unaligned": 2, "double": 0.5, "wide": 2}
-    for what, tensor in _tensors():
-        yield f"pointer = {what}", (tensor, usual), tuple(scalars.values()), {"CONSTANT": 2}
-        yield f"other_pointer = {what}", (usual, tensor), tuple(scalars.values()), {"CONSTANT": 2}
+    for description, tensor in _tensors():
+        yield f"pointer = {description}", (tensor, usual), tuple(scalars.values()), {"CONSTANT": 2}
+        yield f"other_pointer = {description}", (usual, tensor), tuple(scalars.values()), {"CONSTANT": 2}
     for name in scalars:
         for value in NUMBERS:
             yield f"{name} = {value!r}", (usual, usual), tuple({**scalars, name: value}.values()), {"CONSTANT": 2}

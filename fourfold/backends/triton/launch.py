@@ -65,15 +65,15 @@ def launch(
         if (record := launch_records.current) is not None:
             _record(record, compiled, grid, (*tensors, *scalars))
         if recorder is not None:
-            recorder.launched(_again(compiled, (*grid, 1, 1)[:3], tensors, (*scalars, *constants)))
+            recorder.record_launch(_again(compiled, (*grid, 1, 1)[:3], tensors, (*scalars, *constants)))
         return
     if recorder is not None:
         recorder.refuse()
     compiled = kernel[grid](*tensors, *scalars, **options)
-    rest = triton_internals.parameters(kernel)[len(tensors) + len(scalars) :]
-    all_named = all(parameter.is_constexpr and parameter.name in options for parameter in rest)
+    options_of_kernel = triton_internals.parameters(kernel)[len(tensors) + len(scalars) :]
+    all_named = all(parameter.is_constexpr and parameter.name in options for parameter in options_of_kernel)
     if key is not None and all_named and not unkeyed_properties(device):
-        _compiled[key] = compiled, tuple(options[parameter.name] for parameter in rest)
+        _compiled[key] = compiled, tuple(options[parameter.name] for parameter in options_of_kernel)
 
 
 def _record(
@@ -82,7 +82,7 @@ def _record(
     code, shape = triton_internals.code_of(compiled), triton_internals.shape_of(compiled)
     clusters = f", clusters of {shape.blocks_per_program}" if shape.blocks_per_program != 1 else ""
     options = "".join(f", {option}" for option in shape.options)
-    record.launched(
+    record.record_launch(
         launch_records.Code(code.name, code.name, shape.arch, code.cubin),
         f"grid {(*grid, 1, 1)[:3]}, block {(shape.threads, 1, 1)}, {shape.shared_bytes} bytes{clusters}{options}",
         arguments,
@@ -90,7 +90,7 @@ def _record(
 
 
 @contextlib.contextmanager
-def triton_recorded(record: launch_records.LaunchRecord) -> Iterator[None]:
+def record_triton_launches(record: launch_records.LaunchRecord) -> Iterator[None]:
     """Context manager: record the launches that Triton itself makes, of any kernel. `launch` records the others."""
 
     def run(shipped: Callable[..., Any], kernel: Any, *arguments: Any, **options: Any) -> Any:
@@ -110,8 +110,8 @@ def triton_recorded(record: launch_records.LaunchRecord) -> Iterator[None]:
             return compiled
         names = [parameter.name for parameter in triton_internals.parameters(kernel)]
         constants = {parameter.name for parameter in triton_internals.parameters(kernel) if parameter.is_constexpr}
-        given = {**dict(zip(names, arguments)), **{name: options[name] for name in names if name in options}}
-        passed = [given[name] for name in names if name in given and name not in constants]
+        values = {**dict(zip(names, arguments)), **{name: options[name] for name in names if name in options}}
+        passed = [values[name] for name in names if name in values and name not in constants]
         _record(record, compiled, grid, passed)
         return compiled
 

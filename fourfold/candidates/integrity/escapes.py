@@ -12,7 +12,7 @@ import pytest
 from fourfold.operations.not_reached import NotReached
 from fourfold.operations.refusals import Escape, escape_of
 
-__all__ = ["Escape", "hear_ctrl_c", "held"]
+__all__ = ["Escape", "convert_escapes", "hear_ctrl_c"]
 
 _ctrl_c = threading.Event()
 # Interrupts within this number of seconds count as one: a shell's `timeout` sends two, to a process and to its group.
@@ -20,7 +20,7 @@ ONE_INTERRUPT = 1.0
 
 
 @contextlib.contextmanager
-def held(*but: type[BaseException]) -> Iterator[None]:
+def convert_escapes(*but: type[BaseException]) -> Iterator[None]:
     """Turn exceptions that would end the run into an error, except the user's Ctrl-C after `hear_ctrl_c`.
 
     A test's own failure, such as at its time limit, propagates unchanged, and so does `NotReached`.

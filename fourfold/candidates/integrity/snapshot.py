@@ -152,7 +152,7 @@ class Snapshot:
                 yield name, partial(_set_content, table, content)
 
 
-def code_from(file: Path, modules: Iterable[ModuleType]) -> list[str]:
+def functions_of_file(file: Path, modules: Iterable[ModuleType]) -> list[str]:
     """Return the names of functions in modules and their classes that come from a given file, such as a candidate's."""
     text, found = str(file), list[str]()
     for module in modules:

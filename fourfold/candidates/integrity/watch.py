@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fourfold.candidates.integrity.snapshot import Snapshot, code_from, modules_of
+from fourfold.candidates.integrity.snapshot import Snapshot, functions_of_file, modules_of
 from fourfold.compat.test_runners import RUNNERS
 
 # The packages that judge and report: this one, and the test runners.
@@ -33,7 +33,7 @@ class ProgramWatch:
         self._snapshot = Snapshot(modules_of(*OTHERS), modules_of(OWN), [("operations", operations)])
         self._plugins: set[int] | None = None
         self._callers: dict[str, Any] = {}
-        self._held: list[Callable[[], list[str]]] = []
+        self._changes_by_search: list[Callable[[], list[str]]] = []
         self.found: list[str] = []
 
     def settle(self) -> None:
@@ -47,22 +47,22 @@ class ProgramWatch:
 
     def hold_subject(self, subject: Any) -> None:
         """Treat changes of a check's subject as tampering until the next call of `changes`."""
-        self._held.append(Snapshot(also=[("the subject", subject)]).changes)
+        self._changes_by_search.append(Snapshot(also=[("the subject", subject)]).changes)
 
     def hold_search(self, search: Any) -> None:
         """Treat changes of a search's limits as tampering until the next call of `changes`."""
-        self._held.append(limits_of(search))
+        self._changes_by_search.append(limits_of(search))
 
     def changes(self) -> list[str]:
         """Return the names of changes since the last call, and undo them."""
-        held, self._held = self._held, []
-        changes = [*self._snapshot.changes(), *(each for changed in held for each in changed())]
+        changes_by_search, self._changes_by_search = self._changes_by_search, []
+        changes = [*self._snapshot.changes(), *(each for changed in changes_by_search for each in changed())]
         if self._plugins is not None:
-            changes += self._changed_hooks(self._plugins)
+            changes += self._hook_changes(self._plugins)
         self.found += changes
         return changes
 
-    def _changed_hooks(self, plugins: set[int]) -> list[str]:
+    def _hook_changes(self, plugins: set[int]) -> list[str]:
         changes = [f"pytest's hook {name}" for name, caller in self._callers.items() if self._hooks[name] is not caller]
         self._hooks.update(self._callers)
         for plugin in self._manager.get_plugins():
@@ -112,6 +112,6 @@ class PackageWatch:
         if not _latest or _latest[0].modules != modules:
             _latest[:] = [Snapshot(others, own)]
         if self._modules != modules:
-            self._modules, self._on_import = modules, code_from(self._file, own)
+            self._modules, self._on_import = modules, functions_of_file(self._file, own)
         parts = [_latest[0].changes, self._record.changes, limits_of(search)]
         return lambda: [*self._on_import, *(each for part in parts for each in part())]

@@ -16,56 +16,56 @@ class CannotBeCalled(ValueError):
     """The candidate is no function with the operation's arguments."""
 
 
-def as_operation(given: Any, wanted: inspect.Signature, operation: str) -> Callable[..., Any]:
+def as_operation(candidate: Any, wanted: inspect.Signature, operation: str) -> Callable[..., Any]:
     """Return a function that takes an operation's arguments by name.
 
-    It passes the arguments by name if the given function has these names, or else in their order. Arguments that a
+    It passes the arguments by name if the candidate has these names, or else in their order. Arguments that a
     module's ``forward`` does not take are its weights: see `fourfold.candidates.load.models.module`.
 
     Args:
-        given: a function, an ``autograd.Function``, an ``nn.Module`` or its class.
+        candidate: a function, an ``autograd.Function``, an ``nn.Module`` or its class.
         wanted: the operation's arguments.
         operation: its name, for messages.
 
     Raises:
-        CannotBeCalled: `given` is none of these, or does not take the arguments.
+        CannotBeCalled: `candidate` is none of these, or does not take the arguments.
     """
-    found = given
-    if isinstance(found, type) and issubclass(found, torch.nn.Module):
+    function = candidate
+    if isinstance(function, type) and issubclass(function, torch.nn.Module):
         try:
-            found = found()
+            function = function()
         except TypeError as error:
-            name = found.__name__
+            name = function.__name__
             raise CannotBeCalled(
                 f"{name}() raises TypeError: {error}; give an instance,"
                 f" or fourfold.module(make), where make returns one for the arguments of a call"
             ) from None
-    if isinstance(found, type) and issubclass(found, torch.autograd.Function):
-        found = found.apply  # type: ignore[attr-defined]
-    if _is_kernel_of_triton(found):
-        raise CannotBeCalled(f"{_name(found)} is a Triton kernel: give the function that launches it")
-    if not callable(found):
-        raise CannotBeCalled(f"a {type(found).__name__} is no function: it cannot be called as {operation}{wanted}")
-    owner = getattr(found, "__self__", None)
+    if isinstance(function, type) and issubclass(function, torch.autograd.Function):
+        function = function.apply  # type: ignore[attr-defined]
+    if _is_kernel_of_triton(function):
+        raise CannotBeCalled(f"{_name(function)} is a Triton kernel: give the function that launches it")
+    if not callable(function):
+        raise CannotBeCalled(f"a {type(function).__name__} is no function: it cannot be called as {operation}{wanted}")
+    owner = getattr(function, "__self__", None)
     if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
         # Before torch 2.13, `apply` takes no arguments by name.
-        return in_order(found, wanted, {})
+        return order_arguments(function, wanted, {})
     try:
-        own = inspect.signature(found.forward if isinstance(found, torch.nn.Module) else found)
+        signature = inspect.signature(function.forward if isinstance(function, torch.nn.Module) else function)
     except (TypeError, ValueError):  # the function is not written in Python
-        return in_order(found, wanted, {})
+        return order_arguments(function, wanted, {})
     with contextlib.suppress(TypeError):
-        own.bind(**dict.fromkeys(wanted.parameters))
-        return by_name(found, own, wanted)
+        signature.bind(**dict.fromkeys(wanted.parameters))
+        return supply_defaults(function, signature, wanted)
     try:
-        own.bind(*wanted.parameters)
+        signature.bind(*wanted.parameters)
     except TypeError as error:
-        if isinstance(found, torch.nn.Module) and _takes_weights(found, own, wanted):
-            return models.function_of(found)
-        if isinstance(found, torch.nn.Module):
+        if isinstance(function, torch.nn.Module) and _takes_weights(function, signature, wanted):
+            return models.function_of(function)
+        if isinstance(function, torch.nn.Module):
             error = TypeError(f"{error}; fourfold.module(make) makes one for the arguments of each call")
-        raise CannotBeCalled(f"{_name(found)}{own} cannot be called as {operation}{wanted}: {error}") from None
-    return in_order(found, wanted, own.parameters)
+        raise CannotBeCalled(f"{_name(function)}{signature} cannot be called as {operation}{wanted}: {error}") from None
+    return order_arguments(function, wanted, signature.parameters)
 
 
 def _takes_weights(found: torch.nn.Module, own: inspect.Signature, wanted: inspect.Signature) -> bool:
@@ -89,40 +89,44 @@ def _name(given: Any) -> str:
     return getattr(inner, "__name__", type(given).__name__)
 
 
-def by_name(found: Callable[..., Any], own: inspect.Signature, wanted: inspect.Signature) -> Callable[..., Any]:
+def supply_defaults(
+    function: Callable[..., Any], signature: inspect.Signature, wanted: inspect.Signature
+) -> Callable[..., Any]:
     """Return the function if it has all of the operation's defaults, or else a wrapper that supplies them."""
-    defaults = {name: of.default for name, of in wanted.parameters.items() if of.default is not of.empty}
+    defaults = {name: each.default for name, each in wanted.parameters.items() if each.default is not each.empty}
     missing = {
         name: value
         for name, value in defaults.items()
-        if name in own.parameters and own.parameters[name].default is inspect.Parameter.empty
+        if name in signature.parameters and signature.parameters[name].default is inspect.Parameter.empty
     }
     if not missing:
-        return found
+        return function
 
-    @functools.wraps(found)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return found(*args, **{**missing, **kwargs})
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **{**missing, **kwargs})
 
-    return called
+    return call
 
 
-def in_order(
-    found: Callable[..., Any], wanted: inspect.Signature, own: Mapping[str, inspect.Parameter]
+def order_arguments(
+    function: Callable[..., Any], wanted: inspect.Signature, parameters: Mapping[str, inspect.Parameter]
 ) -> Callable[..., Any]:
     """Return a wrapper that passes its arguments in the operation's order.
 
-    An argument that is left out has the default of the function's `own` parameter or, if it has none, the operation's.
+    An argument that is left out has the default of the function's own parameter or, if it has none, the operation's.
     """
     kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    places = zip(wanted.parameters, (of for of in own.values() if of.kind in kinds))
+    places = zip(wanted.parameters, (each for each in parameters.values() if each.kind in kinds))
     empty = inspect.Parameter.empty
-    own_defaults = {name: of.default for name, of in places if of.default is not empty}
-    defaults = {name: of.default for name, of in wanted.parameters.items() if of.default is not empty} | own_defaults
+    own_defaults = {name: each.default for name, each in places if each.default is not empty}
+    defaults = {
+        name: each.default for name, each in wanted.parameters.items() if each.default is not empty
+    } | own_defaults
 
-    @functools.wraps(found)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        given = defaults | wanted.bind(*args, **kwargs).arguments
-        return found(*(given[name] for name in wanted.parameters))
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        arguments = defaults | wanted.bind(*args, **kwargs).arguments
+        return function(*(arguments[name] for name in wanted.parameters))
 
-    return called
+    return call

@@ -20,7 +20,7 @@ from fourfold.backends.cuda.declarations import DeclaredParameter
 from fourfold.backends.cuda.emulator import unavailable_reason
 from fourfold.backends.cuda.functions import KernelInstances
 from fourfold.candidates.load.cuda_launches import OF_OUTPUT, OUTPUT, Launch, LaunchedKernel, LaunchPlan
-from fourfold.candidates.load.expressions import ExpressionError, evaluated
+from fourfold.candidates.load.expressions import ExpressionError, evaluate
 from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.operations import axes
 from fourfold.operations.case import Case
@@ -64,7 +64,7 @@ class CudaCandidate:
         self.inputs = tuple(next(iter(operation.examples.values()))(DTYPES["float32"]).inputs)
         self.numbers = tuple(name for name in self.signature.parameters if name not in self.inputs)
         self._axes = axes.parse(operation.axes.get(self.inputs[0], axes.LEADING))
-        self.args = launch.args if launch.args is not None else self._matched()
+        self.args = launch.args if launch.args is not None else self._match_parameters()
         wanted = [p.name or f"argument {at}" for at, p in enumerate(self.kernels.declared.parameters)]
         if len(self.args) != len(wanted):
             named = f"{self.kernels.declared.name} takes {len(wanted)} arguments ({', '.join(wanted)})"
@@ -93,9 +93,9 @@ class CudaCandidate:
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Launch the kernel on contiguous, aligned tensors; return a new tensor."""
-        return self._launched(*self.prepared(*args, **kwargs))
+        return self._launched(*self.prepare(*args, **kwargs))
 
-    def prepared(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], torch.Tensor]:
+    def prepare(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], torch.Tensor]:
         """Return the arguments of a call by name, and a tensor without memory that resembles its result.
 
         Raises:
@@ -159,57 +159,57 @@ class CudaCandidate:
         names = self.plan.names(tensors, {**defaults, **case.parameters}, torch.empty(case.grad_output.shape))
         # The many names of the output would not help in a message.
         shown = {name: value for name, value in names.items() if name == OUTPUT or value is not names[OUTPUT]}
-        passed = [self._tried("--args", text, names, shown) for text in self.args]
+        passed = [self._evaluate_option("--args", text, names, shown) for text in self.args]
         of_kernel = self._launched.numbers_of(passed)
         names, shown = {**names, **of_kernel}, {**shown, **of_kernel}
         options = {"--grid": self.launch.grid, "--block": self.launch.block, "--shared": self.launch.shared}
         for option, text in options.items():
-            value = self._tried(option, text, names, shown)
+            value = self._evaluate_option(option, text, names, shown)
             sizes = value if isinstance(value, tuple) and option != "--shared" else (value,)
             if not all(type(size) is int for size in sizes) or len(sizes) > 3:
                 raise ValueError(f"{option} {text!r} is {value!r}, and must be one integer or up to three")
 
     @staticmethod
-    def _tried(option: str, text: str, names: Mapping[str, Any], shown: Mapping[str, Any]) -> Any:
+    def _evaluate_option(option: str, text: str, names: Mapping[str, Any], shown: Mapping[str, Any]) -> Any:
         try:
-            return evaluated(text, names)
+            return evaluate(text, names)
         except ExpressionError:
             try:
-                evaluated(text, shown)
+                evaluate(text, shown)
             except ExpressionError as error:
                 raise ValueError(f"{option} {text!r}: {error}") from None
             raise
 
     # ---- arguments by the names of the kernel's parameters
 
-    def _matched(self) -> tuple[str, ...]:
+    def _match_parameters(self) -> tuple[str, ...]:
         parameters = self.kernels.declared.parameters
         pointers = self._pointers([p for p in parameters if p.is_pointer])
         return tuple(pointers[p] if p.is_pointer else self._size(p, parameters) for p in parameters)
 
     def _pointers(self, pointers: Sequence[DeclaredParameter]) -> dict[DeclaredParameter, str]:
         """Match a tensor to each pointer: by name, or by elimination if one tensor and one pointer are left."""
-        found: dict[DeclaredParameter, str] = {}
+        matches: dict[DeclaredParameter, str] = {}
         for p in pointers:
-            if _stem(p.name) in self.inputs and _stem(p.name) not in found.values():
-                found[p] = _stem(p.name)
-        left = [name for name in self.inputs if name not in found.values()]
-        const = [p for p in pointers if p not in found and not p.is_output]
-        others = [p for p in pointers if p not in found and p.is_output]
+            if _stem(p.name) in self.inputs and _stem(p.name) not in matches.values():
+                matches[p] = _stem(p.name)
+        left = [name for name in self.inputs if name not in matches.values()]
+        const = [p for p in pointers if p not in matches and not p.is_output]
+        others = [p for p in pointers if p not in matches and p.is_output]
         if len(const) == len(left):
             # In the operation's order, like the arguments of a Python candidate with other names.
-            found |= dict(zip(const, left))
+            matches |= dict(zip(const, left))
         elif not const and len(left) == 1:
-            found |= {p: left[0] for p in others if _stem(p.name) in _OF_INPUT}
-        others = [p for p in others if p not in found]
+            matches |= {p: left[0] for p in others if _stem(p.name) in _OF_INPUT}
+        others = [p for p in others if p not in matches]
         if len(others) > 1:
             others = [p for p in others if _stem(p.name) in OF_OUTPUT]
         if len(others) == 1:
-            found[others[0]] = OUTPUT
-        missing = [p.name for p in pointers if p not in found]
-        if missing or set(found.values()) != {*self.inputs, OUTPUT} or len(found) != len(set(found.values())):
+            matches[others[0]] = OUTPUT
+        missing = [p.name for p in pointers if p not in matches]
+        if missing or set(matches.values()) != {*self.inputs, OUTPUT} or len(matches) != len(set(matches.values())):
             self._unclear(missing[0] if missing else pointers[0].name if pointers else "no pointer")
-        return found
+        return matches
 
     def _size(self, parameter: DeclaredParameter, parameters: Sequence[DeclaredParameter]) -> str:
         """Return the size or the number that a kernel parameter stands for."""
@@ -249,8 +249,8 @@ class CudaCandidate:
         what = [*self.inputs, OUTPUT, *dict.fromkeys(axis for axis in self._all_axes() if axis.isidentifier())]
         what += ["rows"] * ("..." in self._axes and len(self._axes) > 1) + ["numel", *self.numbers]
         raise ValueError(
-            f"it is not clear what {name} of {declared.name}({parameters}) is:"
-            f" say it by --args, in the order of the parameters, from {', '.join(what)}"
+            f"{name} of {declared.name}({parameters}) is ambiguous:"
+            f" give --args, in the order of the parameters, from {', '.join(what)}"
         )
 
 
@@ -259,28 +259,28 @@ def _stem(name: str) -> str:
     return re.sub(r"^(?:d|dev|g|p|ptr)_|_(?:ptr|d|dev|gpu|data)$", "", name.lower())
 
 
-def _result_on_meta(reference: Callable[..., Any], given: Mapping[str, Any]) -> torch.Tensor:
+def _result_on_meta(reference: Callable[..., Any], arguments: Mapping[str, Any]) -> torch.Tensor:
     """Call a function on tensors without contents, which checks the arguments and gives the result's shape and dtype.
 
     It runs in its own thread, so that watches on torch's operators in the caller's thread see only the candidate's.
     """
-    found: list[Any] = []
+    outcomes: list[Any] = []
 
     def call() -> None:
         try:
-            found.append(reference(**{name: _without_contents(value) for name, value in given.items()}))
+            outcomes.append(reference(**{name: _meta_tensor(value) for name, value in arguments.items()}))
         except Exception as error:
-            found.append(error)
+            outcomes.append(error)
 
     thread = threading.Thread(target=call)
     thread.start()
     thread.join()
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]
+    if isinstance(outcomes[0], Exception):
+        raise outcomes[0]
+    return outcomes[0]
 
 
-def _without_contents(value: Any) -> Any:
+def _meta_tensor(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")

@@ -15,7 +15,7 @@ import torch
 from fourfold.backends.cuda.declarations import split
 from fourfold.backends.cuda.functions import KernelInstances, plain
 from fourfold.backends.cuda.parameters import short
-from fourfold.candidates.load.expressions import evaluated
+from fourfold.candidates.load.expressions import evaluate
 from fourfold.operations import axes
 
 OUTPUT = "out"
@@ -93,13 +93,13 @@ class LaunchPlan:
     numbers: tuple[str, ...]
     axes: Mapping[str, str]
 
-    def described(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON for `of`."""
         return asdict(self)
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> "LaunchPlan":
-        """Build a plan from the result of `described`."""
+        """Build a plan from the result of `to_json`."""
         lists: dict[str, Any] = {name: tuple(each) for name, each in described.items() if isinstance(each, list)}
         return cls(**{**described, **lists})
 
@@ -134,22 +134,22 @@ class LaunchedKernel:
     def __init__(self, plan: LaunchPlan, kernels: KernelInstances) -> None:
         self.plan, self.kernels = plan, kernels
 
-    def __call__(self, given: Mapping[str, Any], like: torch.Tensor) -> torch.Tensor:
+    def __call__(self, arguments: Mapping[str, Any], like: torch.Tensor) -> torch.Tensor:
         """Launch the kernel on contiguous, aligned tensors; return a new tensor.
 
         Args:
             given: the operation's arguments by name.
             like: a tensor without memory, of the result's shape and dtype.
         """
-        tensors = {name: plain(given[name]) for name in self.plan.inputs}
+        tensors = {name: plain(arguments[name]) for name in self.plan.inputs}
         first = next(iter(tensors.values()))
         out = torch.empty(like.shape, dtype=like.dtype, device=first.device)
-        names = self.plan.names(tensors, given, out)
-        passed = tuple(evaluated(text, names) for text in self.plan.args)
+        names = self.plan.names(tensors, arguments, out)
+        passed = tuple(evaluate(text, names) for text in self.plan.args)
         self.kernels.check(first.dtype, passed)
         names |= self.numbers_of(passed)
         sizes = (self.plan.grid, self.plan.block, self.plan.shared)
-        grid, block, shared = (evaluated(text, names) for text in sizes)
+        grid, block, shared = (evaluate(text, names) for text in sizes)
         self.kernels.of(first.dtype).launch(grid, block, *passed, shared_bytes=shared)
         return out
 

@@ -14,7 +14,7 @@ class ExpressionError(ValueError):
     """An expression is malformed, or uses an unknown name."""
 
 
-def evaluated(text: str, names: Mapping[str, Any]) -> Any:
+def evaluate(text: str, names: Mapping[str, Any]) -> Any:
     """Return the value of an expression: a number, one of `names`, None, or a tuple of them.
 
     The grammar has + - * / // % **, tuples, ``x.shape[0]`` and ``x.numel()`` of a tensor, ceil, floor, min, max,
@@ -39,7 +39,7 @@ def _value(node: ast.expr, names: Mapping[str, Any], exact: bool) -> Any:
         case ast.Constant(value=bool() | int() | float() | None):
             return node.value
         case ast.Name(id=name):
-            return _named(name, names)
+            return _look_up(name, names)
         case ast.Tuple(elts=parts):
             return tuple(_value(part, names, exact) for part in parts)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -58,7 +58,7 @@ def _value(node: ast.expr, names: Mapping[str, Any], exact: bool) -> Any:
     raise ExpressionError(f"{ast.unparse(node)!r} is no arithmetic of sizes")
 
 
-def _named(name: str, names: Mapping[str, Any]) -> Any:
+def _look_up(name: str, names: Mapping[str, Any]) -> Any:
     if name in names:
         return names[name]
     if name in _CONSTANTS:
@@ -67,13 +67,13 @@ def _named(name: str, names: Mapping[str, Any]) -> Any:
 
 
 def _tensor(name: str, names: Mapping[str, Any]) -> Any:
-    value = _named(name, names)
+    value = _look_up(name, names)
     if not hasattr(value, "shape"):
         raise ExpressionError(f"{name!r} is no tensor")
     return value
 
 
-def _divided(a: Any, b: Any, exact: bool) -> Any:
+def _divide(a: Any, b: Any, exact: bool) -> Any:
     if not isinstance(a, int | Fraction) or not isinstance(b, int | Fraction):
         return a / b
     return Fraction(a) / Fraction(b) if exact else a // b
@@ -91,7 +91,7 @@ _OPERATORS: Mapping[type, Callable[[Any, Any, bool], Any]] = {
     ast.Mult: lambda a, b, exact: a * b,
     ast.FloorDiv: lambda a, b, exact: a // b,
     ast.Mod: lambda a, b, exact: a % b,
-    ast.Div: _divided,
+    ast.Div: _divide,
     ast.Pow: _power,
 }
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {

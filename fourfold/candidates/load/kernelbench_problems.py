@@ -62,15 +62,15 @@ class KernelBenchProblem:
         Raises:
             ValueError: its Model draws random numbers, as dropout does.
         """
-        given = _module(file)
+        module = _module(file)
         if isinstance(sizes, str) and sizes != SMALL:
             raise ValueError(f"sizes must be a mapping or {SMALL!r}, not {sizes!r}")
-        for name, value in (small_sizes(given) if isinstance(sizes, str) else sizes or {}).items():
-            attribute_of(given, name)
-            setattr(given, name, value)
-        init = attribute_of(given, "get_init_inputs")()
-        reference = models.without_running_statistics(models.made(attribute_of(given, "Model"), init, seed))
-        inputs = tuple(attribute_of(given, "get_inputs")())
+        for name, value in (small_sizes(module) if isinstance(sizes, str) else sizes or {}).items():
+            attribute_of(module, name)
+            setattr(module, name, value)
+        init = attribute_of(module, "get_init_inputs")()
+        reference = models.freeze_running_statistics(models.make_module(attribute_of(module, "Model"), init, seed))
+        inputs = tuple(attribute_of(module, "get_inputs")())
         if _draws_numbers(reference, inputs):
             raise ValueError("Model gives another result in a second call: what it draws at random cannot be compared")
         record = like(reference.forward, inputs, vary=vary, name=Path(file).stem)
@@ -81,8 +81,8 @@ class KernelBenchProblem:
 
     def solution(self, file: str | Path) -> torch.nn.Module:
         """Return the ModelNew of a file, with the weights of the reference."""
-        model = models.made(attribute_of(_module(file), "ModelNew"), self.init, self.seed)
-        return models.with_weights(model, self.reference.state_dict())
+        model = models.make_module(attribute_of(_module(file), "ModelNew"), self.init, self.seed)
+        return models.load_weights(model, self.reference.state_dict())
 
     def solution_elsewhere(self, file: Path, folder: Path, **limits: Any) -> UntrustedFunction:
         """Return the ModelNew of a file, to run in its own process.
@@ -117,8 +117,8 @@ def small_sizes(problem: ModuleType, most: int = SMALL_ELEMENTS) -> dict[str, An
         problem: a module with Model, get_inputs and get_init_inputs. It is restored afterwards.
         most: the limit of the elements of all inputs and weights together.
     """
-    given = {name: value for name, value in vars(problem).items() if _largest(value) > 1}
-    sizes, fixed = dict(given), set[str]()
+    attributes = {name: value for name, value in vars(problem).items() if _largest(value) > 1}
+    sizes, fixed = dict(attributes), set[str]()
     try:
         while (count := _elements(problem)) is None or count > most:
             name = max(
@@ -126,16 +126,16 @@ def small_sizes(problem: ModuleType, most: int = SMALL_ELEMENTS) -> dict[str, An
             )
             if not name:
                 break
-            setattr(problem, name, _halved(sizes[name]))
+            setattr(problem, name, _halve(sizes[name]))
             if _largest(sizes[name]) > 3 and _elements(problem) is not None:
-                sizes[name] = _halved(sizes[name])
+                sizes[name] = _halve(sizes[name])
             else:
                 fixed.add(name)
                 setattr(problem, name, sizes[name])
     finally:
-        for name, value in given.items():
+        for name, value in attributes.items():
             setattr(problem, name, value)
-    return {name: size for name, size in sizes.items() if size != given[name]}
+    return {name: size for name, size in sizes.items() if size != attributes[name]}
 
 
 def _largest(value: Any) -> int:
@@ -144,7 +144,7 @@ def _largest(value: Any) -> int:
     return max(several, default=0) if all(type(each) is int for each in several) else 0
 
 
-def _halved(value: Any) -> Any:
+def _halve(value: Any) -> Any:
     """Halve a size, or the largest of several."""
     if not isinstance(value, tuple):
         return value // 2
@@ -156,7 +156,7 @@ def _elements(problem: ModuleType) -> int | None:
     """Return the number of elements of a problem's inputs and weights, or None if the model rejects the inputs."""
     try:
         with torch.device("meta"), torch.no_grad():
-            model = models.made(problem.Model, problem.get_init_inputs(), 0)
+            model = models.make_module(problem.Model, problem.get_init_inputs(), 0)
             inputs = problem.get_inputs()
             model(*inputs)
     except Exception:
@@ -189,4 +189,4 @@ def existing_file(path: str | Path) -> Path:
 
 def _module(path: str | Path) -> ModuleType:
     # `sizes` changes its variables, and its text may be another than at the last call.
-    return modules.of_file(existing_file(path), anew=True)
+    return modules.load_file(existing_file(path), anew=True)

@@ -16,7 +16,7 @@ from torch.func import functional_call
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
-def made(kind: type[torch.nn.Module], init: Any, seed: int) -> torch.nn.Module:
+def make_module(kind: type[torch.nn.Module], init: Any, seed: int) -> torch.nn.Module:
     """Return a module without gradients, in training mode unless it chooses another.
 
     KernelBench compares freshly made models: their batch normalization uses the mean of the batch.
@@ -31,7 +31,7 @@ def made(kind: type[torch.nn.Module], init: Any, seed: int) -> torch.nn.Module:
     return model.requires_grad_(False)
 
 
-def without_running_statistics(model: torch.nn.Module) -> torch.nn.Module:
+def freeze_running_statistics(model: torch.nn.Module) -> torch.nn.Module:
     """Keep calls from changing the running statistics of batch normalizations; return the module."""
     for each in model.modules():
         if each.training and getattr(each, "track_running_stats", False):
@@ -39,7 +39,7 @@ def without_running_statistics(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def with_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+def load_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     """Return the module, with the given weights if its own have the same names."""
     if model.state_dict().keys() == weights.keys():
         model.load_state_dict(weights)
@@ -61,14 +61,14 @@ def keep(reference: torch.nn.Module, init: Any, seed: int, file: Path) -> None:
 
 def like(kind: type[torch.nn.Module], file: Path) -> torch.nn.Module:
     """Return a module of this class like the one given to `keep`."""
-    kept = torch.load(file, weights_only=True)
-    return with_weights(made(kind, kept["init"], kept["seed"]), kept["weights"])
+    saved = torch.load(file, weights_only=True)
+    return load_weights(make_module(kind, saved["init"], saved["seed"]), saved["weights"])
 
 
 # ---- modules whose weights are arguments of an operation
 
 
-class _Kept(threading.local):
+class _LastModule(threading.local):
     """The module of the last call, for each thread: a call has its weights in the module until it returns."""
 
     model: torch.nn.Module
@@ -92,38 +92,38 @@ def module(make: Callable[..., torch.nn.Module], *, weights: Mapping[str, str] =
     if not callable(make):
         raise TypeError(f"module takes a function that makes a module, not {type(make).__name__}")
     takes = inspect.signature(make).parameters
-    kept = _Kept()
+    last = _LastModule()
 
-    def called(**arguments: Any) -> Any:
-        given = {name: arguments[name] for name in takes if name in arguments}
-        like = tuple((name, _likeness(value)) for name, value in given.items())
-        if kept.like != like:
+    def call(**arguments: Any) -> Any:
+        values = {name: arguments[name] for name in takes if name in arguments}
+        like = tuple((name, _likeness(value)) for name, value in values.items())
+        if last.like != like:
             devices = [value.device for value in arguments.values() if isinstance(value, torch.Tensor)]
-            kept.model, kept.like = make(**given).to(*devices[:1]), like
-        return call_with_weights(kept.model, arguments, weights, tuple(takes))
+            last.model, last.like = make(**values).to(*devices[:1]), like
+        return call_with_weights(last.model, arguments, weights, tuple(takes))
 
-    return as_function_of_arguments(called, make)
+    return accept_any_arguments(call, make)
 
 
 def function_of(model: torch.nn.Module) -> Callable[..., Any]:
     """Return a function that calls a module, with the arguments named after its weights in place of these."""
     lock = threading.RLock()
 
-    def called(**arguments: Any) -> Any:
+    def call(**arguments: Any) -> Any:
         with lock:
             return call_with_weights(model, arguments)
 
-    return as_function_of_arguments(called, model)
+    return accept_any_arguments(call, model)
 
 
-def as_function_of_arguments(called: Callable[..., Any], of: Any) -> Callable[..., Any]:
-    """Return a function with the name of what it calls. Its signature takes any arguments by name."""
+def accept_any_arguments(call: Callable[..., Any], target: Any) -> Callable[..., Any]:
+    """Give a function the name of its target, and a signature that takes any arguments by name."""
     for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
-        setattr(called, attribute, getattr(of, attribute, getattr(type(of), attribute, None)))
-    called.__wrapped__ = of  # type: ignore[attr-defined]
+        setattr(call, attribute, getattr(target, attribute, getattr(type(target), attribute, None)))
+    call.__wrapped__ = target  # type: ignore[attr-defined]
     arguments = inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)
-    called.__signature__ = inspect.Signature([arguments])  # type: ignore[attr-defined]
-    return called
+    call.__signature__ = inspect.Signature([arguments])  # type: ignore[attr-defined]
+    return call
 
 
 def weight_of(model: torch.nn.Module, argument: str, weights: Mapping[str, str] = NO_NAMES) -> str | None:
@@ -154,23 +154,24 @@ def call_with_weights(
     """
     named = {name: weight_of(model, name, weights) for name in arguments}
     replaced = {weight: arguments[name] for name, weight in named.items() if weight is not None}
-    own = inspect.signature(model.forward)
-    rest = {
+    signature = inspect.signature(model.forward)
+    others = {
         name: value
         for name, value in arguments.items()
-        if named[name] is None and (name not in taken or name in own.parameters or isinstance(value, torch.Tensor))
+        if named[name] is None
+        and (name not in taken or name in signature.parameters or isinstance(value, torch.Tensor))
     }
     try:
-        own.bind(**rest)
+        signature.bind(**others)
     except TypeError:
         try:
-            own.bind(*rest.values())
+            signature.bind(*others.values())
         except TypeError as error:
             has = ", ".join([*dict(model.named_parameters()), *dict(model.named_buffers())]) or "none"
-            called = f"{type(model).__name__}.forward{own} cannot be called with {', '.join(rest)}"
-            raise TypeError(f"{called}: {error}; its weights: {has}") from None
-        return functional_call(model, replaced, tuple(rest.values()))
-    return functional_call(model, replaced, (), rest)
+            problem = f"{type(model).__name__}.forward{signature} cannot be called with {', '.join(others)}"
+            raise TypeError(f"{problem}: {error}; its weights: {has}") from None
+        return functional_call(model, replaced, tuple(others.values()))
+    return functional_call(model, replaced, (), others)
 
 
 def _likeness(value: Any) -> Any:

@@ -17,7 +17,7 @@ def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-def of_file(file: Path, anew: bool = False, run: Callable[..., Any] = call) -> ModuleType:
+def load_file(file: Path, anew: bool = False, run: Callable[..., Any] = call) -> ModuleType:
     """Return the module of a Python file, which may import the modules of its folder.
 
     It is registered under its path, so that two candidates of one file share the module, and pickling finds it.

@@ -28,7 +28,7 @@ from fourfold.candidates.load.calling import CannotBeCalled
 from fourfold.candidates.process import protocol
 from fourfold.candidates.process.first_process import Unanswered
 from fourfold.candidates.process.foreign_exceptions import exception
-from fourfold.candidates.process.session import NotSent, Session, TimedOut, in_turn
+from fourfold.candidates.process.session import NotSent, Session, TimedOut, end_if_malformed
 from fourfold.compat import torch_internals
 from fourfold.instruments import concurrent_calls
 from fourfold.instruments.concurrent_calls import NeverReturns
@@ -70,13 +70,13 @@ class RemoteCall:
         self.tensors, self.outputs, self.differentiable = tensors, tuple(outputs), differentiable
         # For an output, an alias with its memory and version: to hold the output itself would keep the call forever.
         self.results = {str(place): output.detach() for place, output in enumerate(outputs)}
-        self.versions = {name: _written(result) for name, result in self.results.items()}
+        self.versions = {name: _num_writes(result) for name, result in self.results.items()}
         weakref.finalize(self, session.forgotten_calls.append, number).atexit = False
 
     def written(self) -> dict[str, int]:
         """Return how often autograd saw each input written, and each output since the call, by its number."""
-        inputs = {name: _written(tensor) for name, tensor in self.tensors.items()}
-        return inputs | {name: _written(result) - self.versions[name] for name, result in self.results.items()}
+        inputs = {name: _num_writes(tensor) for name, tensor in self.tensors.items()}
+        return inputs | {name: _num_writes(result) - self.versions[name] for name, result in self.results.items()}
 
 
 class _Elsewhere(torch.autograd.Function):
@@ -146,7 +146,7 @@ class UntrustedFunction:
         self._watched: dict[str, dict[int, int]] = {}
         self.file = Path(place) if place.endswith(".py") else Path(os.devnull)
         try:
-            self._started()
+            self._start()
         except BaseException:
             self.end()
             raise
@@ -160,16 +160,16 @@ class UntrustedFunction:
         """
         arguments = dict(zip(self.__signature__.parameters, args)) | kwargs
         with self.lock:
-            session = self._started()
-            spelled, tensors, held = _spelled(session, arguments)
-            answer, storages = self._ask(session, protocol.CallFunction(spelled, conditions()), protocol.Called)
-            del held  # its tensors had to live only until the request was sent
-            with in_turn(session):
-                found = [_result(result, storages) for result in answer.outputs[: protocol.MOST_RESULTS]]
-                if not found or len(found) > 1 > answer.several:
-                    raise Malformed(f"{len(found)} results")
-            outputs: Any = [result for result, _ in found]
-            differentiable = [has for _, has in found]
+            session = self._start()
+            messages, tensors, alive = _encode_arguments(session, arguments)
+            answer, storages = self._ask(session, protocol.CallFunction(messages, conditions()), protocol.Called)
+            del alive  # its tensors had to live only until the request was sent
+            with end_if_malformed(session):
+                results = [_result(result, storages) for result in answer.outputs[: protocol.MOST_RESULTS]]
+                if not results or len(results) > 1 > answer.several:
+                    raise Malformed(f"{len(results)} results")
+            outputs: Any = [result for result, _ in results]
+            differentiable = [has for _, has in results]
             are_tensors = all(isinstance(output, torch.Tensor) for output in outputs)
             if are_tensors and any(differentiable) and any(tensor.requires_grad for tensor in tensors.values()):
                 call = RemoteCall(session, session.asked, tensors, outputs, differentiable)
@@ -181,30 +181,30 @@ class UntrustedFunction:
     ) -> list[torch.Tensor | None]:
         """Return the gradients of a call for some of its inputs, given cotangents of its outputs."""
         with self.lock:
-            said: list[protocol.TensorLayout | None] = []
-            held: list[torch.Tensor] = []  # temporary tensors that must live until the request is sent
+            layouts: list[protocol.TensorLayout | None] = []
+            alive: list[torch.Tensor] = []  # temporary tensors that must live until the request is sent
             for cotangent in cotangents:
                 if cotangent is None:
-                    said.append(None)
+                    layouts.append(None)
                     continue
                 if torch_internals.is_without_memory(cotangent):
                     cotangent = torch.zeros(cotangent.shape, dtype=cotangent.dtype)
-                held.append(cotangent)
-                said.append(protocol.layout_of(cotangent, call.session.number_of(cotangent)))
+                alive.append(cotangent)
+                layouts.append(protocol.layout_of(cotangent, call.session.number_of(cotangent)))
             other = threading.get_ident() != call.thread
-            ask = protocol.Backward(call.number, list(wanted), said, call.written(), other, conditions())
+            ask = protocol.Backward(call.number, list(wanted), layouts, call.written(), other, conditions())
             answer, storages = self._ask(call.session, ask, protocol.Gradients)
-            with in_turn(call.session):
+            with end_if_malformed(call.session):
                 if len(answer.gradients) != len(wanted):
                     raise Malformed(f"no gradients of {', '.join(wanted)}")
                 results = [None if one is None else _result(one, storages)[0] for one in answer.gradients]
                 for name, result in zip(wanted, results):
-                    given = call.tensors[name]
-                    if result is not None and (result.shape, result.dtype) != (given.shape, given.dtype):
+                    tensor = call.tensors[name]
+                    if result is not None and (result.shape, result.dtype) != (tensor.shape, tensor.dtype):
                         raise Malformed(f"a gradient of {name} that has another shape or dtype")
             return results
 
-    def called_at_once(
+    def call_at_once(
         self,
         calls: Sequence[tuple[Mapping[str, Any], torch.Tensor]],
         wanted: Sequence[Sequence[str]],
@@ -225,20 +225,20 @@ class UntrustedFunction:
             Exception: the candidate's own.
         """
         with self.lock:
-            session = self._started()
+            session = self._start()
             asked = []
-            kept = []
+            alive = []
             for (arguments, cotangent), inputs in zip(calls, wanted):
-                spelled, _, held = _spelled(session, arguments)
-                kept += [*held, cotangent]
+                messages, _, temporary = _encode_arguments(session, arguments)
+                alive += [*temporary, cotangent]
                 layout = protocol.layout_of(cotangent, session.number_of(cotangent))
-                asked.append(protocol.ThreadCall(spelled, layout, list(inputs)))
+                asked.append(protocol.ThreadCall(messages, layout, list(inputs)))
             of_several = None if output is None else (list(output[0]), output[1])
             ask = protocol.CallAtOnce(asked, functions, of_several, concurrent_calls.PATIENCE, conditions())
             answer, storages = self._ask(session, ask, protocol.CalledAtOnce | protocol.NeverReturned)
             if isinstance(answer, protocol.NeverReturned):
                 raise NeverReturns(printable(answer.why)[:1000])
-            with in_turn(session):
+            with end_if_malformed(session):
                 if len(answer.results) != len(calls):
                     raise Malformed("no results of each thread")
                 return answer.wanted, [
@@ -253,11 +253,11 @@ class UntrustedFunction:
         See `fourfold.instruments.size_comparisons`.
         """
         with self.lock:
-            session = self._started()
-            spelled, _, held = _spelled(session, arguments)
-            ask = protocol.CompareSizes(spelled, list(comparisons))
+            session = self._start()
+            messages, _, alive = _encode_arguments(session, arguments)
+            ask = protocol.CompareSizes(messages, list(comparisons))
             answer, _ = self._ask(session, ask, protocol.SizesCompared)
-            del held  # its tensors had to live only until the request was sent
+            del alive  # its tensors had to live only until the request was sent
         return _sides(answer.sides, len(comparisons))
 
     def watch_lines(self, statements: Mapping[str, Mapping[int, int]]) -> None:
@@ -268,7 +268,7 @@ class UntrustedFunction:
         with self.lock:
             for file, lines in statements.items():
                 self._watched.setdefault(file, {}).update(lines)
-            self._watch(self._started())
+            self._watch(self._start())
 
     def _watch(self, session: Session) -> None:
         statements = {file: list(lines.items()) for file, lines in self._watched.items()}
@@ -300,12 +300,12 @@ class UntrustedFunction:
         """Count the tensors in its process beside those of arguments: see `fourfold.instruments.costs`."""
         with self.lock:
             question = protocol.CountTensors(keep_garbage)
-            return self._ask(self._started(), question, protocol.TensorsCounted)[0].count
+            return self._ask(self._start(), question, protocol.TensorsCounted)[0].count
 
     def compiler_answer(self) -> CompilerAnswer:
         """Return what Triton's compiler says of the kernels that ran in its process, as it reports."""
         with self.lock:
-            found, _ = self._ask(self._started(), protocol.AskCompiler(), protocol.CompilerAnswered)
+            found, _ = self._ask(self._start(), protocol.AskCompiler(), protocol.CompilerAnswered)
         refused = [
             CompilerRefusal(printable(kernel), printable(reason)[:1000], printable(file), line, printable(text))
             for kernel, reason, file, line, text in found.refused
@@ -331,7 +331,7 @@ class UntrustedFunction:
             session.end()
         self.session = self._other = None
 
-    def _started(self) -> Session:
+    def _start(self) -> Session:
         """Return the running process with the candidate imported."""
         if len(self.costly) >= MOST_COSTLY:
             late = f"{len(self.costly)} calls took longer than {self.seconds:g} s, or ended every candidate"
@@ -351,8 +351,8 @@ class UntrustedFunction:
             operation=self.operation,
             lists=list(self.lists),
             parameters=[
-                (name, [] if of.default is none else [protocol.spelled(of.default, lambda tensor: 0)])
-                for name, of in self.__signature__.parameters.items()
+                (name, [] if parameter.default is none else [protocol.spelled(parameter.default, lambda tensor: 0)])
+                for name, parameter in self.__signature__.parameters.items()
             ],
             state=None if self.state is None else str(self.state),
             folder=os.getcwd(),
@@ -389,7 +389,7 @@ class UntrustedFunction:
 
 
 @functools.cache
-def started(
+def start(
     place: str,
     function: str,
     wanted: inspect.Signature,
@@ -421,7 +421,7 @@ def conditions() -> protocol.Conditions:
     )
 
 
-def _spelled(
+def _encode_arguments(
     session: Session, arguments: Mapping[str, Any]
 ) -> tuple[protocol.Arguments, dict[str, torch.Tensor], list[torch.Tensor]]:
     """Return a call's arguments as messages, its tensors by name, and the objects to keep alive until they are sent.
@@ -429,33 +429,33 @@ def _spelled(
     Raises:
         NotSent: an argument cannot be sent.
     """
-    found: protocol.Arguments = []
+    messages: protocol.Arguments = []
     tensors: dict[str, torch.Tensor] = {}
-    held: list[torch.Tensor] = []
-    given: dict[int, str] = {}  # the names of tensors by their identity
+    alive: list[torch.Tensor] = []
+    first_names: dict[int, str] = {}  # the names of tensors by their identity
 
     def number_of(tensor: torch.Tensor) -> int:
-        held.append(tensor)
+        alive.append(tensor)
         return session.number_of(tensor)
 
     for name, value in arguments.items():
-        if isinstance(value, torch.Tensor) and given.setdefault(id(value), name) != name:
-            found.append((name, protocol.SameArgument(given[id(value)])))
+        if isinstance(value, torch.Tensor) and first_names.setdefault(id(value), name) != name:
+            messages.append((name, protocol.SameArgument(first_names[id(value)])))
             continue
         try:
-            said = protocol.spelled(value, number_of)
+            message = protocol.spelled(value, number_of)
         except protocol.Unsendable as error:
             raise NotSent(str(error)) from None
-        if isinstance(said, protocol.TensorArgument):
+        if isinstance(message, protocol.TensorArgument):
             tensors[name] = value
-            number = session.object_number_of(value)
-            made = protocol.made_as(value)
-            said = protocol.TensorArgument(said.layout, value.requires_grad, made, number, _written(value))
-        found.append((name, said))
-    return found, tensors, held
+            number = session.object_number(value)
+            origin = protocol.origin_of(value)
+            message = protocol.TensorArgument(message.layout, value.requires_grad, origin, number, _num_writes(value))
+        messages.append((name, message))
+    return messages, tensors, alive
 
 
-def _written(tensor: torch.Tensor) -> int:
+def _num_writes(tensor: torch.Tensor) -> int:
     """Return how often autograd saw a tensor written; it does not count writes into tensors made for inference."""
     return 0 if tensor.is_inference() else torch_internals.version(tensor)
 

@@ -58,18 +58,18 @@ class UntrustedKernel(UntrustedFunction):
             Unanswered: its process gave no answer, or a malformed one.
             Exception: for arguments that the operation refuses, or the process's own, such as an access out of bounds.
         """
-        return super().__call__(**self._prepared(*args, **kwargs))
+        return super().__call__(**self._prepare(*args, **kwargs))
 
-    def called_at_once(
+    def call_at_once(
         self,
         calls: Sequence[tuple[Mapping[str, Any], torch.Tensor]],
         wanted: Sequence[Sequence[str]],
         functions: float,
         output: tuple[Sequence[str], int] | None = None,
     ) -> tuple[int, list[list[ThreadResults]]]:
-        """Call from several threads at once: see `UntrustedFunction.called_at_once`."""
-        prepared = [(self._prepared(**arguments), cotangent) for arguments, cotangent in calls]
-        return super().called_at_once(prepared, wanted, functions, output)
+        """Call from several threads at once: see `UntrustedFunction.call_at_once`."""
+        prepared = [(self._prepare(**arguments), cotangent) for arguments, cotangent in calls]
+        return super().call_at_once(prepared, wanted, functions, output)
 
     def kernel_lines(self) -> list[Line]:
         """Return the lines of its files, and whether they ran in its process, as it reports them."""
@@ -79,13 +79,13 @@ class UntrustedKernel(UntrustedFunction):
                 return list(_lines(answer.lines, source_closure(self.file)))
         return []
 
-    def _prepared(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        given, like = self.candidate.prepared(*args, **kwargs)
+    def _prepare(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        given, like = self.candidate.prepare(*args, **kwargs)
         return {**given, RESULT: like}
 
     def _load(self, session: Session) -> None:
         ask = protocol.LoadKernel(
-            plan=self.candidate.plan.described(),
+            plan=self.candidate.plan.to_json(),
             traced=launcher.traces_lines(),
             variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
             threads=torch.get_num_threads(),
@@ -100,7 +100,7 @@ class UntrustedKernel(UntrustedFunction):
 
 
 @functools.cache
-def started(candidate: CudaCandidate, seconds: float, process: int) -> UntrustedKernel:
+def start(candidate: CudaCandidate, seconds: float, process: int) -> UntrustedKernel:
     """Return the kernel in its process, cached by the number of this `process`, so that a fork starts its own."""
     return UntrustedKernel(candidate, seconds)
 

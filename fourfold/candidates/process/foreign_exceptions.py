@@ -30,25 +30,25 @@ def _class(name: str, base: type[Exception], fault: bool) -> type[Exception]:
     return type(name, bases, {"__str__": lambda self: str(self.args[0])})
 
 
-def exception(said: Raised) -> Exception:
+def exception(description: Raised) -> Exception:
     """Recreate an exception from its description: with the same name, message and builtin base."""
-    if not said.causes:
+    if not description.causes:
         return AnsweredWrongly("crashed: the candidate's process answered out of turn: an exception without a type")
-    made = [_one(cause) for cause in said.causes[:8]]
-    error = made[0]
-    if said.escape:
+    errors = [_one(cause) for cause in description.causes[:8]]
+    error = errors[0]
+    if description.escape:
         text = f": {error}" if str(error) else ""
         error = Escape(f"the call raised {type(error).__name__}{text}")
-    elif said.tampered:
+    elif description.tampered:
         error = Tampered(str(error))
     else:
-        for (one, of), another in zip(zip(made, said.causes), made[1:]):
-            one.__cause__, one.__context__ = (another, None) if of.caused else (None, another)
-    mark(error, Blame.BUG if isinstance(error, Escape | Tampered) else _blame(said.blame))
+        for (one, origin), another in zip(zip(errors, description.causes), errors[1:]):
+            one.__cause__, one.__context__ = (another, None) if origin.caused else (None, another)
+    mark(error, Blame.BUG if isinstance(error, Escape | Tampered) else _blame(description.blame))
     # Given the line's text, Python does not read the file, whatever its name is.
     frames = [
         traceback.FrameSummary(printable(file), line, printable(name), lookup_line=False, line=printable(text) or " ")
-        for file, line, name, text in said.frames
+        for file, line, name, text in description.frames
     ]
     setattr(error, FRAMES_ELSEWHERE, frames)
     return error

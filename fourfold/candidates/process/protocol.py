@@ -40,7 +40,7 @@ def put(storage: torch.UntypedStorage, held: bytes) -> None:
         ctypes.memmove(storage.data_ptr(), held, len(held))
 
 
-def changed(storages: Iterable[tuple[int, torch.UntypedStorage]], last: dict[int, bytes]) -> dict[int, bytes]:
+def changed_storages(storages: Iterable[tuple[int, torch.UntypedStorage]], last: dict[int, bytes]) -> dict[int, bytes]:
     """Return the storages that differ from the other side's copies, and update the record of those copies.
 
     Args:
@@ -75,7 +75,7 @@ class AsResult(torch.autograd.Function):
         return None, None
 
 
-def made_as(tensor: torch.Tensor) -> str:
+def origin_of(tensor: torch.Tensor) -> str:
     """Return how an argument tensor was made; "" for a leaf."""
     if tensor.is_inference():
         return INFERENCE
@@ -102,7 +102,7 @@ class TensorArgument:
     Attributes:
         layout: its memory.
         needs_gradient: whether gradients for it are wanted.
-        made: how it was made, as `made_as` says.
+        made: how it was made, as `origin_of` says.
         object: the number of the judge's tensor object; 0 for a tensor within a list.
         written: how often autograd saw the judge write into it.
     """
@@ -621,28 +621,28 @@ def dtype_of(name: str) -> torch.dtype:
     return found
 
 
-def as_value(said: Value, storages: Mapping[int, torch.UntypedStorage]) -> Any:
+def decode_argument(message: Value, storages: Mapping[int, torch.UntypedStorage]) -> Any:
     """Return the argument that `spelled` encoded."""
-    match said:
+    match message:
         case TensorArgument():
-            with torch.inference_mode(said.made == INFERENCE):
-                tensor = as_tensor(said.layout, storages).requires_grad_(said.needs_gradient)
-            if said.made == VIEW:
+            with torch.inference_mode(message.made == INFERENCE):
+                tensor = as_tensor(message.layout, storages).requires_grad_(message.needs_gradient)
+            if message.made == VIEW:
                 return tensor.view_as(tensor)
-            made = said.made == RESULT
-            return AsResult.apply(torch.zeros((), requires_grad=True), [tensor.detach()]) if made else tensor
+            is_result = message.made == RESULT
+            return AsResult.apply(torch.zeros((), requires_grad=True), [tensor.detach()]) if is_result else tensor
         case ArrayArgument():
-            return as_tensor(said.layout, storages).numpy()
+            return as_tensor(message.layout, storages).numpy()
         case MetaArgument(layout):
             return torch.empty_strided(layout.shape, layout.strides, dtype=dtype_of(layout.dtype), device="meta")
         case DtypeArgument():
-            return dtype_of(said.name)
+            return dtype_of(message.name)
         case MappingArgument():
-            return {key: as_value(value, storages) for key, value in said.items}
+            return {key: decode_argument(value, storages) for key, value in message.items}
         case SequenceArgument():
-            values = [as_value(value, storages) for value in said.values]
-            return tuple(values) if said.is_tuple else values
-    return said
+            values = [decode_argument(value, storages) for value in message.values]
+            return tuple(values) if message.is_tuple else values
+    return message
 
 
 def spelled(value: Any, number_of: Callable[[torch.Tensor], int]) -> Value:

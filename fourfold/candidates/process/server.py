@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from fourfold.backends.triton import front_end
-from fourfold.candidates.frames import own_frames, unwrapped, words
+from fourfold.candidates.frames import innermost_error, own_frames, words
 from fourfold.candidates.load import models, modules
 from fourfold.candidates.load.calling import CannotBeCalled, as_operation
 from fourfold.candidates.process import protocol
@@ -186,7 +186,7 @@ class Twins:
         """Return the twin of an argument; a new one if the object was not passed before, or has changed its layout."""
         known, twin = self._of.get(said.object, (None, None))
         if twin is None or known != (said.layout, said.made) or place_of(twin.tensor) != twin.place:
-            twin = Twin(protocol.as_value(said, storages), said.written)
+            twin = Twin(protocol.decode_argument(said, storages), said.written)
             self._of[said.object] = (said.layout, said.made), twin
         elif twin.tensor.requires_grad != said.needs_gradient:
             twin.tensor.requires_grad_(said.needs_gradient)
@@ -252,7 +252,7 @@ class Served:
             protocol.LoadKernel: self.load_kernel,
             protocol.CallFunction: self.call,
             protocol.Backward: self.backward,
-            protocol.CallAtOnce: self.at_once,
+            protocol.CallAtOnce: self.call_at_once,
             protocol.CompareSizes: self.compare,
             protocol.WatchLines: self.watch,
             protocol.ReadLines: self.lines,
@@ -268,9 +268,9 @@ class Served:
             try:
                 result = answers[type(request.ask)](request.ask)
             except BaseException as error:
-                result = self._raised(error)
+                result = self._describe_exception(error)
             copied = ((n, storage) for n, storage in self.storages.items() if n not in self.shared)
-            self.connection.send(protocol.Answer(request.number, result), protocol.changed(copied, self.last))
+            self.connection.send(protocol.Answer(request.number, result), protocol.changed_storages(copied, self.last))
 
     def _take(self, request: protocol.Request, contents: dict[int, bytes], files: Sequence[int]) -> None:
         """Apply the judge's changes: forget calls, tensors and storages, and update the others."""
@@ -285,10 +285,10 @@ class Served:
             self.storages[number] = sparse_memory.map_shared(file, size).untyped_storage()
             self.shared.add(number)
             os.close(file)
-        for number, held in contents.items():
+        for number, content in contents.items():
             if number not in self.storages:
-                self.storages[number] = torch.UntypedStorage(len(held))
-            protocol.put(self.storages[number], held)
+                self.storages[number] = torch.UntypedStorage(len(content))
+            protocol.put(self.storages[number], content)
         self.last |= contents
 
     def load(self, ask: protocol.LoadFunction) -> protocol.FunctionLoaded | protocol.Missing | protocol.Uncallable:
@@ -308,26 +308,26 @@ class Served:
         with contextlib.chdir(ask.folder):
             if ask.place.endswith(".py"):
                 self.origin = Path(ask.place)
-                found: Any = modules.of_file(self.origin, run=self._run)
+                function: Any = modules.load_file(self.origin, run=self._run)
             else:
-                found = self._run(importlib.import_module, ask.place)
-                self.origin = Path(getattr(found, "__file__", None) or os.devnull)
+                function = self._run(importlib.import_module, ask.place)
+                self.origin = Path(getattr(function, "__file__", None) or os.devnull)
         for name in ask.function.split("."):
-            found = getattr(found, name, None)
-        if found is None:
+            function = getattr(function, name, None)
+        if function is None:
             return protocol.Missing()
         if ask.state is not None:
             JUDGE.hide()
-            found = models.like(found, Path(ask.state))
+            function = models.like(function, Path(ask.state))
         try:
-            called = as_operation(found, inspect.Signature(parameters), ask.operation)
+            called = as_operation(function, inspect.Signature(parameters), ask.operation)
             self.function = packed(called, ask.lists)
         except CannotBeCalled as error:
             return protocol.Uncallable(str(error)[:MOST_WORDS])
         JUDGE.hide()
         claims = JUDGE.modules.get("fourfold.operations.claims")  # the module of its decorator
         claimed = vars(claims.claims_of(self.function)) if claims else {}
-        return protocol.FunctionLoaded({name: listed(value) for name, value in claimed.items()}, str(self.origin))
+        return protocol.FunctionLoaded({name: to_json(value) for name, value in claimed.items()}, str(self.origin))
 
     def load_kernel(self, ask: protocol.LoadKernel) -> protocol.KernelLoaded | protocol.Uncallable:
         """Compile and load a kernel of a `.cu` file."""
@@ -361,46 +361,48 @@ class Served:
         }
         arguments = given(ask.arguments, self.storages, {name: twin.tensor for name, twin in twins.items()})
         watch = watching(ask.conditions)
-        with self._in_conditions(ask.conditions, watch):
+        with self._reproduce_conditions(ask.conditions, watch):
             output = self._run(self.function, **arguments)
         # The numbers of tensors are looked up only now, because a candidate may return one of its inputs.
         several = isinstance(output, tuple | list) and 0 < len(output) <= protocol.MOST_RESULTS
         outputs = list(output) if several else [output]
-        told = [self._result(each) for each in outputs]
+        results = [self._result(each) for each in outputs]
         if any(isinstance(each, torch.Tensor) and each.requires_grad for each in outputs):
             self.calls[self.asked] = OpenCall(twins, outputs, watch)
-        return protocol.Called(told, several, *seen_by(watch))
+        return protocol.Called(results, several, *observations(watch))
 
     def backward(self, ask: protocol.Backward) -> protocol.Gradients:
         """Return the gradients of a call."""
-        kept = self.calls[ask.call]
-        kept.note_writes(ask.written)
-        inputs = [kept.inputs[name].tensor for name in ask.inputs]
-        of_each = [(o, said) for o, said in zip(kept.outputs, ask.cotangents) if said is not None]
+        call = self.calls[ask.call]
+        call.note_writes(ask.written)
+        inputs = [call.inputs[name].tensor for name in ask.inputs]
+        of_each = [(o, layout) for o, layout in zip(call.outputs, ask.cotangents) if layout is not None]
         outputs = [output for output, _ in of_each]
-        cotangents = [protocol.as_tensor(said, self.storages) for _, said in of_each]
+        cotangents = [protocol.as_tensor(layout, self.storages) for _, layout in of_each]
         if not outputs:
-            output = next(o for o in kept.outputs if isinstance(o, torch.Tensor) and o.requires_grad)
+            output = next(o for o in call.outputs if isinstance(o, torch.Tensor) and o.requires_grad)
             outputs = [Unspecified.apply(output)]
             cotangents = [torch.zeros_like(output)]
 
-        def passed_back() -> tuple[torch.Tensor | None, ...]:
-            with self._in_conditions(ask.conditions, kept.watch):
+        def differentiate() -> tuple[torch.Tensor | None, ...]:
+            with self._reproduce_conditions(ask.conditions, call.watch):
                 options = {"retain_graph": True, "allow_unused": True}
                 return self._run(torch.autograd.grad, outputs, inputs, cotangents, **options)
 
         if ask.another_thread:
             with ThreadPoolExecutor(1) as another:
-                gradients = another.submit(passed_back).result()
+                gradients = another.submit(differentiate).result()
         else:
-            gradients = passed_back()
-        return protocol.Gradients([None if g is None else self._result(g) for g in gradients], *seen_by(kept.watch))
+            gradients = differentiate()
+        return protocol.Gradients(
+            [None if g is None else self._result(g) for g in gradients], *observations(call.watch)
+        )
 
-    def at_once(self, ask: protocol.CallAtOnce) -> protocol.CalledAtOnce | protocol.NeverReturned:
+    def call_at_once(self, ask: protocol.CallAtOnce) -> protocol.CalledAtOnce | protocol.NeverReturned:
         """Call from several threads at once, each on its own tensors."""
         try:
-            with in_conditions(ask.conditions, contextlib.nullcontext()):
-                calls = [functools.partial(self._called, each, ask.output) for each in ask.calls]
+            with reproduce_conditions(ask.conditions, contextlib.nullcontext()):
+                calls = [functools.partial(self._call_once_per_mode, each, ask.output) for each in ask.calls]
                 wanted, found = call_at_once(calls, ask.functions, patience=ask.patience)
         except NeverReturns as error:
             return protocol.NeverReturned(str(error))
@@ -441,9 +443,9 @@ class Served:
         return self.thread.submit(function, *args, **kwargs).result()
 
     @contextlib.contextmanager
-    def _in_conditions(self, conditions: protocol.Conditions, watch: AbstractContextManager) -> Iterator[None]:
+    def _reproduce_conditions(self, conditions: protocol.Conditions, watch: AbstractContextManager) -> Iterator[None]:
         """Reproduce the conditions of a call in the thread for the candidate's code."""
-        entered = in_conditions(conditions, watch)
+        entered = reproduce_conditions(conditions, watch)
         self._run(entered.__enter__)
         try:
             yield
@@ -452,7 +454,7 @@ class Served:
             raise
         self._run(entered.__exit__, None, None, None)
 
-    def _called(self, ask: protocol.ThreadCall, wanted: tuple[list[str], int] | None) -> list[Any]:
+    def _call_once_per_mode(self, ask: protocol.ThreadCall, wanted: tuple[list[str], int] | None) -> list[Any]:
         """Return the output, the gradients, and the output under `no_grad`, of calls on copies of the tensors.
 
         Of several outputs it is the wanted one.
@@ -460,18 +462,18 @@ class Served:
         storages = {number: storage.clone() for number, storage in list(self.storages.items())}
         arguments = given(ask.arguments, storages)
 
-        def output_of(arguments: Mapping[str, Any]) -> Any:
+        def wanted_output(arguments: Mapping[str, Any]) -> Any:
             output = self.function(**arguments)
             return output if wanted is None else outputs_of(output, wanted[0])[wanted[1]]
 
-        output, gradients = output_of(arguments), list[torch.Tensor]()
+        output, gradients = wanted_output(arguments), list[torch.Tensor]()
         inputs = [arguments[name] for name in ask.inputs]
         if inputs:
             cotangent = protocol.as_tensor(ask.cotangent, storages)
-            found = torch.autograd.grad(output, inputs, cotangent, allow_unused=True)
-            gradients = [torch.zeros_like(i) if g is None else g for i, g in zip(inputs, found)]
+            grads = torch.autograd.grad(output, inputs, cotangent, allow_unused=True)
+            gradients = [torch.zeros_like(i) if g is None else g for i, g in zip(inputs, grads)]
         with torch.no_grad():
-            plain = output_of({n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()})
+            plain = wanted_output({n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()})
         return [output, *gradients, plain]
 
     def _result(self, result: Any) -> protocol.Result:
@@ -488,15 +490,17 @@ class Served:
         requires_gradient = result.requires_grad
         result = result.detach().resolve_neg()
         storage = result.untyped_storage()
-        held = {each.data_ptr(): number for number, each in self.storages.items() if each.nbytes() >= storage.nbytes()}
-        number = held.get(storage.data_ptr()) if storage.nbytes() else None
+        numbers = {
+            each.data_ptr(): number for number, each in self.storages.items() if each.nbytes() >= storage.nbytes()
+        }
+        number = numbers.get(storage.data_ptr()) if storage.nbytes() else None
         if number is None:
             self.made -= 1
             number = self.made
             self.storages[number] = storage
         return protocol.TensorResult(protocol.layout_of(result, number), requires_gradient)
 
-    def _raised(self, error: BaseException) -> protocol.Raised:
+    def _describe_exception(self, error: BaseException) -> protocol.Raised:
         """Return the description of an exception."""
         frames = own_frames(error, self.origin)[-MOST_FRAMES:]
         causes = [
@@ -508,7 +512,7 @@ class Served:
                 caused=cause.__cause__ is not None,
                 line=getattr(cause, "line", None) if type(getattr(cause, "line", None)) is int else None,
             )
-            for cause, _ in zip(chain(unwrapped(error)), range(MOST_CAUSES))
+            for cause, _ in zip(chain(innermost_error(error)), range(MOST_CAUSES))
         ]
         return protocol.Raised(
             causes=causes,
@@ -530,11 +534,11 @@ def given(
         if isinstance(said, protocol.SameArgument):
             arguments[name] = arguments[said.name]
         else:
-            arguments[name] = known[name] if name in known else protocol.as_value(said, storages)
+            arguments[name] = known[name] if name in known else protocol.decode_argument(said, storages)
     return arguments
 
 
-def listed(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Return a claim as JSON."""
     return dict(value) if isinstance(value, dict) else list(value) if isinstance(value, list | tuple | set) else value
 
@@ -546,7 +550,7 @@ def watching(conditions: protocol.Conditions) -> AbstractContextManager:
     return Fallbacks() if conditions.fallbacks else contextlib.nullcontext()
 
 
-def seen_by(watch: AbstractContextManager) -> tuple[list[str], list[str]]:
+def observations(watch: AbstractContextManager) -> tuple[list[str], list[str]]:
     """Return the trespasses and the fallbacks that a mode observed."""
     trespasses = list(watch.trespasses())[:MOST_STORAGES] if isinstance(watch, Arena) else []
     return trespasses, list(watch.found) if isinstance(watch, Fallbacks) else []
@@ -556,7 +560,7 @@ module = functools.cache(importlib.import_module)
 
 
 @contextlib.contextmanager
-def in_conditions(conditions: protocol.Conditions, watch: AbstractContextManager) -> Iterator[None]:
+def reproduce_conditions(conditions: protocol.Conditions, watch: AbstractContextManager) -> Iterator[None]:
     """Reproduce the conditions of the call in the judge's process."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(conditions.grad))

@@ -104,7 +104,7 @@ class Session:
             self.know(storage, number)
         return number
 
-    def object_number_of(self, tensor: torch.Tensor) -> int:
+    def object_number(self, tensor: torch.Tensor) -> int:
         """Return the number of a tensor object, the same as long as the object lives."""
         known, number = self._objects.get(id(tensor), (None, 0))
         if known is None or known() is not tensor:
@@ -151,8 +151,8 @@ class Session:
         if self.over:
             raise Crashed("the candidate's process that made this call has ended since")
         try:
-            with in_turn(self):
-                return self._asked(request, answer, seconds)
+            with end_if_malformed(self):
+                return self._exchange(request, answer, seconds)
         except Unanswered:
             raise
         except TimeoutError:
@@ -167,7 +167,7 @@ class Session:
             self.end()
             raise
 
-    def _asked(self, request: Any, answer: Any, seconds: float) -> tuple[Any, dict[int, torch.UntypedStorage]]:
+    def _exchange(self, request: Any, answer: Any, seconds: float) -> tuple[Any, dict[int, torch.UntypedStorage]]:
         self.asked += 1
         self.connection.within(seconds)
         gone, living = self.forget(), self.living()
@@ -184,27 +184,27 @@ class Session:
                 files.append(file)
         calls, self.forgotten_calls[:] = list(self.forgotten_calls), []
         objects, self.forgotten_objects[:] = list(self.forgotten_objects), []
-        told = protocol.Request(self.asked, request, gone, calls, objects, shared)
-        self.connection.send(told, protocol.changed(copied.items(), self.last), files)
+        message = protocol.Request(self.asked, request, gone, calls, objects, shared)
+        self.connection.send(message, protocol.changed_storages(copied.items(), self.last), files)
         sizes = {number: storage.nbytes() for number, storage in living.items()}
-        said, contents, sent = self.connection.receive_with_storages(protocol.Answer, sizes)
+        reply, contents, sent = self.connection.receive_with_storages(protocol.Answer, sizes)
         for file in sent:
             os.close(file)
-        if said.number != self.asked:
-            raise Malformed(f"an answer to question {said.number}, and this is {self.asked}")
-        if not isinstance(said.result, answer | protocol.Raised):
-            raise Malformed(f"the answer {type(said.result).__name__} to {type(request).__name__}")
-        for number, held in contents.items():
+        if reply.number != self.asked:
+            raise Malformed(f"an answer to question {reply.number}, and this is {self.asked}")
+        if not isinstance(reply.result, answer | protocol.Raised):
+            raise Malformed(f"the answer {type(reply.result).__name__} to {type(request).__name__}")
+        for number, content in contents.items():
             if number not in living:
                 if number >= 0:
                     raise Malformed(f"the contents of the unknown storage {number}")
-                living[number] = torch.UntypedStorage(len(held))
+                living[number] = torch.UntypedStorage(len(content))
                 self.know(living[number], number)
             elif number not in copied:
                 raise Malformed(f"the contents of storage {number}, which is shared")
-            protocol.put(living[number], held)
+            protocol.put(living[number], content)
         self.last |= contents
-        return said.result, living
+        return reply.result, living
 
     def cause(self) -> str:
         """End the process; return the cause of its death."""
@@ -246,7 +246,7 @@ def copy_folder(into: Path) -> Path:
 
 
 @contextlib.contextmanager
-def in_turn(session: Session) -> Iterator[None]:
+def end_if_malformed(session: Session) -> Iterator[None]:
     """End the process if its answer is malformed.
 
     Raises:

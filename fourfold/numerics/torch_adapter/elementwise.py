@@ -481,7 +481,7 @@ def relu(evaluation: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any
     Autograd keeps only the result, where a 0 does not show whether the argument was 0: a note keeps the argument.
     """
     result = evaluation.call(torch.ops.aten.clamp_min.default, (args[0], 0.0), {})
-    result.memory.note = lift_operand(evaluation.given(args[0]))
+    result.memory.note = lift_operand(evaluation.unwrap(args[0]))
     return result
 
 
@@ -490,9 +490,9 @@ def threshold_backward(evaluation: Any, func: Any, args: tuple, kwargs: dict[str
     """Return the gradient where the number is above the threshold, else 0; both are right at the threshold."""
     grad, a, threshold = args
     note = a.memory.note if isinstance(a, BoundedTensor) else None
-    before = note if note is not None and note.shape == tuple(a.shape) else lift_operand(evaluation.given(a))
-    result = passes(lift_operand(evaluation.given(grad)), before, threshold, lift_operand(0.0))
-    return evaluation.made(result, result_dtype((grad, a)))
+    before = note if note is not None and note.shape == tuple(a.shape) else lift_operand(evaluation.unwrap(a))
+    result = passes(lift_operand(evaluation.unwrap(grad)), before, threshold, lift_operand(0.0))
+    return evaluation.wrap(result, result_dtype((grad, a)))
 
 
 @aten("leaky_relu.default")

@@ -57,7 +57,7 @@ def evaluation_of(arguments: Sequence[Any]) -> Evaluation:
 def tensor_of(argument: Any, evaluation: Evaluation, dtype: torch.dtype | None = None) -> Any:
     """Return an input as a tensor of a dtype, by default the tested one, and a parameter unchanged."""
     if isinstance(argument, Bounded):
-        return evaluation.made(argument, dtype or evaluation.dtype.torch)
+        return evaluation.wrap(argument, dtype or evaluation.dtype.torch)
     return torch.from_numpy(np.array(argument)) if isinstance(argument, np.ndarray) else argument
 
 
@@ -94,7 +94,7 @@ def output_of(definition: Callable[..., torch.Tensor], tensors: dict[str, Any], 
 
 def bounded_of(tensor: torch.Tensor, evaluation: Evaluation) -> Bounded:
     """Return the values of a tensor with their errors."""
-    return lift(evaluation.given(tensor), evaluation.dtype.arithmetic)
+    return lift(evaluation.unwrap(tensor), evaluation.dtype.arithmetic)
 
 
 def gradient_of(tensor: torch.Tensor, evaluation: Evaluation) -> Bounded:
@@ -130,7 +130,7 @@ def forward_of(
     def forward(**arguments: Any) -> Bounded:
         evaluation = evaluation_of(list(arguments.values()))
         with np.errstate(all="ignore"), torch.no_grad(), evaluation:
-            tensors = {name: tensor_of(given, evaluation, dtypes.get(name)) for name, given in arguments.items()}
+            tensors = {name: tensor_of(value, evaluation, dtypes.get(name)) for name, value in arguments.items()}
             output = output_of(definition, tensors, evaluation)
             if returns in QUANTISED and name_of(output.dtype) != returns:
                 output = output.to(QUANTISED[returns].torch)
@@ -174,24 +174,24 @@ def backward_of(
             if places:
                 returned = result_of(definition, tensors, evaluation)
                 outputs = [returned[place] for place in places]
-            found: Sequence[Any] = [None] * len(wanted)
+            gradients: Sequence[Any] = [None] * len(wanted)
             # Zeros for the others: a kernel may multiply them with an infinity, and autograd tells where.
             zeros = (Bounded.exact(np.zeros(each.shape), evaluation.dtype.arithmetic) for each in outputs[1:])
             given = [
-                (output, evaluation.made(cotangent, output.dtype))
+                (output, evaluation.wrap(cotangent, output.dtype))
                 for output, cotangent in zip(outputs, (grad_output, *zeros))
                 if output.requires_grad
             ]
             if given:
                 evaluation.backward = True
-                found = torch.autograd.grad(
+                gradients = torch.autograd.grad(
                     [output for output, _ in given], wanted, [cotangent for _, cotangent in given], allow_unused=True
                 )
             return tuple(
                 Bounded.exact(np.zeros_like(arguments[name].value), evaluation.dtype.arithmetic)
                 if grad is None
                 else gradient_of(grad, evaluation)
-                for name, grad in zip(differentiable, found)
+                for name, grad in zip(differentiable, gradients)
             )
 
     return backward

@@ -57,11 +57,11 @@ def evaluate_integers(evaluation: Evaluation, func: Any, args: tuple, kwargs: di
     ways = [*itertools.product(("low", "outcome", "high"), repeat=len(operands))]
     if operator in MONOTONIC:
         ways = [("low",) * len(operands), ("high",) * len(operands)]
-    found = [exact.numpy()]
+    results = [exact.numpy()]
     for way in ways:
         chosen = iter([_cut(getattr(part, end), tensor.dtype) for part, end, tensor in zip(operands, way, tensors)])
-        found.append(func(*[_replace_chosen(argument, chosen) for argument in args], **kwargs).numpy())
-    low, high = (end(np.stack(found).astype(np.float64), axis=0) for end in (np.min, np.max))
+        results.append(func(*[_replace_chosen(argument, chosen) for argument in args], **kwargs).numpy())
+    low, high = (end(np.stack(results).astype(np.float64), axis=0) for end in (np.min, np.max))
     unknown: Array = np.zeros(low.shape, dtype=bool)
     for part in operands:
         lost = np.isinf(part.low)
@@ -117,7 +117,7 @@ def integers_of(evaluation: Evaluation, numbers: Whole, dtype: torch.dtype) -> t
     """Return integers as a tensor: a plain one if rounding may change none."""
     if np.array_equal(numbers.low, numbers.high):
         return torch.from_numpy(np.array(numbers.outcome, dtype=np.float64)).to(dtype)
-    return evaluation.made(numbers, dtype)
+    return evaluation.wrap(numbers, dtype)
 
 
 def truncate(payload: Bounded, dtype: torch.dtype) -> Whole:

@@ -160,7 +160,7 @@ def move(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
         payload = join_parts(evaluation, parts, join)
         if isinstance(payload, Comparison):
             return evaluation.compared(payload, dtype)
-        return evaluation.made(payload, dtype)
+        return evaluation.wrap(payload, dtype)
 
     return one(*results) if isinstance(results[0], torch.Tensor) else [one(*parts) for parts in zip(*results)]
 
@@ -196,11 +196,11 @@ def cast(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
             return evaluate_integers(evaluation, func, args, kwargs)
         payload = payload.bounded(evaluation.dtype.arithmetic)
     if not isinstance(payload, Bounded | Comparison):
-        return evaluation.made(lift_operand(payload), dtype) if dtype.is_floating_point else a.to(dtype, copy=True)
+        return evaluation.wrap(lift_operand(payload), dtype) if dtype.is_floating_point else a.to(dtype, copy=True)
     if isinstance(payload, Comparison) and (dtype.is_floating_point or dtype == torch.bool):
         return evaluation.compared(payload, dtype)
     if dtype.is_floating_point and isinstance(payload, Bounded):
-        return evaluation.made(round_to_8_bits(payload, dtype), dtype)
+        return evaluation.wrap(round_to_8_bits(payload, dtype), dtype)
     if dtype == torch.bool:
         return evaluation.compared(payload != 0.0, dtype)
     numbers = truncate(payload, dtype) if isinstance(payload, Bounded) else whole_of(payload)
@@ -245,7 +245,7 @@ def fill(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
     kind = name.removeprefix("new_").removesuffix("_strided").removesuffix("_like")
     number = NUMBERS[kind]
     if number is None:
-        number = evaluation.given(kwargs["fill_value"] if "fill_value" in kwargs else args[-1])
+        number = evaluation.unwrap(kwargs["fill_value"] if "fill_value" in kwargs else args[-1])
     dtype = kwargs.get("dtype") or (like.dtype if like is not None else dtype_of_number(number, kind))
     if not dtype.is_floating_point:
         number = number.reshape(()).item() if isinstance(number, np.ndarray) else number
@@ -256,7 +256,7 @@ def fill(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
     item = lift_operand(number)
     if kind == "empty":
         item = Bounded(item.value, np.full_like(item.value, np.inf), item.arithmetic)
-    return evaluation.made(item.moved(lambda part: np.broadcast_to(part, shape)), dtype)
+    return evaluation.wrap(item.moved(lambda part: np.broadcast_to(part, shape)), dtype)
 
 
 def dtype_of_number(number: Any, kind: str) -> torch.dtype:
@@ -273,7 +273,7 @@ def sequence(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, A
     if not made.is_floating_point():
         return made
     exact = func(*args, **{**kwargs, "dtype": torch.float64})
-    return evaluation.made(lift_operand(exact.numpy()), made.dtype)
+    return evaluation.wrap(lift_operand(exact.numpy()), made.dtype)
 
 
 # Sums at given places.
@@ -332,9 +332,9 @@ def scatter_reduce(a: Any, dim: int, index: Array, items: Any, reduce: str, *, i
     choose, last = (np.maximum, -np.inf) if reduce == "amax" else (np.minimum, np.inf)
 
     def ends(sign: int) -> Array:
-        found = np.where(replaced, last, a.value + sign * a.error).reshape(-1)
-        choose.at(found, places.reshape(-1), (items.value + sign * items.error).reshape(-1))
-        return found.reshape(a.shape)
+        values = np.where(replaced, last, a.value + sign * a.error).reshape(-1)
+        choose.at(values, places.reshape(-1), (items.value + sign * items.error).reshape(-1))
+        return values.reshape(a.shape)
 
     low, value, high = map(ends, (-1, 0, 1))
     return Bounded(value, np.maximum(high - value, value - low), a.arithmetic)

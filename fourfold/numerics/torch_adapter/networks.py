@@ -572,19 +572,19 @@ def max_pool(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, A
     a, kernel, *given = args
     defaults: list[Any] = [[], [0], [1], False]
     stride, padding, dilation, ceil = given + defaults[len(given) :]
-    under = pooled_windows(lift_operand(evaluation.given(a)), kernel, stride, padding, dilation, ceil, -np.inf)
+    under = pooled_windows(lift_operand(evaluation.unwrap(a)), kernel, stride, padding, dilation, ceil, -np.inf)
     values = amax(under, -1)
     places = WindowPlaces(np.argmax(under.value, axis=-1), under, values, under.ndim - 1)
-    return evaluation.made(values, a.dtype), BoundedTensor.of(ViewedStorage(places), places, torch.int64)
+    return evaluation.wrap(values, a.dtype), BoundedTensor.of(ViewedStorage(places), places, torch.int64)
 
 
 @whole("max_pool2d_with_indices_backward.default", "max_pool3d_with_indices_backward.default")
 def max_pool_backward(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Return the gradient of the input: each window's gradient at its largest element, or at any of equal ones."""
     grad, a, kernel, stride, padding, dilation, ceil, index = args
-    spread = index.payload.spread(lift_operand(evaluation.given(grad)), evaluation.contract.ties)
+    spread = index.payload.spread(lift_operand(evaluation.unwrap(grad)), evaluation.contract.ties)
     numbers = Bounded.exact(np.arange(a.numel(), dtype=np.float64).reshape(a.shape), evaluation.dtype.arithmetic)
     places = pooled_windows(numbers, kernel, stride, padding, dilation, ceil, -1.0).value.astype(np.int64)
     inside, spread = places >= 0, spread.reshape(*places.shape)
     empty = Bounded.exact(np.zeros(tuple(a.shape), spread.dtype), spread.arithmetic)
-    return evaluation.made(add_at(empty, places[inside], spread[inside]), grad.dtype)
+    return evaluation.wrap(add_at(empty, places[inside], spread[inside]), grad.dtype)

@@ -67,7 +67,7 @@ def reduce_extreme(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[
     if not isinstance(a, BoundedTensor) and not a.is_floating_point():
         return func(*args, **kwargs)
     compute = median if "median" in str(func) else amax if "max" in str(func) else amin
-    result = evaluation.made(compute(evaluation.given(a), *args[1:], **kwargs), a.dtype)
+    result = evaluation.wrap(compute(evaluation.unwrap(a), *args[1:], **kwargs), a.dtype)
     if isinstance(a, BoundedTensor):
         result.memory.note = Extreme(a.memory)
     return result
@@ -79,13 +79,13 @@ def equal(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]
     a, b = args
     for top, row in ((a, b), (b, a)):
         if is_extreme_of(top, row) and evaluation.backward:
-            found = rivals(evaluation.given(row), evaluation.given(top))
+            found = rivals(evaluation.unwrap(row), evaluation.unwrap(top))
             return BoundedTensor.of(ViewedStorage(found), found, torch.bool)
     if not any(isinstance(x, BoundedTensor) or x.is_floating_point() for x in args):
         return func(a, b)
     if a is b and index_places(a) is None:  # a test for NaN, as torch's for finite numbers: no tie
-        return evaluation.made(~np.isnan(lift_operand(evaluation.given(a))), torch.bool)
-    return evaluation.made(comparison_rule(np.equal, True, False)(*map(evaluation.given, args)), torch.bool)
+        return evaluation.wrap(~np.isnan(lift_operand(evaluation.unwrap(a))), torch.bool)
+    return evaluation.wrap(comparison_rule(np.equal, True, False)(*map(evaluation.unwrap, args)), torch.bool)
 
 
 def is_extreme_of(top: torch.Tensor, row: torch.Tensor) -> bool:
@@ -136,7 +136,7 @@ def extreme_along(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[s
         return func(*args, **kwargs)
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
     keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
-    source, name = lift_operand(evaluation.given(a)), str(func).split(".")[1]
+    source, name = lift_operand(evaluation.unwrap(a)), str(func).split(".")[1]
     rows = source.reshape(-1) if dim is None else source
     axis = 0 if dim is None else dim % max(source.ndim, 1)
     if not source.ndim:
@@ -150,7 +150,7 @@ def extreme_along(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[s
     largest = "max" in name
     order = {"descending": largest, "nan_first": not largest, "stable": True}
     indices = indices_along(evaluation, rows, np.asarray(index, dtype=np.int64), values, axis, **order)
-    return indices if name.startswith("arg") else (evaluation.made(values, a.dtype), indices)
+    return indices if name.startswith("arg") else (evaluation.wrap(values, a.dtype), indices)
 
 
 @whole("sort.default", "sort.stable", "topk.default", "kthvalue.default", "median.dim")
@@ -169,17 +169,17 @@ def sort(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
         how = order_of(func, exact, rest, kwargs, axis)
         if how.get("stable"):
             return values, index
-        found = Bounded.exact(values.numpy().astype(np.float64), exact.arithmetic)
-        return values, indices_along(evaluation, exact, index.numpy(), found, axis, **how)
-    source = lift_operand(evaluation.given(a))
+        sorted_values = Bounded.exact(values.numpy().astype(np.float64), exact.arithmetic)
+        return values, indices_along(evaluation, exact, index.numpy(), sorted_values, axis, **how)
+    source = lift_operand(evaluation.unwrap(a))
     ranks = ranked(source.value)
     _, index = func(torch.from_numpy(ranks), *rest, **kwargs)
     axis = axis % max(source.ndim, 1)
 
     def order(part: Array) -> Array:
         values, _ = func(torch.from_numpy(ranked(part)), *rest, **kwargs)
-        found = np.sort(part.reshape(-1))[values.numpy()]
-        return np.where(rows_with_nan(part, axis, found.shape), np.nan, found) if name == "median" else found
+        ordered = np.sort(part.reshape(-1))[values.numpy()]
+        return np.where(rows_with_nan(part, axis, ordered.shape), np.nan, ordered) if name == "median" else ordered
 
     if name == "median":
         first = torch.from_numpy(np.isnan(source.value).argmax(axis if source.ndim else None))
@@ -188,7 +188,7 @@ def sort(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
         )
     values = order_statistic(order, source)
     how = order_of(func, source, rest, kwargs, axis)
-    return evaluation.made(values, a.dtype), indices_along(evaluation, source, index.numpy(), values, axis, **how)
+    return evaluation.wrap(values, a.dtype), indices_along(evaluation, source, index.numpy(), values, axis, **how)
 
 
 def rows_with_nan(part: Array, axis: int, shape: tuple[int, ...]) -> Array:
@@ -269,18 +269,18 @@ def extreme_so_far(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[
     a, dim = args[0], args[1] if len(args) > 1 else kwargs["dim"]
     if not isinstance(a, BoundedTensor):
         return func(*args, **kwargs)
-    source, smallest = lift_operand(evaluation.given(a)), "min" in str(func)
+    source, smallest = lift_operand(evaluation.unwrap(a)), "min" in str(func)
     ranks = np.where(np.isnan(source.value), -1 if smallest else source.size, ranked(source.value))
     _, index = func(torch.from_numpy(ranks), dim)
     if not source.size or not source.ndim:
-        return evaluation.made(source, a.dtype), index
+        return evaluation.wrap(source, a.dtype), index
     accumulate = (np.minimum if smallest else np.maximum).accumulate
     axis = dim % source.ndim
     values = order_statistic(lambda part: accumulate(part, axis=axis), source)
     if not (source.error.any() or evaluation.contract.ties):
-        return evaluation.made(values, a.dtype), index
+        return evaluation.wrap(values, a.dtype), index
     places = RunningPlaces(np.array(index.numpy(), order="C"), source, values, axis)
-    return evaluation.made(values, a.dtype), BoundedTensor.of(ViewedStorage(places), places, torch.int64)
+    return evaluation.wrap(values, a.dtype), BoundedTensor.of(ViewedStorage(places), places, torch.int64)
 
 
 def ranked(part: Array) -> Array:
@@ -296,10 +296,10 @@ def scatter(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, An
     if places is None or isinstance(places, SomePlaces) or not evaluation.backward:
         if func is torch.ops.aten.scatter.src:
             return move(evaluation, func, (a, dim, plain(index), items), kwargs)
-        index, given = evaluation.given(index), (evaluation.given(a), evaluation.given(items))
-        return evaluation.made(scatter_add(given[0], dim, index, given[1]), a.dtype)
-    result = places.spread(lift_operand(evaluation.given(items)), evaluation.contract.ties)
-    return evaluation.made(result, items.dtype)
+        index, given = evaluation.unwrap(index), (evaluation.unwrap(a), evaluation.unwrap(items))
+        return evaluation.wrap(scatter_add(given[0], dim, index, given[1]), a.dtype)
+    result = places.spread(lift_operand(evaluation.unwrap(items)), evaluation.contract.ties)
+    return evaluation.wrap(result, items.dtype)
 
 
 @whole("gather.default")
@@ -310,5 +310,5 @@ def gather(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any
     if isinstance(places, SomePlaces):
         places = None
     if places is not None and isinstance(a, BoundedTensor) and a.payload is places.source:
-        return evaluation.made(places.values, a.dtype)
+        return evaluation.wrap(places.values, a.dtype)
     return move(evaluation, func, (a, dim, plain(index)), {})

@@ -497,11 +497,11 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
                 return result
         apart = self.dtype.arithmetic.rounds_each_step and operator in FUSED and name in decompositions()
         if not apart and (compute := RULES.get(name)):
-            given = {key: self.given(value) for key, value in kwargs.items() if key not in UNUSED}
-            result = self.rounded(name, compute(*map(self.given, args), **given))
+            options = {key: self.unwrap(value) for key, value in kwargs.items() if key not in UNUSED}
+            result = self.rounded(name, compute(*map(self.unwrap, args), **options))
             wanted = kwargs.get("dtype")
             floating = wanted is not None and wanted.is_floating_point
-            return self.made(result, wanted if floating else result_dtype(tensors))
+            return self.wrap(result, wanted if floating else result_dtype(tensors))
         return self.run_decomposition(func, name, args, kwargs)
 
     def rounded(self, name: str, result: Any) -> Any:
@@ -541,9 +541,9 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         """Return a tensor's payload, including the ties of a comparison."""
         if isinstance(tensor, BoundedTensor) and not isinstance(tensor.payload, Places):
             return tensor.payload
-        return self.given(tensor)
+        return self.unwrap(tensor)
 
-    def given(self, argument: Any) -> Any:
+    def unwrap(self, argument: Any) -> Any:
         """Convert an argument to the form that rules take."""
         if isinstance(argument, BoundedTensor):
             payload = argument.payload
@@ -557,10 +557,10 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
                 return Bounded.exact(self.dtype.array(argument), self.dtype.arithmetic)
             return argument.numpy()
         if isinstance(argument, list | tuple):
-            return type(argument)(map(self.given, argument))
+            return type(argument)(map(self.unwrap, argument))
         return argument
 
-    def made(self, result: Any, dtype: torch.dtype) -> Any:
+    def wrap(self, result: Any, dtype: torch.dtype) -> Any:
         """Convert the result of a rule to tensors."""
         if isinstance(result, Bounded):
             payload: Payload = self.tidy(result)
@@ -571,7 +571,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             part = result.moved(lambda array: np.array(array, dtype=np.float64, order="C"))
             return BoundedTensor.of(ViewedStorage(part), part, dtype)
         if isinstance(result, list | tuple):
-            return type(result)(self.made(part, dtype) for part in result)
+            return type(result)(self.wrap(part, dtype) for part in result)
         if isinstance(result, np.ndarray | np.generic):
             return torch.from_numpy(np.array(result))
         return result
@@ -625,7 +625,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
 
     def store(self, target: BoundedTensor, result: Any) -> None:
         """Replace the elements of a tensor."""
-        memory, given = target.memory, self.given(result)
+        memory, given = target.memory, self.unwrap(result)
         if isinstance(memory.payload, Whole):
             raise HangsOnRounding("an integer depends on rounding errors, and is written into")
         comparison = isinstance(memory.payload, Comparison)

@@ -187,10 +187,10 @@ def source_line(built: Built, pcs: Sequence[int]) -> tuple[str, int] | None:
         # Such as "/my kernels/k.cu:12 (discriminator 3)".
         place = re.fullmatch(r"(.*):(\d+)(?: \(discriminator \d+\))?", frame)
         if place and os.path.realpath(place[1]) in built.source_files:
-            found = os.path.realpath(place[1]), int(place[2])
-            if found not in built.ptx:
-                return found
-            of_ptx = of_ptx or found
+            position = os.path.realpath(place[1]), int(place[2])
+            if position not in built.ptx:
+                return position
+            of_ptx = of_ptx or position
     return of_ptx
 
 
@@ -284,9 +284,9 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
             (variable, offset - anchor, -1 if mangled in dynamic else size)
             for variable, (mangled, _, offset, size) in zip(names_in_source, arrays, strict=True)
         ]
-        kept = directory / f"{digest(names)}.so"
-        os.replace(library, kept)
-        write_entry(kept, {"kernels": names, "shared": shared, "ptx": places})
+        target = directory / f"{digest(names)}.so"
+        os.replace(library, target)
+        write_entry(target, {"kernels": names, "shared": shared, "ptx": places})
 
 
 def _translate_ptx(

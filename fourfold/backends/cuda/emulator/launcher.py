@@ -45,7 +45,7 @@ def schedule(order: str | int) -> Iterator[None]:
     elif order in ("forward", "reverse"):
         chosen = (("forward", "reverse").index(order), 0)
     else:
-        raise ValueError(f"order is {order!r}, which is not 'forward', 'reverse' or an int")
+        raise ValueError(f"order must be 'forward', 'reverse' or an int, not {order!r}")
     token = _order.set(chosen)
     try:
         yield
@@ -67,7 +67,7 @@ def mode() -> str:
     """
     chosen = os.environ.get("FOURFOLD_CUDA_ON_CPU", "checked")
     if chosen not in _MODES:
-        raise ValueError(f"FOURFOLD_CUDA_ON_CPU is {chosen!r}, which is not 'checked' or 'fast'")
+        raise ValueError(f"FOURFOLD_CUDA_ON_CPU must be 'checked' or 'fast', not {chosen!r}")
     return chosen
 
 
@@ -195,7 +195,7 @@ class CpuKernel(LoadedKernel):
         """Convert an argument other than a tensor to the declared type."""
         if isinstance(argument, torch.Tensor) or argument is None or not self.parameters[position].takes(argument):
             raise self.mismatch(position, argument)
-        return self.converted(position, argument, for_gpu=False)
+        return self.convert(position, argument, for_gpu=False)
 
     def _describe(self, position: int, args: Sequence[Argument]) -> str:
         tensor = args[position]

@@ -39,14 +39,14 @@ def translate(preprocessed: str, files: Collection[str]) -> tuple[str, list[tupl
     marks = list(_LINE_MARK.finditer(preprocessed))
     starts = [mark.start() for mark in marks]
     pieces, places, at = [], [], 0
-    for found in _STATEMENT.finditer(preprocessed):
-        mark = marks[max(0, bisect.bisect(starts, found.start()) - 1)] if marks else None
-        if found.start() < at or mark is None or mark[2] not in files:
+    for statement in _STATEMENT.finditer(preprocessed):
+        mark = marks[max(0, bisect.bisect(starts, statement.start()) - 1)] if marks else None
+        if statement.start() < at or mark is None or mark[2] not in files:
             continue
-        places.append((mark[2], int(mark[1]) + preprocessed.count("\n", mark.end(), found.start()) - 1))
-        end = _closing(preprocessed, found.end())
-        inside = preprocessed[found.end() : end]
-        pieces += [preprocessed[at : found.start()], _statement(_LINE_MARK.sub("", inside)), _line_marks(inside)]
+        places.append((mark[2], int(mark[1]) + preprocessed.count("\n", mark.end(), statement.start()) - 1))
+        end = _closing(preprocessed, statement.end())
+        inside = preprocessed[statement.end() : end]
+        pieces += [preprocessed[at : statement.start()], _statement(_LINE_MARK.sub("", inside)), _line_marks(inside)]
         at = end + 1
     return "".join([*pieces, preprocessed[at:]]), places
 
@@ -195,18 +195,18 @@ def _wgmma(match: re.Match, o: list[str]) -> str:
     # Only operands in shared memory may be transposed.
     if len(registers) != columns // 2 or len(o) != 8 - in_registers:
         raise ValueError(o)
-    given = ""
+    scales = ""
     if in_registers:
         if len(_elements(o[1])) != 4:
             raise ValueError(o)
-        given = f"const unsigned a[] = {{{', '.join(_elements(o[1]))}}}; "
+        scales = f"const unsigned a[] = {{{', '.join(_elements(o[1]))}}}; "
     b, add, a_sign, b_sign, *transposed = map(_value, o[2:])
     a, a_registers = ("0", "a") if in_registers else (_value(o[1]), "nullptr")
     a_transposed, b_transposed = ["0", *transposed][-2:]
     bfloat16 = "true" if match[2] == "bf16" else "false"
     listed = ", ".join(f"&{register}" for register in registers)
     operands = a_registers, a, b, add, a_sign, b_sign, a_transposed, b_transposed
-    return f"{given}float* const d[] = {{{listed}}}; {_call('wgmma', str(columns), bfloat16, 'd', *operands)}"
+    return f"{scales}float* const d[] = {{{listed}}}; {_call('wgmma', str(columns), bfloat16, 'd', *operands)}"
 
 
 def _mma(match: re.Match, o: list[str]) -> str:

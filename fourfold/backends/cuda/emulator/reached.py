@@ -55,17 +55,17 @@ def _blocks(built: Built) -> Iterator[tuple[str, list[int]]]:
     block: list[int] | None = None
     symbol = ""
     for text in subprocess.run(command, capture_output=True, text=True).stdout.splitlines():
-        found = _INSTRUCTION.match(text)
-        if found is None or _CALL in text:
+        instruction = _INSTRUCTION.match(text)
+        if instruction is None or _CALL in text:
             if block:
                 yield symbol, block
-            block = [] if found is not None else None
-            symbol = text if found is None and text.endswith(">:") else symbol
+            block = [] if instruction is not None else None
+            symbol = text if instruction is None and text.endswith(">:") else symbol
             continue
         if block is None:
             continue
-        block.append(int(found[1], 16))
-        if found[2] == "jmp" or found[2].startswith("ret") or _FAULT in text:
+        block.append(int(instruction[1], 16))
+        if instruction[2] == "jmp" or instruction[2].startswith("ret") or _FAULT in text:
             yield symbol, block
             block = None
 
@@ -73,9 +73,9 @@ def _blocks(built: Built) -> Iterator[tuple[str, list[int]]]:
 def _places(built: Built, addresses: list[int]) -> dict[int, tuple[str, int, str]]:
     """Return the innermost place of each instruction in the kernel's own files: the file, the line and the function."""
     command = ["addr2line", "-aifCe", str(built.path)]
-    given = "".join(f"{address:#x}\n" for address in addresses)
-    output = subprocess.run(command, input=given, capture_output=True, text=True).stdout.splitlines()
-    found: dict[int, tuple[str, int, str]] = {}
+    lines = "".join(f"{address:#x}\n" for address in addresses)
+    output = subprocess.run(command, input=lines, capture_output=True, text=True).stdout.splitlines()
+    places: dict[int, tuple[str, int, str]] = {}
     address, function = 0, ""
     for text in output:
         if text.startswith("0x"):
@@ -84,12 +84,12 @@ def _places(built: Built, addresses: list[int]) -> dict[int, tuple[str, int, str
             function = text
         else:
             place = re.fullmatch(r"(.*):(\d+)(?: \(discriminator \d+\))?", text)
-            if address not in found and place and os.path.realpath(place[1]) in built.source_files:
+            if address not in places and place and os.path.realpath(place[1]) in built.source_files:
                 file, line = os.path.realpath(place[1]), int(place[2])
                 if (file, line) not in built.ptx and line:
-                    found[address] = file, line, _name(function)
+                    places[address] = file, line, _name(function)
             function = ""
-    return found
+    return places
 
 
 def _name(function: str) -> str:

@@ -49,9 +49,9 @@ class TensorMapOnCpu:
             f"a box of {columns} columns; 8 to 64 are possible, in multiples of 8": not 8 <= columns <= 64
             or columns % 8,
         }
-        for what, holds in wrong.items():
+        for rule, holds in wrong.items():
             if holds:
-                raise CudaError(f"no tensor map can be encoded for {what}")
+                raise CudaError(f"no tensor map can be encoded for {rule}")
         # A parameter of a kernel is aligned to 64 bytes.
         self._room = ctypes.create_string_buffer(ctypes.sizeof(_Map) + 64)
         self.address = (ctypes.addressof(self._room) + 63) // 64 * 64

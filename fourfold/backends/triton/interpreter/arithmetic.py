@@ -73,8 +73,8 @@ class Handle(interpreter.TensorHandle):
             for divisor in value:
                 if (first % divisor).any():
                     number = first[first % divisor != 0][0]
-                    what = f"a pointer {number} bytes after the beginning of its memory" if pointer else number
-                    raise FalseHint(f"tl.multiple_of says that {what} is a multiple of {divisor}")
+                    description = f"a pointer {number} bytes after the beginning of its memory" if pointer else number
+                    raise FalseHint(f"tl.multiple_of says that {description} is a multiple of {divisor}")
 
     def first_elements(self) -> np.ndarray:
         """Return the first element, as an array of one element."""
@@ -132,18 +132,18 @@ class Conversions(interpreter.InterpreterBuilder):
 
     def create_fp_to_fp(self, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
         """Convert between floating-point types, with the rounding that the kernel requests."""
-        given, wanted = src.dtype.scalar.name, dst_type.scalar.name
-        if given in FLOAT8 and wanted in NUMPY_FLOATS:  # exact, so that nothing is rounded
-            numbers = src.data.view(FLOAT8[given]).astype(np.float32)
+        source, wanted = src.dtype.scalar.name, dst_type.scalar.name
+        if source in FLOAT8 and wanted in NUMPY_FLOATS:  # exact, so that nothing is rounded
+            numbers = src.data.view(FLOAT8[source]).astype(np.float32)
             return Handle(
                 to_bfloat16(numbers) if wanted == "bf16" else numbers.astype(NUMPY_FLOATS[wanted]),
                 dst_type.scalar,
             )
         toward_zero = rounding_mode == interpreter._ir.ROUNDING_MODE.RTZ
-        if wanted in FLOAT8 and given in NUMPY_FLOATS and not toward_zero:
-            numbers = from_bfloat16(src.data) if given == "bf16" else src.data
+        if wanted in FLOAT8 and source in NUMPY_FLOATS and not toward_zero:
+            numbers = from_bfloat16(src.data) if source == "bf16" else src.data
             return Handle(saturate_to_bits(numbers, FLOAT8[wanted]), dst_type.scalar)
-        names = {given, wanted}
+        names = {source, wanted}
         if "bf16" in names and names <= NUMPY_FLOATS.keys() and not toward_zero:
             return self.cast_impl(src, dst_type)
         return super().create_fp_to_fp(src, dst_type, rounding_mode)

@@ -159,10 +159,10 @@ def _whole(value: Any, shape: tuple[int, ...]) -> Any:
     return value if data is value.data else Handle(data, value.dtype)
 
 
-def _as_batches(made: Any) -> Any:
+def _to_batches(made: Any) -> Any:
     """Return a result, or several, as batches."""
     if isinstance(made, tuple):
-        return tuple(_as_batches(part) for part in made)
+        return tuple(_to_batches(part) for part in made)
     return Batch(made.data, made.dtype) if isinstance(made, interpreter.TensorHandle) else made
 
 
@@ -181,7 +181,7 @@ def _lanes(name: str) -> Method:
         if not _has_batches(arguments):
             return shipped(*arguments, **options)
         rank = _rank(arguments)
-        return _as_batches(shipped(*[_align(x, rank) for x in arguments], **options))
+        return _to_batches(shipped(*[_align(x, rank) for x in arguments], **options))
 
     return method
 
@@ -194,13 +194,13 @@ def _full(name: str) -> Method:
         if not _has_batches(arguments):
             return shipped(*arguments, **options)
         rank = _rank(arguments)
-        given = [_align(x, rank) for x in arguments]
-        shape = np.broadcast_shapes(*(x.data.shape for x in given if isinstance(x, interpreter.TensorHandle)))
+        aligned = [_align(x, rank) for x in arguments]
+        shape = np.broadcast_shapes(*(x.data.shape for x in aligned if isinstance(x, interpreter.TensorHandle)))
         self.widest = max(self.widest, int(np.prod(shape[1:])))
-        given = [_whole(x, shape) if isinstance(x, interpreter.TensorHandle) else x for x in given]
+        aligned = [_whole(x, shape) if isinstance(x, interpreter.TensorHandle) else x for x in aligned]
         self.in_step = True
         try:
-            return _as_batches(shipped(*given, **options))
+            return _to_batches(shipped(*aligned, **options))
         finally:
             self.in_step = False
 
@@ -365,7 +365,7 @@ class Batches(interpreter.InterpreterBuilder):
     def create_split(self, val: Any) -> Any:
         """Return tl.split, along the last axis."""
         made = super().create_split(val)
-        return _as_batches(made) if type(val) is Batch else made
+        return _to_batches(made) if type(val) is Batch else made
 
     def create_cat(self, lhs: Any, rhs: Any) -> Any:
         """Return tl.cat of two blocks with one axis."""
@@ -381,7 +381,7 @@ class Batches(interpreter.InterpreterBuilder):
             return super().create_extern_elementwise(library, path, symbol, arguments, *rest)
         rank = _rank(arguments)
         aligned = [_align(x, rank) for x in arguments]
-        return _as_batches(super().create_extern_elementwise(library, path, symbol, aligned, *rest))
+        return _to_batches(super().create_extern_elementwise(library, path, symbol, aligned, *rest))
 
 
 def _define() -> None:

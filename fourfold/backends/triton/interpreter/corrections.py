@@ -36,7 +36,7 @@ from fourfold.backends import observers
 from fourfold.backends.launch import ImpossibleLaunch, check_grid
 from fourfold.backends.triton.interpreter import arithmetic, batches, launches, libdevice, marks, replay, tuning
 from fourfold.backends.triton.interpreter.arithmetic import Handle, numpy_type, to_bfloat16
-from fourfold.backends.triton.interpreter.memory import CheckedMemory, memory_of
+from fourfold.backends.triton.interpreter.memory import CheckedMemory, restrict_memory
 from fourfold.backends.triton.interpreter.parts import missing
 from fourfold.backends.triton.interpreter.source import LOGIC, KernelSource
 
@@ -74,7 +74,7 @@ class Language:
         # Triton 3.6 makes an int of an array with one axis, which NumPy 2.5 refuses.
         after[id(tl.tensor), "__index__"] = lambda number: batches.number_of(number.handle)
         after[id(tl.tensor), "__bool__"] = replay.truth
-        after[id(tl.tensor), "T"] = property(replay.transposed)
+        after[id(tl.tensor), "T"] = property(replay.transpose)
         for place in (tl, tl.core):
             after[id(place), "range"] = batches.loop
             after[id(place), "static_assert"] = tuning.static_assert
@@ -88,7 +88,7 @@ class Language:
         return [(place, name, after[id(place), name], vars(place).get(name, _ABSENT)) for place, name in places]
 
     @contextlib.contextmanager
-    def interpreted(self) -> Iterator[None]:
+    def call_interpreter(self) -> Iterator[None]:
         """Context manager: make the functions call the interpreter."""
         changes = self.changes
         self.launches += 1
@@ -150,7 +150,7 @@ class InterpretedLaunch(interpreter.GridExecutor):
             hook(*args, **named)
         bound = self.signature.bind(*args, **named)
         bound.apply_defaults()
-        with _RUNNING, LANGUAGE.interpreted(), np.errstate(all="ignore"), memory_of(bound.arguments):
+        with _RUNNING, LANGUAGE.call_interpreter(), np.errstate(all="ignore"), restrict_memory(bound.arguments):
             self.run_programs(bound.arguments)
         if copied:
             self._restore_args_dev(args_dev, args, kwargs, named)

@@ -44,8 +44,8 @@ def _remember(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) 
     given = {**dict(zip(kernel.arg_names, arguments)), **options}
     key = kernel, *((name, _kind(value, name in constants)) for name, value in given.items())
     if len(known) < MOST and key not in known:
-        kept = {name: _without_memory(value) for name, value in options.items()}
-        known[key] = RememberedLaunch(kernel, [_without_memory(value) for value in arguments], kept)
+        kept = {name: _strip_memory(value) for name, value in options.items()}
+        known[key] = RememberedLaunch(kernel, [_strip_memory(value) for value in arguments], kept)
 
 
 @functools.lru_cache(1024)
@@ -65,11 +65,11 @@ def _kind(value: Any, constant: bool) -> Hashable:
     return type(value), value if isinstance(value, Hashable) else None
 
 
-def _without_memory(value: Any) -> Any:
+def _strip_memory(value: Any) -> Any:
     if hasattr(value, "data_ptr"):
         return Pointer(value.dtype)
     if isinstance(value, tuple):
-        parts = [_without_memory(part) for part in value]
+        parts = [_strip_memory(part) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if isinstance(getattr(value, "base", None), torch.Tensor):  # a descriptor
         value = copy.copy(value)

@@ -78,7 +78,7 @@ def install() -> None:
     """Let Triton's interpreter mark the kernels that it runs from here on, of whichever decorator they have been."""
     shipped = interpreter.FunctionRewriter._compile_and_exec
 
-    def marked(self: Any, transformed_ast: Any) -> Any:
+    def add_marks(self: Any, transformed_ast: Any) -> Any:
         """Add the marks at the end: the lines are those of the file by now."""
         for node in transformed_ast.body:
             if isinstance(node, ast.FunctionDef):
@@ -86,6 +86,6 @@ def install() -> None:
         ast.fix_missing_locations(transformed_ast)
         return shipped(self, transformed_ast)
 
-    interpreter.FunctionRewriter._compile_and_exec = marked
+    interpreter.FunctionRewriter._compile_and_exec = add_marks
     interpreter.InterpretedFunction.rewritten_fn.clear()  # kernels that ran before are changed again, with marks
     vars(interpreter)[NAME] = observers.marks.ran

@@ -188,8 +188,8 @@ class CheckedMemory(interpreter.InterpreterBuilder):
 
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
         """Perform tl.load. Masked lanes without another value get the values of `masked_lane_values`."""
-        kept = np.asarray(mask.data)
-        complete, storage = self.check("load", ptrs, kept)
+        allowed = np.asarray(mask.data)
+        complete, storage = self.check("load", ptrs, allowed)
         kind = ptrs.get_element_ty()
         values = None if storage is None else _array_at(storage, ptrs.data, numpy_type(kind))
         if values is None:
@@ -199,15 +199,15 @@ class CheckedMemory(interpreter.InterpreterBuilder):
             loaded = Handle(values[0].take(values[1], mode="clip"), kind)
         if complete:
             return loaded
-        left_out = ~np.broadcast_to(kept, loaded.data.shape)
+        left_out = ~np.broadcast_to(allowed, loaded.data.shape)
         if other is not None:
             if values is not None:
                 loaded.data[left_out] = np.broadcast_to(other.data, left_out.shape)[left_out]
         elif _undefined.are_zero:
             loaded.data[left_out] = 0
         else:
-            held = masked_lane_values(kind.name, loaded.data.dtype, left_out.shape[-1])
-            loaded.data[left_out] = np.broadcast_to(held, left_out.shape)[left_out]
+            masked_values = masked_lane_values(kind.name, loaded.data.dtype, left_out.shape[-1])
+            loaded.data[left_out] = np.broadcast_to(masked_values, left_out.shape)[left_out]
         return loaded
 
     def distances(self, addresses: np.ndarray) -> np.ndarray:
@@ -223,11 +223,11 @@ class CheckedMemory(interpreter.InterpreterBuilder):
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
         """Perform tl.store."""
-        kept = np.asarray(mask.data)
-        complete, storage = self.check("store", ptrs, kept)
+        allowed = np.asarray(mask.data)
+        complete, storage = self.check("store", ptrs, allowed)
         if 8 * value.data.itemsize != max(ptrs.get_element_ty().primitive_bitwidth, 8):
             raise TypeError(f"a store of {value.data.dtype} through a pointer to {ptrs.get_element_ty()}")
-        if not complete and not kept.any():
+        if not complete and not allowed.any():
             return None
         self.prepare_store(storage)
         values = None if storage is None else _array_at(storage, ptrs.data, value.data.dtype)
@@ -236,8 +236,8 @@ class CheckedMemory(interpreter.InterpreterBuilder):
         if complete:
             values[0][values[1]] = value.data
         else:
-            kept = np.broadcast_to(kept, ptrs.data.shape)
-            values[0][values[1][kept]] = np.broadcast_to(value.data, kept.shape)[kept]
+            allowed = np.broadcast_to(allowed, ptrs.data.shape)
+            values[0][values[1][allowed]] = np.broadcast_to(value.data, allowed.shape)[allowed]
         return None
 
     def create_atomic_rmw(self, rmwOp: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
@@ -287,7 +287,7 @@ class CheckedMemory(interpreter.InterpreterBuilder):
                 f"the memory of a tensor descriptor must begin at a multiple of {DESCRIPTOR_BYTES} bytes, not {beyond}"
                 " bytes after one"
             )
-        kept = []
+        inner_strides = []
         for axis, (length, stride) in enumerate(zip(shape[:-1], strides[:-1], strict=True)):
             number = int(stride.data.item())
             if int(length.data.item()) <= 1:
@@ -297,8 +297,10 @@ class CheckedMemory(interpreter.InterpreterBuilder):
                     f"stride {axis} of a tensor descriptor must be a multiple of {DESCRIPTOR_BYTES} bytes, not"
                     f" {number} elements of {size} bytes"
                 )
-            kept.append(stride)
-        return super().create_make_tensor_descriptor(base, shape, [*kept, strides[-1]], tensor_shape, *rest, **options)
+            inner_strides.append(stride)
+        return super().create_make_tensor_descriptor(
+            base, shape, [*inner_strides, strides[-1]], tensor_shape, *rest, **options
+        )
 
     def create_int_to_ptr(self, src: Any, dst_type: Any) -> Any:
         """Make a pointer from an integer, and stop checking: it may point to memory that only the caller knows."""
@@ -307,7 +309,7 @@ class CheckedMemory(interpreter.InterpreterBuilder):
 
 
 @contextlib.contextmanager
-def memory_of(arguments: dict[str, Any]) -> Iterator[None]:
+def restrict_memory(arguments: dict[str, Any]) -> Iterator[None]:
     """Context manager: let a kernel access these arguments' tensors, and no other memory."""
     builder = interpreter.interpreter_builder
     before, builder.storages = builder.storages, Storages(arguments)

@@ -161,26 +161,26 @@ class _Recorder:
             raise Unrepeatable("a list of values")
         return argument
 
-    def note(self, name: str, operation: Any, arguments: tuple, options: dict[str, Any], made: Any) -> None:
+    def note(self, name: str, operation: Any, arguments: tuple, options: dict[str, Any], output: Any) -> None:
         """Record a step, or its result if that is a constant."""
-        results = made if isinstance(made, tuple) else (made,)
+        results = output if isinstance(output, tuple) else (output,)
         if not any(isinstance(x, interpreter.TensorHandle) for x in (*arguments, *options.values(), *results)):
             return  # an operation on types
-        given = tuple(self.find(x) for x in arguments)
+        sources = tuple(self.find(x) for x in arguments)
         named = {key: self.find(x) for key, x in options.items()}
-        varies = name in OF_THE_PROGRAM or any(isinstance(x, _Result) for x in (*given, *named.values()))
-        if not varies and name != "create_splat" and len(results) == 1 and made.data.size <= CONSTANT_ELEMENTS:
-            made.data.flags.writeable = False
-            self.known[id(made)] = made
-            self.values.append(made)
-        elif name == "create_broadcast" and shape_of(made) == shape_of(arguments[0]):
-            self.known[id(made)] = given[0]
-            self.values.append(made)
+        varies = name in OF_THE_PROGRAM or any(isinstance(x, _Result) for x in (*sources, *named.values()))
+        if not varies and name != "create_splat" and len(results) == 1 and output.data.size <= CONSTANT_ELEMENTS:
+            output.data.flags.writeable = False
+            self.known[id(output)] = output
+            self.values.append(output)
+        elif name == "create_broadcast" and shape_of(output) == shape_of(arguments[0]):
+            self.known[id(output)] = sources[0]
+            self.values.append(output)
         else:
             numbers = tuple(self.add(result).number for result in results)
-            self.steps.append(_Step(name, operation, given, named, numbers))
+            self.steps.append(_Step(name, operation, sources, named, numbers))
             if name in ("create_broadcast", "create_splat"):
-                self.copies[numbers[0]] = given[name == "create_splat"], name == "create_splat"
+                self.copies[numbers[0]] = sources[name == "create_splat"], name == "create_splat"
 
     def uses_all_numbers(self) -> bool:
         """Return whether the steps use all numbers. The language makes a constant of 0."""
@@ -356,7 +356,7 @@ def truth(tensor: tl.tensor) -> bool:
     return bool(number_of(tensor.handle))
 
 
-def transposed(tensor: tl.tensor) -> tl.tensor:
+def transpose(tensor: tl.tensor) -> tl.tensor:
     """Return ``tensor.T``: the axes in reverse order."""
     order = list(reversed(range(len(tensor.shape))))
     handle = interpreter.interpreter_builder.create_trans(tensor.handle, order)
@@ -395,9 +395,9 @@ def record_once(name: str, function: Callable) -> Callable:
             return replay(arguments, options)
         if len(recordings) >= RECORDINGS:
             recordings.clear()
-        made, replay = _record(name, function, arguments, options)
+        result, replay = _record(name, function, arguments, options)
         recordings[key] = replay or unrecorded
-        return made
+        return result
 
     return call
 
@@ -422,8 +422,8 @@ def remember_shapes() -> None:
         derived = of_tensors.get(key)
         if derived is None:
             shipped_tensor(self, handle, type)
-            given = ("handle", "type", "dtype")
-            of_tensors[key] = {name: value for name, value in vars(self).items() if name not in given}
+            names = ("handle", "type", "dtype")
+            of_tensors[key] = {name: value for name, value in vars(self).items() if name not in names}
         else:
             self.__dict__.update(derived, handle=handle, type=type, dtype=type.scalar)
 

@@ -32,9 +32,9 @@ class Tuning:
 
     def run(self, tuner: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run the chosen configurations of a tuned kernel."""
-        given: list[Any] = tuner.configs
+        configurations: list[Any] = tuner.configs
         tuner.nargs = dict(zip(tuner.arg_names, args))
-        chosen = tuner.prune_configs(kwargs) if len(given) > 1 else given
+        chosen = tuner.prune_configs(kwargs) if len(configurations) > 1 else configurations
         is_first = self.all_configs
         if len(chosen) > 1 and not self.all_configs:
             number = fingerprint({**tuner.nargs, **kwargs})
@@ -45,11 +45,11 @@ class Tuning:
                     _try(tuner, chosen[(at + step) % len(chosen)], args, kwargs)
             for place in range(at, at + len(chosen) - 1):
                 with _skip_refused():
-                    return self._run_these(tuner, [chosen[place % len(chosen)]], args, kwargs, is_first)
+                    return self._run_configurations(tuner, [chosen[place % len(chosen)]], args, kwargs, is_first)
             chosen = [chosen[at - 1]]
-        return self._run_these(tuner, chosen, args, kwargs, is_first)
+        return self._run_configurations(tuner, chosen, args, kwargs, is_first)
 
-    def _run_these(
+    def _run_configurations(
         self, tuner: Any, chosen: list[Any], args: Sequence[Any], kwargs: dict[str, Any], is_first: bool
     ) -> Any:
         """Run some configurations of a tuned kernel, each on the same inputs; return the last one's result."""

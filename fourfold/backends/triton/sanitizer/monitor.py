@@ -231,7 +231,7 @@ class Access(NamedTuple):
     size: int
     kept: np.ndarray | None
 
-    def chosen(self, values: np.ndarray) -> np.ndarray:
+    def select_lanes(self, values: np.ndarray) -> np.ndarray:
         """Return the values of the lanes that are not masked, in one dimension."""
         values = np.broadcast_to(values, self.pointers.data.shape)
         return values.ravel() if self.kept is None else values[self.kept]
@@ -358,25 +358,25 @@ class LaunchMonitor:
         addresses = pointers.data
         size = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
         allowed = np.asarray(mask.data)
-        kept = None if allowed.all() else np.broadcast_to(allowed, addresses.shape)
-        chosen = addresses.ravel() if kept is None else addresses[kept]
+        lanes = None if allowed.all() else np.broadcast_to(allowed, addresses.shape)
+        chosen = addresses.ravel() if lanes is None else addresses[lanes]
         plain = Handle(addresses & _ADDRESS, pointers.dtype)
         if not chosen.size:
-            return Access(plain, mask, [], size, kept)
+            return Access(plain, mask, [], size, lanes)
         low, high = int(chosen.min()), int(chosen.max())
         region = self.regions.get(low >> _TAG)
         if region is not None and region.low <= low and high + size <= region.high:
             offsets = (chosen - region.base).view(np.int64)
-            return Access(plain, mask, [RegionAccess(region, offsets, slice(None))], size, kept)
-        parts, inside = self.scattered(chosen, size)
+            return Access(plain, mask, [RegionAccess(region, offsets, slice(None))], size, lanes)
+        parts, inside = self.group_by_region(chosen, size)
         if not inside.all():
             self.outside(what, chosen, inside, size)
-            within = np.ones(addresses.shape, bool) if kept is None else kept.copy()
+            within = np.ones(addresses.shape, bool) if lanes is None else lanes.copy()
             within[within] = inside
             mask = Handle(within, tl.int1)
-        return Access(plain, mask, parts, size, kept)
+        return Access(plain, mask, parts, size, lanes)
 
-    def scattered(self, chosen: np.ndarray, size: int) -> tuple[list[RegionAccess], np.ndarray]:
+    def group_by_region(self, chosen: np.ndarray, size: int) -> tuple[list[RegionAccess], np.ndarray]:
         """Return the lanes of an access by region, and a mask of the lanes that lie in one."""
         parts, inside = [], np.zeros(chosen.shape, bool)
         tags = chosen >> np.uint64(_TAG)
@@ -425,14 +425,14 @@ class LaunchMonitor:
         """Return the index of an element relative to the tensor's first."""
         return (region.low + int(offset) - region.first) // region.unit
 
-    def accessed(self, region: Region) -> Accesses:
+    def accesses_to(self, region: Region) -> Accesses:
         """Return the accesses to a region's storage in this launch."""
         found = self.accesses.get(region.start)
         if found is None:
             found = self.accesses[region.start] = Accesses(region.nbytes, region.unit)
         return found
 
-    def raced(self, what: str, part: RegionAccess, race: DataRace | None) -> None:
+    def report_race(self, what: str, part: RegionAccess, race: DataRace | None) -> None:
         """Report a race."""
         if race is None:
             return
@@ -507,7 +507,7 @@ class MonitoredMemory(CheckedMemory):
         beginnings = [int(address) if region is None else region.low for address, region in zip(addresses, regions)]
         return addresses.view(np.int64) - np.array(beginnings, np.int64)
 
-    def looked_at(self, what: str, pointers: Any, mask: Any) -> Access:
+    def pass_to_monitor(self, what: str, pointers: Any, mask: Any) -> Access:
         """Pass an access to the monitor."""
         assert self.watch is not None
         access = self.watch.access(what, pointers, mask)
@@ -523,7 +523,7 @@ class MonitoredMemory(CheckedMemory):
         assert self.batch is not None
         of_programs = stamps_of(np.ravel_multi_index(tuple(self.batch.T), self.watch.grid))
         shape = access.pointers.data.shape
-        return access.chosen(of_programs.reshape(-1, *(1,) * (len(shape) - 1)))
+        return access.select_lanes(of_programs.reshape(-1, *(1,) * (len(shape) - 1)))
 
     def load_in_step(self, access: Access) -> None:
         """Look at a load by several programs at once."""
@@ -532,7 +532,7 @@ class MonitoredMemory(CheckedMemory):
         assert self.batch is not None
         of_lanes = self.stamps(access) if self.in_step else None
         for part in access.parts:
-            accesses = watch.accessed(part.region)
+            accesses = watch.accesses_to(part.region)
             places = accesses.places(part.offsets, access.size)
             if of_lanes is not None:
                 every = [of_lanes[part.lanes]]
@@ -549,14 +549,14 @@ class MonitoredMemory(CheckedMemory):
         assert watch is not None
         if not self.in_step:  # all programs store to the same elements
             raise Suspicion
-        accesses = watch.accessed(part.region)
+        accesses = watch.accesses_to(part.region)
         places = accesses.places(part.offsets, access.size)
         if store_in_step(accesses, places, self.stamps(access)[part.lanes], unchanged):
             raise Suspicion
 
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
         """Perform tl.load. A masked lane without another value is 0, as in NVIDIA's compiler."""
-        access = self.looked_at("load", ptrs, mask)
+        access = self.pass_to_monitor("load", ptrs, mask)
         watch = self.watch
         assert watch is not None
         watch.read("load", access)
@@ -567,9 +567,9 @@ class MonitoredMemory(CheckedMemory):
             if volatile:
                 watch.wait(access)
             for part in access.parts:
-                accesses = watch.accessed(part.region)
+                accesses = watch.accesses_to(part.region)
                 places = accesses.places(part.offsets, access.size)
-                watch.raced("load", part, watch.order.load(accesses, places, volatile))
+                watch.report_race("load", part, watch.order.load(accesses, places, volatile))
         if other is None and (access.kept is not None or access.mask is not mask):
             kind = ptrs.get_element_ty()
             other = Handle(np.zeros(ptrs.data.shape, numpy_type(kind)), kind)
@@ -577,14 +577,14 @@ class MonitoredMemory(CheckedMemory):
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
         """Perform tl.store."""
-        access = self.looked_at("store", ptrs, mask)
+        access = self.pass_to_monitor("store", ptrs, mask)
         watch = self.watch
         assert watch is not None
         watch.waits = 0, 0, 0
         size = access.size
         values = None
         if value.data.itemsize == size:
-            values = access.chosen(value.data).view(f"u{size}")
+            values = access.select_lanes(value.data).view(f"u{size}")
         for part in access.parts:
             if watch.order is not None:
                 before = part.region.bits(part.offsets, size)
@@ -594,9 +594,9 @@ class MonitoredMemory(CheckedMemory):
                 if self.batch is not None:
                     self.store_in_step(access, part, unchanged)
                 else:
-                    accesses = watch.accessed(part.region)
+                    accesses = watch.accesses_to(part.region)
                     places = accesses.places(part.offsets, size)
-                    watch.raced("store", part, watch.order.store(accesses, places, unchanged))
+                    watch.report_race("store", part, watch.order.store(accesses, places, unchanged))
             if watch.is_first_try:
                 self.prepare_store(self.within)
             if part.region.written is not None:
@@ -643,7 +643,7 @@ class MonitoredMemory(CheckedMemory):
         """Check an atomic operation, and record the order that it establishes."""
         if self.watch is not None:
             self.watch.suspect()
-        access = self.looked_at("atomic operation", pointers, mask)
+        access = self.pass_to_monitor("atomic operation", pointers, mask)
         watch = self.watch
         assert watch is not None
         watch.wait(access)
@@ -655,9 +655,9 @@ class MonitoredMemory(CheckedMemory):
                 part.region.write(part.offsets, access.size)
             addresses += (part.offsets + part.region.start).tolist() if part.offsets.size <= MOST_SIGNALS else []
             if watch.order is not None:
-                accesses = watch.accessed(part.region)
+                accesses = watch.accesses_to(part.region)
                 places = accesses.places(part.offsets, access.size)
-                watch.raced("atomic operation", part, watch.order.atomic(accesses, places, exchanges))
+                watch.report_race("atomic operation", part, watch.order.atomic(accesses, places, exchanges))
         if watch.order is not None and addresses and sem.name != "RELAXED":
             watch.order.learn(addresses)
             watch.order.tell(addresses)
@@ -722,7 +722,7 @@ class MonitoredBuilder(corrected.Builder, MonitoredMemory):
         self.watch.start_anew()
 
 
-def _tensor_in(argument: Any) -> torch.Tensor:
+def _wrapped_tensor(argument: Any) -> torch.Tensor:
     """Return the tensor whose address an object of another class gives as its own, such as Triton's TensorWrapper."""
     found = tensor_of(argument)
     if found is None:
@@ -801,7 +801,7 @@ class MonitoredLaunch(corrected.InterpretedLaunch):
     def pointer(self, name: str, argument: Any) -> tl.tensor:
         """Return a pointer to a tensor's first element."""
         watch = interpreter.interpreter_builder.watch
-        region = watch.region(name, argument if isinstance(argument, torch.Tensor) else _tensor_in(argument))
+        region = watch.region(name, argument if isinstance(argument, torch.Tensor) else _wrapped_tensor(argument))
         kind = tl.str_to_ty(jit.mangle_type(argument), None)
         return tl.tensor(Handle(np.array([region.first], np.uint64), kind), kind)
 

@@ -144,14 +144,14 @@ class Order:
         if places.ndim > unchanged.ndim:
             unchanged = np.broadcast_to(unchanged[:, None], places.shape)
         loads = self.concurrent_accesses(accesses.first_loads[places]), accesses.last_loads[places]
-        found = (
+        race = (
             self._race(accesses.stores[places], "stored", unchanged)
             or self._race(accesses.atomics[places], "updated atomically")
             or self._race(np.where(loads[0], accesses.first_loads[places], loads[1]), "loaded", unchanged)
         )
         accesses.stores[places] = self.stamp() | unchanged.astype(np.int64)
         accesses.changed = True
-        return found
+        return race
 
     def atomic(self, accesses: Accesses, places: np.ndarray, exchanges: bool) -> DataRace | None:
         """Record an atomic operation on these elements; return its race, if any.
