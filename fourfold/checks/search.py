@@ -246,10 +246,10 @@ class Subject:
         return LONG if self.foreign and self.large is not None and not self.large.is_first else math.inf
 
     def filled_examples(self) -> dict[str, Case]:
-        """Return the named examples with nonempty results: those of several elements first, small ones before large."""
+        """Return the named examples with nonempty results: the degenerate ones last, small ones before large."""
         made = ((name, make(self.dtype)) for name, make in self.operation.examples.items())
         filled = [(name, case) for name, case in made if case.grad_output.size]
-        return dict(sorted(filled, key=lambda pair: (pair[1].grad_output.size == 1, pair[1].elements)))
+        return dict(sorted(filled, key=lambda pair: (_is_degenerate(pair[1]), pair[1].elements)))
 
     def small_example(self) -> dict[str, Case]:
         """Return the first of `filled_examples`, by name, or an empty dictionary."""
@@ -278,6 +278,14 @@ class Subject:
             raise Unsupported("forward only: its output has no gradient where its inputs do", Exclusion.FORWARD_ONLY)
         if not self.operation.differentiable:
             raise Unsupported(f"{self.operation.name} has no gradients", Exclusion.NO_GRADIENTS)
+
+
+def _is_degenerate(case: Case) -> bool:
+    """Return whether a case hides many a mistake: softmax, for example, is 1 along an axis of 1, and its gradient 0."""
+    arrays = (case.grad_output, *case.inputs.values())
+    if any(1 in array.shape for array in arrays[:2]) or not all(array.size for array in arrays):
+        return True
+    return not all(np.isfinite(array).all() for array in arrays)
 
 
 @functools.lru_cache(maxsize=16)

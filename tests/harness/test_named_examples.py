@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from subjects import subject_of
 
 import fourfold
 from fourfold import example
@@ -62,3 +63,11 @@ def test_a_record_takes_cases_and_errors_from_the_signature() -> None:
     declared = Declared("softmax")
     assert declared.example(2, cols=5)(FLOAT32)["x"].shape == (2, 5)
     assert {"x_is_list", "x_of_shape_no_axis"} <= {error.name for error in declared.arguments.errors}
+
+
+@pytest.mark.parametrize("operation", ["softmax", "matmul", "attention", "giou_loss", "cross_entropy"])
+def test_brief_checks_run_a_named_example_that_shows_mistakes(operation: str) -> None:
+    (case,) = subject_of(operation, lambda **_: None).small_example().values()
+    assert min(next(iter(case.inputs.values())).shape) > 1
+    assert all(array.size for array in case.inputs.values())
+    assert all(np.isfinite(array).all() for array in case.inputs.values())
