@@ -13,6 +13,7 @@ import warm
 import fourfold
 from fourfold.api import progress
 from fourfold.cli import verify
+from fourfold.cli.listing import known_operations
 from fourfold.cli.main import COMMANDS, main, parse
 from fourfold.cli.pytest_command import configuration_of
 from fourfold.cli.settings import BadSettings, ProjectSettings
@@ -130,6 +131,10 @@ def test_a_mistake_is_named_with_what_was_meant(
     words: list[str], said: str, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said in error_of(*words, capsys=capsys)
+
+
+def test_each_known_operation_is_listed_with_its_arguments() -> None:
+    assert [row["operation"] for row in known_operations() if not row["arguments"]] == []
 
 
 def test_pytest_names_the_option_that_was_meant(tmp_path: Path) -> None:

@@ -64,6 +64,15 @@ def test_its_operations_are_found_from_an_empty_folder(installed: Path, tmp_path
     assert {"giou", "matmul", "softmax", "vector_add"} <= set(operations)
 
 
+def test_what_the_tour_and_explain_read_is_in_the_wheel(installed: Path, tmp_path: Path) -> None:
+    code = "from fourfold.cli import explain, tour; print(tour.example(), 'forward' in explain.explanations())"
+    done = run(installed, "-c", code, folder=tmp_path)
+    assert not done.returncode, done.stderr
+    example, explained = done.stdout.split()
+    assert Path(example).is_relative_to(installed.parents[1])
+    assert explained == "True"
+
+
 def test_other_suites_do_not_load_the_plugin(installed: Path, tmp_path: Path) -> None:
     # Without -p fourfold, an installed plugin must not add options to other test suites. `fourfold verify` loads it.
     plain = run(installed, "-m", "pytest", "--help", folder=tmp_path).stdout
