@@ -278,6 +278,8 @@ def test_init_writes_tests_and_a_workflow_and_replaces_nothing(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["init", "kernels.py"]) == 0
+    wrote = ["wrote test_kernels.py", "wrote .github/workflows/fourfold.yml"]
+    assert capsys.readouterr().out.splitlines()[:2] == wrote
     text = (project / "test_kernels.py").read_text()
     ast.parse(text)
     assert 'TestMySoftmax = fourfold.suite(my_softmax, "softmax")' in text
