@@ -118,6 +118,7 @@ def test_help_and_a_misspelt_function_need_no_torch(project: Path) -> None:
         (["verify", "kernels.py:my_softmax", "--as", "sofmax"], "there is no operation sofmax; did you mean softmax?"),
         (["verify", "kernel.py:f", "--as", "softmax"], "there is no file kernel.py; did you mean kernels.py?"),
         (["verify", "kernels.py:helper", "--as", "ops.py:scal"], "ops.py has no function scal; did you mean scale?"),
+        (["verify", "kernels:fast_scal", "--as", "softmax"], "has no function fast_scal; did you mean fast_scale?"),
         (["verify", "kernels.py:helper", "--aas", "softmax"], "no such option: --aas; did you mean --as?"),
         (["verify", "helper", "--as", "softmax"], "expected FILE_OR_MODULE:FUNCTION"),
         (["verify"], "pyproject.toml has no [tool.fourfold.kernels]"),
