@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import os
 import re
 import sys
 import tomllib
@@ -73,12 +74,12 @@ def command(given: argparse.Namespace) -> int:
         names = " ".join(str(file.resolve().relative_to(root) if root != here else file) for file in files)
         install = " -e ." if _is_package(root / "pyproject.toml") else ""
         files[root / WORKFLOW] = _WORKFLOW.format(install=install, tests=names)
-    if there := [str(file) for file in files if file.exists() and not given.force]:
+    if there := [os.path.relpath(file) for file in files if file.exists() and not given.force]:
         given.error(f"{', '.join(there)} is there already: --force replaces it")
     for file, text in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-        print(f"wrote {file}")
+        print(f"wrote {os.path.relpath(file)}")
     for file, text in files.items():
         if "NotImplementedError" in text:
             print(f"{file}: write the formula of each kernel in place of NotImplementedError")

@@ -69,11 +69,22 @@ def rows_of(file: Path) -> list[dict[str, str]]:
 def arguments_of(operation: str) -> list[str]:
     """Return the names of a known operation's arguments, from the text of its implementation in torch."""
     try:
-        spec = importlib.util.find_spec(f"{registry.implementations(operation)}.torch_eager")
+        return _arguments(f"{registry.implementations(operation)}.torch_eager", operation)
     except ModuleNotFoundError:
         return []
-    function = Source.of(Path(spec.origin)).definitions.get(operation) if spec and spec.origin else None
-    return [argument.arg for argument in function.args.args] if isinstance(function, ast.FunctionDef) else []
+
+
+def _arguments(module: str, name: str) -> list[str]:
+    """Return the names of the arguments of a module's function, which it defines or imports from a module beside it."""
+    spec = importlib.util.find_spec(module)
+    source = Source.of(Path(spec.origin)) if spec and spec.origin else None
+    for node in source.tree.body if source else ():
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return [argument.arg for argument in node.args.args]
+        if isinstance(node, ast.ImportFrom) and node.level and any(alias.name == name for alias in node.names):
+            beside = importlib.util.resolve_name("." * node.level + (node.module or ""), module.rpartition(".")[0])
+            return _arguments(beside, name)
+    return []
 
 
 def _title(tree: ast.Module) -> str:

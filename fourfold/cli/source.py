@@ -119,18 +119,26 @@ def require_function(text: str) -> None:
     place, colon, name = text.partition("<<<")[0].rpartition(":")
     if not (colon and place and name.isidentifier()):
         raise NotThere(f"expected FILE_OR_MODULE:FUNCTION, as in my_kernels.py:my_softmax, not {text!r}")
-    if place.endswith(".py"):
-        Source.of(Path(place)).require(name)
+    if file := _python_file(place):
+        Source.of(file).require(name)
     elif Path(place).suffix in (".cu", ".cuh") and not Path(place).is_file():
         raise NotThere(f"there is no file {place}")
+
+
+def _python_file(place: str) -> Path | None:
+    """Return the file of a Python file's path, or of a module that lies in this folder; None for anything else."""
+    if place.endswith(".py"):
+        return Path(place)
+    module = Path(place.replace(".", "/"))
+    return next((file for file in (Path(f"{module}.py"), module / "__init__.py") if file.is_file()), None)
 
 
 def definition_of(text: str) -> tuple[Path, int]:
     """Return the file of ``FILE_OR_MODULE:FUNCTION`` and the line on which it defines the function, or 1."""
     place, _, name = text.partition("<<<")[0].rpartition(":")
-    if place.endswith(".py"):
-        node = Source.of(Path(place)).definitions.get(name)
-        return Path(place), node.lineno if node else 1
+    if file := _python_file(place):
+        node = Source.of(file).definitions.get(name)
+        return file, node.lineno if node else 1
     if not Path(place).is_file():
         return Path(*place.split(".")).with_suffix(".py"), 1
     lines = Path(place).read_text(encoding="utf-8", errors="replace").splitlines()

@@ -10,8 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import fourfold
-from fourfold.cli.pytest_command import pytest_command
+from fourfold.cli.pytest_command import part_of, pytest_command
 from fourfold.processes.family import die_with, kill_descendants
 from fourfold.processes.stop import Stop
 
@@ -51,10 +50,7 @@ class Verification:
 
 def example() -> Path:
     """Return the file of the example's kernels."""
-    inside, beside = (Path(fourfold.__file__).parents[n] for n in (0, 1))
-    return next(
-        path for path in (inside / "examples" / "softmax.py", beside / "docs/examples/softmax.py") if path.is_file()
-    )
+    return part_of("docs/examples/softmax.py", "docs/examples/softmax.py")
 
 
 def table_of(printed: str) -> str:
@@ -94,7 +90,7 @@ def guided_tour() -> int:
     as_expected = right["passed"] and failed and not wrong["passed"]
     print(
         "\nNext: fourfold verify my_kernels.py:my_softmax --as softmax\n"
-        "      pytest -n auto             all tests of this repository\n"
-        "      docs/README.md             what is checked, how bounds are made, how to add an operation"
+        "      fourfold init my_kernels.py      a test file for your kernels, and a workflow that runs it\n"
+        "      fourfold explain forward         what a check claims, or an operation takes"
     )
     return 0 if as_expected else 1

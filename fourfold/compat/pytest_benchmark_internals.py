@@ -63,6 +63,12 @@ def withdraw_regressions(config: pytest.Config, benchmarks: Iterable[Mapping[str
     return failing
 
 
+def trim_processor(machine_info: dict[str, Any]) -> None:
+    """Keep of the processor's description in a record what does not change between runs."""
+    cpu = machine_info.get("cpu", {})
+    machine_info["cpu"] = {key: cpu[key] for key in ("arch", "brand_raw", "count") if key in cpu}
+
+
 def processor(config: pytest.Config) -> Mapping[str, Any]:
     """Return py-cpuinfo's description of the processor, as pytest-benchmark records it."""
     return config.hook.pytest_benchmark_generate_machine_info(config=config).get("cpu", {})

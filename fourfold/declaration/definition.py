@@ -126,7 +126,7 @@ def operation(
     mutates: str | Sequence[str] = (),
     tried: bool = True,
     **given: Any,
-) -> Callable[[Callable], DefinedOperation]:
+) -> Callable[[Callable[..., Any]], DefinedOperation]:
     """Return a decorator that makes the record of an operation from its definition.
 
     Args:

@@ -27,9 +27,9 @@ AHEAD = 2
 
 
 def grade(
-    candidates: Iterable[Submission | Mapping[str, Any]] | str | os.PathLike,
+    candidates: Iterable[Submission | Mapping[str, Any]] | str | os.PathLike[str],
     *,
-    out: str | os.PathLike | None = None,
+    out: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     gpus: int = 0,
     ray: str | None = None,

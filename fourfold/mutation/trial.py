@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fourfold.backends.triton import takeover
 from fourfold.checks import ahead_of_time
 from fourfold.checks.catalogue import BACKWARD, BAD_INPUT, FORWARD, LAW, check_named
 from fourfold.checks.outputs import select_output, together
@@ -264,6 +265,7 @@ class Trials:
         directory: pathlib.Path,
         quick: bool = False,
     ) -> None:
+        takeover.interpret_kernels()  # with the bounds of memory, before a candidate is imported
         self.backend, self.candidate, self.dtypes = backend, candidate, tuple(dtypes)
         self.records = dict(operations()) | ({operation: candidate.record} if candidate else {})
         self.operation = self.records[operation]

@@ -14,6 +14,7 @@ from fourfold.operations import axes as notation
 from fourfold.operations.case import Case, is_floating
 from fourfold.operations.layouts import parts
 from fourfold.operations.record import Operation, reference_gradients, sizes_of
+from fourfold.operations.registry import did_you_mean
 
 EXACT, STORAGE = "exact", "storage"
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -104,7 +105,7 @@ class Claims:
         known = [each.name for each in fields(cls)]
         for name in given:
             if name not in known:
-                raise ValueError(f"{name} is no claim: there are {', '.join(known)}")
+                raise ValueError(f"{name} is no claim: there are {', '.join(known)}{did_you_mean(name, known)}")
         return cls(**given)
 
     def __str__(self) -> str:

@@ -138,9 +138,8 @@ class Performance:
 
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
         """Record what times depend on, and of the processor only what does not change between runs."""
-        cpu = machine_info.get("cpu", {})
-        machine_info["cpu"] = {key: cpu[key] for key in ("arch", "brand_raw", "count") if key in cpu}
-        machine_info["fourfold"] = machine.machine(self.device, cpu)
+        machine_info["fourfold"] = machine.machine(self.device, machine_info.get("cpu", {}))
+        pytest_benchmark_internals.trim_processor(machine_info)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_benchmark_compare_machine_info(

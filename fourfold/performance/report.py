@@ -156,6 +156,7 @@ def render(verified: Mapping[str, Any] | None, timed: Mapping[str, Any] | None, 
     """Render the page from the parts that exist."""
     causes = _causes(verified["failures"]) if verified else []
     rows = compared(timed) if timed else []
+    dtypes = {cell["dtype"] for cell in verified["cells"]} if verified else set()
     return page(
         "performance/report.html",
         back,
@@ -167,7 +168,7 @@ def render(verified: Mapping[str, Any] | None, timed: Mapping[str, Any] | None, 
         matrix=_matrix(verified) if verified else {},
         causes=causes,
         causes_of=_causes_of(causes),
-        dtypes=list(DTYPES),
+        dtypes=[name for name in DTYPES if name in dtypes],
         colours=list(CONTENDERS),
         rooflines=_rooflines(timed) if timed else [],
         sizes=_sizes(timed) if timed else {},

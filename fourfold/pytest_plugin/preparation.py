@@ -1,7 +1,6 @@
 """Preparation of a process that runs tests: the device, the selection, and the imported candidates."""
 
 import contextlib
-import importlib
 import os
 import signal
 import threading
@@ -11,6 +10,7 @@ from types import FrameType
 import pytest
 import torch
 
+from fourfold.backends.triton import takeover
 from fourfold.checks.records import operations
 from fourfold.engine.cells import Candidate, Selection, SelectionError, operation_in
 from fourfold.operations.case_file import CaseFile
@@ -71,11 +71,12 @@ def prepare(config: pytest.Config) -> None:
 
 
 def triton_for(device: str) -> None:
-    """Select Triton's interpreter on the CPU, or its compiler for a GPU, before anything imports Triton."""
-    os.environ["TRITON_INTERPRET"] = "1" if device == "cpu" else "0"
+    """Select Triton's interpreter on the CPU, or its compiler for a GPU; a conftest.py may have imported Triton."""
     if device == "cpu":
         # Before a candidate is loaded: the results of its kernels must not depend on the rest of the selection.
-        importlib.import_module("fourfold.backends.triton.interpreter.corrections").install()
+        takeover.interpret_kernels()
+    else:
+        os.environ["TRITON_INTERPRET"] = "0"
 
 
 def known_operations(config: pytest.Config) -> dict[str, Operation]:

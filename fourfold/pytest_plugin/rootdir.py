@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from fourfold.compat.pytest_benchmark_internals import trim_processor
 from fourfold.operations.registry import did_you_mean
 from fourfold.pytest_plugin.options import add_gate_options, names
 
@@ -72,6 +73,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     result = yield
     decisive_first(items)
     return result
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_benchmark_compare_machine_info(machine_info: dict[str, Any], compared_benchmark: dict[str, Any]) -> None:
+    """Let a record of kernels differ only by the machine: a suite brings the plugin that describes it, and compares."""
+    recorded = compared_benchmark["machine_info"]
+    if "fourfold" in recorded and "fourfold" not in machine_info:
+        machine_info["fourfold"] = recorded["fourfold"]
+        trim_processor(machine_info)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

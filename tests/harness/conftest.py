@@ -3,7 +3,7 @@
 import pytest
 from one_run import keep_results_in
 
-from fourfold.backends.triton import launch as triton_launch
+from fourfold.backends.triton import takeover
 from fourfold.compat import xdist_internals
 
 
@@ -29,5 +29,5 @@ def gpu(device: str) -> None:
 
 @pytest.fixture
 def interpreted() -> None:
-    if not triton_launch.INTERPRETED:
+    if not takeover.is_interpreting():
         pytest.skip("kernels are not interpreted")

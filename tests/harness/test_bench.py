@@ -11,6 +11,7 @@ import warm
 from fourfold.declaration.definition import operation, tensor
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.performance.timings import INTENSE, lines, timings
+from fourfold.pytest_plugin import rootdir
 
 DECLARED = """
 import fourfold
@@ -93,6 +94,20 @@ def test_a_suite_is_saved_and_compared_by_the_gate(project: Path) -> None:
     assert re.search(r"kernel\.my_doubled is slower: \+\d+\.\d%", done.stdout), done.stdout
     assert re.search(r"slower +\+\d+\.\d% \(\+", done.stdout), done.stdout
     assert not re.search("Traceback|PerformanceRegression", done.stdout + done.stderr)
+
+
+def test_a_record_of_kernels_is_of_this_machine_before_a_suite_is_imported() -> None:
+    processor = {"arch": "X86_64", "brand_raw": "EPYC", "count": 2}
+    saved = {"machine_info": {"cpu": processor, "node": "a", "fourfold": {"device": "cpu"}}}
+    here = {"cpu": {**processor, "flags": ["avx"]}, "node": "a"}
+    rootdir.pytest_benchmark_compare_machine_info(here, saved)
+    assert here == saved["machine_info"]
+    elsewhere = {"cpu": {**processor, "count": 4}, "node": "a"}
+    rootdir.pytest_benchmark_compare_machine_info(elsewhere, saved)
+    assert elsewhere != saved["machine_info"]
+    of_others = {"cpu": {**processor, "flags": ["avx"]}, "node": "a"}
+    rootdir.pytest_benchmark_compare_machine_info(of_others, {"machine_info": {"cpu": {}}})
+    assert "flags" in of_others["cpu"]
 
 
 def test_a_run_with_no_benchmark_says_so(project: Path) -> None:

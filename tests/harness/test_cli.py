@@ -13,6 +13,7 @@ import warm
 import fourfold
 from fourfold.api import progress
 from fourfold.cli import verify
+from fourfold.cli.listing import known_operations
 from fourfold.cli.main import COMMANDS, main, parse
 from fourfold.cli.pytest_command import configuration_of
 from fourfold.cli.settings import BadSettings, ProjectSettings
@@ -117,6 +118,7 @@ def test_help_and_a_misspelt_function_need_no_torch(project: Path) -> None:
         (["verify", "kernels.py:my_softmax", "--as", "sofmax"], "there is no operation sofmax; did you mean softmax?"),
         (["verify", "kernel.py:f", "--as", "softmax"], "there is no file kernel.py; did you mean kernels.py?"),
         (["verify", "kernels.py:helper", "--as", "ops.py:scal"], "ops.py has no function scal; did you mean scale?"),
+        (["verify", "kernels:fast_scal", "--as", "softmax"], "has no function fast_scal; did you mean fast_scale?"),
         (["verify", "kernels.py:helper", "--aas", "softmax"], "no such option: --aas; did you mean --as?"),
         (["verify", "helper", "--as", "softmax"], "expected FILE_OR_MODULE:FUNCTION"),
         (["verify"], "pyproject.toml has no [tool.fourfold.kernels]"),
@@ -130,6 +132,10 @@ def test_a_mistake_is_named_with_what_was_meant(
     words: list[str], said: str, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said in error_of(*words, capsys=capsys)
+
+
+def test_each_known_operation_is_listed_with_its_arguments() -> None:
+    assert [row["operation"] for row in known_operations() if not row["arguments"]] == []
 
 
 def test_pytest_names_the_option_that_was_meant(tmp_path: Path) -> None:
@@ -295,6 +301,8 @@ def test_init_writes_tests_and_a_workflow_and_replaces_nothing(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["init", "kernels.py"]) == 0
+    wrote = ["wrote test_kernels.py", "wrote .github/workflows/fourfold.yml"]
+    assert capsys.readouterr().out.splitlines()[:2] == wrote
     text = (project / "test_kernels.py").read_text()
     ast.parse(text)
     assert 'TestMySoftmax = fourfold.suite(my_softmax, "softmax")' in text

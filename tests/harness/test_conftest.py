@@ -9,8 +9,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_conftest_does_not_import_triton_which_takes_its_mode_from_the_environment() -> None:
-    code = "import fourfold.pytest_plugin.hooks, sys; sys.exit('triton' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+    load = "import fourfold.pytest_plugin.hooks, runpy, sys; runpy.run_path(sys.argv[1])"
+    code = f"{load}; sys.exit('triton' in sys.modules)"
+    for conftest in (ROOT / "conftest.py", ROOT / "tests" / "harness" / "conftest.py"):
+        environment = os.environ | {"PYTHONPATH": str(conftest.parent)}
+        assert subprocess.run([sys.executable, "-c", code, conftest], cwd=ROOT, env=environment).returncode == 0
 
 
 def test_processes_of_tests_keep_bytecode_even_where_python_is_told_not_to(tmp_path: Path) -> None:

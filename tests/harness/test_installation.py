@@ -4,16 +4,20 @@ import asyncio
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
 import sysconfig
 import venv
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import warm
+
+import fourfold
 
 ROOT = Path(__file__).parents[2]
 KERNELS = """
@@ -62,6 +66,15 @@ def test_its_operations_are_found_from_an_empty_folder(installed: Path, tmp_path
     file, *operations = done.stdout.split()
     assert Path(file).is_relative_to(installed.parents[1])
     assert {"giou", "matmul", "softmax", "vector_add"} <= set(operations)
+
+
+def test_what_the_tour_and_explain_read_is_in_the_wheel(installed: Path, tmp_path: Path) -> None:
+    code = "from fourfold.cli import explain, tour; print(tour.example(), 'forward' in explain.explanations())"
+    done = run(installed, "-c", code, folder=tmp_path)
+    assert not done.returncode, done.stderr
+    example, explained = done.stdout.split()
+    assert Path(example).is_relative_to(installed.parents[1])
+    assert explained == "True"
 
 
 def test_other_suites_do_not_load_the_plugin(installed: Path, tmp_path: Path) -> None:
@@ -268,6 +281,7 @@ def test_the_action_annotates_the_lines_that_fail_in_its_users_repository(instal
 
 @pytest.mark.full
 def test_the_public_interface_is_typed(installed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("mypy", reason="mypy is not installed: pip install -e '.[dev]'")
     (tmp_path / "mine.py").write_text(
         "import fourfold\nfourfold.verify(abs, 'softmax', examples='many')\nfourfold.verify(abs, 'softmax').passed\n"
     )
@@ -275,3 +289,39 @@ def test_the_public_interface_is_typed(installed: Path, tmp_path: Path) -> None:
     done = run(*command, folder=tmp_path)
     assert 'Argument "examples" to "verify" has incompatible type "str"; expected "int"' in done.stdout, done.stdout
     assert "Found 1 error" in done.stdout
+
+
+def test_pyright_knows_each_name_of_the_public_interface(installed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("basedpyright", reason="basedpyright is not installed: pip install -e '.[dev]'")
+    names = "\n".join(f"print(fourfold.{name})" for name in (*fourfold._PUBLIC, "__version__"))
+    (tmp_path / "mine.py").write_text(f"# pyright: strict\nimport fourfold\n{names}\nfourfold.verify(0, 'softmax')\n")
+    command = [sys.executable, "-m", "basedpyright", "--pythonpath", installed, "--level", "error", "mine.py"]
+    done = run(*command, folder=tmp_path)
+    assert 'Argument of type "Literal[0]" cannot be assigned to parameter "implementation"' in done.stdout, done.stdout
+    assert "1 error," in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("remote", "page"),
+    [
+        ("git@github.com:some/fourfold.git", "https://github.com/some/fourfold/blob/HEAD/docs/a.md#b"),
+        ("https://github.com/some/fourfold", "https://github.com/some/fourfold/blob/HEAD/docs/a.md#b"),
+        ("/srv/fourfold.git", "docs/a.md#b"),
+    ],
+)
+def test_the_package_has_the_addresses_of_its_repository(
+    remote: str, page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hatchling = SimpleNamespace(MetadataHookInterface=object)
+    monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", hatchling)
+    hook = runpy.run_path(str(ROOT / ".ci" / "metadata.py"))["Addresses"]()
+    hook.root = str(tmp_path)
+    (tmp_path / "README.md").write_text("[a](docs/a.md#b) [c](https://c.org) [d](#d)\n")
+    for words in (["init", "-q"], ["remote", "add", "origin", remote]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    metadata: dict[str, Any] = {}
+    hook.update(metadata)
+    assert metadata["readme"]["text"] == f"[a]({page}) [c](https://c.org) [d](#d)\n"
+    home = {"https://github.com/some/fourfold"} if page.startswith("https") else set()
+    assert {*metadata["urls"].values()} >= home
+    assert bool(metadata["urls"]) == bool(home)

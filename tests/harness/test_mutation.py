@@ -377,6 +377,7 @@ sum_line = "    tl.store(output_ptr + at, x + y, mask=at < n)"
 texts = {
     "right": text.replace("x + y,", "y + x,"),
     "wrong": text.replace("x + y,", "x - y,"),
+    "reads outside": text.replace("y_ptr + at, mask=at < n", "y_ptr + at, mask=at <= n"),
     "hangs": text.replace(sum_line, "    while True:\\n        pass"),
     "crashes": text.replace(sum_line, "    import os, signal\\n    os.kill(os.getpid(), signal.SIGSEGV)"),
     "exits": text.replace(sum_line, "    import os\\n    os._exit(0)"),
@@ -431,6 +432,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict:
     [
         ("right", "survived", ""),
         ("wrong", "killed", "forward float32, case one_number_without_axes"),
+        ("reads outside", "killed", "forward float32, case one_number_without_axes"),
         ("hangs", "killed", "time limit in forward float32"),
         ("crashes", "killed", "crash in forward float32"),
         ("exits", "killed", "crash in forward float32"),

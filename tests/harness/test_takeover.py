@@ -66,6 +66,18 @@ torch.testing.assert_close(y, x.exp())
 """
 
 
+def test_kernels_that_a_conftest_imports_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").write_text(SCRIPT.partition("from fourfold")[0])
+    (tmp_path / "conftest.py").write_text("import kernels\n")
+    (tmp_path / "test_it.py").write_text(
+        "import torch\nfrom kernels import kernel\n\n\ndef test_it():\n"
+        "    kernel[(1,)](torch.randn(100), torch.empty(100), 100, BLOCK=128)\n"
+    )
+    environment = warm.variables("TRITON_INT", PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
+    done = warm.run("pytest", "-p", "fourfold", "-p", "no:cacheprovider", "test_it.py", cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.parametrize("first", sampled(["", "import fourfold\n"], ""))
 def test_kernels_of_every_kind_of_owner_are_replaced(first: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"

@@ -549,6 +549,7 @@ def test_a_kernel_may_have_imported_a_function_of_libdevice_by_its_name(library:
         ({"sizes": {"cols": (9, 1)}}, "sizes"),
         ({"sizes": {"cols": 0}}, "sizes"),
         ({"speed": "high"}, "speed is no claim"),
+        ({"contigous": True}, r"contigous is no claim: .*; did you mean contiguous\?"),
     ],
 )
 def test_claims_that_cannot_be_are_errors_that_name_them(claims: dict[str, Any], says: str) -> None:

@@ -1,9 +1,11 @@
 """The action, the workflows and the hook that others use: their schemas, and their shell steps, which are run."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,35 @@ def test_workflows_and_the_action_are_as_their_schemas_say(tmp_path: Path, monke
         command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *map(str, files)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
+
+
+def test_no_workflow_has_a_known_weakness() -> None:
+    zizmor = Path(sysconfig.get_path("scripts"), "zizmor")
+    if not zizmor.exists():
+        pytest.skip("zizmor is not installed: pip install -e '.[dev]'")
+    done = subprocess.run([zizmor, "--offline", "--no-progress", "."], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_each_python_is_tested_checked_and_tried_before_a_release() -> None:
+    stated = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
+    tests, release = (read(f".github/workflows/{name}.yml")["jobs"] for name in ("tests", "release"))
+    for job in (tests["python"], release["try"]):
+        assert job["strategy"]["matrix"]["python"] == stated
+    steps = "\n".join(step["run"] for step in tests["python"]["steps"] if "run" in step)
+    (own,) = re.findall(r"## Tests\n\n```sh\n(.*?)```", (ROOT / "docs" / "contributing.md").read_text(), re.DOTALL)
+    assert {line.split()[0] for line in own.splitlines()} == {line.split()[0] for line in steps.splitlines()}
+    assert (release["publish"]["needs"], release["try"]["needs"]) == ("try", "build")
+
+
+@pytest.mark.parametrize(("tag", "code"), [("v0.1.0", 0), ("v0.2.0", 1)])
+def test_a_tag_that_is_not_the_version_is_not_published(tag: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "fourfold").write_text("#!/bin/sh\necho fourfold 0.1.0\n")
+    (tmp_path / "fourfold").chmod(0o755)
+    steps = read(".github/workflows/release.yml")["jobs"]["try"]["steps"]
+    (step,) = (step for step in steps if step.get("name") == "the tag is the version")
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "GITHUB_REF_NAME": tag}
+    assert subprocess.run(["bash", "-e", "-c", step["run"]], env=environment).returncode == code
 
 
 def test_the_hook_and_the_workflow_for_a_gpu_give_options_that_exist() -> None:
