@@ -228,6 +228,32 @@ def test_second_derivative_that_is_wrong_is_found(wrong: bool, monkeypatch: pyte
     assert ("gradcheck of the gradient of x along x: " in str(verdict)) is wrong
 
 
+class OfDetachedInput(OfSavedRoots):
+    """Its backward pass consists of torch's functions, and takes `x` for a constant."""
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple:
+        (x,) = ctx.saved_tensors
+        g = grad_output * ctx.scale
+        return ctx.roots * g - x.detach() * ctx.roots**3 * (g * x.detach()).mean(-1, keepdim=True), None, None
+
+
+class OnceDifferentiable(OfDetachedInput):
+    """The same, but it refuses to be differentiated twice."""
+
+    backward = staticmethod(torch.autograd.function.once_differentiable(OfDetachedInput.backward))
+
+
+@pytest.mark.parametrize("function", [OfDetachedInput, OnceDifferentiable])
+def test_input_left_out_of_the_graph_of_a_gradient_is_found(function: Any) -> None:
+    def of_saved_roots(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        return function.apply(x, eps, scale)
+
+    verdict = judged(of_saved_roots, "gradcheck", claims=Claims(dtypes=("float64",)))
+    assert verdict.passed is (function is OnceDifferentiable), str(verdict)
+    assert ("gradient of x along x, which is not in the graph" in str(verdict)) is not verdict.passed
+
+
 # ---- modes
 
 
