@@ -370,7 +370,7 @@ class Declaration:
     def is_finite(self, case: Case) -> bool:
         """Return whether the definition's output for a case is free of NaN and infinities."""
         output, _ = self._ran(self._tensors(DTYPES["float64"], case.inputs), case.parameters)
-        return bool(output.isfinite().all())
+        return bool(output.to(torch.float64).isfinite().all())  # float8 has no isfinite
 
     def _tensors(self, dtype: DType, inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
         """Return the inputs as tensors. Those of the tested dtype are converted to another one."""
