@@ -18,13 +18,19 @@ from fourfold.operations.record import computed_in
 
 # The number of cases whose gradients are differentiated.
 TWICE = 3
+# How a message ends on an input that autograd takes for a constant.
+NOT_RECORDED = (
+    ", which is not in the graph that its backward pass records; torch.autograd.function.once_differentiable makes it"
+    " refuse second derivatives"
+)
 
 
 def gradcheck(subject: Subject, search: Search) -> None:
     """Check that the implementation passes torch.autograd.gradcheck, in float64, away from ties.
 
     A gradient that autograd can differentiate passes it as well. The implementation may refuse that, as
-    `once_differentiable` does, but a wrong second derivative is a failure.
+    `once_differentiable` does, but a wrong second derivative is a failure. So is a graph from the cotangent to the
+    gradient that lacks an input on which the gradient depends.
     """
     subject.needs_gradients()
     output_dtype = subject.dtype_of(OUTPUT)
@@ -45,30 +51,36 @@ def gradcheck(subject: Subject, search: Search) -> None:
             output = subject.call(**dict(zip(names, tensors)), **constants, **case.parameters)
             return output * weights
 
+        # The gradients are functions of the points and of the cotangent, as within a longer chain.
+        given, called = [*points, weights.detach().clone().requires_grad_()], [*names, "the cotangent"]
+
         def gradients(at: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
             output = subject.call(**dict(zip(names, at)), **constants, **case.parameters)
-            return torch.autograd.grad(output, at, weights, create_graph=True, allow_unused=True)
+            return torch.autograd.grad(output, at[:-1], at[-1], create_graph=True, allow_unused=True)
 
         def gradient(place: int, along: int) -> Callable[[torch.Tensor], torch.Tensor | None]:
-            return lambda point: gradients([*points[:along], point, *points[along + 1 :]])[place]
+            return lambda point: gradients([*given[:along], point, *given[along + 1 :]])[place]
 
-        def differentiable() -> list[tuple[int, int]]:
-            """Return the gradients that autograd differentiates, each with the point along which it does."""
-            places: list[tuple[int, int]] = []
+        def differentiable() -> list[tuple[int, int, bool]]:
+            """Return the gradients that autograd differentiates, along what, and whether they depend on it there."""
+            places: list[tuple[int, int, bool]] = []
             with contextlib.suppress(Exception):
-                for place, each in enumerate(gradients(points)):
+                for place, each in enumerate(gradients(given)):
                     if each is not None and each.requires_grad:
                         second = torch.autograd.grad(
-                            each, points, torch.ones_like(each), retain_graph=True, allow_unused=True
+                            each, given, torch.ones_like(each), retain_graph=True, allow_unused=True
                         )
-                        places += [(place, along) for along, of_it in enumerate(second) if of_it is not None]
+                        depends = [of_it is not None for of_it in second]
+                        # The graph of `once_differentiable` ends in leaves of its own.
+                        places += [(place, *along) for along in enumerate(depends) if any(depends)]
             return places
 
         # The whole Jacobian for the first case, then its product with random vectors, at the cost of two calls.
         _run_gradcheck(subject, weighted_output, points, "gradcheck", fast=search.ran > 0)
-        for place, along in differentiable() if search.ran < TWICE else ():
-            what = f"gradcheck of the gradient of {names[place]} along {names[along]}"
-            _run_gradcheck(subject, gradient(place, along), [points[along]], what, fast=True)
+        for place, along, depends in differentiable() if search.ran < TWICE else ():
+            what = f"gradcheck of the gradient of {names[place]} along {called[along]}"
+            what += "" if depends else NOT_RECORDED
+            _run_gradcheck(subject, gradient(place, along), [given[along]], what, fast=True)
         search.saw(Agreement(0.0, weights.numel(), 0))
 
     search.for_all(f"gradcheck {subject}", subject.operation.smooth(subject.dtype), body)

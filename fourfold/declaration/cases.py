@@ -224,19 +224,23 @@ class Declaration:
 
         Raises:
             ValueError: the definition does not accept the declared arguments, or returns another kind of numbers than
-                declared, or integers whose dtype is that of an input of several dtypes.
+                declared, or integers whose dtype follows an input of several dtypes or a parameter.
         """
         return self._result_dtype({axis: self.allowed[axis].nearest(2 + i % 3) for i, axis in enumerate(self.axes)})
 
     def _result_dtype(self, sizes: Mapping[str, int]) -> str | None:
-        plan = self.plan(sizes, (sizes[LEADING],) if LEADING in sizes else (), self.defaults)
-        found = {
+        leading = (sizes[LEADING],) if LEADING in sizes else ()
+        given = [{}, *({name: value} for name, of in self.parameters.items() for value in of.choices)]
+        plans = [self.plan(sizes, leading, {**self.defaults, **each}) for each in given]
+        several = any(len(of.dtypes) > 1 for of in self.tensors.values())
+        found = dict.fromkeys(
             self.infer_shape(
                 self.make_inputs(plan, np.random.default_rng(seed), DTYPES["float32"], {}), plan.parameters
             ).dtype
-            for seed in range(SEEDS_OF_DTYPES if any(len(of.dtypes) > 1 for of in self.tensors.values()) else 1)
-        }
-        if self.returns is None and len(found) > 1:
+            for plan in plans
+            for seed in range(SEEDS_OF_DTYPES if several else 1)
+        )
+        if self.returns is None and len(found) > 1 and any(map(is_chosen, found)):
             raise ValueError(f"{self.name} returns {' or '.join(sorted(found))}: `returns` must name one of them")
         own = next(iter(found))
         if self.returns is None:
@@ -368,7 +372,7 @@ class Declaration:
     def is_finite(self, case: Case) -> bool:
         """Return whether the definition's output for a case is free of NaN and infinities."""
         output, _ = self._ran(self._tensors(DTYPES["float64"], case.inputs), case.parameters)
-        return bool(output.isfinite().all())
+        return bool(output.to(torch.float64).isfinite().all())  # float8 has no isfinite
 
     def _tensors(self, dtype: DType, inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
         """Return the inputs as tensors. Those of the tested dtype are converted to another one."""

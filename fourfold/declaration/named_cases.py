@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fourfold.declaration.cases import CallPlan, Declaration, has_range
-from fourfold.inputs.arrays import ZERO
+from fourfold.inputs.arrays import ENDS, ZERO
 from fourfold.inputs.special_values import special_values
 from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.operations import axes as notation
@@ -267,6 +267,11 @@ class NamedCases:
                 yield spoken, Wanted(how=how)
         if zero := {name: ZERO for name, of in floating.items() if not has_range(of)}:
             yield "zeros", Wanted(how=zero)
+        if ends := {name: ENDS[kind] for name, of in floating.items() for kind in of.kinds if kind in ENDS}:
+            wanted = Wanted(how=ends)
+            # A definition may be meant for the open range alone: the logarithm of 0 times 0 is NaN.
+            if self._of.is_finite(self.case(wanted, DTYPES["float64"], np.random.default_rng(0), {})):
+                yield "ends", wanted
         for name in self._tensors_to_vary(floating):
             of = floating[name]
             if of.special:

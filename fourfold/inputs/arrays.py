@@ -16,6 +16,8 @@ AWKWARD_LARGE = (1000, 1023, 1024, 1025, 2047, 2049, 4097)
 
 # The kind of a named case: quantizers and norms divide by what is 0 in it.
 ZERO = "zero"
+# The kinds of a named case at the ends of a closed range, by the kind with that range.
+ENDS = {"unit": "0 or 1", "probabilities": "one-hot"}
 # Arrays of at most this many elements are sometimes drawn element by element.
 FEW_ELEMENTS = 12
 # NONE is the share of arrays without rows. Each small size stands for STEPS drawn numbers, so that 0 is as rare there.
@@ -76,7 +78,7 @@ def rows_and_cols(draw: st.DrawFn, elements: int) -> tuple[int, ...]:
 
 
 def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, kind: str) -> np.ndarray:
-    """Return a random array of a kind, rounded to the dtype: one of `KINDS`, `MASKED`, `LIMITED`, or `ZERO`."""
+    """Return a random array of a kind of `KINDS`, `MASKED`, `LIMITED`, `ENDS` or `ZERO`, rounded to the dtype."""
     drawn = np.asarray(rng.normal(0, 2, shape))
     if kind == "whole":  # many ties, and exact sums
         drawn = np.rint(drawn)
@@ -98,9 +100,13 @@ def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, kind:
         drawn = np.exp(drawn)
     elif kind == "unit":  # between 0 and 1
         drawn = np.asarray(rng.uniform(0, 1, shape))
+    elif kind == ENDS["unit"]:
+        drawn = np.rint(rng.uniform(0, 1, shape))
     elif kind == "probabilities":  # their sum along the last axis is 1, within rounding
         drawn = np.exp(drawn)
         drawn = drawn / drawn.sum(-1 if shape else None, keepdims=True)
+    elif kind == ENDS["probabilities"]:
+        drawn = (drawn == drawn.max(-1 if shape else None, keepdims=True, initial=-np.inf)).astype(np.float64)
     if dtype.name in QUANTISED:  # a cast makes numbers past its largest one infinite, or NaN
         drawn = np.clip(drawn, -dtype.largest, dtype.largest)
     return np.asarray(drawn).astype(dtype.numpy)  # arithmetic turns arrays without axes into scalars

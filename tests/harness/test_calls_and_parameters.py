@@ -131,10 +131,36 @@ def test_table_of_former_results_does_not_hide_that_calls_differ() -> None:
         values = x.detach().contiguous().numpy().tobytes()
         return rms(x, eps, scale) * factors.setdefault(values, 1 + random.getrandbits(16) * 2**-23)
 
-    random.seed(1)
-    verdict = judged(as_before, "repeatability")
-    assert "differs between a call in this process and one in another" in str(verdict)
+    for _ in range(2):  # the second time the table holds what this process has called
+        random.seed(1)
+        verdict = judged(as_before, "repeatability")
+        assert "the output differs between calls in two new processes" in str(verdict)
     assert judged(rms.definition, "repeatability").passed
+
+
+def test_table_of_former_gradients_does_not_hide_that_they_differ() -> None:
+    factors: dict[bytes, float] = {}
+
+    class AsBefore(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad_output: Tensor) -> Tensor:
+            values = grad_output.contiguous().numpy().tobytes()
+            return grad_output * factors.setdefault(values, 1 + random.getrandbits(16) * 2**-23)
+
+    def as_before(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        return rms(AsBefore.apply(x), eps, scale)
+
+    def by_autotuning(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        fastest.setdefault(x.shape, random.random())
+        return rms(x, eps, scale)
+
+    fastest: dict[torch.Size, float] = {}
+    assert "gradient of x differs between calls in two new processes" in str(judged(as_before, "repeatability"))
+    assert judged(by_autotuning, "repeatability").passed
 
 
 # ---- interleaving
@@ -226,6 +252,32 @@ def test_second_derivative_that_is_wrong_is_found(wrong: bool, monkeypatch: pyte
     verdict = judged(of_saved_roots, "gradcheck", claims=Claims(dtypes=("float64",)))
     assert verdict.passed is not wrong, str(verdict)
     assert ("gradcheck of the gradient of x along x: " in str(verdict)) is wrong
+
+
+class OfDetachedInput(OfSavedRoots):
+    """Its backward pass consists of torch's functions, and takes `x` for a constant."""
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple:
+        (x,) = ctx.saved_tensors
+        g = grad_output * ctx.scale
+        return ctx.roots * g - x.detach() * ctx.roots**3 * (g * x.detach()).mean(-1, keepdim=True), None, None
+
+
+class OnceDifferentiable(OfDetachedInput):
+    """The same, but it refuses to be differentiated twice."""
+
+    backward = staticmethod(torch.autograd.function.once_differentiable(OfDetachedInput.backward))
+
+
+@pytest.mark.parametrize("function", [OfDetachedInput, OnceDifferentiable])
+def test_input_left_out_of_the_graph_of_a_gradient_is_found(function: Any) -> None:
+    def of_saved_roots(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        return function.apply(x, eps, scale)
+
+    verdict = judged(of_saved_roots, "gradcheck", claims=Claims(dtypes=("float64",)))
+    assert verdict.passed is (function is OnceDifferentiable), str(verdict)
+    assert ("gradient of x along x, which is not in the graph" in str(verdict)) is not verdict.passed
 
 
 # ---- modes

@@ -357,6 +357,30 @@ def test_numbers_keep_to_the_range_of_their_kind(kind: str, holds: Callable[[np.
     assert any(not np.isfinite(case["y"]).all() for case in searched)
 
 
+def test_a_closed_range_has_its_ends_where_the_definition_is_finite() -> None:
+    @operation(x=tensor("rows", kind="unit", gradient=False))
+    def quarters(x: torch.Tensor) -> torch.Tensor:
+        return torch.bincount((4 * x).floor().clamp(max=3).long(), minlength=4)
+
+    def without_last(x: torch.Tensor) -> torch.Tensor:
+        return torch.bincount((4 * x).floor().long(), minlength=5)[:4]
+
+    @operation(x=tensor("rows cols", kind="probabilities"))
+    def entropies(x: torch.Tensor) -> torch.Tensor:
+        return torch.special.xlogy(x, x).sum(-1)
+
+    @operation(x=tensor("rows", kind="unit"))
+    def information(x: torch.Tensor) -> torch.Tensor:
+        return x * x.log()
+
+    verdict = fourfold.verify(without_last, quarters, device="cpu", dtypes=["float32"], only="forward", examples=5)
+    assert not verdict.passed
+    rows = entropies.examples["ends"](FLOAT32)["x"]
+    assert (rows.max(-1) == 1).all()
+    assert (rows.sum(-1) == 1).all()
+    assert "ends" not in information.examples
+
+
 def test_a_tensor_may_be_made_by_a_function() -> None:
     def ascending(rng: np.random.Generator, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
         return np.sort(rng.normal(0, 1, shape), axis=-1)

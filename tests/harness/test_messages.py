@@ -119,6 +119,7 @@ calls(
     declared(lambda x: x > 0, x=X, returns="float32"),
     declared(lambda x: x > 0, x=X, returns="int64"),
     declared(lambda i: i + 1, i=tensor("n", **INTEGERS)),
+    declared(lambda x, short: x.argsort().to(torch.int32 if short else torch.int64), x=X, short=values(False, True)),
 )
 REDUCTIONS = ("mean", "median over rows", "mean over batch")
 calls("reduction", *(declared(lambda x: x.square().mean(), x=tensor("rows cols"), reduction=r) for r in REDUCTIONS))

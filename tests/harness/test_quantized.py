@@ -105,6 +105,12 @@ def cut_off(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (codes.view(torch.uint8) & 0xFE).view(codes.dtype), scale
 
 
+def nan_at_largest(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    codes, scale = by_reciprocal(x)
+    is_largest = (x != 0) & (x.abs() == x.abs().amax(-1, keepdim=True))
+    return torch.where(is_largest, torch.nan, codes.float()).to(codes.dtype), scale
+
+
 # Scales of numbers that are not tiny, so that no kernel's reciprocal overflows.
 USUAL = Claims(gradients=False, dtypes=("float32", "bfloat16"), finite=True, largest=1e30)
 CODES = ("forward of output codes", "forward of output scales")
@@ -117,6 +123,7 @@ CODES = ("forward of output codes", "forward of output scales")
         (rows_by_triton(safe=True), set()),
         (rows_by_triton(safe=False), {"forward of output codes"}),
         (cut_off, {"forward of output codes"}),
+        (nan_at_largest, {"forward of output codes"}),
         (lambda x: (by_reciprocal(x)[0].view(torch.int8), by_reciprocal(x)[1]), {"forward of output codes"}),
         (lambda x: (by_reciprocal(x)[0], by_reciprocal(x)[1].bfloat16().float()), {"forward of output scales"}),
     ],

@@ -893,5 +893,9 @@ def test_a_cast_to_float8_is_rounded_and_its_bound_holds_both_neighbours(dtype: 
     near, *_ = results(of_sums, DTYPES["float32"], torch.ones(1), x=torch.tensor([[16.0, step / 4, step / 4]]))
     assert near.value.item() == 16.0
     assert near.error.item() == step
-    beyond, *_ = results(quantized, DTYPES["float32"], torch.ones(1), x=torch.tensor([1e6]))
+    largest = torch.finfo(dtype).max
+    at_largest, *_ = results(of_sums, DTYPES["float32"], torch.ones(1), x=torch.tensor([[largest - 3, 2.9, 0.1]]))
+    assert at_largest.value.item() == largest
+    assert not at_largest.error.any()
+    beyond, *_ = results(quantized, DTYPES["float32"], torch.ones(1), x=torch.tensor([1.08 * largest]))
     assert np.isinf(beyond.error).all()

@@ -210,8 +210,8 @@ def cast(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
 def round_to_8_bits(a: Bounded, dtype: torch.dtype) -> Bounded:
     """Return `a` rounded to nearest even where `dtype` has 8 bits, and `a` itself for any other type.
 
-    The result lies between those of both ends of the bound. Nothing is known of what may be larger than the largest
-    number of the type: torch makes it NaN, and a GPU's instruction that number.
+    The result lies between those of both ends of the bound. Nothing is known of what may not round to a number of the
+    type: torch makes it NaN or infinite, and a GPU's instruction the largest number.
     """
     kind = QUANTISED.get(str(dtype).removeprefix("torch."))
     if kind is None:
@@ -222,7 +222,7 @@ def round_to_8_bits(a: Bounded, dtype: torch.dtype) -> Bounded:
             for part in (a.value, a.value - a.error, a.value + a.error)
         )
         error = np.maximum(value - low, high - value)
-        error = np.where(abs(a.value) + a.error > kind.largest, np.inf, error)
+        error = np.where(abs(a.value) + a.error >= kind.overflow, np.inf, error)
         return Bounded(value, np.where(np.isnan(a.value), 0, error), a.arithmetic)
 
 
