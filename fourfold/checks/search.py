@@ -246,10 +246,12 @@ class Subject:
         return LONG if self.foreign and self.large is not None and not self.large.is_first else math.inf
 
     def filled_examples(self) -> dict[str, Case]:
-        """Return the named examples with nonempty results: the degenerate ones last, small ones before large."""
+        """Return the named examples with nonempty results: small ones before large, degenerate ones last."""
         made = ((name, make(self.dtype)) for name, make in self.operation.examples.items())
         filled = [(name, case) for name, case in made if case.grad_output.size]
-        return dict(sorted(filled, key=lambda pair: (_is_degenerate(pair[1]), pair[1].elements)))
+        return dict(
+            sorted(filled, key=lambda pair: (pair[1].grad_output.size == 1, _is_degenerate(pair[1]), pair[1].elements))
+        )
 
     def small_example(self) -> dict[str, Case]:
         """Return the first of `filled_examples`, by name, or an empty dictionary."""

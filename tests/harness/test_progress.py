@@ -30,7 +30,7 @@ def run(known: dict[str, float], taking: dict[str, float], of: int, workers: int
     for name in list(taking)[:of]:
         clock.seconds += taking[name]
         seen.took(name, taking[name], failed=name.endswith("wrong"))
-        lines.append(seen.ended(name))
+        lines.append(seen.finish(name))
     return seen, [line for line in lines if line]
 
 
