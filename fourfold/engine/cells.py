@@ -349,8 +349,17 @@ class Selection:
             return candidate.file(), candidate.function
         return Path(inspect.getfile(inspect.unwrap(self.implementation(cell.operation, cell.backend)))), ""
 
-    def subject(self, cell: Cell, device: str, note: Callable[[Case], None] = lambda case: None) -> Subject:
-        """Return the subject of a cell's checks; `note` is called with each case before a candidate runs on it."""
+    def subject(
+        self, cell: Cell, device: str, note: Callable[[Case], None] = lambda case: None, gradients: bool = True
+    ) -> Subject:
+        """Return the subject of a cell's checks.
+
+        Args:
+            cell: the cell.
+            device: "cpu" or "cuda".
+            note: called with each case before a candidate runs on it.
+            gradients: whether the check takes gradients, so that a candidate is called to learn whether it has any.
+        """
 
         def sibling(name: str) -> tuple[Operation, Callable[..., Any]]:
             backend = "torch" if cell.backend == CANDIDATE else cell.backend
@@ -371,7 +380,7 @@ class Selection:
             device=device,
             implementation=implementation,
             sibling=sibling,
-            differentiable=not foreign or (claims.gradients and self._has_gradients(cell, device, note)),
+            differentiable=not foreign or (gradients and claims.gradients and self._has_gradients(cell, device, note)),
             claims=claims,
             foreign=foreign,
             elsewhere=isinstance(implementation, UntrustedFunction),

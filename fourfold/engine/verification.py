@@ -293,8 +293,8 @@ class Trial:
         chosen = [c for c in known if not only or {c.name, catalogue.parts_of(c.name)[0]} & {*only}]
         return [(check, dtype) for check in chosen for dtype in check.of(claimed)]
 
-    def subject(self, dtype: str) -> Subject:
-        """Return the subject that a check takes."""
+    def subject(self, dtype: str, gradients: bool = True) -> Subject:
+        """Return the subject that a check takes; it is called to learn of its gradients if the check takes any."""
 
         def sibling(name: str) -> tuple[Operation, Callable[..., torch.Tensor]]:
             return operations()[name], backends.load(name, "torch")
@@ -306,7 +306,7 @@ class Trial:
             device=self.device,
             implementation=self.implementation,
             sibling=sibling,
-            differentiable=self.has_gradients(dtype),
+            differentiable=gradients and self.has_gradients(dtype),
             claims=self.claims,
             foreign=True,
             elsewhere=isinstance(self.implementation, UntrustedFunction),
@@ -323,8 +323,9 @@ class Trial:
         last: list[str] = [""]
         search.note = lambda case: last.__setitem__(0, "" if case is None else repr(case))
         changes = self.watch.begin(search)
-        # The subject calls the implementation to learn about gradients.
-        found = run(check, dtype, lambda: self.subject(dtype), search, self.origin, changes, lambda: last[0])
+        # The forward check comes first, and must compare the kernel's first call.
+        gradients = catalogue.parts_of(check.name)[0] != catalogue.FORWARD
+        found = run(check, dtype, lambda: self.subject(dtype, gradients), search, self.origin, changes, lambda: last[0])
         if found.failure is None:
             return found
         return replace(found, failure=replace(found.failure, repeat=self.repeat(check, dtype, found.failure.blob)))

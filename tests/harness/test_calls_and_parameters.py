@@ -39,6 +39,16 @@ def judged(implementation: Callable[..., Tensor], *only: str, **options: Any) ->
     return fourfold.verify(implementation, rms, only=only, examples=10, seed=1, **options)
 
 
+def test_first_call_is_compared() -> None:
+    calls: list[Tensor] = []
+
+    def wrong_at_first(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        calls.append(x)
+        return rms(x, eps, scale) if len(calls) > 1 else x - 1
+
+    assert not judged(wrong_at_first, "forward").passed
+
+
 # ---- many calls
 
 

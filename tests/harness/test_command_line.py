@@ -257,6 +257,14 @@ def test_candidate_with_gradients_passes_every_check_and_its_verdict_says_so(tmp
     assert not any("fallback" in check for check in checks)
 
 
+def test_first_call_of_a_candidate_is_compared(tmp_path: Path) -> None:
+    kernel = "def add(x, y, seen=[]):\n    seen += [1] * bool(x.numel())\n    return x + y + (len(seen) == 1)\n"
+    (tmp_path / "kernels.py").write_text(kernel)
+    candidate = f"--candidate=vector_add={tmp_path / 'kernels.py'}:add"
+    _, verdict = verify(tmp_path, candidate, "--device=cpu", test="test_forward.py")
+    assert verdict["counts"]["failed"] == 1
+
+
 @pytest.mark.full
 def test_fallback_to_torch_is_forbidden_on_demand(tmp_path: Path, device: str) -> None:
     options = ["--forbid-fallback", f"--device={device}"]
