@@ -1,11 +1,12 @@
 """The check that Triton's compiler accepts the kernels that its interpreter runs."""
 
 import contextlib
+import itertools
 import traceback
 
 from fourfold.backends.triton import front_end
 from fourfold.candidates.frames import FRAMES_ELSEWHERE
-from fourfold.checks.search import Search, Subject
+from fourfold.checks.search import BRIEF_NAMED, Search, Subject
 from fourfold.numerics.compare import Agreement
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Exclusion, Failure, Unsupported
@@ -17,7 +18,8 @@ MOST_ELEMENTS = 4096
 def compiler_accepts(subject: Subject, search: Search) -> None:
     """Check that the compiler's front end accepts what named examples launch, without a GPU.
 
-    Of an implementation in a process of its own it is asked about all earlier launches, too.
+    Of an implementation in a process of its own it is asked about all earlier launches, too. A brief search runs a few
+    named examples.
 
     Raises:
         Unsupported: no Triton kernel was launched, or the front end answers nothing here.
@@ -30,7 +32,8 @@ def compiler_accepts(subject: Subject, search: Search) -> None:
         subject.evaluate(case)
         search.saw(Agreement(0.0, case.grad_output.size, 0))
 
-    for name, case in subject.filled_examples().items():
+    examples = subject.filled_examples().items()
+    for name, case in itertools.islice(examples, BRIEF_NAMED) if search.brief else examples:
         if case.elements <= MOST_ELEMENTS:
             with contextlib.suppress(Exception):  # other checks find these
                 search.one(name, case, body)

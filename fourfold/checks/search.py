@@ -53,8 +53,7 @@ from fourfold.operations.outputs import READS_BACK, packed, read_back
 from fourfold.operations.record import Operation
 from fourfold.operations.refusals import Refusals, chain, is_refusal, reason
 
-# Limits of a brief search: the number and elements of named examples (the smallest, and those with an axis of one
-# element last), the same of generated cases.
+# Limits of a brief search: the number and elements of named examples, and those of generated cases.
 BRIEF_NAMED, BRIEF_NAMED_ELEMENTS, BRIEF_GENERATED, BRIEF_ELEMENTS = 3, 1024, 3, 64
 # The number of named examples of a kind, if a few are enough.
 FEW_NAMED = 6
@@ -249,9 +248,7 @@ class Subject:
         """Return the named examples with nonempty results: small ones before large, degenerate ones last."""
         made = ((name, make(self.dtype)) for name, make in self.operation.examples.items())
         filled = [(name, case) for name, case in made if case.grad_output.size]
-        return dict(
-            sorted(filled, key=lambda pair: (pair[1].grad_output.size == 1, _is_degenerate(pair[1]), pair[1].elements))
-        )
+        return dict(sorted(filled, key=lambda pair: _order(pair[1])))
 
     def small_example(self) -> dict[str, Case]:
         """Return the first of `filled_examples`, by name, or an empty dictionary."""
@@ -282,12 +279,15 @@ class Subject:
             raise Unsupported(f"{self.operation.name} has no gradients", Exclusion.NO_GRADIENTS)
 
 
-def _is_degenerate(case: Case) -> bool:
-    """Return whether a case hides many a mistake: softmax, for example, is 1 along an axis of 1, and its gradient 0."""
+def _order(case: Case) -> tuple[bool, bool, int]:
+    """Return the key that sorts cases by their elements, but those last in which many a mistake changes nothing.
+
+    Softmax, for example, is 1 along an axis of 1, and its gradient 0.
+    """
     arrays = (case.grad_output, *case.inputs.values())
-    if any(1 in array.shape for array in arrays[:2]) or not all(array.size for array in arrays):
-        return True
-    return not all(np.isfinite(array).all() for array in arrays)
+    degenerate = any(1 in array.shape for array in arrays[:2]) or not all(array.size for array in arrays)
+    degenerate = degenerate or not all(np.isfinite(array).all() for array in arrays)
+    return case.grad_output.size == 1, degenerate, case.elements
 
 
 @functools.lru_cache(maxsize=16)
@@ -630,7 +630,7 @@ class Search:
             return cases if subject.device == "cpu" else sorted(cases, key=lambda pair: pair[1].elements)
 
         small = (pair for pair in cases if pair[1].grad_output.size and pair[1].elements <= BRIEF_NAMED_ELEMENTS)
-        return sorted(small, key=lambda pair: (1 in pair[1].grad_output.shape, pair[1].elements))[:BRIEF_NAMED]
+        return sorted(small, key=lambda pair: _order(pair[1]))[:BRIEF_NAMED]
 
     def _large(self, subject: Subject, dear: bool) -> Iterator[tuple[str, Case]]:
         """Yield large cases, whose sizes follow from the source; none if brief, or if all other cases were refused."""
