@@ -564,7 +564,7 @@ def other_offsets(case: Case) -> dict[str, np.ndarray]:
 
 
 def begun(make: Callable[[DType], Case], queries: int, keys: int, heads: int, kv_heads: int) -> Make:
-    """Return a workload of one sequence, of which the oracle evaluates the first queries and keys of the first heads.
+    """Return a workload of one sequence. The oracle evaluates the first queries and keys of its first heads.
 
     The cotangent is 0 past these queries, so that the first results are those of the part alone. A causal query must
     see none of the keys past the part.

@@ -88,7 +88,7 @@ def parameters_of(smoothing: float = 0.0, reduction: str = "mean", ignore_index:
 
 
 def targets(rng: np.random.Generator, shape: tuple[int, int], ignored: float, ignore_index: int) -> np.ndarray:
-    """Return random classes, of which a share is ignored."""
+    """Return random classes, with `ignore_index` in place of a share of them."""
     rows, classes = shape
     return np.where(rng.random(rows) < ignored, ignore_index, rng.integers(0, classes, rows))
 

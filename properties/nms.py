@@ -185,7 +185,7 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
-    """Draw two to five boxes around a place, of which some suppress others."""
+    """Draw two to five boxes around a place, so that some suppress others."""
     rng, n = draw(GENERATORS), draw(st.integers(2, 5))
     corner = rng.uniform(0, 1, (n, 2))
     boxes = np.concatenate([corner, corner + rng.uniform(1, 2, (n, 2))], -1).astype(dtype.numpy)

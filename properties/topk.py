@@ -116,7 +116,7 @@ def admissible(case: Case, results: Mapping[str, np.ndarray]) -> str | None:
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
-    """Draw few long rows or many short ones, of which few numbers, many or all are wanted."""
+    """Draw few long rows or many short ones, and a k that is small, any number, or the whole row."""
     shape = draw(rows_and_cols(elements))
     x, rng, n = draw(arrays(dtype, shape)), draw(GENERATORS), shape[-1]
     k = min((n, int(rng.integers(0, n + 1)), int(rng.integers(1, 9)))[rng.choice(3, p=[0.2, 0.3, 0.5])], n)

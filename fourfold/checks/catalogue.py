@@ -279,6 +279,14 @@ def parts_of(name: str) -> tuple[str, str]:
     return check, output
 
 
+def asks_for_gradients(name: str) -> bool:
+    """Return whether an implementation is called before a check, to learn whether its output has a gradient.
+
+    The forward check comes first, takes no gradients, and must compare the implementation's first call.
+    """
+    return parts_of(name)[0] != FORWARD
+
+
 # Detect a kernel that replaces the code that judges it.
 for _judge in (
     *(

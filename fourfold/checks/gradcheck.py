@@ -52,25 +52,25 @@ def gradcheck(subject: Subject, search: Search) -> None:
             return output * weights
 
         # The gradients are functions of the points and of the cotangent, as within a longer chain.
-        given, called = [*points, weights.detach().clone().requires_grad_()], [*names, "the cotangent"]
+        variables, labels = [*points, weights.detach().clone().requires_grad_()], [*names, "the cotangent"]
 
         def gradients(at: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
             output = subject.call(**dict(zip(names, at)), **constants, **case.parameters)
             return torch.autograd.grad(output, at[:-1], at[-1], create_graph=True, allow_unused=True)
 
         def gradient(place: int, along: int) -> Callable[[torch.Tensor], torch.Tensor | None]:
-            return lambda point: gradients([*given[:along], point, *given[along + 1 :]])[place]
+            return lambda point: gradients([*variables[:along], point, *variables[along + 1 :]])[place]
 
         def differentiable() -> list[tuple[int, int, bool]]:
             """Return the gradients that autograd differentiates, along what, and whether they depend on it there."""
             places: list[tuple[int, int, bool]] = []
             with contextlib.suppress(Exception):
-                for place, each in enumerate(gradients(given)):
+                for place, each in enumerate(gradients(variables)):
                     if each is not None and each.requires_grad:
                         second = torch.autograd.grad(
-                            each, given, torch.ones_like(each), retain_graph=True, allow_unused=True
+                            each, variables, torch.ones_like(each), retain_graph=True, allow_unused=True
                         )
-                        depends = [of_it is not None for of_it in second]
+                        depends = [derivative is not None for derivative in second]
                         # The graph of `once_differentiable` ends in leaves of its own.
                         places += [(place, *along) for along in enumerate(depends) if any(depends)]
             return places
@@ -78,9 +78,9 @@ def gradcheck(subject: Subject, search: Search) -> None:
         # The whole Jacobian for the first case, then its product with random vectors, at the cost of two calls.
         _run_gradcheck(subject, weighted_output, points, "gradcheck", fast=search.ran > 0)
         for place, along, depends in differentiable() if search.ran < TWICE else ():
-            what = f"gradcheck of the gradient of {names[place]} along {called[along]}"
+            what = f"gradcheck of the gradient of {names[place]} along {labels[along]}"
             what += "" if depends else NOT_RECORDED
-            _run_gradcheck(subject, gradient(place, along), [given[along]], what, fast=True)
+            _run_gradcheck(subject, gradient(place, along), [variables[along]], what, fast=True)
         search.saw(Agreement(0.0, weights.numel(), 0))
 
     search.for_all(f"gradcheck {subject}", subject.operation.smooth(subject.dtype), body)

@@ -323,8 +323,7 @@ class Trial:
         last: list[str] = [""]
         search.note = lambda case: last.__setitem__(0, "" if case is None else repr(case))
         changes = self.watch.begin(search)
-        # The forward check comes first, and must compare the kernel's first call.
-        gradients = catalogue.parts_of(check.name)[0] != catalogue.FORWARD
+        gradients = catalogue.asks_for_gradients(check.name)
         found = run(check, dtype, lambda: self.subject(dtype, gradients), search, self.origin, changes, lambda: last[0])
         if found.failure is None:
             return found

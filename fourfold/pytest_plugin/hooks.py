@@ -21,7 +21,7 @@ from fourfold.candidates.integrity.escapes import hear_ctrl_c
 from fourfold.candidates.integrity.watch import WATCH, ProgramWatch
 from fourfold.candidates.process.client import UntrustedFunction
 from fourfold.candidates.process.session import end_all
-from fourfold.checks.catalogue import ALL, FORWARD, OF_A_CASE, PLAIN, Check, check_named, outputs_for
+from fourfold.checks.catalogue import ALL, OF_A_CASE, PLAIN, Check, asks_for_gradients, check_named, outputs_for
 from fourfold.checks.outputs import select_output, together
 from fourfold.checks.search import Search, Subject
 from fourfold.compat import pytest_internals, xdist_internals
@@ -416,9 +416,8 @@ def subject(
         function = selection.implementation(cell.operation, cell.backend)
         elsewhere = function if isinstance(function, UntrustedFunction) else None
         request.config.stash[LINES].watch(*selection.source(cell), device, elsewhere)
-    check = request.node.get_closest_marker("check")
-    # The forward check comes first, and must compare the kernel's first call.
-    result = selection.subject(cell, device, note, gradients=check is None or check.args[0] != FORWARD)
+    check = check_of(request.node)
+    result = selection.subject(cell, device, note, gradients=check is None or asks_for_gradients(check.name))
     if output:
         result = together(result) if output == ALL else select_output(result, output)
     request.config.stash[BLACK_BOX].case("")  # this call only asked for the implementation's abilities

@@ -132,7 +132,7 @@ KERNELS = OWN.all
 
 
 def threads_of_row(cols: int, each: int) -> tuple[int, int]:
-    """Return threads of a row, each with so many columns of it if possible, and rows of a block.
+    """Return the threads of a row, each with `each` columns of it if possible, and the rows of a block.
 
     Rows of at most a warp share a block of TOGETHER threads: each has a power of two of lanes.
     """

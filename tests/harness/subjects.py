@@ -12,7 +12,7 @@ from fourfold.checks.search import Search, Subject
 from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.operations.record import Operation
 
-# What is known of a compiled kernel.
+# The fields of a compiled kernel.
 KERNEL = {
     "name": "k",
     "arch": "sm_90a",

@@ -92,7 +92,7 @@ TOO_LONG = "not reached: softmax_kernel with BLOCK_COLS=65536 takes its compiler
 
 
 def compiled(folder: Path, *wanted: tuple[Any, ...], **limits: Any) -> list[Any]:
-    """Return what became of kernels of so many columns and warps and a dtype, in a process of its own."""
+    """Compile kernels in another process, each for columns, warps and a dtype; return an outcome for each."""
     (folder / "kernels.py").write_text(KERNELS)
     caches = {"TRITON_CACHE_DIR": str(folder / "triton"), "FOURFOLD_CACHE": str(folder / "cache")}
     variables = {**environment(), **caches, "PYTHONPATH": str(ROOT)}

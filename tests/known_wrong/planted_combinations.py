@@ -178,8 +178,8 @@ EPS_OF_LONG_ROWS = inserted(AT_LAYER_NORM, "eps = 1e-5 if x.shape[-1] > 1024 els
 APART_UNDER_INFERENCE_MODE = inserted(
     AT_SOFTMAX, f"if torch.is_inference_mode_enabled() and x.shape[-1] > 1024 and {LIES_APART}:", "    x = x.flip(-1)"
 )
-# Tensors are told apart by their storages, a matrix times itself is taken for one times its transpose, tensors of one
-# address for the same one, and one that begins within another for a view of its beginning.
+# Each kernel compares tensors by too little: by their storages alone, by their addresses alone, a matrix with its
+# transpose as equal, and a tensor that begins within another as a view of its beginning.
 ONE_STORAGE = inserted(
     AT_LAYER_NORM,
     "if weight.untyped_storage().data_ptr() == bias.untyped_storage().data_ptr():",

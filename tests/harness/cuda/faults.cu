@@ -1,6 +1,6 @@
 // Kernels with one planted fault each. A line that the report may name ends in "FAULT:", the exception's name and, if
-// it matters, what is said of it; two lines can race. `a` and `c` hold 250 of 256 elements that a block's threads would
-// like, unless "launch:" says otherwise.
+// it matters, a part of the message; two lines can race. Unless "launch:" says otherwise, a block has 256 threads, and
+// `a` and `c` hold 250 elements.
 
 // ---- out of bounds
 
