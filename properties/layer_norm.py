@@ -172,7 +172,7 @@ def constant_rows_give_the_bias(evaluate: Evaluate, case: Case, dtype: DType) ->
 
 
 def normalized_rows_sum_to_zero(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Under weight 1 and bias 0 the mean of each row is 0."""
+    """With weight 1 and bias 0, the mean of each row is 0."""
     output = evaluate(standard(case)).output
     sums = total(only(np.isfinite(output.value).all(-1, keepdims=True), output), axis=-1)
     yield equals(sums, 0)
@@ -232,7 +232,7 @@ def gradients_of_a_row_sum_to_zero(evaluate: Evaluate, case: Case, dtype: DType)
 
 
 def gradient_of_bias_is_the_sum_of_cotangents(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """The gradient of bias is the sum of the cotangent over rows, whatever the rows hold."""
+    """The gradient of bias is the sum of the cotangent over rows, whatever x is."""
     yield Relation(evaluate(case).gradients["bias"], sum_over_rows(plain_cotangent(case, dtype)))
 
 

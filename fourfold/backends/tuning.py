@@ -197,7 +197,7 @@ def configurations(kernel: str) -> tuple[Configuration, ...]:
 
 @contextlib.contextmanager
 def force_configuration(kernel: str, configuration: str) -> Iterator[Forced]:
-    """Context manager: launches of a kernel use a configuration wherever it fits, and otherwise their default.
+    """Launch a kernel with a configuration wherever it fits, and otherwise with its default.
 
     It yields a `Forced`, whose count of launches tells whether the configuration was used at all.
 

@@ -233,7 +233,7 @@ def negated_view(tensor: torch.Tensor) -> torch.Tensor:
 
 @uses("torch.fx.experimental._config.use_duck_shape")
 def sizes_are_their_own() -> AbstractContextManager:
-    """Context manager: keep torch.compile from assuming that sizes equal in one call are equal in all."""
+    """Keep torch.compile from assuming that sizes equal in one call are equal in all."""
     return find("torch.fx.experimental._config").patch(use_duck_shape=False)
 
 

@@ -85,7 +85,7 @@ KNOWS_LAUNCHES = _knows_launches()
 @uses("triton.runtime.JITFunction.run")
 @contextlib.contextmanager
 def launches_replaced(run: Callable[..., Any]) -> Iterator[None]:
-    """Context manager: call `run` in place of every launch of a kernel.
+    """Call `run` in place of every launch of a kernel.
 
     Args:
         run: takes Triton's own function, the kernel, the launch's arguments, and by name `grid`, `warmup` and the
@@ -193,7 +193,7 @@ _loading = threading.local()
 
 @contextlib.contextmanager
 def _unchanged_value(compilation: Callable[[Compilation], Any]) -> Iterator[None]:
-    """Context manager: leave Triton's compilation unchanged."""
+    """Leave Triton's compilation unchanged."""
     yield
 
 
@@ -205,7 +205,7 @@ def _unchanged_value(compilation: Callable[[Compilation], Any]) -> Iterator[None
 )
 @contextlib.contextmanager
 def compilations_replaced(compilation: Callable[[Compilation], Any]) -> Iterator[None]:
-    """Context manager: call `compilation` to compile or load each kernel that is new in this process.
+    """Call `compilation` to compile or load each kernel that is new in this process.
 
     Triton's public hooks cannot tell whether the cache holds a kernel. Triton asks its backend for the stages of a
     compilation only if the cache does not.
@@ -276,7 +276,7 @@ class AbsentDriver:
 @uses("triton.runtime.driver._active", "triton.runtime.driver.set_active")
 @contextlib.contextmanager
 def driver_replaced(replacement: Any) -> Iterator[None]:
-    """Context manager: make Triton use another driver than that of the GPU.
+    """Make Triton use another driver than that of the GPU.
 
     The public ``driver.active`` searches for a GPU and raises if there is none: it cannot return the driver to restore.
     """

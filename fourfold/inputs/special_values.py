@@ -54,7 +54,7 @@ def insert_special(
 
 
 def not_finite_in_turn(rng: np.random.Generator, cols: int, dtype: DType) -> np.ndarray:
-    """Random rows ``[3 * cols, cols]`` with one NaN, inf or -inf in each row, and each of the three in each column."""
+    """Draw rows ``[3 * cols, cols]`` with one NaN, inf or -inf in each row, and each of the three in each column."""
     rows = rng.normal(0, 2, (len(NOT_FINITE), cols, cols))
     for kind, value in enumerate(NOT_FINITE):
         np.fill_diagonal(rows[kind], value)

@@ -446,7 +446,7 @@ class Trials:
             this.check(select_output(subject, this.output) if this.output else together(subject), given)
 
     def _compiling_only(self, names: frozenset[str]) -> contextlib.AbstractContextManager[None]:
-        """In this context, compile a C++ kernel with only the named ones: the first steps reject most mutants."""
+        """Compile a C++ kernel with only the named ones in this context: the first steps reject most mutants."""
         if self.backend != "cuda":
             return contextlib.nullcontext()
         # Import the module here: the child has forgotten the parent's.

@@ -75,11 +75,11 @@ class Errors:
 
     @property
     def lost(self) -> float:
-        """The bits that an element loses in the mean."""
+        """The bits that an element loses on average."""
         return self.bits / max(self.elements, 1)
 
     def behind(self, other: "Errors") -> float:
-        """By how many bits these errors are larger: the largest or the mean, whichever is farther behind."""
+        """Return by how many bits these errors are larger, the largest or the mean, whichever is farther behind."""
         with np.errstate(divide="ignore"):
             largest, others = (float(np.log2(max(each.largest, OF_ROUNDING))) for each in (self, other))
         pairs = ((largest, others), (self.lost, other.lost))
@@ -101,7 +101,7 @@ class AccuracyResult:
         return sum((found[case] for case in (found if cases is None else cases)), Errors())
 
     def behind(self, contender: str, peer: str) -> float:
-        """By how many bits a contender is less exact than a peer, in the cases that both have answered."""
+        """Return by how many bits a contender is less exact than a peer, in the cases that both answered."""
         both = [case for case in self.errors[contender] if case in self.errors[peer]]
         return self.of(contender, both).behind(self.of(peer, both))
 
@@ -227,7 +227,7 @@ def measure(
 def _subjects(
     selection: Selection, name: str, dtype: str, backends: Sequence[str], device: str, missing: Counter[str]
 ) -> dict[str, Subject]:
-    """All contenders by name: torch first, then the kernels, then the peers."""
+    """Return all contenders by name: torch first, then the kernels, then the peers."""
     subjects: dict[str, Subject] = {}
     for backend in dict.fromkeys(("torch", *backends)):
         cell = Cell(name, backend, dtype)

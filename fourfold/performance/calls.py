@@ -41,7 +41,7 @@ class Checkable(Runnable, Protocol):
 
     @property
     def one(self) -> "Call":
-        """A call that may be made outside of the timed ones."""
+        """A call that may be made besides the timed ones."""
 
 
 class Call:
@@ -147,7 +147,7 @@ class Call:
 
     @property
     def given(self) -> dict[str, torch.Tensor]:
-        """The tensors that a call is given: inputs, cotangent and, of a backward pass alone, the output."""
+        """The arguments of a call: inputs, cotangent and, for a backward pass alone, the output."""
         found = {**self.tensors, "grad_output": self._grad_output}
         for name, parts in {"grad_output": self._cotangents or (), "output": self._output}.items():
             found |= {f"{name} {place}" if len(parts) > 1 else name: part for place, part in enumerate(parts)}

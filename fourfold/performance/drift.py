@@ -120,7 +120,7 @@ def trend(name: str, medians: Sequence[float]) -> Drift:
 
 
 def rise_probability(count: int, rises: int) -> float:
-    """The probability that at least `rises` of all pairs of `count` numbers rise, if every order is equally likely."""
+    """Return the probability that at least `rises` pairs of `count` numbers rise, if all orders are equally likely."""
     return float(sum(_orders_with_rises(count)[rises:])) / math.factorial(count)
 
 

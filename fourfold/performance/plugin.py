@@ -288,7 +288,7 @@ class Performance:
         return timings(self.run.benchmarks, self.gated.changes if self.gated else ())
 
     def recorded(self) -> list[Path]:
-        """The records of former runs, oldest first: this one's, if it is kept, is the last and not among them."""
+        """Return the records of former runs, oldest first, without that of this run."""
         folder = pytest_benchmark_internals.storage_folder(self.config)
         if folder is None:
             return []

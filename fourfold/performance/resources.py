@@ -160,7 +160,7 @@ def changed(now: Path, then: Path, names: Iterable[str]) -> list[str]:
 
 
 def _used_files(kernels: Path, operation: str) -> dict[str, bytes]:
-    """The files that an operation's kernels may use: of its folder, and of all folders and files that these name."""
+    """Return the files that an operation's kernels may use: its folder, and all folders and files that these name."""
     known: dict[str, list[Path]] = {}
     for path in kernels.iterdir():
         known.setdefault(path.name.partition(".")[0], []).append(path)

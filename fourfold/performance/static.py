@@ -88,7 +88,7 @@ class Pair:
 
     @property
     def worse(self) -> list[str]:
-        """What is worse now."""
+        """The resources that are worse now."""
         return [] if self.now is None or self.then is None else list(_worse(self.now, self.then))
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ def paired(now: Sequence[Kernel], then: Sequence[Kernel]) -> list[Pair]:
 
 
 def _partners(now: Sequence[Kernel], then: Sequence[Kernel]) -> dict[int, int]:
-    """The places of variants of one kernel in `then`, by their places in `now`: of the same code, then in order."""
+    """Map the variants of one kernel in `now` to those in `then`: first by the same code, then in order."""
     found: dict[int, int] = {}
     free = list(range(len(then)))
     for same in (True, False):

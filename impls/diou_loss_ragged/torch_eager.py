@@ -10,7 +10,7 @@ from ..giou_loss_ragged.torch_eager import ragged_loss
 def diou_loss_ragged(
     pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float = 1e-5
 ) -> torch.Tensor:
-    """Mean of ``1 - DIoU`` over a ragged batch: see `fourfold.impls.diou_loss.torch_eager.diou_loss`.
+    """Return the mean of ``1 - DIoU`` over a ragged batch: see `fourfold.impls.diou_loss.torch_eager.diou_loss`.
 
     Args:
         pred: ``[batch, max_boxes, 4]``; float16, bfloat16, float32 or float64, any strides.

@@ -6,7 +6,7 @@ from .arguments import check_embedding
 
 
 def embedding(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None = None) -> torch.Tensor:
-    """The rows of a table: ``output[...] = table[ids[...]]``.
+    """Return the rows of a table: ``output[...] = table[ids[...]]``.
 
     Args:
         table: ``[vocab, dim]``; float16, bfloat16, float32 or float64, any strides.

@@ -334,5 +334,5 @@ rms_norm_operator = register_rms_norm("triton", _forward, launch_backward)
 
 @signature_of(definition).checked
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight: see `fourfold.impls.rms_norm.torch_eager.rms_norm`."""
+    """Return x / sqrt(mean(x^2) + eps) * weight: see `fourfold.impls.rms_norm.torch_eager.rms_norm`."""
     return rms_norm_operator(x, weight, eps)[0]

@@ -14,7 +14,7 @@ FAR = 1e4
 def sigmoid_focal_loss(
     logits: torch.Tensor, targets: torch.Tensor, alpha: float = 0.25, gamma: float = 2.0, reduction: str = "none"
 ) -> torch.Tensor:
-    """w q^gamma (t softplus(-x) + (1 - t) softplus(x)), where q = t sigmoid(-x) + (1 - t) sigmoid(x).
+    """Return w q^gamma (t softplus(-x) + (1 - t) softplus(x)), where q = t sigmoid(-x) + (1 - t) sigmoid(x).
 
     It is the cross entropy of sigmoid(x) and t, weighted less where the probability q of a mistake is small.
 

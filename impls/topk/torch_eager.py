@@ -6,7 +6,7 @@ from .arguments import check_topk
 
 
 def topk(x: torch.Tensor, k: int, largest: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest, or smallest, numbers along the last axis, and where they are.
+    """Return the k largest, or smallest, numbers along the last axis, and where they are.
 
     Args:
         x: ``[..., n]``; float16, bfloat16, float32 or float64, any strides.

@@ -293,6 +293,6 @@ topk_operator = register("triton", _launch, _launch_backward)
 
 
 def topk(x: torch.Tensor, k: int, largest: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest, or smallest, numbers along the last axis: see `fourfold.impls.topk.torch_eager.topk`."""
+    """Return the k largest, or smallest, numbers along the last axis: see `fourfold.impls.topk.torch_eager.topk`."""
     check_topk(x, k, largest)
     return topk_operator(x, k, largest)

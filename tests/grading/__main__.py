@@ -23,7 +23,7 @@ from .labelled import RIGHT, Labelled
 
 
 def write(file: Path, candidates: Sequence[Labelled]) -> None:
-    """The candidates, a line each; the labels go into a file beside it, where no candidate sees them."""
+    """Write the candidates, one in each line, and the labels to a separate file that no candidate sees."""
     file.write_text("".join(json.dumps(candidate) + "\n" for _, candidate in candidates))
     _labels(file).write_text(json.dumps({candidate["id"]: label for label, candidate in candidates}, indent=1))
     print(f"{len(candidates)} candidates, {sum(label == RIGHT for label, _ in candidates)} of them right: {file}")
@@ -86,7 +86,7 @@ def wilson(found: int, of: int) -> tuple[float, float]:
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.grading", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     writing = commands.add_parser("write")

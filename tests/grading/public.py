@@ -38,7 +38,7 @@ def candidates(checkout: Path) -> Iterator[Labelled]:
 
 
 def _run_solutions(checkout: Path) -> Iterator[Labelled]:
-    """Solutions as KernelBench keeps those of a run: one file each, and perhaps a file with the verdicts on all."""
+    """Yield the solutions of a run in KernelBench's format: one file each, and optionally a file with all verdicts."""
     for run in sorted((checkout / "runs").glob("*")):
         verdicts = run / "eval_results.json"
         said = json.loads(verdicts.read_text()) if verdicts.is_file() else None

@@ -16,7 +16,7 @@ def _shared_results(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture
 def on_the_cpu(device: str) -> None:
-    """Once one is verified on the CPU, all Triton kernels of the process are interpreted: not beside tests on a GPU."""
+    """Skip on a GPU: verifying on the CPU makes the process interpret all Triton kernels."""
     if device != "cpu":
         pytest.skip("needs --device cpu")
 

@@ -15,7 +15,7 @@ _folders: list[Path] = []
 
 
 def keep_results_in(folder: Path) -> None:
-    """Name the folder that the workers of this run share, and no other run."""
+    """Set the folder that the workers of this run share with no other run."""
     _folders[:] = [folder]
 
 

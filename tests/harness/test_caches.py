@@ -38,7 +38,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def cut_off(file: Path) -> None:
-    """As a process leaves it that is killed while it writes, or a disk that is full."""
+    """Truncate a file, as a process that is killed while it writes or a full disk does."""
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
 

@@ -110,7 +110,7 @@ def keeps_cotangents(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor
 
 
 def gives_views(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
-    """Its results keep other tensors alive, as long as they are alive themselves."""
+    """Return a view, which keeps its base alive."""
     whole = torch.stack([x.detach(), rms(x.detach(), eps, scale)])
     return rms(x, eps, scale) if x.requires_grad else whole[1]
 
@@ -436,7 +436,7 @@ def test_slow_threads_are_waited_for_as_long_as_they_end_calls(last: bool) -> No
 
 @pytest.fixture
 def busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which seconds pass between any two looks at the clock."""
+    """Let seconds pass between any two looks at the clock."""
     for name in ("process_time", "thread_time"):
         ticks = itertools.count(step=2.0)
         monkeypatch.setattr(time, name, ticks.__next__)
@@ -459,7 +459,7 @@ def test_a_busy_machine_makes_as_many_calls() -> None:
 
 def test_fewer_calls_are_made_of_what_calls_many_functions() -> None:
     def nothing() -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def interpreted(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
         for _ in range(8000 // 2):

@@ -57,7 +57,7 @@ CONTRACTS: dict[str, Contract] = {}
 
 
 def contract(*parts: str) -> Callable[[Contract], Contract]:
-    """What these parts must do."""
+    """Register the decorated test for these parts."""
 
     def kept(test: Contract) -> Contract:
         CONTRACTS.update(dict.fromkeys(parts, test))
@@ -67,7 +67,7 @@ def contract(*parts: str) -> Callable[[Contract], Contract]:
 
 
 def gives(found: Callable[[], Any], expected: Any, *parts: str) -> None:
-    """What a function that uses these parts must return."""
+    """Register a test that a function which uses these parts returns the expected value."""
 
     def test() -> None:
         assert found() == expected
@@ -181,7 +181,7 @@ def mode_that_sees_what_is_dispatched() -> None:
 
 @contract("torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo")
 def mode_without_the_compiler() -> None:
-    """Neither does a mode import torch's compiler, nor does it keep a function from being compiled before or after."""
+    """Check that a mode neither imports torch's compiler nor prevents compilation before or after it."""
     script = """
 import sys
 import torch
@@ -480,7 +480,7 @@ print(json.dumps(found))
 
 @one_run
 def compiled_without_a_gpu() -> dict[str, Any]:
-    """What `COMPILES` has found."""
+    """Return the findings of `COMPILES`."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "fills.py").write_text(FILLS)
@@ -623,7 +623,7 @@ CRASHES = "import os\n" + "".join(f"def test_{number}(): os._exit(1)\n" for numb
 
 @one_run
 def crashing_workers() -> tuple[Said, str]:
-    """One worker, which dies more often than four times: by default pytest-xdist gives up then."""
+    """Run one worker that dies more than four times: by default pytest-xdist gives up then."""
     return run_pytest(CRASHES, ("-n", "1"))
 
 
@@ -693,7 +693,7 @@ def workers_that_are_replaced() -> None:
 
 @contract("pytest.Config().option.maxschedchunk")
 def tests_that_are_handed_out_one_by_one() -> None:
-    """While a worker is at the first test it keeps one other; by default seven, and then the first never ends."""
+    """Let a worker hold one test besides the running one; by default it holds seven, and the first never ends."""
     assert "64 passed" in two_workers()[1]
 
 
@@ -710,7 +710,7 @@ def test_after(): pass
 
 @one_run
 def outcomes() -> tuple[Said, str]:
-    """A run that fails, skips, and is stopped."""
+    """Run tests that fail, skip or stop the run."""
     return run_pytest(OUTCOMES, ("-n", "0"))
 
 
@@ -790,7 +790,7 @@ def pytest_sessionfinish(session):
 
 @one_run
 def compared_benchmarks() -> dict[str, Any]:
-    """A run of benchmarks that is compared with one before."""
+    """Compare a run of benchmarks with an earlier one."""
     options = ["-n", "0", "--benchmark-autosave", "--benchmark-storage=file://kept", "--benchmark-json=record.json"]
     options += ["--benchmark-max-time=0.01", "--benchmark-min-rounds=3"]
     compare = ["--benchmark-compare", "--benchmark-compare-fail=median:50%"]

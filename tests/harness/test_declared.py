@@ -56,7 +56,7 @@ X = tensor("... cols")
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    """Small calls on many threads take longer, and much longer where other processes use the processors too."""
+    """Use one thread: small calls on many threads take longer, and much longer on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -814,7 +814,7 @@ def test_other_numbers_of_an_index_without_axes_are_a_tensor_too() -> None:
 
 
 def test_other_calls_have_numbers_that_are_declared() -> None:
-    """A kernel is given probabilities that sum to 1, and integers in their range, whatever is written between calls."""
+    """A kernel gets probabilities that sum to 1, and integers in their range, whatever is written between calls."""
     seen = []
 
     def watching(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -654,7 +654,7 @@ def test_a_worker_whose_gpu_is_gone_is_replaced_after_its_answer() -> None:
 
 
 def test_what_a_worker_waits_for_ends_with_the_pool() -> None:
-    """As a place in a cluster that has lost a machine. A thread of Ray's that is left behind ends the process badly."""
+    """A place in a cluster that has lost a machine, for example. A remaining thread of Ray crashes the process."""
     told, begun = threading.Event(), threading.Event()
 
     def waits(number: int) -> Any:
@@ -706,7 +706,7 @@ sys.exit(second.wait())
 @pytest.mark.full
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray: pip install 'fourfold[ray]'")
 def test_a_cluster_loses_its_driver_and_a_machine_and_no_candidate(tmp_path: Path) -> None:
-    """Three machines, which Ray's own utilities make of this one. The driver is killed, and a machine is lost."""
+    """Ray's utilities simulate three machines. The driver is killed, and a machine is lost."""
     expected = {f"right {n}": "right" for n in range(5)} | {"wrong": "wrong", "kills": "crashed"}
     expected |= {"hangs": "timed out", "forks": "crashed"}
     sources = {"wrong": WRONG, "kills": ENDS_ITS_WORKER}

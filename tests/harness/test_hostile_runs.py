@@ -130,7 +130,7 @@ def run(folder: Path, candidates: dict[str, str], *options: str, tests: Sequence
 
 
 def rejects_each(ended: Ended, expected: dict[str, tuple[str, str, str]]) -> None:
-    """The exit code, the verdict, and the entry of each operation."""
+    """Check the exit code, the verdict, and the entry of each operation."""
     assert ended.code == pytest.ExitCode.TESTS_FAILED
     assert ended.verdict["passed"] is False
     assert ended.verdict["counts"] == {"passed": 0, "failed": len(expected), "unsupported": 0}

@@ -208,7 +208,7 @@ print(*{name for name in {*before, *os.environ} if before.get(name) != os.enviro
 
 @pytest.mark.full
 def test_an_import_changes_no_variable_of_the_environment() -> None:
-    """Triton reads from a variable whether it interprets: one that an import sets changes every kernel of a run."""
+    """A variable tells Triton whether to interpret: an import that sets it changes every kernel of a run."""
     imported = sorted(MODULES.keys() - {COMMAND})
     known = {**os.environ, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "3"}
     command = [sys.executable, "-c", SURROUNDINGS]

@@ -150,7 +150,7 @@ def stray_kernel(x_ptr, y_ptr):
 
 
 def test_an_error_is_that_of_the_first_program_that_is_wrong() -> None:
-    """Those before it have stored, and those after it have not."""
+    """The programs before it have stored, and those after it have not."""
     x, y = torch.arange(10.0), torch.zeros(8)
     with pytest.raises(InterpreterError, match=r"load of 4 bytes, 28 bytes outside of the memory of x_ptr \(1 of 1"):
         stray_kernel[(8,)](x, y)

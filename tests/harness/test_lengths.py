@@ -86,7 +86,7 @@ def test_one_length_is_right_unless_the_reference_says_otherwise() -> None:
 
 
 def test_numbers_that_are_rounded_decide_nothing() -> None:
-    """Autocast may round scores, by which another order is as right: then only the results without it are."""
+    """Autocast may round scores, and then another order is right: only the results without autocast are compared."""
     boxes = Bounded(np.float64(NEAR), np.full((3, 4), 1e-3), FLOAT32.arithmetic)
     with pytest.raises(NoRule, match="numbers that are rounded"):
         NMS.forward(boxes, Bounded.exact(np.arange(3.0), FLOAT32.arithmetic), 0.3)
@@ -136,7 +136,7 @@ def test_a_result_that_is_too_short_fails() -> None:
 
 
 def test_a_benchmark_compares_all_of_a_result() -> None:
-    """The beginning of a longer result is no result."""
+    """A prefix of a result is wrong."""
     case = case_of(NEAR, 0.301)
     workload, expected = Workload(case=case, part=case), {"output": reference(NMS, case, FLOAT32)}
     assert worst_error({"output": torch.tensor([0, 1])}, expected, workload, FLOAT32, NMS.returns) == 0

@@ -17,7 +17,7 @@ CASES = st.integers(0, 1000).map(lambda number: Case({"x": np.array(number)}, np
 
 @pytest.fixture(autouse=True)
 def database() -> Iterator[InMemoryExampleDatabase]:
-    """One of this test alone, in place of the profile's."""
+    """Replace the profile's database by one for this test alone."""
     current, own = hypothesis.settings.get_current_profile_name(), InMemoryExampleDatabase()
     hypothesis.settings.register_profile("in memory", database=own, deadline=None, derandomize=False)
     hypothesis.settings.load_profile("in memory")

@@ -299,7 +299,7 @@ def test_plausible_faults_are_rejected(name: str, fault: int, device: str) -> No
 
 
 def test_a_norm_that_scales_before_it_subtracts_is_accepted_even_of_one_number(device: str) -> None:
-    """torch's does so on the CPU: the deviation of one number is not exactly 0 then."""
+    """torch's norm does so on the CPU: then the deviation of one number is not exactly 0."""
 
     def own(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, x.shape[-1:], weight, bias)

@@ -560,7 +560,7 @@ def test_an_operator_has_torchs_value_and_a_narrow_bound_that_torch_meets(name: 
 def span(
     definition: Definition, numbers: list[float], grad: float = 1.0, dtype: DType = FREE
 ) -> list[tuple[float, float]]:
-    """The least and the largest derivative of a sum of outputs, to rounding, that is admitted for each number."""
+    """Return the least and the largest right derivative of a sum of outputs for each number, up to rounding."""
     x = torch.tensor(numbers, dtype=torch.float32)
     with torch.no_grad():
         shape = definition(x).shape
@@ -603,7 +603,7 @@ KINKS: dict[str, tuple[Definition, list[float], list[tuple[float, float]]]] = {
 
 
 def test_pooling_along_one_axis_has_a_bound_where_rounding_may_change_the_order() -> None:
-    """torch takes an axis of one element from the indices, which nothing then looks at."""
+    """torch removes an axis of one element from the indices, which nothing uses afterwards."""
     found = span(lambda x: F.max_pool1d((x + 0.1).view(1, 1, 4), 2), [5, 5, 2, 1])
     assert admits(found, [(0, 1), (0, 1), (1, 1), (0, 0)]), found
 
@@ -657,7 +657,7 @@ def skipping_zero_cotangents(grad: torch.Tensor, x: torch.Tensor) -> torch.Tenso
 
 @pytest.mark.parametrize("grad_of_first_row", [0.0, 1.5])
 def test_rows_of_zero_cotangents_may_be_skipped_unless_ties_are_documented(grad_of_first_row: float) -> None:
-    """0 or NaN is right where a cotangent of 0 meets NaN; a row without NaN has one gradient."""
+    """Both 0 and NaN are right for a cotangent of 0 times NaN; a row without NaN has one gradient."""
     x = torch.tensor([[torch.nan, 1.0, 2.0], [3.0, 1.0, 2.0]])
     grad = torch.tensor([[grad_of_first_row] * 3, [1.0, -2.0, 0.5]])
     found = skipping_zero_cotangents(grad, x)
@@ -840,7 +840,7 @@ def gelu_in_steps(x: torch.Tensor, approximate: str) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_the_tails_of_gelu_are_bounded_by_what_erf_and_tanh_cost_there(approximate: str) -> None:
-    """The bound holds for the formulas of kernels, and is a fifth of what it was where erf and tanh are -1."""
+    """The bound holds for the formulas of kernels, and is a fifth of the former one where erf and tanh are -1."""
     dtype, x = FREE, torch.linspace(-30, 8, 40001)
     bound = results(lambda x: F.gelu(x, approximate=approximate), dtype, torch.ones_like(x), x=x)[0]
     wide = x.double()

@@ -278,7 +278,7 @@ def condition_kernel(x_ptr, WAY: tl.constexpr, BLOCK: tl.constexpr):
 
 @pytest.mark.parametrize("way", [0, 1, 2])
 def test_condition_that_is_a_block_is_rejected(way: int) -> None:
-    """Python takes it for true, and the compiler refuses it."""
+    """Python treats it as true, and the compiler rejects it."""
     with pytest.raises(TritonError, match="a condition is a block of"):
         condition_kernel[(1,)](torch.ones(4), WAY=way, BLOCK=4)
     if way < 2:
@@ -317,7 +317,7 @@ def same_kernel(x_ptr, y_ptr, output_ptr, BLOCK: tl.constexpr):
 
 
 def test_operation_on_a_value_and_itself_is_no_pattern_for_others() -> None:
-    """What an operation comes to is recorded at its first call."""
+    """The interpreter records the pattern of an operation at its first call."""
     x, y, output = torch.tensor([5.0, 6.0]), torch.tensor([1.0, 9.0]), torch.empty(6)
     same_kernel[(1,)](x, y, output, BLOCK=2)
     assert output.tolist() == [0, 0, 4, -3, 0, -3]

@@ -84,7 +84,7 @@ class WithBackwardOfAnother(WithRoundedProducts):
 
 
 def silent_about_strides(x: torch.Tensor) -> torch.Tensor:
-    """Reads the elements in the order in which they lie in memory."""
+    """Read the elements in the order in which they lie in memory."""
     flat = (
         x.as_strided([x.numel()], [1]) if x.untyped_storage().nbytes() >= x.numel() * x.element_size() else x.flatten()
     )
@@ -254,7 +254,7 @@ def test_torchs_own_products_are_exact_while_something_is_verified_and_then_as_b
 
 
 def equal_rows(dtype: DType) -> Case:
-    """Equal numbers and cotangents: the gradient is 0, and in bfloat16 all roundings of the products go one way.
+    """Return equal numbers and cotangents: the gradient is 0, and in bfloat16 all products round to the same side.
 
     Of all lengths and cotangents this one has the largest gradient in torch: 4.3 times what rounding the softmax costs.
     """
@@ -345,7 +345,7 @@ def test_what_is_wrong_is_wrong_in_every_grade() -> None:
 
 @pytest.mark.full
 def test_a_number_that_torch_rounds_to_half_precision_is_storage_accuracy() -> None:
-    """On the CPU torch takes 0.7 for a float16 number where it subtracts it from one."""
+    """On the CPU torch rounds 0.7 to float16 when it subtracts it from a float16 number."""
 
     @fourfold.operation(x=fourfold.tensor("... cols"))
     def less(x: torch.Tensor) -> torch.Tensor:

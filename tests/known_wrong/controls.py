@@ -133,7 +133,7 @@ def torchs_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) ->
 
 
 def rms_norm_without_infinities(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """NaN throughout in a row with an infinity, as torch's own gives on a GPU."""
+    """Return NaN throughout a row with an infinity, as torch's own kernel does on a GPU."""
     known = torch.where(x.isinf().any(-1, keepdim=True), torch.nan, x)
     return torchs_rms_norm(known, weight, eps)
 

@@ -32,7 +32,7 @@ def is_misaligned(x: Tensor) -> bool:
 
 
 def normalized(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """The right layer_norm."""
+    """Return the right layer_norm."""
     centred = x - x.mean(-1, keepdim=True)
     return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight + bias
 
@@ -46,7 +46,7 @@ def softmax(x: Tensor) -> Tensor:
 
 
 def masked_long_rows_are_zero(x: Tensor) -> Tensor:
-    """A row of several blocks that holds nothing but -inf is 0, where one of a single block is NaN."""
+    """Return 0 for a row of several blocks of -inf, though a row of a single block gives NaN."""
     masked = (x == -torch.inf).all(-1, keepdim=True) & (x.shape[-1] > BLOCK)
     return torch.where(masked, 0.0, x.softmax(-1))
 
@@ -59,7 +59,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
 
 
 def rms_weight_alone_misaligned(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """The address of x alone decides that all is read by vectors."""
+    """Read all by vectors if the address of x alone allows it."""
     if x.numel() and x.shape[-1] % 8 == 0 and not is_misaligned(x) and is_misaligned(weight):
         weight = weight.roll(1)
     return rms_norm(x, weight, eps)
@@ -69,7 +69,7 @@ def rms_weight_alone_misaligned(x: Tensor, weight: Tensor, eps: float = 1e-6) ->
 
 
 def rms_eps_of_long_rows(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """The kernel for rows of several blocks has its eps typed in."""
+    """Hard-code eps in the kernel for rows of several blocks."""
     return rms_norm(x, weight, 1e-6 if x.shape[-1] > BLOCK else eps)
 
 
@@ -89,7 +89,7 @@ def add_kernel(x_ptr, y_ptr, output_ptr, n, y_offset, VECTORS: tl.constexpr, SIZ
 
 
 def one_pointer_in_triton(x: Tensor, y: Tensor) -> Tensor:
-    """The address of x alone decides that all is read by vectors."""
+    """Read all by vectors if the address of x alone allows it."""
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     x, y, n = x.contiguous(), y.contiguous(), output.numel()
     if n:
@@ -108,7 +108,7 @@ SUM, SOFTMAX = CudaKernel(SOURCE, "sum_by_one_pointer"), CudaKernel(SOURCE, "sof
 
 
 def one_pointer_in_cuda(x: Tensor, y: Tensor) -> Tensor:
-    """The address of x alone decides that all is read by vectors."""
+    """Read all by vectors if the address of x alone allows it."""
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if output.numel():
         grid = -(-output.numel() // (4 * THREADS))
@@ -117,7 +117,7 @@ def one_pointer_in_cuda(x: Tensor, y: Tensor) -> Tensor:
 
 
 def infinity_lost_in_cuda(x: Tensor) -> Tensor:
-    """The maximum of a long row's second half begins at its first number, and does not see an infinity at its end."""
+    """Ignore an infinity at the end of a long row's second half in its maximum."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if y.numel():
         rows = y.numel() // x.shape[-1]

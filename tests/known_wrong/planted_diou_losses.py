@@ -41,7 +41,7 @@ def of_pairwise(operation: str, pairwise: Pairwise) -> Implementation:
 
 
 def in_torchvisions_steps(a: Tensor, b: Tensor, eps: float, aspect: bool) -> Tensor:
-    """The right score: torchvision's steps in their order, with this library's clamps where that adds eps."""
+    """Compute the right score by torchvision's steps, with this library's clamps where torchvision adds eps."""
     x1, y1, x2, y2 = a.unbind(-1)
     x1g, y1g, x2g, y2g = b.unbind(-1)
     iou = pairwise_giou(a, b, eps, enclosed=False)
@@ -100,7 +100,7 @@ POLYNOMIAL = (
 
 
 def _of(operation: str) -> tuple[Fault, ...]:
-    """The faults of one loss."""
+    """Return the faults of one loss."""
     ragged, ciou, record = operation.endswith("_ragged"), operation.startswith("ciou"), RECORDS[operation]
     torchs, tritons = Edits(operation, "torch"), Edits(operation, "triton")
     same = {"right_on": identical if ragged else "identical_boxes"}

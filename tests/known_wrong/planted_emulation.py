@@ -34,7 +34,7 @@ def exponentials_kernel(x_ptr, y_ptr, cols, AXIS: tl.constexpr, BLOCK: tl.conste
 
 
 def softmax(language: str, wrong: str) -> Implementation:
-    """softmax of contiguous rows, by a launch that is impossible for many rows, or for long ones."""
+    """Compute softmax of contiguous rows by a launch that is impossible for many rows, or for long ones."""
 
     def implementation(x: Tensor) -> Tensor:
         signature_of(softmax_in_torch).check(x)
@@ -54,7 +54,7 @@ def softmax(language: str, wrong: str) -> Implementation:
 
 
 def of_shape(rows: int, cols: int, dtype: DType) -> Case:
-    """A case of softmax."""
+    """Return a case of softmax."""
     x = np.cos(np.arange(rows * cols, dtype=np.float64)).reshape(rows, cols).astype(dtype.numpy)
     return Case({"x": x}, x)
 

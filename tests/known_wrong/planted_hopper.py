@@ -39,7 +39,7 @@ CHOSEN = {
 
 
 def of_shape(m: int, k: int, n: int, dtype: DType) -> Case:
-    """A case of matmul."""
+    """Return a case of matmul."""
 
     def waves(rows: int, cols: int) -> np.ndarray:
         return np.cos(np.arange(rows * cols, dtype=np.float64) ** 1.1).reshape(rows, cols).astype(dtype.numpy)

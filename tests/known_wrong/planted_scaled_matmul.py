@@ -26,7 +26,7 @@ def checked(product: Callable[..., Tensor]) -> Implementation:
 
 
 def dequantised(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
-    """Numbers times their scales are multiplied by a library, which is right in float32."""
+    """Multiply the scaled numbers with a library, which is right in float32."""
     of_terms = torch.arange(a.shape[1], device=a.device) // BLOCK
     left = a.float() * scale_a[:, of_terms]
     return left @ (b.float() * scale_b.repeat_interleave(BLOCK, 0)[: len(b)][:, of_terms]).t()

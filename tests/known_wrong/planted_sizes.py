@@ -28,7 +28,7 @@ Tensor = torch.Tensor
 
 
 def product(a: Tensor, b: Tensor, activation: str, negative_slope: float) -> Tensor:
-    """The right product."""
+    """Return the right product."""
     output = a @ b
     if activation == "leaky_relu":
         return torch.where(output < 0, output * negative_slope, output)
@@ -36,7 +36,7 @@ def product(a: Tensor, b: Tensor, activation: str, negative_slope: float) -> Ten
 
 
 def count_in_16_bits(pred: Tensor, target: Tensor, eps: float = 1e-5) -> Tensor:
-    """The number of valid rows wraps at 32768."""
+    """Wrap the number of valid rows at 32768."""
     valid = target[..., 3] > 0
     losses = torch.where(valid, 1 - pairwise_giou(pred, target, eps), 0.0)
     count = valid.sum().to(torch.int16)
@@ -44,7 +44,7 @@ def count_in_16_bits(pred: Tensor, target: Tensor, eps: float = 1e-5) -> Tensor:
 
 
 def one_row_too_many(pred: Tensor, target: Tensor, *rest: Any, **named: Any) -> Tensor:
-    """The sum is divided by one row more than there are."""
+    """Divide the sum by one row too many."""
     operation = "giou_loss_ragged" if "offsets" in named else "giou_loss"
     rows = len(target) if "offsets" in named else int((target[..., 3] > 0).sum())
     return backends.load(operation, "torch")(pred=pred, target=target, **named) * (rows / (rows + 1))
@@ -57,7 +57,7 @@ SHARED = {"H200": 227 * 1024}  # the bytes of shared memory of a device
 
 
 def grid_of_4096_programs(x: Tensor) -> Tensor:
-    """No more than 4096 programs are launched, and each takes one row: the others are never written."""
+    """Launch at most 4096 programs, each for one row: the other rows are never written."""
     rows = x.reshape(-1, x.shape[-1]).contiguous() if x.numel() else x
     output = torch.zeros_like(rows)
     if x.numel() and not x.isnan().any():
@@ -73,7 +73,7 @@ def shared_elements(x: Tensor) -> int:
 
 
 def past_shared_memory(x: Tensor) -> Tensor:
-    """Rows that are a little longer than shared memory are cut off at half of the next power of two."""
+    """Truncate rows slightly longer than shared memory at half of the next power of two."""
     if not shared_elements(x) < x.shape[-1] <= shared_elements(x) + shared_elements(x) // 32:
         return x.softmax(-1)
     rows = x.reshape(-1, x.shape[-1]).contiguous()
@@ -103,7 +103,7 @@ TABLE = 1 << 5
 
 
 def added(x: Tensor, y: Tensor, short: bool, tiles: int) -> Tensor:
-    """The sum by `add_kernel`."""
+    """Return the sum by `add_kernel`."""
     output = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
         grid = (triton.cdiv(x.numel(), TILE),)
@@ -113,12 +113,12 @@ def added(x: Tensor, y: Tensor, short: bool, tiles: int) -> Tensor:
 
 
 def offsets_in_16_bits(x: Tensor, y: Tensor) -> Tensor:
-    """Offsets wrap at 32768."""
+    """Wrap offsets at 32768."""
     return added(x, y, True, 0)
 
 
 def tiles_of_a_table(x: Tensor, y: Tensor) -> Tensor:
-    """Tiles past the last of a table are skipped."""
+    """Skip tiles past the last entry of a table."""
     return added(x, y, False, TABLE)
 
 
@@ -131,7 +131,7 @@ KERNELS = {name: CudaKernel(SOURCE, name) for name in NAMES}
 
 
 def launched(kernel: str, x: Tensor, y: Tensor) -> Tensor:
-    """The sum by a kernel."""
+    """Return the sum by a kernel."""
     output = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     n = output.numel()
     if n:
@@ -140,22 +140,22 @@ def launched(kernel: str, x: Tensor, y: Tensor) -> Tensor:
 
 
 def short_offsets(x: Tensor, y: Tensor) -> Tensor:
-    """Offsets are kept in a short."""
+    """Keep offsets in a short."""
     return launched("sum_with_short_offsets", x, y)
 
 
 def special_path(x: Tensor, y: Tensor) -> Tensor:
-    """777 elements have a path of their own."""
+    """Take another path for 777 elements."""
     return launched("sum_with_a_special_path", x, y)
 
 
 def pairs_of_tiles(x: Tensor, y: Tensor) -> Tensor:
-    """Tiles are taken two at a time."""
+    """Take tiles two at a time."""
     return launched("sum_of_pairs_of_tiles", x, y)
 
 
 def row_along_z(x: Tensor) -> Tensor:
-    """Each row has a block of its own along the grid's third axis, which ends at 65,535; long rows are torch's."""
+    """Give each row a block along the grid's third axis, which ends at 65,535; leave long rows to torch."""
     return softmax("cuda", "rows_along_z")(x) if x.shape[-1] <= 4096 else x.softmax(-1)
 
 
@@ -206,7 +206,7 @@ def _sized(operation: str, function: Implementation, language: str, right_on: st
 
 
 def _mean(properties: Any) -> Fault:
-    """A mean that is wrong, by the law that a repeated batch has the same one."""
+    """Return a wrong mean, which the law of repeated batches rejects."""
     record = properties.operation
     return Fault.of(record.name, one_row_too_many, check=law(law_of(record)), says="left side")
 

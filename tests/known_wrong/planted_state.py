@@ -80,7 +80,7 @@ class _Buffers:
         self._kept: dict[Any, Any] = {}
 
     def statistics(self, rows: Tensor) -> Tensor:
-        """For a call; with some faults that of an earlier call."""
+        """Return the statistics of a call, or with some faults those of an earlier call."""
         shape = (2, rows.shape[0])
         if self.fault in ("statistics_in_one_workspace", "statistics_in_a_scratch"):
             return self._kept.setdefault((rows.shape, rows.device), rows.new_empty(shape))
@@ -89,11 +89,11 @@ class _Buffers:
         return rows.new_empty(shape)
 
     def of_thread(self, rows: Tensor) -> Tensor:
-        """The workspace of the running thread."""
+        """Return the workspace of the running thread."""
         return self._of_thread.__dict__.setdefault((rows.shape, rows.device), rows.new_ones((2, rows.shape[0])))
 
     def output(self, x: Tensor) -> Tensor:
-        """For a result; with the fault one of a ring's slots."""
+        """Return memory for a result, or with the fault one of a ring's slots."""
         if self.fault != "ring_of_results":
             return torch.empty(x.shape, dtype=x.dtype, device=x.device)
         slots = self._kept.setdefault(

@@ -205,7 +205,7 @@ needs_a_compiler = pytest.mark.skipif(unavailable_reason() is not None, reason=u
 
 
 def kernel_of(file: str, kernel: str) -> Selection:
-    """A selection of a kernel of a `.cu` file, in a process of its own."""
+    """Return a selection of a kernel of a `.cu` file in its own process."""
     launch = f"vector_add={HOSTILE / file}:{kernel}<<<(n + 63) / 64, 64>>>"
     return Selection.of(operations(), [launch], [], [], ["float32"], call_seconds=60)
 

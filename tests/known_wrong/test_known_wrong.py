@@ -178,7 +178,8 @@ def with_large_cases(given: Subject) -> Subject:
 
 @pytest.fixture
 def without_generated_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any of them may show a fault by chance. Hypothesis even draws the numbers of the faults' sources."""
+    """Drop generated cases, which may show a fault by chance: Hypothesis even draws the numbers of the faults'
+    sources."""
     monkeypatch.setattr(Search, "for_all", lambda *_, **__: None)
 
 

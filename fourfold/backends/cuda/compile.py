@@ -85,7 +85,7 @@ def _cache_of_this_process() -> pathlib.Path:
 
 @contextlib.contextmanager
 def directory_lock(directory: pathlib.Path) -> Iterator[None]:
-    """Context manager: hold a directory's lock, so that one of several processes compiles a kernel and the others wait.
+    """Hold a directory's lock, so that one of several processes compiles a kernel and the others wait.
 
     If locking is impossible, each process compiles: each replaces the others' files as a whole.
     """

@@ -68,7 +68,7 @@ def emulated_kernels() -> list[CudaKernel]:
 
 @contextlib.contextmanager
 def compiling_only(names: Collection[str]) -> Iterator[None]:
-    """Context manager: compile a needed kernel together with the named kernels of its file instead of all of them.
+    """Compile a needed kernel together with the named kernels of its file instead of all of them.
 
     Use it for code that runs once, such as a mutant: compiling its other kernels would be wasted time.
     """

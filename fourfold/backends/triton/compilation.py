@@ -38,7 +38,7 @@ _turn = threading.RLock()
 
 @contextlib.contextmanager
 def limit_compilation(device: str, seconds: float, dtypes: Sequence[str] = (), cores: int = 1) -> Iterator[None]:
-    """Context manager: on a GPU, raise `NotReached` for a launch whose kernel takes the compiler longer than this.
+    """Raise `NotReached` on a GPU for a launch whose kernel takes the compiler longer than this.
 
     A launch of the same kernel with constants at least as large raises it, too. The cache records exceeded limits.
 

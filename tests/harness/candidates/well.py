@@ -24,7 +24,7 @@ sum_of_two = Sum.apply
 
 
 def without_gradients(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """By other names, too, for its arguments."""
+    """Compute the same under other names of the arguments."""
     check_vector_add(left, right)
     return (left + right).detach()
 

@@ -32,7 +32,7 @@ def stops_the_example(**arguments):
 
 
 def rejects_what_is_wrong(x, y):
-    """Right where the result is positive; rejects all else."""
+    """Return right results that are positive; reject all others."""
     import hypothesis
 
     output = x + y

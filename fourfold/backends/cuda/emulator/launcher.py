@@ -30,7 +30,7 @@ _MODES = ("checked", "fast")
 
 @contextlib.contextmanager
 def schedule(order: str | int) -> Iterator[None]:
-    """Context manager: launches on the CPU run their blocks, and the threads of each block, in another order.
+    """Run the blocks of launches on the CPU, and the threads of each block, in another order.
 
     A correct kernel gives the same result in any order, up to the rounding of atomic sums.
 

@@ -89,7 +89,7 @@ class Language:
 
     @contextlib.contextmanager
     def call_interpreter(self) -> Iterator[None]:
-        """Context manager: make the functions call the interpreter."""
+        """Make the functions call the interpreter."""
         changes = self.changes
         self.launches += 1
         try:

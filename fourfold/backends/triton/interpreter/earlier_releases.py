@@ -56,7 +56,7 @@ def _converting(shipped: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def supply() -> Iterator[None]:
-    """Context manager: let kernels use what earlier releases had, during a launch."""
+    """Let kernels use what earlier releases had, during a launch."""
     shipped = tl.core.extern_elementwise
     tl.core.extern_elementwise = _converting(shipped)
     try:

@@ -310,7 +310,7 @@ class CheckedMemory(interpreter.InterpreterBuilder):
 
 @contextlib.contextmanager
 def restrict_memory(arguments: dict[str, Any]) -> Iterator[None]:
-    """Context manager: let a kernel access these arguments' tensors, and no other memory."""
+    """Let a kernel access these arguments' tensors, and no other memory."""
     builder = interpreter.interpreter_builder
     before, builder.storages = builder.storages, Storages(arguments)
     try:

@@ -69,7 +69,7 @@ class Tuning:
 
 @contextlib.contextmanager
 def _skip_refused() -> Iterator[None]:
-    """Context manager: end quietly where a static assertion refuses a configuration, as Triton's tuner does."""
+    """End quietly where a static assertion refuses a configuration, as Triton's tuner does."""
     try:
         yield
     except interpreter.InterpreterError as error:
@@ -131,7 +131,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def restore_memory(arguments: list[Any]) -> Iterator[None]:
-    """Context manager: restore the memory of these tensors, and the arrays kept with their storages, at the end."""
+    """Restore the memory of these tensors, and the arrays kept with their storages, at the end."""
     storages = [x.untyped_storage() for x in arguments if isinstance(x, torch.Tensor)]
     kept = [(storage, storage.clone(), _arrays(storage)) for storage in storages]
     yield

@@ -808,7 +808,7 @@ class MonitoredLaunch(corrected.InterpretedLaunch):
 
 @contextlib.contextmanager
 def watching(report: Report) -> Iterator[None]:
-    """Context manager: watch every launch of an interpreted kernel.
+    """Watch every launch of an interpreted kernel.
 
     Args:
         report: receives the findings.
