@@ -207,8 +207,8 @@ def _test(trial: "Trial", check: Check, dtypes: Sequence[str], search: Search, f
             if refused_all == {*dtypes}:
                 pytest.fail(f"{name}: nothing was verified: {outcome.reason}", pytrace=False)
         if outcome.refusals:
-            told = "; ".join(refusal_lines(Counter(outcome.refusals), outcome.examples, own.boundary.claim()))
-            _warn_of_refusals(trial, f"{name}, {check.name}: {told}")
+            summary = "; ".join(refusal_lines(Counter(outcome.refusals), outcome.examples, own.boundary.claim()))
+            _warn_of_refusals(trial, f"{name}, {check.name}: {summary}")
         if outcome.reason:
             pytest.skip(outcome.reason)
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import CodeType
 
-# A part of a line has a number of its own in place of a line: see `part_of_line`.
+# A part of a line has a number of its own instead of a line: see `part_of_line`.
 PARTS = 1 << 24
 
 

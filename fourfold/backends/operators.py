@@ -94,9 +94,9 @@ class Operator:
         Args:
             backend: part of the operators' names.
             forward: takes the arguments, gives the results.
-            backward: takes the first result's cotangent, those of `cotangents`, what is saved and, where there are
-                gradients of several arguments, for each of them whether it is wanted; gives their gradients, of any
-                content where not wanted, contiguous and `empty_gradients` in shape.
+            backward: takes the first result's cotangent, those of `cotangents`, the saved tensors and, if several
+                arguments have gradients, whether each is required; gives their gradients, contiguous and with the
+                shapes of `empty_gradients`; unrequired ones have any content.
 
         Returns:
             What to call in place of `forward`: see `differentiate`.

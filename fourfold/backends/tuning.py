@@ -199,7 +199,7 @@ def configurations(kernel: str) -> tuple[Configuration, ...]:
 def force_configuration(kernel: str, configuration: str) -> Iterator[Forced]:
     """Launch a kernel with a configuration wherever it fits, and otherwise with its default.
 
-    It yields a `Forced`, whose count of launches tells whether the configuration was used at all.
+    It yields a `Forced`, whose count of launches shows whether the configuration was used at all.
 
     Raises:
         KeyError: there is no such kernel or configuration.

@@ -93,7 +93,7 @@ def _cut(operation: Operation, name: str, array: np.ndarray, cuts: Cuts) -> np.n
 
 
 def _round(array: np.ndarray, bits: int) -> np.ndarray:
-    """Return numbers rounded to some bits of fraction; infinities and NaN as they are."""
+    """Return numbers rounded to some bits of fraction; infinities and NaN are unchanged."""
     if bits == BITS:
         return array
     with np.errstate(all="ignore"):

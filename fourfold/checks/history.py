@@ -38,7 +38,7 @@ def change_values(subject: Subject, case: Case) -> Case:
     """Return a case of the same shapes and layouts with other numbers that the operation accepts.
 
     Integers stay the same if the operation's record has no alternatives, or if the result's shape depends on them.
-    Numbers are scaled. Where that leaves a result as it was, as it leaves a normalized row, they are drawn anew.
+    Numbers are scaled. Where that does not change a result, such as a normalized row, they are drawn again.
     """
     other = subject.operation.redraw_numbers(case)
     if not distinguishes(subject, expected_results(subject, other), expected_results(subject, case)):

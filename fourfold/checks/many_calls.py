@@ -25,7 +25,7 @@ from fourfold.operations.case import Case
 from fourfold.operations.not_reached import NotReached
 from fourfold.operations.outcomes import Exclusion, Failure, Unsupported
 
-# More calls than 8 bits count, and more results than anybody keeps buffers for.
+# More calls than 8 bits count, and more results than any ring of buffers holds.
 CALLS = 400
 # The number of named examples to try until one is taken. An implementation may refuse some.
 ASKED = 4

@@ -59,7 +59,7 @@ def modes_do_not_matter(subject: Subject, search: Search) -> None:
 
     If gradients are not recorded, the output must not require them. The call must leave the modes unchanged. This
     library's own implementations must give the same bits in every mode. A foreign implementation may compute
-    differently if gradients are wanted.
+    differently if gradients are required.
     """
 
     # A separate process shows neither pytest nor the interpreter.

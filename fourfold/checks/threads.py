@@ -89,9 +89,9 @@ def _call_elsewhere(subject: Subject, cases: list[Case], functions: float) -> tu
 def threads_do_not_matter(subject: Subject, search: Search) -> None:
     """Check the results of several threads that call at once, with two sets of values, with gradients and without.
 
-    This library's own kernels must give the same bits as a call from a single thread. Torch need not, nor somebody
-    else's implementation, which may call torch: in another thread, torch divides a call's work differently, and then
-    sums in another order.
+    This library's own kernels must give the same bits as a call from a single thread. Torch and other implementations,
+    which may call torch, need not: in another thread, torch divides a call's work differently, and then sums in another
+    order.
 
     Raises:
         Unsupported: the implementation works in place, in a process of its own.

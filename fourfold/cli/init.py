@@ -182,17 +182,17 @@ def definition(function: str, node: Any) -> str:
         (node.args.args, node.args.defaults) if isinstance(node, ast.FunctionDef) else ([ast.arg("x")], [])
     )
     defaults: list[ast.expr | None] = [*[None] * (len(arguments) - len(given)), *given]
-    said, signature = [], []
+    declared, signature = [], []
     for argument, default in zip(arguments, defaults):
         number = argument.annotation is not None and ast.unparse(argument.annotation) in ("int", "float", "bool")
         if default is None and not number:
-            said.append(f'{argument.arg}=tensor("rows cols")')
+            declared.append(f'{argument.arg}=tensor("rows cols")')
         else:
-            said.append(f"{argument.arg}=values({ast.unparse(default) if default else 1})")
+            declared.append(f"{argument.arg}=values({ast.unparse(default) if default else 1})")
         signature.append(argument.arg + (f"={ast.unparse(default)}" if default else ""))
     return f"""\
 # The shape of each tensor, and numbers that each parameter may be.
-@fourfold.operation({", ".join(said)})
+@fourfold.operation({", ".join(declared)})
 def {function}_in_torch({", ".join(signature)}):
     raise NotImplementedError("write what {function} computes, in torch")
 """

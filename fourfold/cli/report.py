@@ -48,8 +48,8 @@ def command(given: argparse.Namespace) -> int:
             if part := performance.read(given.out / name / "performance.json"):
                 timed.setdefault(part["machine"].get("gpu", ""), []).append(part)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            said = f"{type(error).__name__}: {error}" if not isinstance(error, OSError | ValueError) else error
-            given.error(f"{file}: expected what verify --json, grade --out, bench --json or --save write: {said}")
+            problem = f"{type(error).__name__}: {error}" if not isinstance(error, OSError | ValueError) else error
+            given.error(f"{file}: expected what verify --json, grade --out, bench --json or --save write: {problem}")
     index = given.out / "index.html"
     index.write_text(page("engine/table.html", title="Results", about="", names=("result", "", "of"), rows=rows))
     print(f"report: {index}")

@@ -56,7 +56,7 @@ def _always() -> bool:
 def calls_are_watched() -> bool:
     """Return whether a mode, a transform or forward-mode differentiation is active and must see every call.
 
-    No public function tells. If one of the parts is missing the answer is True: a call then goes through the
+    No public function says so. If one of the parts is missing the answer is True: a call then goes through the
     dispatcher, which is always right but slower.
     """
     return (
@@ -210,14 +210,14 @@ def _never(tensor: torch.Tensor) -> bool:
 def is_without_memory(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is known to be zeros and has no memory, like some cotangents from autograd.
 
-    No public interface tells. If the part is missing, such a tensor has the address 0.
+    No public interface says so. If the part is missing, such a tensor has the address 0.
     """
     return tensor._is_zerotensor()
 
 
 @uses("torch.Tensor._is_view", otherwise=_never)
 def shares_a_base(tensor: torch.Tensor) -> bool:
-    """Return whether autograd treats a tensor as a view of another. No public interface tells."""
+    """Return whether autograd treats a tensor as a view of another. No public interface says so."""
     return tensor._is_view()
 
 

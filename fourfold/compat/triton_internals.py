@@ -154,11 +154,11 @@ class Specialisation:
     def with_other_integers(self) -> "Specialisation | None":
         """Return it for integers that are multiples of 16, or for others if some are; None if it has no integers."""
         places = [(place,) for place, kind in enumerate(self.types.values()) if kind == "i32"]
-        words = [told for place, told in self.multiples.items() if told and place not in places]
+        words = [word for place, word in self.multiples.items() if word and place not in places]
         if not places or not words:
             return None
-        told = [] if any(self.multiples.get(place) for place in places) else words[0]
-        return replace(self, multiples={**self.multiples, **dict.fromkeys(places, told)})
+        word = [] if any(self.multiples.get(place) for place in places) else words[0]
+        return replace(self, multiples={**self.multiples, **dict.fromkeys(places, word)})
 
     def dtype(self) -> str | None:
         """Return the floating-point dtype of the tensors, or None if they have none, or several."""
@@ -365,10 +365,10 @@ class Shape(NamedTuple):
 @uses("triton.compiler.CompiledKernel().metadata")
 def shape_of(compiled: Any) -> Shape:
     """Return the launch parameters of a compiled kernel."""
-    told = compiled.metadata
-    options = [name for name in ("launch_cooperative_grid", "launch_pdl") if getattr(told, name, False)]
-    threads = told.num_warps * told.target.warp_size
-    return Shape(threads, told.shared, getattr(told, "num_ctas", 1), tuple(options), f"sm_{told.target.arch}")
+    data = compiled.metadata
+    options = [name for name in ("launch_cooperative_grid", "launch_pdl") if getattr(data, name, False)]
+    threads = data.num_warps * data.target.warp_size
+    return Shape(threads, data.shared, getattr(data, "num_ctas", 1), tuple(options), f"sm_{data.target.arch}")
 
 
 @uses("triton._C.libtriton.nvidia.cublas.CublasLt")

@@ -14,8 +14,8 @@ from fourfold.compat import uses
 def is_worker(config: pytest.Config) -> bool:
     """Return whether this process is a worker of pytest-xdist.
 
-    The public ``xdist.is_xdist_worker`` asks for a session, and looks at no more than its configuration; hooks run
-    before there is a session. PYTEST_XDIST_WORKER is also in the environment of a pytest that a test starts.
+    The public ``xdist.is_xdist_worker`` takes a session, and uses only its configuration; hooks run before there is a
+    session. PYTEST_XDIST_WORKER is also in the environment of a pytest that a test starts.
     """
     return hasattr(config, "workerinput")
 

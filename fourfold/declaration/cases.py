@@ -508,9 +508,10 @@ class Declaration:
         Args:
             case: the original case.
             scaled: the same case with scaled floating-point numbers, which are valid where nothing limits them.
-            integers: whether integers are drawn anew, too. They are kept where the output would have another shape, and
+            integers: whether integers are drawn again, too. They are kept where the output would have another shape,
+            and
                 where they are the lengths or offsets of a ragged batch.
-            scaled_alone: whether numbers that nothing limits are scaled, and not drawn anew.
+            scaled_alone: whether unlimited numbers are scaled instead of drawn again.
         """
         known, misfit = self._sizes(case.inputs)
         if misfit:

@@ -82,7 +82,7 @@ class DefinedOperation(Operation):
     def redraw_numbers(self, case: Case, scaled_alone: bool = True) -> Case:
         """Return a case of the same shapes, layouts and parameters with other numbers that the declaration allows.
 
-        Integers and numbers limited to a range, such as probabilities, are drawn anew, and all others unless
+        Integers and numbers limited to a range, such as probabilities, are drawn again, and all others unless
         `scaled_alone`: see `Declaration.redraw`.
         """
         integers, scaled = not self.has_own_cases, super().redraw_numbers(case)

@@ -293,7 +293,7 @@ class NamedCases:
             if of.also:
                 yield f"{name}_all_{of.also[0]}", Wanted(how={name: "others"})
 
-    # ---- from what is wanted to a case
+    # ---- from a request to a case
 
     def _plan(self, wanted: Wanted) -> CallPlan:
         of = self._of
@@ -438,7 +438,7 @@ def examples(declaration: Declaration) -> dict[str, Make]:
 def join_cases(declaration: Declaration, given: Mapping[str, Make]) -> dict[str, Make]:
     """Return the ordinary case, then given named cases, then the others that follow from a declaration.
 
-    The author of a given case knows what goes wrong there, and made it small: a failure is shown by it.
+    The author of a given case made it small and knows what goes wrong there, so it shows a failure best.
     """
     first, *others = examples(declaration).items()
     return dict([first, *given.items(), *(pair for pair in others if pair[0] not in given)])

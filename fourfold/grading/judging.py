@@ -146,8 +146,8 @@ def _lock(file: str, how: int) -> Iterator[None]:
     if not file:
         yield
         return
-    with open(file, "a") as held:
-        fcntl.flock(held, how)
+    with open(file, "a") as lock:
+        fcntl.flock(lock, how)
         yield
 
 

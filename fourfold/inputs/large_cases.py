@@ -133,10 +133,10 @@ class LargeCases:
         place = 0 if self.is_first else 1
         times = max(examples, GENERATED) / GENERATED
         every = _affordable(self._every(), EVERY[place] * times)
-        asked = sorted(self._ranked_cases(), key=lambda chosen: chosen[:2])
-        taken = _affordable((chosen for *_, chosen in asked), ASKED[place] * times * self.share)
+        ranked = sorted(self._ranked_cases(), key=lambda chosen: chosen[:2])
+        taken = _affordable((chosen for *_, chosen in ranked), ASKED[place] * times * self.share)
         if dear and place == 0:
-            past = [c for rank, price, c in asked if rank == 0 and price <= self.dear_limit and c not in taken]
+            past = [c for rank, price, c in ranked if rank == 0 and price <= self.dear_limit and c not in taken]
             taken += sorted(past, key=lambda c: (max(c.sizes.values()), c.price))[-1:]
         found: dict[str, Chosen] = {}
         for chosen in (*every, *taken):

@@ -64,7 +64,7 @@ def not_finite_in_turn(rng: np.random.Generator, cols: int, dtype: DType) -> np.
 def strange_cotangent(
     rng: np.random.Generator, dtype: DType, given: np.ndarray, parameters: Mapping[str, Any]
 ) -> np.ndarray:
-    """Replace a cotangent that is not empty by zeros, or by zeros but for one, or put in one of `special_values`."""
+    """Replace a cotangent that is not empty by zeros, or by zeros except one, or insert one of `special_values`."""
     kind = rng.integers(3)
     if kind == 2:
         return insert_special(rng, dtype, given, parameters)

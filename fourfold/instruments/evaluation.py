@@ -25,7 +25,7 @@ def blame_implementation() -> Iterator[None]:
     Raises:
         Escape: the implementation raised an exception that makes a test runner or a check skip a case.
     """
-    begun = recorder.begin()
+    token = recorder.begin()
     try:
         yield
     except NotReached as error:
@@ -39,7 +39,7 @@ def blame_implementation() -> Iterator[None]:
             mark(error, blame_of(error))
         raise
     finally:
-        recorder.end(begun)
+        recorder.end(token)
 
 
 def gradients_of(

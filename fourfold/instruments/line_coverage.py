@@ -299,11 +299,11 @@ class Executed:
         of_cuda = cuda_line_coverage.coverage_lines(kernels, any(not name for _, name in self._sources))
         return {"unseen": [*self.unseen], "statements": statements + of_cuda}
 
-    def add(self, told: Any) -> None:
+    def add(self, records: Any) -> None:
         """Add the records of a process. It ran candidates, so malformed records are ignored."""
         with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
-            self.unseen |= {_one_line(reason): None for reason in told["unseen"]}
-            for file, first, last, condition, function, begin, kernel, ran in told["statements"]:
+            self.unseen |= {_one_line(reason): None for reason in records["unseen"]}
+            for file, first, last, condition, function, begin, kernel, ran in records["statements"]:
                 texts = _one_line(condition), _one_line(function)
                 made = Statement(int(first), int(last), *texts, int(begin), bool(kernel))
                 key = _one_line(file), made.first
@@ -325,12 +325,12 @@ class Executed:
         alone = Counter(file.name for file in files)
         return {str(file): file.name if alone[file.name] == 1 else f"{file.parent.name}/{file.name}" for file in files}
 
-    def lines(self, asked: bool = False) -> Iterator[str]:
-        """Yield the report below a run's table; if `asked`, with all entries and the names of the files."""
+    def lines(self, full: bool = False) -> Iterator[str]:
+        """Yield the report below a run's table; if `full`, with all entries and the names of the files."""
         yield from self.unseen
         never = self.never()
-        yield from map(str, never) if asked else report_lines(never)
-        if asked:
+        yield from map(str, never) if full else report_lines(never)
+        if full:
             files = sorted(self._names().values())
             yield f"never executed: {len(never)} stretches of {len(self._statements)} statements of {', '.join(files)}"
 

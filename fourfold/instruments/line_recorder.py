@@ -84,7 +84,7 @@ class LineRecorder:
         """Start recording a call of an implementation in this thread; return the argument for `end`."""
         return False
 
-    def end(self, begun: bool) -> None:
+    def end(self, token: bool) -> None:
         """Stop recording: the implementation has returned or raised."""
 
     @contextlib.contextmanager
@@ -131,9 +131,9 @@ class Tracer(LineRecorder):
         sys.settrace(self._trace)
         return True
 
-    def end(self, begun: bool) -> None:
+    def end(self, token: bool) -> None:
         """Stop tracing. A trace function that the implementation has installed stays."""
-        if begun and sys.gettrace() is self._trace:
+        if token and sys.gettrace() is self._trace:
             sys.settrace(None)
 
     @contextlib.contextmanager

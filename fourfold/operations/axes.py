@@ -2,8 +2,8 @@
 
 Axes of the same name have the same length in all tensors of a call. ``...`` stands for any number of axes, the same in
 all tensors that have it. ``4`` is an axis of length 4. ``batch+1`` is an axis one longer than ``batch``, ``2*dim`` one
-twice as long as ``dim``, and ``group*heads`` one as long as the product of two sizes. ``n[i]`` is an axis of which each
-tensor of a list has its own: ``n[0]``, ``n[1]``, ….
+twice as long as ``dim``, and ``group*heads`` one as long as the product of two sizes. ``n[i]`` is an axis whose size
+each tensor of a list has for itself: ``n[0]``, ``n[1]``, ….
 """
 
 import math

@@ -110,9 +110,9 @@ class Claims:
 
     def __str__(self) -> str:
         default = NO_CLAIMS
-        said = [f"{each.name}={getattr(self, each.name)!r}" for each in fields(self)]
+        texts = [f"{each.name}={getattr(self, each.name)!r}" for each in fields(self)]
         return ", ".join(
-            text for each, text in zip(fields(self), said) if getattr(self, each.name) != getattr(default, each.name)
+            text for each, text in zip(fields(self), texts) if getattr(self, each.name) != getattr(default, each.name)
         )
 
     def describe(self) -> str:
@@ -258,8 +258,8 @@ def axes_of(operation: Operation) -> list[str]:
 def _has_ties(operation: Operation, case: Case, dtype: DType) -> bool:
     """Return whether a gradient of the case may have any value between one-sided derivatives."""
     free = reference_gradients(operation, case, dtype.with_contract(Contract(ties=True)))
-    held = reference_gradients(operation, case, dtype.with_contract(DOCUMENTED))
-    return any(bool((free[name].error > held[name].error).any()) for name in free)
+    exact = reference_gradients(operation, case, dtype.with_contract(DOCUMENTED))
+    return any(bool((free[name].error > exact[name].error).any()) for name in free)
 
 
 def claims(**given: Any) -> Callable[[Function], Function]:

@@ -112,7 +112,8 @@ def _join(name: str, tensors: Mapping[str, torch.Tensor], empty: torch.Tensor | 
 def functional(
     definition: Callable[..., Any], mutates: Sequence[str], others: Sequence[str]
 ) -> Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]:
-    """Return a definition that returns the new values of arguments which it changes in place, or returns anew.
+    """Return a definition that returns the new values of arguments, whether it changes them in place or returns new
+    ones.
 
     Args:
         definition: a function that changes tensors of the call, or returns their new values first.

@@ -243,7 +243,7 @@ class Operation:
 
         Args:
             case: the original case.
-            scaled_alone: whether scaled numbers are enough. If not, a declared operation draws all of them anew.
+            scaled_alone: whether scaled numbers are enough. If not, a declared operation draws all of them again.
         """
         inputs, factor = {}, 0.5
         for name, array in case.inputs.items():
@@ -320,12 +320,12 @@ _said: WeakKeyDictionary[Case, dict[tuple[Callable, str, Arithmetic], Any]] = We
 
 
 def _once(oracle: Callable, case: Case, dtype: DType, ask: Callable[[], Any]) -> Any:
-    said = _said.setdefault(case, {})
+    answers = _said.setdefault(case, {})
     key = (oracle, dtype.name, dtype.arithmetic)
-    if key not in said:
+    if key not in answers:
         with blame_definition():
-            said[key] = ask()
-    return said[key]
+            answers[key] = ask()
+    return answers[key]
 
 
 def computed_in(operation: Operation, dtype: DType) -> DType:

@@ -6,9 +6,9 @@ The verification says whether each error is within its bound. This says how larg
 and still less exact than torch's.
 
 An error is the distance from the oracle's result, which is computed in a wider type. Its unit is the ulp: the spacing
-of the numbers of the result's dtype at the exact value. Rounding alone costs up to 0.5. Not counted are elements whose
-exact value is not finite or past the largest number, and elements of which the oracle's bound says nothing. At ties the
-derivative counts that the oracle documents, which is torch's.
+of the numbers of the result's dtype at the exact value. Rounding alone costs up to 0.5. Elements whose exact value is
+not finite or past the largest number, and elements without a finite bound, are not counted. At ties the derivative
+counts that the oracle documents, which is torch's.
 """
 
 import math
@@ -193,9 +193,9 @@ def errors_in_ulp(actual: np.ndarray, expected: Bounded, dtype: DType) -> np.nda
     """
     value = expected.nearest(actual)
     with np.errstate(all="ignore"):
-        held = np.isfinite(value) & (abs(value) + expected.settled <= dtype.largest)
+        finite = np.isfinite(value) & (abs(value) + expected.settled <= dtype.largest)
         error = np.where(actual == value, 0.0, abs(actual - value) / ulp(value, dtype))
-    return np.where(np.isnan(error), np.inf, error)[held]
+    return np.where(np.isnan(error), np.inf, error)[finite]
 
 
 def measure(

@@ -48,7 +48,7 @@ class LaunchingOperators(torch_internals.dispatch_mode()):  # type: ignore[misc]
         kwargs = kwargs or {}
         ours = operators.implementation(operator)
         if ours is not None and not kwargs:
-            with self:  # what it calls is to be seen too
+            with self:  # what it calls must be seen too
                 return ours(*args)
         if torch_internals.namespace(operator) != "aten":
             self._record.refuse(f"{operator} is an operator of neither torch nor Fourfold")

@@ -2,7 +2,7 @@
 
 Each benchmark is compared with itself, loaded a second time from its sources. Each CUDA C++ kernel is also compared
 with a slower copy of itself. In both copies every thread first waits for a length that it reads from memory, so the
-length can change without compiling again. A search by measurement finds the length that gives the wanted slowdown.
+length can change without compiling again. A search by measurement finds the length that gives the requested slowdown.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from fourfold.performance.sources import Baseline
 from fourfold.performance.timed_run import TimedRun
 
 UNCHANGED = 0.0
-# The allowed distance of the measured from the wanted log ratio, as a share of the wanted one. The search stops within
-# NEAR. If it never gets there, it accepts the nearest length within FAR.
+# The allowed distance of the measured from the requested log ratio, as a share of the requested one. The search stops
+# within NEAR. If it never gets there, it accepts the nearest length within FAR.
 NEAR, FAR = 0.1, 0.5
 MOST_STEPS = 20
 # A lower estimate of the time of one clock cycle or one loop iteration.
@@ -134,13 +134,13 @@ def length_for(slowdown: float, seconds: float, measured: Callable[[int], float]
     """Search the length of the wait that makes a call slower by `slowdown`; None if the search fails.
 
     Args:
-        slowdown: the wanted slowdown; 0.02 for 2%.
+        slowdown: the requested slowdown; 0.02 for 2%.
         seconds: the time of a call without a wait.
         measured: takes a length; returns the log ratio of the call's time with that wait to its time without.
         length: the first length to try. Without a hint it must be small, because many threads may wait in sequence.
     """
     wanted = math.log1p(slowdown)
-    low, high = (0, 0.0), (0, math.inf)  # a length and its log ratio; a length of 0 in `high` stands for none yet
+    low, high = (0, 0.0), (0, math.inf)  # a length and its log ratio; a length of 0 in `high` means none yet
     nearest, least = 0, math.inf
     for _ in range(MOST_STEPS):
         ratio = measured(length)

@@ -423,7 +423,7 @@ def peers(operation: str, reference: Function | None = None) -> dict[str, Callab
     """
 
     def compiled() -> Function:
-        # As often as it is called with shapes of its own; each is to have code of its own.
+        # Call this once for each set of shapes; each must have its own code.
         torch.compiler.reset()
         return torch.compile(reference or backends.load(operation, "torch"), dynamic=False)
 

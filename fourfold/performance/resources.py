@@ -1,4 +1,5 @@
-"""``fourfold resources``: what compiled kernels need, beside those of another revision. It needs neither GPU nor clock.
+"""``fourfold resources``: the resources that compiled kernels need, beside those of another revision. It needs neither
+GPU nor clock.
 
     fourfold resources --base origin/main
 
@@ -141,10 +142,10 @@ def unpack(revision: str, kernels: Path, folder: Path) -> None:
     if revision.startswith("-"):
         raise NoBase(f"--base {revision}: a revision does not begin with a hyphen")
     git = ["git", "-C", str(kernels.parent), "archive", "--format=tar", f"{revision}:./{kernels.name}"]
-    done = subprocess.run(git, capture_output=True)
-    if done.returncode:
-        raise NoBase(f"--base {revision}: {done.stderr.decode(errors='replace').strip()}")
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+    process = subprocess.run(git, capture_output=True)
+    if process.returncode:
+        raise NoBase(f"--base {revision}: {process.stderr.decode(errors='replace').strip()}")
+    with tarfile.open(fileobj=io.BytesIO(process.stdout)) as archive:
         archive.extractall(folder / "impls", filter="data")
 
 

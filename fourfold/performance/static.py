@@ -38,7 +38,7 @@ def kernels_of(cell: Cell, major: int, minor: int, folder: Path | None = None) -
     Args:
         cell: an operation's Triton or CUDA C++ kernels for a dtype; of other backends there are none.
         major, minor: the compute capability.
-        folder: where `impls` is to be taken from; None for the library's own.
+        folder: where to take `impls` from; None for the library's own.
 
     Raises:
         StaticError: a Triton kernel does not compile, or one of `folder`.
@@ -50,10 +50,10 @@ def kernels_of(cell: Cell, major: int, minor: int, folder: Path | None = None) -
         return cuda_kernels(cell.operation, cell.dtype, 10 * major + minor)
     command = [*COMMAND, cell.operation, cell.dtype, f"{major}{minor}", *([CUDA] if cell.backend == "cuda" else [])]
     command += [KERNELS, str(folder)] if folder is not None else []
-    done = subprocess.run(command, capture_output=True, text=True, env=environment())
-    if done.returncode:
-        raise StaticError(f"{cell}: {done.stderr.strip().splitlines()[-1:]}")
-    return json.loads(done.stdout)
+    process = subprocess.run(command, capture_output=True, text=True, env=environment())
+    if process.returncode:
+        raise StaticError(f"{cell}: {process.stderr.strip().splitlines()[-1:]}")
+    return json.loads(process.stdout)
 
 
 def metrics(cells: Iterable[Cell], device: str) -> dict[str, list[dict[str, Any]]]:

@@ -332,8 +332,8 @@ def leave_out(config: pytest.Config, items: list[pytest.Item], others: list[pyte
     """Deselect `others`."""
     if others:
         config.hook.pytest_deselected(items=others)
-        gone = set(others)
-        items[:] = [item for item in items if item not in gone]
+        omitted = set(others)
+        items[:] = [item for item in items if item not in omitted]
 
 
 def side_by_side(items: list[pytest.Item]) -> None:

@@ -108,7 +108,7 @@ def pytest_load_initial_conftests(
                 raise pytest.UsageError(f"no such option: {option}{close}")
     if not values:
         return result
-    # If nobody knows an option, the run is about to fail; if others know it, it is not ours.
+    # If an option is unknown, the run is about to fail; if others know it, it is not ours.
     unknown = any(argument in OPTIONS for argument in rest)
     if unknown or (early_config.pluginmanager.hasplugin("fourfold") and astray(early_config, values, read.file_or_dir)):
         begin_anew(early_config, words, joined(words, here), joined(variable, here))

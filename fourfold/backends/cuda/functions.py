@@ -221,7 +221,7 @@ def plain(value: Any) -> Any:
 
 
 def _apply(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Return the result of a function for those of some values that its parameters name."""
+    """Call a function with the values that its parameters name."""
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return function(**given)

@@ -333,7 +333,7 @@ class _GpuKernel(LoadedKernel):
     def __init__(self, source: pathlib.Path, name: str, also: set[str], device: int) -> None:
         from cuda.bindings import driver
 
-        # By the types of the arguments: the positions of those that are not passed on as they are.
+        # By the types of the arguments: the positions of the arguments that must be converted.
         self.conversions: dict[tuple[type, ...], tuple[int, ...]] = {}
         self._arch = architecture(*torch.cuda.get_device_capability(device))
         compiled = compile_kernels(source, name, also, self._arch)

@@ -65,7 +65,7 @@ def limit_compilation(device: str, seconds: float, dtypes: Sequence[str] = (), c
 
 
 def _compile_with_limit(seconds: int, not_kept: type[BaseException], ahead: "Ahead", wanted: "Compilation") -> Any:
-    """Return the wanted kernel, from the cache or compiled within the limit.
+    """Return the requested kernel, from the cache or compiled within the limit.
 
     Raises:
         NotReached: it takes longer.
@@ -150,13 +150,14 @@ class Abandoned:
         self._file = cache_folder("abandoned") / hashlib.sha256(wanted.digest.encode()).hexdigest()
 
     def add(self, seconds: int) -> None:
-        """Record that the wanted compilation takes longer than this."""
+        """Record that the requested compilation takes longer than this."""
         line = {"seconds": seconds, "sizes": self.wanted.sizes, "num_warps": self.wanted.num_warps}
         with self._file.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def covers(self, seconds: int) -> dict[str, Any] | None:
-        """Return an abandoned compilation with at least this limit and no larger sizes per warp than the wanted one."""
+        """Return an abandoned compilation with at least this limit and no larger sizes per warp than the requested
+        one."""
         lines = self._file.read_text().splitlines() if self._file.exists() else []
         return next((line for line in map(json.loads, lines) if self._is_as_large_as(line, seconds)), None)
 

@@ -41,7 +41,7 @@ class CompilerRefusal(NamedTuple):
 
 
 class CompilerAnswer(NamedTuple):
-    """What the compiler says of the kernels that ran: how many it accepts, what it refuses, and what is not known."""
+    """What the compiler says of the kernels that ran: how many it accepts, which it refuses, and which are unknown."""
 
     accepted: int
     refused: list[CompilerRefusal]
@@ -121,8 +121,8 @@ def _refusal(kernel: Any, error: BaseException) -> CompilerRefusal | None:
     reason = next((each for each in _contexts(refusal) if not isinstance(each, CompilationError)), None)
     if reason is not None and not (isinstance(reason, _REFUSALS) and _is_of_the_language(reason)):
         return None
-    said = str(reason or refusal.error_message or type(error).__name__).strip()
-    return CompilerRefusal(kernel.__name__, said, *_place(refusal))
+    message = str(reason or refusal.error_message or type(error).__name__).strip()
+    return CompilerRefusal(kernel.__name__, message, *_place(refusal))
 
 
 def _contexts(error: BaseException) -> Iterator[BaseException]:

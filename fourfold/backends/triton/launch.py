@@ -22,7 +22,7 @@ _LEFT_TO_TRITON = INTERPRETED or not triton_internals.KNOWS_LAUNCHES
 
 _Scalars = tuple[int | float | bool, ...]
 _SCALAR_TYPES = frozenset((int, float, bool))
-# By what a launch is known again: what Triton made of the kernel, and the kernel's constants.
+# By the key of a launch: Triton's compiled kernel, and the kernel's constants.
 _compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 # By a kernel's id: the kernel, kept alive so that its id stays unique, and the scalars that Triton compiles for.
 _kernels: dict[int, tuple[Any, tuple[int, ...]]] = {}

@@ -71,8 +71,8 @@ def _replace_everywhere(replacements: dict[Any, Any], method: Callable[[Any], An
     import triton.language as tl
 
     by_identity = {id(given): function for given, function in replacements.items()}
-    # The compiler binds a function of the language to the block that it is called on, as in x.sum(). Python binds a
-    # function of its own alone, and so Triton has a wrapper of it while it interprets.
+    # The compiler binds a function of the language to the block that it is called on, as in x.sum(). Python binds only
+    # its own functions, so Triton uses a wrapper of it while it interprets.
     for name, member in list(vars(tl.tensor).items()):
         for within in (member, *(cell.cell_contents for cell in getattr(member, "__closure__", None) or ())):
             if id(within) in by_identity:

@@ -226,15 +226,15 @@ class UntrustedFunction:
         """
         with self.lock:
             session = self._start()
-            asked = []
+            requests = []
             alive = []
             for (arguments, cotangent), inputs in zip(calls, wanted):
                 messages, _, temporary = _encode_arguments(session, arguments)
                 alive += [*temporary, cotangent]
                 layout = protocol.layout_of(cotangent, session.number_of(cotangent))
-                asked.append(protocol.ThreadCall(messages, layout, list(inputs)))
+                requests.append(protocol.ThreadCall(messages, layout, list(inputs)))
             of_several = None if output is None else (list(output[0]), output[1])
-            ask = protocol.CallAtOnce(asked, functions, of_several, concurrent_calls.PATIENCE, conditions())
+            ask = protocol.CallAtOnce(requests, functions, of_several, concurrent_calls.PATIENCE, conditions())
             answer, storages = self._ask(session, ask, protocol.CalledAtOnce | protocol.NeverReturned)
             if isinstance(answer, protocol.NeverReturned):
                 raise NeverReturns(printable(answer.why)[:1000])
@@ -470,13 +470,13 @@ def _results(
     return [(output, list(rest), plain) for output, *rest, plain in parts]
 
 
-def _result(said: protocol.Result, storages: Mapping[int, torch.UntypedStorage]) -> tuple[Any, bool]:
+def _result(result: protocol.Result, storages: Mapping[int, torch.UntypedStorage]) -> tuple[Any, bool]:
     """Return a result and whether it requires a gradient; replace a non-tensor by a stub of its class name, or None."""
-    if isinstance(said, protocol.TensorResult):
-        return protocol.as_tensor(said.layout, storages), said.requires_gradient
-    if said.type == type(None).__name__:
+    if isinstance(result, protocol.TensorResult):
+        return protocol.as_tensor(result.layout, storages), result.requires_gradient
+    if result.type == type(None).__name__:
         return None, False
-    return type(printable(said.type)[:100].replace("\n", " "), (), {})(), False
+    return type(printable(result.type)[:100].replace("\n", " "), (), {})(), False
 
 
 def _sides(found: list[tuple[int, float, float]], count: int) -> dict[int, tuple[float, float]]:
@@ -484,9 +484,9 @@ def _sides(found: list[tuple[int, float, float]], count: int) -> dict[int, tuple
     return {n: (a, b) for n, a, b in found if n in range(count) and abs(a) < LARGEST and abs(b) < LARGEST}
 
 
-def _claims(said: dict[str, Any]) -> dict[str, Any]:
+def _claims(claims: dict[str, Any]) -> dict[str, Any]:
     """Return the candidate's claims as arguments of `claims`."""
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in claims.items()}
     sizes = given.get("sizes")
     if isinstance(sizes, dict):
         given["sizes"] = {axis: tuple(limit) if isinstance(limit, list) else limit for axis, limit in sizes.items()}

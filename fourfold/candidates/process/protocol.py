@@ -34,10 +34,10 @@ def contents(storage: torch.UntypedStorage) -> bytes:
     return ctypes.string_at(storage.data_ptr(), size) if size else b""
 
 
-def put(storage: torch.UntypedStorage, held: bytes) -> None:
+def put(storage: torch.UntypedStorage, content: bytes) -> None:
     """Overwrite a storage."""
-    if held:
-        ctypes.memmove(storage.data_ptr(), held, len(held))
+    if content:
+        ctypes.memmove(storage.data_ptr(), content, len(content))
 
 
 def changed_storages(storages: Iterable[tuple[int, torch.UntypedStorage]], last: dict[int, bytes]) -> dict[int, bytes]:
@@ -49,9 +49,9 @@ def changed_storages(storages: Iterable[tuple[int, torch.UntypedStorage]], last:
     """
     found = {}
     for number, storage in storages:
-        held = contents(storage)
-        if last.get(number) != held:
-            found[number] = last[number] = held
+        content = contents(storage)
+        if last.get(number) != content:
+            found[number] = last[number] = content
     return found
 
 
@@ -65,9 +65,9 @@ class AsResult(torch.autograd.Function):
     """An autograd function that makes a tensor the result of an operation, in its own memory."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
+    def forward(ctx: Any, leaf: torch.Tensor, tensors: list[torch.Tensor]) -> torch.Tensor:
         """Return the tensor, passed in a list to hide it from autograd."""
-        return held[0]
+        return tensors[0]
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[None, None]:
@@ -101,7 +101,7 @@ class TensorArgument:
 
     Attributes:
         layout: its memory.
-        needs_gradient: whether gradients for it are wanted.
+        needs_gradient: whether its gradient is required.
         made: how it was made, as `origin_of` says.
         object: the number of the judge's tensor object; 0 for a tensor within a list.
         written: how often autograd saw the judge write into it.
@@ -291,7 +291,7 @@ class Backward:
 
     Attributes:
         call: its number.
-        inputs: the names of the inputs whose gradients are wanted.
+        inputs: the names of the inputs whose gradients are required.
         cotangents: of its outputs.
         written: how often the judge has written each input and output, by its name or number.
         another_thread: whether the backward pass runs in another thread than the call.

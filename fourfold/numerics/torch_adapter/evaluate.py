@@ -123,7 +123,7 @@ def forward_of(
 
     Raises:
         NoTorchRule: when called, if the definition runs an operator that has no rule.
-        ValueError: when called, if a choice of the definition other than torch.where hangs on rounding.
+        ValueError: when called, if a choice of the definition other than torch.where depends on rounding.
     """
 
     @functools.wraps(definition)
@@ -175,7 +175,7 @@ def backward_of(
                 returned = result_of(definition, tensors, evaluation)
                 outputs = [returned[place] for place in places]
             gradients: Sequence[Any] = [None] * len(wanted)
-            # Zeros for the others: a kernel may multiply them with an infinity, and autograd tells where.
+            # Zeros for the others: a kernel may multiply them by an infinity, and autograd shows where.
             zeros = (Bounded.exact(np.zeros(each.shape), evaluation.dtype.arithmetic) for each in outputs[1:])
             given = [
                 (output, evaluation.wrap(cotangent, output.dtype))

@@ -182,7 +182,7 @@ whole(*MOVES.split())(move)
 
 @whole("_to_copy.default")
 def cast(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Cast: exactly between floating types, whose values are wide, but for those of 8 bits.
+    """Cast: exactly between floating types, whose values are wide, except those of 8 bits.
 
     A cast to integers has the error of all integers that rounding may give.
     """

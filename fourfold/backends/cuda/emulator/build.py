@@ -215,10 +215,10 @@ def _runtime_files() -> tuple[pathlib.Path, ...]:
 
 
 def _run(*command: str, refused: type[CudaError] = CudaError) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise refused(f"{' '.join(command)}\n{done.stderr}")
-    return done.stdout
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode:
+        raise refused(f"{' '.join(command)}\n{process.stderr}")
+    return process.stdout
 
 
 def _find(directory: pathlib.Path, name: str, closure: Collection[str]) -> Built | None:

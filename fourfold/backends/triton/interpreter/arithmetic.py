@@ -51,8 +51,8 @@ class Handle(interpreter.TensorHandle):
 
         Raises:
             FalseHint: the first element, where a group of contiguous ones begins in any case, is no multiple, or the
-                second one of a contiguous axis is not the next number. It may be the same or a smaller one: where the
-                offsets of a block end or begin anew, kernels say the same of them, and no harm comes of it.
+                second one of a contiguous axis is not the next number. It may be the same or a smaller one: kernels
+                give the same hint where the offsets of a block end or restart, which does no harm.
         """
         self.attr = {**(self.attr or {}), key: value}
         if key == CONTIGUITY and self.data.size:

@@ -319,8 +319,8 @@ class Batches(interpreter.InterpreterBuilder):
 
     def undo(self) -> None:
         """Restore the storages that the batch has stored into."""
-        for start, held in self.saved.items():
-            ctypes.memmove(start, held, len(held))
+        for start, content in self.saved.items():
+            ctypes.memmove(start, content, len(content))
         self.saved = {}
 
     def create_reshape(self, arg: Any, shape: Any, *rest: Any) -> Any:
@@ -405,7 +405,7 @@ class _AlongAnAxis(interpreter.ReduceScanOpInterface):
 
     # The functions that combine two values and that NumPy has as a whole.
     whole: tuple[str, ...] = ()
-    # While all programs are looked at at once: the shape of a result of all axes; None for that of the array.
+    # While all programs are processed at once: the shape of a result of all axes; None for that of the array.
     shape: tuple[int, ...] | None = None
     at_once = False
     axis: int | None

@@ -1,4 +1,4 @@
-"""Remembers what the interpreter has run, so that Triton's compiler can be asked about it: see `front_end`."""
+"""Remember what the interpreter has run, so that Triton's compiler can check it: see `front_end`."""
 
 import copy
 import functools
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from triton.runtime import interpreter
 
-# The most launches to remember. A kernel that is made anew for each call would fill the memory.
+# The most launches to remember. A kernel that is created for each call would fill the memory.
 MOST = 200
 
 

@@ -126,7 +126,7 @@ class Functions(interpreter.InterpreterBuilder):
 
 
 def install() -> None:
-    """Let kernels call libdevice's functions, under whichever name Triton's releases have had them."""
+    """Let kernels call libdevice's functions by any name that a release of Triton has given them."""
     library = importlib.import_module("triton.language.extra.cuda.libdevice")
     generic = importlib.import_module("triton.language.extra.libdevice")
     for name, member in list(vars(library).items()):

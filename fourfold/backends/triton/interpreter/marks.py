@@ -75,7 +75,7 @@ def _mark_statements(statements: list[ast.stmt], file: str, head: int) -> list[a
 
 
 def install() -> None:
-    """Let Triton's interpreter mark the kernels that it runs from here on, of whichever decorator they have been."""
+    """Let Triton's interpreter mark the kernels that it runs from now on, whatever decorator made them."""
     shipped = interpreter.FunctionRewriter._compile_and_exec
 
     def add_marks(self: Any, transformed_ast: Any) -> Any:

@@ -26,7 +26,7 @@ from fourfold.backends.triton.interpreter.arithmetic import (
 )
 from fourfold.operations.refusals import Fault
 
-# A GPU wants a tensor descriptor's memory, and all of its strides but the last, to be multiples of this many bytes.
+# On a GPU a tensor descriptor's memory, and all of its strides but the last, must be multiples of this many bytes.
 DESCRIPTOR_BYTES = 16
 # From this many elements on, NumPy reads and writes faster than the interpreter, up to ten times.
 MANY_ELEMENTS = 512

@@ -1,4 +1,4 @@
-"""Chooses a configuration of a kernel with triton.autotune, without taking times: there is no GPU that has any.
+"""Choose a configuration of a kernel with triton.autotune, without timing, because there is no GPU.
 
 On a GPU any configuration may be the fastest for a key, and the first launch for a key runs all of them on the same
 memory. So each launch here takes a configuration that depends on its numbers and sizes, and every other one of these

@@ -7,7 +7,7 @@ A pointer carries the number of its tensor in its highest 16 bits, which no addr
 pointer everywhere: through sums, `tl.where`, transposition and memory. A kernel may access all of a tensor's storage,
 because a kernel that receives ``x[0]`` and strides addresses the other samples from there.
 
-Programs run many at once, to save time, until something may be wrong. Then the launch starts anew, one program after
+Programs run many at once, to save time, until something may be wrong. Then the launch restarts, one program after
 another, and its findings are reported: see `Suspicion`.
 """
 
@@ -717,8 +717,8 @@ class MonitoredBuilder(corrected.Builder, MonitoredMemory):
     def start_anew(self) -> None:
         """Restore the memory that a first try has changed."""
         assert self.watch is not None
-        for start, held in self.first_contents.items():
-            ctypes.memmove(start, held, len(held))
+        for start, content in self.first_contents.items():
+            ctypes.memmove(start, content, len(content))
         self.watch.start_anew()
 
 

@@ -109,9 +109,9 @@ class Order:
     def learn(self, addresses: list[int]) -> None:
         """Acquire the clocks released at these addresses."""
         for address in addresses:
-            told = self.told.get(address)
-            if told is not None:
-                self.known = told.copy() if self.known is None else np.maximum(self.known, told)
+            clocks = self.told.get(address)
+            if clocks is not None:
+                self.known = clocks.copy() if self.known is None else np.maximum(self.known, clocks)
 
     def tell(self, addresses: list[int]) -> None:
         """Release the running program's clocks at these addresses, and advance its time."""
@@ -119,8 +119,8 @@ class Order:
         if self.known is None:
             self.known = np.zeros(self.programs, np.int32)
         self.known[self.program] = self.time
-        told = self.known.copy()
-        self.told.update(dict.fromkeys(addresses, told))
+        clocks = self.known.copy()
+        self.told.update(dict.fromkeys(addresses, clocks))
 
     def load(self, accesses: Accesses, places: np.ndarray, volatile: bool) -> DataRace | None:
         """Record a load of these elements; return its race, if any."""
