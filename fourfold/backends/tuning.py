@@ -127,8 +127,8 @@ class Tuner:
         return cache_folder("tuning") / f"{what}.json"
 
     def _recall(self, device: torch.device, kind: Hashable, fitting: list[Configuration]) -> Configuration | None:
-        found = self._by_name.get(_read_choices(self._file(device)).get(repr(kind), ""))
-        return found if found in fitting else None
+        configuration = self._by_name.get(_read_choices(self._file(device)).get(repr(kind), ""))
+        return configuration if configuration in fitting else None
 
     def _measure(
         self,

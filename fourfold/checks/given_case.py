@@ -76,14 +76,14 @@ def _axes(operation: Operation, case: Case) -> dict[str, int]:
     declaration = operation.declaration if isinstance(operation, DefinedOperation) else None
     if case.inputs.keys() - operation.axes.keys() or (whole and (declaration is None or declaration.ragged)):
         return {}
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     fixed = {of.high for of in declaration.tensors.values()} if declaration else set()
     for name, array in case.inputs.items():
         for axis, size in zip(_axis_names(operation, name, array.ndim), array.shape):
-            found[axis] = size
+            sizes[axis] = size
             if not axis.startswith(notation.LEADING) and notation.split(axis).names != (axis,):
                 fixed |= {axis, *notation.split(axis).names}
-    return {axis: size for axis, size in found.items() if axis not in fixed}
+    return {axis: size for axis, size in sizes.items() if axis not in fixed}
 
 
 def _cut(operation: Operation, name: str, array: np.ndarray, cuts: Cuts) -> np.ndarray:
@@ -98,5 +98,5 @@ def _round(array: np.ndarray, bits: int) -> np.ndarray:
         return array
     with np.errstate(all="ignore"):
         fraction, exponent = np.frexp(array.astype(np.float64))
-        found = np.ldexp(np.round(np.ldexp(fraction, bits + 1)), exponent - bits - 1)
-        return np.where(np.isfinite(found), found, array).astype(array.dtype)
+        rounded = np.ldexp(np.round(np.ldexp(fraction, bits + 1)), exponent - bits - 1)
+        return np.where(np.isfinite(rounded), rounded, array).astype(array.dtype)

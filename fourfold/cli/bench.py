@@ -58,8 +58,8 @@ def command(given: argparse.Namespace) -> int:
 
 def last_record(given: argparse.Namespace) -> Path:
     """Return the record of the last saved run of a name."""
-    found = {path.stem.partition("_")[2]: path for path in sorted(SAVED.glob("*/[0-9]*_*.json"), key=lambda p: p.name)}
-    if given.compare not in found:
-        there = f"there are {', '.join(found)}{did_you_mean(given.compare, found)}" if found else "save one by --save"
+    saved = {path.stem.partition("_")[2]: path for path in sorted(SAVED.glob("*/[0-9]*_*.json"), key=lambda p: p.name)}
+    if given.compare not in saved:
+        there = f"there are {', '.join(saved)}{did_you_mean(given.compare, saved)}" if saved else "save one by --save"
         given.error(f"--compare: no run is saved as {given.compare} in {SAVED.absolute()}: {there}")
-    return found[given.compare]
+    return saved[given.compare]

@@ -102,13 +102,13 @@ def choose_sources(text: str | None) -> list[tuple[Source, list[str]]]:
         source = Source.of(Path(place))
         if colon:
             source.require(function)
-        found = [(source, [function] if colon else source.kernels())]
+        pairs = [(source, [function] if colon else source.kernels())]
     else:
-        found = [(source, source.kernels()) for source in _sources(Path())]
-    found = [(source, functions) for source, functions in found if functions]
-    if not found:
+        pairs = [(source, source.kernels()) for source in _sources(Path())]
+    pairs = [(source, functions) for source, functions in pairs if functions]
+    if not pairs:
         raise NotThere(f"no function of {text or 'this folder'} launches a Triton kernel: name it, as FILE.py:FUNCTION")
-    return found
+    return pairs
 
 
 def _sources(folder: Path) -> Iterator[Source]:

@@ -162,8 +162,8 @@ class Specialisation:
 
     def dtype(self) -> str | None:
         """Return the floating-point dtype of the tensors, or None if they have none, or several."""
-        found = {kind[1:] for kind in self.types.values() if kind.startswith("*")} & FLOATS.keys()
-        return FLOATS[found.pop()] if len(found) == 1 else None
+        kinds = {kind[1:] for kind in self.types.values() if kind.startswith("*")} & FLOATS.keys()
+        return FLOATS[kinds.pop()] if len(kinds) == 1 else None
 
     def with_dtype(self, dtype: str) -> "Specialisation":
         """Return it for tensors of another floating-point dtype, and for computation in float64 if that is the dtype.

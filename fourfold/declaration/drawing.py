@@ -62,7 +62,7 @@ def draw_array(
     low, high = of.range(sizes)
     element = st.one_of(st.integers(low, high - 1), *([st.sampled_from(of.also)] if of.also else []))
     flat = st.lists(element, min_size=size, max_size=size)
-    few = st.builds(lambda found, kind: np.array(found, kind).reshape(shape), flat, st.sampled_from(of.dtypes))
+    few = st.builds(lambda numbers, kind: np.array(numbers, kind).reshape(shape), flat, st.sampled_from(of.dtypes))
     return st.one_of(few, bulk)
 
 

@@ -133,14 +133,14 @@ def _iterate(candidates: Iterable[Any]) -> Iterator[Given]:
         yield (value.id, value) if isinstance(value, Submission) else _parse(value, f"candidate {number}", Path())
 
 
-def select(found: Iterator[Given], only: Collection[str]) -> Iterator[Given]:
+def select(candidates: Iterator[Given], only: Collection[str]) -> Iterator[Given]:
     """Yield the candidates with the given ids, or all candidates if there are no ids.
 
     Raises:
         ValueError: no candidate has one of the ids.
     """
     missing = set(only)
-    for name, candidate in found:
+    for name, candidate in candidates:
         if not only or name in only:
             missing.discard(name)
             yield name, candidate

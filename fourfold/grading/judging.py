@@ -200,8 +200,8 @@ def _add_speeds(trial: Trial, reference: Callable[..., Any], verdict: Verdict, c
         changed = " and ".join(trial.operation.mutates)
         return replace(verdict, warnings=(*verdict.warnings, f"not timed: each call changes {changed}"))
     gradients = trial.claims.gradients and bool(trial.operation.differentiable)
-    called, right = (packed(each, trial.operation.lists) for each in (trial.implementation, reference))
-    each = called, right, trial.operation, trial.claims, trial.device, gradients
+    implementation, right = (packed(each, trial.operation.lists) for each in (trial.implementation, reference))
+    each = implementation, right, trial.operation, trial.claims, trial.device, gradients
     try:
         with trial.settings():
             return replace(verdict, speeds=tuple(speeds_of(*each)))
@@ -291,12 +291,12 @@ def _file(path: str, source: str, otherwise: Path) -> Path:
 
 
 def _function(file: Path, name: str) -> Any:
-    found: Any = modules.load_file(file)
+    value: Any = modules.load_file(file)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is None:
+        value = getattr(value, part, None)
+    if value is None:
         raise CannotBeImported(f"{file} has no function {name}")
-    return found
+    return value
 
 
 def _launch(file: Path, text: str) -> Launch:

@@ -204,9 +204,9 @@ class WorkerProcess:
         others = [child for child in descendants(self.own) if child.pid not in judging]
         if len(others) > MOST_PROCESSES:
             return f"crashed: it has started {len(others)} processes, and may have {MOST_PROCESSES}"
-        taken = sum(map(_bytes_of, others))
-        if taken > candidate.bytes + BYTES_FOR_FREE:
-            return f"crashed: its processes take {taken} bytes of memory, and may take {candidate.bytes}"
+        total = sum(map(_bytes_of, others))
+        if total > candidate.bytes + BYTES_FOR_FREE:
+            return f"crashed: its processes take {total} bytes of memory, and may take {candidate.bytes}"
         of_judge = _bytes_of(psutil.Process(judge.child.pid))
         if of_judge > MOST_OF_JUDGE + candidate.bytes * trusted:
             return f"crashed: the process that judges it takes {of_judge} bytes of memory"

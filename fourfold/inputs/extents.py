@@ -70,8 +70,8 @@ def extent(name: str, given: Any) -> Extent:
             return Extent(low, high)
     if isinstance(given, list) and given and all(isinstance(size, int) and size >= 0 for size in given):
         return Extent(choices=tuple(sorted(set(given))))
-    wanted = "a pair (least, largest), a range, a list of sizes or one size"
-    raise ValueError(f"sizes of {name} must be {wanted}, none below 0, not {given!r}")
+    expected = "a pair (least, largest), a range, a list of sizes or one size"
+    raise ValueError(f"sizes of {name} must be {expected}, none below 0, not {given!r}")
 
 
 def room(name: str, tensors: Sequence[Axes], chosen: Mapping[str, int], elements: int) -> int:

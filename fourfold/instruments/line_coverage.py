@@ -172,11 +172,11 @@ class StatementMap:
         if function.name in _EARLY | _ASKED:
             return
         lines, text = _lines_with_code(module.file), module.file.read_text(encoding="utf-8", errors="replace")
-        found = self.statements.setdefault(file, {})
+        statements = self.statements.setdefault(file, {})
         for each in _Reader(text, function).statements():
             reached = range(each.line, each.last + 1) if each.kernel or not each.is_part else (each.first,)
             if any(line in lines for line in reached):
-                found.setdefault(each.first, each)
+                statements.setdefault(each.first, each)
 
     @property
     def has_kernels(self) -> bool:
@@ -314,8 +314,8 @@ class Executed:
         if {BLIND, NO_BACKWARD, COMPILED} & self.unseen.keys():
             return []
         by_file: dict[str, list[tuple[Statement, bool]]] = {}
-        for (file, _), found in sorted(self._statements.items(), key=lambda pair: pair[0]):
-            by_file.setdefault(file, []).append(found)
+        for (file, _), statement in sorted(self._statements.items(), key=lambda pair: pair[0]):
+            by_file.setdefault(file, []).append(statement)
         names = self._names()
         return [each for file, of in by_file.items() for each in _stretches(names[file], of)]
 
@@ -354,14 +354,14 @@ def _stretches(file: str, statements: Sequence[tuple[Statement, bool]]) -> Itera
     for each, ran in parts:
         if not ran and each.line in ran_lines:
             yield Unexecuted(file, str(each.line), each.condition)
-    called = {(each.function, each.begin) for each, ran in statements if ran}
+    called_functions = {(each.function, each.begin) for each, ran in statements if ran}
     for (ran, *function), group in itertools.groupby(
         statements, lambda pair: (pair[1], pair[0].function, pair[0].begin)
     ):
         if not ran:
             of = [each for each, _ in group]
             first, last = of[0].first, max(each.last for each in of)
-            condition = of[0].condition if tuple(function) in called else f"{of[0].function} is never called"
+            condition = of[0].condition if tuple(function) in called_functions else f"{of[0].function} is never called"
             yield Unexecuted(file, str(first) if last == first else f"{first}-{last}", condition)
 
 
@@ -468,13 +468,13 @@ def _lines_with_code(file: Path) -> frozenset[int]:
     waiting = list[CodeType]()
     with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         waiting.append(compile(file.read_bytes(), str(file), "exec", dont_inherit=True))
-    found = set[int]()
+    lines = set[int]()
     while waiting:
         code = waiting.pop()
         waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
-        found.update(line for _, _, line in code.co_lines() if line is not None)
-        found.update(itertools.chain.from_iterable(parts_of_code(str(file), code).values()))
-    return frozenset(found)
+        lines.update(line for _, _, line in code.co_lines() if line is not None)
+        lines.update(itertools.chain.from_iterable(parts_of_code(str(file), code).values()))
+    return frozenset(lines)
 
 
 @contextlib.contextmanager
@@ -535,11 +535,11 @@ def error_lines(file: str) -> frozenset[int]:
     blocks = (getattr(node, name, None) for node in every for name in ("body", "orelse", "finalbody"))
     raising = [block for block in blocks if isinstance(block, list) and block and isinstance(block[-1], ast.Raise)]
     whole = {id(node.body) for node in every if isinstance(node, ast.FunctionDef) and _has_branches(node)}
-    found = [node for block in raising for node in (block[-1:] if id(block) in whole else block)]
+    nodes = [node for block in raising for node in (block[-1:] if id(block) in whole else block)]
     named = Counter(map(_name_of, every))
-    named.subtract(_name_of(node) for node in {id(n): n for top in found for n in ast.walk(top)}.values())
-    found += [node for node in every if isinstance(node, ast.FunctionDef) and named.get(node.name) == 0]
-    return frozenset(line for node in found for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    named.subtract(_name_of(node) for node in {id(n): n for top in nodes for n in ast.walk(top)}.values())
+    nodes += [node for node in every if isinstance(node, ast.FunctionDef) and named.get(node.name) == 0]
+    return frozenset(line for node in nodes for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
 
 
 def _has_branches(function: ast.FunctionDef) -> bool:

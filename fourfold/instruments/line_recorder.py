@@ -170,7 +170,7 @@ class Tracer(LineRecorder):
         lines = (line for _, _, line in code.co_lines() if line is not None)
         parts = observers.parts_of_code(file, code)
         of_code = {*lines, *itertools.chain.from_iterable(parts.values())}
-        left = {statements[line] for line in of_code if line in statements} - ran
+        remaining = {statements[line] for line in of_code if line in statements} - ran
         key = file, code.co_firstlineno, code.co_name
         if parts:
             self._in_parts.add(key)
@@ -179,17 +179,17 @@ class Tracer(LineRecorder):
             reached = (
                 (frame.f_lineno,) if event == "line" else parts.get(frame.f_lasti, ()) if event == "opcode" else ()
             )
-            firsts = [first for line in reached if (first := statements.get(line)) in left]
+            firsts = [first for line in reached if (first := statements.get(line)) in remaining]
             for first in firsts:
                 ran.add(first)
-                left.discard(first)
+                remaining.discard(first)
                 left_in_file.discard(first)
-                if not left:
+                if not remaining:
                     self._functions[key] = None
                     return None
             return trace
 
-        return trace if left else None
+        return trace if remaining else None
 
     def _stop(self) -> None:
         self._left = {}

@@ -437,7 +437,7 @@ class Trials:
             with _record_lines(self._places()) as lines:
                 yield
             assert say is not None
-            say(CaseRan(step, name, {file: sorted(found) for file, found in lines.items()}))
+            say(CaseRan(step, name, {file: sorted(ran) for file, ran in lines.items()}))
 
         given = Given(examples=len(cases), given=cases, wanted=wanted)
         if say is not None and self.backend != "cuda":

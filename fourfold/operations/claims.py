@@ -68,8 +68,8 @@ class Claims:
 
     def __post_init__(self) -> None:
         if isinstance(self.dtypes, str) or (unknown := [name for name in self.dtypes if name not in DTYPES]):
-            shown = self.dtypes if isinstance(self.dtypes, str) else unknown
-            raise ValueError(f"Claims: dtypes must be some of {', '.join(DTYPES)}, not {shown!r}")
+            given = self.dtypes if isinstance(self.dtypes, str) else unknown
+            raise ValueError(f"Claims: dtypes must be some of {', '.join(DTYPES)}, not {given!r}")
         if self.accuracy not in (EXACT, STORAGE):
             raise ValueError(f"Claims: accuracy must be {EXACT!r} or {STORAGE!r}, not {self.accuracy!r}")
         for axis, limit in self.sizes.items():

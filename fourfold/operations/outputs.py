@@ -137,9 +137,9 @@ def functional(
         if len(returned) != len(copies) + len(others):
             beside = [each for each in returned if not any(each is tensor for tensor in copies.values())]
             if len(beside) != len(others):
-                wanted = " and ".join(others) or "nothing"
+                expected = " and ".join(others) or "nothing"
                 raise WrongOutputs(
-                    f"a definition that mutates {' and '.join(mutates)} must return {wanted}, or the new values"
+                    f"a definition that mutates {' and '.join(mutates)} must return {expected}, or the new values"
                     f" before that, not {len(returned)} tensors"
                 )
             returned = (*copies.values(), *beside)

@@ -351,7 +351,7 @@ def reference_gradients(operation: Operation, case: Case, dtype: DType) -> dict[
         # Kernels round a cotangent of a wider dtype than their arithmetic once, when they read it.
         grad_output = lift(case.grad_output.astype(dtype.wide), dtype.arithmetic)
         gradients = operation.backward(grad_output, **wide(case, dtype))
-        found = dict(zip(operation.differentiable, gradients, strict=True))
-        return {name: found[name] for name in operation.differentiable_in(case)}
+        by_name = dict(zip(operation.differentiable, gradients, strict=True))
+        return {name: by_name[name] for name in operation.differentiable_in(case)}
 
     return dict(_once(operation.backward, case, dtype, ask))

@@ -89,10 +89,10 @@ def is_fault(error: BaseException) -> bool:
 
 def chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an exception and its causes or, without a cause, the exceptions in whose handling it was raised."""
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__ or found.__context__
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__ or link.__context__
 
 
 def reason(error: BaseException) -> str:

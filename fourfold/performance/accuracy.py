@@ -97,8 +97,8 @@ class AccuracyResult:
 
     def of(self, contender: str, cases: Iterable[str] | None = None) -> Errors:
         """Return the errors of a contender in these cases; in all that it answered, if None."""
-        found = self.errors[contender]
-        return sum((found[case] for case in (found if cases is None else cases)), Errors())
+        by_case = self.errors[contender]
+        return sum((by_case[case] for case in (by_case if cases is None else cases)), Errors())
 
     def behind(self, contender: str, peer: str) -> float:
         """Return by how many bits a contender is less exact than a peer, in the cases that both answered."""
@@ -284,11 +284,11 @@ def _errors(subject: Subject, case: Case, name: str, expected: Mapping[str, Boun
         Exception: what the implementation raises.
     """
     output, gradients, _ = subject.evaluate(case)
-    found: dict[str, Errors] = {}
+    errors: dict[str, Errors] = {}
     for result, tensor in named_results(output, gradients).items():
         exact = expected[result]
         if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != exact.shape:
             raise ValueError(f"{result} has another shape than {list(exact.shape)}")
         dtype = subject.dtype_of(result)
-        found[result] = Errors.of(errors_in_ulp(dtype.array(tensor), exact, dtype), name)
-    return found
+        errors[result] = Errors.of(errors_in_ulp(dtype.array(tensor), exact, dtype), name)
+    return errors

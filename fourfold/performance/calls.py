@@ -90,8 +90,8 @@ class Call:
         result = self._implementation(**self.tensors, **self._parameters)
         if not self._outputs or isinstance(result, torch.Tensor):
             return (result,)
-        found = outputs_of(result, self._outputs)
-        return tuple([found[place] for place in self._joined])
+        outputs = outputs_of(result, self._outputs)
+        return tuple([outputs[place] for place in self._joined])
 
     def _forward(self) -> dict[str, Parts]:
         return {"output": self._call()}
@@ -100,8 +100,8 @@ class Call:
         if self._cotangents is None:
             self._cotangents = parts_of(self._grad_output, output)
         inputs = [self.tensors[name] for name in self._names]
-        found = torch.autograd.grad(output, inputs, self._cotangents, retain_graph=again)
-        return {name: (gradient,) for name, gradient in zip(self._names, found)}
+        gradients = torch.autograd.grad(output, inputs, self._cotangents, retain_graph=again)
+        return {name: (gradient,) for name, gradient in zip(self._names, gradients)}
 
     def _backward(self) -> dict[str, Parts]:
         return self._gradients(self._output, again=True)
@@ -146,10 +146,10 @@ class Call:
     @property
     def given(self) -> dict[str, torch.Tensor]:
         """The arguments of a call: inputs, cotangent and, for a backward pass alone, the output."""
-        found = {**self.tensors, "grad_output": self._grad_output}
+        tensors = {**self.tensors, "grad_output": self._grad_output}
         for name, parts in {"grad_output": self._cotangents or (), "output": self._output}.items():
-            found |= {f"{name} {place}" if len(parts) > 1 else name: part for place, part in enumerate(parts)}
-        return found
+            tensors |= {f"{name} {place}" if len(parts) > 1 else name: part for place, part in enumerate(parts)}
+        return tensors
 
     @property
     def bytes(self) -> int:

@@ -77,10 +77,10 @@ def drifts(
         medians = [run[name] for run in runs if name in run][-MOST:]
         if len(medians) >= FEWEST:
             windows = {*(window for window in WINDOWS if window <= len(medians)), len(medians)}
-            tried = [trend(name, medians[-window:]) for window in windows if window > unchanged.get(name, 0)]
-            if not tried:
+            trends = [trend(name, medians[-window:]) for window in windows if window > unchanged.get(name, 0)]
+            if not trends:
                 continue
-            drift = min(tried, key=lambda drift: drift.p)
+            drift = min(trends, key=lambda drift: drift.p)
             with_medians.append((drift, medians[-drift.runs :]))
     confirmed = []
     for place, (drift, medians) in enumerate(sorted(with_medians, key=lambda each: each[0].p)):

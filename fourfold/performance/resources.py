@@ -63,10 +63,10 @@ class CellResources:
                 return str(error)
 
         with ThreadPoolExecutor(max(jobs, 1)) as pool:
-            found = dict(zip(map(str, cells), pool.map(compile_one, cells)))
+            results = dict(zip(map(str, cells), pool.map(compile_one, cells)))
         return cls(
-            {cell: kernels for cell, kernels in found.items() if not isinstance(kernels, str)},
-            {cell: error for cell, error in found.items() if isinstance(error, str)},
+            {cell: kernels for cell, kernels in results.items() if not isinstance(kernels, str)},
+            {cell: error for cell, error in results.items() if isinstance(error, str)},
         )
 
 

@@ -145,8 +145,8 @@ class Baseline:
         if name == "fourfold/backends/operators.py":
             # An operator can be registered only once in a process, so the copy needs its own namespace.
             own = f'NAMESPACE = "fourfold_{self.suffix}"'
-            text, found = re.subn(r'^NAMESPACE = "\w+"', own, text, flags=re.MULTILINE)
-            if not found:
+            text, count = re.subn(r'^NAMESPACE = "\w+"', own, text, flags=re.MULTILINE)
+            if not count:
                 raise SourceError("its operators have no namespace that could be changed")
         return text.encode()
 

@@ -228,17 +228,17 @@ class Connection:
         return _LENGTH.unpack(data)[0], list(files)
 
     def _bytes(self, count: int) -> bytes:
-        found = bytearray()
-        while len(found) < count:
+        received = bytearray()
+        while len(received) < count:
             self._limit()
             try:
-                part = self.end.recv(min(count - len(found), 1 << 20))
+                part = self.end.recv(min(count - len(received), 1 << 20))
             except ConnectionResetError as error:
                 raise Ended from error
             if not part:
                 raise Ended
-            found += part
-        return bytes(found)
+            received += part
+        return bytes(received)
 
     def _limit(self) -> None:
         if self.deadline == math.inf:

@@ -123,7 +123,7 @@ def slowdowns(text: str) -> tuple[float, ...]:
 
 def names() -> dict[str, bool]:
     """Return the names of the options, each with whether it takes a value."""
-    found: dict[str, bool] = {}
+    takes_value: dict[str, bool] = {}
     for add in (add_options, add_gate_options):
-        add(lambda name, **given: found.__setitem__(name, given.get("action") != "store_true"))
-    return found
+        add(lambda name, **given: takes_value.__setitem__(name, given.get("action") != "store_true"))
+    return takes_value

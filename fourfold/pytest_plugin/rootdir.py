@@ -123,13 +123,13 @@ def misleading(arguments: Sequence[str], folder: Path) -> list[str]:
 
 def joined(arguments: Sequence[str], folder: Path) -> list[str]:
     """Join each misleading value with its option, as ``--option=value``."""
-    found: list[str] = []
+    result: list[str] = []
     for argument in arguments:
-        if found and misleading([found[-1], argument], folder):
-            found[-1] += f"={argument}"
+        if result and misleading([result[-1], argument], folder):
+            result[-1] += f"={argument}"
         else:
-            found.append(argument)
-    return found
+            result.append(argument)
+    return result
 
 
 def astray(config: pytest.Config, values: Sequence[Path], tests: Sequence[str]) -> bool:

@@ -376,8 +376,8 @@ def compile_ahead_of_time(source: pathlib.Path, names: Sequence[str], arch: str)
 
 
 def _number(pattern: str, text: str, default: int | None = None) -> int:
-    if found := re.search(pattern, text):
-        return int(found[1])
+    if match := re.search(pattern, text):
+        return int(match[1])
     if default is None:
         raise CudaError(f"the compiler's output has no match for {pattern!r}:\n{text}")
     return default
@@ -488,8 +488,8 @@ def _nvrtc_version() -> tuple[int, int]:
 
 
 def _find(directory: pathlib.Path, name: str) -> CompiledKernels | None:
-    if found := find_entry(directory, ".cubin", "lowered_names", name):
-        path, about = found
+    if entry := find_entry(directory, ".cubin", "lowered_names", name):
+        path, about = entry
         return CompiledKernels(path, about["lowered_names"], about["log"])
     return None
 

@@ -55,11 +55,11 @@ class KernelInstances:
         """Return the reason why there is no instance for tensors of a floating-point dtype, or None if there is one."""
         if "{T}" in self.name:
             return self._refused.get(dtype)
-        taken = {self.element(parameter) for parameter in self.declared.parameters} - {None}
-        if not taken or dtype in taken:
+        dtypes = {self.element(parameter) for parameter in self.declared.parameters} - {None}
+        if not dtypes or dtype in dtypes:
             return None
         pointers = " and ".join(sorted({p.type for p in self.declared.parameters if self.element(p)}))
-        only = " and ".join(sorted(short(each) for each in taken if each))
+        only = " and ".join(sorted(short(each) for each in dtypes if each))
         return f"{self.name} of {self.source.name} takes {pointers}: {only} only"
 
     def element(self, parameter: declarations.DeclaredParameter) -> torch.dtype | None:
@@ -121,11 +121,11 @@ class KernelInstances:
         for position, (parameter, argument) in enumerate(zip(self.declared.parameters, arguments)):
             if isinstance(argument, torch.Tensor):
                 of_template = "{T}" in self.name and parameter.element in (self.declared.template or ())
-                wanted = dtype if of_template else self.element(parameter)
-                if wanted is not None and argument.dtype != wanted:
+                expected = dtype if of_template else self.element(parameter)
+                if expected is not None and argument.dtype != expected:
                     place = self.declared.position(position)
                     raise TypeError(
-                        f"{self.name}: {place} is {parameter.type} in C++ and takes {short(wanted)},"
+                        f"{self.name}: {place} is {parameter.type} in C++ and takes {short(expected)},"
                         f" but a tensor of {short(argument.dtype)} was given"
                     )
 

@@ -88,12 +88,12 @@ def _ask(given: list[Any], file: IO[str]) -> None:
 
 def _verdict(launch: Any) -> CompilerRefusal | str | None:
     """Return the refusal of a launch; None if the compiler accepts it; words if it is not known."""
-    found: CompilerRefusal | str | None = None
+    verdict: CompilerRefusal | str | None = None
     for architecture in ARCHITECTURES:
-        found = _verdict_for(launch, architecture)
-        if not isinstance(found, CompilerRefusal):
+        verdict = _verdict_for(launch, architecture)
+        if not isinstance(verdict, CompilerRefusal):
             break
-    return found
+    return verdict
 
 
 def _verdict_for(launch: Any, architecture: int) -> CompilerRefusal | str | None:

@@ -42,11 +42,11 @@ def _replace_compiled() -> None:
     from triton.runtime.jit import JITFunction
 
     interpreted = {}
-    for compiled in [found for found in gc.get_objects() if type(found) is JITFunction]:
+    for compiled in [each for each in gc.get_objects() if type(each) is JITFunction]:
         interpreted[compiled] = InterpretedFunction(compiled.fn)
         # Attributes that other code reads: libraries that generate code copy a kernel's source.
-        read = {"__doc__": compiled.fn.__doc__, "__globals__": compiled.fn.__globals__, "src": compiled.src}
-        interpreted[compiled].__dict__.update(read)
+        attributes = {"__doc__": compiled.fn.__doc__, "__globals__": compiled.fn.__globals__, "src": compiled.src}
+        interpreted[compiled].__dict__.update(attributes)
     _replace_everywhere(interpreted, _bind)
 
 
@@ -62,8 +62,8 @@ def compile_kernels() -> None:
     os.environ[_VARIABLE] = "0"
     knobs.runtime.interpret = False
     gc.unfreeze()  # frozen objects, such as those of collected tests, cannot be found
-    found = [each for each in gc.get_objects() if type(each) is InterpretedFunction]
-    _replace_everywhere({each: JITFunction(each.fn, **each.kwargs) for each in found}, lambda function: function)
+    functions = [each for each in gc.get_objects() if type(each) is InterpretedFunction]
+    _replace_everywhere({each: JITFunction(each.fn, **each.kwargs) for each in functions}, lambda function: function)
 
 
 def _replace_everywhere(replacements: dict[Any, Any], method: Callable[[Any], Any]) -> None:

@@ -68,9 +68,9 @@ def as_operation(candidate: Any, wanted: inspect.Signature, operation: str) -> C
     return order_arguments(function, wanted, signature.parameters)
 
 
-def _takes_weights(found: torch.nn.Module, own: inspect.Signature, wanted: inspect.Signature) -> bool:
+def _takes_weights(model: torch.nn.Module, own: inspect.Signature, wanted: inspect.Signature) -> bool:
     """Return whether a module takes an operation's arguments when arguments named after its weights replace them."""
-    rest = [name for name in wanted.parameters if models.weight_of(found, name) is None]
+    rest = [name for name in wanted.parameters if models.weight_of(model, name) is None]
     for positional, named in ((rest, ()), ((), rest)):
         with contextlib.suppress(TypeError):
             own.bind(*positional, **dict.fromkeys(named))

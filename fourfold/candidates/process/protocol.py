@@ -47,12 +47,12 @@ def changed_storages(storages: Iterable[tuple[int, torch.UntypedStorage]], last:
         storages: by number.
         last: the contents on the other side, by number.
     """
-    found = {}
+    changed = {}
     for number, storage in storages:
         content = contents(storage)
         if last.get(number) != content:
-            found[number] = last[number] = content
-    return found
+            changed[number] = last[number] = content
+    return changed
 
 
 # ---- values
@@ -615,10 +615,10 @@ def dtype_of(name: str) -> torch.dtype:
     Raises:
         Malformed: the name is not one of a dtype.
     """
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype) or found.is_complex:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or dtype.is_complex:
         raise Malformed(f"there is no dtype {name!r}")
-    return found
+    return dtype
 
 
 def decode_argument(message: Value, storages: Mapping[int, torch.UntypedStorage]) -> Any:

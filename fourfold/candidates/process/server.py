@@ -320,8 +320,8 @@ class Served:
             JUDGE.hide()
             function = models.like(function, Path(ask.state))
         try:
-            called = as_operation(function, inspect.Signature(parameters), ask.operation)
-            self.function = packed(called, ask.lists)
+            operation = as_operation(function, inspect.Signature(parameters), ask.operation)
+            self.function = packed(operation, ask.lists)
         except CannotBeCalled as error:
             return protocol.Uncallable(str(error)[:MOST_WORDS])
         JUDGE.hide()
@@ -403,11 +403,11 @@ class Served:
         try:
             with reproduce_conditions(ask.conditions, contextlib.nullcontext()):
                 calls = [functools.partial(self._call_once_per_mode, each, ask.output) for each in ask.calls]
-                wanted, found = call_at_once(calls, ask.functions, patience=ask.patience)
+                count, threads = call_at_once(calls, ask.functions, patience=ask.patience)
         except NeverReturns as error:
             return protocol.NeverReturned(str(error))
-        results = [[[self._result(part) for part in parts] for parts in thread] for thread in found]
-        return protocol.CalledAtOnce(wanted, results)
+        results = [[[self._result(part) for part in parts] for parts in thread] for thread in threads]
+        return protocol.CalledAtOnce(count, results)
 
     def compare(self, ask: protocol.CompareSizes) -> protocol.SizesCompared:
         """Return both sides of comparisons in a call, and ignore its result."""

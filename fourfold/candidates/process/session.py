@@ -122,8 +122,8 @@ class Session:
 
     def living(self) -> dict[int, torch.UntypedStorage]:
         """Return the storages that still exist, by number."""
-        found = ((number, known()) for number, known in list(self._by_number.items()))
-        return {number: storage for number, storage in found if storage is not None}
+        pairs = ((number, known()) for number, known in list(self._by_number.items()))
+        return {number: storage for number, storage in pairs if storage is not None}
 
     def forget(self) -> list[int]:
         """Return the numbers of storages that no longer exist."""

@@ -222,8 +222,8 @@ def _run(*command: str, refused: type[CudaError] = CudaError) -> str:
 
 
 def _find(directory: pathlib.Path, name: str, closure: Collection[str]) -> Built | None:
-    if found := find_entry(directory, ".so", "kernels", name):
-        path, about = found
+    if entry := find_entry(directory, ".so", "kernels", name):
+        path, about = entry
         shared = tuple(SharedArray(*row) for row in about["shared"])
         files = frozenset(os.path.realpath(file) for file in closure)
         places = frozenset((os.path.realpath(file), line) for file, line in about["ptx"])

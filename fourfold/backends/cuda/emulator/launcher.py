@@ -208,8 +208,8 @@ class CpuKernel(LoadedKernel):
         place: tuple[str | None, int | None] = (None, None)
         if fault.file:
             place = (os.path.realpath(fault.file.decode()), fault.line)
-        elif found := build.source_line(built, [pc for pc in fault.pcs if pc]):
-            place = found
+        elif line := build.source_line(built, [pc for pc in fault.pcs if pc]):
+            place = line
         other = build.source_line(built, [fault.other_pc]) if fault.other_pc else None
         what = fault.text.decode(errors="replace")
         what = what.replace("{other}", f" in line {other[1]}" if other else "")

@@ -214,7 +214,7 @@ def _is_constexpr(annotation: Any) -> bool:
 def _device(argument: Any) -> str:
     """Return the type of an argument's device; "cpu" for arguments other than tensors."""
     if isinstance(argument, tuple):
-        return next((found for found in map(_device, argument) if found != "cpu"), "cpu")
+        return next((device for device in map(_device, argument) if device != "cpu"), "cpu")
     return getattr(getattr(getattr(argument, "base", argument), "device", None), "type", "cpu")
 
 

@@ -427,10 +427,10 @@ class LaunchMonitor:
 
     def accesses_to(self, region: Region) -> Accesses:
         """Return the accesses to a region's storage in this launch."""
-        found = self.accesses.get(region.start)
-        if found is None:
-            found = self.accesses[region.start] = Accesses(region.nbytes, region.unit)
-        return found
+        accesses = self.accesses.get(region.start)
+        if accesses is None:
+            accesses = self.accesses[region.start] = Accesses(region.nbytes, region.unit)
+        return accesses
 
     def report_race(self, what: str, part: RegionAccess, race: DataRace | None) -> None:
         """Report a race."""
@@ -679,7 +679,7 @@ class MonitoredMemory(CheckedMemory):
         for region in self.watch.regions.values():
             if region.start <= address < region.start + region.nbytes:
                 return address | (region.low >> _TAG) << _TAG
-        tensor = next((found for found in EXPOSED.values() if holds(found, address)), None)
+        tensor = next((exposed for exposed in EXPOSED.values() if holds(exposed, address)), None)
         if tensor is None:
             return address
         region = self.watch.region("a tensor whose data_ptr() was taken", tensor)
@@ -724,11 +724,11 @@ class MonitoredBuilder(corrected.Builder, MonitoredMemory):
 
 def _wrapped_tensor(argument: Any) -> torch.Tensor:
     """Return the tensor whose address an object of another class gives as its own, such as Triton's TensorWrapper."""
-    found = tensor_of(argument)
-    if found is None:
+    tensor = tensor_of(argument)
+    if tensor is None:
         raise TypeError(f"the memory of an argument of type {type(argument).__name__} is not known: it is no tensor")
-    offset = (argument.data_ptr() - found.untyped_storage().data_ptr()) // found.element_size()
-    return found.as_strided((), (), offset)
+    offset = (argument.data_ptr() - tensor.untyped_storage().data_ptr()) // tensor.element_size()
+    return tensor.as_strided((), (), offset)
 
 
 class MonitoredLaunch(corrected.InterpretedLaunch):
