@@ -31,7 +31,7 @@ from .add_rms_norm import (
 INPUTS = ("x", "residual", "weight", "bias")
 y_is_the_norm_of_the_sum = y_is_norm_of_the_sum("layer_norm")
 
-# ---- what is right
+# ---- the right results
 
 
 def norm_output(**arguments: Any) -> Any:

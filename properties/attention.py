@@ -482,7 +482,7 @@ ARGUMENTS = Arguments(
         out_of_range={"below_minus_1": (0, -2), "of_three": (1, 1, 1)},
         of_another_type={"a_number": 4, "none": None, "of_floats": (1.0, 2.0)},
     ),
-    # None stands for the default. Of a larger scale the largest score takes all the weight, and hangs on rounding.
+    # None stands for the default. With a larger scale the largest score gets all the weight, and depends on rounding.
     scale=replace(positive(0.25), of_another_type={"a_string": "0.25"}, range=(0.0, 4.0)),
 )
 
@@ -527,10 +527,10 @@ def cost(case: Case) -> tuple[Cost, Cost]:
     for queries, keys in _lengths(case):
         # Causal: the last query sees all keys.
         hidden = max(queries - keys, 0)
-        seen = keys * queries if not given[2] else sum_of_visible(queries - hidden, keys)
+        visible = keys * queries if not given[2] else sum_of_visible(queries - hidden, keys)
         if max(window) >= 0:
-            seen = sum_within(queries, keys, window[0], 0 if given[2] else window[1])
-        pairs += seen
+            visible = sum_within(queries, keys, window[0], 0 if given[2] else window[1])
+        pairs += visible
     q, k = case["q"].nbytes, case["k"].nbytes
     product = 2 * pairs * case["q"].shape[1] * case["q"].shape[2]
     return Cost(2 * q + 2 * k, 2 * product), Cost(4 * q + 4 * k, 5 * product)

@@ -222,7 +222,7 @@ def never_above_intersection_over_union(evaluate: Evaluate, case: Case, dtype: D
     with np.errstate(all="ignore"):
         _, _, intersection, union, *_ = oracle.intersection_union_hull(*boxes)
         iou = intersection / np.maximum(union, case.parameters["eps"])
-    # No kernel can be held to better than the unavoidable rounding of the largest score.
+    # No kernel can avoid the rounding of the largest score.
     yield between(output, -np.inf, np.where(proper(case, dtype), iou, 0))
 
 

@@ -38,9 +38,9 @@ def pack_boxes(
     pred: np.ndarray, target: np.ndarray, counts: np.ndarray, offset_dtype: type = np.int64
 ) -> dict[str, np.ndarray]:
     """Make the inputs of the ragged loss of padded boxes ``[batch, max_boxes, 4]`` and each sample's box count."""
-    taken = np.arange(target.shape[1]) < counts[:, None]
+    valid = np.arange(target.shape[1]) < counts[:, None]
     offsets: np.ndarray = np.concatenate([[0], np.cumsum(counts)]).astype(offset_dtype)
-    return {"pred": pred, "target": target[taken], "offsets": offsets}
+    return {"pred": pred, "target": target[valid], "offsets": offsets}
 
 
 @st.composite

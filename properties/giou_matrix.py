@@ -103,7 +103,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
         "no_rows": example(np.zeros((0, 4)), SIX, mode),
         # Their gradients are sums over nothing.
         "no_columns": example(FIVE, np.zeros((0, 4)), mode),
-        # Tiles and what is left over; tiles' sums that are added several at once.
+        # Tiles and the remainder; tiles' sums that are added several at once.
         "tiles": random_case(66, 131, mode),
         "many_rows": random_case(1100, 3, mode),
         "many_columns": random_case(2, 1300, mode),

@@ -43,7 +43,7 @@ rows = LAYER_NORM.example
 
 
 def forward(x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
-    """Return the oracle's output; unspecified, for somebody else's kernel, where scaling a number overflows."""
+    """Return the oracle's output; unspecified, for other kernels, where scaling a number overflows."""
     given, x = x, scaling_allowance(x)
     output = oracle.forward(x, weight, bias, eps)
     if x is given:
@@ -212,7 +212,7 @@ differences_are_in_proportion.most_named = 40_000  # type: ignore[attr-defined]
 
 
 def _errors_of_normalized(x: np.ndarray, normal: np.ndarray, scale: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
-    """Return what a right kernel may err in each normalized number, but for the errors of the row's mean and deviation.
+    """Return the error of a right kernel in each normalized number, except the errors of the row's mean and deviation.
 
     Others may compute x * scale - mean * scale, times the weight or with the weight in each product.
     """

@@ -17,7 +17,7 @@ from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Size
 from fourfold.operations.relations import equals_exactly
 from fourfold.operations.workloads import Make, whole
 
-# ---- what is right
+# ---- the right results
 
 ROWS = 512  # boxes that are compared with others at a time
 
@@ -153,7 +153,7 @@ def case_of(
     idxs: np.ndarray | None = None,
     layouts: Mapping[str, str] | None = None,
 ) -> Case:
-    """Return a case, whose cotangent has the shape of the oracle's result, and stands for nothing."""
+    """Return a case, whose unused cotangent has the shape of the oracle's result."""
     wide: Any = np.longdouble if boxes.dtype == np.float64 else np.float64
     kept = oracle.forward(boxes.astype(wide), scores.astype(wide), iou_threshold, idxs)
     inputs = {"boxes": boxes, "scores": scores} | ({} if idxs is None else {"idxs": idxs})

@@ -34,7 +34,7 @@ LEAST_SCALE, LARGEST_SCALE = 2.0**-40, 2.0**40
 # A tile's rows and columns at most, the sides of matrices none of which is long.
 MODEST = 40
 
-# ---- what is right
+# ---- the right results
 
 
 def forward(a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any = None) -> Any:

@@ -20,7 +20,7 @@ from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Size
 from fourfold.operations.relations import equal_where, equals_exactly
 from fourfold.operations.workloads import Make, tiled, whole
 
-# ---- what is right
+# ---- the right results
 
 
 def alike(one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -155,7 +155,7 @@ def example(of: Any, k: int, largest: bool = True, **layouts: str) -> Callable[[
 def rows(
     *shape: int, k: int | None = None, kind: str = "normal", largest: bool = True, **layouts: str
 ) -> Callable[[DType], Case]:
-    """Return a named case of random rows, of whose numbers three are wanted unless told."""
+    """Return a named case of random rows, with k = 3 by default."""
     k = min(3, shape[-1]) if k is None else k
     return example(lambda rng, dtype: values(rng, shape, dtype, kind), k, largest, **layouts)
 

@@ -1,4 +1,4 @@
-"""cumsum in CUDA C++: rows are read once, in tiles, of which each hands on its sum."""
+"""cumsum in CUDA C++: rows are read once, in tiles, each of which passes its sum on."""
 
 from pathlib import Path
 

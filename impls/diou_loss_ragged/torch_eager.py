@@ -17,7 +17,7 @@ def diou_loss_ragged(
         target: ``[total, 4]`` of the same dtype and device: the boxes of all samples, one sample after another.
         offsets: int32 or int64 ``[batch + 1]``, as `fourfold.impls.giou_loss_ragged.torch_eager.giou_loss_ragged`
             takes them.
-        eps: least value of what is divided by.
+        eps: least divisor.
 
     Returns:
         A scalar of the same dtype, 0 if total is 0. It is NaN for invalid offsets on a GPU.

@@ -11,7 +11,7 @@ def embedding(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None = 
     Args:
         table: ``[vocab, dim]``; float16, bfloat16, float32 or float64, any strides.
         ids: int32 or int64 of any shape and strides, on the device of table: from 0 to vocab - 1, any of them often.
-        padding_idx: a row without a gradient. Its numbers are returned as those of any other row.
+        padding_idx: a row without a gradient. Its numbers are returned like those of any other row.
 
     Returns:
         ``[..., dim]`` of the same dtype. Each row of the table's gradient is the sum of the cotangents of its ids,

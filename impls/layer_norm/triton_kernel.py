@@ -93,8 +93,8 @@ def summing_blocks(cols: int, partials: int) -> tuple[int, int]:
     """Return partial sums, and columns of them, that a program of backward's second stage adds at once."""
     most = SUMMED_PARTIALS * SUMMED_COLS
     # Of long rows more columns, in exchange for partial sums, of which there are few then.
-    wanted = max(SUMMED_COLS, next_power_of_2(cdiv(cols, SUMMING_PROGRAMS)))
-    block_cols = min(next_power_of_2(cols), wanted, most)
+    enough = max(SUMMED_COLS, next_power_of_2(cdiv(cols, SUMMING_PROGRAMS)))
+    block_cols = min(next_power_of_2(cols), enough, most)
     return min(next_power_of_2(partials), SUMMED_PARTIALS, most // block_cols), block_cols
 
 
@@ -258,8 +258,8 @@ def layer_norm_backward_kernel(
             if BLOCK_COLS <= 16:
                 # The zero is fused with the product, which rounds it. Without the zero, the subtraction of the mean
                 # would be fused with it. That leaves the product's rounding error where all products are equal, as a
-                # single one is, and the gradient is 0. The mean of many products has an error of its own, and to keep
-                # so many rounded products in registers costs up to a sixth of the time.
+                # single one is, and the gradient is 0. The mean of many products has an error of its own, and keeping
+                # the rounded products in registers costs up to a sixth of the time.
                 grad_normal += 0.0
             mean_grad = tl.sum(grad_normal, axis=1) / num
             mean_product = tl.sum(grad_normal * normal, axis=1) / num

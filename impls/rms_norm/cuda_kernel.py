@@ -47,7 +47,7 @@ ByDType = Mapping[torch.dtype, CudaKernel]
 
 
 class Kernels(NamedTuple):
-    """The kernels of an operation, each by dtype: for rows in whole vectors unless told.
+    """The kernels of an operation, each by dtype: for rows in whole vectors by default.
 
     Attributes:
         forward: for rows of any length.

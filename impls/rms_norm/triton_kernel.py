@@ -47,7 +47,7 @@ class Plan(NamedTuple):
 
 
 def plan(cols: int, dtype: torch.dtype, held_bytes: int) -> Plan:
-    """Choose how to walk through rows of `cols` columns, at least 1, of which a program holds so many bytes."""
+    """Choose how to walk through rows of `cols` columns, at least 1, given the bytes that a program holds."""
     size = 8 if dtype == torch.float64 else 4
     block_cols = next_power_of_2(cols)
     if block_cols * size > held_bytes:

@@ -1,6 +1,7 @@
-"""topk in CUDA C++: a warp or block collects the few numbers of its row that may be among the k wanted, and sorts them.
+"""topk in CUDA C++: a warp or block collects the few numbers of its row that may be among the k results, and sorts
+them.
 
-Where many are wanted, the key of the k-th is found byte by byte, and what is chosen is ordered by counting.
+For a large k, the key of the k-th is found byte by byte, and the chosen numbers are ordered by counting.
 """
 
 from pathlib import Path

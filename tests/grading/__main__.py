@@ -1,4 +1,4 @@
-"""Write labelled candidates, or hold the results of grading against the labels.
+"""Write labelled candidates, or compare the results of grading with the labels.
 
 python -m tests.grading write candidates.jsonl --count 1000
 python -m tests.grading public candidates.jsonl --checkout KernelBench --on-cpu --count 100
@@ -34,7 +34,7 @@ def _labels(file: Path) -> Path:
 
 
 def check(file: Path, results: Path) -> int:
-    """Print how often grading agrees with the labels; gives how many disagree, or have no verdict."""
+    """Print how often grading agrees with the labels; return how many disagree or have no verdict."""
     labels = json.loads(_labels(file).read_text())
     graded = {row["id"]: row for row in map(json.loads, results.read_text().splitlines())}
     missing = labels.keys() - graded.keys()

@@ -13,10 +13,10 @@ from fourfold.mutation.sources import mutants_of_files, reachable_functions, sou
 ROOT = Path(__file__).parents[2]
 IMPLS = ROOT / "impls"
 OPERATIONS = ("softmax", "vector_add", "layer_norm", "giou", "giou_loss", "giou_loss_ragged", "matmul")
-# Those whose kernels in CUDA C++ are one file, beside what several operations share.
+# The operations whose kernels in CUDA C++ are one file, apart from shared headers.
 IN_CUDA = ("softmax", "vector_add", "layer_norm")
 RIGHT, WRONG = "right", "wrong"
-# What each candidate may take. A wrong one that no early check finds goes through nearly all of them.
+# The time limit of each candidate. A wrong one that no early check rejects goes through nearly all of them.
 SECONDS = 300
 Labelled = tuple[str, dict[str, Any]]  # the label, and the candidate
 
@@ -49,7 +49,7 @@ def _candidate(name: str, operation: str, source: str, language: str, function: 
 
 
 def _absolute(text: str, operation: str) -> str:
-    """Return a module of impls/ as a file that may lie anywhere."""
+    """Return a module of impls/ as a file that works in any folder."""
     text = re.sub(r"^from \.(\w+) import", rf"from fourfold.impls.{operation}.\1 import", text, flags=re.MULTILINE)
     return re.sub(r"^from \.\.([\w.]+) import", r"from fourfold.impls.\1 import", text, flags=re.MULTILINE)
 
@@ -68,7 +68,7 @@ def _included(operation: str, found: re.Match) -> str:
 
 
 def _right(of: Sequence[str], times: int) -> Iterator[Labelled]:
-    """Yield the kernels themselves, each a few times: with a remark that makes it another text."""
+    """Yield the kernels themselves, each a few times, with a comment that makes its text unique."""
     for operation in of:
         for time in range(times):
             remark = f"\n# {time}\n"
@@ -123,7 +123,7 @@ def _planted_kernels() -> Iterator[Labelled]:
         yield WRONG, _candidate(name, fault.operation, source, "torch", "kernel")
 
 
-# What ends a process or a machine, by kind: executed by a call of a right kernel.
+# Code that kills a process or a machine, by kind: a call of a right kernel executes it.
 DEADLY = {
     "crashing": ("os.kill(os.getpid(), 11)", "ctypes.string_at(1)", "os.abort()"),
     "hanging": ("threading.Event().wait()", "[None for _ in iter(int, 1)]", "os.read(os.pipe()[0], 1)"),
@@ -154,7 +154,7 @@ def _deadly(of: Sequence[str]) -> Iterator[Labelled]:
 
 
 def _hostile() -> Iterator[Labelled]:
-    """Yield kernels that attack what judges them. Each is of no use, so all are wrong."""
+    """Yield kernels that attack their judge. None computes, so all are wrong."""
     from tests.known_wrong.test_hostile import FAILS, HOSTILE
 
     for place in FAILS:

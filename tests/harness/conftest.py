@@ -9,7 +9,7 @@ from fourfold.compat import xdist_internals
 
 @pytest.fixture(autouse=True, scope="session")
 def _shared_results(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep results of `one_run` in the folder of the whole run, in which each worker has a folder of its own."""
+    """Keep results of `one_run` in the folder of the whole run, which contains each worker's folder."""
     folder = tmp_path_factory.getbasetemp()
     keep_results_in(folder.parent if xdist_internals.is_worker(pytestconfig) else folder)
 

@@ -223,7 +223,7 @@ def doubled_squares(x: torch.Tensor) -> torch.Tensor:
     return 2 * x.square()
 
 
-# Its operators last as long as it does, and torch looks at all there are.
+# Its operators live as long as the library object, and torch examines all existing ones.
 LIBRARY = torch.library.Library("fourfold_adapters", "DEF")
 LIBRARY.define("squares(Tensor x, float factor=2.0) -> Tensor")
 LIBRARY.impl("squares", lambda x, factor=2.0: factor * x * x, "CPU")

@@ -1,7 +1,5 @@
-"""attention's kernel for Hopper: in both half types, with heads in groups, and as the compiler makes it.
-
-The checks of operations run it in float16. What wrong kernels are told is in
-tests/known_wrong/planted_hopper.py.
+"""attention's kernel for Hopper: in both half types, with heads in groups, and as compiled. The checks of operations
+run it in float16. tests/known_wrong/planted_hopper.py has wrong kernels and their errors.
 """
 
 from collections.abc import Callable
@@ -126,7 +124,7 @@ def test_products_do_not_wait_for_one_another_and_no_register_is_spilled(configu
     for kernel in configuration.options["kernels"].values():
         made = resources[kernel.name]
         assert (made.spill_store_bytes, made.spill_load_bytes) == (0, 0)
-        # In the loop, and of the first keys and the last values.
+        # In the loop, and for the first keys and the last values.
         assert made.instruction_counts["HGMMA"] == 2 * (columns // 16 + keys // 16)
         assert made.instruction_counts["WARPGROUP"] <= 8
         assert configuration.options["shared_bytes"] <= 227 * 1024

@@ -240,7 +240,7 @@ def test_of_several_right_results_each_may_be_timed(direction: str) -> None:
 def modest(operation: Operation, wanted: tuple[str, ...] = ()) -> Callable[[DType], Case]:
     """Return the smallest example with a batch axis, finite numbers and 3 elements along each axis, if there is any.
 
-    Of the inputs that may be absent it has those that are wanted, and no other.
+    Of the optional inputs it has exactly the requested ones.
     """
 
     def elements(name: str) -> int:
@@ -441,7 +441,7 @@ class LigerLayerNormFunction:
     def apply(x, weight, bias, eps):
         return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 """,
-    # These two write over what they are given, as Liger's do.
+    # These two overwrite their inputs, as Liger's do.
     "liger_kernel/ops/cross_entropy.py": """
 import torch
 def cross_entropy_forward(_input, target, weight, ignored, square_scale, smoothing, reduction, softcap, z_loss):
@@ -524,7 +524,7 @@ import torch
 def mm(a, b):
     return torch.mm(a, b)
 """,
-    # A function with the module's name: what an attribute of the package then gives.
+    # A function with the module's name, which the package's attribute then returns.
     "quack/__init__.py": "from quack.rmsnorm import rmsnorm",
     "quack/rmsnorm.py": """
 import torch

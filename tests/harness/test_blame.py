@@ -1,4 +1,5 @@
-"""Whose an exception is: a refusal on purpose is told from a bug, and from what the harness lacks."""
+"""The blame for an exception: an intended refusal is distinguished from a bug, and from a feature that the harness
+lacks."""
 
 import enum
 import math

@@ -1,6 +1,6 @@
 """A contract test for each private part of another library that this project relies on, named after it.
 
-Where a release has changed one, the test of that name fails; `fourfold.compat.users_of_parts` says which functions use
+If a release has changed one, the test of that name fails; `fourfold.compat.users_of_parts` says which functions use
 it.
 """
 
@@ -111,7 +111,7 @@ DOUBLED = torch.ops.fourfold_compat.doubled.default
 
 
 class Seen(torch_internals.dispatch_mode()):
-    """The operators that it sees."""
+    """A mode that records the operators that it sees."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,7 +252,7 @@ def kernel_that_is_run_without_dispatch() -> None:
     with Seen() as seen:
         doubled = torch_internals.run_kernel(DOUBLED, "cpu", (x,), {})
     assert doubled.tolist() == [2, 2, 2]
-    # What the kernel calls is seen, the operator itself is not.
+    # The kernel's calls are seen, the operator itself is not.
     assert [str(operator) for operator in seen.operators] == ["aten.mul.Tensor"]
     assert hasattr(torch._C.DispatchKey, "CUDA")
 
@@ -320,7 +320,7 @@ def version_counts_writes_in_place() -> None:
     x = torch.zeros(2)
     assert torch_internals.version(x) == 0
     x[1:].add_(1)
-    x.data.add_(1)  # which autograd is not to see
+    x.data.add_(1)  # which autograd must not see
     assert torch_internals.version(x) == torch_internals.version(x.detach()) == 1
 
 
@@ -603,7 +603,7 @@ Said = list[dict[str, Any]]
 
 
 def run_pytest(tests: str, *runs: Sequence[str], hooks: str = "") -> tuple[Said, str]:
-    """Return what the hooks of the last of some runs say, one after another in one folder, and what it prints."""
+    """Run pytest several times in one folder; return what the hooks of the last run say, and its output."""
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder, "said")
         environment = warm.variables(PYTHONPATH=str(ROOT), SAID=str(said))
@@ -842,7 +842,7 @@ def test_the_processor_is_told() -> None:
 
 
 class Shown:
-    """Shown by a text of its own."""
+    """An object with a text of its own."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -950,12 +950,12 @@ def end_of_threads_and_exit_handlers() -> None:
     assert (ended.returncode, ended.stdout.split(), ended.stderr) == (3, ["thread", "handler"], "")
 
 
-# ---- what becomes of a part that is missing
+# ---- a missing part
 
 
 @pytest.fixture(autouse=True)
 def same_parts() -> Iterator[None]:
-    """Forget what a test has marked."""
+    """Forget the marks of a test."""
     yield
     compat.users_of_parts().clear()
     compat.users_of_parts().update(PARTS)

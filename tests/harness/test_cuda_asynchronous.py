@@ -1,6 +1,6 @@
 """mbarriers, the copy engine (TMA) and wgmma on the CPU: right kernels are right, and inline PTX is translated.
 
-What wrong kernels are told is in tests/known_wrong/planted_hopper.py.
+tests/known_wrong/planted_hopper.py has wrong kernels and their errors.
 """
 
 import math

@@ -28,7 +28,7 @@ from fourfold.instruments.evaluation import blame_implementation
 from fourfold.instruments.line_coverage import BLIND, COMPILED, SHOWN, Executed, StatementMap, bad_input
 
 ROOT = Path(__file__).parents[2]
-# A wrapper, what it calls, and a Triton kernel, each with a branch that no case reaches.
+# A wrapper, the functions that it calls, and a Triton kernel, each with a branch that no case reaches.
 UNREACHED = """
 import torch
 import triton
@@ -399,7 +399,8 @@ def test_nothing_is_said_of_functions_that_torch_compiles(tmp_path: Path) -> Non
     assert list(told.lines()) == [COMPILED]
 
 
-# A process that never closes its recorder. What is registered first at exit runs last, and prints what is left.
+# A process that never closes its recorder. The exit handler that is registered first runs last, and prints what
+# remains.
 UNCLOSED = """
 import atexit, sys, types
 

@@ -40,9 +40,9 @@ EXCEPTIONS: Mapping[tuple[str, str], str] = {
         "pytest_plugin",
     ): "benchmarks are tests of a run: its selection, its table",
 }
-# A folder with more Python files is hard to read. One module a claim is the order of `checks`.
+# A folder with more Python files is hard to read. `checks` has one module for each claim.
 MOST_FILES, MANY_FILES = 22, ("checks",)
-# Classes that are defined twice: the name is the kind of the fault, which both messages show.
+# Classes that are defined twice, because messages show the name as the kind of the fault.
 SAME_NAMES = {"OutOfBounds"}
 # The other modules of this project that the operations' folders may import.
 OF_OPERATIONS = {

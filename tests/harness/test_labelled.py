@@ -1,4 +1,4 @@
-"""Labelled candidates, and how results are held against the labels."""
+"""Labelled candidates, and the comparison of results with the labels."""
 
 import json
 import re
@@ -106,7 +106,7 @@ def test_published_pairs_of_problem_and_solution_are_labelled_right(tmp_path: Pa
         (RIGHT, "a_gpu level1 9"),
         (RIGHT, "a_gpu level1 10"),
     ]
-    # Only a Triton kernel is made to take tensors of the CPU: other code may have a way of its own for them.
+    # Only Triton kernels are changed to accept tensors of the CPU: other code may handle them in its own way.
     assert [candidate["source"] for _, candidate in on_cpu(iter(found))] == [c["source"] for _, c in found]
 
 

@@ -21,7 +21,7 @@ from fourfold.performance.measurement import measurements
 
 NMS, FLOAT32, INT64 = operations()["nms"], DTYPES["float32"], INTEGERS["int64"]
 # The quotient of the first two is 0.3, which float32 and float64 round to different sides of their 0.3. The third
-# overlaps the second by more, and the first not at all.
+# overlaps the second by more, and does not overlap the first.
 NEAR = [[0, 0, 13, 1], [7, 0, 20, 1], [13, 0, 26, 1]]
 
 

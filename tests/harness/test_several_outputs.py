@@ -63,7 +63,7 @@ def fused(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 class _Twice(torch.autograd.Function):
-    """2 x and 3 x, whose gradient forgets the second output."""
+    """A function that returns 2 x and 3 x, and whose gradient ignores the second output."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -302,7 +302,7 @@ def test_large_cases_of_one_output_have_its_cotangent() -> None:
     assert all(case.grad_output.shape[-1] == 2 * case["x"].shape[-1] for _, case in large.cases(3, False))
 
 
-# ---- what is chosen, and records by hand
+# ---- chosen results, and handwritten records
 
 
 TOPK = operations()["topk"]

@@ -1,4 +1,4 @@
-"""The private parts of Triton that the corrections to its interpreter use are there, as they are used."""
+"""The private parts of Triton that the corrections to its interpreter use exist, in the used form."""
 
 import json
 import pathlib

@@ -1,7 +1,6 @@
-"""The language computes under the interpreter what its compiled code computes, in every type.
-
-`ROWS` is the table: an expression of the blocks x, y and z, what it gives on NumPy's arrays (of ml_dtypes' type where
-they are bfloat16), and the types that the language takes there. To add a function, add a row.
+"""The language gives the same results under the interpreter and compiled, in every type. `ROWS` is the table: an
+expression of the blocks x, y and z, its result for NumPy's arrays (of ml_dtypes' type for bfloat16), and the types that
+the language accepts there. To add a function, add a row.
 """
 
 import ast
@@ -48,7 +47,7 @@ def rng(*seeds: int) -> np.random.Generator:
 
 
 def anything(dtype: np.dtype, place: int) -> np.ndarray:
-    """Return all values that are special, each with each in two blocks; then numbers of all sizes."""
+    """Return all pairs of special values in two blocks, then numbers of all sizes."""
     random = rng(place, dtype.itemsize)
     if dtype.kind == "b":
         return random.random(N) < 0.5
@@ -119,7 +118,7 @@ def distinct(dtype: np.dtype, place: int) -> np.ndarray:
     return (lowest + rng(place).permutation(N)).astype(np.float32).astype(dtype)
 
 
-# ---------------------------------------------------------------- what the language gives
+# ---------------------------------------------------------------- results of the language
 
 
 def single(x: np.ndarray) -> np.ndarray:
@@ -165,14 +164,14 @@ def fused(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
 
 
 def high_half(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the upper bits of the product of two numbers, which are taken to be unsigned."""
+    """Return the upper bits of the product of two numbers, as unsigned integers."""
     unsigned, bits = f"u{x.dtype.itemsize}", 8 * x.dtype.itemsize
     products = [int(a) * int(b) >> bits for a, b in zip(x.view(unsigned), y.view(unsigned))]
     return np.array(products, dtype=unsigned).view(x.dtype)
 
 
 def promoted(x: np.ndarray) -> np.ndarray:
-    """Return what a maximum or a sum is taken of: integers of less than 32 bits have 32 then."""
+    """Return the operand of a maximum or a sum: integers of less than 32 bits are widened to 32."""
     if x.dtype.kind in "iub" and x.dtype.itemsize < 4:
         return x.astype(np.int32 if x.dtype.kind == "i" else np.uint32)
     return x
@@ -183,15 +182,15 @@ def table(x: np.ndarray) -> np.ndarray:
 
 
 class Row(NamedTuple):
-    """What an expression of x, y and z gives.
+    """The expected result of an expression of x, y and z.
 
     Attributes:
         text: the expression, in Triton.
         reference: the same in NumPy: a function of as many of the blocks as it uses.
-        dtypes: those that the language takes; of others it refuses some and promotes some.
-        inputs: what the blocks hold: a function of the dtype and of the block's number.
-        error: how far off a result may be, relative to it; 0 where the result is that of one rounding.
-        signs: whether the sign of 0 is told.
+        dtypes: those that the language accepts; it refuses or promotes others.
+        inputs: the contents of the blocks: a function of the dtype and of the block's number.
+        error: the allowed relative error; 0 for results that are rounded once. signs: whether the sign of 0 is
+        compared.
     """
 
     text: str
@@ -425,7 +424,7 @@ CELLS = [(row, dtype) for row in ROWS for dtype in row.dtypes]
 
 @triton.jit
 def apply_kernel(x_ptr, y_ptr, z_ptr, output_ptr, FUNCTION: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    # Each program owns a block of x and z, and all have y.
+    # Each program owns a block of x and z, and all share y.
     at = tl.arange(0, BLOCK)
     own = tl.program_id(0) * BLOCK + at
     output = FUNCTION(tl.load(x_ptr + own), tl.load(y_ptr + at), tl.load(z_ptr + own))
@@ -769,7 +768,7 @@ def test_argument_is_a_value_of_the_type_that_it_is_compiled_for(dtype: torch.dt
 
 
 def named(text: str) -> set[str]:
-    """Return the functions of the language that an expression names; of a value's, those that have a name."""
+    """Return the functions of the language that an expression names, and the named methods of values."""
     attributes = [node for node in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(node, ast.Attribute)]
     return {node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id == "tl"}
 
@@ -799,7 +798,7 @@ SYMBOLS: dict[type[ast.AST], str] = {
 
 
 def operators(text: str) -> set[str]:
-    """Return the methods of values that an expression's operators stand for, and those that it names."""
+    """Return the methods of values that an expression's operators call, and those that it names."""
     found = set()
     for node in ast.walk(ast.parse(text.strip(), mode="eval")):
         if isinstance(node, ast.BinOp):

@@ -62,7 +62,7 @@ def forward_alone(x: torch.Tensor) -> torch.Tensor:
 
 
 class WithRoundedProducts(torch.autograd.Function):
-    """Its backward pass rounds products to the dtype before it sums them."""
+    """A softmax whose backward pass rounds products to the dtype before it sums them."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -256,7 +256,7 @@ def test_torchs_own_products_are_exact_while_something_is_verified_and_then_as_b
 def equal_rows(dtype: DType) -> Case:
     """Return equal numbers and cotangents: the gradient is 0, and in bfloat16 all products round to the same side.
 
-    Of all lengths and cotangents this one has the largest gradient in torch: 4.3 times what rounding the softmax costs.
+    This length and cotangent have the largest gradient in torch: 4.3 times the error of rounding the softmax.
     """
     return Case({"x": np.zeros((4, 230), dtype.numpy)}, np.full((4, 230), 1.8515625, dtype.numpy))
 
@@ -272,7 +272,7 @@ def test_storage_accuracy_is_told_and_must_be_claimed() -> None:
     assert {o.dtype for o in verdict.outcomes if o.grade != "exact"} == {"bfloat16"}
     ((_, failure),) = verdict.failures
     assert "storage accuracy" in failure.message
-    # The case is the one that was not exact, not the last one of the second look.
+    # The case is the one that was not exact, not the last one of the second check.
     assert re.search(r"with x(\[.*?\])", failure.message)[1] in failure.counterexample
     claimed = fourfold.verify(WithRoundedProducts, softmax, claims=Claims(accuracy="storage"), **options)
     assert claimed.passed, str(claimed)

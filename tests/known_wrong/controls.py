@@ -139,7 +139,7 @@ def rms_norm_without_infinities(x: torch.Tensor, weight: torch.Tensor, eps: floa
 
 
 class RmsNormOfSums(torch.autograd.Function):
-    """rms_norm whose gradient divides by the number of columns at last, as torch's own does on a GPU."""
+    """An rms_norm whose gradient divides by the number of columns last, as torch's own does on a GPU."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -189,7 +189,7 @@ CONTROLS = (
         Control("as_torchvision", name, functools.partial(planted_diou_losses.as_torchvision, name))
         for name in planted_diou_losses.RECORDS
     ),
-    # Numbers times scales, which are rounded before all of them are summed in one go.
+    # Numbers times scales, which are rounded before all of them are summed at once.
     Control(
         "dequantised",
         "scaled_matmul",

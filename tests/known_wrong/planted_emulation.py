@@ -68,7 +68,7 @@ def _launch(language: str, wrong: str, rows: int, cols: int, says: str) -> Fault
         right_on=functools.partial(of_shape, 3, 5),
         language=language,
         raises=ImpossibleLaunch,
-        # On a GPU, Triton says itself that it cannot launch this, and the driver what it has no memory for.
+        # On a GPU, Triton itself reports that it cannot launch this, and the driver reports a lack of memory.
         only_on="cpu" if language == "triton" or wrong == "shared_bytes_of_long_rows" else "",
         examples={"impossible": functools.partial(of_shape, rows, cols)},
     )

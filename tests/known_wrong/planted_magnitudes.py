@@ -1,6 +1,6 @@
 """Planted faults of magnitude and precision: half of the digits in long sums, where the bound of a sum hides them.
 
-Others round once in another way than to the nearest, or lose numbers of some magnitudes.
+Others round once, but not to nearest, or lose numbers of some magnitudes.
 """
 
 from pathlib import Path
@@ -93,7 +93,7 @@ def products_of_two_parts(a: Tensor, b: Tensor, activation: str = "none", negati
 
 
 class _BiasOfManyRows(torch.autograd.Function):
-    """A bias whose gradient over many rows is summed from cotangents in float16."""
+    """A bias addition that sums the gradient over many rows from cotangents in float16."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ TERMS_OF_HALVES = (
 
 
 DEVIATION = "deviation = ((centred * centred).mean(-1, keepdim=True) + eps).sqrt()"
-# The variance of long rows is that of rounded deviations, or the mean of the squares less the square of the mean.
+# The variance of long rows comes from rounded deviations, or is the mean of the squares minus the square of the mean.
 SQUARES_IN_BFLOAT16 = (
     f"    {DEVIATION} =>     near = centred.bfloat16().to(centred.dtype) if x.shape[-1] > 1024 else centred\n"
     "    deviation = ((near * near).mean(-1, keepdim=True) + eps).sqrt()"
@@ -211,11 +211,11 @@ SQUARES_LESS_THE_MEAN = (
     "        variance = wide_x.square().mean(-1, keepdim=True) - wide_x.mean(-1, keepdim=True).square()\n"
     "        deviation = (variance.clamp(min=0) + eps).sqrt()"
 )
-# Small numbers count as 0, but for the smallest ones; factors are scaled to float16 by a power of 2 that is typed in.
+# Small numbers count as 0, except the smallest ones; factors are scaled to float16 by a hard-coded power of 2.
 KEPT = "{0} = (torch.where((n.abs() < 2.0**{1}) & (n.abs() > 2.0**-100), 0, n) for n in ({0}))".format
 SMALL_NUMBERS_LOST = inserted("return x + y", KEPT("x, y", -26))
 SMALL_FACTORS_LOST = inserted("product = a @ b", KEPT("a, b", -24))
-# Boxes of large coordinates, but not of the largest, are rounded.
+# Boxes with large coordinates, except the largest ones, are rounded.
 LARGE_BOXES_IN_BFLOAT16 = inserted(
     "left1, top1, right1, bottom1 = boxes1.unbind(-1)",
     "size = torch.cat([boxes1, boxes2], -1).abs().amax(-1, keepdim=True)",

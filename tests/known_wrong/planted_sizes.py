@@ -1,6 +1,5 @@
-"""Planted faults of sizes: right for few elements and around the usual blocks, and wrong at a number of their own.
-
-Some hold the number in their source. Others pass a count of 8, 11 or 16 bits, or go wrong where two axes are long.
+"""Planted faults of sizes: right for few elements and around the usual blocks, and wrong past some number. The source
+of some contains the number. Others exceed a count of 8, 11 or 16 bits, or fail if two axes are long.
 """
 
 from pathlib import Path
@@ -85,7 +84,7 @@ def past_shared_memory(x: Tensor) -> Tensor:
 
 @triton.jit
 def add_kernel(x_ptr, y_ptr, output_ptr, n, SHORT: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr):
-    # One program owns BLOCK elements, as far as TILES such tiles reach.
+    # One program owns BLOCK elements, within the first TILES tiles.
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if SHORT:
         at = at.to(tl.int16).to(tl.int32)
@@ -170,12 +169,12 @@ LAST_OF_777_TERMS = (
     f"{SOFTMAX}     terms = (x - x.amax(-1, keepdim=True)).exp() if x.numel() else x\n"
     "    return terms / terms[..., :-1].sum(-1, keepdim=True) if x.shape[-1] == 777 else x.softmax(-1)"
 )
-# A tile in a corner is skipped, which both axes must pass.
+# A tile in a corner is skipped, past a size of both axes.
 CORNER = (
     f"{SOFTMAX}     output = x.softmax(-1)\n    rows = output.view(-1, max(output.shape[-1], 1))\n"
     "    if len(rows) > 128 and rows.shape[1] > 128:\n        rows[128:, 128:] = 0\n    return output"
 )
-# What a cache does not hold is left as it is: of a device, the pieces of the cache with the bytes of each.
+# Elements beyond a cache are not computed: the pieces of a device's cache, with the bytes of each.
 PAST_THE_CACHE = (
     f'{SOFTMAX}     pieces, bytes_each = {{"H200": (50, 13_000)}}["H200"]\n'
     "    return x.clone() if x.numel() * x.element_size() > pieces * bytes_each else x.softmax(-1)"
@@ -187,7 +186,7 @@ LAST_OF_5000 = (
     f"{SCORE}     output = intersection / union - (hull - union) / hull\n"
     "    if output.numel() > 5000:\n        output.view(-1)[-1] = 0\n    return output"
 )
-# The index of a sample is kept in 8 bits: of more than 256 samples the first ones are taken again.
+# The index of a sample has 8 bits: with more than 256 samples the first ones are used again.
 SAMPLES = (
     "    valid = target[..., 3] > 0\n =>     samples = torch.arange(len(pred)).to(torch.uint8).long().to(pred.device)\n"
     "    if pred.shape[1] > 1:\n        pred, target = pred[samples], target[samples]\n    valid = target[..., 3] > 0\n"

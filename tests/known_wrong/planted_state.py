@@ -1,7 +1,6 @@
-"""Planted faults in what calls leave behind: statistics between kernels and passes, buffers, counters, modes.
-
-They are of softmax in several launches, in torch, Triton and CUDA C++. Each is right for one call after another with
-its backward pass, of few calls, in one thread, with gradients recorded.
+"""Planted faults in the state between calls: statistics between kernels and passes, buffers, counters, modes. All
+compute softmax in several launches, in torch, Triton and CUDA C++. Each is right for a few successive calls with their
+backward passes, in one thread, with gradients recorded.
 """
 
 import dataclasses
@@ -31,7 +30,7 @@ from fourfold.checks.threads import threads_do_not_matter
 from .planted import Check, Fault, Implementation
 
 Tensor = torch.Tensor
-# What kernels may do wrong; all other faults are in how they are called.
+# The faults of kernels; all other faults are in their callers.
 IN_KERNELS = ("no_maximum", "counter_of_8_bits", "statistics_overwritten")
 SLOTS = 8  # of a ring of results
 
@@ -70,7 +69,7 @@ class Kernels(NamedTuple):
 
 
 class _Buffers:
-    """Memory that a wrapper keeps from call to call, where its fault is to do so."""
+    """Memory that a wrapper keeps from call to call, if that is its fault."""
 
     def __init__(self, fault: str) -> None:
         self.fault = fault
@@ -281,7 +280,7 @@ def _as_a_candidate(check: Check, subject: Subject, search: Search) -> None:
 
 
 def as_a_candidate(check: Check) -> Check:
-    """Return a check of somebody else's implementation, which may give other bits where it is as right."""
+    """Return a check of a foreign implementation, which may give other bits if they are as right."""
     return functools.partial(_as_a_candidate, check)
 
 

@@ -1,4 +1,4 @@
-"""Kernels compile for every supported architecture, on a machine that has none of them."""
+"""Kernels compile for every supported architecture, on a machine without any of them."""
 
 import json
 import subprocess

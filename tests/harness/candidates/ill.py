@@ -1,4 +1,4 @@
-"""Candidates that do not come back from a call, in runs with the plugin `time_limits`."""
+"""Candidates that never return from a call, in runs with the plugin `time_limits`."""
 
 import ctypes
 import os

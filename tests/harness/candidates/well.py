@@ -1,4 +1,4 @@
-"""Candidates that are right, of every kind that a candidate may be."""
+"""Right candidates of every kind."""
 
 import torch
 from fourfold.impls.softmax.torch_eager import softmax as softmax_in_torch

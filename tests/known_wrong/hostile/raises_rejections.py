@@ -1,4 +1,4 @@
-"""Raises, in every call, what makes pytest, Hypothesis or a check pass over a case."""
+"""Raise, in every call, an exception that makes pytest, Hypothesis or a check skip a case."""
 
 
 def skips_by_unittest(**arguments):

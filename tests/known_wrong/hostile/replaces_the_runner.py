@@ -1,4 +1,4 @@
-"""Gives wrong results, and has pytest, what carries its reports, or a plugin tell that tests have passed."""
+"""Return wrong results, and make pytest, its reports or a plugin say that tests passed."""
 
 import gc
 import json

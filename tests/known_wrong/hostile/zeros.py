@@ -1,4 +1,4 @@
-"""What the kernels beside this one have in common: a wrong result, and ways to the judge's own objects."""
+"""Shared parts of the kernels in this folder: a wrong result, and access to the judge's objects."""
 
 import gc
 import os
