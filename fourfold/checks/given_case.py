@@ -25,9 +25,9 @@ def with_cotangent(operation: Operation, case: Case, dtype: DType) -> Case:
     shape = reference(operation, case, dtype).shape
     if case.grad_output.shape == shape:
         return case
-    kept = operation.result_dtype(dtype).numpy if operation.differentiable else DTYPES["float32"].numpy
+    result_dtype = operation.result_dtype(dtype).numpy if operation.differentiable else DTYPES["float32"].numpy
     numbers = np.linspace(-1.5, 2, int(np.prod(shape, dtype=np.int64)))
-    return replace(case, grad_output=numbers.reshape(shape).astype(kept))
+    return replace(case, grad_output=numbers.reshape(shape).astype(result_dtype))
 
 
 @st.composite

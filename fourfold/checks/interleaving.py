@@ -33,9 +33,9 @@ class _Call:
     def __init__(self, subject: Subject, case: Case, name: str) -> None:
         self.subject, self.name = subject, name
         self.expected: dict[str, Bounded] = expected_results(subject, case)
-        given = case_tensors(subject, case)
-        self.cotangent = given["grad_output"]
-        self.inputs = {name: tensor for name, tensor in given.items() if name != "grad_output"}
+        tensors = case_tensors(subject, case)
+        self.cotangent = tensors["grad_output"]
+        self.inputs = {name: tensor for name, tensor in tensors.items() if name != "grad_output"}
         self.names = subject.operation.differentiable_in(case)
         for each in self.names:
             self.inputs[each].requires_grad_()

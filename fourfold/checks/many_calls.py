@@ -78,8 +78,8 @@ class _Calls:
         self.subject, self.cases = subject, cases
         self.inputs = [case.tensors(subject.dtype, subject.device) for case in cases]
         names = subject.operation.differentiable_in(cases[0]) if subject.differentiable else ()
-        self.leaves = [[given[name].detach().requires_grad_() for name in names] for given in self.inputs]
-        self.recorded = [given | dict(zip(names, leaves)) for given, leaves in zip(self.inputs, self.leaves)]
+        self.leaves = [[tensors[name].detach().requires_grad_() for name in names] for tensors in self.inputs]
+        self.recorded = [tensors | dict(zip(names, leaves)) for tensors, leaves in zip(self.inputs, self.leaves)]
         self.cotangents = [case.tensor("grad_output", subject.dtype, subject.device) for case in cases]
         self.names = names
         self.made: list[_Call] = []

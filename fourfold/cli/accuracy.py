@@ -67,12 +67,12 @@ def select_cells(given: argparse.Namespace) -> Selection:
     Raises:
         SelectionError: an option names something unknown.
     """
-    chosen = given.backend or ([] if given.candidate else [name for name in backends.BACKENDS if name in OWN])
+    names = given.backend or ([] if given.candidate else [name for name in backends.BACKENDS if name in OWN])
     return Selection.of(
         operations(),
         given.candidate,
         op=given.op or [operation_in(text) for text in given.candidate],
-        backend=[*chosen, *([CANDIDATE] if given.candidate else [])],
+        backend=[*names, *([CANDIDATE] if given.candidate else [])],
         dtype=given.dtype,
     )
 

@@ -560,10 +560,10 @@ class Declaration:
         how = str(rng.choice(of.kinds)) if of.is_floating else "any"
         tested = of.is_floating and not of.dtypes
         dtype = DTYPES[former.dtype.name if tested else "float32"]
-        made = make_array(of, rng, former.shape, dtype, sizes, how).astype(former.dtype)
+        array = make_array(of, rng, former.shape, dtype, sizes, how).astype(former.dtype)
         if case.layouts.get(name) == "expanded":
-            made = self._make_constant(name, made, list(case.inputs).index(name))
-        return made
+            array = self._make_constant(name, array, list(case.inputs).index(name))
+        return array
 
     def case_of(self, arguments: Mapping[str, Any], dtype: DType) -> Case:
         """Return the case of some arguments.

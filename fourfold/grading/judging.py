@@ -76,8 +76,8 @@ class Settings:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Settings":
         """Build settings from JSON."""
-        made: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in given.items()}
-        return cls(**made)
+        fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in given.items()}
+        return cls(**fields)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as a mapping for JSON."""

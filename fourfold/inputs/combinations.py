@@ -246,5 +246,5 @@ def _set_layouts(operation: Operation, case: Case, layouts: Mapping[str, str]) -
                 grad_output = repeat_first(grad_output)
             elif name in inputs and is_floating(inputs[name]) and name not in operation.ordinary:
                 inputs[name] = repeat_first(inputs[name])
-    kept = {name: layout for name, layout in layouts.items() if name in inputs or name == "grad_output"}
-    return Case(inputs, grad_output, case.parameters, kept)
+    present = {name: layout for name, layout in layouts.items() if name in inputs or name == "grad_output"}
+    return Case(inputs, grad_output, case.parameters, present)

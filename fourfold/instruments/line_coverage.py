@@ -125,8 +125,8 @@ class StatementMap:
     def _module(self, file: Path) -> Any:
         if file not in self._modules:
             try:
-                made = self._modules[file] = Module(file) if file.suffix == ".py" else None
-                self.compiles |= made is not None and any(map(_compiles, ast.walk(made.tree)))
+                module = self._modules[file] = Module(file) if file.suffix == ".py" else None
+                self.compiles |= module is not None and any(map(_compiles, ast.walk(module.tree)))
             except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
                 self._modules[file] = None
         return self._modules[file]
@@ -305,9 +305,9 @@ class Executed:
             self.unseen |= {_one_line(reason): None for reason in records["unseen"]}
             for file, first, last, condition, function, begin, kernel, ran in records["statements"]:
                 texts = _one_line(condition), _one_line(function)
-                made = Statement(int(first), int(last), *texts, int(begin), bool(kernel))
-                key = _one_line(file), made.first
-                self._statements[key] = made, bool(ran) or self._statements.get(key, (made, False))[1]
+                statement = Statement(int(first), int(last), *texts, int(begin), bool(kernel))
+                key = _one_line(file), statement.first
+                self._statements[key] = statement, bool(ran) or self._statements.get(key, (statement, False))[1]
 
     def never(self) -> list[Unexecuted]:
         """Return the lines that never ran, or [] if that is unknown."""
@@ -383,15 +383,15 @@ class _Reader:
     def _function_statements(self, node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Iterator[Statement]:
         decorators = [ast.unparse(each) for each in node.decorator_list]
         kernel = any("jit" in each for each in decorators)
-        kept = any(word in each for each in decorators for word in _KEEPS)
-        if not kept:
+        cached = any(word in each for each in decorators for word in _KEEPS)
+        if not cached:
             for conditional, *numbers in conditional_parts(node):
                 if conditional.lineno < node.body[0].lineno:  # a default
                     continue
                 line, test = conditional.lineno, conditional.test
                 for number, condition in zip(numbers, (self._shorten(self._source_text(test)), self._not(test))):
                     yield Statement(part_of_line(line, number), line, condition, name, node.lineno, kernel)
-        if not kept:
+        if not cached:
             yield from self._body_statements(node.body, "", (name, node.lineno, kernel))
 
     def _body_statements(

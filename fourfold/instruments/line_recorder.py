@@ -257,9 +257,9 @@ class Monitor(LineRecorder):
 
 def new_recorder(marks: Marks) -> LineRecorder:
     """Return a recorder for this release of Python. It stops at exit, before the interpreter clears modules."""
-    made = Monitor(marks) if monitoring is not None else Tracer(marks)
-    atexit.register(made._stop)
-    return made
+    recorder = Monitor(marks) if monitoring is not None else Tracer(marks)
+    atexit.register(recorder._stop)
+    return recorder
 
 
 def sees_all_threads() -> bool:

@@ -139,8 +139,8 @@ class Claims:
         claimed["aligned"] = not (self.contiguous or other.contiguous) and (self.aligned or other.aligned)
         claimed["ranks"] = tuple(rank for rank in self.ranks if rank in other.ranks) or other.ranks
         claimed["dtypes"] = tuple(name for name in self.dtypes if name in other.dtypes) or other.dtypes
-        kept = {n: v for n, v in claimed.items() if n == "aligned" or v != getattr(NO_CLAIMS, n)}
-        return replace(self, **kept)
+        changed = {n: v for n, v in claimed.items() if n == "aligned" or v != getattr(NO_CLAIMS, n)}
+        return replace(self, **changed)
 
     def excludes(self, operation: Operation, case: Case, dtype: DType) -> bool:
         """Return whether the claims exclude a case, by its numbers, its sizes or its layouts."""

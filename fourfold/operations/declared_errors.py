@@ -69,8 +69,8 @@ class Arguments:
     @cached_property
     def good(self) -> dict[str, Any]:
         """Return the arguments of a valid call, with tensors on the CPU."""
-        made = {name: self._tensor(name, shape) for name, shape in self._shapes.items()}
-        return made | {name: parameter.choices[0] for name, parameter in self._parameters.items()}
+        tensors = {name: self._tensor(name, shape) for name, shape in self._shapes.items()}
+        return tensors | {name: parameter.choices[0] for name, parameter in self._parameters.items()}
 
     def wrong(
         self,

@@ -293,8 +293,8 @@ class Performance:
         if folder is None:
             return []
         records = pytest_benchmark_internals.saved_files(folder)
-        kept = self.config.getoption("--benchmark-autosave") or self.config.getoption("--benchmark-save")
-        return records[:-1] if kept else records
+        saves = self.config.getoption("--benchmark-autosave") or self.config.getoption("--benchmark-save")
+        return records[:-1] if saves else records
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

@@ -195,7 +195,7 @@ def _alone(root: Path) -> Iterator[None]:
     def hide() -> dict[str, ModuleType]:
         return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in tops}
 
-    kept = hide()
+    hidden = hide()
     sys.path.insert(0, str(root))
     importlib.invalidate_caches()
     try:
@@ -203,4 +203,4 @@ def _alone(root: Path) -> Iterator[None]:
     finally:
         sys.path.remove(str(root))
         hide()
-        sys.modules.update(kept)
+        sys.modules.update(hidden)

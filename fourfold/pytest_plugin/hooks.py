@@ -252,8 +252,8 @@ def of_dtypes(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
 
 def default_cells(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
     """Return the cells of candidates, and `of_dtypes` for the library's own; all cells if `dtypes` is empty."""
-    kept = set(of_dtypes(cells, dtypes)) if dtypes else set(cells)
-    return [cell for cell in cells if cell.backend == CANDIDATE or cell in kept]
+    selected = set(of_dtypes(cells, dtypes)) if dtypes else set(cells)
+    return [cell for cell in cells if cell.backend == CANDIDATE or cell in selected]
 
 
 def spread(cells: list[Cell], test: str, everywhere: Collection[str]) -> list[Cell]:

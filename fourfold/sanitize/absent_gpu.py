@@ -269,24 +269,24 @@ class Names(TorchFunctionMode):
 
     def of_host(self, call: Any, *args: Any, **options: Any) -> torch.Tensor:
         """Return a tensor in the host's memory that shares memory with NumPy."""
-        made = call(*args, **options)
-        setattr(made.untyped_storage(), _ON_HOST, True)
-        return made
+        result = call(*args, **options)
+        setattr(result.untyped_storage(), _ON_HOST, True)
+        return result
 
     def copied(self, call: Any, *args: Any, **options: Any) -> torch.Tensor:
         """Return a tensor that shares memory if its device allows."""
         asked = device_type(options.get("device"))
         given = args[0] if args else options.get("data", options.get("obj"))
         if isinstance(given, torch.Tensor):
-            made = call(*args, **{**options, "device": None})
-            return self.moved(made, asked) if asked in ("cuda", "cpu") else made
+            result = call(*args, **{**options, "device": None})
+            return self.moved(result, asked) if asked in ("cuda", "cpu") else result
         asked = asked or torch_internals.default_device().type
-        made = call(*args, **{**options, "device": "cpu"})
+        result = call(*args, **{**options, "device": "cpu"})
         if asked == "cuda":
             with self.wanting("cuda"):
-                return made.clone()
-        setattr(made.untyped_storage(), _ON_HOST, True)
-        return made
+                return result.clone()
+        setattr(result.untyped_storage(), _ON_HOST, True)
+        return result
 
 
 class Modes:
@@ -459,9 +459,9 @@ class Generator(torch.Generator):
 
     def __new__(cls, device: Any = "cpu") -> "Generator":
         """Create a generator on the CPU, for any device."""
-        made = super().__new__(cls, "cpu")
-        made.of_gpu, made.drawn = device_type(device) == "cuda", 0
-        return made
+        generator = super().__new__(cls, "cpu")
+        generator.of_gpu, generator.drawn = device_type(device) == "cuda", 0
+        return generator
 
     of_gpu: bool
     drawn: int

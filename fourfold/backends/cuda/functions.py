@@ -68,9 +68,9 @@ class KernelInstances:
             return None
         types = self.declared.template or ()
         if parameter.element in types and "{T}" not in self.name:
-            given = declarations.split(self.name.partition("<")[2].rpartition(">")[0])
+            arguments = declarations.split(self.name.partition("<")[2].rpartition(">")[0])
             at = types.index(parameter.element)
-            return declarations.ELEMENTS.get(given[at]) if at < len(given) else None
+            return declarations.ELEMENTS.get(arguments[at]) if at < len(arguments) else None
         return declarations.ELEMENTS.get(parameter.element)
 
     def compile_for(self, device: str) -> None:
@@ -220,9 +220,9 @@ def plain(value: Any) -> Any:
     return value.clone() if value.data_ptr() % ALIGNMENT else value
 
 
-def _apply(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+def _apply(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
     """Call a function with the values that its parameters name."""
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return function(**given)
-    return function(**{p.name: given[p.name] for p in parameters if p.name in given})
+        return function(**values)
+    return function(**{p.name: values[p.name] for p in parameters if p.name in values})

@@ -75,14 +75,14 @@ def answer() -> CompilerAnswer:
     return CompilerAnswer(lines.count(None), list(refused), list(unknown))
 
 
-def _ask(given: list[Any], file: IO[str]) -> None:
+def _ask(launches: list[Any], file: IO[str]) -> None:
     """Ask the compiler, in a process of its own; write a line of JSON for each launch."""
     gc.disable()
     from fourfold.compat import triton_internals
 
     takeover.compile_kernels()
     triton_internals.stop_after_front_end()
-    for launch in given:
+    for launch in launches:
         print(json.dumps(_verdict(launch)), file=file, flush=True)
 
 

@@ -70,7 +70,7 @@ def _replace_everywhere(replacements: dict[Any, Any], method: Callable[[Any], An
     """Replace kernels wherever something refers to them. `method` makes a replacement a method of the language."""
     import triton.language as tl
 
-    by_identity = {id(given): function for given, function in replacements.items()}
+    by_identity = {id(kernel): function for kernel, function in replacements.items()}
     # The compiler binds a function of the language to the block that it is called on, as in x.sum(). Python binds only
     # its own functions, so Triton uses a wrapper of it while it interprets.
     for name, member in list(vars(tl.tensor).items()):

@@ -104,11 +104,11 @@ class CudaCandidate:
         """
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = dict(bound.arguments)
-        self._check_devices(given)
-        expected = _result_on_meta(self.reference, given)
-        self._check_numbers(given)
-        return given, expected
+        arguments = dict(bound.arguments)
+        self._check_devices(arguments)
+        expected = _result_on_meta(self.reference, arguments)
+        self._check_numbers(arguments)
+        return arguments, expected
 
     def unsupported(self, dtype: str, device: str) -> str | None:
         """Return why the kernel has no instance for a dtype or cannot run on a device, or None if it can."""
@@ -137,18 +137,18 @@ class CudaCandidate:
             sized=sized and replace(sized, make=lambda sizes: example(sized.make(sizes))),
         )
 
-    def _check_devices(self, given: Mapping[str, Any]) -> None:
-        tensors = {name: given[name] for name in self.inputs if isinstance(given[name], torch.Tensor)}
+    def _check_devices(self, arguments: Mapping[str, Any]) -> None:
+        tensors = {name: arguments[name] for name in self.inputs if isinstance(arguments[name], torch.Tensor)}
         for name, tensor in tensors.items():
             first = next(iter(tensors))
             if tensor.device != tensors[first].device:
                 device = tensors[first].device
                 raise ValueError(f"{name} must be on the device of {first}, {device}, not on {tensor.device}")
 
-    def _check_numbers(self, given: Mapping[str, Any]) -> None:
+    def _check_numbers(self, arguments: Mapping[str, Any]) -> None:
         for name in self.numbers:
             default = self.signature.parameters[name].default
-            if name not in self.taken and given[name] != default:
+            if name not in self.taken and arguments[name] != default:
                 raise NotTaken(f"{self.kernels.name} does not take {name}, which is {default!r} for it")
 
     def _try(self) -> None:

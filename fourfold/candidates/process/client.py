@@ -486,8 +486,8 @@ def _sides(comparisons: list[tuple[int, float, float]], count: int) -> dict[int,
 
 def _claims(claims: dict[str, Any]) -> dict[str, Any]:
     """Return the candidate's claims as arguments of `claims`."""
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in claims.items()}
-    sizes = given.get("sizes")
+    arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in claims.items()}
+    sizes = arguments.get("sizes")
     if isinstance(sizes, dict):
-        given["sizes"] = {axis: tuple(limit) if isinstance(limit, list) else limit for axis, limit in sizes.items()}
-    return given
+        arguments["sizes"] = {axis: tuple(limit) if isinstance(limit, list) else limit for axis, limit in sizes.items()}
+    return arguments

@@ -80,8 +80,8 @@ class UntrustedKernel(UntrustedFunction):
         return []
 
     def _prepare(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        given, like = self.candidate.prepare(*args, **kwargs)
-        return {**given, RESULT: like}
+        arguments, like = self.candidate.prepare(*args, **kwargs)
+        return {**arguments, RESULT: like}
 
     def _load(self, session: Session) -> None:
         ask = protocol.LoadKernel(

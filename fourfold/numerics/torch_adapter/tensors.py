@@ -197,11 +197,11 @@ class Places:
         in_order = self.order is None or str(func).split(".")[1] not in REORDERING
         if in_order and isinstance(index, torch.Tensor) and index.numel() == self.index.size:
             shape = self.source.shape
-            kept = tuple(index.shape)
-            if kept in (self.index.shape, shape[: self.axis] + shape[self.axis + 1 :]) or (
-                len(kept) == len(shape) and all(i == self.axis or kept[i] == shape[i] for i in range(len(shape)))
+            sizes = tuple(index.shape)
+            if sizes in (self.index.shape, shape[: self.axis] + shape[self.axis + 1 :]) or (
+                len(sizes) == len(shape) and all(i == self.axis or sizes[i] == shape[i] for i in range(len(shape)))
             ):
-                places = Places(index.numpy(), self.source, self.values.reshape(kept), self.axis, self.order)
+                places = Places(index.numpy(), self.source, self.values.reshape(sizes), self.axis, self.order)
                 return BoundedTensor.of(ViewedStorage(places), places, args[0].dtype)
         if self.order is not None:
             return self.some(func, args, kwargs)

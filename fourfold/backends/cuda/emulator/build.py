@@ -358,10 +358,10 @@ def _runtime_objects(key: str) -> list[str]:
     if not _whole(directory, objects):
         with directory_lock(directory), tempfile.TemporaryDirectory(dir=directory) as scratch:
             for target in objects:
-                made = pathlib.Path(scratch, target.name)
+                output = pathlib.Path(scratch, target.name)
                 code = HERE / f"{target.stem}.cpp"
-                _run(*_command(), "-O2", "-fno-omit-frame-pointer", "-c", str(code), "-o", str(made))
-                os.replace(made, target)
+                _run(*_command(), "-O2", "-fno-omit-frame-pointer", "-c", str(code), "-o", str(output))
+                os.replace(output, target)
             write_atomically(directory / _CHECKSUMS, json.dumps({o.name: checksum(o) for o in objects}).encode())
     return [str(o) for o in objects]
 

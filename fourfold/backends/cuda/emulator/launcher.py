@@ -65,10 +65,10 @@ def mode() -> str:
     Raises:
         ValueError: it has any other value.
     """
-    chosen = os.environ.get("FOURFOLD_CUDA_ON_CPU", "checked")
-    if chosen not in _MODES:
-        raise ValueError(f"FOURFOLD_CUDA_ON_CPU must be 'checked' or 'fast', not {chosen!r}")
-    return chosen
+    name = os.environ.get("FOURFOLD_CUDA_ON_CPU", "checked")
+    if name not in _MODES:
+        raise ValueError(f"FOURFOLD_CUDA_ON_CPU must be 'checked' or 'fast', not {name!r}")
+    return name
 
 
 class _Fault(ctypes.Structure):

@@ -124,9 +124,9 @@ class Conversions(interpreter.InterpreterBuilder):
 
     def cast_impl(self, src: Any, dst_type: Any) -> Handle:
         """Convert, rounding to nearest even, or toward zero where the result is an integer."""
-        given, target = src.dtype.scalar, dst_type.scalar
+        source, target = src.dtype.scalar, dst_type.scalar
         values = src.data
-        if given.name == "bf16":
+        if source.name == "bf16":
             values = from_bfloat16(values)
         return Handle(to_bfloat16(values) if target.name == "bf16" else values.astype(numpy_type(target)), target)
 

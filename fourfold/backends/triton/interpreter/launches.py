@@ -41,11 +41,11 @@ known: dict[Hashable, RememberedLaunch] = {}
 
 def _remember(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
     constants = constant_names(kernel.fn)
-    given = {**dict(zip(kernel.arg_names, arguments)), **options}
-    key = kernel, *((name, _kind(value, name in constants)) for name, value in given.items())
+    values = {**dict(zip(kernel.arg_names, arguments)), **options}
+    key = kernel, *((name, _kind(value, name in constants)) for name, value in values.items())
     if len(known) < MOST and key not in known:
-        kept = {name: _strip_memory(value) for name, value in options.items()}
-        known[key] = RememberedLaunch(kernel, [_strip_memory(value) for value in arguments], kept)
+        plain_options = {name: _strip_memory(value) for name, value in options.items()}
+        known[key] = RememberedLaunch(kernel, [_strip_memory(value) for value in arguments], plain_options)
 
 
 @functools.lru_cache(1024)

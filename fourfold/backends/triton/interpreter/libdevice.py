@@ -121,8 +121,8 @@ class Functions(interpreter.InterpreterBuilder):
         self, libName: str, libPath: str, symbol: str, argList: list[Any], retType: Any, isPure: bool
     ) -> Handle:
         """Apply a function of a library element by element."""
-        made = function_of(symbol)(*(argument.data for argument in argList))
-        return Handle(np.asarray(made).astype(numpy_type(retType)), retType.scalar)
+        result = function_of(symbol)(*(argument.data for argument in argList))
+        return Handle(np.asarray(result).astype(numpy_type(retType)), retType.scalar)
 
 
 def install() -> None:

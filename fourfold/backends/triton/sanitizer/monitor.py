@@ -359,42 +359,42 @@ class LaunchMonitor:
         size = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
         allowed = np.asarray(mask.data)
         lanes = None if allowed.all() else np.broadcast_to(allowed, addresses.shape)
-        chosen = addresses.ravel() if lanes is None else addresses[lanes]
+        active = addresses.ravel() if lanes is None else addresses[lanes]
         plain = Handle(addresses & _ADDRESS, pointers.dtype)
-        if not chosen.size:
+        if not active.size:
             return Access(plain, mask, [], size, lanes)
-        low, high = int(chosen.min()), int(chosen.max())
+        low, high = int(active.min()), int(active.max())
         region = self.regions.get(low >> _TAG)
         if region is not None and region.low <= low and high + size <= region.high:
-            offsets = (chosen - region.base).view(np.int64)
+            offsets = (active - region.base).view(np.int64)
             return Access(plain, mask, [RegionAccess(region, offsets, slice(None))], size, lanes)
-        parts, inside = self.group_by_region(chosen, size)
+        parts, inside = self.group_by_region(active, size)
         if not inside.all():
-            self.outside(what, chosen, inside, size)
+            self.outside(what, active, inside, size)
             within = np.ones(addresses.shape, bool) if lanes is None else lanes.copy()
             within[within] = inside
             mask = Handle(within, tl.int1)
         return Access(plain, mask, parts, size, lanes)
 
-    def group_by_region(self, chosen: np.ndarray, size: int) -> tuple[list[RegionAccess], np.ndarray]:
+    def group_by_region(self, addresses: np.ndarray, size: int) -> tuple[list[RegionAccess], np.ndarray]:
         """Return the lanes of an access by region, and a mask of the lanes that lie in one."""
-        parts, inside = [], np.zeros(chosen.shape, bool)
-        tags = chosen >> np.uint64(_TAG)
+        parts, inside = [], np.zeros(addresses.shape, bool)
+        tags = addresses >> np.uint64(_TAG)
         for tag in np.unique(tags):
             region = self.regions.get(int(tag))
             if region is None or region.nbytes < size:
                 continue
-            lanes = (tags == tag) & (chosen >= region.base) & (chosen <= np.uint64(region.high - size))
+            lanes = (tags == tag) & (addresses >= region.base) & (addresses <= np.uint64(region.high - size))
             if lanes.any():
-                parts.append(RegionAccess(region, (chosen[lanes] - region.base).view(np.int64), lanes))
+                parts.append(RegionAccess(region, (addresses[lanes] - region.base).view(np.int64), lanes))
                 inside |= lanes
         return parts, inside
 
-    def outside(self, what: str, chosen: np.ndarray, inside: np.ndarray, size: int) -> None:
+    def outside(self, what: str, addresses: np.ndarray, inside: np.ndarray, size: int) -> None:
         """Report an access that leaves the memory of its tensor."""
         self.suspect()
-        stray = int(chosen[~inside][0])
-        count = f"{np.count_nonzero(~inside)} of the {chosen.size} elements that it does not mask"
+        stray = int(addresses[~inside][0])
+        count = f"{np.count_nonzero(~inside)} of the {addresses.size} elements that it does not mask"
         region = self.regions.get(stray >> _TAG)
         if region is None:
             self.found(OUTSIDE, what, "", None, f"{what} through a pointer that leads to no tensor, of {count}")
