@@ -20,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("kernel", metavar="FILE_OR_MODULE:FUNCTION", help="the implementation, as my_kernels.py:my_softmax")
     add("--as", dest="operation", metavar="OPERATION", help="what it computes, as softmax or FILE.py:OPERATION")
-    add("--save", metavar="NAME", help=f"keep the times and the sources, in {SAVED}")
+    add("--save", metavar="NAME", help=f"save the times and the sources in {SAVED}")
     add(
         "--compare",
         metavar="NAME",

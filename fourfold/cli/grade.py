@@ -53,7 +53,7 @@ def grade_file(given: argparse.Namespace, stop: Stop) -> int:
         print(f"fourfold grade: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        hint = f"; the same command goes on: {given.out} has what is judged" if given.out else ""
+        hint = f"; the same command resumes: {given.out} has the finished verdicts" if given.out else ""
         print(f"fourfold grade: interrupted{hint}", file=sys.stderr)
         return stop.status
     finally:

@@ -50,10 +50,12 @@ class Call:
     Args:
         implementation: takes the operation's arguments. If there are several outputs, it concerns those that have
             gradients, each under its part of the cotangent. They are joined where results are read, which is not timed.
-            operation: the operation; it says which inputs have gradients. workload: gives the inputs, the parameters
-            and the grad_output. dtype: the dtype of the tensors. device: the device of the tensors. direction:
-            "forward" (without autograd), "backward" (of one forward call, made once) or "both" (a forward call and its
-            backward pass).
+        operation: the operation; it says which inputs have gradients.
+        workload: gives the inputs, the parameters and the grad_output.
+        dtype: the dtype of the tensors.
+        device: the device of the tensors.
+        direction: "forward" (without autograd), "backward" (of one forward call, made once) or "both" (a forward call
+            and its backward pass).
     """
 
     def __init__(

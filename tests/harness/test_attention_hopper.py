@@ -1,5 +1,6 @@
-"""attention's kernel for Hopper: in both half types, with heads in groups, and as compiled. The checks of operations
-run it in float16. tests/known_wrong/planted_hopper.py has wrong kernels and their errors.
+"""attention's kernel for Hopper: in both half types, with heads in groups, and as compiled.
+
+The checks of operations run it in float16. tests/known_wrong/planted_hopper.py has wrong kernels and their errors.
 """
 
 from collections.abc import Callable

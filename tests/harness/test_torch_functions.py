@@ -129,8 +129,10 @@ class Entry:
     """One of torch's functions.
 
     Attributes:
-        definition: the right results. function: torch's. faults: the same, wrong in one way each. claims: limits beyond
-        finite numbers of ordinary size.
+        definition: the right results.
+        function: torch's.
+        faults: the same, wrong in one way each.
+        claims: limits beyond finite numbers of ordinary size.
     """
 
     definition: Any

@@ -1,4 +1,5 @@
 """The corrected interpreter detects accesses outside of a launch's tensors, and has the meaning of compiled code.
+
 test_triton_language.py tests the results of the language's functions.
 """
 

@@ -1,6 +1,7 @@
-"""The language gives the same results under the interpreter and compiled, in every type. `ROWS` is the table: an
-expression of the blocks x, y and z, its result for NumPy's arrays (of ml_dtypes' type for bfloat16), and the types that
-the language accepts there. To add a function, add a row.
+"""The language gives the same results under the interpreter and compiled, in every type.
+
+`ROWS` is the table: an expression of the blocks x, y and z, its result for NumPy's arrays (of ml_dtypes' type for
+bfloat16), and the types that the language accepts there. To add a function, add a row.
 """
 
 import ast
@@ -189,8 +190,8 @@ class Row(NamedTuple):
         reference: the same in NumPy: a function of as many of the blocks as it uses.
         dtypes: those that the language accepts; it refuses or promotes others.
         inputs: the contents of the blocks: a function of the dtype and of the block's number.
-        error: the allowed relative error; 0 for results that are rounded once. signs: whether the sign of 0 is
-        compared.
+        error: the allowed relative error; 0 for results that are rounded once.
+        signs: whether the sign of 0 is compared.
     """
 
     text: str

@@ -1,5 +1,6 @@
-"""A plugin for runs of pytest with unreachable time limits: a kernel says when they are over, so the run does not
-depend on the clock. The run sets the limits, and they end it as usual.
+"""A plugin for runs of pytest with unreachable time limits: a kernel says when they are over.
+
+So the run does not depend on the clock. The run sets the limits, and they end it as usual.
 """
 
 import signal

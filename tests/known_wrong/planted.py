@@ -55,9 +55,9 @@ class Fault:
             which document how they choose at ties.
         seen_by: the cases that expose it: "large" for large cases, such as those from constants of its source; beside
             them "combined" for combined cases, "settled" for the bounds of results that are rounded once or summed
-            exactly, "comparisons" for cases past what the code compares at run time. Empty if none. record: the
-            operation's record, if it is declared and not among the known ones. output: the output that the check
-            compares, if there are several; "" for all together.
+            exactly, "comparisons" for cases past what the code compares at run time. Empty if none.
+        record: the operation's record, if it is declared and not among the known ones.
+        output: the output that the check compares, if there are several; "" for all together.
     """
 
     name: str

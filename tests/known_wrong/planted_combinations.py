@@ -1,4 +1,5 @@
 """Planted faults that need two conditions at once: layouts, alignments, long rows, special values, parameters, modes.
+
 Each is right under every single condition. Others are wrong if inputs share their memory.
 """
 

@@ -1,5 +1,6 @@
-"""Planted faults of sizes: right for few elements and around the usual blocks, and wrong past some number. The source
-of some contains the number. Others exceed a count of 8, 11 or 16 bits, or fail if two axes are long.
+"""Planted faults of sizes: right for few elements and around the usual blocks, and wrong past some number.
+
+The source of some contains the number. Others exceed a count of 8, 11 or 16 bits, or fail if two axes are long.
 """
 
 from pathlib import Path

@@ -1,6 +1,7 @@
-"""Planted faults in the state between calls: statistics between kernels and passes, buffers, counters, modes. All
-compute softmax in several launches, in torch, Triton and CUDA C++. Each is right for a few successive calls with their
-backward passes, in one thread, with gradients recorded.
+"""Planted faults in the state between calls: statistics between kernels and passes, buffers, counters, modes.
+
+All compute softmax in several launches, in torch, Triton and CUDA C++. Each is right for a few successive calls with
+their backward passes, in one thread, with gradients recorded.
 """
 
 import dataclasses
