@@ -158,7 +158,7 @@ def specialized(kernel: Any, function: Any, name: str) -> Any:
     clone = types.FunctionType(code.__code__, {**code.__globals__, **around, "of": function}, code.__name__)
     clone.__annotations__, clone.__module__ = code.__annotations__, code.__module__
     found: Any = triton.jit(clone, repr=lambda _: name)
-    if not triton_launch.INTERPRETED:
+    if isinstance(found, triton.JITFunction):  # the interpreter's functions have their code's name
         found.__name__ = name
     return found
 

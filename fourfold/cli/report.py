@@ -14,7 +14,7 @@ from fourfold.engine.verification import source_of
 from fourfold.grading import report as grading
 from fourfold.grading.results import Graded
 from fourfold.performance import report as performance
-from fourfold.performance.timings import NAMES, Timing, comparisons, markdown
+from fourfold.performance.timings import Timing, column_names, comparisons, markdown
 
 BACK = "../index.html"
 
@@ -80,8 +80,9 @@ def pages_of(file: Path, folder: Path) -> Iterator[Entry]:
         performance.write(folder, "performance", performance.saved_performance(record), BACK)
         yield Entry((f"{len(record['benchmarks'])} benchmarks", "timed", str(file)), "index.html")
     elif "timings" in record:
-        rows = [Entry(tuple(Timing(**one).cells)) for one in record["timings"]]
-        table = page("engine/table.html", BACK, title="Timings", about=str(file), names=NAMES, rows=rows)
+        timed = [Timing(**one) for one in record["timings"]]
+        rows = [Entry(tuple(one.cells)) for one in timed]
+        table = page("engine/table.html", BACK, title="Timings", about=str(file), names=column_names(timed), rows=rows)
         (folder / "index.html").write_text(table, encoding="utf-8")
         yield Entry((f"{len(rows)} timings", "timed", str(file)), "index.html")
     elif "checks" in record:

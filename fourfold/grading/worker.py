@@ -128,7 +128,8 @@ class WorkerProcess:
         own, other = Connection.pair()
         with own:
             with other:
-                limits = Limits(file=MOST_DISK)
+                # On the CPU the judge runs no code of the candidate, and makes files of many addresses.
+                limits = Limits(file=MOST_DISK if job.settings.device == "cuda" else None)
                 child = Child.fork(functools.partial(self._judge, job, folder, own, other), printed=True, limits=limits)
             watched = Judge(child, own, folder)
             try:

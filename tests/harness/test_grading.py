@@ -37,6 +37,7 @@ from fourfold.grading.results import ForgedLines, Graded, InUse, Results
 from fourfold.grading.speed import median_with_interval, speeds_of
 from fourfold.numerics.compare import Disagreement
 from fourfold.operations.claims import Claims
+from fourfold.operations.outcomes import Status
 from fourfold.performance.timing import HostClock
 
 ROOT = Path(__file__).parents[2]
@@ -263,6 +264,12 @@ def test_each_candidate_gets_its_verdict(name: str, verdicts: Mapping[str, Grade
     assert one.passed == (kind == "right")
     assert one.reward() == REWARDS[kind]
     assert f"--id {shlex.quote(name)} --seed {QUICK['seed']}" in one.repeat
+
+
+def test_a_judge_has_the_addresses_for_far_offsets(verdicts: Mapping[str, Graded]) -> None:
+    statuses = {each.check: each.outcome for each in verdicts["right"].outcomes}
+    assert statuses["offsets"] == Status.PASSED
+    assert Status.UNREACHED not in statuses.values()
 
 
 def test_the_same_source_is_judged_once(verdicts: Mapping[str, Graded]) -> None:

@@ -52,11 +52,14 @@ COLLIDING = """() => [...document.querySelectorAll("svg")].flatMap(svg => {
     .map(([other]) => [`${name} over ${other}`]));
   return [...outside, ...over].map(([name]) => name);
 })"""
-# Returns the headings that nothing follows before the next one of their rank.
+# Returns the headings that nothing follows before the next one of their rank, and those of columns without cells.
 EMPTY = """() => [...document.querySelectorAll("h2, h3")].filter(heading => {
   const next = heading.nextElementSibling;
   return !next || (/^H[23]$/.test(next.tagName) && next.tagName <= heading.tagName);
-}).map(heading => heading.textContent)"""
+}).concat([...document.querySelectorAll("table")].flatMap(table => {
+  const [first, ...rows] = table.rows, cells = row => [...row.cells].reduce((sum, cell) => sum + cell.colSpan, 0);
+  return [...first.querySelectorAll("th[scope=col]")].slice(Math.max(0, ...rows.map(cells)));
+})).map(heading => heading.textContent)"""
 
 
 @pytest.fixture(scope="module")
