@@ -53,12 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.py[:FUNCTION]",
         help="a function with a kernel, or all of a file; without it, all that are found in this folder",
     )
-    add(
-        "--as",
-        dest="operation",
-        metavar="OPERATION",
-        help="what it computes; by default the operation in its name",
-    )
+    add("--as", dest="operation", metavar="OPERATION", help="what it computes; by default as its name says")
     add("--force", action="store_true", help="replace existing files")
     add("--no-workflow", action="store_true", help="write no workflow for GitHub")
 

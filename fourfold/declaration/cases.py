@@ -509,8 +509,7 @@ class Declaration:
             case: the original case.
             scaled: the same case with scaled floating-point numbers, which are valid where nothing limits them.
             integers: whether integers are drawn again, too. They are kept where the output would have another shape,
-            and
-                where they are the lengths or offsets of a ragged batch.
+                and where they are the lengths or offsets of a ragged batch.
             scaled_alone: whether unlimited numbers are scaled instead of drawn again.
         """
         known, misfit = self._sizes(case.inputs)

@@ -419,8 +419,7 @@ class Trials:
         return Selection(operations=self.records, candidates=candidates, cells=(), narrowed=True)
 
     def _run(self, step: int, wanted: Callable[[str], bool], say: Say | None = None) -> None:
-        """Run a step on the requested cases. With `say`, run Python kernels on all cases and report each case's
-        lines."""
+        """Run a step on requested cases. With `say`, run Python kernels on all cases and report each case's lines."""
         this = self.steps[step]
         selection, cell = self._selection(), Cell(self.operation.name, self.backend, this.dtype)
         if self.candidate and selection.unsupported(cell, "cpu"):

@@ -112,8 +112,7 @@ def _join(name: str, tensors: Mapping[str, torch.Tensor], empty: torch.Tensor | 
 def functional(
     definition: Callable[..., Any], mutates: Sequence[str], others: Sequence[str]
 ) -> Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]:
-    """Return a definition that returns the new values of arguments, whether it changes them in place or returns new
-    ones.
+    """Return a definition that returns the new values of arguments, which the given one may change in place.
 
     Args:
         definition: a function that changes tensors of the call, or returns their new values first.

@@ -1,5 +1,4 @@
-"""``fourfold resources``: the resources that compiled kernels need, beside those of another revision. It needs neither
-GPU nor clock.
+"""``fourfold resources``: the resources of compiled kernels, beside those of another revision. It needs no GPU.
 
     fourfold resources --base origin/main
 

@@ -1,5 +1,4 @@
-"""topk in CUDA C++: a warp or block collects the few numbers of its row that may be among the k results, and sorts
-them.
+"""topk in CUDA C++: a warp or block collects the few numbers of its row that may be results, and sorts them.
 
 For a large k, the key of the k-th is found byte by byte, and the chosen numbers are ordered by counting.
 """

@@ -1,5 +1,4 @@
-"""topk in Triton: the few numbers of each row that may be among the k results are collected, and ordered by
-counting."""
+"""topk in Triton: collect the few numbers of each row that may be among the k results, and order them by counting."""
 
 import torch
 import triton

@@ -190,8 +190,7 @@ def test_timed_rung_is_right(benchmark: Any, measurement: Measurement, performan
 
 @pytest.mark.benchmark(group="giou_loss-ladder-copy", timer=HostClock())
 def test_copy_of_a_batch_to_the_device(benchmark: Any, performance: Performance) -> None:
-    """Time the copy of a batch's targets to the GPU, which precedes any loss, from pageable memory, as a loader returns
-    them."""
+    """Time the copy of a batch's targets to the GPU, which precedes any loss, from a loader's pageable memory."""
     if performance.device != "cuda":
         pytest.skip("needs --device cuda")
     float32 = DTYPES["float32"]

@@ -1,5 +1,4 @@
-"""The blame for an exception: an intended refusal is distinguished from a bug, and from a feature that the harness
-lacks."""
+"""The blame for an exception: an intended refusal differs from a bug, and from a lack of the harness."""
 
 import enum
 import math

@@ -399,8 +399,7 @@ def test_nothing_is_said_of_functions_that_torch_compiles(tmp_path: Path) -> Non
     assert list(told.lines()) == [COMPILED]
 
 
-# A process that never closes its recorder. The exit handler that is registered first runs last, and prints what
-# remains.
+# A process that never closes its recorder. The first exit handler runs last, and prints what remains.
 UNCLOSED = """
 import atexit, sys, types
 

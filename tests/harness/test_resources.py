@@ -1,5 +1,4 @@
-"""Compiled kernels are compared with those of another revision: equal code is recognized, and differences are
-counted."""
+"""Compiled kernels are compared with those of another revision: equal code is found, and differences are counted."""
 
 import json
 import re

@@ -48,8 +48,7 @@ def copied(n: int, first: int = 0, load_masked: bool = True, store_masked: bool 
 
 
 class Reinterpreted:
-    """An object that Triton accepts as a tensor, like those that libraries of kernels use for views that torch cannot
-    make."""
+    """An object that Triton accepts as a tensor, as libraries of kernels use for views that torch cannot make."""
 
     def __init__(self, base: torch.Tensor) -> None:
         self.dtype, self.device, self.data_ptr = base.dtype, base.device, base.data_ptr

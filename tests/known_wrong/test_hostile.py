@@ -134,8 +134,7 @@ def test_hostile_kernel_does_not_pass_and_its_judge_says_why(hostile: str, monke
 
 
 DIFFERS = "differs between a call in this process and one in another process|raised RuntimeError in another process"
-# Kernels that are right in each judged process, by function: the kind and the message of the failure in a plain
-# process.
+# Kernels that are right in each judged process, by function: kind and message of the failure in a plain process.
 ELSEWHERE = {
     "by_its_ancestors": (WRONG, DIFFERS),
     "by_its_callers": (WRONG, DIFFERS),

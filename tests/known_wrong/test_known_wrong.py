@@ -113,7 +113,7 @@ def described(fault: Fault) -> str:
 
 
 def of_each(*faults: Fault, compiled: int = 0) -> pytest.MarkDecorator:
-    """Return a mark for one test for each fault. The default profile runs `compiled` of those in CUDA C++, if it is not
+    """Return a mark for one test for each fault. The default profile runs `compiled` of those in CUDA C++ unless it is
     0."""
     few = {"cuda": [pytest.mark.full(but=compiled)]} if compiled else {}
     return pytest.mark.parametrize(
@@ -179,8 +179,7 @@ def with_large_cases(given: Subject) -> Subject:
 
 @pytest.fixture
 def without_generated_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drop generated cases, which may show a fault by chance: Hypothesis even draws the numbers of the faults'
-    sources."""
+    """Drop generated cases, which may show a fault by chance: Hypothesis draws numbers of the faults' sources."""
     monkeypatch.setattr(Search, "for_all", lambda *_, **__: None)
 
 

@@ -156,8 +156,7 @@ class Abandoned:
             file.write(json.dumps(line) + "\n")
 
     def covers(self, seconds: int) -> dict[str, Any] | None:
-        """Return an abandoned compilation with at least this limit and no larger sizes per warp than the requested
-        one."""
+        """Return an abandoned compilation with at least this limit and no larger sizes per warp."""
         lines = self._file.read_text().splitlines() if self._file.exists() else []
         return next((line for line in map(json.loads, lines) if self._is_as_large_as(line, seconds)), None)
 

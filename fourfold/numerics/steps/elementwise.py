@@ -497,8 +497,7 @@ for _compare in (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.
 
 
 def class_rule(test: np.ufunc) -> Callable[[Bounded], Comparison]:
-    """Return the rule that determines whether a number is NaN, infinite or finite: certain, unless the number is
-    unknown."""
+    """Return the rule for whether a number is NaN, infinite or finite: certain, unless the number is unknown."""
     return lambda a: Comparison(test(a.value), np.isinf(a.error), a.arithmetic)
 
 
