@@ -334,7 +334,7 @@ def test_ci_runs_the_readmes_commands_with_the_versions_of_today_and_with_the_ol
     code, calls = calls_of_ci("run", tmp_path, failing)
     *today, install, contract, operations = calls
     expected = [
-        "pip install ray mcp jsonschema check-jsonschema zizmor basedpyright CI=1 ",
+        "pip install ray mcp jsonschema check-jsonschema zizmor basedpyright playwright CI=1 ",
         "pip install -e . CI=1 ",
         "fourfold tour CI=1 ",
         "pytest -n auto CI=1 ",
