@@ -19,6 +19,11 @@ from fourfold.operations.record import Operation
 MANY_ROWS = ("rows_1023", "rows_1024", "rows_1025", "rows_4101")
 
 
+def arguments_of(name: str) -> Arguments:
+    """Return the arguments of an operation, as the signature of its implementation in torch describes them."""
+    return Arguments(**signature_of(backends.load(name, "torch")).arguments)
+
+
 class Declared:
     """An operation whose implementation in torch has a signature.
 
@@ -33,7 +38,7 @@ class Declared:
         self.signature = signature_of(backends.load(name, "torch"))
         function = self.signature.function
         self._definition = alone(function, outputs, 0) if outputs else function
-        self.arguments = Arguments(**self.signature.arguments)
+        self.arguments = arguments_of(name)
         self.declaration = declaration_of(name, self._definition, self.signature.arguments, sizes or {})
 
     def example(self, *leading: int, **given: Any) -> named_cases.Make:

@@ -13,9 +13,9 @@ import torch
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
 from fourfold.backends.cuda.tensor_map import swizzled_map
 from fourfold.backends.launch import cdiv, is_hopper, is_hopper_or_emulated, multiprocessors
+from fourfold.backends.signature import signature_of
 from fourfold.backends.tuning import Configuration, Tuner
 
-from .arguments import check_matmul
 from .operators import (
     ACTIVATION_NUMBERS,
     LITTLE_WORK,
@@ -25,6 +25,7 @@ from .operators import (
     padded_row,
     register_matmul,
 )
+from .torch_eager import matmul as definition
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
@@ -227,10 +228,4 @@ def depends_on_batch(dtype: str, device: str) -> str | None:
     return None if device == "cpu" else "the depth of the tiles, which orders the sums, is chosen by all extents"
 
 
-matmul_operator = register_matmul("cuda", _product, _activation_backward)
-
-
-def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_slope: float = 0.01) -> torch.Tensor:
-    """activation(a @ b) of ``a[m, k]`` and ``b[k, n]``: see `fourfold.impls.matmul.torch_eager.matmul`."""
-    check_matmul(a, b, activation, negative_slope)
-    return matmul_operator(a, b, activation, negative_slope)
+matmul = signature_of(definition).checked(register_matmul("cuda", _product, _activation_backward))
