@@ -31,6 +31,15 @@ def check_alike(name: str, tensor: Any, other_name: str, other: torch.Tensor) ->
         raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
     if tensor.dtype != other.dtype:
         raise TypeError(f"{name} must have the dtype of {other_name}, {other.dtype}, not {tensor.dtype}")
+    check_device(name, tensor, other_name, other)
+
+
+def check_device(name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
+    """Check that `tensor` is on the device of `other`.
+
+    Raises:
+        ValueError: it is not.
+    """
     if tensor.device != other.device:
         raise ValueError(f"{name} must be on the device of {other_name}, {other.device}, not on {tensor.device}")
 

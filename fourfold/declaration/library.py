@@ -19,9 +19,14 @@ from fourfold.operations.record import Operation
 MANY_ROWS = ("rows_1023", "rows_1024", "rows_1025", "rows_4101")
 
 
-def arguments_of(name: str) -> Arguments:
-    """Return the arguments of an operation, as the signature of its implementation in torch describes them."""
-    return Arguments(**signature_of(backends.load(name, "torch")).arguments)
+def arguments_of(name: str, sizes: Mapping[str, int] | None = None) -> Arguments:
+    """Return the arguments of an operation, as the signature of its implementation in torch describes them.
+
+    Args:
+        name: the operation's name.
+        sizes: the sizes of axes in the calls of its errors: see `Arguments`.
+    """
+    return Arguments(sizes, **signature_of(backends.load(name, "torch")).arguments)
 
 
 class Declared:
