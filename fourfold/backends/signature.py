@@ -201,10 +201,14 @@ class Signature:
                 ``"(Tensor output, Tensor mean)"``.
             **fields: the other fields of `Operator`.
         """
+        return Operator(schema=self.schema(self.name, results), fake=fake, **fields)
+
+    def schema(self, name: str, results: str = "Tensor output") -> str:
+        """Return the schema of an operator of these arguments: see `operator`."""
         kinds = {name: f"Tensor{'?' if of.optional else ''}" for name, of in self.tensors.items()}
         kinds |= {n: f"{_TYPES[of.kind]}{'?' if of.optional else ''}" for n, of in self.parameters.items()}
         arguments = ", ".join(f"{kinds[name]} {name}" for name in self.names)
-        return Operator(schema=f"{self.name}({arguments}) -> {results}", fake=fake, **fields)
+        return f"{name}({arguments}) -> {results}"
 
 
 def _check_own_dtype(name: str, tensor: Any, of: TensorInput) -> None:

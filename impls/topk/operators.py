@@ -6,7 +6,10 @@ from typing import Any
 import torch
 
 from fourfold.backends import operators
+from fourfold.backends.signature import signature_of
 from fourfold.backends.strides import as_rows
+
+from .torch_eager import topk as definition
 
 
 def empty(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,7 +44,7 @@ def register(backend: str, launch: Callable[..., None], launch_backward: Callabl
         return grad_x
 
     operator = operators.define(
-        f"topk_{backend}(Tensor x, int k, bool largest) -> (Tensor values, Tensor indices)",
+        signature_of(definition).schema(f"topk_{backend}", "(Tensor values, Tensor indices)"),
         forward,
         lambda x, k, largest: empty(x, k),
     )

@@ -5,12 +5,13 @@ import triton
 import triton.language as tl
 
 from fourfold.backends.launch import cdiv, next_power_of_2
+from fourfold.backends.signature import signature_of
 from fourfold.backends.strides import Rows
 from fourfold.backends.triton import launch as triton_launch
 
 from ..triton_rows import NUMBERS_OF_ROWS, row_offsets
-from .arguments import check_topk
 from .operators import register
+from .torch_eager import topk as definition
 
 SHORT = 64  # columns of a row that is ordered as a whole
 MOST_COLS = 8192  # of a tile; a row of one tile lies in registers
@@ -289,10 +290,4 @@ def _launch_backward(grad_x: torch.Tensor, grad_values: torch.Tensor, indices: t
     triton_launch.launch(topk_backward_kernel, (cdiv(elements, SCATTERED),), tensors, (elements, n, k), BLOCK=SCATTERED)
 
 
-topk_operator = register("triton", _launch, _launch_backward)
-
-
-def topk(x: torch.Tensor, k: int, largest: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest, or smallest, numbers along the last axis: see `fourfold.impls.topk.torch_eager.topk`."""
-    check_topk(x, k, largest)
-    return topk_operator(x, k, largest)
+topk = signature_of(definition).checked(register("triton", _launch, _launch_backward))

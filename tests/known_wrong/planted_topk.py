@@ -47,7 +47,8 @@ def _torch_faults() -> tuple[Fault, ...]:
 
 OF_VALUES, OF_INDICES = "tl.store(values_ptr + to + before, values, =>", "tl.store(indices_ptr + to + before, at, =>"
 FIRST_TIE = (
-    "return topk_operator(x, k, largest) => values, indices = topk_operator(x, k, largest)\n    if indices.numel():\n"
+    "_launch, _launch_backward)) => _launch, _launch_backward))\ntopk_operator = topk\n\n\n"
+    "def topk(x, k, largest=True):\n    values, indices = topk_operator(x, k, largest)\n    if indices.numel():\n"
     "        first = (x.detach()[..., None, :] == values.detach()[..., None]).int().argmax(-1)\n"
     "        indices = torch.where(values.isnan(), indices, first)\n    return values, indices"
 )
