@@ -6,10 +6,11 @@ import torch
 
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.launch import cdiv, resident
+from fourfold.backends.signature import signature_of
 from fourfold.backends.strides import as_rows
 
-from .arguments import check_cumsum
 from .operators import register
+from .torch_eager import cumsum as definition
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 WARP, MOST_THREADS = 32, 256
@@ -37,12 +38,4 @@ def _launch(
     BY_DTYPE[x.dtype, long].launch((blocks, along_y), (threads, together), rows.tensor, offsets, output, *sizes)
 
 
-cumsum_operator = register("cuda", _launch)
-
-
-def cumsum(
-    x: torch.Tensor, offsets: torch.Tensor | None = None, exclusive: bool = False, reverse: bool = False
-) -> torch.Tensor:
-    """Sums along the last axis: see `fourfold.impls.cumsum.torch_eager.cumsum`."""
-    check_cumsum(x, offsets, exclusive, reverse)
-    return cumsum_operator(x, offsets, exclusive, reverse)
+cumsum = signature_of(definition).checked(register("cuda", _launch))

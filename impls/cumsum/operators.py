@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from fourfold.backends.operators import Operator
+from fourfold.backends.signature import signature_of
 
-CUMSUM = Operator(
-    schema="cumsum(Tensor x, Tensor? offsets, bool exclusive, bool reverse) -> Tensor output",
-    fake=lambda x, *_: x.new_empty(x.shape),
+from .torch_eager import cumsum as definition
+
+CUMSUM = signature_of(definition).operator(
+    lambda x, *_: x.new_empty(x.shape),
     saves=("offsets", "exclusive", "reverse"),
     gradients={"x": "grad_output"},
     repeats=True,

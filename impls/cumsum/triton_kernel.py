@@ -5,12 +5,13 @@ import triton
 import triton.language as tl
 
 from fourfold.backends.launch import cdiv, next_power_of_2, resident
+from fourfold.backends.signature import signature_of
 from fourfold.backends.strides import as_rows
 from fourfold.backends.triton import launch as triton_launch
 
 from ..triton_rows import NUMBERS_OF_ROWS, row_offsets
-from .arguments import check_cumsum
 from .operators import register
+from .torch_eager import cumsum as definition
 
 TILE, LEAST_COLS, MOST_COLS = 1024, 16, 2048
 CHECKED = 1024  # offsets at a time
@@ -116,12 +117,4 @@ def _launch(
     )
 
 
-cumsum_operator = register("triton", _launch)
-
-
-def cumsum(
-    x: torch.Tensor, offsets: torch.Tensor | None = None, exclusive: bool = False, reverse: bool = False
-) -> torch.Tensor:
-    """Sums along the last axis: see `fourfold.impls.cumsum.torch_eager.cumsum`."""
-    check_cumsum(x, offsets, exclusive, reverse)
-    return cumsum_operator(x, offsets, exclusive, reverse)
+cumsum = signature_of(definition).checked(register("triton", _launch))

@@ -8,10 +8,11 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from fourfold.backends.launch import cdiv
+from fourfold.backends.signature import signature_of
 from fourfold.backends.triton import launch as triton_launch
 
-from .arguments import check_sigmoid_focal_loss
 from .operators import register
+from .torch_eager import sigmoid_focal_loss as definition
 
 # Sums that are added at once.
 REDUCED = 1024
@@ -149,12 +150,4 @@ def _backward(
     _launch(sigmoid_focal_loss_backward_kernel, tensors, *scalars, EACH=each)
 
 
-sigmoid_focal_loss_operator = register("triton", _blocks, _forward, _reduce, _backward)
-
-
-def sigmoid_focal_loss(
-    logits: torch.Tensor, targets: torch.Tensor, alpha: float = 0.25, gamma: float = 2.0, reduction: str = "none"
-) -> torch.Tensor:
-    """The focal loss of a sigmoid: see `fourfold.impls.sigmoid_focal_loss.torch_eager.sigmoid_focal_loss`."""
-    check_sigmoid_focal_loss(logits, targets, alpha, gamma, reduction)
-    return sigmoid_focal_loss_operator(logits, targets, alpha, gamma, reduction)
+sigmoid_focal_loss = signature_of(definition).checked(register("triton", _blocks, _forward, _reduce, _backward))

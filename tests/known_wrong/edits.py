@@ -76,6 +76,18 @@ def inserted(line: str, *new: str) -> str:
     return f"    {line} => " + "".join(f"    {each}\n" for each in new) + f"    {line}"
 
 
+def wrapped(end: str, call: str, *body: str) -> str:
+    """Return the edit that puts a function around an operation, whose module ends with a text.
+
+    Args:
+        end: the text.
+        call: the function's name and arguments, such as ``"topk(x, k, largest=True)"``.
+        body: its lines, in which `right` is the operation.
+    """
+    lines = f"right = {call.partition('(')[0]}", "", "", f"def {call}:", *(f"    {line}" for line in body)
+    return f"{end} => {end}\n" + "\n".join(lines)
+
+
 def edited(operation: str, backend: str, *edits: str) -> Implementation:
     """Return an operation's implementation on a backend with edits: see `changed_texts`."""
     folder, module = KernelPackage.of(operation).folder, backends.MODULES[backend]
