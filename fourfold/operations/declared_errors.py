@@ -252,14 +252,13 @@ def _wrong_splits(ragged: Ragged, sizes: Mapping[str, int]) -> dict[str, np.ndar
         wrong[place] = number
         return wrong
 
-    found = {
+    found = {"not_from_0": changed(0, 1), "that_fall": changed(-2, total + 1)} if ragged.are_offsets else {}
+    found |= {
         "not_to_the_end": changed(-1, right[-1] - 1),
         "past_the_end": changed(-1, right[-1] + 1),
         "below_0": changed(0, -1),
         "far_away": changed(-2, 2**40),
     }
-    if ragged.are_offsets:
-        found |= {"not_from_0": changed(0, 1), "that_fall": changed(-2, total + 1)}
     if most < total:
         counts = np.zeros(sizes[ragged.samples], int)
         counts[-1] = total

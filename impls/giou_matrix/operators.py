@@ -6,11 +6,13 @@ from typing import Any
 import torch
 
 from fourfold.backends.launch import cdiv
-from fourfold.backends.operators import Operator, empty_gradients
+from fourfold.backends.operators import empty_gradients
+from fourfold.backends.signature import signature_of
 
-GIOU_MATRIX = Operator(
-    schema="giou_matrix(Tensor boxes_a, Tensor boxes_b, str mode, float eps) -> Tensor scores",
-    fake=lambda boxes_a, boxes_b, mode, eps: boxes_a.new_empty((boxes_a.shape[0], boxes_b.shape[0])),
+from .torch_eager import giou_matrix as definition
+
+GIOU_MATRIX = signature_of(definition).operator(
+    lambda boxes_a, boxes_b, mode, eps: boxes_a.new_empty((boxes_a.shape[0], boxes_b.shape[0])),
     saves=("boxes_a", "boxes_b", "mode", "eps"),
     repeats=True,
 )

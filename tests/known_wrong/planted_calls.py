@@ -84,7 +84,9 @@ SLOPE = wrapped(
 RELU = wrapped(
     PRODUCT, 'matmul(a, b, activation="relu", negative_slope=0.01)', "return right(a, b, activation, negative_slope)"
 )
-LIMITED = "return giou_operator(boxes1, boxes2, eps) => return giou_operator(boxes1, boxes2, min(eps, 16.0))"
+LIMITED = wrapped(
+    "_forward, _backward))", "giou(boxes1, boxes2, eps=1e-5)", "return right(boxes1, boxes2, min(eps, 16.0))"
+)
 FAULTS = (
     _default("layer_norm", "torch", f"{EPS} 1e-3", LEFT_OUT("eps", "0.001", "1e-05")),
     _default("layer_norm", "torch", f"{EPS} 1e-6", LEFT_OUT("eps", "1e-06", "1e-05"), "a_default_of_another_library"),
