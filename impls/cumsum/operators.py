@@ -10,7 +10,8 @@ from fourfold.backends.signature import signature_of
 
 from .torch_eager import cumsum as definition
 
-CUMSUM = signature_of(definition).operator(
+SIGNATURE = signature_of(definition)
+CUMSUM = SIGNATURE.operator(
     lambda x, *_: x.new_empty(x.shape),
     saves=("offsets", "exclusive", "reverse"),
     gradients={"x": "grad_output"},
@@ -32,4 +33,4 @@ def register(backend: str, launch: Callable[..., None]) -> Callable[..., Any]:
             launch(output, x, offsets, exclusive, reverse != back)
         return output
 
-    return CUMSUM.register(backend, functools.partial(run, False), functools.partial(run, True))
+    return SIGNATURE.checked(CUMSUM.register(backend, functools.partial(run, False), functools.partial(run, True)))

@@ -11,7 +11,8 @@ from fourfold.backends.signature import signature_of
 
 from .torch_eager import giou_matrix as definition
 
-GIOU_MATRIX = signature_of(definition).operator(
+SIGNATURE = signature_of(definition)
+GIOU_MATRIX = SIGNATURE.operator(
     lambda boxes_a, boxes_b, mode, eps: boxes_a.new_empty((boxes_a.shape[0], boxes_b.shape[0])),
     saves=("boxes_a", "boxes_b", "mode", "eps"),
     repeats=True,
@@ -69,4 +70,4 @@ def register(
                 reduce(each, gradient)
         return gradients
 
-    return GIOU_MATRIX.register(backend, run_forward, run_backward)
+    return SIGNATURE.checked(GIOU_MATRIX.register(backend, run_forward, run_backward))

@@ -7,12 +7,10 @@ import triton
 import triton.language as tl
 
 from fourfold.backends.launch import cdiv
-from fourfold.backends.signature import signature_of
 from fourfold.backends.triton import launch as triton_launch
 
 from ..giou.triton_boxes import giou_of, grad_of_areas, grad_of_box, load_boxes, store_boxes
 from .operators import register
-from .torch_eager import giou_matrix as definition
 
 # Rows and columns of a tile. A pair takes some 40 registers, so that a thread has four at once.
 TILE = 32, 32
@@ -155,4 +153,4 @@ def _reduce(sums: torch.Tensor, gradient: torch.Tensor) -> None:
     triton_launch.launch(giou_matrix_reduce_kernel, grid, (sums, gradient), (sums.shape[0], n), **options)
 
 
-giou_matrix = signature_of(definition).checked(register("triton", TILE, _forward, _backward, _reduce))
+giou_matrix = register("triton", TILE, _forward, _backward, _reduce)

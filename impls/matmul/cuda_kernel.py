@@ -13,7 +13,6 @@ import torch
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
 from fourfold.backends.cuda.tensor_map import swizzled_map
 from fourfold.backends.launch import cdiv, is_hopper, is_hopper_or_emulated, multiprocessors
-from fourfold.backends.signature import signature_of
 from fourfold.backends.tuning import Configuration, Tuner
 
 from .operators import (
@@ -25,7 +24,6 @@ from .operators import (
     padded_row,
     register_matmul,
 )
-from .torch_eager import matmul as definition
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
@@ -228,4 +226,4 @@ def depends_on_batch(dtype: str, device: str) -> str | None:
     return None if device == "cpu" else "the depth of the tiles, which orders the sums, is chosen by all extents"
 
 
-matmul = signature_of(definition).checked(register_matmul("cuda", _product, _activation_backward))
+matmul = register_matmul("cuda", _product, _activation_backward)

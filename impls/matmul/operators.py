@@ -58,7 +58,8 @@ def padded_row(matrix: torch.Tensor) -> int:
     return -(-matrix.shape[1] // vector) * vector
 
 
-MATMUL = signature_of(definition).operator(
+SIGNATURE = signature_of(definition)
+MATMUL = SIGNATURE.operator(
     lambda a, b, activation, negative_slope: a.new_empty((a.shape[0], b.shape[1])),
     saves=("a", "b", "output", "activation", "negative_slope"),
     saves_if={"output": lambda a, b, activation, negative_slope: activation != "none"},
@@ -95,4 +96,4 @@ def register_matmul(
             product(a.t(), grad, "none", 0.0) if needs_b else b.new_empty(0),
         )
 
-    return MATMUL.register(backend, product, backward)
+    return SIGNATURE.checked(MATMUL.register(backend, product, backward))

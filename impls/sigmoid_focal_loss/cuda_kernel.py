@@ -5,11 +5,9 @@ from pathlib import Path
 import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
-from fourfold.backends.signature import signature_of
 
 from ..cuda_elementwise import BLOCK, WIDTHS, aligned, blocks
 from .operators import register
-from .torch_eager import sigmoid_focal_loss as definition
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 REDUCED = 512
@@ -44,4 +42,4 @@ def _backward(
     BACKWARD[logits.dtype, aligned(*tensors)].launch(blocks(*tensors), BLOCK, *arguments)
 
 
-sigmoid_focal_loss = signature_of(definition).checked(register("cuda", blocks, _forward, _reduce, _backward))
+sigmoid_focal_loss = register("cuda", blocks, _forward, _reduce, _backward)

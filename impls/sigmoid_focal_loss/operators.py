@@ -17,7 +17,8 @@ def empty_output(
     return logits.new_empty(logits.shape if reduction == "none" else ())
 
 
-SIGMOID_FOCAL_LOSS = signature_of(definition).operator(
+SIGNATURE = signature_of(definition)
+SIGMOID_FOCAL_LOSS = SIGNATURE.operator(
     empty_output,
     saves=("logits", "targets", "alpha", "gamma", "reduction"),
     gradients={"logits": "logits"},
@@ -67,4 +68,4 @@ def register(
             backward(grad_logits, *given, alpha, gamma, n if reduction == "mean" else 1)
         return grad_logits
 
-    return SIGMOID_FOCAL_LOSS.register(backend, run_forward, run_backward)
+    return SIGNATURE.checked(SIGMOID_FOCAL_LOSS.register(backend, run_forward, run_backward))

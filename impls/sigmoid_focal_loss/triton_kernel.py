@@ -8,11 +8,9 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from fourfold.backends.launch import cdiv
-from fourfold.backends.signature import signature_of
 from fourfold.backends.triton import launch as triton_launch
 
 from .operators import register
-from .torch_eager import sigmoid_focal_loss as definition
 
 # Sums that are added at once.
 REDUCED = 1024
@@ -150,4 +148,4 @@ def _backward(
     _launch(sigmoid_focal_loss_backward_kernel, tensors, *scalars, EACH=each)
 
 
-sigmoid_focal_loss = signature_of(definition).checked(register("triton", _blocks, _forward, _reduce, _backward))
+sigmoid_focal_loss = register("triton", _blocks, _forward, _reduce, _backward)

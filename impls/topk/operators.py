@@ -43,8 +43,9 @@ def register(backend: str, launch: Callable[..., None], launch_backward: Callabl
             launch_backward(grad_x, grad_values.contiguous(), indices.contiguous())
         return grad_x
 
+    signature = signature_of(definition)
     operator = operators.define(
-        signature_of(definition).schema(f"topk_{backend}", "(Tensor values, Tensor indices)"),
+        signature.schema(f"topk_{backend}", "(Tensor values, Tensor indices)"),
         forward,
         lambda x, k, largest: empty(x, k),
     )
@@ -63,4 +64,4 @@ def register(backend: str, launch: Callable[..., None], launch_backward: Callabl
     def differentiate(ctx: Any, grad_values: torch.Tensor, _: Any) -> tuple[torch.Tensor, None, None]:
         return backward_operator(grad_values, *ctx.saved_tensors, ctx.n), None, None
 
-    return operators.differentiate(operator, differentiate, save)
+    return signature.checked(operators.differentiate(operator, differentiate, save))

@@ -5,13 +5,11 @@ import triton
 import triton.language as tl
 
 from fourfold.backends.launch import cdiv, next_power_of_2
-from fourfold.backends.signature import signature_of
 from fourfold.backends.strides import Rows
 from fourfold.backends.triton import launch as triton_launch
 
 from ..triton_rows import NUMBERS_OF_ROWS, row_offsets
 from .operators import register
-from .torch_eager import topk as definition
 
 SHORT = 64  # columns of a row that is ordered as a whole
 MOST_COLS = 8192  # of a tile; a row of one tile lies in registers
@@ -290,4 +288,4 @@ def _launch_backward(grad_x: torch.Tensor, grad_values: torch.Tensor, indices: t
     triton_launch.launch(topk_backward_kernel, (cdiv(elements, SCATTERED),), tensors, (elements, n, k), BLOCK=SCATTERED)
 
 
-topk = signature_of(definition).checked(register("triton", _launch, _launch_backward))
+topk = register("triton", _launch, _launch_backward)

@@ -77,7 +77,7 @@ def _kept(language: str) -> Fault:
 
 
 LEFT_OUT = "{} left out: its default is {}, the definition's is {}".format
-EPS, PRODUCT = "eps: float = 1e-5 => eps: float =", "_product, _activation_backward))"
+EPS, PRODUCT = "eps: float = 1e-5 => eps: float =", "_product, _activation_backward)"
 SLOPE = wrapped(
     PRODUCT, 'matmul(a, b, activation="none", negative_slope=0.2)', "return right(a, b, activation, negative_slope)"
 )

@@ -47,7 +47,7 @@ def _torch_faults() -> tuple[Fault, ...]:
 
 OF_VALUES, OF_INDICES = "tl.store(values_ptr + to + before, values, =>", "tl.store(indices_ptr + to + before, at, =>"
 FIRST_TIE = wrapped(
-    "_launch, _launch_backward))",
+    "register(\"triton\", _launch, _launch_backward)",
     "topk(x, k, largest=True)",
     "values, indices = right(x, k, largest)",
     "if indices.numel():",
