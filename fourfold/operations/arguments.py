@@ -459,7 +459,8 @@ def number(
     of_another_type |= {"none": None} if len(given) == len(choices) else {}
     kept = choices if whole else [None if choice is None else float(choice) for choice in choices]
     result = values(*kept, out_of_range=out_of_range, of_another_type=of_another_type)
-    return replace(result, range=None if whole else (low, high), valid=valid)
+    # Near a limit that it must not reach, a number such as 1 - limit has few digits.
+    return replace(result, range=None if whole or below is not None else (low, high), valid=valid)
 
 
 def positive(*choices: float | None) -> Values:

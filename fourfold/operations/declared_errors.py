@@ -53,6 +53,7 @@ class Arguments:
 
     def __init__(self, sizes: Mapping[str, int] | None = None, /, **arguments: TensorInput | Values) -> None:
         self._sizes = sizes or {}
+        self.declared: dict[str, Any] = dict(arguments)
         self._tensors = {name: a for name, a in arguments.items() if isinstance(a, TensorInput)}
         self._parameters = {name: a for name, a in arguments.items() if isinstance(a, Values)}
 
