@@ -13,7 +13,7 @@ from fourfold.declaration.library import arguments_of
 from fourfold.inputs.arrays import cotangent, values
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DType
-from fourfold.operations.arguments import tensor, tied
+from fourfold.operations.arguments import tied
 from fourfold.operations.case import Case
 from fourfold.operations.record import Cost, Evaluate, Relation
 from fourfold.operations.relations import equals_exactly, law, only
@@ -102,9 +102,7 @@ def _any_row(vocab: int) -> list[Any]:
 
 
 @definition.operation(
-    table=tensor("vocab dim"),
-    ids=tensor("...", dtype=["int64", "int32"], high="vocab"),
-    padding_idx=tied(_any_row),
+    **ARGUMENTS.declared | {"padding_idx": tied(_any_row)},
     forward=oracle.forward,
     backward=oracle.backward,
     examples=examples,
