@@ -62,6 +62,8 @@ class Signature:
         self.parameters = {name: argument for name, argument in arguments.items() if isinstance(argument, Values)}
         self.name, self.names = function.__name__, tuple(arguments)
         self._called = inspect.signature(function)
+        parameters = self._called.parameters.values()
+        self._defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
         if tuple(self._called.parameters) != self.names:
             taken = ", ".join(self._called.parameters)
             raise TypeError(f"signature: {self.name} takes {taken}, and not {', '.join(self.names) or 'nothing'}")
@@ -71,6 +73,15 @@ class Signature:
         for name, of in self.parameters.items():
             if not of.choices:
                 raise ValueError(f"signature: the values of {name} must not depend on sizes")
+        # The tensors that may be None, or have dtypes of their own or axes that the first one lacks. torch.compile does
+        # not trace cached properties.
+        of_first = {*notation.names(first.axes)}
+        self._others = tuple(
+            name
+            for name, of in self.tensors.items()
+            if name != self.names[0] and (of.optional or of.dtypes or not {*notation.names(of.axes)} <= of_first)
+        )
+        self._patterns = [(self.names.index(n), n, of, notation.pattern(of.axes)) for n, of in self.tensors.items()]
 
     @property
     def source(self) -> str:
@@ -103,7 +114,7 @@ class Signature:
         @functools.wraps(self.function)
         def checked(*given: Any, **named: Any) -> Any:
             if named or len(given) != count:
-                ordered = not given and tuple(named) == names
+                ordered = len(given) == 0 and tuple(named) == names
                 given = tuple(named.values()) if ordered else self._bind(given, named)
             tensor = given[0]
             if has_own_dtype:
@@ -122,34 +133,24 @@ class Signature:
                 extra(*given)
             return call(*given)
 
+        # torch.compile keeps a few versions of a code object, which operations must not share.
+        checked.__code__ = checked.__code__.replace(co_name=self.name)  # type: ignore[attr-defined]
         setattr(checked, _ATTRIBUTE, self)
         return checked
 
     def _bind(self, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """Return the arguments of a call in order, with the defaults of those that are left out."""
-        bound = self._called.bind(*given, **named)
-        bound.apply_defaults()
-        return tuple(bound.arguments.values())
+        # Not by inspect, except where it raises: torch.compile has to trace this.
+        rest = self.names[len(given) :]
+        known = {**self._defaults, **named}
+        if len(given) > len(self.names) or any(n not in rest for n in named) or any(n not in known for n in rest):
+            self._called.bind(*given, **named)
+        return (*given, *[known[name] for name in rest])
 
     @functools.cached_property
     def check(self) -> Callable[..., None]:
         """The function that checks the arguments and does no more: see `checked`."""
         return self.checked(lambda *given: None)
-
-    @functools.cached_property
-    def _others(self) -> tuple[str, ...]:
-        """The tensors that may be None or have dtypes of their own, and those with axes that the first one lacks."""
-        known = notation.names(self.tensors[self.names[0]].axes)
-        return tuple(
-            name
-            for name, of in self.tensors.items()
-            if name != self.names[0] and (of.optional or of.dtypes or not {*notation.names(of.axes)} <= {*known})
-        )
-
-    @functools.cached_property
-    def _patterns(self) -> list[tuple[int, str, TensorInput, notation.Pattern]]:
-        """The place, the name, the description and the pattern of each tensor's axes."""
-        return [(self.names.index(n), n, of, notation.pattern(of.axes)) for n, of in self.tensors.items()]
 
     @functools.cached_property
     def _separate_places(self) -> tuple[int, ...]:
@@ -173,7 +174,7 @@ class Signature:
                     check_alike(name, value, first, given[0])
             _check_axes(name, value, of.axes, pattern, known)
             if isinstance(of, Ragged):
-                _check_total(name, of, known)
+                _check_total(name, value, of, known)
             if not of.is_floating and value.is_cpu and not torch.compiler.is_compiling():
                 _check_range(name, value, of, known)
 
@@ -223,13 +224,13 @@ def _check_own_dtype(name: str, tensor: Any, of: TensorInput) -> None:
         raise TypeError(f"{name} must be a tensor of {dtypes}, not {found}")
 
 
-def _check_total(name: str, of: Ragged, sizes: Mapping[str, Any]) -> None:
+def _check_total(name: str, tensor: torch.Tensor, of: Ragged, sizes: Mapping[str, Any]) -> None:
     """Check that the samples of a ragged batch can have all of its rows.
 
     Raises:
         ValueError: there are no samples, or too few.
     """
-    samples, total = sizes[of.samples], sizes[of.total]
+    samples, total = tensor.shape[0] - (1 if of.are_offsets else 0), sizes[of.total]
     if total and not samples:
         raise ValueError(f"{name} must have a sample for the {total} rows of {of.total}, not none")
     if of.most and total > samples * sizes[of.most]:
