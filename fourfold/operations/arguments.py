@@ -475,8 +475,11 @@ def not_negative(*choices: float | None) -> Values:
 
 def one_of(*choices: str | torch.dtype) -> Values:
     """Declare a choice of strings, or of dtypes. Calls with another wrong argument use the first choice."""
-    unknown = "no_such_choice" if isinstance(choices[0], str) else torch.int64
-    found = values(*choices, out_of_range={"unknown": unknown}, of_another_type={"a_number": 1, "none": None})
+    unknown: dict[str, Any] = {"unknown": "no_such_choice"}
+    if isinstance(choices[0], torch.dtype):
+        others = {"float64": torch.float64, "float8": torch.float8_e4m3fn, "integers": torch.int64}
+        unknown = {name: dtype for name, dtype in others.items() if dtype not in choices}
+    found = values(*choices, out_of_range=unknown, of_another_type={"a_number": 1, "none": None})
     return replace(found, valid=lambda value: None if value in choices else f"one of {', '.join(map(str, choices))}")
 
 
