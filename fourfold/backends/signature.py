@@ -34,7 +34,7 @@ from fourfold.operations.arguments import values as values
 
 _ATTRIBUTE = "__fourfold_signature__"
 # The types of parameters in an operator's schema, by the type of their values.
-_TYPES = {float: "float", int: "int", bool: "bool", str: "str", torch.dtype: "ScalarType"}
+_TYPES = {float: "float", int: "int", bool: "bool", str: "str", torch.dtype: "ScalarType", tuple: "int[]"}
 
 
 class Signature:

@@ -144,13 +144,18 @@ class Values:
             return
         kind = self.kind
         # torch.compile passes its symbols in place of numbers.
-        taken = {float: (float, int, torch.SymFloat, torch.SymInt), int: (int, torch.SymInt)}.get(kind, (kind,))
+        symbols = {float: (float, int, torch.SymFloat, torch.SymInt), int: (int, torch.SymInt), tuple: (tuple, list)}
+        taken = symbols.get(kind, (kind,))
         if not isinstance(value, taken) or (isinstance(value, bool) and kind is int):
             expected = "number" if kind is float else kind.__name__
             or_none = " or None" if self.optional else ""
             raise TypeError(
                 f"{name} must be {'an' if kind is int else 'a'} {expected}{or_none}, not {type(value).__name__}"
             )
+        if kind is tuple:
+            of_item, items = type(self.choices[0][0]), tuple(value)  # type: ignore[arg-type]
+            if any(type(item) is not of_item for item in items):
+                raise TypeError(f"{name} must be a tuple of {of_item.__name__}, not {value!r}")
         if self.valid is not None and (problem := self.valid(value)):
             raise ValueError(f"{name} must be {problem}, not {value!r}")
 
