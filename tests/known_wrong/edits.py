@@ -102,7 +102,7 @@ def changed_texts(operation: str, backend: str, *edits: str) -> dict[str, str]:
     """
     folder = KernelPackage.of(operation).folder
     module = backends.MODULES[backend]
-    own = [f"{operation}/{name}" for name in (f"{module}.py", "arguments.py", "operators.py")]
+    own = [f"{operation}/{name}" for name in (f"{module}.py", "operators.py")]
     changed = _sources(folder, own[0], edits) if backend == "cuda" else {}
     own += sorted(changed.keys() - set(own))
     for edit in edits:
@@ -179,7 +179,5 @@ class Edits:
 
     def unchecked(self, name: str, **more: Any) -> Fault:
         """Return an implementation that does not check its arguments."""
-        edit = "@signature( => @(lambda **arguments: lambda function: function)("
-        if (KernelPackage.of(self.operation).folder / self.operation / "arguments.py").exists():
-            edit = f"    check_{self.operation}( =>     ({self.operation}, "
+        edit = "@signature( => @(lambda *_, **__: lambda function: function)("
         return self._fault(name, declared_errors_are_raised, "in place of|was raised|not name", (edit,), more)
