@@ -328,7 +328,9 @@ def blocks_of_columns_stand_alone(evaluate: Evaluate, case: Case, dtype: DType) 
 
 # ---- the record
 
-ARGUMENTS = arguments_of("scaled_matmul", {"m": 3, "k": 130, "n": 131, "k_blocks": 2, "n_blocks": 2})
+ARGUMENTS = arguments_of(
+    "scaled_matmul", {"m": 3, "k": 130, "n": 131, "k_blocks": 2, "n_blocks": 2, "k_blocks_of_b": 2}
+)
 errors = (
     *ARGUMENTS.errors,
     *(
@@ -340,6 +342,8 @@ errors = (
             ("scale_a", 2, 3),
             ("scale_b", 1, 2),
             ("scale_b", 3, 2),
+            ("scale_b", 2, 1),
+            ("scale_b", 2, 3),
         )
     ),
 )
@@ -397,7 +401,7 @@ operation = Operation(
     errors=errors,
     cost=cost,
     workloads=workloads,
-    axes=ARGUMENTS.axes,
+    axes=ARGUMENTS.axes | {"scale_b": "n_blocks k_blocks"},
     sized=Sized(
         {"m": 2, "n": 3, "k": 3},
         lambda sizes: rows(sizes["m"], sizes["n"], sizes["k"]),

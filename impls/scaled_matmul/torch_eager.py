@@ -38,7 +38,8 @@ def check_blocks(
     a=tensor("m k", says="a must", dtype=torch.float8_e4m3fn),
     b=tensor("n k", says="b must", dtype=torch.float8_e4m3fn),
     scale_a=tensor("m k_blocks", dtype=torch.float32),
-    scale_b=tensor("n_blocks k_blocks", dtype=torch.float32),
+    # Another name than k_blocks, so that `check_blocks` blames the scale that is wrong.
+    scale_b=tensor("n_blocks k_blocks_of_b", dtype=torch.float32),
     out_dtype=one_of(*OUT_DTYPES),
 )
 def scaled_matmul(
