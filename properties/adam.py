@@ -9,12 +9,10 @@ import torch
 from fourfold.oracles import adam as oracle
 
 from fourfold.declaration import definition
+from fourfold.declaration.library import arguments_of
 from fourfold.inputs.arrays import cotangent, values
 from fourfold.numerics.dtypes import DTYPES, DType
-from fourfold.operations.arguments import Values, not_negative, tensor
-from fourfold.operations.arguments import values as values_of
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.outputs import side_by_side
 from fourfold.operations.record import Cost, Evaluate, Relation
 from fourfold.operations.relations import equals_exactly
@@ -22,34 +20,7 @@ from fourfold.operations.workloads import Make, tiled, whole
 
 CHANGED = ("param", "m", "v")
 DEFAULTS = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "step": 1}
-
-
-def below_1(*choices: float) -> Values:
-    """Return a number from 0 to below 1."""
-    within = not_negative(*choices)
-    return replace(within, out_of_range={**within.out_of_range, "one": 1.0}, range=None)
-
-
-STEP = values_of(
-    *(1, 2, 1000),
-    out_of_range={"zero": 0, "negative": -1},
-    of_another_type={"a_string": "1", "a_bool": True, "no_whole_number": 1.5, "none": None},
-)
-NUMBERS: dict[str, Any] = {
-    "lr": not_negative(1e-3, 0.5),
-    "beta1": below_1(0.9, 0.5),
-    "beta2": below_1(0.999, 0.75),
-    "eps": not_negative(1e-8, 0.125),
-    "weight_decay": replace(not_negative(0.0, 0.25), out_of_range=not_negative(0.25).out_of_range),
-    "step": STEP,
-}
-TENSORS: dict[str, Any] = {
-    "param": tensor("..."),
-    "grad": tensor("..."),
-    "m": tensor("...", dtype="float32"),
-    "v": tensor("...", dtype="float32", kind="positive"),
-}
-ARGUMENTS = Arguments(**TENSORS, **NUMBERS)
+ARGUMENTS = arguments_of("adam")
 
 
 def step_of(*shape: int, **parameters: Any) -> Callable[[DType], Case]:
@@ -99,7 +70,7 @@ def cost(case: Case) -> tuple[Cost, Cost]:
 
 
 def _workload(times: int, *shape: int) -> Make:
-    return tiled(step_of(*shape), times, *TENSORS)
+    return tiled(step_of(*shape), times, *ARGUMENTS.axes)
 
 
 WORKLOADS: Mapping[str, Mapping[str, Make]] = {
@@ -124,8 +95,7 @@ def _concatenated_outputs(**arguments: Any) -> Any:
 
 
 @definition.operation(
-    **TENSORS,
-    **NUMBERS,
+    **ARGUMENTS.declared,
     mutates=CHANGED,
     errors=ARGUMENTS.errors,
     source="Loshchilov, Hutter, Decoupled Weight Decay Regularization, ICLR 2019, algorithm 2",
@@ -154,7 +124,7 @@ LAWS = {
     "m": (a_sign_goes_through,),
     "v": (squares_have_no_sign,),
 }
-COMMON: dict[str, Any] = {"cost": cost, "workloads": WORKLOADS, "batched": dict.fromkeys(TENSORS, 0)}
+COMMON: dict[str, Any] = {"cost": cost, "workloads": WORKLOADS, "batched": dict.fromkeys(ARGUMENTS.axes, 0)}
 operation = replace(
     adam,
     forward=_concatenated_outputs,

@@ -10,6 +10,7 @@ from fourfold.oracles import attention as oracle
 from hypothesis import strategies as st
 
 from fourfold.declaration.drawing import reverse_offsets
+from fourfold.declaration.library import arguments_of
 from fourfold.inputs.arrays import (
     FEW_ELEMENTS,
     GENERATORS,
@@ -22,9 +23,7 @@ from fourfold.inputs.arrays import (
 )
 from fourfold.numerics.bounded import Bounded, stored, unspecified_where
 from fourfold.numerics.dtypes import DType
-from fourfold.operations.arguments import Values, integers, positive, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import equal_where, equals_exactly, only
 from fourfold.operations.workloads import Make, Workload, tiled, whole
@@ -469,37 +468,9 @@ def gradients_of_keys_sum_to_0(evaluate: Evaluate, case: Case, dtype: DType) -> 
         yield Relation(total, Bounded.exact(np.zeros_like(total.value), total.arithmetic))
 
 
-ARGUMENTS = Arguments(
-    {"total_q": 5, "heads": 6, "head_size": 4, "total_k": 7, "kv_heads": 3, "batch": 2},
-    q=tensor("total_q heads head_size", says="q must"),
-    k=tensor("total_k kv_heads head_size", says="k must"),
-    v=tensor("total_k kv_heads head_size", says="v must"),
-    q_offsets=integers("batch+1", 0, 2, 5, optional=True),
-    k_offsets=integers("batch+1", 0, 3, 7, optional=True),
-    causal=Values((False,), of_another_type={"a_string": "yes", "a_number": 1, "none": None}),
-    window=Values(
-        (WHOLE,),
-        out_of_range={"below_minus_1": (0, -2), "of_three": (1, 1, 1)},
-        of_another_type={"a_number": 4, "none": None, "of_floats": (1.0, 2.0)},
-    ),
-    # None stands for the default. With a larger scale the largest score gets all the weight, and depends on rounding.
-    scale=replace(positive(0.25), of_another_type={"a_string": "0.25"}, range=(0.0, 4.0)),
+ARGUMENTS = arguments_of(
+    "attention", {"total_q": 5, "heads": 6, "head_size": 4, "total_k": 7, "kv_heads": 3, "batch": 2}
 )
-
-
-def _wrong_offsets() -> Iterator[Any]:
-    """Yield wrong offsets, which only the CPU can detect without waiting."""
-    for name, ends, last in (("q_offsets", (0, 2), 5), ("k_offsets", (0, 3), 7)):
-        wrong = {
-            "not_from_0": (1, *ends[1:], last),
-            "below_0": (-1, *ends[1:], last),
-            "not_to_the_end": (*ends, last - 1),
-            "past_the_end": (*ends, last + 1),
-            "that_fall": (0, last + 1, last),
-            "far_away": (0, 2**40, last),
-        }
-        for what, offsets in wrong.items():
-            yield ARGUMENTS.wrong(f"{name}_{what}", ValueError, name, {name: torch.tensor(offsets)}, devices=("cpu",))
 
 
 def _ones(*shape: int) -> torch.Tensor:
@@ -508,7 +479,6 @@ def _ones(*shape: int) -> torch.Tensor:
 
 errors = (
     *ARGUMENTS.errors,
-    *_wrong_offsets(),
     ARGUMENTS.wrong("heads_no_multiple", ValueError, "k", {"k": _ones(7, 4, 4), "v": _ones(7, 4, 4)}),
     ARGUMENTS.wrong("no_heads_of_keys", ValueError, "k", {"k": _ones(7, 0, 4), "v": _ones(7, 0, 4)}),
     ARGUMENTS.wrong("no_columns", ValueError, "q", {"q": _ones(5, 6, 0), "k": _ones(7, 3, 0), "v": _ones(7, 3, 0)}),
@@ -643,7 +613,8 @@ operation = Operation(
     cost=cost,
     workloads=workloads,
     axes=ARGUMENTS.axes,
-    ranges=ARGUMENTS.ranges,
+    # Of a larger scale the largest score takes all the weight, and hangs on rounding.
+    ranges={"scale": (0.0, 4.0)},
     other_integers=other_offsets,
     sized=sized,
     source="Vaswani et al., Attention Is All You Need, 2017; Dao, FlashAttention-2, 2023: causal at the bottom right",

@@ -17,6 +17,7 @@ from fourfold.operations.record import Evaluate, Operation, Relation
 from fourfold.operations.workloads import whole
 
 from . import attention
+from .attention import ARGUMENTS as ARGUMENTS
 from .attention import open_places, packed_case, tokens
 
 Make = Callable[[DType], Case]

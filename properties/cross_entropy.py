@@ -9,15 +9,15 @@ import torch
 from fourfold.oracles import cross_entropy as oracle
 from hypothesis import strategies as st
 
+from fourfold.declaration.library import arguments_of
 from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, repeat_first, sizes, values
 from fourfold.inputs.special_values import not_finite_in_turn
 from fourfold.numerics.bounded import Bounded, contract_of, scaling_allowance, unspecified_where
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
 from fourfold.numerics.steps.orders import any_order, either_formula
-from fourfold.operations.arguments import KINDS, Values, integers, one_of, tensor
+from fourfold.operations.arguments import KINDS
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Result, Sized
 from fourfold.operations.relations import equal_where, equals, equals_exactly, only
 from fourfold.operations.workloads import Make, tiled, whole
@@ -321,18 +321,7 @@ def other_targets(case: Case) -> dict[str, np.ndarray]:
     return {"target": other.astype(target.dtype)}
 
 
-ARGUMENTS = Arguments(
-    logits=tensor("rows classes"),
-    target=integers("rows", 0, 1),
-    ignore_index=Values((IGNORED,), of_another_type={"a_fraction": 0.5, "a_string": "0", "none": None}),
-    label_smoothing=Values(
-        (0.1,),
-        out_of_range={"negative": -0.1, "above_one": 1.5, "not_a_number": np.nan, "infinite": np.inf},
-        of_another_type={"a_string": "0.1", "none": None},
-        range=(0.0, 1.0),
-    ),
-    reduction=one_of(*REDUCTIONS),
-)
+ARGUMENTS = arguments_of("cross_entropy")
 errors = (
     *ARGUMENTS.errors,
     ARGUMENTS.wrong("no_classes", ValueError, "logits", {"logits": torch.ones(2, 0)}),

@@ -9,6 +9,7 @@ from fourfold.oracles import cumsum as oracle
 from hypothesis import strategies as st
 
 from fourfold.declaration.drawing import reverse_offsets
+from fourfold.declaration.library import arguments_of
 from fourfold.inputs.arrays import (
     GENERATORS,
     KINDS,
@@ -22,9 +23,7 @@ from fourfold.inputs.arrays import (
 from fourfold.inputs.rows import row_examples
 from fourfold.inputs.special_values import not_finite_in_turn
 from fourfold.numerics.dtypes import DType
-from fourfold.operations.arguments import Values, integers, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import equal_where, exactly
 from fourfold.operations.workloads import Make, tiled, whole
@@ -159,25 +158,11 @@ def segments_in_reverse(case: Case) -> dict[str, np.ndarray]:
     return {"offsets": reverse_offsets(case["offsets"])} if "offsets" in case.inputs else {}
 
 
-FLAG = Values((False,), of_another_type={"a_string": "no", "a_number": 1, "none": None})
-ARGUMENTS = Arguments(
-    x=tensor("... n"), offsets=integers("segments+1", 0, 1, 1, 2, optional=True), exclusive=FLAG, reverse=FLAG
-)
+ARGUMENTS = arguments_of("cumsum")
 errors = (
     *ARGUMENTS.errors,
     ARGUMENTS.wrong("no_offsets", ValueError, "offsets", {"offsets": torch.ones(0, dtype=torch.int64)}),
     ARGUMENTS.wrong("no_segments", ValueError, "offsets", {"offsets": torch.zeros(1, dtype=torch.int64)}),
-    # It would take a wait for a GPU to know of these.
-    *(
-        ARGUMENTS.wrong(f"offsets_{name}", ValueError, "offsets", {"offsets": torch.tensor(given)}, devices=("cpu",))
-        for name, given in {
-            "not_from_0": [1, 1, 2],
-            "below_0": [-1, 1, 2],
-            "not_to_the_end": [0, 1, 1],
-            "past_the_end": [0, 1, 3],
-            "that_fall": [0, 2, 1, 2],
-        }.items()
-    ),
 )
 
 

@@ -9,30 +9,18 @@ from fourfold.oracles import embedding as oracle
 from hypothesis import strategies as st
 
 from fourfold.declaration import definition
+from fourfold.declaration.library import arguments_of
 from fourfold.inputs.arrays import cotangent, values
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DType
-from fourfold.operations.arguments import Values, integers, tensor, tied
+from fourfold.operations.arguments import tied
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Relation
 from fourfold.operations.relations import equals_exactly, law, only
 from fourfold.operations.workloads import Make, tiled, whole
 
-PADDING = Values(
-    (None,),
-    out_of_range={"negative": -1, "past_the_rows": 2},
-    of_another_type={"a_string": "0", "a_bool": True, "no_whole_number": 0.5},
-)
-ARGUMENTS = Arguments(table=tensor("vocab dim"), ids=integers("...", 0, 1), padding_idx=PADDING)
-errors = (
-    *ARGUMENTS.errors,
-    # It would take a wait for a GPU to know of these.
-    *(
-        ARGUMENTS.wrong(name, ValueError, "ids", {"ids": torch.full((8, 9), at)}, devices=("cpu",))
-        for name, at in {"negative": -1, "past_the_rows": 2, "far_past_the_rows": 2**40}.items()
-    ),
-)
+ARGUMENTS = arguments_of("embedding")
+errors = (*ARGUMENTS.errors, ARGUMENTS.wrong("past_the_rows", ValueError, "padding_idx", {"padding_idx": 2}))
 
 
 def lookup(
@@ -114,9 +102,7 @@ def _any_row(vocab: int) -> list[Any]:
 
 
 @definition.operation(
-    table=tensor("vocab dim"),
-    ids=tensor("...", dtype=["int64", "int32"], high="vocab"),
-    padding_idx=tied(_any_row),
+    **ARGUMENTS.declared | {"padding_idx": tied(_any_row)},
     forward=oracle.forward,
     backward=oracle.backward,
     examples=examples,

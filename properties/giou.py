@@ -8,12 +8,11 @@ import numpy as np
 from fourfold.oracles import giou as oracle
 from hypothesis import strategies as st
 
+from fourfold.declaration.library import arguments_of
 from fourfold.inputs.arrays import GENERATORS
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DType
-from fourfold.operations.arguments import positive, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import between, equal_where, equals, only
 from fourfold.operations.workloads import Make, tiled, whole
@@ -252,7 +251,7 @@ def gradients_along_an_axis_cancel(evaluate: Evaluate, case: Case, dtype: DType)
     yield equals(total, 0)
 
 
-ARGUMENTS = Arguments(boxes1=tensor("... 4"), boxes2=tensor("... 4"), eps=positive(1e-5))
+ARGUMENTS = arguments_of("giou")
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:

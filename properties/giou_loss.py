@@ -8,12 +8,11 @@ import numpy as np
 from fourfold.oracles import giou_loss as oracle
 from hypothesis import strategies as st
 
+from fourfold.declaration.library import arguments_of
 from fourfold.inputs.arrays import GENERATORS
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
-from fourfold.operations.arguments import positive, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Law, Operation, Relation, Sized
 from fourfold.operations.relations import equals_exactly
 from fourfold.operations.workloads import Make, tiled, whole
@@ -222,7 +221,7 @@ def equals_one_minus_the_mean_giou(evaluate: Evaluate, case: Case, dtype: DType)
     yield Relation(evaluate(case).output, loss)
 
 
-ARGUMENTS = Arguments(pred=tensor("batch max_boxes 4"), target=tensor("batch max_boxes 4"), eps=positive(1e-5))
+ARGUMENTS = arguments_of("giou_loss")
 
 
 def cost_of(flops: int, flops_of_backward: int) -> Callable[[Case], tuple[Cost, Cost]]:

@@ -10,11 +10,10 @@ from fourfold.oracles import giou_loss_ragged as oracle
 from hypothesis import strategies as st
 
 from fourfold.declaration.drawing import reverse_offsets
+from fourfold.declaration.library import arguments_of
 from fourfold.inputs.arrays import GENERATORS
 from fourfold.numerics.dtypes import DType
-from fourfold.operations.arguments import integers, positive, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments, DeclaredError
 from fourfold.operations.record import Cost, Evaluate, Law, Operation, Relation, Sized
 from fourfold.operations.relations import equals_exactly
 from fourfold.operations.workloads import Make, tiled, whole
@@ -186,25 +185,12 @@ def samples_in_reverse(case: Case) -> dict[str, np.ndarray]:
     return {"offsets": reverse_offsets(case["offsets"])}
 
 
-ARGUMENTS = Arguments(
-    pred=tensor("batch max_boxes 4"), target=tensor("total 4"), offsets=integers("batch+1", 0, 2, 5), eps=positive(1e-5)
-)
-
-
-def wrong_offsets(name: str, *offsets: int) -> DeclaredError:
-    """Return an error of wrong offsets, which only the CPU can detect without waiting."""
-    return ARGUMENTS.wrong(name, ValueError, "offsets", {"offsets": torch.tensor(offsets)}, devices=("cpu",))
+ARGUMENTS = arguments_of("giou_loss_ragged")
 
 
 errors = (
     *ARGUMENTS.errors,
-    wrong_offsets("offsets_not_from_0", 1, 3, 5),
-    wrong_offsets("offsets_below_0", -1, 2, 5),
-    wrong_offsets("offsets_not_to_the_end", 0, 2, 4),
-    wrong_offsets("offsets_past_the_end", 0, 3, 6),
-    wrong_offsets("offsets_that_fall", 0, 6, 5),
-    wrong_offsets("more_offsets_than_boxes_a_sample", 0, 0, 5),
-    ARGUMENTS.wrong("more_boxes_than_slots", ValueError, "target", {"target": torch.ones(7, 4)}),
+    ARGUMENTS.wrong("more_boxes_than_slots", ValueError, "offsets", {"target": torch.ones(7, 4)}),
 )
 
 

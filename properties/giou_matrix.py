@@ -7,12 +7,11 @@ import numpy as np
 from fourfold.oracles import giou_matrix as oracle
 from hypothesis import strategies as st
 
+from fourfold.declaration.library import arguments_of
 from fourfold.inputs.arrays import GENERATORS, cotangent, layouts_for, repeat_first, sizes, sprinkle_special_values
 from fourfold.numerics.bounded import contract_of, unspecified_where
 from fourfold.numerics.dtypes import DType
-from fourfold.operations.arguments import one_of, positive, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import between, only
 from fourfold.operations.workloads import Make, tiled, whole
@@ -154,7 +153,7 @@ def cost(case: Case) -> tuple[Cost, Cost]:
     return Cost(boxes + scores.nbytes, 31 * scores.size), Cost(2 * boxes + scores.nbytes, 95 * scores.size)
 
 
-ARGUMENTS = Arguments(boxes_a=tensor("n 4"), boxes_b=tensor("m 4"), mode=one_of(*MODES), eps=positive(1e-5))
+ARGUMENTS = arguments_of("giou_matrix")
 ORDINARY = ("overlapping", "disjoint_along_both", "nested")
 workloads: Mapping[str, Mapping[str, Make]] = {
     "cpu": {

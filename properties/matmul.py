@@ -9,6 +9,7 @@ import numpy as np
 from fourfold.oracles import matmul as oracle
 from hypothesis import strategies as st
 
+from fourfold.declaration.library import arguments_of
 from fourfold.inputs.arrays import (
     FEW_ELEMENTS,
     GENERATORS,
@@ -23,9 +24,7 @@ from fourfold.inputs.arrays import (
 from fourfold.inputs.special_values import not_finite_in_turn
 from fourfold.numerics.bounded import Bounded, stored
 from fourfold.numerics.dtypes import DType
-from fourfold.operations.arguments import not_negative, one_of, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import equal_where, only
 from fourfold.operations.workloads import Make, tiled, whole
@@ -303,12 +302,7 @@ def leaky_relu_of_slope_one_is_no_activation(evaluate: Evaluate, case: Case, dty
         yield Relation(leaky.gradients[name], product.gradients[name])
 
 
-ARGUMENTS = Arguments(
-    a=tensor("m k", says="a must"),
-    b=tensor("k n", says="b must"),
-    activation=one_of("leaky_relu", "relu", "none"),
-    negative_slope=not_negative(0.25),
-)
+ARGUMENTS = arguments_of("matmul")
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:

@@ -7,12 +7,11 @@ import numpy as np
 from fourfold.oracles import nms as oracle
 from hypothesis import strategies as st
 
+from fourfold.declaration.library import arguments_of
 from fourfold.inputs.arrays import GENERATORS, layouts_for, repeat_first, sizes, sprinkle_special_values
 from fourfold.numerics.bounded import Bounded, NoRule, OneOf, lift
 from fourfold.numerics.dtypes import DType
-from fourfold.operations.arguments import Values, integers, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import equals_exactly
 from fourfold.operations.workloads import Make, whole
@@ -369,15 +368,7 @@ for _law in LAWS:
 
 # ---- the record
 
-THRESHOLD = Values(
-    (0.5,),
-    out_of_range={"negative": -0.25, "above_1": 1.5, "not_a_number": np.nan, "infinite": np.inf},
-    of_another_type={"a_string": "0.5", "none": None},
-    range=(0.0, 1.0),
-)
-ARGUMENTS = Arguments(
-    boxes=tensor("n 4"), scores=tensor("n"), iou_threshold=THRESHOLD, idxs=integers("n", 1, 0, 1, optional=True)
-)
+ARGUMENTS = arguments_of("nms")
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:

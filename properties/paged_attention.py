@@ -9,12 +9,11 @@ import torch
 from fourfold.oracles import paged_attention as oracle
 from hypothesis import strategies as st
 
+from fourfold.declaration.library import arguments_of
 from fourfold.inputs.arrays import FEW_ELEMENTS, GENERATORS, layouts_for, repeat_first, sizes, values
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DType
-from fourfold.operations.arguments import positive, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import equal_where, equals_exactly, only
 from fourfold.operations.workloads import Make, Workload, whole
@@ -232,15 +231,7 @@ def heads_of_a_group_share_their_keys(evaluate: Evaluate, case: Case, dtype: DTy
 
 # ---- the record
 
-ARGUMENTS = Arguments(
-    {"heads": 6, "head_size": 4, "kv_heads": 3},
-    q=tensor("sequences heads head_size"),
-    k_cache=tensor("pages page_size kv_heads head_size"),
-    v_cache=tensor("pages page_size kv_heads head_size"),
-    page_table=tensor("sequences pages_per_sequence", dtype="int32", high="pages"),
-    lengths=tensor("sequences", dtype="int32", high="pages"),
-    scale=positive(0.25),
-)
+ARGUMENTS = arguments_of("paged_attention", {"heads": 6, "head_size": 4, "kv_heads": 3})
 
 
 def _integers(*numbers: int) -> torch.Tensor:

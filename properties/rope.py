@@ -8,12 +8,11 @@ import torch
 from fourfold.oracles import rope as oracle
 from hypothesis import strategies as st
 
+from fourfold.declaration.library import arguments_of
 from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, leading_axes, repeat_first, sizes
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DType
-from fourfold.operations.arguments import Values, integers, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import equal_where, equals_exactly
 from fourfold.operations.workloads import Make, tiled, whole
@@ -195,24 +194,12 @@ def other_positions(case: Case) -> dict[str, np.ndarray]:
     return {"positions": (case["positions"] + 1) % max(case["cos"].shape[0], 1)}
 
 
-ARGUMENTS = Arguments(
-    {"dim": 26},
-    x=tensor("... seq heads dim"),
-    cos=tensor("positions half"),
-    sin=tensor("positions half"),
-    positions=integers("... seq", 0, 4, 6, optional=True),
-    interleaved=Values((False,), of_another_type={"a_string": "neox", "a_number": 1, "none": None}),
-)
+ARGUMENTS = arguments_of("rope", {"dim": 26})
 errors = (
     *ARGUMENTS.errors,
     ARGUMENTS.wrong("two_axes", ValueError, "x", {"x": torch.ones(3, 26), "positions": None}),
     ARGUMENTS.wrong("more_pairs_than_columns", ValueError, "cos", {"x": torch.ones(8, 9, 3, 5, 21)}),
     ARGUMENTS.wrong("fewer_rows_than_tokens", ValueError, "cos", {"x": torch.ones(8, 3, 26), "positions": None}),
-    # It would take a wait for a GPU to know of these.
-    *(
-        ARGUMENTS.wrong(name, ValueError, "positions", {"positions": torch.full((8, 9, 3), at)}, devices=("cpu",))
-        for name, at in {"negative": -1, "past_the_rows": 7, "far_past_the_rows": 2**40}.items()
-    ),
 )
 
 

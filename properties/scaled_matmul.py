@@ -12,13 +12,12 @@ from fourfold.oracles import scaled_matmul as oracle
 from fourfold.oracles.scaled_matmul import BLOCK, ORDERS, blocks
 from hypothesis import strategies as st
 
+from fourfold.declaration.library import arguments_of
 from fourfold.inputs.arrays import FEW_ELEMENTS, SEEDS, cotangent, layouts_for, random_size, repeat_first, values
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DTYPES, QUANTISED, DType
 from fourfold.numerics.steps.orders import either_formula
-from fourfold.operations.arguments import Values, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import equal_where, only
 from fourfold.operations.workloads import Make, Workload, whole
@@ -329,18 +328,8 @@ def blocks_of_columns_stand_alone(evaluate: Evaluate, case: Case, dtype: DType) 
 
 # ---- the record
 
-OUT_DTYPE = Values(
-    (torch.float32,),
-    out_of_range={"float64": torch.float64, "float8": torch.float8_e4m3fn, "integers": torch.int64},
-    of_another_type={"a_string": "float32", "none": None, "a_number": 1},
-)
-ARGUMENTS = Arguments(
-    {"m": 3, "k": 130, "n": 131, "k_blocks": 2, "n_blocks": 2},
-    a=tensor("m k", says="a must", dtype=torch.float8_e4m3fn),
-    b=tensor("n k", says="b must", dtype=torch.float8_e4m3fn),
-    scale_a=tensor("m k_blocks", dtype=torch.float32),
-    scale_b=tensor("n_blocks k_blocks", dtype=torch.float32),
-    out_dtype=OUT_DTYPE,
+ARGUMENTS = arguments_of(
+    "scaled_matmul", {"m": 3, "k": 130, "n": 131, "k_blocks": 2, "n_blocks": 2, "k_blocks_of_b": 2}
 )
 errors = (
     *ARGUMENTS.errors,
@@ -353,6 +342,8 @@ errors = (
             ("scale_a", 2, 3),
             ("scale_b", 1, 2),
             ("scale_b", 3, 2),
+            ("scale_b", 2, 1),
+            ("scale_b", 2, 3),
         )
     ),
 )
@@ -410,7 +401,7 @@ operation = Operation(
     errors=errors,
     cost=cost,
     workloads=workloads,
-    axes=ARGUMENTS.axes,
+    axes=ARGUMENTS.axes | {"scale_b": "n_blocks k_blocks"},
     sized=Sized(
         {"m": 2, "n": 3, "k": 3},
         lambda sizes: rows(sizes["m"], sizes["n"], sizes["k"]),

@@ -9,6 +9,7 @@ import torch
 from fourfold.oracles import sigmoid_focal_loss as oracle
 from hypothesis import strategies as st
 
+from fourfold.declaration.library import arguments_of
 from fourfold.inputs.arrays import GENERATORS, cotangent, repeat_first
 from fourfold.inputs.elementwise import Elementwise
 from fourfold.numerics.bounded import Bounded, contract_of, unspecified_where
@@ -16,9 +17,7 @@ from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
 from fourfold.numerics.steps.orders import any_order, either_formula
 from fourfold.numerics.torch_adapter.evaluate import backward_of, forward_of
-from fourfold.operations.arguments import Values, not_negative, one_of, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Evaluate, Operation, Relation, Result, Sized
 from fourfold.operations.relations import equal_where, only
 from fourfold.operations.workloads import Make, tiled, whole
@@ -214,18 +213,7 @@ def the_sum_is_that_of_the_losses(evaluate: Evaluate, case: Case, dtype: DType) 
     yield Relation(summed.gradients["logits"], float(count) * mean.gradients["logits"])
 
 
-ARGUMENTS = Arguments(
-    logits=tensor("..."),
-    targets=tensor("..."),
-    alpha=Values(
-        (0.25,),
-        out_of_range={"above_one": 1.5, "not_a_number": np.nan, "infinite": np.inf, "lowest": -np.inf},
-        of_another_type={"a_string": "0.25", "none": None},
-        range=(0.0, 1.0),
-    ),
-    gamma=replace(not_negative(2.0), range=(0.0, 8.0)),
-    reduction=one_of(*REDUCTIONS),
-)
+ARGUMENTS = arguments_of("sigmoid_focal_loss")
 
 
 def make_of_sizes(sizes: Mapping[str, int], leading: Any = None, given: Mapping[str, Any] | None = None) -> Any:
@@ -262,7 +250,7 @@ operation = Operation(
     workloads=workloads,
     axes=ARGUMENTS.axes,
     ordinary=("targets",),
-    ranges=ARGUMENTS.ranges,
+    ranges={"alpha": (0.0, 1.0), "gamma": (0.0, 8.0)},
     sized=Sized({"...": 1}, make_of_sizes, varied=make_of_sizes),
     source="Lin et al., Focal Loss for Dense Object Detection, ICCV 2017",
 )

@@ -8,14 +8,13 @@ import numpy as np
 from fourfold.oracles import topk as oracle
 from hypothesis import strategies as st
 
+from fourfold.declaration.library import arguments_of
 from fourfold.inputs.arrays import GENERATORS, arrays, cotangent, layouts_for, repeat_first, rows_and_cols, values
 from fourfold.inputs.rows import row_examples
 from fourfold.inputs.special_values import not_finite_in_turn
 from fourfold.numerics.bounded import Bounded, OneOf
 from fourfold.numerics.dtypes import DType
-from fourfold.operations.arguments import Values, tensor
 from fourfold.operations.case import Case
-from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Sized
 from fourfold.operations.relations import equal_where, equals_exactly
 from fourfold.operations.workloads import Make, tiled, whole
@@ -229,14 +228,8 @@ def each_cotangent_goes_to_one_place(evaluate: Evaluate, case: Case, dtype: DTyp
 
 # ---- the record
 
-FLAG = Values((True,), of_another_type={"a_string": "no", "a_number": 1, "none": None})
-COUNT = Values(
-    (2,),
-    out_of_range={"negative": -1, "more_than_there_are": 3},
-    of_another_type={"a_string": "2", "no_whole_number": 2.5, "a_bool": True, "none": None},
-)
-ARGUMENTS = Arguments(x=tensor("... n"), k=COUNT, largest=FLAG)
-errors = (*ARGUMENTS.errors, ARGUMENTS.wrong("x_without_axes", ValueError, "x", {"x": ARGUMENTS.good["x"][0, 0, 0]}))
+ARGUMENTS = arguments_of("topk")
+errors = (*ARGUMENTS.errors, ARGUMENTS.wrong("more_than_there_are", ValueError, "k", {"k": 3}))
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:

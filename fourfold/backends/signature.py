@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
-from fourfold.backends.arguments import check_alike, check_floating, check_same
+from fourfold.backends.arguments import check_alike, check_device, check_floating, check_same
 from fourfold.backends.operators import Operator
 from fourfold.operations import axes as notation
 from fourfold.operations.arguments import KINDS as KINDS
 from fourfold.operations.arguments import MASKED as MASKED
 from fourfold.operations.arguments import Ragged, TensorInput, Values
 from fourfold.operations.arguments import flag as flag
+from fourfold.operations.arguments import integers as integers
 from fourfold.operations.arguments import lengths as lengths
 from fourfold.operations.arguments import not_negative as not_negative
 from fourfold.operations.arguments import number as number
@@ -33,11 +34,11 @@ from fourfold.operations.arguments import values as values
 
 _ATTRIBUTE = "__fourfold_signature__"
 # The types of parameters in an operator's schema, by the type of their values.
-_TYPES = {float: "float", int: "int", bool: "bool", str: "str"}
+_TYPES = {float: "float", int: "int", bool: "bool", str: "str", torch.dtype: "ScalarType", tuple: "int[]"}
 
 
 class Signature:
-    """The arguments of an operation: tensors on one device, the first of the tested dtype, and parameters.
+    """The arguments of an operation: tensors on one device, the first of which is always there, and parameters.
 
     Args:
         function: the operation in torch. It has the operation's name.
@@ -46,8 +47,8 @@ class Signature:
 
     Raises:
         TypeError: the function has other arguments.
-        ValueError: the first argument is no tensor of the tested dtype, a floating-point tensor has a dtype of its own,
-            or the values of a parameter depend on sizes, which a signature cannot check.
+        ValueError: the first argument is no floating-point tensor or may be None, or the values of a parameter depend
+            on sizes, which a signature cannot check.
     """
 
     def __init__(
@@ -61,18 +62,26 @@ class Signature:
         self.parameters = {name: argument for name, argument in arguments.items() if isinstance(argument, Values)}
         self.name, self.names = function.__name__, tuple(arguments)
         self._called = inspect.signature(function)
+        parameters = self._called.parameters.values()
+        self._defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
         if tuple(self._called.parameters) != self.names:
             taken = ", ".join(self._called.parameters)
             raise TypeError(f"signature: {self.name} takes {taken}, and not {', '.join(self.names) or 'nothing'}")
-        for place, (name, argument) in enumerate(arguments.items()):
-            if isinstance(argument, Values) and argument.choices and place:
-                continue
-            if (
-                isinstance(argument, Values)
-                or (argument.is_floating and argument.dtypes)
-                or (not place and (argument.optional or argument.dtypes))
-            ):
-                raise ValueError(f"signature: {name} must be a tensor of the tested dtype, and not optional")
+        first = arguments[self.names[0]]
+        if isinstance(first, Values) or not first.is_floating or first.optional:
+            raise ValueError(f"signature: {self.names[0]} must be a floating-point tensor, and not optional")
+        for name, of in self.parameters.items():
+            if not of.choices:
+                raise ValueError(f"signature: the values of {name} must not depend on sizes")
+        # The tensors that may be None, or have dtypes of their own or axes that the first one lacks. torch.compile does
+        # not trace cached properties.
+        of_first = {*notation.names(first.axes)}
+        self._others = tuple(
+            name
+            for name, of in self.tensors.items()
+            if name != self.names[0] and (of.optional or of.dtypes or not {*notation.names(of.axes)} <= of_first)
+        )
+        self._patterns = [(self.names.index(n), n, of, notation.pattern(of.axes)) for n, of in self.tensors.items()]
 
     @property
     def source(self) -> str:
@@ -93,7 +102,8 @@ class Signature:
                 integer is out of its range.
         """
         names, count = self.names, len(self.names)
-        first, axes = names[0], self.tensors[names[0]].axes
+        first, of_first = names[0], self.tensors[names[0]]
+        axes, has_own_dtype = of_first.axes, bool(of_first.dtypes)
         pattern = notation.pattern(axes)
         fits_any = axes == (notation.LEADING,)
         later = [(place, name, self._check(name)) for place, name in enumerate(names) if place in self._separate_places]
@@ -104,10 +114,13 @@ class Signature:
         @functools.wraps(self.function)
         def checked(*given: Any, **named: Any) -> Any:
             if named or len(given) != count:
-                ordered = not given and tuple(named) == names
+                ordered = len(given) == 0 and tuple(named) == names
                 given = tuple(named.values()) if ordered else self._bind(given, named)
             tensor = given[0]
-            check_floating(first, tensor)
+            if has_own_dtype:
+                _check_own_dtype(first, tensor, of_first)
+            else:
+                check_floating(first, tensor)
             if not fits_any:
                 _check_axes(first, tensor, axes, pattern, {})
             for place, name, check in later:
@@ -120,34 +133,24 @@ class Signature:
                 extra(*given)
             return call(*given)
 
+        # torch.compile keeps a few versions of a code object, which operations must not share.
+        checked.__code__ = checked.__code__.replace(co_name=self.name)  # type: ignore[attr-defined]
         setattr(checked, _ATTRIBUTE, self)
         return checked
 
     def _bind(self, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """Return the arguments of a call in order, with the defaults of those that are left out."""
-        bound = self._called.bind(*given, **named)
-        bound.apply_defaults()
-        return tuple(bound.arguments.values())
+        # Not by inspect, except where it raises: torch.compile has to trace this.
+        rest = self.names[len(given) :]
+        known = {**self._defaults, **named}
+        if len(given) > len(self.names) or any(n not in rest for n in named) or any(n not in known for n in rest):
+            self._called.bind(*given, **named)
+        return (*given, *[known[name] for name in rest])
 
     @functools.cached_property
     def check(self) -> Callable[..., None]:
         """The function that checks the arguments and does no more: see `checked`."""
         return self.checked(lambda *given: None)
-
-    @functools.cached_property
-    def _others(self) -> tuple[str, ...]:
-        """The tensors of integers or that may be None, and those whose axes follow from more than the first tensor."""
-        known = notation.names(self.tensors[self.names[0]].axes)
-        return tuple(
-            name
-            for name, of in self.tensors.items()
-            if of.optional or of.dtypes or not {*notation.names(of.axes)} <= {*known}
-        )
-
-    @functools.cached_property
-    def _patterns(self) -> list[tuple[int, str, TensorInput, notation.Pattern]]:
-        """The place, the name, the description and the pattern of each tensor's axes."""
-        return [(self.names.index(n), n, of, notation.pattern(of.axes)) for n, of in self.tensors.items()]
 
     @functools.cached_property
     def _separate_places(self) -> tuple[int, ...]:
@@ -165,11 +168,14 @@ class Signature:
                 continue
             if name in self._others:
                 if of.dtypes:
-                    _check_integers(name, value, of, first, given[0])
+                    _check_own_dtype(name, value, of)
+                    check_device(name, value, first, given[0])
                 else:
                     check_alike(name, value, first, given[0])
             _check_axes(name, value, of.axes, pattern, known)
-            if name in self._others and of.dtypes and value.is_cpu and not torch.compiler.is_compiling():
+            if isinstance(of, Ragged):
+                _check_total(name, value, of, known)
+            if not of.is_floating and value.is_cpu and not torch.compiler.is_compiling():
                 _check_range(name, value, of, known)
 
     def _check(self, name: str) -> Callable[[str, Any, str, torch.Tensor], None]:
@@ -196,25 +202,40 @@ class Signature:
                 ``"(Tensor output, Tensor mean)"``.
             **fields: the other fields of `Operator`.
         """
+        return Operator(schema=self.schema(self.name, results), fake=fake, **fields)
+
+    def schema(self, name: str, results: str = "Tensor output") -> str:
+        """Return the schema of an operator of these arguments: see `operator`."""
         kinds = {name: f"Tensor{'?' if of.optional else ''}" for name, of in self.tensors.items()}
-        kinds |= {name: _TYPES[type(of.choices[0])] for name, of in self.parameters.items()}
+        kinds |= {n: f"{_TYPES[of.kind]}{'?' if of.optional else ''}" for n, of in self.parameters.items()}
         arguments = ", ".join(f"{kinds[name]} {name}" for name in self.names)
-        return Operator(schema=f"{self.name}({arguments}) -> {results}", fake=fake, **fields)
+        return f"{name}({arguments}) -> {results}"
 
 
-def _check_integers(name: str, tensor: Any, of: TensorInput, other_name: str, other: torch.Tensor) -> None:
-    """Check the dtype and the device of a tensor of integers.
+def _check_own_dtype(name: str, tensor: Any, of: TensorInput) -> None:
+    """Check the dtype of a tensor that has dtypes of its own.
 
     Raises:
         TypeError: it is no tensor of a declared dtype.
-        ValueError: it is on another device.
     """
     dtypes = " or ".join(of.dtypes)
     if not isinstance(tensor, torch.Tensor) or str(tensor.dtype).removeprefix("torch.") not in of.dtypes:
         found = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise TypeError(f"{name} must be a tensor of {dtypes}, not {found}")
-    if tensor.device != other.device:
-        raise ValueError(f"{name} must be on the device of {other_name}, {other.device}, not on {tensor.device}")
+
+
+def _check_total(name: str, tensor: torch.Tensor, of: Ragged, sizes: Mapping[str, Any]) -> None:
+    """Check that the samples of a ragged batch can have all of its rows.
+
+    Raises:
+        ValueError: there are no samples, or too few.
+    """
+    samples, total = tensor.shape[0] - (1 if of.are_offsets else 0), sizes[of.total]
+    if total and not samples:
+        raise ValueError(f"{name} must have a sample for the {total} rows of {of.total}, not none")
+    if of.most and total > samples * sizes[of.most]:
+        each = f"at most {sizes[of.most]}, the size of {of.most}"
+        raise ValueError(f"{name} must give each sample {each}, but {samples} samples have {total} of {of.total}")
 
 
 def _check_range(name: str, tensor: torch.Tensor, tensor_input: TensorInput, sizes: Mapping[str, Any]) -> None:
@@ -227,6 +248,11 @@ def _check_range(name: str, tensor: torch.Tensor, tensor_input: TensorInput, siz
         total = sizes[tensor_input.total]
         counts = tensor.diff() if tensor_input.are_offsets else tensor
         ends = (not tensor_input.are_offsets or int(tensor[0]) == 0) and int(counts.sum()) == total
+        most = None if tensor_input.most is None else sizes[tensor_input.most]
+        if ends and most is not None and bool((counts > most).any()):
+            sample = int((counts > most).nonzero()[0])
+            limit = f"at most {most} rows, the size of {tensor_input.most}"
+            raise ValueError(f"{name} must give each sample {limit}, not {int(counts[sample])} as to sample {sample}")
         if not ends or bool((counts < 0).any()):
             requirement = (
                 f"rise from 0 to {total}" if tensor_input.are_offsets else f"be 0 or more with the sum {total}"
@@ -238,7 +264,8 @@ def _check_range(name: str, tensor: torch.Tensor, tensor_input: TensorInput, siz
         low, high = tensor_input.range(sizes)
         least, largest = (int(end) for end in tensor.aminmax())
         if least < low or largest >= high:
-            raise ValueError(f"{name} must be from {low} to {high - 1}, not {least} to {largest}")
+            where = f" where {high_name} is {high}," if isinstance(high_name := tensor_input.high, str) else ""
+            raise ValueError(f"{name} must be from {low} to {high - 1},{where} not {least} to {largest}")
 
 
 def _check_axes(

@@ -19,6 +19,16 @@ from fourfold.operations.record import Operation
 MANY_ROWS = ("rows_1023", "rows_1024", "rows_1025", "rows_4101")
 
 
+def arguments_of(name: str, sizes: Mapping[str, int] | None = None) -> Arguments:
+    """Return the arguments of an operation, as the signature of its implementation in torch describes them.
+
+    Args:
+        name: the operation's name.
+        sizes: the sizes of axes in the calls of its errors: see `Arguments`.
+    """
+    return Arguments(sizes, **signature_of(backends.load(name, "torch")).arguments)
+
+
 class Declared:
     """An operation whose implementation in torch has a signature.
 
@@ -33,7 +43,7 @@ class Declared:
         self.signature = signature_of(backends.load(name, "torch"))
         function = self.signature.function
         self._definition = alone(function, outputs, 0) if outputs else function
-        self.arguments = Arguments(**self.signature.arguments)
+        self.arguments = arguments_of(name)
         self.declaration = declaration_of(name, self._definition, self.signature.arguments, sizes or {})
 
     def example(self, *leading: int, **given: Any) -> named_cases.Make:

@@ -8,6 +8,7 @@ import builtins
 import functools
 import inspect
 import math
+import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -122,6 +123,16 @@ class Values:
     takes: tuple[str, ...] = ()  # the axes and ragged tensors that `tied` takes
     valid: Callable[[Any], str | None] | None = None  # what is expected in place of a value, or None if it is valid
 
+    @property
+    def kind(self) -> type:
+        """The type of the choices other than None."""
+        return next((type(choice) for choice in self.choices if choice is not None), type(None))
+
+    @property
+    def optional(self) -> bool:
+        """Whether the parameter may be None."""
+        return None in self.choices
+
     def check(self, name: str, value: Any) -> None:
         """Check a value of the parameter.
 
@@ -129,12 +140,22 @@ class Values:
             TypeError: it has another type than the choices.
             ValueError: it is out of range.
         """
-        kind = type(self.choices[0])
+        if value is None and self.optional:
+            return
+        kind = self.kind
         # torch.compile passes its symbols in place of numbers.
-        taken = {float: (float, int, torch.SymFloat, torch.SymInt), int: (int, torch.SymInt)}.get(kind, (kind,))
+        symbols = {float: (float, int, torch.SymFloat, torch.SymInt), int: (int, torch.SymInt), tuple: (tuple, list)}
+        taken = symbols.get(kind, (kind,))
         if not isinstance(value, taken) or (isinstance(value, bool) and kind is int):
             expected = "number" if kind is float else kind.__name__
-            raise TypeError(f"{name} must be {'an' if kind is int else 'a'} {expected}, not {type(value).__name__}")
+            or_none = " or None" if self.optional else ""
+            raise TypeError(
+                f"{name} must be {'an' if kind is int else 'a'} {expected}{or_none}, not {type(value).__name__}"
+            )
+        if kind is tuple:
+            of_item, items = type(self.choices[0][0]), tuple(value)  # type: ignore[arg-type]
+            if any(type(item) is not of_item for item in items):
+                raise TypeError(f"{name} must be a tuple of {of_item.__name__}, not {value!r}")
         if self.valid is not None and (problem := self.valid(value)):
             raise ValueError(f"{name} must be {problem}, not {value!r}")
 
@@ -286,9 +307,10 @@ def tensors(axes: str, *, count: tuple[int, int] = (0, 4), **options: Any) -> Te
     return TensorList(tensor(axes, **options), least, most)
 
 
-def integers(axes: str, *example: int, optional: bool = False) -> TensorInput:
-    """Declare an int64 tensor by an example, whose numbers are repeated to fill any shape."""
-    return TensorInput(axes=notation.parse(axes), dtypes=("int64",), example=example, optional=optional, special=False)
+def integers(axes: str, *example: int, dtype: str | Sequence[str] = "int64", optional: bool = False) -> TensorInput:
+    """Declare a tensor of any integers by an example, whose numbers are repeated to fill any shape."""
+    axes_of, dtypes = notation.parse(axes), names_of(dtype)
+    return TensorInput(axes=axes_of, dtypes=dtypes, example=example, optional=optional, special=False)
 
 
 @dataclass(frozen=True)
@@ -391,56 +413,79 @@ def divisors(axis: str, *choices: int) -> Values:
 
 
 def number(
-    *choices: float, above: float | None = None, least: float | None = None, most: float | None = None
+    *choices: float | None,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
 ) -> Values:
-    """Declare a finite number between two limits, by one or more of its values.
+    """Declare a finite number between two limits, by one or more of its values: an integer if these are integers.
 
     The values past each limit, and values of another type, are declared errors.
 
     Args:
-        choices: the values.
+        choices: the values; None among them if the parameter may be None.
         above: the limit below all valid numbers.
         least: the least valid number.
+        below: the limit above all valid numbers.
         most: the largest valid number.
 
     Raises:
         ValueError: a choice is not within the limits.
     """
-    low = above if above is not None else -math.inf if least is None else least
-    high = math.inf if most is None else most
-    limits = [f"above {above}"] if above is not None else [f"at least {least}"] if least is not None else []
-    expected = " and ".join(["finite", *limits, *([f"at most {most}"] if most is not None else [])])
+    given = [choice for choice in choices if choice is not None]
+    whole = all(type(choice) is int for choice in given)
+    tests: dict[str, tuple[float | None, Callable[[Any, Any], bool]]] = {
+        "above": (above, operator.gt),
+        "at least": (least, operator.ge),
+        "below": (below, operator.lt),
+        "at most": (most, operator.le),
+    }
+    limits = [(limit, test) for limit, test in tests.values() if limit is not None]
+    said = [f"{name} {limit}" for name, (limit, _) in tests.items() if limit is not None]
+    expected = " and ".join(said if whole else ["finite", *said])
 
     def valid(value: Any) -> str | None:
-        within = (low < value if above is not None else low <= value) and value <= high and -math.inf < value < math.inf
+        within = all(test(value, limit) for limit, test in limits) and (whole or -math.inf < value < math.inf)
         return None if within else expected
 
+    low = next((limit for limit in (above, least) if limit is not None), -math.inf)
+    high = next((limit for limit in (below, most) if limit is not None), math.inf)
     out_of_range = {} if above is None else {"at_the_limit": above}
-    out_of_range |= {"below": low - abs(choices[0] or 1.0)} if low > -math.inf else {}
-    out_of_range |= {} if most is None else {"above": most + 0.5}
-    out_of_range |= {"not_a_number": math.nan, "infinite": math.inf, "lowest": -math.inf}
-    for choice in choices:
+    out_of_range |= {"below": low - abs(given[0] or 1)} if low > -math.inf else {}
+    out_of_range |= {} if below is None else {"at_the_upper_limit": below}
+    out_of_range |= {} if most is None else {"above": most + (1 if whole else 0.5)}
+    out_of_range |= {} if whole else {"not_a_number": math.nan, "infinite": math.inf, "lowest": -math.inf}
+    for choice in given:
         if valid(choice):
             raise ValueError(f"a number that must be {expected} cannot be {choice}")
-    of_another_type = {"a_string": str(choices[0]), "none": None}
-    result = values(*map(float, choices), out_of_range=out_of_range, of_another_type=of_another_type)
-    return replace(result, range=(low, high), valid=valid)
+    of_another_type: dict[str, Any] = {"a_string": str(given[0])}
+    of_another_type |= {"a_bool": True, "no_whole_number": 1.5} if whole else {}
+    of_another_type |= {"none": None} if len(given) == len(choices) else {}
+    kept = choices if whole else [None if choice is None else float(choice) for choice in choices]
+    result = values(*kept, out_of_range=out_of_range, of_another_type=of_another_type)
+    # Near a limit that it must not reach, a number such as 1 - limit has few digits.
+    return replace(result, range=None if whole or below is not None else (low, high), valid=valid)
 
 
-def positive(*choices: float) -> Values:
+def positive(*choices: float | None) -> Values:
     """Declare a number that must be above 0 and finite, by one or more of its values."""
     return number(*choices, above=0.0)
 
 
-def not_negative(*choices: float) -> Values:
+def not_negative(*choices: float | None) -> Values:
     """Declare a number that must be 0 or above, and finite, by one or more of its values."""
     return number(*choices, least=0.0)
 
 
-def one_of(*choices: str) -> Values:
-    """Declare a choice of strings. Calls with another wrong argument use the first choice."""
-    found = values(*choices, out_of_range={"unknown": "no_such_choice"}, of_another_type={"a_number": 1, "none": None})
-    return replace(found, valid=lambda value: None if value in choices else f"one of {', '.join(choices)}")
+def one_of(*choices: str | torch.dtype) -> Values:
+    """Declare a choice of strings, or of dtypes. Calls with another wrong argument use the first choice."""
+    unknown: dict[str, Any] = {"unknown": "no_such_choice"}
+    if isinstance(choices[0], torch.dtype):
+        others = {"float64": torch.float64, "float8": torch.float8_e4m3fn, "integers": torch.int64}
+        unknown = {name: dtype for name, dtype in others.items() if dtype not in choices}
+    found = values(*choices, out_of_range=unknown, of_another_type={"a_number": 1, "none": None})
+    return replace(found, valid=lambda value: None if value in choices else f"one of {', '.join(map(str, choices))}")
 
 
 def flag() -> Values:
@@ -454,7 +499,14 @@ def _is_strategy(value: Any) -> bool:
     return hypothesis is not None and isinstance(value, hypothesis.SearchStrategy)
 
 
-def lengths(axis: str, *, total: str, most: str | None = None, dtype: str | Sequence[str] = "int64") -> Ragged:
+def lengths(
+    axis: str,
+    *,
+    total: str,
+    most: str | None = None,
+    dtype: str | Sequence[str] = "int64",
+    optional: bool = False,
+) -> Ragged:
     """Declare an integer tensor with the number of rows of each sample of a ragged batch, 0 or more.
 
     Args:
@@ -462,19 +514,29 @@ def lengths(axis: str, *, total: str, most: str | None = None, dtype: str | Sequ
         total: the axis of all samples' rows together.
         most: an axis whose size limits the rows of each sample.
         dtype: "int64" or "int32", or both.
+        optional: whether the argument may be None.
     """
-    return _make_ragged(axis, total, most, dtype, are_offsets=False)
+    return _make_ragged(axis, total, most, dtype, optional, are_offsets=False)
 
 
-def offsets(axis: str, *, total: str, most: str | None = None, dtype: str | Sequence[str] = "int64") -> Ragged:
+def offsets(
+    axis: str,
+    *,
+    total: str,
+    most: str | None = None,
+    dtype: str | Sequence[str] = "int64",
+    optional: bool = False,
+) -> Ragged:
     """Declare the offsets of a ragged batch: each sample's start and the last one's end, ``axis + 1`` integers from 0.
 
     Args: as in `lengths`. ``axis`` is the axis of samples, and the tensor is one longer.
     """
-    return _make_ragged(axis, total, most, dtype, are_offsets=True)
+    return _make_ragged(axis, total, most, dtype, optional, are_offsets=True)
 
 
-def _make_ragged(axis: str, total: str, most: str | None, dtype: str | Sequence[str], are_offsets: bool) -> Ragged:
+def _make_ragged(
+    axis: str, total: str, most: str | None, dtype: str | Sequence[str], optional: bool, are_offsets: bool
+) -> Ragged:
     dtypes = (dtype,) if isinstance(dtype, str) else tuple(dtype)
     for what, name in (("axis", axis), ("total", total), *([("most", most)] if most else [])):
         if notation.names(notation.parse(name)) != (name,):
@@ -482,4 +544,12 @@ def _make_ragged(axis: str, total: str, most: str | None, dtype: str | Sequence[
     if not dtypes or not set(dtypes) <= {"int64", "int32"}:
         raise ValueError(f"dtype must be int64 or int32, not {dtype!r}")
     axes = notation.parse(f"{axis}+1" if are_offsets else axis)
-    return Ragged(axes=axes, dtypes=dtypes, total=total, most=most, are_offsets=are_offsets, special=False)
+    return Ragged(
+        axes=axes,
+        dtypes=dtypes,
+        optional=optional,
+        total=total,
+        most=most,
+        are_offsets=are_offsets,
+        special=False,
+    )

@@ -47,11 +47,13 @@ class Length:
             if (name := self.names[0]) not in known:
                 known[name] = size
             return bool(known[name] == size)
-        unknown = [name for name in self.names if name not in known]
-        rest = self.factor * math.prod(known[name] for name in self.names if name in known)
+        # torch.compile traces neither math.prod of a generator nor divmod.
+        unknown, rest = [name for name in self.names if name not in known], self.factor
+        for name in self.names:
+            rest = rest * known[name] if name in known else rest
         if not unknown or not rest:
-            return size == rest + self.more
-        quotient, remainder = divmod(size - self.more, rest)
+            return bool(size == rest + self.more)
+        found, remainder = (size - self.more) // rest, (size - self.more) % rest
         if len(unknown) == 1 and not remainder:
             known[unknown[0]] = quotient
         return quotient >= 0 and not remainder

@@ -17,7 +17,7 @@ import torch
 
 from fourfold.numerics.dtypes import name_of
 from fourfold.operations import axes as notation
-from fourfold.operations.arguments import TensorInput, Values
+from fourfold.operations.arguments import Ragged, TensorInput, Values
 from fourfold.operations.axes import Shape
 
 # The sizes of named axes, in order, and of the axes in "...". They are distinct, and none of them broadcasts.
@@ -53,6 +53,7 @@ class Arguments:
 
     def __init__(self, sizes: Mapping[str, int] | None = None, /, **arguments: TensorInput | Values) -> None:
         self._sizes = sizes or {}
+        self.declared: dict[str, Any] = dict(arguments)
         self._tensors = {name: a for name, a in arguments.items() if isinstance(a, TensorInput)}
         self._parameters = {name: a for name, a in arguments.items() if isinstance(a, Values)}
 
@@ -96,6 +97,7 @@ class Arguments:
             *self._other_dtypes(),
             *self._other_devices(),
             *self._other_shapes(),
+            *self._other_integers(),
             *self._other_parameters(),
         )
 
@@ -143,6 +145,23 @@ class Arguments:
                         changes = {each: self._tensor(each, shape) for each in changed}
                         yield self.wrong(what, ValueError, name, changes)
 
+    def _other_integers(self) -> Iterator[DeclaredError]:
+        """Yield errors for integers out of their range, which only the CPU can detect without waiting."""
+        for name, tensor in self._tensors.items():
+            wrong: dict[str, np.ndarray] = {}
+            if isinstance(tensor, Ragged):
+                wrong = _wrong_splits(tensor, self._sizes_of_axes)
+            elif tensor.high is not None and not tensor.also:
+                low, high = tensor.range(self._sizes_of_axes)
+                numbers = {"below": low - 1, "past_the_end": high, "far_away": 2**40}
+                wrong = {what: np.full(self._shapes[name], number) for what, number in numbers.items()}
+            for what, array in wrong.items():
+                changed = array.astype(tensor.dtypes[0])
+                if (changed == array).all():
+                    yield self.wrong(
+                        f"{name}_{what}", ValueError, name, {name: torch.from_numpy(changed)}, devices=("cpu",)
+                    )
+
     def _other_parameters(self) -> Iterator[DeclaredError]:
         for name, parameter in self._parameters.items():
             for what, value in parameter.out_of_range.items():
@@ -153,12 +172,18 @@ class Arguments:
     # ---- shapes
 
     @cached_property
-    def _shapes(self) -> dict[str, Shape]:
-        """Return the shapes of the tensors of a valid call."""
+    def _sizes_of_axes(self) -> dict[str, int]:
+        """Return the sizes of the named axes of a valid call."""
         sizes = dict(self._sizes)
         for tensor in self._tensors.values():
             for name in notation.names(tensor.axes):
                 sizes.setdefault(name, SIZES[len(sizes)])
+        return sizes
+
+    @cached_property
+    def _shapes(self) -> dict[str, Shape]:
+        """Return the shapes of the tensors of a valid call."""
+        sizes = self._sizes_of_axes
         return {name: notation.shape(tensor.axes, sizes, LEADING) for name, tensor in self._tensors.items()}
 
     def _misfit(self, shapes: Mapping[str, Shape]) -> str | None:
@@ -169,6 +194,8 @@ class Arguments:
         tensor = self._tensors[name]
         if tensor.is_floating:
             return torch.ones(shape, dtype=getattr(torch, tensor.dtypes[0]) if tensor.dtypes else None)
+        if isinstance(tensor, Ragged) and shape == self._shapes[name]:
+            return torch.from_numpy(tensor.of_counts(_split(tensor, self._sizes_of_axes)))
         return torch.from_numpy(np.resize(np.array(tensor.example, tensor.dtypes[0]), shape))
 
 
@@ -207,6 +234,37 @@ def other_shapes(shape: Shape, others: Iterable[Shape]) -> list[Shape]:
     for axis, size in enumerate(shape):
         shapes += [(*shape[:axis], other, *shape[axis + 1 :]) for other in (size + 1, size - 1, 1)]
     return [other for other in dict.fromkeys(shapes) if other != shape]
+
+
+def _split(ragged: Ragged, sizes: Mapping[str, int]) -> np.ndarray:
+    """Return the rows of each sample, as equal as they can be."""
+    samples, total = sizes[ragged.samples], sizes[ragged.total]
+    return np.diff(np.arange(samples + 1) * total // samples)
+
+
+def _wrong_splits(ragged: Ragged, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Return lengths or offsets that do not split the rows of a ragged batch, by their defects."""
+    right = ragged.of_counts(_split(ragged, sizes)).astype(np.int64)
+    total = sizes[ragged.total]
+    most = total if ragged.most is None else sizes[ragged.most]
+
+    def changed(place: int, number: int) -> np.ndarray:
+        wrong = right.copy()
+        wrong[place] = number
+        return wrong
+
+    found = {"not_from_0": changed(0, 1), "that_fall": changed(-2, total + 1)} if ragged.are_offsets else {}
+    found |= {
+        "not_to_the_end": changed(-1, right[-1] - 1),
+        "past_the_end": changed(-1, right[-1] + 1),
+        "below_0": changed(0, -1),
+        "far_away": changed(-2, 2**40),
+    }
+    if most < total:
+        counts = np.zeros(sizes[ragged.samples], int)
+        counts[-1] = total
+        found["more_than_a_sample_has"] = ragged.of_counts(counts)
+    return found
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -8,7 +8,6 @@ from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
 from fourfold.backends.launch import cdiv, resident
 
 from ..cuda_elementwise import aligned
-from .arguments import check_adam
 from .operators import Factors, register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
@@ -29,21 +28,4 @@ def _launch(param: torch.Tensor, grad: torch.Tensor, m: torch.Tensor, v: torch.T
     KERNELS_BY[param.dtype, whole].launch(blocks, BLOCK, param, grad, m, v, n, *factors)
 
 
-adam_operator = register("cuda", _launch)
-
-
-def adam(
-    param: torch.Tensor,
-    grad: torch.Tensor,
-    m: torch.Tensor,
-    v: torch.Tensor,
-    lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    step: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Take one step of Adam in place: see `fourfold.impls.adam.torch_eager.adam`."""
-    check_adam(param, grad, m, v, lr, beta1, beta2, eps, weight_decay, step)
-    return adam_operator(param, grad, m, v, lr, beta1, beta2, eps, weight_decay, step)
+adam = register("cuda", _launch)

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 import torch
 
 from fourfold.backends import operators
+from fourfold.backends.signature import signature_of
+
+from .torch_eager import adam as definition
 
 
 class Factors(NamedTuple):
@@ -88,4 +91,4 @@ def register(backend: str, launch: Callable[..., None]) -> Callable[..., Changed
                 tensor.copy_(new)
         return param, m, v
 
-    return call
+    return signature_of(definition).checked(call)

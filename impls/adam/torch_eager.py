@@ -2,9 +2,21 @@
 
 import torch
 
-from .arguments import check_adam
+from fourfold.backends.signature import not_negative, number, signature, tensor
 
 
+@signature(
+    param=tensor("..."),
+    grad=tensor("..."),
+    m=tensor("...", dtype="float32"),
+    v=tensor("...", dtype="float32", kind="positive"),
+    lr=not_negative(1e-3, 0.5),
+    beta1=number(0.9, 0.5, least=0, below=1),
+    beta2=number(0.999, 0.75, least=0, below=1),
+    eps=not_negative(1e-8, 0.125),
+    weight_decay=not_negative(0.0, 0.25),
+    step=number(1, 2, 1000, least=1),
+)
 @torch.no_grad()
 def adam(
     param: torch.Tensor,
@@ -48,7 +60,6 @@ def adam(
 
     Source: Loshchilov, Hutter, Decoupled Weight Decay Regularization, ICLR 2019, algorithm 2.
     """
-    check_adam(param, grad, m, v, lr, beta1, beta2, eps, weight_decay, step)
     wide = torch.promote_types(param.dtype, torch.float32)
     new = grad.to(wide)
     mean = m.to(wide) * beta1 + new * (1 - beta1)

@@ -7,7 +7,6 @@ import triton.language as tl
 from fourfold.backends.launch import cdiv
 from fourfold.backends.triton import launch as triton_launch
 
-from .arguments import check_adam
 from .operators import Factors, register
 
 BLOCK = 1024
@@ -61,21 +60,4 @@ def _launch(param: torch.Tensor, grad: torch.Tensor, m: torch.Tensor, v: torch.T
     )
 
 
-adam_operator = register("triton", _launch)
-
-
-def adam(
-    param: torch.Tensor,
-    grad: torch.Tensor,
-    m: torch.Tensor,
-    v: torch.Tensor,
-    lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    step: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Take one step of Adam in place: see `fourfold.impls.adam.torch_eager.adam`."""
-    check_adam(param, grad, m, v, lr, beta1, beta2, eps, weight_decay, step)
-    return adam_operator(param, grad, m, v, lr, beta1, beta2, eps, weight_decay, step)
+adam = register("triton", _launch)

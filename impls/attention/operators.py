@@ -1,16 +1,16 @@
 """The operators of attention: the same on Triton and CUDA C++ but for the launches."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
-from fourfold.backends.operators import Operator, empty_gradients
+from fourfold.backends.operators import empty_gradients
+from fourfold.backends.signature import signature_of
 
 from . import torch_eager
-from .arguments import check_attention, scale_of
+from .torch_eager import scale_of
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -22,19 +22,16 @@ def _fake(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=compute_dtype(q.dtype))
 
 
-ATTENTION = Operator(
-    schema=(
-        "attention(Tensor q, Tensor k, Tensor v, Tensor? q_offsets, Tensor? k_offsets, bool causal, float? scale,"
-        " int[] window) -> (Tensor output, Tensor lse)"
-    ),
-    fake=_fake,
+RESULTS = "(Tensor output, Tensor lse)"
+SIGNATURE, WITH_LSE = signature_of(torch_eager.attention), signature_of(torch_eager.attention_with_lse)
+ATTENTION = SIGNATURE.operator(
+    _fake,
+    RESULTS,
     saves=("q", "k", "v", "q_offsets", "k_offsets", "output", "lse", "causal", "scale", "window"),
     gradients={"q": "q", "k": "k", "v": "v"},
 )
 # The same with a gradient of both results.
-ATTENTION_WITH_LSE = replace(
-    ATTENTION, schema=ATTENTION.schema.replace("attention(", "attention_with_lse("), cotangents=("lse",)
-)
+ATTENTION_WITH_LSE = replace(ATTENTION, schema=WITH_LSE.schema("attention_with_lse", RESULTS), cotangents=("lse",))
 
 
 class Call(NamedTuple):
@@ -149,18 +146,9 @@ def register(
     def run_backward(
         grad_output: torch.Tensor,
         grad_lse: torch.Tensor | None,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        q_offsets: torch.Tensor | None,
-        k_offsets: torch.Tensor | None,
-        output: torch.Tensor,
-        lse: torch.Tensor,
-        causal: bool,
-        scale: float | None,
-        window: tuple[int, int],
-        *needs: bool,
+        *saved: Any,
     ) -> tuple[torch.Tensor, ...]:
+        q, k, v, q_offsets, k_offsets, output, lse, causal, scale, window, *needs = saved
         gradients = empty_gradients((q, k, v), needs)
         call = call_of(q, k, v, q_offsets, k_offsets, causal, scale, window)
         if call.batch and q.shape[1]:
@@ -176,27 +164,4 @@ def register(
     # Only the second operator has a gradient of lse.
     output_alone = ATTENTION.register(backend, run_forward, run_backward_of_output)
     with_lse = ATTENTION_WITH_LSE.register(backend, run_forward, run_backward)
-    return (
-        _with_checks(lambda *given: output_alone(*given)[0], torch_eager.attention),
-        _with_checks(with_lse, torch_eager.attention_with_lse),
-    )
-
-
-def _with_checks(call: Callable[..., Any], definition: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that checks its arguments, then passes them to `call` in order."""
-
-    @functools.wraps(definition)
-    def checked(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        q_offsets: torch.Tensor | None = None,
-        k_offsets: torch.Tensor | None = None,
-        causal: bool = False,
-        scale: float | None = None,
-        window: tuple[int, int] = (-1, -1),
-    ) -> Any:
-        check_attention(q, k, v, q_offsets, k_offsets, causal, scale, window)
-        return call(q, k, v, q_offsets, k_offsets, causal, None if scale is None else float(scale), window)
-
-    return checked
+    return SIGNATURE.checked(lambda *given: output_alone(*given)[0]), WITH_LSE.checked(with_lse)

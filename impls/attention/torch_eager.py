@@ -1,12 +1,61 @@
 """attention in torch operations: the baseline. Nothing waits for the device, so each sequence takes a full product."""
 
+import math
 from typing import Any
 
 import torch
 
-from .arguments import check_attention, scale_of
+from fourfold.backends.signature import flag, offsets, positive, signature, tensor, values
+
+MOST_COLUMNS = 256  # of a head
+MOST_TOKENS = 2**31 - 2**16  # kernels count the tokens of a sequence in 32 bits
 
 
+def check_sizes(q: Any, k: Any, v: Any, q_offsets: Any, k_offsets: Any, causal: bool, scale: Any, window: Any) -> None:
+    """Check the sizes of axes, which offsets are given, and the numbers of the window.
+
+    Raises:
+        ValueError: one does not fit.
+    """
+    (q_tokens, heads, columns), (k_tokens, kv_heads, _) = q.shape, k.shape
+    if not 1 <= columns <= MOST_COLUMNS:
+        raise ValueError(f"q must have a head_size from 1 to {MOST_COLUMNS}, not {columns}")
+    if max(q_tokens, k_tokens) > MOST_TOKENS:
+        raise ValueError(f"q and k must have at most {MOST_TOKENS} tokens, not {q_tokens} and {k_tokens}")
+    if heads % kv_heads if kv_heads else heads:
+        raise ValueError(f"k must have a number of heads that divides the {heads} of q, not {kv_heads}")
+    if q_offsets is None and k_offsets is not None:
+        raise ValueError("q_offsets must be given where k_offsets are")
+    if q_offsets is not None and k_offsets is None and q_tokens != k_tokens:
+        raise ValueError(f"k_offsets must be given where q has {q_tokens} tokens and k {k_tokens}")
+    if len(window) != 2 or min(window) < -1:
+        raise ValueError(f"window must be a pair of integers from -1 on, not {window!r}")
+
+
+# The signature of attention with and without its log-sum-exp.
+described = signature(
+    check_sizes,
+    q=tensor("total_q heads head_size", says="q must"),
+    k=tensor("total_k kv_heads head_size", says="k must"),
+    v=tensor("total_k kv_heads head_size", says="v must"),
+    q_offsets=offsets("batch", total="total_q", dtype=("int64", "int32"), optional=True),
+    k_offsets=offsets("batch", total="total_k", dtype=("int64", "int32"), optional=True),
+    causal=flag(),
+    scale=positive(0.25, None),
+    window=values(
+        (-1, -1),
+        out_of_range={"below_minus_1": (0, -2), "of_three": (1, 1, 1)},
+        of_another_type={"a_number": 4, "none": None, "of_floats": (1.0, 2.0)},
+    ),
+)
+
+
+def scale_of(q: torch.Tensor, scale: float | None) -> float:
+    """Return the scale, by default ``1 / sqrt(head_size)``."""
+    return 1.0 / math.sqrt(q.shape[2]) if scale is None else float(scale)
+
+
+@described
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -52,6 +101,7 @@ def attention(
     return _attend(q, k, v, q_offsets, k_offsets, causal, scale, window, False)[0]
 
 
+@described
 def attention_with_lse(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -96,7 +146,6 @@ def _attend(
     with_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the output, and the log-sum-exp ``[kv_heads, group * total_q]`` if it is wanted."""
-    check_attention(q, k, v, q_offsets, k_offsets, causal, scale, window)
     factor, wide = scale_of(q, scale), torch.promote_types(q.dtype, torch.float32)
     of_q, of_k, of_v = _group_heads(q.to(wide), k.shape[1]), k.to(wide).transpose(0, 1), v.to(wide).transpose(0, 1)
     token_q, token_k = (torch.arange(len(x), device=q.device) for x in (q, k))

@@ -3,9 +3,8 @@
 import torch
 
 from ..diou_loss.torch_eager import pairwise_diou
-from ..giou.arguments import check_giou_loss
 from ..giou.torch_eager import clamped, in_compute_dtype, pairwise_giou
-from ..giou_loss.torch_eager import padded_loss
+from ..giou_loss.torch_eager import padded, padded_loss
 
 
 def angle(boxes: torch.Tensor, eps: float) -> torch.Tensor:
@@ -22,6 +21,7 @@ def pairwise_ciou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> tor
     return pairwise_diou(boxes1, boxes2, eps) - alpha * v
 
 
+@padded
 def ciou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
     """Return the mean of ``1 - CIoU`` over the rows with ``target[..., 3] > 0`` of a padded batch; 0 without any.
 
@@ -44,5 +44,4 @@ def ciou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> to
 
     Source: Zheng et al., Distance-IoU Loss, AAAI 2020.
     """
-    check_giou_loss(pred, target, eps)
     return padded_loss(in_compute_dtype(pred), in_compute_dtype(target), eps, pairwise_ciou).to(pred.dtype)

@@ -8,7 +8,6 @@ import torch
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
 from fourfold.backends.launch import cdiv
 
-from .arguments import check_cross_entropy
 from .operators import register_cross_entropy
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
@@ -143,16 +142,4 @@ def launch_backward(
     )
 
 
-cross_entropy_operator = register_cross_entropy("cuda", launch_forward, launch_reduce, launch_backward)
-
-
-def cross_entropy(
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    reduction: str = "mean",
-) -> torch.Tensor:
-    """Return -sum(q log(softmax(logits))): see `fourfold.impls.cross_entropy.torch_eager.cross_entropy`."""
-    check_cross_entropy(logits, target, ignore_index, label_smoothing, reduction)
-    return cross_entropy_operator(logits, target, ignore_index, label_smoothing, reduction)[0]
+cross_entropy = register_cross_entropy("cuda", launch_forward, launch_reduce, launch_backward)

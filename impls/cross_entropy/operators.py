@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 
-from fourfold.backends.operators import Operator
+from fourfold.backends.signature import signature_of
+
+from .torch_eager import cross_entropy as definition
 
 
 def empty_results(
@@ -19,10 +21,10 @@ def empty_results(
     return logits.new_empty((rows,) if reduction == "none" else ()), statistics, scale
 
 
-CROSS_ENTROPY = Operator(
-    schema="cross_entropy(Tensor logits, Tensor target, int ignore_index, float label_smoothing, str reduction)"
-    " -> (Tensor output, Tensor statistics, Tensor scale)",
-    fake=empty_results,
+SIGNATURE = signature_of(definition)
+CROSS_ENTROPY = SIGNATURE.operator(
+    empty_results,
+    "(Tensor output, Tensor statistics, Tensor scale)",
     saves=("logits", "target", "statistics", "scale", "ignore_index", "label_smoothing"),
     gradients={"logits": "logits"},
 )
@@ -60,4 +62,5 @@ def register_cross_entropy(
             backward(grad_logits, grad_output, logits, *saved)
         return grad_logits
 
-    return CROSS_ENTROPY.register(backend, run_forward, run_backward)
+    operator = CROSS_ENTROPY.register(backend, run_forward, run_backward)
+    return SIGNATURE.checked(lambda *given: operator(*given)[0])

@@ -3,11 +3,38 @@
 torch.nn.functional.cross_entropy does not serve: it rounds the logarithms of half types before it sums them.
 """
 
+from typing import Any
+
 import torch
 
-from .arguments import check_cross_entropy
+from fourfold.backends.signature import number, one_of, signature, tensor
 
 
+def check_classes(logits: torch.Tensor, target: torch.Tensor, ignore_index: int, *_: Any) -> None:
+    """Check that there is a class, and, on the CPU and outside torch.compile, that each target is one or is ignored.
+
+    Raises:
+        ValueError: there is no class, or a target is none.
+    """
+    if not logits.shape[1]:
+        raise ValueError("logits must have at least one class, not none")
+    if not target.is_cpu or torch.compiler.is_compiling():
+        return
+    wrong = (target != ignore_index) & ((target < 0) | (target >= logits.shape[1]))
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        classes = f"a class below {logits.shape[1]} or ignore_index {ignore_index}"
+        raise ValueError(f"target must be {classes}, not {int(target[row])} as in row {row}")
+
+
+@signature(
+    check_classes,
+    logits=tensor("rows classes"),
+    target=tensor("rows", dtype=("int64", "int32"), high="classes", also=(-100,)),
+    ignore_index=number(-100),
+    label_smoothing=number(0.1, least=0, most=1),
+    reduction=one_of("mean", "sum", "none"),
+)
 def cross_entropy(
     logits: torch.Tensor,
     target: torch.Tensor,
@@ -36,7 +63,6 @@ def cross_entropy(
 
     Source: Szegedy et al., Rethinking the Inception Architecture for Computer Vision, 2015, for the smoothing.
     """
-    check_cross_entropy(logits, target, ignore_index, label_smoothing, reduction)
     counted = target != ignore_index
     # Replace rows that are ignored before the arithmetic: the gradient of a masked NaN is NaN.
     rows = torch.where(counted[:, None], logits.to(torch.promote_types(logits.dtype, torch.float32)), 0)

@@ -7,7 +7,6 @@ import triton.language as tl
 from fourfold.backends.launch import cdiv, next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 
-from .arguments import check_cross_entropy
 from .operators import register_cross_entropy
 
 # Bytes of the compute type of a piece of a row, or of several short rows.
@@ -223,16 +222,4 @@ def _backward(
     )
 
 
-cross_entropy_operator = register_cross_entropy("triton", _forward, _reduce, _backward)
-
-
-def cross_entropy(
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    reduction: str = "mean",
-) -> torch.Tensor:
-    """Return -sum(q log(softmax(logits))): see `fourfold.impls.cross_entropy.torch_eager.cross_entropy`."""
-    check_cross_entropy(logits, target, ignore_index, label_smoothing, reduction)
-    return cross_entropy_operator(logits, target, ignore_index, label_smoothing, reduction)[0]
+cross_entropy = register_cross_entropy("triton", _forward, _reduce, _backward)

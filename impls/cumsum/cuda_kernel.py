@@ -8,7 +8,6 @@ from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.launch import cdiv, resident
 from fourfold.backends.strides import as_rows
 
-from .arguments import check_cumsum
 from .operators import register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
@@ -37,12 +36,4 @@ def _launch(
     BY_DTYPE[x.dtype, long].launch((blocks, along_y), (threads, together), rows.tensor, offsets, output, *sizes)
 
 
-cumsum_operator = register("cuda", _launch)
-
-
-def cumsum(
-    x: torch.Tensor, offsets: torch.Tensor | None = None, exclusive: bool = False, reverse: bool = False
-) -> torch.Tensor:
-    """Return the sums along the last axis: see `fourfold.impls.cumsum.torch_eager.cumsum`."""
-    check_cumsum(x, offsets, exclusive, reverse)
-    return cumsum_operator(x, offsets, exclusive, reverse)
+cumsum = register("cuda", _launch)

@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 
-from fourfold.backends.operators import Operator
+from fourfold.backends.signature import signature_of
 
-CUMSUM = Operator(
-    schema="cumsum(Tensor x, Tensor? offsets, bool exclusive, bool reverse) -> Tensor output",
-    fake=lambda x, *_: x.new_empty(x.shape),
+from .torch_eager import cumsum as definition
+
+SIGNATURE = signature_of(definition)
+CUMSUM = SIGNATURE.operator(
+    lambda x, *_: x.new_empty(x.shape),
     saves=("offsets", "exclusive", "reverse"),
     gradients={"x": "grad_output"},
     repeats=True,
@@ -31,4 +33,4 @@ def register(backend: str, launch: Callable[..., None]) -> Callable[..., Any]:
             launch(output, x, offsets, exclusive, reverse != back)
         return output
 
-    return CUMSUM.register(backend, functools.partial(run, False), functools.partial(run, True))
+    return SIGNATURE.checked(CUMSUM.register(backend, functools.partial(run, False), functools.partial(run, True)))

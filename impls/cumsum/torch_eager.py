@@ -2,9 +2,15 @@
 
 import torch
 
-from .arguments import check_cumsum
+from fourfold.backends.signature import flag, offsets, signature, tensor
 
 
+@signature(
+    x=tensor("... n"),
+    offsets=offsets("segments", total="n", dtype=("int64", "int32"), optional=True),
+    exclusive=flag(),
+    reverse=flag(),
+)
 def cumsum(
     x: torch.Tensor, offsets: torch.Tensor | None = None, exclusive: bool = False, reverse: bool = False
 ) -> torch.Tensor:
@@ -27,7 +33,6 @@ def cumsum(
 
     Source: G. E. Blelloch, Prefix Sums and Their Applications, 1990.
     """
-    check_cumsum(x, offsets, exclusive, reverse)
     n, wide = x.shape[-1], x.to(torch.promote_types(x.dtype, torch.float32))
     place = torch.arange(n, device=x.device)
     begins = torch.zeros_like(place)

@@ -9,7 +9,6 @@ from fourfold.backends.strides import as_rows
 from fourfold.backends.triton import launch as triton_launch
 
 from ..triton_rows import NUMBERS_OF_ROWS, row_offsets
-from .arguments import check_cumsum
 from .operators import register
 
 TILE, LEAST_COLS, MOST_COLS = 1024, 16, 2048
@@ -116,12 +115,4 @@ def _launch(
     )
 
 
-cumsum_operator = register("triton", _launch)
-
-
-def cumsum(
-    x: torch.Tensor, offsets: torch.Tensor | None = None, exclusive: bool = False, reverse: bool = False
-) -> torch.Tensor:
-    """Return the sums along the last axis: see `fourfold.impls.cumsum.torch_eager.cumsum`."""
-    check_cumsum(x, offsets, exclusive, reverse)
-    return cumsum_operator(x, offsets, exclusive, reverse)
+cumsum = register("triton", _launch)

@@ -3,10 +3,10 @@
 import torch
 
 from ..diou_loss.torch_eager import pairwise_diou
-from ..giou.arguments import check_giou_loss_ragged
-from ..giou_loss_ragged.torch_eager import ragged_loss
+from ..giou_loss_ragged.torch_eager import ragged, ragged_loss
 
 
+@ragged
 def diou_loss_ragged(
     pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float = 1e-5
 ) -> torch.Tensor:
@@ -26,5 +26,4 @@ def diou_loss_ragged(
         TypeError: pred or target is not a floating-point tensor, their dtypes differ, or offsets is not int32 or int64.
         ValueError: shapes or devices do not fit, offsets on the CPU are invalid, or eps is not positive and finite.
     """
-    check_giou_loss_ragged(pred, target, offsets, eps)
     return ragged_loss(pred, target, offsets, eps, pairwise_diou)

@@ -8,7 +8,6 @@ from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.launch import cdiv, next_power_of_2, resident
 
 from ..cuda_elementwise import WIDTHS, aligned
-from .arguments import check_embedding
 from .operators import register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
@@ -41,10 +40,4 @@ def _launch_backward(
     BACKWARD[grad_table.dtype, vectors].launch(*shape, grad_output, order, starts, grad_table, vocab, dim, padding_idx)
 
 
-embedding_operator = register("cuda", _launch, _launch_backward)
-
-
-def embedding(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None = None) -> torch.Tensor:
-    """Return the rows of a table: see `fourfold.impls.embedding.torch_eager.embedding`."""
-    check_embedding(table, ids, padding_idx)
-    return embedding_operator(table, ids, padding_idx)
+embedding = register("cuda", _launch, _launch_backward)

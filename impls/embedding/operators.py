@@ -6,6 +6,9 @@ from typing import Any
 import torch
 
 from fourfold.backends import operators
+from fourfold.backends.signature import signature_of
+
+from .torch_eager import embedding as definition
 
 
 def empty(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None) -> torch.Tensor:
@@ -45,9 +48,8 @@ def register(backend: str, launch: Callable[..., None], launch_backward: Callabl
             launch_backward(grad_table, grad_output.contiguous(), *by_row(ids, vocab), padding)
         return grad_table
 
-    operator = operators.define(
-        f"embedding_{backend}(Tensor table, Tensor ids, int? padding_idx) -> Tensor output", forward, empty
-    )
+    signature = signature_of(definition)
+    operator = operators.define(signature.schema(f"embedding_{backend}"), forward, empty)
     backward_operator = operators.define(
         f"embedding_{backend}_backward(Tensor grad_output, Tensor ids, int? padding_idx, SymInt vocab) -> Tensor",
         backward,
@@ -63,4 +65,4 @@ def register(backend: str, launch: Callable[..., None], launch_backward: Callabl
     def differentiate(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return backward_operator(grad_output, *ctx.saved_tensors, ctx.padding_idx, ctx.vocab), None, None
 
-    return operators.differentiate(operator, differentiate, save)
+    return signature.checked(operators.differentiate(operator, differentiate, save))

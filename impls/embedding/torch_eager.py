@@ -2,9 +2,25 @@
 
 import torch
 
-from .arguments import check_embedding
+from fourfold.backends.signature import number, signature, tensor
 
 
+def check_row(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None) -> None:
+    """Check that padding_idx is a row of the table.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if padding_idx is not None and padding_idx >= table.shape[0]:
+        raise ValueError(f"padding_idx must be from 0 to {table.shape[0] - 1}, a row of table, not {padding_idx}")
+
+
+@signature(
+    check_row,
+    table=tensor("vocab dim"),
+    ids=tensor("...", dtype=("int64", "int32"), high="vocab"),
+    padding_idx=number(0, None, least=0),
+)
 def embedding(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None = None) -> torch.Tensor:
     """Return the rows of a table: ``output[...] = table[ids[...]]``.
 
@@ -24,7 +40,6 @@ def embedding(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None = 
 
     Source: torch.nn.functional.embedding.
     """
-    check_embedding(table, ids, padding_idx)
     wide = torch.promote_types(table.dtype, torch.float32)
     known = (ids >= 0) & (ids < table.shape[0])
     # A row more for ids that are out of range: even an empty table has it.

@@ -7,7 +7,6 @@ import triton.language as tl
 from fourfold.backends.launch import cdiv, next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 
-from .arguments import check_embedding
 from .operators import register
 
 TILE, MOST_COLS = 4096, 1024
@@ -110,10 +109,4 @@ def _launch_backward(
     )
 
 
-embedding_operator = register("triton", _launch, _launch_backward)
-
-
-def embedding(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None = None) -> torch.Tensor:
-    """Return the rows of a table: see `fourfold.impls.embedding.torch_eager.embedding`."""
-    check_embedding(table, ids, padding_idx)
-    return embedding_operator(table, ids, padding_idx)
+embedding = register("triton", _launch, _launch_backward)

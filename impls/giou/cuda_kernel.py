@@ -6,10 +6,11 @@ import torch
 
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.operators import empty_gradients
+from fourfold.backends.signature import signature_of
 
-from .arguments import check_giou
 from .cuda_boxes import BLOCK, PACKED, addressing, blocks_of_pairs, packed
 from .operators import GIOU, as_rows
+from .torch_eager import giou as definition
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 # By dtype, and whether the boxes are packed.
@@ -72,10 +73,4 @@ def _backward(
     return grad_boxes1, grad_boxes2
 
 
-giou_operator = GIOU.register("cuda", _forward, _backward)
-
-
-def giou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Return the generalized IoU of paired boxes: see `fourfold.impls.giou.torch_eager.giou`."""
-    check_giou(boxes1, boxes2, eps)
-    return giou_operator(boxes1, boxes2, eps)
+giou = signature_of(definition).checked(GIOU.register("cuda", _forward, _backward))

@@ -2,11 +2,12 @@
 
 import torch
 
-from fourfold.backends.operators import Operator
+from fourfold.backends.signature import signature_of
 
-GIOU = Operator(
-    schema="giou(Tensor boxes1, Tensor boxes2, float eps) -> Tensor scores",
-    fake=lambda boxes1, boxes2, eps: boxes1.new_empty(boxes1.shape[:-1]),
+from .torch_eager import giou as definition
+
+GIOU = signature_of(definition).operator(
+    lambda boxes1, boxes2, eps: boxes1.new_empty(boxes1.shape[:-1]),
     saves=("boxes1", "boxes2", "eps"),
     repeats=True,
 )

@@ -2,7 +2,7 @@
 
 import torch
 
-from .arguments import check_giou
+from fourfold.backends.signature import positive, signature, tensor
 
 
 def clamped(x: torch.Tensor, least: float) -> torch.Tensor:
@@ -38,6 +38,7 @@ def in_compute_dtype(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
+@signature(boxes1=tensor("... 4"), boxes2=tensor("... 4"), eps=positive(1e-5))
 def giou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
     """Return the generalized IoU of paired boxes: I / U - (C - U) / C.
 
@@ -59,5 +60,4 @@ def giou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch
 
     Source: Rezatofighi et al., Generalized Intersection over Union, CVPR 2019.
     """
-    check_giou(boxes1, boxes2, eps)
     return pairwise_giou(in_compute_dtype(boxes1), in_compute_dtype(boxes2), eps).to(boxes1.dtype)

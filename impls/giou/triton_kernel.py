@@ -6,11 +6,12 @@ import triton.language as tl
 
 from fourfold.backends.launch import cdiv
 from fourfold.backends.operators import empty_gradients
+from fourfold.backends.signature import signature_of
 from fourfold.backends.triton import launch as triton_launch
 
 from ..triton_rows import row_offsets
-from .arguments import check_giou
 from .operators import GIOU, as_rows
+from .torch_eager import giou as definition
 from .triton_boxes import (
     giou_of,
     grad_of_areas,
@@ -159,10 +160,4 @@ def _backward(
     return grad_boxes1, grad_boxes2
 
 
-giou_operator = GIOU.register("triton", _forward, _backward)
-
-
-def giou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Return the generalized IoU of paired boxes: see `fourfold.impls.giou.torch_eager.giou`."""
-    check_giou(boxes1, boxes2, eps)
-    return giou_operator(boxes1, boxes2, eps)
+giou = signature_of(definition).checked(GIOU.register("triton", _forward, _backward))

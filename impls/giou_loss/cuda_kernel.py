@@ -12,9 +12,9 @@ from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.launch import cdiv, resident
 from fourfold.backends.operators import empty_gradients
 
-from ..giou.arguments import check_giou_loss
 from ..giou.cuda_boxes import BLOCK, PACKED, addressing, blocks_of_pairs, packed
-from .operators import num_saved, operator_of
+from .operators import num_saved, register_loss
+from .torch_eager import giou_loss as definition
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 # As many blocks as fit at once. The last one to finish sums the partial results of all.
@@ -81,20 +81,15 @@ def _backward(
     return grad_pred, grad_target
 
 
-def register(measure: str) -> tuple[Callable[..., Any], tuple[CudaKernel, ...]]:
+def register(definition: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[CudaKernel, ...]]:
     """Register the loss by a measure of a pair, "giou", "diou" or "ciou"; return it and its kernels."""
+    measure = definition.__name__.partition("_")[0]
     option = "" if measure == "giou" else f", {measure.upper()}"
     forward, backward = (
         CudaKernel.instances(SOURCE, NAME.format(which, option), PACKINGS) for which in ("forward", "backward")
     )
     launches = functools.partial(_forward, forward), functools.partial(_backward, backward)
-    return operator_of(measure).register("cuda", *launches), (*forward.values(), *backward.values())
+    return register_loss(definition, "cuda", *launches), (*forward.values(), *backward.values())
 
 
-giou_loss_operator, KERNELS = register("giou")
-
-
-def giou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Return the mean GIoU loss of a padded batch: see `fourfold.impls.giou_loss.torch_eager.giou_loss`."""
-    check_giou_loss(pred, target, eps)
-    return giou_loss_operator(pred, target, eps)[0]
+giou_loss, KERNELS = register(definition)

@@ -1,10 +1,11 @@
 """The operators of the padded losses, which Triton and CUDA C++ share except for the launches."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from fourfold.backends.operators import Operator
+from fourfold.backends.signature import signature_of
 
 # The length of the header of `saved`, in int32 words. The header is the number of valid rows, in 64 bits. After it
 # comes one bit per row, lowest first, which is set if the row is valid.
@@ -21,11 +22,12 @@ def _fake(pred: torch.Tensor, target: torch.Tensor, eps: float) -> tuple[torch.T
     return pred.new_empty(()), torch.empty(saved, dtype=torch.int32, device=pred.device)
 
 
-def operator_of(measure: str) -> Operator:
-    """Return the operator of the mean loss by a measure of a pair: "giou", "diou" or "ciou"."""
-    return Operator(
-        schema=f"{measure}_loss(Tensor pred, Tensor target, float eps) -> (Tensor loss, Tensor saved)",
-        fake=_fake,
-        saves=("pred", "target", "saved", "eps"),
-        repeats=True,
-    )
+def register_loss(
+    definition: Callable[..., torch.Tensor], backend: str, *launches: Callable[..., Any]
+) -> Callable[..., torch.Tensor]:
+    """Register the operators of a loss on a backend; return the function that checks arguments and calls them."""
+    signature = signature_of(definition)
+    operator = signature.operator(
+        _fake, "(Tensor loss, Tensor saved)", saves=("pred", "target", "saved", "eps"), repeats=True
+    ).register(backend, *launches)
+    return signature.checked(lambda *given: operator(*given)[0])

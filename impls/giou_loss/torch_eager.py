@@ -4,10 +4,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..giou.arguments import check_giou_loss
+from fourfold.backends.signature import positive, signature, tensor
+
 from ..giou.torch_eager import in_compute_dtype, pairwise_giou
 
+# The signature of every padded loss.
+padded = signature(pred=tensor("batch max_boxes 4"), target=tensor("batch max_boxes 4"), eps=positive(1e-5))
 
+
+@padded
 def giou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
     """Return the mean of ``1 - giou`` over the valid rows of a padded batch, or 0 if there are none.
 
@@ -28,7 +33,6 @@ def giou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> to
     Source: the padded loss of Accelerating AI/ML Model Training with Custom Operators (2024), plus the clamp of the
     intersection's sides, which the article leaves out.
     """
-    check_giou_loss(pred, target, eps)
     return padded_loss(in_compute_dtype(pred), in_compute_dtype(target), eps).to(pred.dtype)
 
 

@@ -13,10 +13,10 @@ from fourfold.backends.launch import cdiv, next_power_of_2, resident
 from fourfold.backends.operators import empty_gradients
 from fourfold.backends.triton import launch as triton_launch
 
-from ..giou.arguments import check_giou_loss
 from ..giou.triton_boxes import grad_of, grad_of_pair, load_boxes, packed, score_of, store_boxes
 from ..triton_rows import row_offsets
-from .operators import num_saved, operator_of
+from .operators import num_saved, register_loss
+from .torch_eager import giou_loss as definition
 
 BLOCK_ROWS = 512
 # Enough programs per multiprocessor to keep the memory busy, few enough that the last one sums the partial results
@@ -217,16 +217,11 @@ def _backward(
     return grad_pred, grad_target
 
 
-def register(measure: str) -> Callable[..., Any]:
+def register(definition: Callable[..., Any]) -> Callable[..., Any]:
     """Register the loss by a measure of a pair: "giou", "diou" or "ciou"."""
+    measure = definition.__name__.partition("_")[0]
     launches = functools.partial(_forward, measure), functools.partial(_backward, measure)
-    return operator_of(measure).register("triton", *launches)
+    return register_loss(definition, "triton", *launches)
 
 
-giou_loss_operator = register("giou")
-
-
-def giou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Return the mean GIoU loss of a padded batch: see `fourfold.impls.giou_loss.torch_eager.giou_loss`."""
-    check_giou_loss(pred, target, eps)
-    return giou_loss_operator(pred, target, eps)[0]
+giou_loss = register(definition)

@@ -12,9 +12,9 @@ from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.launch import cdiv, first_probe, resident
 from fourfold.backends.operators import empty_gradients
 
-from ..giou.arguments import check_giou_loss_ragged
 from ..giou.cuda_boxes import BLOCK, packed
-from .operators import operator_of
+from .operators import register_loss
+from .torch_eager import giou_loss_ragged as definition
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 # As many blocks as fit at once. The last one to finish sums the partial results of all.
@@ -96,22 +96,15 @@ def _backward(
     return grad_pred, grad_target
 
 
-def register(measure: str) -> tuple[Callable[..., Any], tuple[CudaKernel, ...]]:
+def register(definition: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[CudaKernel, ...]]:
     """Register the loss by a measure of a pair, "giou", "diou" or "ciou"; return it and its kernels."""
+    measure = definition.__name__.partition("_")[0]
     option = "" if measure == "giou" else f", {measure.upper()}"
     forward, backward = (
         CudaKernel.instances(SOURCE, NAME.format(which, option), PACKINGS) for which in ("forward", "backward")
     )
     launches = functools.partial(_forward, forward), functools.partial(_backward, backward)
-    return operator_of(measure).register("cuda", *launches), (*forward.values(), *backward.values())
+    return register_loss(definition, "cuda", *launches), (*forward.values(), *backward.values())
 
 
-giou_loss_ragged_operator, KERNELS = register("giou")
-
-
-def giou_loss_ragged(
-    pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float = 1e-5
-) -> torch.Tensor:
-    """Compute the GIoU loss of a ragged batch: see `fourfold.impls.giou_loss_ragged.torch_eager.giou_loss_ragged`."""
-    check_giou_loss_ragged(pred, target, offsets, eps)
-    return giou_loss_ragged_operator(pred, target, offsets, eps)
+giou_loss_ragged, KERNELS = register(definition)

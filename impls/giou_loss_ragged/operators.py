@@ -1,13 +1,22 @@
 """The operators of the ragged losses, which Triton and CUDA C++ share except for the launches."""
 
-from fourfold.backends.operators import Operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fourfold.backends.signature import signature_of
 
 
-def operator_of(measure: str) -> Operator:
-    """Return the operator of the mean loss by a measure of a pair: "giou", "diou" or "ciou"."""
-    return Operator(
-        schema=f"{measure}_loss_ragged(Tensor pred, Tensor target, Tensor offsets, float eps) -> Tensor loss",
-        fake=lambda pred, target, offsets, eps: pred.new_empty(()),
+def register_loss(
+    definition: Callable[..., torch.Tensor], backend: str, *launches: Callable[..., Any]
+) -> Callable[..., torch.Tensor]:
+    """Register the operators of a loss on a backend; return the function that checks arguments and calls them."""
+    signature = signature_of(definition)
+    operator = signature.operator(
+        lambda pred, *_: pred.new_empty(()),
+        "Tensor loss",
         saves=("pred", "target", "offsets", "eps"),
         gradients={"pred": "pred", "target": "target"},
     )
+    return signature.checked(operator.register(backend, *launches))

@@ -4,10 +4,20 @@ from collections.abc import Callable
 
 import torch
 
-from ..giou.arguments import check_giou_loss_ragged
+from fourfold.backends.signature import offsets, positive, signature, tensor
+
 from ..giou.torch_eager import in_compute_dtype, pairwise_giou
 
+# The signature of every ragged loss.
+ragged = signature(
+    pred=tensor("batch max_boxes 4"),
+    target=tensor("total 4"),
+    offsets=offsets("batch", total="total", most="max_boxes", dtype=("int64", "int32")),
+    eps=positive(1e-5),
+)
 
+
+@ragged
 def giou_loss_ragged(
     pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float = 1e-5
 ) -> torch.Tensor:
@@ -29,7 +39,6 @@ def giou_loss_ragged(
         TypeError: pred or target is not a floating-point tensor, their dtypes differ, or offsets is not int32 or int64.
         ValueError: shapes or devices do not fit, offsets on the CPU are invalid, or eps is not positive and finite.
     """
-    check_giou_loss_ragged(pred, target, offsets, eps)
     return ragged_loss(pred, target, offsets, eps)
 
 

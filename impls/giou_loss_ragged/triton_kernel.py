@@ -13,10 +13,10 @@ from fourfold.backends.launch import cdiv, first_probe, next_power_of_2, residen
 from fourfold.backends.operators import empty_gradients
 from fourfold.backends.triton import launch as triton_launch
 
-from ..giou.arguments import check_giou_loss_ragged
 from ..giou.triton_boxes import grad_of, grad_of_pair, load_boxes, packed, score_of, store_boxes
 from ..triton_rows import row_offsets
-from .operators import operator_of
+from .operators import register_loss
+from .torch_eager import giou_loss_ragged as definition
 
 # Backward: BLOCK_ROWS is the number of rows of pred that a program of one warp takes at a time. Most rows have no
 # target box, and the fewer are taken at a time, the more often none has. CHUNKS is how often it does so, if all
@@ -285,18 +285,11 @@ def _backward(
     return grad_pred, grad_target
 
 
-def register(measure: str) -> Callable[..., Any]:
+def register(definition: Callable[..., Any]) -> Callable[..., Any]:
     """Register the loss by a measure of a pair: "giou", "diou" or "ciou"."""
+    measure = definition.__name__.partition("_")[0]
     launches = functools.partial(_forward, measure), functools.partial(_backward, measure)
-    return operator_of(measure).register("triton", *launches)
+    return register_loss(definition, "triton", *launches)
 
 
-giou_loss_ragged_operator = register("giou")
-
-
-def giou_loss_ragged(
-    pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float = 1e-5
-) -> torch.Tensor:
-    """Compute the GIoU loss of a ragged batch: see `fourfold.impls.giou_loss_ragged.torch_eager.giou_loss_ragged`."""
-    check_giou_loss_ragged(pred, target, offsets, eps)
-    return giou_loss_ragged_operator(pred, target, offsets, eps)
+giou_loss_ragged = register(definition)

@@ -10,7 +10,6 @@ from fourfold.backends.launch import cdiv, multiprocessors
 
 from ..giou.cuda_boxes import BLOCK
 from .operators import register
-from .torch_eager import check_giou_matrix
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 TILE = 64, 128  # rows and columns of a block, the same as in cuda_kernel.cu
@@ -58,10 +57,4 @@ def _reduce(sums: torch.Tensor, gradient: torch.Tensor) -> None:
     REDUCE[gradient.dtype].launch(cdiv(n, WARP), BLOCK, sums, gradient, sums.shape[0], n)
 
 
-giou_matrix_operator = register("cuda", TILE, _forward, _backward, _reduce)
-
-
-def giou_matrix(boxes_a: torch.Tensor, boxes_b: torch.Tensor, mode: str = "giou", eps: float = 1e-5) -> torch.Tensor:
-    """Return the generalized IoU of each pair: see `fourfold.impls.giou_matrix.torch_eager.giou_matrix`."""
-    check_giou_matrix(boxes_a, boxes_b, mode, eps)
-    return giou_matrix_operator(boxes_a, boxes_b, mode, eps)
+giou_matrix = register("cuda", TILE, _forward, _backward, _reduce)

@@ -6,11 +6,14 @@ from typing import Any
 import torch
 
 from fourfold.backends.launch import cdiv
-from fourfold.backends.operators import Operator, empty_gradients
+from fourfold.backends.operators import empty_gradients
+from fourfold.backends.signature import signature_of
 
-GIOU_MATRIX = Operator(
-    schema="giou_matrix(Tensor boxes_a, Tensor boxes_b, str mode, float eps) -> Tensor scores",
-    fake=lambda boxes_a, boxes_b, mode, eps: boxes_a.new_empty((boxes_a.shape[0], boxes_b.shape[0])),
+from .torch_eager import giou_matrix as definition
+
+SIGNATURE = signature_of(definition)
+GIOU_MATRIX = SIGNATURE.operator(
+    lambda boxes_a, boxes_b, mode, eps: boxes_a.new_empty((boxes_a.shape[0], boxes_b.shape[0])),
     saves=("boxes_a", "boxes_b", "mode", "eps"),
     repeats=True,
 )
@@ -67,4 +70,4 @@ def register(
                 reduce(each, gradient)
         return gradients
 
-    return GIOU_MATRIX.register(backend, run_forward, run_backward)
+    return SIGNATURE.checked(GIOU_MATRIX.register(backend, run_forward, run_backward))

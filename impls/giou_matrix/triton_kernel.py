@@ -11,7 +11,6 @@ from fourfold.backends.triton import launch as triton_launch
 
 from ..giou.triton_boxes import giou_of, grad_of_areas, grad_of_box, load_boxes, store_boxes
 from .operators import register
-from .torch_eager import check_giou_matrix
 
 # Rows and columns of a tile. A pair takes some 40 registers, so that a thread has four at once.
 TILE = 32, 32
@@ -154,10 +153,4 @@ def _reduce(sums: torch.Tensor, gradient: torch.Tensor) -> None:
     triton_launch.launch(giou_matrix_reduce_kernel, grid, (sums, gradient), (sums.shape[0], n), **options)
 
 
-giou_matrix_operator = register("triton", TILE, _forward, _backward, _reduce)
-
-
-def giou_matrix(boxes_a: torch.Tensor, boxes_b: torch.Tensor, mode: str = "giou", eps: float = 1e-5) -> torch.Tensor:
-    """Return the generalized IoU of each pair: see `fourfold.impls.giou_matrix.torch_eager.giou_matrix`."""
-    check_giou_matrix(boxes_a, boxes_b, mode, eps)
-    return giou_matrix_operator(boxes_a, boxes_b, mode, eps)
+giou_matrix = register("triton", TILE, _forward, _backward, _reduce)

@@ -15,7 +15,6 @@ from fourfold.backends.cuda.tensor_map import swizzled_map
 from fourfold.backends.launch import cdiv, is_hopper, is_hopper_or_emulated, multiprocessors
 from fourfold.backends.tuning import Configuration, Tuner
 
-from .arguments import check_matmul
 from .operators import (
     ACTIVATION_NUMBERS,
     LITTLE_WORK,
@@ -227,10 +226,4 @@ def depends_on_batch(dtype: str, device: str) -> str | None:
     return None if device == "cpu" else "the depth of the tiles, which orders the sums, is chosen by all extents"
 
 
-matmul_operator = register_matmul("cuda", _product, _activation_backward)
-
-
-def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_slope: float = 0.01) -> torch.Tensor:
-    """Return activation(a @ b) of ``a[m, k]`` and ``b[k, n]``: see `fourfold.impls.matmul.torch_eager.matmul`."""
-    check_matmul(a, b, activation, negative_slope)
-    return matmul_operator(a, b, activation, negative_slope)
+matmul = register_matmul("cuda", _product, _activation_backward)

@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 
-from fourfold.backends.operators import Operator
+from fourfold.backends.signature import signature_of
+
+from .torch_eager import matmul as definition
 
 # Kernels take an activation as a number.
 ACTIVATION_NUMBERS = {"none": 0, "relu": 1, "leaky_relu": 2}
@@ -56,9 +58,9 @@ def padded_row(matrix: torch.Tensor) -> int:
     return -(-matrix.shape[1] // vector) * vector
 
 
-MATMUL = Operator(
-    schema="matmul(Tensor a, Tensor b, str activation, float negative_slope) -> Tensor output",
-    fake=lambda a, b, activation, negative_slope: a.new_empty((a.shape[0], b.shape[1])),
+SIGNATURE = signature_of(definition)
+MATMUL = SIGNATURE.operator(
+    lambda a, b, activation, negative_slope: a.new_empty((a.shape[0], b.shape[1])),
     saves=("a", "b", "output", "activation", "negative_slope"),
     saves_if={"output": lambda a, b, activation, negative_slope: activation != "none"},
 )
@@ -94,4 +96,4 @@ def register_matmul(
             product(a.t(), grad, "none", 0.0) if needs_b else b.new_empty(0),
         )
 
-    return MATMUL.register(backend, product, backward)
+    return SIGNATURE.checked(MATMUL.register(backend, product, backward))

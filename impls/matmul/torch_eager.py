@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from .arguments import check_matmul
+from fourfold.backends.signature import not_negative, one_of, signature, tensor
 
 
 def offsets_in_32_bits(dtype: str, device: str) -> str | None:
@@ -13,6 +13,13 @@ def offsets_in_32_bits(dtype: str, device: str) -> str | None:
     return None
 
 
+@signature(
+    a=tensor("m k", says="a must"),
+    b=tensor("k n", says="b must"),
+    activation=one_of("leaky_relu", "relu", "none"),
+    # The sign of the output must be that of what the activation was given: backward goes by it.
+    negative_slope=not_negative(0.25),
+)
 def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_slope: float = 0.01) -> torch.Tensor:
     """Return activation(a @ b).
 
@@ -34,7 +41,6 @@ def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.
         ValueError: shapes or devices do not fit, the activation is unknown, or the slope is negative or not finite.
     """
-    check_matmul(a, b, activation, negative_slope)
     dtype = a.dtype
     if a.device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):
         # With AMX, oneDNN multiplies by what lies beyond a row's end, and a NaN there spoils the product

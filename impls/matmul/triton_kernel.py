@@ -17,7 +17,6 @@ from fourfold.backends.launch import cdiv
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.backends.tuning import Configuration, Tuner
 
-from .arguments import check_matmul
 from .operators import (
     ACTIVATION_NUMBERS,
     LITTLE_WORK,
@@ -451,10 +450,4 @@ def depends_on_batch(dtype: str, device: str) -> str | None:
     return None if device == "cpu" else "the depth of the tiles, which orders the sums, is chosen by all extents"
 
 
-matmul_operator = register_matmul("triton", _product, _activation_backward)
-
-
-def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_slope: float = 0.01) -> torch.Tensor:
-    """Return activation(a @ b) of ``a[m, k]`` and ``b[k, n]``: see `fourfold.impls.matmul.torch_eager.matmul`."""
-    check_matmul(a, b, activation, negative_slope)
-    return matmul_operator(a, b, activation, negative_slope)
+matmul = register_matmul("triton", _product, _activation_backward)

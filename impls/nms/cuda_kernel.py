@@ -7,7 +7,6 @@ import torch
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
 from fourfold.backends.launch import cdiv
 
-from .arguments import check_nms
 from .operators import BLOCK, Work, register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
@@ -33,12 +32,4 @@ def _launch(
     WALK.launch(1, WALKERS, work.mask, work.order, work.words, work.kept, n, blocks)
 
 
-nms_operator = register("cuda", _launch)
-
-
-def nms(
-    boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float, idxs: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Apply non-maximum suppression: see `fourfold.impls.nms.torch_eager.nms`."""
-    check_nms(boxes, scores, iou_threshold, idxs)
-    return nms_operator(boxes, scores, iou_threshold, idxs)
+nms = register("cuda", _launch)

@@ -7,6 +7,9 @@ import torch
 
 from fourfold.backends import operators
 from fourfold.backends.launch import cdiv
+from fourfold.backends.signature import signature_of
+
+from .torch_eager import nms as definition
 
 BLOCK = 64  # boxes whose bits make a word
 
@@ -69,5 +72,5 @@ def register(backend: str, launch: Callable[..., None]) -> Callable[..., Any]:
         count = torch.library.get_ctx().new_dynamic_size()
         return boxes.new_empty((count,), dtype=torch.int64)
 
-    schema = f"nms_{backend}(Tensor boxes, Tensor scores, float iou_threshold, Tensor? idxs) -> Tensor kept"
-    return operators.define(schema, run, fake)
+    signature = signature_of(definition)
+    return signature.checked(operators.define(signature.schema(f"nms_{backend}", "Tensor kept"), run, fake))

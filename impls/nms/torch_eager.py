@@ -2,11 +2,17 @@
 
 import torch
 
-from .arguments import check_nms
+from fourfold.backends.signature import integers, number, signature, tensor
 
 ROWS = 1024  # boxes that are compared with all others at a time
 
 
+@signature(
+    boxes=tensor("n 4"),
+    scores=tensor("n"),
+    iou_threshold=number(0.5, least=0, most=1),
+    idxs=integers("n", 1, 0, 1, dtype=("int64", "int32"), optional=True),
+)
 def nms(
     boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float, idxs: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -36,7 +42,6 @@ def nms(
 
     Source: torchvision.ops.nms and torchvision.ops.batched_nms.
     """
-    check_nms(boxes, scores, iou_threshold, idxs)
     order = torch.sort(scores.detach(), stable=True, descending=True).indices
     ranked = boxes.detach()[order].to(torch.promote_types(boxes.dtype, torch.float32))
     by_each = _suppression(ranked, iou_threshold, None if idxs is None else idxs[order])

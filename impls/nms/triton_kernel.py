@@ -7,7 +7,6 @@ import triton.language as tl
 from fourfold.backends.launch import cdiv, next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 
-from .arguments import check_nms
 from .operators import BLOCK, Work, register
 
 ORDERED, COMPARED = 32, 64  # boxes that a program puts in order, and that it compares these with at a time
@@ -184,12 +183,4 @@ def _launch(
     )
 
 
-nms_operator = register("triton", _launch)
-
-
-def nms(
-    boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float, idxs: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Apply non-maximum suppression: see `fourfold.impls.nms.torch_eager.nms`."""
-    check_nms(boxes, scores, iou_threshold, idxs)
-    return nms_operator(boxes, scores, iou_threshold, idxs)
+nms = register("triton", _launch)

@@ -104,8 +104,7 @@ def register(backend: str, launch: Callable[[Call], None]) -> Callable[..., Any]
         return output
 
     signature = signature_of(definition)
-    schema = signature.operator(fake).schema.replace("(", f"_{backend}(", 1)
-    return signature.checked(operators.define(schema, run, fake))
+    return signature.checked(operators.define(signature.schema(f"paged_attention_{backend}"), run, fake))
 
 
 def depends_on_batch(dtype: str, device: str) -> str | None:

@@ -2,12 +2,9 @@
 
 from pathlib import Path
 
-import torch
-
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.launch import cdiv, next_power_of_2
 
-from .arguments import check_rope
 from .operators import Turn, register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
@@ -33,16 +30,4 @@ def _launch(turn: Turn) -> None:
     kernel.launch(cdiv(tokens, deep), (across, down, deep), *turn.tensors, *turn.sizes, *turn.strides, turn.back)
 
 
-rope_operator = register("cuda", _launch)
-
-
-def rope(
-    x: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor | None = None,
-    interleaved: bool = False,
-) -> torch.Tensor:
-    """Apply rotary position embedding: see `fourfold.impls.rope.torch_eager.rope`."""
-    check_rope(x, cos, sin, positions, interleaved)
-    return rope_operator(x, cos, sin, positions, interleaved)
+rope = register("cuda", _launch)

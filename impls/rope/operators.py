@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fourfold.backends.operators import Operator
+from fourfold.backends.signature import signature_of
 from fourfold.backends.strides import merge_axes
 
-ROPE = Operator(
-    schema="rope(Tensor x, Tensor cos, Tensor sin, Tensor? positions, bool interleaved) -> Tensor output",
-    fake=lambda x, *_: x.new_empty(x.shape),
+from .torch_eager import rope as definition
+
+SIGNATURE = signature_of(definition)
+ROPE = SIGNATURE.operator(
+    lambda x, *_: x.new_empty(x.shape),
     saves=("cos", "sin", "positions", "interleaved"),
     gradients={"x": "grad_output"},
     repeats=True,
@@ -58,4 +60,4 @@ def register(backend: str, launch: Callable[[Turn], None]) -> Callable[..., Any]
         launch(turn)
         return turn.tensors[-1]
 
-    return ROPE.register(backend, functools.partial(run, False), functools.partial(run, True))
+    return SIGNATURE.checked(ROPE.register(backend, functools.partial(run, False), functools.partial(run, True)))

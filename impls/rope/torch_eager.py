@@ -2,9 +2,29 @@
 
 import torch
 
-from .arguments import check_rope
+from fourfold.backends.signature import flag, signature, tensor
 
 
+def check_sizes(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None, _: bool) -> None:
+    """Check that x has as many columns, and cos as many rows, as they need.
+
+    Raises:
+        ValueError: one has fewer.
+    """
+    if 2 * cos.shape[1] > x.shape[-1]:
+        raise ValueError(f"cos must have at most half of the {x.shape[-1]} columns of x, not {cos.shape[1]}")
+    if positions is None and len(cos) < x.shape[-3]:
+        raise ValueError(f"cos must have a row for each of the {x.shape[-3]} tokens of x, not {len(cos)} rows")
+
+
+@signature(
+    check_sizes,
+    x=tensor("... seq heads dim"),
+    cos=tensor("positions half"),
+    sin=tensor("positions half"),
+    positions=tensor("... seq", dtype="int64", high="positions", optional=True),
+    interleaved=flag(),
+)
 def rope(
     x: torch.Tensor,
     cos: torch.Tensor,
@@ -35,7 +55,6 @@ def rope(
 
     Source: Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.
     """
-    check_rope(x, cos, sin, positions, interleaved)
     wide, (count, half) = torch.promote_types(x.dtype, torch.float32), cos.shape
     at = torch.arange(x.shape[-3], device=x.device) if positions is None else positions
     c, s = (table.detach().to(wide)[at.clamp(0, count - 1)].unsqueeze(-2) for table in (cos, sin))

@@ -1,6 +1,5 @@
 """rope in Triton."""
 
-import torch
 import triton
 import triton.language as tl
 
@@ -8,7 +7,6 @@ from fourfold.backends.launch import cdiv, next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 
 from ..triton_rows import row_offsets
-from .arguments import check_rope
 from .operators import Turn, register
 
 TILE_PAIRS = 2048
@@ -115,16 +113,4 @@ def _launch(turn: Turn) -> None:
     )
 
 
-rope_operator = register("triton", _launch)
-
-
-def rope(
-    x: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor | None = None,
-    interleaved: bool = False,
-) -> torch.Tensor:
-    """Apply rotary position embedding: see `fourfold.impls.rope.torch_eager.rope`."""
-    check_rope(x, cos, sin, positions, interleaved)
-    return rope_operator(x, cos, sin, positions, interleaved)
+rope = register("triton", _launch)

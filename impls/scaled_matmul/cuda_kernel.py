@@ -8,9 +8,9 @@ from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
 from fourfold.backends.launch import cdiv
 from fourfold.backends.tuning import Configuration, Tuner
 
-from .arguments import OUT_DTYPES, check_scaled_matmul
-from .arguments import unsupported as unsupported
 from .operators import LITTLE_WORK, extent_class, read_by_vectors, register
+from .torch_eager import OUT_DTYPES
+from .torch_eager import unsupported as unsupported
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 
@@ -81,12 +81,4 @@ def _launch(
     )
 
 
-scaled_matmul_operator = register("cuda", _launch)
-
-
-def scaled_matmul(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype
-) -> torch.Tensor:
-    """Multiply float8 matrices with scales: see `fourfold.impls.scaled_matmul.torch_eager.scaled_matmul`."""
-    check_scaled_matmul(a, b, scale_a, scale_b, out_dtype)
-    return scaled_matmul_operator(a, b, scale_a, scale_b, out_dtype)
+scaled_matmul = register("cuda", _launch)

@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 
-from fourfold.backends.operators import Operator
+from fourfold.backends.signature import signature_of
+
+from .torch_eager import scaled_matmul as definition
 
 # Products with fewer multiplications than this end too soon for configurations to differ by much.
 LITTLE_WORK = 512 * 512 * 512
@@ -25,9 +27,9 @@ def _no_gradient(ctx: Any, grad_output: torch.Tensor) -> Any:
     raise NotImplementedError("scaled_matmul has no gradient: quantised numbers have none")
 
 
-SCALED_MATMUL = Operator(
-    schema="scaled_matmul(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, ScalarType out_dtype) -> Tensor output",
-    fake=lambda a, b, scale_a, scale_b, out_dtype: a.new_empty((a.shape[0], b.shape[0]), dtype=out_dtype),
+SIGNATURE = signature_of(definition)
+SCALED_MATMUL = SIGNATURE.operator(
+    lambda a, b, scale_a, scale_b, out_dtype: a.new_empty((a.shape[0], b.shape[0]), dtype=out_dtype),
     backward=_no_gradient,
 )
 
@@ -43,4 +45,4 @@ def register(backend: str, launch: Callable[..., None]) -> Callable[..., Any]:
             launch(a, b, scale_a, scale_b, output)
         return output
 
-    return SCALED_MATMUL.register(backend, forward)
+    return SIGNATURE.checked(SCALED_MATMUL.register(backend, forward))

@@ -11,9 +11,9 @@ from fourfold.backends.launch import cdiv
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.backends.tuning import Configuration, Tuner
 
-from .arguments import BLOCK, check_scaled_matmul
-from .arguments import unsupported as unsupported
 from .operators import LITTLE_WORK, extent_class, register
+from .torch_eager import BLOCK
+from .torch_eager import unsupported as unsupported
 
 # Rows of tiles that are walked column by column, so that inputs stay in L2.
 GROUP_M = 8
@@ -196,12 +196,4 @@ def depends_on_batch(dtype: str, device: str) -> str | None:
     return None if device == "cpu" else "the depth of the tiles, which orders the sums, is chosen by all extents"
 
 
-scaled_matmul_operator = register("triton", _launch)
-
-
-def scaled_matmul(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype
-) -> torch.Tensor:
-    """Multiply float8 matrices with scales: see `fourfold.impls.scaled_matmul.torch_eager.scaled_matmul`."""
-    check_scaled_matmul(a, b, scale_a, scale_b, out_dtype)
-    return scaled_matmul_operator(a, b, scale_a, scale_b, out_dtype)
+scaled_matmul = register("triton", _launch)

@@ -7,7 +7,6 @@ import torch
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
 
 from ..cuda_elementwise import BLOCK, WIDTHS, aligned, blocks
-from .arguments import check_sigmoid_focal_loss
 from .operators import register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
@@ -43,12 +42,4 @@ def _backward(
     BACKWARD[logits.dtype, aligned(*tensors)].launch(blocks(*tensors), BLOCK, *arguments)
 
 
-sigmoid_focal_loss_operator = register("cuda", blocks, _forward, _reduce, _backward)
-
-
-def sigmoid_focal_loss(
-    logits: torch.Tensor, targets: torch.Tensor, alpha: float = 0.25, gamma: float = 2.0, reduction: str = "none"
-) -> torch.Tensor:
-    """Return the focal loss of a sigmoid: see `fourfold.impls.sigmoid_focal_loss.torch_eager.sigmoid_focal_loss`."""
-    check_sigmoid_focal_loss(logits, targets, alpha, gamma, reduction)
-    return sigmoid_focal_loss_operator(logits, targets, alpha, gamma, reduction)
+sigmoid_focal_loss = register("cuda", blocks, _forward, _reduce, _backward)

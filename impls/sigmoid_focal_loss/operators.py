@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 
-from fourfold.backends.operators import Operator
+from fourfold.backends.signature import signature_of
+
+from .torch_eager import sigmoid_focal_loss as definition
 
 
 def empty_output(
@@ -15,10 +17,9 @@ def empty_output(
     return logits.new_empty(logits.shape if reduction == "none" else ())
 
 
-SIGMOID_FOCAL_LOSS = Operator(
-    schema="sigmoid_focal_loss(Tensor logits, Tensor targets, float alpha, float gamma, str reduction)"
-    " -> Tensor output",
-    fake=empty_output,
+SIGNATURE = signature_of(definition)
+SIGMOID_FOCAL_LOSS = SIGNATURE.operator(
+    empty_output,
     saves=("logits", "targets", "alpha", "gamma", "reduction"),
     gradients={"logits": "logits"},
     repeats=True,
@@ -67,4 +68,4 @@ def register(
             backward(grad_logits, *given, alpha, gamma, n if reduction == "mean" else 1)
         return grad_logits
 
-    return SIGMOID_FOCAL_LOSS.register(backend, run_forward, run_backward)
+    return SIGNATURE.checked(SIGMOID_FOCAL_LOSS.register(backend, run_forward, run_backward))

@@ -5,12 +5,19 @@ torchvision.ops.sigmoid_focal_loss does not serve: it takes a small probability 
 
 import torch
 
-from .arguments import check_sigmoid_focal_loss
+from fourfold.backends.signature import not_negative, number, one_of, signature, tensor
 
 # The exponential of the negative is 0 in every dtype. No gradient flows past it, which an infinite one would make NaN.
 FAR = 1e4
 
 
+@signature(
+    logits=tensor("..."),
+    targets=tensor("...", kind="unit"),
+    alpha=number(0.25, most=1),
+    gamma=not_negative(2.0),
+    reduction=one_of("none", "mean", "sum"),
+)
 def sigmoid_focal_loss(
     logits: torch.Tensor, targets: torch.Tensor, alpha: float = 0.25, gamma: float = 2.0, reduction: str = "none"
 ) -> torch.Tensor:
@@ -37,7 +44,6 @@ def sigmoid_focal_loss(
 
     Source: Lin et al., Focal Loss for Dense Object Detection, ICCV 2017; torchvision.ops.sigmoid_focal_loss.
     """
-    check_sigmoid_focal_loss(logits, targets, alpha, gamma, reduction)
     wide = torch.promote_types(logits.dtype, torch.float32)
     x, t = logits.to(wide), targets.detach().to(wide)
     # Not abs, whose derivative at 0 is 0.

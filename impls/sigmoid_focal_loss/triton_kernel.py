@@ -10,7 +10,6 @@ from triton.language.extra import libdevice
 from fourfold.backends.launch import cdiv
 from fourfold.backends.triton import launch as triton_launch
 
-from .arguments import check_sigmoid_focal_loss
 from .operators import register
 
 # Sums that are added at once.
@@ -149,12 +148,4 @@ def _backward(
     _launch(sigmoid_focal_loss_backward_kernel, tensors, *scalars, EACH=each)
 
 
-sigmoid_focal_loss_operator = register("triton", _blocks, _forward, _reduce, _backward)
-
-
-def sigmoid_focal_loss(
-    logits: torch.Tensor, targets: torch.Tensor, alpha: float = 0.25, gamma: float = 2.0, reduction: str = "none"
-) -> torch.Tensor:
-    """Return the focal loss of a sigmoid: see `fourfold.impls.sigmoid_focal_loss.torch_eager.sigmoid_focal_loss`."""
-    check_sigmoid_focal_loss(logits, targets, alpha, gamma, reduction)
-    return sigmoid_focal_loss_operator(logits, targets, alpha, gamma, reduction)
+sigmoid_focal_loss = register("triton", _blocks, _forward, _reduce, _backward)

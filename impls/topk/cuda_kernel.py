@@ -11,7 +11,6 @@ from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
 from fourfold.backends.launch import cdiv, multiprocessors, next_power_of_2
 from fourfold.backends.strides import Rows
 
-from .arguments import check_topk
 from .operators import register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
@@ -60,10 +59,4 @@ def _launch_backward(grad_x: torch.Tensor, grad_values: torch.Tensor, indices: t
     BACKWARD[grad_x.dtype].launch(cdiv(elements, BLOCK), BLOCK, grad_values, indices, grad_x, elements, n, k)
 
 
-topk_operator = register("cuda", _launch, _launch_backward)
-
-
-def topk(x: torch.Tensor, k: int, largest: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the k largest, or smallest, numbers along the last axis: see `fourfold.impls.topk.torch_eager.topk`."""
-    check_topk(x, k, largest)
-    return topk_operator(x, k, largest)
+topk = register("cuda", _launch, _launch_backward)

@@ -6,7 +6,10 @@ from typing import Any
 import torch
 
 from fourfold.backends import operators
+from fourfold.backends.signature import signature_of
 from fourfold.backends.strides import as_rows
+
+from .torch_eager import topk as definition
 
 
 def empty(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,8 +43,9 @@ def register(backend: str, launch: Callable[..., None], launch_backward: Callabl
             launch_backward(grad_x, grad_values.contiguous(), indices.contiguous())
         return grad_x
 
+    signature = signature_of(definition)
     operator = operators.define(
-        f"topk_{backend}(Tensor x, int k, bool largest) -> (Tensor values, Tensor indices)",
+        signature.schema(f"topk_{backend}", "(Tensor values, Tensor indices)"),
         forward,
         lambda x, k, largest: empty(x, k),
     )
@@ -60,4 +64,4 @@ def register(backend: str, launch: Callable[..., None], launch_backward: Callabl
     def differentiate(ctx: Any, grad_values: torch.Tensor, _: Any) -> tuple[torch.Tensor, None, None]:
         return backward_operator(grad_values, *ctx.saved_tensors, ctx.n), None, None
 
-    return operators.differentiate(operator, differentiate, save)
+    return signature.checked(operators.differentiate(operator, differentiate, save))

@@ -2,9 +2,20 @@
 
 import torch
 
-from .arguments import check_topk
+from fourfold.backends.signature import flag, number, signature, tensor
 
 
+def check_count(x: torch.Tensor, k: int, largest: bool) -> None:
+    """Check that k is not above the size of the last axis.
+
+    Raises:
+        ValueError: it is.
+    """
+    if k > x.shape[-1]:
+        raise ValueError(f"k must be at most {x.shape[-1]}, the last axis of x, not {k}")
+
+
+@signature(check_count, x=tensor("... n"), k=number(2, least=0), largest=flag())
 def topk(x: torch.Tensor, k: int, largest: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the k largest, or smallest, numbers along the last axis, and where they are.
 
@@ -25,6 +36,5 @@ def topk(x: torch.Tensor, k: int, largest: bool = True) -> tuple[torch.Tensor, t
 
     Source: torch.topk.
     """
-    check_topk(x, k, largest)
     values, indices = torch.topk(x, k, dim=-1, largest=largest, sorted=True)
     return values, indices

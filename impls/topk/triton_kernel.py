@@ -9,7 +9,6 @@ from fourfold.backends.strides import Rows
 from fourfold.backends.triton import launch as triton_launch
 
 from ..triton_rows import NUMBERS_OF_ROWS, row_offsets
-from .arguments import check_topk
 from .operators import register
 
 SHORT = 64  # columns of a row that is ordered as a whole
@@ -289,10 +288,4 @@ def _launch_backward(grad_x: torch.Tensor, grad_values: torch.Tensor, indices: t
     triton_launch.launch(topk_backward_kernel, (cdiv(elements, SCATTERED),), tensors, (elements, n, k), BLOCK=SCATTERED)
 
 
-topk_operator = register("triton", _launch, _launch_backward)
-
-
-def topk(x: torch.Tensor, k: int, largest: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the k largest, or smallest, numbers along the last axis: see `fourfold.impls.topk.torch_eager.topk`."""
-    check_topk(x, k, largest)
-    return topk_operator(x, k, largest)
+topk = register("triton", _launch, _launch_backward)

@@ -334,7 +334,7 @@ def test_a_source_is_read_without_being_run() -> None:
         return list(static.reaches(replace(candidate, **more), ("subprocess",)))
 
     assert found("import torch\nfrom fourfold import claims\nimport properties\n") == []
-    assert found("from fourfold.impls.giou.arguments import check_giou\n") == []
+    assert found("from fourfold.impls.giou.operators import as_rows\n") == []
     assert "line 2 imports fourfold.oracles.softmax" in found("import torch\nimport fourfold.oracles.softmax")[0]
     assert "torch_eager" in found("from fourfold.impls.softmax.torch_eager import softmax")[0]
     assert "fourfold.checks" in found("import importlib\nimportlib.import_module('fourfold.checks.forward')")[0]

@@ -218,3 +218,17 @@ def test_a_kernel_with_a_buffer_for_short_samples_fails() -> None:
     agrees(padded, by_copies)
     with pytest.raises(Failure, match="output"):
         agrees(padded, lambda x, starts, longest: by_copies(x, starts, longest, 64))
+
+
+@operation(x=tensor("total cols"), ends=offsets("batch", total="total", optional=True))
+def weighed(x: Any, ends: Any = None) -> Any:
+    """Each row times the number of rows of its sample, all being one sample without offsets."""
+    counts = torch.tensor([len(x)]) if ends is None else ends.diff()
+    return x * counts.repeat_interleave(counts)[:, None]
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_a_kernel_that_is_wrong_with_or_without_optional_offsets_fails(absent: bool) -> None:
+    agrees(weighed, lambda x, ends=None: weighed.definition(x, ends))
+    with pytest.raises(Failure, match="output"):
+        agrees(weighed, lambda x, ends=None: x if (ends is None) == absent else weighed.definition(x, ends))

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from fourfold.impls.giou.arguments import check_giou_loss_ragged
 from fourfold.impls.giou.torch_eager import in_compute_dtype, pairwise_giou
 from fourfold.impls.giou_loss.torch_eager import concatenated_loss, looped_loss
+from fourfold.impls.giou_loss_ragged.torch_eager import ragged
 
 from . import planted_diou_losses, planted_scaled_matmul
 from .generic import with_torchs_gradient
@@ -112,10 +112,10 @@ def no_difference_of_areas(a: torch.Tensor, b: torch.Tensor, eps: float) -> torc
 def by_samples(reduce: Callable[..., torch.Tensor]) -> Implementation:
     """Compute the ragged loss from a list of the samples' targets."""
 
+    @ragged
     def implementation(
         pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float = 1e-5
     ) -> torch.Tensor:
-        check_giou_loss_ragged(pred, target, offsets, eps)
         if len(target) == 0:
             return pred[:0].sum() + target.sum()
         a, b = (boxes.float() if boxes.element_size() == 2 else boxes for boxes in (pred, target))

@@ -76,6 +76,18 @@ def inserted(line: str, *new: str) -> str:
     return f"    {line} => " + "".join(f"    {each}\n" for each in new) + f"    {line}"
 
 
+def wrapped(end: str, call: str, *body: str) -> str:
+    """Return the edit that puts a function around an operation, whose module ends with a text.
+
+    Args:
+        end: the text.
+        call: the function's name and arguments, such as ``"topk(x, k, largest=True)"``.
+        body: its lines, in which `right` is the operation.
+    """
+    lines = f"right = {call.partition('(')[0]}", "", "", f"def {call}:", *(f"    {line}" for line in body)
+    return f"{end} => {end}\n" + "\n".join(lines)
+
+
 def edited(operation: str, backend: str, *edits: str) -> Implementation:
     """Return an operation's implementation on a backend with edits: see `changed_texts`."""
     folder, module = KernelPackage.of(operation).folder, backends.MODULES[backend]
@@ -90,7 +102,7 @@ def changed_texts(operation: str, backend: str, *edits: str) -> dict[str, str]:
     """
     folder = KernelPackage.of(operation).folder
     module = backends.MODULES[backend]
-    own = [f"{operation}/{name}" for name in (f"{module}.py", "arguments.py", "operators.py")]
+    own = [f"{operation}/{name}" for name in (f"{module}.py", "operators.py")]
     changed = _sources(folder, own[0], edits) if backend == "cuda" else {}
     own += sorted(changed.keys() - set(own))
     for edit in edits:
@@ -167,7 +179,5 @@ class Edits:
 
     def unchecked(self, name: str, **more: Any) -> Fault:
         """Return an implementation that does not check its arguments."""
-        edit = "@signature( => @(lambda **arguments: lambda function: function)("
-        if (KernelPackage.of(self.operation).folder / self.operation / "arguments.py").exists():
-            edit = f"    check_{self.operation}( =>     ({self.operation}, "
+        edit = "@signature( => @(lambda *_, **__: lambda function: function)("
         return self._fault(name, declared_errors_are_raised, "in place of|was raised|not name", (edit,), more)

@@ -9,7 +9,7 @@ from fourfold.checks.history import history_does_not_matter
 from fourfold.checks.modes import autocast_changes_precision_alone
 from fourfold.checks.parameters import defaults_are_the_definitions, parameters_may_be_far_from_the_usual
 
-from .edits import Edits, edited
+from .edits import Edits, edited, wrapped
 from .planted import Fault, Implementation
 
 Tensor = torch.Tensor
@@ -77,13 +77,21 @@ def _kept(language: str) -> Fault:
 
 
 LEFT_OUT = "{} left out: its default is {}, the definition's is {}".format
-EPS, SLOPE, NONE = "eps: float = 1e-5 => eps: float =", "negative_slope: float = 0.01 =>", 'activation: str = "none" =>'
-LIMITED = "return giou_operator(boxes1, boxes2, eps) => return giou_operator(boxes1, boxes2, min(eps, 16.0))"
+EPS, PRODUCT = "eps: float = 1e-5 => eps: float =", "_product, _activation_backward)"
+SLOPE = wrapped(
+    PRODUCT, 'matmul(a, b, activation="none", negative_slope=0.2)', "return right(a, b, activation, negative_slope)"
+)
+RELU = wrapped(
+    PRODUCT, 'matmul(a, b, activation="relu", negative_slope=0.01)', "return right(a, b, activation, negative_slope)"
+)
+LIMITED = wrapped(
+    "_forward, _backward))", "giou(boxes1, boxes2, eps=1e-5)", "return right(boxes1, boxes2, min(eps, 16.0))"
+)
 FAULTS = (
     _default("layer_norm", "torch", f"{EPS} 1e-3", LEFT_OUT("eps", "0.001", "1e-05")),
     _default("layer_norm", "torch", f"{EPS} 1e-6", LEFT_OUT("eps", "1e-06", "1e-05"), "a_default_of_another_library"),
-    _default("matmul", "triton", f"{SLOPE} negative_slope: float = 0.2", LEFT_OUT("negative_slope", "0.2", "0.01")),
-    _default("matmul", "cuda", f'{NONE} activation: str = "relu"', LEFT_OUT("activation", "'relu'", "'none'")),
+    _default("matmul", "triton", SLOPE, LEFT_OUT("negative_slope", "0.2", "0.01")),
+    _default("matmul", "cuda", RELU, LEFT_OUT("activation", "'relu'", "'none'")),
     _limited("layer_norm", "torch", "keepdim=True) + eps).sqrt() => keepdim=True) + min(eps, 16.0)).sqrt()"),
     _limited("giou", "triton", LIMITED),
     _limited("giou", "cuda", LIMITED),

@@ -5,10 +5,9 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from fourfold.impls.giou.arguments import check_giou_loss, check_giou_loss_ragged
 from fourfold.impls.giou.torch_eager import clamped, in_compute_dtype, pairwise_giou
-from fourfold.impls.giou_loss.torch_eager import padded_loss
-from fourfold.impls.giou_loss_ragged.torch_eager import ragged_loss
+from fourfold.impls.giou_loss.torch_eager import padded, padded_loss
+from fourfold.impls.giou_loss_ragged.torch_eager import ragged, ragged_loss
 from fourfold.properties import ciou_loss, ciou_loss_ragged, diou_loss, diou_loss_ragged, giou_loss, giou_loss_ragged
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
@@ -29,15 +28,15 @@ RECORDS = {
 def of_pairwise(operation: str, pairwise: Pairwise) -> Implementation:
     """Return one of the losses, computed from a score of pairs."""
 
-    def ragged(pred: Tensor, target: Tensor, offsets: Tensor, eps: float = 1e-5) -> Tensor:
-        check_giou_loss_ragged(pred, target, offsets, eps)
+    @ragged
+    def by_offsets(pred: Tensor, target: Tensor, offsets: Tensor, eps: float = 1e-5) -> Tensor:
         return ragged_loss(pred, target, offsets, eps, pairwise)
 
-    def padded(pred: Tensor, target: Tensor, eps: float = 1e-5) -> Tensor:
-        check_giou_loss(pred, target, eps)
+    @padded
+    def by_rows(pred: Tensor, target: Tensor, eps: float = 1e-5) -> Tensor:
         return padded_loss(in_compute_dtype(pred), in_compute_dtype(target), eps, pairwise).to(pred.dtype)
 
-    return ragged if operation.endswith("_ragged") else padded
+    return by_offsets if operation.endswith("_ragged") else by_rows
 
 
 def in_torchvisions_steps(a: Tensor, b: Tensor, eps: float, aspect: bool) -> Tensor:

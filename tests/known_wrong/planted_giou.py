@@ -12,7 +12,7 @@ from fourfold.checks.offsets import offsets_may_pass_32_bits
 from fourfold.checks.repeatability import repeats_bit_for_bit
 from fourfold.checks.single_gradients import single_gradients_agree
 
-from .edits import OFFSETS_OF_ROWS, Edits
+from .edits import OFFSETS_OF_ROWS, Edits, wrapped
 from .far_apart import pairs_far_apart
 from .planted import Fault, cotangent_of_ones, law, named, one_pair, one_row, ragged_row, sixty_four_pairs
 from .planted_giou_matrix import NAN_DROPPED
@@ -45,21 +45,28 @@ IN_PLACE = (
     "        boxes1.data[..., 2:] -= boxes1.data[..., :2]\n"
     "        boxes1.data[..., 2:] += boxes1.data[..., :2]\n    return output"
 )
-CHECKED = "    check_giou(boxes1, boxes2, eps)\n =>     try:\n        check_giou(boxes1, boxes2, eps)\n"
-FLOATING, SAME = '    check_floating("boxes1", boxes1)\n', '    check_same("boxes2", boxes2, "boxes1", boxes1)\n'
+
+
+def _around(*body: str) -> str:
+    return wrapped(RESULT, "giou(boxes1, boxes2, eps=1e-5)", *body)
+
+
 ERRORS = (
-    ("broadcasting_accepted", "boxes2_of_shape_9_4: no ValueError naming boxes2", f"{SAME} =>     try:\n"
-     "        boxes2 = boxes2.expand(boxes1.shape) if boxes2.shape[-1:] == (4,) else boxes2\n"
-     f"    except (AttributeError, RuntimeError):\n        pass  # the check itself reports it\n{SAME}"),
-    ("errors_of_another_type", "RuntimeError in place of ValueError", f"{CHECKED}    except ValueError as error:\n"
-     "        raise RuntimeError(str(error)) from error\n"),
+    ("broadcasting_accepted", "boxes2_of_shape_9_4: no ValueError naming boxes2",
+     _around("try:", "    boxes2 = boxes2.expand(boxes1.shape) if boxes2.shape[-1:] == (4,) else boxes2",
+             "except (AttributeError, RuntimeError):", "    pass  # the check itself reports it",
+             "return right(boxes1, boxes2, eps)")),
+    ("errors_of_another_type", "RuntimeError in place of ValueError",
+     _around("try:", "    return right(boxes1, boxes2, eps)", "except ValueError as error:",
+             "    raise RuntimeError(str(error)) from error")),
     ("errors_without_names", "the message does not name boxes1",
-     f"{CHECKED}    except (TypeError, ValueError) as error:\n"
-     '        raise type(error)("the arguments of the call do not fit each other") from error\n'),
-    ("eps_of_nan_accepted", "eps_not_a_number: no ValueError naming eps", f'{SAME}    check_positive("eps", eps) =>'
-     f' {SAME}    if eps <= 0:\n        raise ValueError(f"eps must be positive, not {{eps}}")'),
-    ("integer_boxes_accepted", "boxes1_of_int64: no TypeError naming boxes1", f"{FLOATING} =>"
-     f"     if isinstance(boxes1, torch.Tensor) and not boxes1.is_floating_point():\n        return\n{FLOATING}"),
+     _around("try:", "    return right(boxes1, boxes2, eps)", "except (TypeError, ValueError) as error:",
+             '    raise type(error)("the arguments of the call do not fit each other") from error')),
+    ("eps_of_nan_accepted", "eps_not_a_number: no ValueError naming eps",
+     _around("return right(boxes1, boxes2, 1e-5 if eps != eps else eps)")),
+    ("integer_boxes_accepted", "boxes1_of_int64: no TypeError naming boxes1",
+     _around("integers = isinstance(boxes1, torch.Tensor) and not boxes1.is_floating_point()",
+             "return (right.__wrapped__ if integers else right)(boxes1, boxes2, eps)")),
 )
 
 
@@ -184,7 +191,8 @@ def _ragged() -> tuple[Fault, ...]:
         of("offsets_taken_for_int64", MISREAD.format("offsets.contiguous().view(torch.int32)", "2 * ",
            ".view(torch.int64)"), **one),
         of("offsets_read_as_contiguous", MISREAD.format("offsets", "", ""), **one),
-        of("offset_values_taken_on_trust", 'giou/arguments.py: if offsets.device.type == "cpu" and => if False and',
+        of("offset_values_taken_on_trust", "signature import offsets, => signature import integers,",
+           'offsets("batch", total="total", most="max_boxes", => integers("batch+1", 0,',
            check=declared_errors_are_raised,
            says="no ValueError naming offsets|offsets_not_from_0: the output is .*, not NaN"),
         of.law(ragged.boxes_without_target_get_no_gradient, SCATTERED, **one),

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 
 import torch
-from fourfold.impls.scaled_matmul.arguments import BLOCK, check_scaled_matmul
+from fourfold.impls.scaled_matmul.torch_eager import BLOCK
+from fourfold.impls.scaled_matmul.torch_eager import scaled_matmul as definition
 from fourfold.properties import scaled_matmul as properties
 from fourfold.properties.scaled_matmul import rows
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
+from fourfold.backends.signature import signature_of
 from fourfold.checks.memory import memory_is_respected
 
 from .edits import Edits
@@ -18,11 +20,7 @@ Tensor = torch.Tensor
 
 
 def checked(product: Callable[..., Tensor]) -> Implementation:
-    def scaled_matmul(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype) -> Tensor:
-        check_scaled_matmul(a, b, scale_a, scale_b, out_dtype)
-        return product(a, b, scale_a, scale_b).to(out_dtype)
-
-    return scaled_matmul
+    return signature_of(definition).checked(lambda *given: product(*given[:-1]).to(given[-1]))
 
 
 def dequantised(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:

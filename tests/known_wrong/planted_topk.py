@@ -9,7 +9,7 @@ from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.checks.memory import memory_is_respected
 from fourfold.checks.outputs import outputs_fit
 
-from .edits import OFFSETS_OF_ROWS, ROW_IN_32_BITS, Edits
+from .edits import OFFSETS_OF_ROWS, ROW_IN_32_BITS, Edits, wrapped
 from .far_apart import far_apart
 from .planted import UNWRITTEN, Fault, named
 
@@ -46,10 +46,14 @@ def _torch_faults() -> tuple[Fault, ...]:
 
 
 OF_VALUES, OF_INDICES = "tl.store(values_ptr + to + before, values, =>", "tl.store(indices_ptr + to + before, at, =>"
-FIRST_TIE = (
-    "return topk_operator(x, k, largest) => values, indices = topk_operator(x, k, largest)\n    if indices.numel():\n"
-    "        first = (x.detach()[..., None, :] == values.detach()[..., None]).int().argmax(-1)\n"
-    "        indices = torch.where(values.isnan(), indices, first)\n    return values, indices"
+FIRST_TIE = wrapped(
+    "register(\"triton\", _launch, _launch_backward)",
+    "topk(x, k, largest=True)",
+    "values, indices = right(x, k, largest)",
+    "if indices.numel():",
+    "    first = (x.detach()[..., None, :] == values.detach()[..., None]).int().argmax(-1)",
+    "    indices = torch.where(values.isnan(), indices, first)",
+    "return values, indices",
 )
 
 
