@@ -53,7 +53,7 @@ class Length:
             rest = rest * known[name] if name in known else rest
         if not unknown or not rest:
             return bool(size == rest + self.more)
-        found, remainder = (size - self.more) // rest, (size - self.more) % rest
+        quotient, remainder = (size - self.more) // rest, (size - self.more) % rest
         if len(unknown) == 1 and not remainder:
             known[unknown[0]] = quotient
         return quotient >= 0 and not remainder
