@@ -530,7 +530,7 @@ OPERATORS: dict[str, Definition] = {
         F.interpolate(image[None], (5, 8, 9), mode="trilinear")[0, 0] * F.interpolate(x[None], 9, mode="linear")[0, 0]
     ),
     "nearest": lambda image: F.interpolate(image, (13, 5)),
-    "adaptive averages": lambda image: F.adaptive_avg_pool2d(image, (3, 5)),
+    "adaptive averages": lambda image: F.adaptive_avg_pool2d(image, (3, 5)) + F.adaptive_avg_pool2d(image[0], (3, 5)),
     "replicate": lambda image: F.pad(image, (1, 2, 3, 1), mode="replicate"),
     "copysign": lambda x, y: torch.copysign(x, y) + torch.copysign(y, -1.0),
     "signbit": lambda x, y: torch.where(torch.signbit(x), y, x),
@@ -774,6 +774,15 @@ def test_a_table_without_columns_has_a_gradient_without_elements() -> None:
 def test_the_bits_of_a_rounded_number_are_refused() -> None:
     with pytest.raises(HangsOnRounding, match="the bits of a number"):
         forward_of(lambda x: (x * 0.3).view(torch.int32))(x=exact(torch.ones(2), FREE))
+
+
+def test_interpolation_may_skip_an_element_of_weight_0_and_copies_an_input_of_its_size() -> None:
+    x = torch.tensor([[[1.0, torch.nan, 3.0]]])
+    between = forward_of(lambda x: F.interpolate(x, size=5, mode="linear", align_corners=True))(x=exact(x, FREE))
+    assert np.isinf(between.error[0, 0]).tolist() == [True, False, False, False, True]
+    assert np.isnan(between.value[0, 0, 1:4]).all()
+    copied = forward_of(lambda x: F.interpolate(x, scale_factor=1.2, mode="linear"))(x=exact(x, FREE))
+    np.testing.assert_array_equal(copied.value, x.numpy())
 
 
 def test_an_input_without_influence_has_a_gradient_of_zeros() -> None:

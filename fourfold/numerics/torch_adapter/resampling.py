@@ -53,9 +53,14 @@ class Taps:
     size: int
 
     def share(self, a: Bounded) -> Bounded:
-        """Return numbers ``[..., result, taps]`` times the weights. Kernels skip elements of weight 0."""
-        absent = (self.weights.value == 0) & (self.weights.error == 0)
-        return multiply(a.moved(lambda part: np.where(absent, 0, part)), self.weights)
+        """Return numbers ``[..., result, taps]`` times the weights.
+
+        Kernels skip elements of weight 0. Where rounding may give a weight of 0, an infinity or NaN may be skipped.
+        """
+        none = self.weights.value == 0
+        absent, doubtful = none & (self.weights.error == 0), none & ~np.isfinite(a.value)
+        shares = multiply(a.moved(lambda part: np.where(absent | doubtful, 0, part)), self.weights)
+        return Bounded(shares.value, np.where(doubtful & ~absent, np.inf, shares.error), shares.arithmetic)
 
     def gather(self, a: Bounded, axis: int) -> Bounded:
         """Return the weighted sum of the taps of each place of the result."""
@@ -112,7 +117,10 @@ def register_interpolation(name: str, cubic: bool) -> None:
     """Register the rules of an interpolation and of its gradient."""
 
     def taps(sizes: Sequence[int], results: Sequence[int], corners: bool, scales: Sequence[Any]) -> list[Taps]:
-        axes = zip(sizes[-len(results) :], results, scales or [None] * len(results))
+        sizes = sizes[-len(results) :]
+        # torch copies an input of the size that is wanted, whatever the scale is.
+        scales = [None] * len(results) if not scales or list(sizes) == list(results) else scales
+        axes = zip(sizes, results, scales)
         return [interpolation_taps(size, result, corners, scale, cubic) for size, result, scale in axes]
 
     @aten(f"upsample_{name}.default")
@@ -128,13 +136,18 @@ for _name in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d"):
     register_interpolation(_name, cubic=_name == "bicubic2d")
 
 
-@aten("_adaptive_avg_pool2d_backward.default", "_adaptive_avg_pool3d_backward.default")
-def adaptive_average_backward(grad: Any, a: Any) -> Bounded:
-    """Return the gradient of averages of about equal parts of each axis."""
-    grad, count = lift_operand(grad), lift_operand(a).ndim - 2
-    sizes = zip(lift_operand(a).shape[-count:], grad.shape[-count:])
-    return along_spatial_axes(grad, [adaptive_taps(size, result) for size, result in sizes], Taps.spread)
+def adaptive_average_backward(axes: int) -> Callable[[Any, Any], Bounded]:
+    """Return the rule of the gradient of averages of about equal parts of each of the last axes."""
 
+    def rule(grad: Any, a: Any) -> Bounded:
+        sizes = zip(lift_operand(a).shape[-axes:], lift_operand(grad).shape[-axes:])
+        return along_spatial_axes(grad, [adaptive_taps(size, result) for size, result in sizes], Taps.spread)
+
+    return rule
+
+
+aten("_adaptive_avg_pool2d_backward.default")(adaptive_average_backward(2))
+aten("_adaptive_avg_pool3d_backward.default")(adaptive_average_backward(3))
 
 # Operators that repeat elements. What they make of the elements' numbers says where each gradient goes.
 
