@@ -781,8 +781,11 @@ def test_interpolation_may_skip_an_element_of_weight_0_and_copies_an_input_of_it
     between = forward_of(lambda x: F.interpolate(x, size=5, mode="linear", align_corners=True))(x=exact(x, FREE))
     assert np.isinf(between.error[0, 0]).tolist() == [True, False, False, False, True]
     assert np.isnan(between.value[0, 0, 1:4]).all()
-    copied = forward_of(lambda x: F.interpolate(x, scale_factor=1.2, mode="linear"))(x=exact(x, FREE))
-    np.testing.assert_array_equal(copied.value, x.numpy())
+    copied = forward_of(lambda x: F.interpolate(x, scale_factor=1.2, mode="linear"))(x=exact(x[..., ::2], FREE))
+    np.testing.assert_array_equal(copied.value, x[..., ::2].numpy())
+    # Beyond the ends torch multiplies the next element by 0.
+    ends = forward_of(lambda x: F.interpolate(x, scale_factor=2, mode="linear"))(x=exact(-x / 0, FREE))
+    assert np.isinf(ends.error[0, 0, [0, -1]]).all()
 
 
 def test_an_input_without_influence_has_a_gradient_of_zeros() -> None:

@@ -45,22 +45,23 @@ class Taps:
     Attributes:
         places: the indices along the axis, ``[result, taps]``.
         weights: ``[result, taps]``.
+        taken: which taps a kernel may take, ``[result, taps]``.
         size: the length of the axis of the input.
     """
 
     places: Array
     weights: Bounded
+    taken: Array
     size: int
 
     def share(self, a: Bounded) -> Bounded:
         """Return numbers ``[..., result, taps]`` times the weights.
 
-        Kernels skip elements of weight 0. Where rounding may give a weight of 0, an infinity or NaN may be skipped.
+        A kernel may skip an element of weight 0, or multiply it: of an infinity or NaN nothing is known then.
         """
-        none = self.weights.value == 0
-        absent, doubtful = none & (self.weights.error == 0), none & ~np.isfinite(a.value)
-        shares = multiply(a.moved(lambda part: np.where(absent | doubtful, 0, part)), self.weights)
-        return Bounded(shares.value, np.where(doubtful & ~absent, np.inf, shares.error), shares.arithmetic)
+        doubtful = self.taken & (self.weights.value == 0) & ~np.isfinite(a.value)
+        shares = multiply(a.moved(lambda part: np.where(doubtful | ~self.taken, 0, part)), self.weights)
+        return Bounded(shares.value, np.where(doubtful, np.inf, shares.error), shares.arithmetic)
 
     def gather(self, a: Bounded, axis: int) -> Bounded:
         """Return the weighted sum of the taps of each place of the result."""
@@ -93,7 +94,7 @@ def interpolation_taps(size: int, result: int, corners: bool, scale: float | Non
     arithmetic = lift_operand(0.0).arithmetic
     error = SLOPE * 4 * arithmetic.roundoff * (abs(position) + 1)[:, None] + STEPS * arithmetic.roundoff
     weights = Bounded(weight, np.where(distance < reach + error, error, 0), arithmetic)
-    return Taps(np.clip(near, 0, size - 1), weights, size)
+    return Taps(np.clip(near, 0, size - 1), weights, np.ones(near.shape, dtype=bool), size)
 
 
 def adaptive_taps(size: int, result: int) -> Taps:
@@ -102,7 +103,7 @@ def adaptive_taps(size: int, result: int) -> Taps:
     near = start[:, None] + np.arange(max(end - start, default=0))
     inside = near < end[:, None]
     weights = divide(lift_operand(inside.astype(np.float64)), lift_operand((end - start)[:, None].astype(np.float64)))
-    return Taps(np.minimum(near, size - 1), weights, size)
+    return Taps(np.minimum(near, size - 1), weights, inside, size)
 
 
 def along_spatial_axes(a: Any, taps: Sequence[Taps], step: Callable[[Taps, Bounded, int], Bounded]) -> Bounded:
