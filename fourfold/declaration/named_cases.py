@@ -146,6 +146,13 @@ class NamedCases:
     def _lists(self) -> Iterator[tuple[str, Wanted]]:
         for count in dict.fromkeys((*self._of.counts[:3], self._of.counts[-1])) if self._of.lists else ():
             yield f"lists_of_{count}", Wanted(parameters=self._of.list_arguments(count))
+        for first in range(2):
+            # A kernel takes some tensors at a time: an empty one may be the last of them.
+            ends = tuple(f"[{place}]" for place in range(first, self._of.counts[-1], 2))
+            empty = {axis: 0 for axis, to in self._of.allowed.items() if axis.endswith(ends) and to.nearest(0) == 0}
+            if empty:
+                every = self._of.list_arguments(self._of.counts[-1])
+                yield f"empty_from_{first}", Wanted(sizes=empty, parameters=every)
 
     def _axes(self) -> list[str]:
         """Return the axes; of the axes of a list's tensors, only those of the first two tensors."""

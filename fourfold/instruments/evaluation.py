@@ -46,8 +46,10 @@ def gradients_of(
     output: torch.Tensor, inputs: Sequence[torch.Tensor], grad_output: torch.Tensor, retain_graph: bool = False
 ) -> tuple[torch.Tensor, ...]:
     """Return the gradients of an implementation's output, and mark exceptions of its backward pass."""
+    # The gradient of an input that the output does not depend on is 0.
+    if isinstance(output, torch.Tensor) and not output.requires_grad:
+        return tuple(map(torch.zeros_like, inputs))
     with blame_implementation():
-        # The gradient of an input that the output does not depend on is 0.
         return torch.autograd.grad(output, inputs, grad_output, retain_graph=retain_graph, materialize_grads=True)
 
 

@@ -455,6 +455,22 @@ def test_a_function_that_is_not_written_in_python_is_a_candidate(tmp_path):
     assert torch.equal(Candidate("vector_add", str(source), "add").load()(y=x, x=x), 2 * x)
 
 
+def test_a_function_of_a_kernel_is_a_candidate_whose_source_is_the_calling_file(tmp_path):
+    (tmp_path / "add.cu").write_text(
+        "__global__ void add(const float* x, const float* y, float* out, int n) {\n"
+        "    for (int i = threadIdx.x; i < n; i += 37) out[i] = x[i] + y[i];\n}\n"
+    )
+    (tmp_path / "add.py").write_text(
+        "import fourfold\n\n\ndef arguments(x, y, out):\n    return x, y, out, x.numel()\n\n\n"
+        "add = fourfold.cuda_kernel('add.cu', 'add', grid=1, block=37, arguments=arguments)\n"
+    )
+    add = Candidate("vector_add", str(tmp_path / "add.py"), "add").load()
+    options: dict[str, Any] = {"dtypes": ["float32"], "only": ["forward"], "examples": 2, "device": "cpu"}
+    verdict = fourfold.verify(add, "vector_add", claims=fourfold.Claims(gradients=False), **options)
+    assert verdict.passed, verdict
+    assert verdict.source.startswith("import fourfold")
+
+
 def test_the_package_offers_cuda_kernel():
     assert "cuda_kernel" in dir(fourfold)
 

@@ -161,6 +161,31 @@ def test_lists_changed_in_place_pass_and_fail() -> None:
         agrees(momentum_, lambda params, grads, m, lr=1e-3: momentum_.definition(params, grads, m, lr))
 
 
+@operation(xs=tensors("n[i]", count=(0, 9)), sizes={"n[i]": (0, 40)}, mutates="xs", tried=False)
+def double_(xs: Any) -> None:
+    for x in xs:
+        x.mul_(2)
+
+
+def some_at_a_time(xs: list[Any], most: int, skips_empty: bool) -> None:
+    """Double `most` tensors in each launch; a wrong kernel looks whether there are so many only after a full one."""
+    launch: list[Any] = []
+    for x in xs:
+        launch.append(x)
+        if len(launch) >= most and (x.numel() or not skips_empty):
+            torch._foreach_mul_(launch[:most], 2)
+            launch.clear()
+    if launch:
+        torch._foreach_mul_(launch[:most], 2)
+
+
+@pytest.mark.parametrize("most", [3, 4])
+def test_an_empty_tensor_that_ends_what_a_launch_takes_is_found(most: int) -> None:
+    agrees(double_, lambda xs: some_at_a_time(xs, most, skips_empty=False))
+    with pytest.raises(Failure, match="output"):
+        agrees(double_, lambda xs: some_at_a_time(xs, most, skips_empty=True))
+
+
 def test_a_kernel_that_fails_for_an_empty_list_fails() -> None:
     agrees(squares, squares.definition)
     with pytest.raises(IndexError):

@@ -211,6 +211,25 @@ def test_an_output_without_a_gradient_is_told() -> None:
     assert any("total: its output has no gradient" in shortcoming for shortcoming in verdict.shortcomings)
 
 
+@operation(x=tensor("n"), state=tensor("n"), sizes={"n": (0, 40)}, returns={"y": None, "next": None}, tried=False)
+def step(x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x * state, 2 * state
+
+
+def test_the_gradient_of_an_input_that_an_output_does_not_depend_on_is_zero() -> None:
+    options: dict[str, Any] = {"dtypes": ["float32"], "device": "cpu", "examples": 2}
+    right = verify(step.definition, step, only=["single gradients of output next"], **options)
+    assert right.passed, right
+    assert not right.refusals
+
+    def cut_off(x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y, following = step.definition(x, state)
+        return y, following.detach() if len(x) == 1 else following
+
+    wrong = verify(cut_off, step, only=["backward of output next"], **options)
+    assert "gradient of state[0] is 0.0, expected" in str(wrong)
+
+
 def test_a_zero_cotangent_times_an_infinity_is_free() -> None:
     """A kernel multiplies the zeros of a missing cotangent; torch itself omits that product."""
 

@@ -355,6 +355,8 @@ def test_torch_is_within_the_bounds_of_its_functions_and_three_faults_are_not(na
 
 INDEX = torch.tensor([2, 0, 1, 2])
 PAIRS = torch.tensor([[0, 1], [1, 0]])
+STARTS = torch.tensor([0, 1, 1])
+EYE = 2 * torch.eye(4)
 
 
 def written(z: torch.Tensor, key: Any, item: Any) -> torch.Tensor:
@@ -521,6 +523,29 @@ OPERATORS: dict[str, Definition] = {
     "logaddexp and xlogy": lambda x, y, p: torch.logaddexp(x, y) + torch.logaddexp2(x, y) + torch.xlogy(x, p),
     "as_strided": lambda x: (x * 2).as_strided((2, 3, 2), (2, 2, 1), 1),
     "as_strided of an input": lambda x: x.as_strided((5, 4), (4, 1)),
+    "bilinear": lambda image: F.interpolate(image, scale_factor=1.7, mode="bilinear"),
+    "bilinear between corners": lambda image: F.interpolate(image, (5, 15), mode="bilinear", align_corners=True),
+    "bicubic": lambda image: F.interpolate(image, (13, 5), mode="bicubic"),
+    "linear and trilinear": lambda image, x: (
+        F.interpolate(image[None], (5, 8, 9), mode="trilinear")[0, 0] * F.interpolate(x[None], 9, mode="linear")[0, 0]
+    ),
+    "nearest": lambda image: F.interpolate(image, (13, 5)),
+    "adaptive averages": lambda image: F.adaptive_avg_pool2d(image, (3, 5)) + F.adaptive_avg_pool2d(image[0], (3, 5)),
+    "replicate": lambda image: F.pad(image, (1, 2, 3, 1), mode="replicate"),
+    "copysign": lambda x, y: torch.copysign(x, y) + torch.copysign(y, -1.0),
+    "signbit": lambda x, y: torch.where(torch.signbit(x), y, x),
+    "frexp": lambda x, y: torch.frexp(x * 3)[0] + torch.frexp(x)[1] * y,
+    "bits": lambda x, y: (x.float().view(torch.int32) >> 23 & 255) * y,
+    "searchsorted": lambda x, p: torch.searchsorted(p.cumsum(-1), x * 2) * x,
+    "bucketize": lambda x, p: torch.bucketize(x * 0.3, p[0].cumsum(-1), right=True) * x,
+    "index_reduce": lambda x, y: x.index_reduce(1, INDEX, y[:, :4], "mean", include_self=False),
+    "masked_scatter": lambda x, y: (x * 2).masked_scatter(x > 0, y * 3),
+    "lower triangular": lambda x, y: torch.linalg.solve_triangular(x[:, :4].tril(-1) + EYE, y, upper=False),
+    "upper triangular": lambda x, y: torch.linalg.solve_triangular(
+        x[:, :4], y[:, :4], upper=True, left=False, unitriangular=True
+    ),
+    "sums of bags": lambda x, p: F.embedding_bag(INDEX, x, STARTS, mode="sum", per_sample_weights=p[0, :4]),
+    "means of bags": lambda x: F.embedding_bag(INDEX, x, STARTS, mode="mean", padding_idx=0),
     "masked attention": lambda x, y, p: F.scaled_dot_product_attention(
         x[None], y[None], p[None], PAIRS.repeat(2, 2) > 0
     ),
@@ -738,6 +763,29 @@ def test_arguments_that_are_no_tensors_are_given_as_they_are() -> None:
     assert forward_of(definition)(**arguments).value.tolist() == [3, 3]
     (grad,) = backward_of(definition, ["x"])(exact(torch.ones(2), FREE), **arguments)
     assert grad.value.tolist() == [3, 3, 0]
+
+
+def test_a_table_without_columns_has_a_gradient_without_elements() -> None:
+    backward = backward_of(lambda weight: F.embedding(INDEX[:0], weight, padding_idx=1), ["weight"])
+    (grad,) = backward(exact(torch.zeros(0, 0), FREE), weight=exact(torch.zeros(5, 0), FREE))
+    assert grad.shape == (5, 0)
+
+
+def test_the_bits_of_a_rounded_number_are_refused() -> None:
+    with pytest.raises(HangsOnRounding, match="the bits of a number"):
+        forward_of(lambda x: (x * 0.3).view(torch.int32))(x=exact(torch.ones(2), FREE))
+
+
+def test_interpolation_may_skip_an_element_of_weight_0_and_copies_an_input_of_its_size() -> None:
+    x = torch.tensor([[[1.0, torch.nan, 3.0]]])
+    between = forward_of(lambda x: F.interpolate(x, size=5, mode="linear", align_corners=True))(x=exact(x, FREE))
+    assert np.isinf(between.error[0, 0]).tolist() == [True, False, False, False, True]
+    assert np.isnan(between.value[0, 0, 1:4]).all()
+    copied = forward_of(lambda x: F.interpolate(x, scale_factor=1.2, mode="linear"))(x=exact(x[..., ::2], FREE))
+    np.testing.assert_array_equal(copied.value, x[..., ::2].numpy())
+    # Beyond the ends torch multiplies the next element by 0.
+    ends = forward_of(lambda x: F.interpolate(x, scale_factor=2, mode="linear"))(x=exact(-x / 0, FREE))
+    assert np.isinf(ends.error[0, 0, [0, -1]]).all()
 
 
 def test_an_input_without_influence_has_a_gradient_of_zeros() -> None:

@@ -204,6 +204,8 @@ def cuda_kernel(
     launch.__name__ = launch.__qualname__ = kernels.declared.name
     launch.__doc__ = f"{kernels.name} of {path.name}."
     launch.__signature__ = launch_signature  # type: ignore[attr-defined]
+    # Its source is the calling file, which names the .cu file, and not this one.
+    launch.__wrapped__ = arguments  # type: ignore[attr-defined]
     return launch
 
 

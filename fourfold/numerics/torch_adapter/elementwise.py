@@ -380,6 +380,15 @@ aten("fmax.default")(nan_ignoring_rule(maximum))
 aten("fmin.default")(nan_ignoring_rule(minimum))
 
 
+@aten("copysign.Tensor", "copysign.Scalar")
+def with_sign_of(a: Any, b: Any) -> Bounded:
+    """Return |a| with the sign of b."""
+    a, b = lift_operand(a), lift_operand(b)
+    value = np.copysign(a.value, b.value)
+    either = (b.error > 0) & ~(abs(b.value) > b.error)
+    return Bounded(value, np.where(either, 2 * abs(value) + a.error, a.error), a.arithmetic)
+
+
 @aten("sign.default", "sgn.default")
 def sign(a: Any) -> Bounded:
     """Return -1, 0 or 1; as the derivative of a magnitude, any number between at 0.

@@ -23,7 +23,7 @@ from fourfold.numerics.bounded import DOCUMENTED, Arithmetic, Bounded, lift
 from fourfold.numerics.dtypes import DTYPES, QUANTISED, DType, is_chosen, name_of
 
 # These register the rules.
-from fourfold.numerics.torch_adapter import along_axes, networks  # noqa: F401
+from fourfold.numerics.torch_adapter import along_axes, networks, resampling  # noqa: F401
 from fourfold.numerics.torch_adapter.integers import chosen_result
 from fourfold.numerics.torch_adapter.tensors import Evaluation, NoTorchRule, rule
 

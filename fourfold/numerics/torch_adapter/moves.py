@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.numerics.bounded import Bounded, Comparison, NoRule, certain, lift
+from fourfold.numerics.bounded import Bounded, Comparison, HangsOnRounding, NoRule, certain, lift
 from fourfold.numerics.dtypes import QUANTISED
 from fourfold.numerics.steps.along_axes import bounded_sum, concatenate
 from fourfold.numerics.steps.elementwise import divide
@@ -207,6 +207,36 @@ def cast(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
     return integers_of(evaluation, numbers, dtype)
 
 
+@whole("view.dtype")
+def view_bits(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Return the bits of numbers as integers, or integers as the numbers that have their bits.
+
+    Raises:
+        HangsOnRounding: a number has an error, or is none of its dtype.
+    """
+    a, dtype = args
+    if not isinstance(a, BoundedTensor) or not isinstance(numbers := a.payload, Bounded):
+        return func(plain(a), dtype)
+    stored = torch.from_numpy(numbers.value.astype(np.float64)).to(a.dtype)
+    if numbers.error.any() or not np.array_equal(stored.double().numpy(), numbers.value, equal_nan=True):
+        raise HangsOnRounding("the bits of a number depend on rounding errors")
+    return func(stored, dtype)
+
+
+@whole("frexp.Tensor")
+def mantissa_and_exponent(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Return numbers between 1/2 and 1, and powers of 2; where rounding may change the power, both are open."""
+    a = lift_operand(evaluation.unwrap(args[0]))
+    fraction, power = np.frexp(a.value)
+    ends = np.stack([np.frexp(abs(a.value) + sign * a.error)[1] for sign in (-1, 0, 1)]).astype(np.float64)
+    low, high = ends.min(0), ends.max(0)
+    unknown = (a.error > 0) & ~(abs(a.value) > a.error)
+    low, high = np.where(unknown, -np.inf, low), np.where(unknown, np.inf, high)
+    error = np.where((low == high) | (a.error == 0), np.ldexp(a.error, -power), 2.0)
+    powers = integers_of(evaluation, Whole(power.astype(np.float64), low, high), torch.int32)
+    return evaluation.wrap(Bounded(fraction, error, a.arithmetic), args[0].dtype), powers
+
+
 def round_to_8_bits(a: Bounded, dtype: torch.dtype) -> Bounded:
     """Return `a` rounded to nearest even where `dtype` has 8 bits, and `a` itself for any other type.
 
@@ -379,7 +409,7 @@ def embedding(weight: Any, index: Array, *_: Any) -> Bounded:
 def embedding_backward(grad: Any, index: Array, rows: int, padding: int, by_frequency: bool) -> Bounded:
     """Return the sum of each row's gradients; the padding row has none."""
     grad, places = lift_operand(grad), np.array(index).reshape(-1)
-    grad = grad.reshape(places.size, -1)
+    grad = grad.reshape(places.size, grad.shape[-1])
     if by_frequency:
         grad = grad / np.bincount(places, minlength=rows)[places][:, None]
     grad = grad[places != padding]

@@ -26,6 +26,7 @@ from fourfold.numerics.bounded import (
     stored,
 )
 from fourfold.numerics.dtypes import DType
+from fourfold.numerics.torch_adapter.apart import APART
 from fourfold.numerics.torch_adapter.ranking import Ranking
 
 Array = np.ndarray
@@ -520,7 +521,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             return func(*map(plain, args), **kwargs)
         try:
             with self:
-                decomposition = decompositions().get(name, func.decompose)
+                decomposition = APART.get(name) or decompositions().get(name, func.decompose)
                 result = decomposition(*args, **kwargs)
         except NoTorchRule as missing:
             # The operators below aten are unknown to users: name the one that they called.
