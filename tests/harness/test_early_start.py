@@ -48,7 +48,7 @@ sys.exit("torch" in sys.modules or "numpy" in sys.modules)
         ([CANDIDATE, "--untrusted", "--device=cpu", "-k", "forward"], True),
         ([CANDIDATE], False),
         (["--untrusted"], False),
-        ([CANDIDATE, "--untrusted", "-n", "2"], False),
+        ([CANDIDATE, "--untrusted", "-n", "2"], True),
         ([CANDIDATE, "--untrusted-where-possible", "--device", "cuda"], False),
         (["--candidate=my.py:op=my.py:kernel", "--untrusted-where-possible"], False),
         (["--candidate=my.py:op=kernels.py:kernel", "--untrusted-where-possible"], True),
