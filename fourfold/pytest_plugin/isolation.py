@@ -22,7 +22,7 @@ import torch
 from fourfold.candidates.integrity.watch import WATCH
 from fourfold.candidates.process.first_process import adopt_first_process, end_first_process
 from fourfold.candidates.process.session import end_candidates, fork_first_process
-from fourfold.compat import pytest_internals, xdist_internals
+from fourfold.compat import pytest_internals, torch_internals, xdist_internals
 from fourfold.engine.verdict import Finding, Outcome
 from fourfold.instruments.line_coverage import Executed
 from fourfold.operations.outcomes import Kind, Status
@@ -515,6 +515,7 @@ class Workers:
     def pytest_xdist_setupnodes(self, config: pytest.Config) -> None:
         """Fork the workers, unless a worker may use a GPU: it cannot use one that this process has asked for."""
         if are_untrusted(config, config.stash[DEVICE]):
+            torch_internals.import_for_gradients()
             forking = contextlib.ExitStack()
             forking.enter_context(xdist_internals.forking_workers(fork_worker))
             config.add_cleanup(forking.close)

@@ -30,6 +30,7 @@ from fourfold.candidates.frames import innermost_error, own_frames, words
 from fourfold.candidates.load import models, modules
 from fourfold.candidates.load.calling import CannotBeCalled, as_operation
 from fourfold.candidates.process import protocol
+from fourfold.compat import torch_internals
 from fourfold.instruments import sparse_memory
 from fourfold.instruments.concurrent_calls import NeverReturns, call_at_once
 from fourfold.instruments.costs import living_tensors
@@ -70,6 +71,7 @@ def main(descriptor: str) -> None:
     importlib.import_module("triton").knobs.runtime.interpret = True
     del os.environ[INTERPRETER]
     warnings.simplefilter("ignore")
+    torch_internals.import_for_gradients()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     answer(int(descriptor))
 
