@@ -102,3 +102,13 @@ sys.exit(", ".join(late) if len(late) > 10 else 0)
 """
     done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_named_operation_is_found_without_the_records_of_the_others() -> None:
+    program = """
+import sys
+from fourfold.checks.records import operation_named
+assert operation_named("softmax").name == "softmax"
+sys.exit("fourfold.properties.attention" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
