@@ -166,29 +166,28 @@ class RecentCases:
 
     Args:
         elements: the most elements of all cases together; the oldest cases are dropped first.
-        most: the most elements of one case.
+        most: the most elements of a case for which cached results are found again by `made`.
     """
 
     def __init__(self, elements: float, most: float = math.inf) -> None:
-        self.elements, self.most = elements, min(most, elements)
+        self.elements, self.most = elements, most
         self._cases: OrderedDict[Hashable, Case] = OrderedDict()
         self._held = 0
 
     def same(self, case: Case) -> Case:
         """Return the equal recent case if there is one; otherwise add and return this case."""
-        return case if case.elements > self.most else self._keep(case.digest, lambda: case)
+        return case if case.elements > self.elements else self._keep(case.digest, lambda: case)
 
     def made(self, make: Callable[[DType], Case], dtype: DType) -> Case:
         """Return the recent case that a function made of a dtype if there is one; otherwise make it."""
-        return self._keep((make, dtype), lambda: make(dtype))
+        case = self._keep((make, dtype), lambda: make(dtype))
+        return case if case.elements <= self.most else replace(case)
 
     def _keep(self, key: Hashable, make: Callable[[], Case]) -> Case:
         if key in self._cases:
             self._cases.move_to_end(key)
             return self._cases[key]
         case = make()
-        if case.elements > self.most:
-            return case
         self._cases[key] = case
         self._held += case.elements
         while self._held > self.elements:

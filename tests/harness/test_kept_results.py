@@ -117,6 +117,7 @@ def test_named_examples_are_kept_unless_the_kernel_runs_in_this_process(fields: 
     of_float64 = dict(replace(named, dtype=DTYPES["float64"]).named_examples())
     for name, case in first.items():
         assert (second[name] is case) == (kept and case.elements <= kept_examples.most)
+        assert (second[name].grad_output is case.grad_output) == kept
         assert second[name].digest == case.digest
         assert of_float64[name]["x"].dtype == np.float64
 
