@@ -39,9 +39,8 @@ if TYPE_CHECKING:  # the types of what `_PUBLIC` names
     __version__: str
 
 # ``pytest -p fourfold`` loads the plugin. Installing this package does not: options such as --device would collide with
-# those of other test suites. Of what is named here it loads `rootdir` alone, which has no options.
-# The second comes before those that import torch. pytest configures the last first: what is timed follows from what a
-# run selects.
+# those of other test suites. Of these modules it loads only `rootdir`, which has no options.
+# The second comes before those that import torch. pytest configures the last first: a run times what it selects.
 pytest_plugins = [
     "fourfold.pytest_plugin.rootdir",
     "fourfold.pytest_plugin.early_start",

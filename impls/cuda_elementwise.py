@@ -63,7 +63,7 @@ def forward_launches(
 def additive(
     definition: Callable[..., torch.Tensor], module: str, forward: str, vectors: int = VECTORS
 ) -> tuple[Callable[..., torch.Tensor], tuple[CudaKernel, ...]]:
-    """Return an operation as `elementwise` does, whose gradients are both the cotangent, as those of a sum are."""
+    """Return an operation as `elementwise` does, whose gradients are both the cotangent, as for a sum."""
     flat, strided, kernels = forward_launches(module, forward, vectors)
     return register_binary(definition, "cuda", flat, strided), kernels
 

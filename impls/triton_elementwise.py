@@ -149,7 +149,7 @@ def specialized(kernel: Any, function: Any, name: str) -> Any:
 
     Args:
         kernel: one of this module.
-        function: a `triton.jit` function of the elements that the kernel loads, which returns those that it stores.
+        function: a `triton.jit` function of the elements that the kernel loads, and that returns the elements to store.
         name: the compiled kernel's name.
     """
     code = kernel.fn
@@ -158,7 +158,7 @@ def specialized(kernel: Any, function: Any, name: str) -> Any:
     clone = types.FunctionType(code.__code__, {**code.__globals__, **around, "of": function}, code.__name__)
     clone.__annotations__, clone.__module__ = code.__annotations__, code.__module__
     found: Any = triton.jit(clone, repr=lambda _: name)
-    if not triton_launch.INTERPRETED:
+    if isinstance(found, triton.JITFunction):  # the interpreter's functions have their code's name
         found.__name__ = name
     return found
 
@@ -186,7 +186,7 @@ def forward_launches(name: str, function: Any, block_bytes: int) -> tuple[Callab
 def additive(
     definition: Callable[..., torch.Tensor], forward: Any, block_bytes: int = 4096
 ) -> Callable[..., torch.Tensor]:
-    """Return an operation as `elementwise` does, whose gradients are both the cotangent, as those of a sum are."""
+    """Return an operation as `elementwise` does, whose gradients are both the cotangent, as for a sum."""
     return register_binary(definition, "triton", *forward_launches(definition.__name__, forward, block_bytes))
 
 

@@ -13,7 +13,7 @@ def forward(pred: Array, target: Array, eps: float = 1e-5) -> Array:
     Args:
         pred: ``[batch, max_boxes, 4]``.
         target: the same shape. Rows whose y2 is not positive are padding.
-        eps: least value of what is divided by.
+        eps: least divisor.
 
     Returns:
         A scalar.

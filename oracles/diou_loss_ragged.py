@@ -16,7 +16,7 @@ def forward(pred: Array, target: Array, offsets: np.ndarray, eps: float = 1e-5) 
         pred: ``[batch, max_boxes, 4]``.
         target: ``[total, 4]``.
         offsets: ``[batch + 1]`` integers, as in giou_loss_ragged.
-        eps: least value of what is divided by.
+        eps: least divisor.
 
     Returns:
         A scalar.

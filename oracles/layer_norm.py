@@ -24,7 +24,7 @@ def mean(array: Array) -> Array:
 def normalize(x: Array, eps: float) -> tuple[Array, Array]:
     """Return ``(x - mean) / deviation``, and the deviation ``sqrt(variance + eps)``, ``[..., 1]``."""
     centred = x - mean(x)
-    # A sum of squares is never below 0, in any arithmetic. The maximum changes no value; it tells the running error so.
+    # A sum of squares is never below 0, in any arithmetic. The maximum changes no value; it tells the running error.
     deviation = np.sqrt(np.maximum(mean(centred * centred) + eps, eps))
     return centred / deviation, deviation
 

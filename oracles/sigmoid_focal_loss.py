@@ -8,8 +8,8 @@ Array = Any
 
 
 def terms(logits: Array, targets: Array) -> tuple[Array, ...]:
-    """Steps that forward and backward share: of each element the sigmoids of the logit and of its negative, the cross
-    entropy, the logarithm of q, the probability of a mistake, and ``sigmoid(x) sigmoid(-x) / q``.
+    """Return the steps that forward and backward share: of each element the sigmoids of the logit and its negative, the
+    cross entropy, the logarithm of q, the probability of a mistake, and ``sigmoid(x) sigmoid(-x) / q``.
 
     With e = exp(-|x|) and the share u of the target that the logit speaks against, ``q = (u + e (1 - u)) / (1 + e)``.
     So nothing overflows, no logarithm is taken of 0, and small values keep their digits.

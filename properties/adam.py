@@ -69,7 +69,7 @@ def step_of(*shape: int, **parameters: Any) -> Callable[[DType], Case]:
 
 
 def nothing_moves_without_a_rate(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """With a learning rate of 0 param stays as it is, where grad is not out of range."""
+    """With a learning rate of 0 param does not change, where grad is not out of range."""
     still = case.with_parameters(lr=0.0, eps=max(case.parameters["eps"], 1e-8))
     output = evaluate(still).output
     usual = np.isfinite(output.value)
@@ -77,7 +77,7 @@ def nothing_moves_without_a_rate(evaluate: Evaluate, case: Case, dtype: DType) -
 
 
 def a_sign_goes_through(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """With the signs of param, grad and m, those of the new param and m change."""
+    """If param, grad and m change their signs, so do the new param and m."""
     other = evaluate(case.with_inputs(**{name: -case[name] for name in ("param", "grad", "m")}))
     yield Relation(-evaluate(case).output, other.output)
 
@@ -142,7 +142,7 @@ def adam(
     weight_decay: float = 0.0,
     step: int = 1,
 ) -> tuple[torch.Tensor, ...]:
-    """The new values of param, m and v."""
+    """Return the new values of param, m and v."""
     m = beta1 * m + (1 - beta1) * grad
     v = beta2 * v + (1 - beta2) * grad * grad
     root = (v / (1 - beta2**step)).sqrt() + eps

@@ -31,7 +31,7 @@ from .add_rms_norm import (
 INPUTS = ("x", "residual", "weight", "bias")
 y_is_the_norm_of_the_sum = y_is_norm_of_the_sum("layer_norm")
 
-# ---- what is right
+# ---- the right results
 
 
 def norm_output(**arguments: Any) -> Any:
@@ -77,7 +77,7 @@ def backward_of_both(grad_outputs: Any, **arguments: Any) -> tuple[Any, ...]:
 
 @st.composite
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
-    """Those of layer_norm, as the sum of two."""
+    """Draw the cases of layer_norm, with x as the sum of two tensors."""
     case = draw(layer_norm.smooth(dtype))
     half = (case["x"] / 2).astype(dtype.numpy)
     inputs = {"x": half, "residual": case["x"] - half, "weight": case["weight"], "bias": case["bias"]}

@@ -1,7 +1,7 @@
 """The record of add_rms_norm: a residual is added to x, and the sum is normalized over the last axis.
 
-Whether y is the norm of the sum as it is returned, rounded to the dtype, or of the sum before that, is left open: vLLM
-and FlashInfer have kernels of both kinds. So the bound has one rounding of the sum in it.
+y may be the norm of the returned sum, rounded to the dtype, or of the unrounded sum: vLLM and FlashInfer have kernels
+of both kinds. So the bound has one rounding of the sum in it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ from .norms import sum_over_rows
 
 INPUTS = ("x", "residual", "weight")
 
-# ---- what is right
+# ---- the right results
 
 
 def total(x: Any, residual: Any) -> Any:
@@ -58,8 +58,8 @@ def backward_of_residual_out(
 ) -> tuple[Any, Any]:
     """Return the cotangent itself, where y is not used.
 
-    Kernels may add a gradient through the norm, of a cotangent of zeros. Where a zero meets what is not finite the
-    gradient is unspecified.
+    Kernels may add a gradient through the norm, of a cotangent of zeros. Where a zero is multiplied by infinity or NaN,
+    the gradient is unspecified.
     """
     if not isinstance(x, Bounded):
         return grad_residual_out, grad_residual_out

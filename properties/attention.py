@@ -215,7 +215,7 @@ def packed_case(
     layouts: Mapping[str, str] | None = None,
     **parameters: Any,
 ) -> Case:
-    """A case of ordinary numbers; without offsets where `offset_dtype` is None."""
+    """Return a case of ordinary numbers, without offsets if `offset_dtype` is None."""
     shapes = {"q": (sum(counts[0]), heads), "k": (sum(counts[1]), kv_heads), "v": (sum(counts[1]), kv_heads)}
     inputs = {name: rng.normal(0, size, (*shape, columns)).astype(dtype.numpy) for name, shape in shapes.items()}
     if offset_dtype is not None:
@@ -277,35 +277,35 @@ def changed(make: Callable[[DType], Case], change: Callable[[dict[str, np.ndarra
 
 
 def nothing_finite_in_the_second(arrays: dict[str, np.ndarray]) -> None:
-    """NaN and infinities in the second of three sequences: the first and the third must not know of them."""
+    """Put NaN and infinities into the second of three sequences: they must not affect the first and the third."""
     first_q, end_q, first_k, end_k = (arrays[name][i] for name in ("q_offsets", "k_offsets") for i in (1, 2))
     arrays["q"][first_q:end_q], arrays["grad_output"][first_q:end_q] = np.inf, np.nan
     arrays["k"][first_k:end_k], arrays["v"][first_k:end_k] = np.nan, np.inf
 
 
 def scores_that_rise(arrays: dict[str, np.ndarray]) -> None:
-    """Each key has a larger score than those before it, so that the running maximum changes at every step."""
+    """Give each key a larger score than those before it, so that the running maximum changes at every step."""
     arrays["q"][:] = 2
     arrays["k"][:] = np.linspace(-8, 8, len(arrays["k"]))[:, None, None]
 
 
 def scores_far_from_0(arrays: dict[str, np.ndarray]) -> None:
-    """Scores of which the exponential overflows unless the maximum is subtracted, and others far below."""
+    """Set scores whose exponential overflows unless the maximum is subtracted, and others far below."""
     arrays["q"][:, ::2], arrays["q"][:, 1::2] = 16, -16
     arrays["k"][:] = 24 + np.arange(len(arrays["k"]))[:, None, None] % 4
 
 
 def values_with_an_offset(arrays: dict[str, np.ndarray]) -> None:
-    """Values and cotangents with a mean: the products of the two are large, and nearly all of them cancel in dq.
+    """Give values and cotangents a mean: their products are large, and nearly all of them cancel in dq.
 
-    Of centered Gaussian numbers hardly anything cancels, and a mistake in the row sum of dO * O hides.
+    With centered Gaussian numbers hardly anything cancels, and a mistake in the row sum of dO * O does not show.
     """
     arrays["v"][:] = arrays["v"] * 0.25 + 4
     arrays["grad_output"][:] = arrays["grad_output"] * 0.25 + 2
 
 
 def one_special_in_turn(arrays: dict[str, np.ndarray]) -> None:
-    """One number of q, k, v or the cotangent is not finite, in a sequence of its own each."""
+    """Make one number of q, k, v and the cotangent not finite, each in its own sequence."""
     special = [np.nan, np.inf, -np.inf]
     places = [(name, value) for name in ("q", "k", "v", "grad_output") for value in special]
     for i, (name, value) in enumerate(places):
@@ -380,7 +380,7 @@ def equal_values_are_the_output(evaluate: Evaluate, case: Case, dtype: DType) ->
 
 
 def keys_may_change_places(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Without a mask, reordering the keys and values of each sequence reorders their gradients, and that is all."""
+    """Without a mask, reordering the keys and values of each sequence only reorders their gradients."""
     plain = case.with_parameters(causal=False, window=WHOLE)
     order, rng = np.arange(case["k"].shape[0]), np.random.default_rng(case["k"].size)
     given = case.inputs.get("q_offsets"), case.inputs.get("k_offsets"), False
@@ -394,7 +394,7 @@ def keys_may_change_places(evaluate: Evaluate, case: Case, dtype: DType) -> Iter
 
 
 def a_constant_added_to_all_keys_changes_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """It adds the same to all scores of a query: the output is the same, and the gradients of k and v are."""
+    """It adds the same to all scores of a query: the output and the gradients of k and v do not change."""
     k: np.ndarray = case["k"].astype(dtype.wide)
     if not _ordinary(case) or not k.size:
         return
@@ -443,7 +443,7 @@ def heads_of_a_group_share_their_keys(evaluate: Evaluate, case: Case, dtype: DTy
 
 
 def the_future_does_not_matter(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Causal: what the last key and value of a sequence are changes no query but the last, which alone sees them."""
+    """With a causal mask, the last key and value of a sequence affect only the last query."""
     causal = case.with_parameters(causal=True)
     given = case.inputs.get("q_offsets"), case.inputs.get("k_offsets"), True
     others = np.ones(case["q"].shape[0], dtype=bool)
@@ -482,7 +482,7 @@ ARGUMENTS = Arguments(
         out_of_range={"below_minus_1": (0, -2), "of_three": (1, 1, 1)},
         of_another_type={"a_number": 4, "none": None, "of_floats": (1.0, 2.0)},
     ),
-    # None stands for the default. Of a larger scale the largest score takes all the weight, and hangs on rounding.
+    # None stands for the default. With a larger scale the largest score gets all the weight, and depends on rounding.
     scale=replace(positive(0.25), of_another_type={"a_string": "0.25"}, range=(0.0, 4.0)),
 )
 
@@ -521,16 +521,16 @@ errors = (
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:
-    """Forward takes two products of what queries see, backward five, of which forward's scores are one taken anew."""
+    """Forward takes two products over the visible keys, backward five, one of which computes the scores again."""
     given = case.inputs.get("q_offsets"), case.inputs.get("k_offsets"), case.parameters.get("causal", False)
     window, pairs = case.parameters.get("window", WHOLE), 0
     for queries, keys in _lengths(case):
         # Causal: the last query sees all keys.
         hidden = max(queries - keys, 0)
-        seen = keys * queries if not given[2] else sum_of_visible(queries - hidden, keys)
+        visible = keys * queries if not given[2] else sum_of_visible(queries - hidden, keys)
         if max(window) >= 0:
-            seen = sum_within(queries, keys, window[0], 0 if given[2] else window[1])
-        pairs += seen
+            visible = sum_within(queries, keys, window[0], 0 if given[2] else window[1])
+        pairs += visible
     q, k = case["q"].nbytes, case["k"].nbytes
     product = 2 * pairs * case["q"].shape[1] * case["q"].shape[2]
     return Cost(2 * q + 2 * k, 2 * product), Cost(4 * q + 4 * k, 5 * product)

@@ -30,7 +30,7 @@ def _overflows(q: Any, k: Any, v: Any, visible: np.ndarray) -> np.ndarray:
 
 
 def _add_rows_beside_infinities(q: Any, k: Any, v: Any, visible: np.ndarray) -> np.ndarray:
-    """Those, and all rows beside values that are not finite: kernels multiply them by a cotangent of 0."""
+    """Return those rows and all rows beside values that are not finite, which kernels multiply by a cotangent of 0."""
     return np.asarray(_overflows(q, k, v, visible) | ~np.isfinite(v.value).all((-2, -1), keepdims=True))
 
 
@@ -77,7 +77,7 @@ def backward_of_both(grads: Any, q: Any, k: Any, v: Any, **given: Any) -> tuple[
 
 
 def with_cotangent_of_lse(case: Case, dtype: DType) -> Case:
-    """The case with the first column of its cotangent as that of lse."""
+    """Return the case with the first column of its cotangent as that of lse."""
     grad_lse = np.ascontiguousarray(case.grad_output[..., 0].T).astype(returned(dtype, "compute").numpy)
     if case.layouts.get("grad_output") == "expanded":
         grad_lse = repeat_first(grad_lse)
@@ -85,7 +85,7 @@ def with_cotangent_of_lse(case: Case, dtype: DType) -> Case:
 
 
 def with_both_cotangents(case: Case, dtype: DType) -> Case:
-    """The case with a cotangent of each output."""
+    """Return the case with a cotangent of each output."""
     of_lse = case.grad_output[..., 0].T * np.asarray(-0.5, case.grad_output.dtype)
     layouts = {name: layout for name, layout in case.layouts.items() if name != "grad_output"}
     return replace(case, grad_output=np.concatenate([case.grad_output.ravel(), of_lse.ravel()]), layouts=layouts)
@@ -100,7 +100,7 @@ def smooth(draw: st.DrawFn, dtype: DType) -> Case:
 
 
 def scores_far_below_0(arrays: dict[str, np.ndarray]) -> None:
-    """Scores of -1024."""
+    """Set all scores to -1024."""
     arrays["q"][:], arrays["k"][:] = -16, 16
 
 

@@ -64,7 +64,7 @@ def _magnitude(dtype: DType, kind: str) -> float:
 def box_pairs(
     rng: np.random.Generator, count: int, kinds: Sequence[str], dtype: DType, origin: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`count` pairs of boxes ``[count, 4]`` of the given kinds, rounded. Lower corners lie up to 8 past `origin`."""
+    """Draw pairs of boxes ``[count, 4]`` of the given kinds, rounded. Lower corners lie up to 8 past `origin`."""
     corner = rng.uniform(origin, origin + 8, (2, count, 2))
     size = rng.uniform(0.125, 4, (2, count, 2))
     kind = rng.choice(np.array(kinds), count)
@@ -138,7 +138,7 @@ def bulk_pairs(draw: st.DrawFn, dtype: DType, count: int) -> tuple[np.ndarray, n
 
 @st.composite
 def explicit_pairs(draw: st.DrawFn, dtype: DType, count: int, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """`count` pairs, or up to `most`, drawn coordinate by coordinate: a counterexample shrinks to small whole numbers.
+    """Draw `count` or at most `most` pairs by coordinates: a counterexample shrinks to small whole numbers.
 
     To draw their number as a list's length lets Hypothesis delete a pair in one step.
     """
@@ -164,7 +164,7 @@ def pairs(dtype: DType, count: int) -> st.SearchStrategy[tuple[np.ndarray, np.nd
 
 @st.composite
 def batches(draw: st.DrawFn, rows: int) -> tuple[int, int]:
-    """Numbers of samples and of boxes per sample, at most `rows` in all: sometimes one long sample, rarely no box."""
+    """Draw the number of boxes of each sample, at most `rows` in all: sometimes one long sample, rarely no box."""
     kind = draw(st.sampled_from((*["any"] * 8, *["one_long"] * 3, "empty")))
     # Every kind draws the same numbers, so that a counterexample can shrink from one kind to another.
     first, second, swapped = draw(sizes(rows)), draw(sizes(rows)), draw(st.booleans())
@@ -195,7 +195,7 @@ def box_counts(draw: st.DrawFn, batch: int, max_boxes: int) -> np.ndarray:
 
 
 def pairs_without_ties(rng: np.random.Generator, count: int, dtype: DType) -> tuple[np.ndarray, np.ndarray]:
-    """`count` pairs of upright boxes, no two x or y of a pair closer than 1/8: no ties, nothing close to a clamp."""
+    """Draw `count` pairs of upright boxes, no two x or y of a pair closer than 1/8: far from ties and clamps."""
     places = rng.permuted(np.tile(np.arange(16.0), (count, 1)), axis=-1)[:, :8].reshape(count, 4, 2)
     edges = np.sort(places, axis=-1) / 4 + rng.uniform(0, 1 / 8, (count, 4, 2))
     x1, x2, y1, y2 = edges[:, :2, 0], edges[:, :2, 1], edges[:, 2:, 0], edges[:, 2:, 1]

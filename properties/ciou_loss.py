@@ -16,7 +16,7 @@ from .diou_loss import LAWS, examples
 
 
 def smooth(dtype: DType) -> st.SearchStrategy[Case]:
-    """Pairs of one aspect, where v and alpha are 0: elsewhere the gradient, with alpha as a constant, is no slope."""
+    """Draw pairs of one aspect, where v and alpha are 0: elsewhere the gradient, with constant alpha, is no slope."""
     return giou_loss.smooth(dtype, pairs_of_one_aspect)
 
 

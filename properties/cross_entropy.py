@@ -162,7 +162,7 @@ def rows(*shape: int, given: tuple[Any, ...] = (), offset: float = 0.0, **option
 
 
 def targets_of_the_edges(dtype: DType) -> Case:
-    """The first class and the last one, on either side of a piece of 4096."""
+    """Return targets of the first and the last class, on either side of a block of 4096."""
     case = rows(6, 4100, given=(0.1, "none"))(dtype)
     return replace(case, inputs={**case.inputs, "target": np.array([0, 4099, 4095, 4096, 2048, 1])})
 
@@ -269,7 +269,7 @@ def gradients_of_a_row_sum_to_zero(evaluate: Evaluate, case: Case, dtype: DType)
 
 
 def ignored_rows_add_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Without the rows that are ignored the sum and the mean are the same; and their gradient is 0, if finite."""
+    """Without the ignored rows the sum and the mean are the same; and their gradient is 0, if finite."""
     counted = case["target"] != case.parameters["ignore_index"]
     finite = np.isfinite(case["logits"].astype(np.float64)).all(-1)
     here = evaluate(case)
@@ -301,7 +301,7 @@ def the_sum_is_that_of_the_losses(evaluate: Evaluate, case: Case, dtype: DType) 
 
 
 def smoothing_mixes_in_the_mean_of_all_classes(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Smoothed by 1, losses do not depend on the target; smoothed by s, they are so much nearer to those."""
+    """Losses smoothed by 1 do not depend on the target; those smoothed by s are interpolated towards them."""
     if not np.isfinite(case["logits"].astype(np.float64)).all() or case.parameters["label_smoothing"] != 0.0:
         return
     hard, all_alike, half = (evaluate(case.with_parameters(label_smoothing=s)).output for s in (0.0, 1.0, 0.5))

@@ -129,7 +129,7 @@ def inclusive_less_exclusive_is_the_element(evaluate: Evaluate, case: Case, dtyp
 
 
 def from_the_end_is_the_mirror_image(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Rows back to front, summed from the other end, give the sums back to front."""
+    """Reversed rows, summed from the other end, give the reversed sums."""
     mirrored = case.with_inputs(x=case["x"][..., ::-1]).with_parameters(reverse=not case.parameters["reverse"])
     if "offsets" in case.inputs:
         mirrored = mirrored.with_inputs(offsets=reverse_offsets(case["offsets"]))
@@ -182,7 +182,7 @@ errors = (
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:
-    """Each pass reads as much as x is, and the offsets, and writes as much as x is."""
+    """Each pass reads as many bytes as x has, and the offsets, and writes as many as x has."""
     x = case["x"]
     each = Cost(sum(array.nbytes for array in case.inputs.values()) + x.nbytes, x.size)
     return each, each

@@ -130,5 +130,5 @@ def _any_row(vocab: int) -> list[Any]:
     name="embedding",
 )
 def operation(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None = None) -> torch.Tensor:
-    """The rows of a table."""
+    """Return the rows of a table."""
     return torch.nn.functional.embedding(ids, table, padding_idx)

@@ -98,7 +98,7 @@ def pairs_of_every_kind(count: int) -> Callable[[DType], Case]:
 
 
 def nowhere_finite(dtype: DType) -> Case:
-    """Each coordinate in turn is NaN, inf and -inf."""
+    """Make each coordinate in turn NaN, inf and -inf."""
     base = np.array([1.0, 2.0, 5.0, 7.0])
     rows = np.tile(base, (24, 1))
     for i, special in enumerate((np.nan, np.inf, -np.inf)):
@@ -112,7 +112,7 @@ def nowhere_finite(dtype: DType) -> Case:
 
 
 def small_and_apart_under_a_huge_cotangent(dtype: DType) -> Case:
-    """The cotangent divided by the union overflows, but boxes that lie apart do not use it: no gradient overflows."""
+    """Let the cotangent divided by the union overflow; boxes that lie apart do not use it: no gradient overflows."""
     boxes1, boxes2 = np.array([[0, 0, 0.25, 0.5]], dtype.numpy), np.array([[2, 1, 2.25, 1.25]], dtype.numpy)
     grad_output = np.array([dtype.largest / 4]).astype(dtype.numpy)
     return Case({"boxes1": boxes1, "boxes2": boxes2}, grad_output, {"eps": 1e-5})
@@ -222,7 +222,7 @@ def never_above_intersection_over_union(evaluate: Evaluate, case: Case, dtype: D
     with np.errstate(all="ignore"):
         _, _, intersection, union, *_ = oracle.intersection_union_hull(*boxes)
         iou = intersection / np.maximum(union, case.parameters["eps"])
-    # No kernel can be held to better than the unavoidable rounding of the largest score.
+    # No kernel can avoid the rounding of the largest score.
     yield between(output, -np.inf, np.where(proper(case, dtype), iou, 0))
 
 

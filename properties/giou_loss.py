@@ -107,7 +107,7 @@ def article_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
 
 
 def thousands_in_one_sample(dtype: DType) -> Case:
-    """5001 boxes in one image, all valid: a sum so long that a half-precision accumulator stops growing."""
+    """Put 5001 valid boxes into one image: the sum is so long that a half-precision accumulator stops growing."""
     rng = np.random.default_rng(4)
     pred, target = box_pairs(rng, 5001, PAIRS, dtype)
     target = np.where(target[:, 3:] > 0, target, np.array([0, 0, 2, 2], dtype=target.dtype))
@@ -126,14 +126,14 @@ def last_of(slots: int) -> Callable[[DType], Case]:
 
 
 def least_y2_is_valid(dtype: DType) -> Case:
-    """A y2 of the smallest subnormal number is above 0, also where hardware often flushes subnormal numbers to 0."""
+    """Set y2 to the smallest subnormal number, which is above 0 even if hardware flushes subnormal numbers."""
     pred = np.array([[[0, -1, 1, 1], [0, 0, 2, 2]]], dtype=dtype.numpy)
     target = np.array([[[0, -2, 1, dtype.smallest_subnormal], [0, 0, 1, 1]]]).astype(dtype.numpy)
     return Case({"pred": pred, "target": target}, np.array(0.75, dtype=dtype.numpy), {"eps": 1e-5})
 
 
 def each_coordinate_in_turn_not_finite(dtype: DType) -> Case:
-    """The loss is NaN, and each row's gradient shows which of its coordinates was not finite."""
+    """Make each coordinate in turn not finite: the loss is NaN, and the gradient of a row shows which one it was."""
     case = nowhere_finite(dtype)
     pred, target = np.stack([case["boxes1"], case["boxes2"][::-1]]), np.stack([case["boxes2"], case["boxes1"][::-1]])
     return Case({"pred": pred, "target": target}, np.array(1.25, dtype=dtype.numpy), {"eps": 1e-5})

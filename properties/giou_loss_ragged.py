@@ -38,9 +38,9 @@ def pack_boxes(
     pred: np.ndarray, target: np.ndarray, counts: np.ndarray, offset_dtype: type = np.int64
 ) -> dict[str, np.ndarray]:
     """Make the inputs of the ragged loss of padded boxes ``[batch, max_boxes, 4]`` and each sample's box count."""
-    taken = np.arange(target.shape[1]) < counts[:, None]
+    valid = np.arange(target.shape[1]) < counts[:, None]
     offsets: np.ndarray = np.concatenate([[0], np.cumsum(counts)]).astype(offset_dtype)
-    return {"pred": pred, "target": target[taken], "offsets": offsets}
+    return {"pred": pred, "target": target[valid], "offsets": offsets}
 
 
 @st.composite
@@ -100,7 +100,7 @@ def articles_batch(dtype: DType) -> Case:
 
 
 def negative_y2_counts(dtype: DType) -> Case:
-    """A target box that lies below 0 counts like any other, because a ragged batch has no padding."""
+    """Put a target box below 0: it counts like any other, because a ragged batch has no padding."""
     boxes = np.array([[[-4, -4, -1, -1]], [[-3, -2, 0, 0]]], dtype=dtype.numpy)
     return Case(
         pack_boxes(boxes, boxes[::-1].copy(), np.array([1, 1])), np.array(0.5, dtype=dtype.numpy), {"eps": 1e-5}
@@ -108,7 +108,7 @@ def negative_y2_counts(dtype: DType) -> Case:
 
 
 def not_finite_where_it_counts(dtype: DType) -> Case:
-    """NaN in one sample's box and infinity in another's. The NaN past their boxes must not matter."""
+    """Put NaN into one sample's box and infinity into another's. The NaN past their boxes must not matter."""
     pred = np.full((3, 2, 4), np.nan)
     pred[:, 0] = [[0, 0, 1, 1], [0, 0, np.inf, 1], [0, np.nan, 2, 2]]
     target = np.tile([0.0, 0.0, 2.0, 1.0], (3, 2, 1))

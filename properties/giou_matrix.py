@@ -103,7 +103,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
         "no_rows": example(np.zeros((0, 4)), SIX, mode),
         # Their gradients are sums over nothing.
         "no_columns": example(FIVE, np.zeros((0, 4)), mode),
-        # Tiles and what is left over; tiles' sums that are added several at once.
+        # Tiles and the remainder; tiles' sums that are added several at once.
         "tiles": random_case(66, 131, mode),
         "many_rows": random_case(1100, 3, mode),
         "many_columns": random_case(2, 1300, mode),
@@ -116,7 +116,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 
 
 def exchanged_boxes_transpose_the_matrix(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """The scores of b and a are those of a and b, transposed; and the gradients change places."""
+    """The scores of b and a are the transposed scores of a and b, and the gradients change places."""
     turned = Case({"boxes_a": case["boxes_b"], "boxes_b": case["boxes_a"]}, case.grad_output.T, case.parameters)
     here, there = evaluate(case), evaluate(turned)
     yield Relation(here.output, there.output.T)

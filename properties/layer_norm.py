@@ -43,7 +43,7 @@ rows = LAYER_NORM.example
 
 
 def forward(x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
-    """Return the oracle's output; unspecified, for somebody else's kernel, where scaling a number overflows."""
+    """Return the oracle's output; unspecified, for other kernels, where scaling a number overflows."""
     given, x = x, scaling_allowance(x)
     output = oracle.forward(x, weight, bias, eps)
     if x is given:
@@ -172,7 +172,7 @@ def constant_rows_give_the_bias(evaluate: Evaluate, case: Case, dtype: DType) ->
 
 
 def normalized_rows_sum_to_zero(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Under weight 1 and bias 0 the mean of each row is 0."""
+    """With weight 1 and bias 0, the mean of each row is 0."""
     output = evaluate(standard(case)).output
     sums = total(only(np.isfinite(output.value).all(-1, keepdims=True), output), axis=-1)
     yield equals(sums, 0)
@@ -212,7 +212,7 @@ differences_are_in_proportion.most_named = 40_000  # type: ignore[attr-defined]
 
 
 def _errors_of_normalized(x: np.ndarray, normal: np.ndarray, scale: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
-    """Return what a right kernel may err in each normalized number, but for the errors of the row's mean and deviation.
+    """Return the error of a right kernel in each normalized number, except the errors of the row's mean and deviation.
 
     Others may compute x * scale - mean * scale, times the weight or with the weight in each product.
     """
@@ -232,7 +232,7 @@ def gradients_of_a_row_sum_to_zero(evaluate: Evaluate, case: Case, dtype: DType)
 
 
 def gradient_of_bias_is_the_sum_of_cotangents(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """The gradient of bias is the sum of the cotangent over rows, whatever the rows hold."""
+    """The gradient of bias is the sum of the cotangent over rows, whatever x is."""
     yield Relation(evaluate(case).gradients["bias"], sum_over_rows(plain_cotangent(case, dtype)))
 
 

@@ -131,7 +131,7 @@ def random_example(m: int, k: int, n: int, activation: str = "none", **layouts: 
 
 
 def subnormal_factors(dtype: DType) -> Case:
-    """Subnormal numbers times large and small ones: a tensor core aligns them as if they were 2^10 times as large."""
+    """Multiply subnormal numbers by large and small ones: a tensor core aligns them as if 2^10 times as large."""
     a = [[-0.00323295593, -4556.0, 0.000160813332, 623.5]]
     b = np.array([[3.0], [-0.0], [-1.0], [1.0]]) * dtype.wide(dtype.smallest_subnormal)
     return Case(
@@ -142,14 +142,14 @@ def subnormal_factors(dtype: DType) -> Case:
 
 
 def sums_past_the_digits_of_a_half_type(dtype: DType) -> Case:
-    """Thousands of positive terms: a sum of ones stops growing at 256 in bfloat16, and at 2048 in float16."""
+    """Sum thousands of positive terms: a sum of ones stops growing at 256 in bfloat16, and at 2048 in float16."""
     inputs = {"a": np.ones((2, 2100)), "b": np.tile([1.0, 0.5, 0.75], (2100, 1))}
     grad_output = np.linspace(-1.5, 2, 6).reshape(2, 3).astype(dtype.numpy)
     return Case({name: x.astype(dtype.numpy) for name, x in inputs.items()}, grad_output, {"activation": "none"})
 
 
 def cancellation(dtype: DType) -> Case:
-    """Each term but one is cancelled by its negative, half a row away."""
+    """Cancel each term but one by its negative, half a row away."""
     rng = np.random.default_rng(7)
     half = np.rint(rng.normal(0, 40, (3, 48)))
     a = np.concatenate([half, -half, np.full((3, 1), 0.125)], axis=1)
@@ -159,7 +159,7 @@ def cancellation(dtype: DType) -> Case:
 
 
 def nowhere_finite(dtype: DType) -> Case:
-    """NaN and both infinities in rows and columns of their own, and infinity against 0 and against its negative."""
+    """Put NaN and both infinities into separate rows and columns, and infinity against 0 and against its negative."""
     a, b = np.ones((7, 5)), np.ones((5, 6))
     a[1, 2], a[2, 2], a[3, 2], a[4, :2] = np.nan, np.inf, -np.inf, (np.inf, -np.inf)
     b[2, 1], b[2, 2], b[4, 3], b[2, 4] = 0, -1, np.nan, np.inf
@@ -167,7 +167,7 @@ def nowhere_finite(dtype: DType) -> Case:
 
 
 def each_term_in_turn_not_finite(dtype: DType) -> Case:
-    """One number of most rows of a, and of most columns of b, is not finite: each in turn. A few are finite."""
+    """Make one number of most rows of a, and of most columns of b, not finite: each in turn. A few are finite."""
     rng = np.random.default_rng(14)
     a, b = not_finite_in_turn(rng, 9, dtype), values(rng, (9, 5), dtype, "normal")
     a, b = np.concatenate([a, values(rng, (2, 9), dtype, "normal")]), np.concatenate([b, a.T], axis=1)
@@ -221,7 +221,7 @@ def swapped(result: Bounded) -> Bounded:
 
 
 def plain(case: Case) -> Case:
-    """The same product without an activation."""
+    """Return the same product without an activation."""
     return case.with_parameters(activation="none")
 
 

@@ -17,7 +17,7 @@ from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Size
 from fourfold.operations.relations import equals_exactly
 from fourfold.operations.workloads import Make, whole
 
-# ---- what is right
+# ---- the right results
 
 ROWS = 512  # boxes that are compared with others at a time
 
@@ -63,7 +63,7 @@ class Decisions:
 
 
 def _overlapping(ranked: np.ndarray, classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of finite boxes of one class whose intersection has an area, by rising rank of the first, then the second.
+    """Return pairs of finite boxes of one class that intersect, ordered by the rank of the first, then the second.
 
     All others have a quotient of 0 or NaN, which is above no threshold, in any arithmetic.
     """
@@ -153,7 +153,7 @@ def case_of(
     idxs: np.ndarray | None = None,
     layouts: Mapping[str, str] | None = None,
 ) -> Case:
-    """Return a case, whose cotangent has the shape of the oracle's result, and stands for nothing."""
+    """Return a case, whose unused cotangent has the shape of the oracle's result."""
     wide: Any = np.longdouble if boxes.dtype == np.float64 else np.float64
     kept = oracle.forward(boxes.astype(wide), scores.astype(wide), iou_threshold, idxs)
     inputs = {"boxes": boxes, "scores": scores} | ({} if idxs is None else {"idxs": idxs})
@@ -221,7 +221,7 @@ def random_case(
 
 
 def detections(n: int, objects: int, classes: int = 0) -> Callable[[DType], Case]:
-    """A named case as a detector gives it: boxes of some pixels around objects, with scores that objects share."""
+    """Return a named case as from a detector: boxes of some pixels around objects, with scores that objects share."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(17)
@@ -318,35 +318,35 @@ def select_boxes(case: Case, places: np.ndarray) -> Case:
 
 
 def count_kept(evaluate: Evaluate, case: Case) -> Bounded:
-    """Of each box 1 if it is kept, else 0; and above 1 if it is kept more than once."""
+    """Count how often each box is kept."""
     found = evaluate(case).output
     counts = np.count_nonzero(found.value == np.arange(len(case["boxes"]))[:, None], axis=-1)
     return Bounded.exact(counts.astype(np.float64), found.arithmetic)
 
 
 def kept_boxes_are_kept_again(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """No kept box suppresses another: of these alone all are kept."""
+    """No kept box suppresses another: a call with only the kept boxes keeps all of them."""
     if here := settled_case(case, dtype):
         kept = np.flatnonzero(count_kept(evaluate, here).value)
         yield equals_exactly(count_kept(evaluate, select_boxes(here, kept)), 1)
 
 
 def moved_boxes_are_kept_alike(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Boxes rounded to small whole numbers are kept alike where they are moved by 16: their areas are exact."""
+    """Moving boxes by 16 keeps the same ones, if they are rounded to small whole numbers: areas are exact."""
     boxes: np.ndarray = np.clip(np.rint(case["boxes"].astype(dtype.wide)), -16, 16)
     here, there = (case.with_inputs(boxes=(boxes + shift).astype(dtype.numpy)) for shift in (0, 16))
     yield equals_exactly(count_kept(evaluate, there), count_kept(evaluate, here).value)
 
 
 def boxes_of_lower_rank_change_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Of the half of the boxes with the highest scores, those are kept that are kept without the others."""
+    """The half of the boxes with the highest scores is kept as if the others were absent."""
     if here := settled_case(case, dtype):
         places = np.sort(oracle.order(case["scores"].astype(dtype.wide))[: (len(case["boxes"]) + 1) // 2])
         yield equals_exactly(count_kept(evaluate, select_boxes(here, places)), count_kept(evaluate, here).value[places])
 
 
 def classes_do_not_see_one_another(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Of the boxes of a class, those are kept that are kept without the others; of two classes at most."""
+    """The boxes of a class are kept as if the other classes were absent; two classes at most are tried."""
     if "idxs" not in case.inputs:
         case = case.with_inputs(idxs=np.arange(len(case["boxes"])) % 2)
     if here := settled_case(case, dtype):

@@ -80,7 +80,7 @@ def columns_may_change_places(evaluate: Evaluate, case: Case, dtype: DType) -> I
 
 
 def normalized_rows_have_at_most_unit_mean_square(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Under weight 1 and without bias the squares of a row sum to no more than the number of columns."""
+    """With weight 1 and no bias, the squares of a row sum to no more than the number of columns."""
     output = evaluate(standard(case)).output
     output = only(np.isfinite(output.value).all(-1, keepdims=True), output)
     sums = total(output * output, axis=-1)

@@ -49,7 +49,7 @@ def filled(case: Case) -> np.ndarray:
 
 
 def replace_unused(case: Case, number: float, entry: int) -> Case:
-    """The case with other numbers in all that no sequence has: tails of pages, other pages, entries of the table."""
+    """Replace all that no sequence uses: tails of pages, other pages, entries of the table."""
     there, caches = filled(case), {name: case[name] for name in INPUTS[1:]}
     others = {name: np.where(there, x, np.array(number, x.dtype)) for name, x in caches.items()}
     table = np.where(in_use(case), case["page_table"], np.int32(entry))
@@ -68,7 +68,7 @@ def case_of(
     scale: float = 0.25,
     layouts: Mapping[str, str] | None = None,
 ) -> Case:
-    """A case of sequences whose pages lie in any order; what no sequence has is NaN, and -1 in the table.
+    """Return a case of sequences whose pages lie in any order; unused numbers are NaN, and -1 in the table.
 
     Args:
         rng: the source of the numbers.
@@ -139,7 +139,7 @@ def changed(make: Callable[[DType], Case], change: Callable[[Case], Case]) -> Ca
 
 
 def rising_scores(case: Case) -> Case:
-    """Each token of a page has a larger score than those before it, so that the running maximum changes."""
+    """Give each token of a page a larger score than those before it, so that the running maximum changes."""
     steps = np.linspace(-8, 8, case["k_cache"].shape[1]).astype(case["q"].dtype)
     k_cache = np.broadcast_to(steps[:, None, None], case["k_cache"].shape).copy()
     return case.with_inputs(q=np.full_like(case["q"], 2), k_cache=k_cache)
@@ -187,7 +187,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 
 
 def equal_values_are_the_output(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """The weights of a query sum to 1: where all values are alike, the output is that value; 0 without tokens."""
+    """The weights of a query sum to 1: if all values are equal, the output is that value; 0 without tokens."""
     arrays = [case["q"], np.where(filled(case), case["k_cache"], 0)]
     if all((abs(x.astype(np.float64)) < 2.0**6).all() for x in arrays):
         output = evaluate(case.with_inputs(v_cache=np.full_like(case["v_cache"], 1.5))).output
@@ -197,7 +197,7 @@ def equal_values_are_the_output(evaluate: Evaluate, case: Case, dtype: DType) ->
 
 
 def pages_may_lie_anywhere(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Where the pages of a cache are moved, and the table says so, the result has the same bits."""
+    """If the pages of a cache and the entries of the table are moved, the result has the same bits."""
     order = np.random.default_rng(case["k_cache"].size).permutation(len(case["k_cache"]))
     table = np.where(in_use(case), case["page_table"], 0)
     table = np.argsort(order).astype(np.int32)[table] if len(order) else table
@@ -207,13 +207,13 @@ def pages_may_lie_anywhere(evaluate: Evaluate, case: Case, dtype: DType) -> Iter
 
 
 def what_lies_past_the_end_does_not_matter(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Other tails of pages, other pages and other unused entries of the table leave the bits of the result."""
+    """Other tails of pages, unused pages and unused entries of the table do not change the bits of the result."""
     here, there = (evaluate(replace_unused(case, *others)) for others in ((1.0, 0), (np.inf, -7)))
     yield equals_exactly(here.output, there.output.value)
 
 
 def pages_may_be_halved(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Each page may be two, one after the other."""
+    """Splitting each page into two changes nothing."""
     (pages, page_size, *rest), table = case["k_cache"].shape, case["page_table"]
     if page_size % 2 == 0:
         first = 2 * np.where(in_use(case), table, 0)
@@ -276,7 +276,7 @@ def _wrong_sizes() -> Iterator[Any]:
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:
-    """Keys and values of all tokens are read once, beside q, the table and the output; both products take heads."""
+    """Keys and values of all tokens are read once, beside q, the table and the output; products count for each head."""
     tokens, q, k = int(case["lengths"].sum()), case["q"], case["k_cache"]
     moved = 2 * tokens * k.shape[2] * k.shape[3] * k.itemsize + 2 * q.nbytes + case["page_table"].nbytes
     return Cost(moved + case["lengths"].nbytes, 4 * tokens * q.shape[1] * q.shape[2]), Cost(0, 0)
@@ -328,7 +328,7 @@ workloads: Mapping[str, Mapping[str, Make]] = {
 
 
 def of_sizes(given: Mapping[str, int]) -> Callable[[DType], Case]:
-    """A named case of chosen sizes; each sequence has a page and the half of another one, and two heads their keys."""
+    """Return a case of chosen sizes; each sequence has one and a half pages, and two heads share their keys."""
 
     def make(dtype: DType) -> Case:
         count, page_size = given["sequences"], given["page_size"]

@@ -32,7 +32,7 @@ rows = RMS_NORM.example
 
 
 def rows_of_others_with_infinities(x: Any) -> np.ndarray:
-    """Return a mask ``[..., 1]`` of the rows with an infinity, for which somebody else's kernel may give anything.
+    """Return a mask ``[..., 1]`` of the rows with an infinity, for which other kernels may give anything.
 
     Ours divide by the infinite root, so that a finite entry gives 0. torch's own gives NaN throughout on a GPU.
     """
@@ -42,7 +42,7 @@ def rows_of_others_with_infinities(x: Any) -> np.ndarray:
 
 
 def forward(x: Any, weight: Any, eps: float = 1e-6) -> Any:
-    """Return the oracle's output; unspecified, for somebody else's kernel, in a row with an infinity."""
+    """Return the oracle's output; unspecified, for other kernels, in a row with an infinity."""
     output = oracle.forward(x, weight, eps)
     infinite = rows_of_others_with_infinities(x)
     return unspecified_where(output, infinite) if np.any(infinite) else output

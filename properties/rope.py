@@ -60,7 +60,7 @@ def tokens(
     positions_of: int = 11,
     **layouts: str,
 ) -> Callable[[DType], Case]:
-    """A named case of random tokens ``[..., seq, heads, dim]``, in order or at given positions, the last among them."""
+    """Return a case of random tokens ``[..., seq, heads, dim]``, in order or at positions that include the last."""
 
     def make(dtype: DType) -> Case:
         rng = np.random.default_rng(41)
@@ -86,7 +86,7 @@ def both_ways(name: str, *shape: int, **options: object) -> dict[str, Callable[[
 
 
 def special_pairs(dtype: DType) -> Case:
-    """Infinities, NaN and zeros, each with each, at angles of which the sine or the cosine is 0, and at others."""
+    """Pair infinities, NaN and zeros with each other, at angles whose sine or cosine is 0, and at others."""
     special = np.array([np.inf, -np.inf, np.nan, dtype.largest, 0.0, -0.0, dtype.smallest_subnormal, 1.0])
     x = np.stack([a.reshape(-1) for a in np.meshgrid(special, special)], -1).reshape(1, -1, 2).repeat(3, 0)
     table = np.array([[[1.0], [0.0], [0.5]], [[0.0], [-1.0], [0.25]]]).astype(dtype.numpy)
@@ -138,7 +138,7 @@ def halves(case: Case, array: Bounded | np.ndarray) -> tuple:
 
 
 def pairs_keep_their_length(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """The squares of a finite pair add up to what they did, times cos^2 + sin^2."""
+    """The squares of a finite pair sum to those of the input times cos^2 + sin^2."""
     output = evaluate(case).output
 
     def exact(array: np.ndarray) -> Bounded:
@@ -161,7 +161,7 @@ def what_has_no_partner_is_copied(evaluate: Evaluate, case: Case, dtype: DType) 
 
 
 def gradients_turn_back(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """The gradient is what becomes of the cotangent at the negative angle."""
+    """The gradient is the cotangent, turned by the negative angle."""
     back = evaluate(case.with_inputs(x=case.grad_output, sin=-case["sin"]))
     yield Relation(evaluate(case).gradients["x"], back.output)
 
@@ -217,7 +217,7 @@ errors = (
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:
-    """Each pass reads x, or the cotangent, and the tables, and writes as much as x is; six operations are a pair."""
+    """Each pass reads x or the cotangent, and the tables, and writes a tensor like x; a pair takes six operations."""
     x, half, heads = case["x"], case["cos"].shape[1], case["x"].shape[-2]
     others = sum(array.nbytes for name, array in case.inputs.items() if name != "x")
     each = Cost(2 * x.nbytes + others, 6 * half * heads * int(np.prod(x.shape[:-2])))
@@ -233,7 +233,7 @@ def largest(sizes: Mapping[str, int]) -> float:
 
 
 def make_of_sizes(sizes: Mapping[str, int]) -> Callable[[DType], Case]:
-    """A named case of chosen sizes, in part rotated; in order if they are multiples of 3, else at given positions."""
+    """Return a case of chosen sizes, partly rotated; in order if sizes are multiples of 3, else at given positions."""
     dim, positions = sizes["dim"], sizes["positions"]
     given = bool(dim % 3) or positions != AXES["positions"]
     return tokens(2, sizes["seq"], sizes["heads"], dim, half=dim // 3, given=given, positions_of=positions)

@@ -34,7 +34,7 @@ LEAST_SCALE, LARGEST_SCALE = 2.0**-40, 2.0**40
 # A tile's rows and columns at most, the sides of matrices none of which is long.
 MODEST = 40
 
-# ---- what is right
+# ---- the right results
 
 
 def forward(a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any = None) -> Any:
@@ -163,7 +163,7 @@ def example(a: Any, b: Any, scale_a: Any, scale_b: Any) -> Callable[[DType], Cas
 
 
 def every_finite_number(dtype: DType) -> Case:
-    """Each number of the type, in a and in b, times a few: one term or 0, so that nothing is summed."""
+    """Multiply each number of the type, in a and in b, by a few others: all other terms are 0, so nothing is summed."""
     numbers = finite_numbers()
     few: np.ndarray = np.array([1, -448, 2.0**-9, 1.875]).astype(ml_dtypes.float8_e4m3fn)
     a, b = np.zeros((127, 2), few.dtype), np.zeros((8, 2), few.dtype)
@@ -174,7 +174,7 @@ def every_finite_number(dtype: DType) -> Case:
 
 
 def nan_of_each_sign(dtype: DType) -> Case:
-    """NaN, whose bits are 0x7f and 0xff, in rows of a and of b of their own, and in the tail of a block."""
+    """Put NaN, with the bits 0x7f and 0xff, into separate rows of a and of b, and into the tail of a block."""
     rng = np.random.default_rng(5)
     a, b = random_float8(rng, (7, 131), "normal"), random_float8(rng, (6, 131), "normal")
     for matrix in (a, b):
@@ -184,7 +184,7 @@ def nan_of_each_sign(dtype: DType) -> Case:
 
 
 def scales_not_finite(dtype: DType) -> Case:
-    """NaN and infinities among the scales, also against rows of zeros, each of which spoils its own rows alone."""
+    """Put NaN and infinities among the scales, also against rows of zeros; each affects only its own rows."""
     case = rows(9, 130, 131)(dtype)
     a, scale_a, scale_b = case["a"].copy(), case["scale_a"].copy(), case["scale_b"].copy()
     a[5] = 0
@@ -194,7 +194,7 @@ def scales_not_finite(dtype: DType) -> Case:
 
 
 def blocks_cancel(dtype: DType) -> Case:
-    """The second block of terms takes away what the first one gave, but for a little: a half type keeps none of it."""
+    """Let the second block of terms cancel nearly all of the first: a half type keeps nothing of the difference."""
     rng = np.random.default_rng(9)
     half, b = random_float8(rng, (6, 128), "normal"), random_float8(rng, (5, 128), "normal")
     a, b = np.concatenate([half, -half], axis=1), np.concatenate([b, b], axis=1)
@@ -204,13 +204,13 @@ def blocks_cancel(dtype: DType) -> Case:
 
 
 def sums_past_the_digits_of_a_half_type(dtype: DType) -> Case:
-    """Thousands of positive terms: a sum of ones stops growing at 256 in bfloat16, and at 2048 in float16."""
+    """Sum thousands of positive terms: a sum of ones stops growing at 256 in bfloat16, and at 2048 in float16."""
     a, b = np.ones((2, 2100)), np.repeat([[1.0], [0.5], [1.75]], 2100, axis=1)
     return example(a, b, np.ones((2, 17)), np.ones((1, 17)))(dtype)
 
 
 def terms_of_14_bits(dtype: DType) -> Case:
-    """Terms of one sign whose sums have more digits than the float8 tensor cores of Hopper keep of them."""
+    """Sum terms of one sign to more digits than the float8 tensor cores of Hopper keep."""
     rng = np.random.default_rng(13)
     a, b = (rng.choice([1.125, 1.625, 1.875, 3.25, 0.01953125], (4, 128)) for _ in range(2))
     return example(a, b, np.ones((4, 1)), np.ones((1, 1)))(dtype)
@@ -259,7 +259,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 
 
 def a_power_of_2_goes_through(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Of doubled scales of a the result is doubled, where both are finite."""
+    """Doubling the scales of a doubles the result, where both are finite."""
     with np.errstate(over="ignore"):
         doubled = evaluate(case.with_inputs(scale_a=case["scale_a"] * np.float32(2))).output
     once = evaluate(case).output
@@ -311,7 +311,7 @@ def the_identity_gives_a_with_its_scales(evaluate: Evaluate, case: Case, dtype: 
 
 
 def blocks_of_columns_stand_alone(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Some rows, and the columns past the first block of them, are those of a call without the others."""
+    """Some rows, and the columns past their first block, are the same in a call without the others."""
     m, n = case.grad_output.shape
     first = m // 3
     begins = BLOCK if n > BLOCK else 0
@@ -369,7 +369,7 @@ def cost(case: Case) -> tuple[Cost, Cost]:
 
 
 def tile_blocks(m: int, n: int, k: int, times: int, across: int) -> Make:
-    """A workload that repeats a case: `times` its rows, and `across` its columns, which are whole blocks of them."""
+    """Return a workload that repeats a case: its rows `times` times, and its columns, whole blocks, `across` times."""
 
     def make(dtype: DType) -> Workload:
         part = rows(m, n, k)(dtype)

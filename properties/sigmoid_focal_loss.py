@@ -30,7 +30,7 @@ LOGITS = Elementwise(logits="spread")
 def torchvisions(
     logits: torch.Tensor, targets: torch.Tensor, alpha: float = 0.25, gamma: float = 2.0, reduction: str = "none"
 ) -> torch.Tensor:
-    """torchvision.ops.sigmoid_focal_loss, whose steps somebody else's kernel may take."""
+    """Compute the loss as torchvision.ops.sigmoid_focal_loss does, whose steps other kernels may take."""
     p = torch.sigmoid(logits)
     entropy = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
     losses = entropy * (1 - (p * targets + (1 - p) * (1 - targets))) ** gamma
@@ -40,7 +40,7 @@ def torchvisions(
 
 
 def torchvision_allowance(found: Any, logits: Any, of_others: Callable[[], Bounded]) -> Any:
-    """A bound, for somebody else's kernel not below that of torchvision's steps: 1 - (1 - p) loses the digits of p.
+    """Return a bound, for other kernels at least that of torchvision's steps: 1 - (1 - p) loses the digits of p.
 
     Of infinite logits nothing is known there: 0 times infinity is NaN.
     """
@@ -61,7 +61,7 @@ def forward(logits: Any, targets: Any, **parameters: Any) -> Any:
 
 
 def backward(grad_output: Any, logits: Any, targets: Any, **parameters: Any) -> tuple[Any]:
-    """The oracle's gradient; unspecified where it hangs on the order of steps: of an infinite logit or cotangent.
+    """Return the oracle's gradient, unspecified where the order of steps decides: for an infinite logit or cotangent.
 
     The cotangent may be multiplied by gamma and the cross entropy first. That is no more than the logit and 1, and
     multiplies 0 where the exponential of the logit underflows.
@@ -133,7 +133,7 @@ def random_case(*shape: int, **given: Any) -> Callable[[DType], Case]:
 
 
 def certain(dtype: DType) -> Case:
-    """Logits from 0 to past where their exponential underflows, for and against both targets."""
+    """Return logits from 0 to beyond the underflow of their exponential, for and against both targets."""
     sizes = np.array([0, 0.5, 4, 15, 17, 40, 80, 90, 104, 600, 760, 20000])
     logits = np.concatenate([sizes, -sizes, sizes, -sizes]).astype(dtype.numpy)
     targets = np.repeat([0.0, 1.0], 2 * len(sizes)).astype(dtype.numpy)
@@ -178,7 +178,7 @@ def a_logit_and_its_negative_change_places(evaluate: Evaluate, case: Case, dtype
 def cross_entropies_of_both_answers_differ_by_the_logit(
     evaluate: Evaluate, case: Case, dtype: DType
 ) -> Iterator[Relation]:
-    """With gamma 0 and no weights, the loss of target 0 less that of target 1 is the logit."""
+    """With gamma 0 and no weights, the loss of target 0 minus that of target 1 is the logit."""
     shape = case["logits"].shape
     plain = case.with_parameters(alpha=-1.0, gamma=0.0, reduction="none")
     plain = replace(plain, grad_output=np.ones(shape, dtype.numpy), layouts={})

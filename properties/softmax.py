@@ -38,7 +38,7 @@ def long_row(kib: int, more: int) -> Callable[[DType], Case]:
 
 
 def causal_mask(rng: np.random.Generator, dtype: DType) -> np.ndarray:
-    """Row i of 33 sees the first i columns; the first row sees none and is NaN."""
+    """Mask row i of 33 after its first i columns; the first row sees none and is NaN."""
     return np.where(np.tri(33, k=-1) == 0, -np.inf, rng.normal(0, 2, (33, 33)))
 
 
@@ -48,7 +48,7 @@ def largest_first(rng: np.random.Generator, dtype: DType) -> np.ndarray:
 
 
 def late_maximum(rng: np.random.Generator, dtype: DType) -> np.ndarray:
-    """Long rows whose running sum must be rescaled: one is -inf up to its last entry, the other rises throughout."""
+    """Return long rows whose running sum must be rescaled: one is -inf up to its last entry, the other rises."""
     cols = 160 * 1024 // dtype.numpy.itemsize + 16
     x = np.stack([np.full(cols, -np.inf), np.sort(rng.normal(0, 2, cols))])
     x[0, -1] = 40
@@ -56,7 +56,7 @@ def late_maximum(rng: np.random.Generator, dtype: DType) -> np.ndarray:
 
 
 def halves_of_the_largest(rng: np.random.Generator, dtype: DType) -> np.ndarray:
-    """Half of the largest number and its negative, whose difference is still finite, and rows of only one of them."""
+    """Return half of the largest number and its negative, whose difference is finite, and rows of only one of them."""
     return np.array([[1, -1, 0], [1, 1, 1], [-1, -1, -1], [-1, 0, 0.25]]) * (dtype.largest / 2)
 
 

@@ -20,7 +20,7 @@ from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Size
 from fourfold.operations.relations import equal_where, equals_exactly
 from fourfold.operations.workloads import Make, tiled, whole
 
-# ---- what is right
+# ---- the right results
 
 
 def alike(one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -95,7 +95,7 @@ def backward(grad_values: Any, x: Any, k: int, largest: bool = True) -> tuple[An
 
 
 def admissible(case: Case, results: Mapping[str, np.ndarray]) -> str | None:
-    """Values are the numbers at the indices of the same call, and cotangents go to these."""
+    """Check that values are the numbers at the indices of the same call, and that cotangents go to these."""
     values, indices = results["values"], results["indices"].astype(np.int64)
     x, shape = case["x"].astype(values.dtype), case.grad_output.shape
     if values.shape != shape or indices.shape != shape or np.any((indices < 0) | (indices >= max(x.shape[-1], 1))):
@@ -155,7 +155,7 @@ def example(of: Any, k: int, largest: bool = True, **layouts: str) -> Callable[[
 def rows(
     *shape: int, k: int | None = None, kind: str = "normal", largest: bool = True, **layouts: str
 ) -> Callable[[DType], Case]:
-    """Return a named case of random rows, of whose numbers three are wanted unless told."""
+    """Return a named case of random rows, with k = 3 by default."""
     k = min(3, shape[-1]) if k is None else k
     return example(lambda rng, dtype: values(rng, shape, dtype, kind), k, largest, **layouts)
 
@@ -204,21 +204,21 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 
 
 def the_smallest_are_the_largest_negated(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """What is smallest is what is largest of the negated row, negated, in rows without NaN, which has no other side."""
+    """The smallest numbers are the negated largest ones of the negated row, in rows without NaN."""
     other = case.with_inputs(x=-case["x"]).with_parameters(largest=not case.parameters["largest"])
     numbers = ~np.isnan(case["x"].astype(dtype.wide)).any(axis=-1, keepdims=True)
     yield equal_where(numbers, -evaluate(other).output, evaluate(case).output)
 
 
 def fewer_are_the_first_of_more(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Of a call for half as many the values are the first ones of this call."""
+    """A call for half as many returns the first values of this call."""
     half = case.parameters["k"] // 2
     fewer = replace(case, grad_output=case.grad_output[..., :half], layouts={}).with_parameters(k=half)
     yield Relation(evaluate(fewer).output, evaluate(case).output[..., :half])
 
 
 def each_cotangent_goes_to_one_place(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """The numbers of a gradient's row are the cotangents and zeros, in whichever order."""
+    """The numbers of a gradient's row are the cotangents and zeros, in any order."""
     gradient, n = evaluate(case).gradients["x"], case["x"].shape[-1]
     given: np.ndarray = np.zeros(case["x"].shape, dtype=dtype.wide)
     given[..., : case.parameters["k"]] = case.grad_output
@@ -240,7 +240,7 @@ errors = (*ARGUMENTS.errors, ARGUMENTS.wrong("x_without_axes", ValueError, "x", 
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:
-    """Forward reads x and writes values and indices; backward reads cotangents and indices, and writes as much as x."""
+    """Forward reads x and writes values and indices; backward reads cotangents and indices, and writes like x."""
     x, grad_output = case["x"], case.grad_output
     chosen = grad_output.nbytes + 8 * grad_output.size
     return Cost(x.nbytes + chosen, x.size), Cost(x.nbytes + chosen, 0)
@@ -249,7 +249,7 @@ def cost(case: Case) -> tuple[Cost, Cost]:
 def of_sizes(
     sizes: Mapping[str, int], leading: tuple[int, ...] | None = None, parameters: Mapping[str, Any] | None = None
 ) -> Callable[[DType], Case]:
-    """A named case of chosen sizes, of whose numbers three are wanted, or as many of the parameters' k as there are."""
+    """Return a case of chosen sizes, with k = 3, or the k of the parameters if there are as many numbers."""
     given, n = {"k": 3, "largest": True, **(parameters or {})}, sizes["n"]
     return rows(*(leading or (sizes["..."],)), n, k=min(given["k"], n), largest=given["largest"])
 

@@ -1,4 +1,4 @@
-"""Measure what `fourfold.monitor` adds to a call: in a loop of nothing else, and with caches that each call empties."""
+"""Measure what `fourfold.monitor` adds to a call: in a tight loop, and with caches that each call empties."""
 
 import random
 import statistics
@@ -15,7 +15,7 @@ began = ended = 0.0
 
 
 def kernel(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """Touch the data, and say when the kernel began and ended."""
+    """Touch the data, and record when the kernel begins and ends."""
     global began, ended
     began = now()
     result = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
@@ -35,9 +35,9 @@ def through(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.T
 
 
 def main(calls: int = 300) -> None:
-    """Print microseconds a call outside of the kernel, and the monitor's own account."""
+    """Print the microseconds of a call outside of the kernel, and the monitor's summary."""
     torch.set_num_threads(1)
-    given = torch.ones(8, 64), torch.ones(64), 1e-6
+    arguments = torch.ones(8, 64), torch.ones(64), 1e-6
     monitored, passing, alone = (
         fourfold.monitor(each, "rms_norm", **options)
         for each, options in (
@@ -51,14 +51,14 @@ def main(calls: int = 300) -> None:
     for _ in range(calls):
         for name in random.sample([*ways], len(ways)):
             before = now()
-            ways[name](*given)
+            ways[name](*arguments)
             outside[name].append(1e6 * (began - before + now() - ended))
-    for name, found in outside.items():
-        print(f"cold, {name}: median {statistics.median(found):.1f} µs")
+    for name, times in outside.items():
+        print(f"cold, {name}: median {statistics.median(times):.1f} µs")
     for name, each in (("the kernel", small), ("the monitor, passing", alone)):
         before = time.thread_time()
         for _ in range(100_000):
-            each(*given)
+            each(*arguments)
         print(f"hot, {name}: {10 * (time.thread_time() - before):.2f} µs")
     for each in (monitored, passing, alone):
         each.close()

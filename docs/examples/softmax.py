@@ -1,6 +1,6 @@
-"""Two Triton kernels for softmax over the last axis: one that is right, and one with a mistake that is often made.
+"""Two Triton kernels for softmax over the last axis: one that is right, and one with a common mistake.
 
-`fourfold tour` verifies both. Nothing here imports Fourfold: a kernel of yours needs no more than this.
+`fourfold tour` verifies both. Nothing here imports Fourfold: your kernel need not import it either.
 """
 
 import torch
@@ -48,7 +48,7 @@ def softmax_backward_kernel(
 
 
 def computed_in(x: torch.Tensor) -> tl.dtype:
-    """float64 for itself, and float32 for narrower types."""
+    """Return float64 for float64, and float32 for narrower types."""
     return tl.float64 if x.dtype == torch.float64 else tl.float32
 
 
@@ -91,10 +91,10 @@ def _checked(x: torch.Tensor) -> torch.Tensor:
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """exp(x - max(x)) / sum(exp(x - max(x))) over the last axis."""
+    """Return exp(x - max(x)) / sum(exp(x - max(x))) over the last axis."""
     return Softmax.apply(_checked(x), True)
 
 
 def softmax_without_maximum(x: torch.Tensor) -> torch.Tensor:
-    """exp(x) / sum(exp(x)): the same in exact arithmetic, but exp(x) overflows where x is above 88."""
+    """Return exp(x) / sum(exp(x)): the same in exact arithmetic, but exp(x) overflows where x is above 88."""
     return Softmax.apply(_checked(x), False)

@@ -1,8 +1,8 @@
-"""Train a small transformer, replace its kernels, and see that nothing changed and what it gained.
+"""Train a small transformer, replace its kernels, and compare the loss curves and the speed.
 
 Each run trains the same model on the same text, with the kernels of one backend or with single ones replaced. The
-script makes the text itself: it needs no network. Its report has the loss curves, how far each is from a run in
-float64, beside what rounding alone explains, and tokens per second.
+script generates the text and needs no network. It reports the loss curves, their distances from a run in float64, the
+distance that rounding alone explains, and tokens per second.
 
     python docs/examples/train.py
     python docs/examples/train.py --replace swiglu=triton
@@ -39,10 +39,10 @@ LEAST_CHANCE = 1e-6
 
 @dataclass(frozen=True)
 class Size:
-    """What is trained: the model, its batches, and Adam's parameters.
+    """The sizes of the model and its batches, and Adam's parameters.
 
     Attributes:
-        tokens: of a batch; its last sequence is cut to fit.
+        tokens: of a batch; its last sequence is truncated to fit.
         longest: the tokens of the longest sequence.
     """
 
@@ -78,7 +78,7 @@ SIZES = {
 }
 
 
-# ---- the operations as torch has them, by the names and signatures that they have in this library
+# ---- the operations in torch, with the names and signatures that they have in this library
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
@@ -105,12 +105,12 @@ def attention(
     rows, count = sequence * longest + place - q_offsets[sequence], len(q_offsets) - 1
     padded = (x.new_zeros(count * longest, *x.shape[1:]).index_copy(0, rows, x) for x in (q, k, v))
     by_head = (x.unflatten(0, (count, longest)).transpose(1, 2) for x in padded)
-    found = F.scaled_dot_product_attention(*by_head, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
-    return found.transpose(1, 2).flatten(0, 1).index_select(0, rows)
+    attended = F.scaled_dot_product_attention(*by_head, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+    return attended.transpose(1, 2).flatten(0, 1).index_select(0, rows)
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, causal: bool, longest: int) -> Tensor:
-    """Call torch's attention of packed sequences: of half types, on a GPU."""
+    """Call torch's attention for packed sequences, which needs half types and a GPU."""
     from torch.nn.attention.varlen import varlen_attn
 
     group, offsets = q.shape[1] // k.shape[1], (q_offsets.int(), k_offsets.int())
@@ -132,7 +132,7 @@ def embedding(table: Tensor, ids: Tensor) -> Tensor:
 
 
 def operations_of_torch(size: Size) -> dict[str, Any]:
-    """Return each operation; adam is None, and stands for `torch.optim.AdamW`."""
+    """Return each operation; None for adam stands for `torch.optim.AdamW`."""
     of_torch = (add_rms_norm, cross_entropy, embedding, rms_norm, rope, swiglu)
     padded = functools.partial(attention, longest=size.longest)
     return {"adam": None, "attention": padded, **{each.__name__: each for each in of_torch}}
@@ -145,7 +145,7 @@ NAMES = ("adam", "add_rms_norm", "attention", "cross_entropy", "embedding", "rms
 
 
 def sentences(rng: np.random.Generator) -> Iterator[str]:
-    """Yield sentences of a small grammar and sums, without end."""
+    """Yield sentences of a small grammar and sums, endlessly."""
     things, deeds, kinds = ("cat", "dog", "owl", "fox"), ("sees", "likes", "finds"), ("red", "old", "big")
     while True:
         a, b, c, d, e = (int(n) for n in rng.integers(0, 12, 5))
@@ -163,7 +163,7 @@ class Batch:
     offsets: Tensor
 
     def to(self, device: str) -> "Batch":
-        """Return it on a device."""
+        """Return the batch on a device."""
         return Batch(*(each.to(device) for each in (self.tokens, self.positions, self.target, self.offsets)))
 
 
@@ -179,24 +179,24 @@ def pack(sequences: Sequence[np.ndarray], count: int) -> Batch:
 
 @functools.cache
 def texts(size: Size) -> list[list[np.ndarray]]:
-    """Return the sequences of bytes of each step's batch, of an eighth of the longest to the longest."""
+    """Return the sequences of bytes of each step's batch, with lengths from an eighth of the longest to the longest."""
     rng = np.random.default_rng(5)
     letters = itertools.chain.from_iterable(sentences(rng))
     batches = []
     for _ in range(size.steps):
-        left, batch = size.tokens, []
-        while left:
-            length = min(left, int(rng.integers(size.longest // 8, size.longest + 1)))
+        remaining, batch = size.tokens, []
+        while remaining:
+            length = min(remaining, int(rng.integers(size.longest // 8, size.longest + 1)))
             text = "".join(itertools.islice(letters, length)).encode()
             batch.append(np.frombuffer(text, dtype=np.uint8))
-            left -= length
+            remaining -= length
         batches.append(batch)
     return batches
 
 
 # ---- the model: norms before each part, rotary positions, grouped heads, and gated layers, as in Llama
 
-# The axes of each weight. Those of a layer have its number behind their name.
+# The axes of each weight. The names of a layer's weights end with its number.
 OF_A_LAYER = {
     "norm": ("width",),
     "q": ("width", "queries"),
@@ -218,7 +218,7 @@ def axes_of_weights(size: Size) -> dict[str, tuple[str, ...]]:
 
 
 def identity(size: Size) -> dict[str, np.ndarray]:
-    """Return the order that changes nothing: of every axis of the weights, the pairs of rope, and the sequences."""
+    """Return the identity order of every axis of the weights, of the pairs of rope, and of the sequences."""
     keys, queries = size.kv_heads * size.head_size, size.width
     extents = {"vocabulary": VOCABULARY, "width": size.width, "hidden": size.hidden, "queries": queries, "keys": keys}
     extents |= {"values": keys, "attended": queries, "pairs": size.head_size // 2, "sequences": most_sequences(size)}
@@ -276,8 +276,8 @@ def loss_of(
     for layer in range(size.layers):
         q, k, v = ((x @ w[f"{each}_{layer}"]).unflatten(1, (-1, size.head_size)) for each in "qkv")
         q, k = (operations["rope"](each, *turn, batch.positions) for each in (q, k))
-        found = operations["attention"](q, k, v, batch.offsets, batch.offsets, True)
-        x, residual = add_norm(found.flatten(1) @ w[f"out_{layer}"], residual, w[f"gated_norm_{layer}"])
+        attended = operations["attention"](q, k, v, batch.offsets, batch.offsets, True)
+        x, residual = add_norm(attended.flatten(1) @ w[f"out_{layer}"], residual, w[f"gated_norm_{layer}"])
         gated = operations["swiglu"](x @ w[f"gate_{layer}"], x @ w[f"up_{layer}"])
         following = f"norm_{layer + 1}" if layer + 1 < size.layers else "last_norm"
         x, residual = add_norm(gated @ w[f"down_{layer}"], residual, w[following])
@@ -289,7 +289,7 @@ def loss_of(
 
 
 class Comparison(NamedTuple):
-    """How far a curve is from the exact one, and how probable it is that rounding alone takes a curve so far."""
+    """The distance of a curve from the exact one, and the probability that rounding alone causes it."""
 
     distance: float
     chance: float
@@ -301,7 +301,7 @@ class Comparison(NamedTuple):
 
 
 def compare(curve: Curve, exact: Curve, others: Sequence[Curve]) -> Comparison:
-    """Compare a curve with the exact one, by the runs that differ from it in the order of sums alone.
+    """Compare a curve with the exact one, in units of the deviations of runs with other orders of sums.
 
     At each step the runs show the deviation that rounding causes. The distance of a curve is the root of the mean
     square of its own deviations in that unit, so that early steps, with little rounding behind them, count as much as
@@ -309,8 +309,8 @@ def compare(curve: Curve, exact: Curve, others: Sequence[Curve]) -> Comparison:
 
     Args:
         curve: the losses of the run in question, ``[steps]``.
-        exact: those of a run in float64. Steps that the curve does not have are left out, as in `others`.
-        others: those of an even number of runs in the dtype of the run in question.
+        exact: the losses of a run in float64. Steps that the curve lacks are left out, as in `others`.
+        others: the losses of an even number of runs in the dtype of the run in question.
     """
     steps = len(curve)
     own, reference, runs = np.array(curve), np.array(exact)[:steps], np.array(others)[:, :steps]
@@ -322,7 +322,7 @@ def compare(curve: Curve, exact: Curve, others: Sequence[Curve]) -> Comparison:
 
 
 def chance(far: float, runs: int) -> float:
-    """Return how probable it is that rounding alone takes a curve so far from the exact one.
+    """Return the probability that rounding alone takes a curve so far from the exact one.
 
     A deviation is a sum of very many small ones, and so normal. In units of the deviation that `runs` others show, it
     has Student's t distribution with as many degrees of freedom. A mean over steps that do not rise and fall together
@@ -349,7 +349,7 @@ class Run:
     Attributes:
         kernels: the backend of each operation.
         dtype: of the arithmetic, by its name.
-        seed: of the order of sums, see `reordered`; None: as it is.
+        seed: of the order of sums, see `reordered`; None for the identity.
         losses: before each step.
         seconds: of a step, a median.
         error: what ended it.
@@ -371,7 +371,7 @@ def most_sequences(size: Size) -> int:
 
 
 def batch_of(size: Size, step: int, order: Order) -> Batch:
-    """Return a step's batch, with its sequences and the numbers of its bytes in an order."""
+    """Return a step's batch, with its sequences and the numbers of its bytes reordered."""
     sequences, number = texts(size)[step], np.argsort(order["vocabulary"])
     chosen = [number[sequences[i]] for i in order["sequences"] if i < len(sequences)]
     return pack(chosen, most_sequences(size))
@@ -401,7 +401,7 @@ def optimizer(kernel: Any, weights: Sequence[Tensor], size: Size) -> Callable[[]
 
 
 def clock(device: str) -> Callable[[], Any]:
-    """Return a function that notes the time: of the GPU, which waits for nothing, or of the host."""
+    """Return a function that records the time: on the GPU without waiting, or on the host."""
 
     def event() -> torch.cuda.Event:
         now = torch.cuda.Event(enable_timing=True)
@@ -412,7 +412,7 @@ def clock(device: str) -> Callable[[], Any]:
 
 
 def seconds_of_a_step(times: Sequence[Any]) -> float:
-    """Return the median time between notes of `clock`, without those of the warm-up."""
+    """Return the median time between records of `clock`, without the warm-up."""
     pairs = list(itertools.pairwise(times))[int(len(times) * WARM_UP) :]
     if isinstance(times[0], float):
         return statistics.median(after - before for before, after in pairs)
@@ -437,15 +437,15 @@ def train(
         dtype: of the arithmetic. Weights and Adam's states are float32, or float64 if this is.
         order: of all axes, see `identity` and `reordered`.
         compiled: whether torch.compile compiles the loss and its gradients.
-        tell: is called with each step and its loss, which is still on the device.
+        tell: called with each step and its loss, which is still on the device.
 
     Returns:
         The loss before each step, and the seconds of a step.
     """
-    kept = torch.promote_types(dtype, torch.float32)
+    wide = torch.promote_types(dtype, torch.float32)
     weights = {}
     for name, axes in axes_of_weights(size).items():
-        weight = initial_weights(size)[name].to(device, kept)
+        weight = initial_weights(size)[name].to(device, wide)
         for axis, along in enumerate(axes):
             weight = weight.index_select(axis, torch.from_numpy(order[along]).to(device))
         weights[name] = weight.requires_grad_()
@@ -473,10 +473,10 @@ def train(
 
 
 def load_operations(kernels: Mapping[str, str], size: Size, dtype: str, device: str) -> dict[str, Any]:
-    """Return each operation as its backend has it.
+    """Return each operation from its backend.
 
     Raises:
-        NotImplementedError: a backend does not have it, in the dtype or on the device.
+        NotImplementedError: a backend does not support an operation in the dtype or on the device.
     """
     loaded = operations_of_torch(size)
     for name, backend in kernels.items():
@@ -486,15 +486,14 @@ def load_operations(kernels: Mapping[str, str], size: Size, dtype: str, device: 
             # Import late: Triton reads TRITON_INTERPRET when it is imported.
             from fourfold.backends import load, unsupported
 
-            kept = "float32" if name == "adam" else dtype
-            if reason := unsupported(name, backend, kept, device):
+            required = "float32" if name == "adam" else dtype
+            if reason := unsupported(name, backend, required, device):
                 raise NotImplementedError(f"{name} on {backend}: {reason}")
             loaded[name] = load(name, backend)
     return loaded
 
 
-# What --backend takes: the kernels of all operations, those in place of them, and whether torch.compile compiles the
-# rest.
+# The choices of --backend: the backend of all operations, exceptions, and whether torch.compile compiles the rest.
 BACKENDS: Mapping[str, tuple[str, Mapping[str, str], bool]] = {
     "torch": ("torch", {}, False),
     "varlen": ("torch", {"attention": "varlen"}, False),
@@ -507,7 +506,7 @@ ON_CPU = ("torch", "triton", "cuda")
 
 
 def plan(backends: Sequence[str], replacements: Sequence[str], device: str, dtype: str) -> list[Run]:
-    """Return the runs that the command line asks for: torch first, then other backends, then replacements in torch."""
+    """Return the requested runs: torch first, then other backends, then replacements in torch."""
     every = ON_CPU if device == "cpu" else [name for name in BACKENDS if "varlen" not in name or dtype == "bfloat16"]
     runs = []
     for name in every if "all" in backends else dict.fromkeys(["torch", *backends]):
@@ -516,14 +515,14 @@ def plan(backends: Sequence[str], replacements: Sequence[str], device: str, dtyp
     for text in replacements:
         changed = dict(pair.split("=") for pair in text.split(","))
         each = changed.pop("each", None)
-        for way in [{name: each, **changed} for name in NAMES] if each else [changed]:
-            name = ", ".join(f"{name}={backend}" for name, backend in way.items())
-            runs.append(Run(name, {**dict.fromkeys(NAMES, "torch"), **way}, dtype))
+        for replaced in [{name: each, **changed} for name in NAMES] if each else [changed]:
+            name = ", ".join(f"{name}={backend}" for name, backend in replaced.items())
+            runs.append(Run(name, {**dict.fromkeys(NAMES, "torch"), **replaced}, dtype))
     return runs
 
 
 def references(dtype: str) -> list[Run]:
-    """Return the runs of torch that others are compared with: that in float64, and those in other orders."""
+    """Return the runs of torch to compare with: one in float64, and those with other orders of sums."""
     of_torch = dict.fromkeys(NAMES, "torch")
     return [
         Run("float64", of_torch, "float64"),
@@ -564,20 +563,20 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="of the training; by default as many as the size has")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="by default as the size has it")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the curves and the times as JSON")
-    given = parser.parse_args(words)
-    if given.steps is not None and given.steps < 2:
-        parser.error(f"argument --steps: expected 2 or more, got {given.steps}")
-    given.device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    given.backend = given.backend or ([] if given.replace else ["all"])
-    return given
+    options = parser.parse_args(words)
+    if options.steps is not None and options.steps < 2:
+        parser.error(f"argument --steps: expected 2 or more, got {options.steps}")
+    options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    options.backend = options.backend or ([] if options.replace else ["all"])
+    return options
 
 
 def attempt(run: Run, size: Size, device: str) -> None:
-    """Train as a run says; what it raises is kept in place of its losses, and ends no other run."""
+    """Carry out a run; store its exception, so that other runs continue."""
     every = max(1, size.steps // 10)
 
     def tell(step: int, loss: Tensor) -> None:
-        # To wait for the loss would stop the clock of a GPU.
+        # On a GPU, reading the loss would wait for it and distort the times.
         if device == "cpu" and run.seed is None and step % every == 0:
             print(f"{run.name}: step {step}, loss {float(loss):.4f}", flush=True)
 
@@ -592,7 +591,7 @@ def attempt(run: Run, size: Size, device: str) -> None:
 
 
 def report(runs: Sequence[Run], exact: Run, size: Size) -> str:
-    """Return two tables in Markdown: the runs, and their curves beside that of float64."""
+    """Return two tables in Markdown: the runs, and their curves beside the one in float64."""
     lines = [
         "| kernels | last loss | distance | chance | curve | tokens/s | of torch's |",
         "|---|---|---|---|---|---|---|",
@@ -615,39 +614,39 @@ def report(runs: Sequence[Run], exact: Run, size: Size) -> str:
 
 
 def as_json(run: Run, size: Size) -> dict[str, Any]:
-    """Return a run as JSON has it, which knows no numbers but finite ones."""
-    found = asdict(run)
-    found["tokens_per_second"] = size.tokens / run.seconds if run.seconds else None
-    found["losses"] = [loss if math.isfinite(loss) else None for loss in run.losses]
+    """Return a run for JSON, which has only finite numbers."""
+    record = asdict(run)
+    record["tokens_per_second"] = size.tokens / run.seconds if run.seconds else None
+    record["losses"] = [loss if math.isfinite(loss) else None for loss in run.losses]
     if run.comparison:
         distance, probability = run.comparison
         far = distance if math.isfinite(distance) else None
-        found["comparison"] = {"distance": far, "chance": probability, "same": run.comparison.same}
-    return found
+        record["comparison"] = {"distance": far, "chance": probability, "same": run.comparison.same}
+    return record
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command; return 1 if a curve is not the same, or a run failed."""
-    given = arguments(words)
-    if given.device == "cpu":
+    options = arguments(words)
+    if options.device == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
         torch.set_num_threads(1)  # for so small a model more threads mean waiting
-    changes = {name: getattr(given, name) for name in ("steps", "dtype") if getattr(given, name) is not None}
-    size = Size(**{**asdict(SIZES[given.size]), **changes})
-    runs, (exact, *others) = plan(given.backend, given.replace, given.device, size.dtype), references(size.dtype)
+    changes = {name: getattr(options, name) for name in ("steps", "dtype") if getattr(options, name) is not None}
+    size = Size(**{**asdict(SIZES[options.size]), **changes})
+    runs, (exact, *others) = plan(options.backend, options.replace, options.device, size.dtype), references(size.dtype)
     for run in (*runs, exact, *others):
-        attempt(run, size, given.device)
+        attempt(run, size, options.device)
     for run in runs:
         if run.losses and all(other.losses for other in (exact, *others)):
             run.comparison = compare(run.losses, exact.losses, [other.losses for other in others])
     print(f"\n{report(runs, exact, size)}")
-    if given.device == "cpu":
+    if options.device == "cpu":
         print("\nOn a CPU kernels are interpreted or emulated: their times say nothing about a GPU.")
-    if given.out:
-        machine = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
-        found = {"size": asdict(size), "device": machine, "torch": torch.__version__}
-        found["runs"] = [as_json(run, size) for run in (*runs, exact, *others)]
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+    if options.out:
+        machine = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
+        record = {"size": asdict(size), "device": machine, "torch": torch.__version__}
+        record["runs"] = [as_json(run, size) for run in (*runs, exact, *others)]
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
     return 0 if all(run.comparison and run.comparison.same for run in runs) else 1
 
 

@@ -152,12 +152,12 @@ def suite(implementation: Callable[..., torch.Tensor], operation: Operation | st
     search = Search(**{"examples": EXAMPLES, **options})
     planned: dict[str, list[str]] = {}
     checks_by_name = {}
-    found = _Found()
+    findings = _Found()
     for check, dtype in trial.plan_checks(dtypes, only):
         planned.setdefault(check.name, []).append(dtype)
         checks_by_name[check.name] = check
     tests = {
-        _test_name(name): _test(trial, checks_by_name[name], names, search, found) for name, names in planned.items()
+        _test_name(name): _test(trial, checks_by_name[name], names, search, findings) for name, names in planned.items()
     }
     source = inspect.currentframe()
     module = source.f_back.f_globals.get("__name__", __name__) if source and source.f_back else __name__
@@ -207,8 +207,8 @@ def _test(trial: "Trial", check: Check, dtypes: Sequence[str], search: Search, f
             if refused_all == {*dtypes}:
                 pytest.fail(f"{name}: nothing was verified: {outcome.reason}", pytrace=False)
         if outcome.refusals:
-            told = "; ".join(refusal_lines(Counter(outcome.refusals), outcome.examples, own.boundary.claim()))
-            _warn_of_refusals(trial, f"{name}, {check.name}: {told}")
+            summary = "; ".join(refusal_lines(Counter(outcome.refusals), outcome.examples, own.boundary.claim()))
+            _warn_of_refusals(trial, f"{name}, {check.name}: {summary}")
         if outcome.reason:
             pytest.skip(outcome.reason)
 

@@ -38,7 +38,7 @@ def module(operation: str, backend: str) -> ModuleType:
 
 
 def other_order(device: str) -> AbstractContextManager:
-    """Context manager: run the blocks and threads of kernels in reverse order. It has no effect on a GPU."""
+    """Run the blocks and threads of kernels in reverse order. It has no effect on a GPU."""
     if device != "cpu":
         return contextlib.nullcontext()
     from fourfold.backends.cuda import emulator as cuda_on_cpu

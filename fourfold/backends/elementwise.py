@@ -28,7 +28,7 @@ def register_binary(
         gradients: ``(grad_output, a, b, grad_a, grad_b, needs_a, needs_b)`` launches the backward kernel, which writes
             the needed gradients. All tensors are contiguous. Unless given, both gradients are the cotangent.
 
-    No launch is asked for without elements.
+    Nothing is launched without elements.
     """
     signature = signature_of(definition)
 

@@ -112,7 +112,7 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
         zeros = any(isinstance(a, float) and a == 0 for a in self._arguments)  # 0.0 and -0.0 are equal, as keys are
         if not self._repeatable or zeros or len(set(distinct)) < len(distinct):
             return None
-        # The dispatcher may wrap what a mode returns in an object of its own, so a tensor is known by its address.
+        # The dispatcher may wrap what a mode returns in another object, so a tensor is identified by its address.
         of_made = [_form(tensor) for tensor in self._made]
         unclaimed: list[Any] = list(of_made)
         places = []
@@ -155,7 +155,7 @@ def remember_calls(
         device = -1 if argument is None else argument.get_device()
         if device < 0 or device != torch.cuda.current_device() or not usable():
             return implementation(*arguments)
-        if launch_records.current is not None:  # what is known again does not pass by the functions that record
+        if launch_records.current is not None:  # repeated calls bypass the functions that record
             return implementation(*arguments)
         parts = list(arguments)
         for place in tensors:

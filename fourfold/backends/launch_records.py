@@ -144,7 +144,7 @@ current: LaunchRecord | None = None
 
 @contextlib.contextmanager
 def recording(name_of: Callable[[torch.Tensor], str | None]) -> Iterator[LaunchRecord]:
-    """Context manager: record all launches of this process, which makes one call at a time within it.
+    """Record all launches of this process, which makes one call at a time within it.
 
     Args:
         name_of: returns the name of a caller's tensor, or None for a tensor that the call makes.

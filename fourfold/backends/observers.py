@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import CodeType
 
-# A part of a line has a number of its own in place of a line: see `part_of_line`.
+# A part of a line has a number of its own instead of a line: see `part_of_line`.
 PARTS = 1 << 24
 
 
@@ -26,8 +26,8 @@ def conditional_parts(tree: ast.AST) -> Iterator[tuple[ast.IfExp, int, int]]:
     The numbers follow from the order of the expressions, as Triton removes the indentation of a source. Number 1 is
     that of a statement behind the colon of a compound one.
     """
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.IfExp)]
-    ordered = sorted(found, key=lambda node: (node.lineno, node.col_offset, -(node.end_col_offset or 0)))
+    conditionals = [node for node in ast.walk(tree) if isinstance(node, ast.IfExp)]
+    ordered = sorted(conditionals, key=lambda node: (node.lineno, node.col_offset, -(node.end_col_offset or 0)))
     for _, of_line in itertools.groupby(ordered, lambda node: node.lineno):
         for place, node in enumerate(of_line):
             yield node, 2 * place + 2, 2 * place + 3
@@ -58,13 +58,13 @@ def spans_of(file: str) -> tuple[tuple[int, tuple[int, int], tuple[int, int]], .
 
 def parts_of_code(file: str, code: CodeType) -> dict[int, tuple[int, ...]]:
     """Return the parts of lines that each instruction of a file's function belongs to, by its offset in bytes."""
-    known, found = spans_of(file), dict[int, tuple[int, ...]]()
+    known, by_offset = spans_of(file), dict[int, tuple[int, ...]]()
     for number, (line, last, column, end) in enumerate(code.co_positions() if known else ()):
         if line is not None and last is not None and column is not None and end is not None:
             parts = tuple(part for part, begin, past in known if begin <= (line, column) and (last, end) <= past)
             if parts:
-                found[2 * number] = parts
-    return found
+                by_offset[2 * number] = parts
+    return by_offset
 
 
 class Marks:

@@ -94,9 +94,9 @@ class Operator:
         Args:
             backend: part of the operators' names.
             forward: takes the arguments, gives the results.
-            backward: takes the first result's cotangent, those of `cotangents`, what is saved and, where there are
-                gradients of several arguments, for each of them whether it is wanted; gives their gradients, of any
-                content where not wanted, contiguous and `empty_gradients` in shape.
+            backward: takes the first result's cotangent, those of `cotangents`, the saved tensors and, if several
+                arguments have gradients, whether each is required; gives their gradients, contiguous and with the
+                shapes of `empty_gradients`; unrequired ones have any content.
 
         Returns:
             What to call in place of `forward`: see `differentiate`.
@@ -139,17 +139,17 @@ class Operator:
         kinds = self._arguments | self._results
         saved = [f"{kinds[name]}{'?' if name in self.saves_if else ''} {name}" for name in self.saves]
         needs = [f"bool needs_{name}" for name in self._gradient_arguments]
-        taken = ["Tensor grad_output", *(f"Tensor? grad_{name}" for name in self.cotangents), *saved]
+        parameters = ["Tensor grad_output", *(f"Tensor? grad_{name}" for name in self.cotangents), *saved]
         if len(needs) == 1:
-            return f"({', '.join(taken)}) -> Tensor"
-        return f"({', '.join([*taken, *needs])}) -> ({', '.join(['Tensor'] * len(needs))})"
+            return f"({', '.join(parameters)}) -> Tensor"
+        return f"({', '.join([*parameters, *needs])}) -> ({', '.join(['Tensor'] * len(needs))})"
 
     def _fake_backward(self, grad_output: torch.Tensor, *rest: Any) -> Any:
         rest = rest[len(self.cotangents) :]
         known = {"grad_output": grad_output, **dict(zip(self.saves, rest))}
         likes = [known[like] for like in self._gradient_arguments.values()]
-        found = empty_gradients(likes, rest[len(self.saves) :] or [True])
-        return found[0] if len(found) == 1 else found
+        gradients = empty_gradients(likes, rest[len(self.saves) :] or [True])
+        return gradients[0] if len(gradients) == 1 else gradients
 
     def _save(self) -> Callable[..., None]:
         kinds = self._arguments | self._results
@@ -265,7 +265,7 @@ def differentiate(operator: Any, backward: Callable[..., Any], save: Callable[..
         which would take about half of a small call's time.
     """
     torch.library.register_autograd(operator, backward, setup_context=save, lib=_library)
-    implementation, taken, tensors = _launches[operator]
+    implementation, types, tensors = _launches[operator]
 
     def forward(ctx: Any, *arguments: Any) -> Any:
         output = implementation(*arguments)
@@ -277,7 +277,7 @@ def differentiate(operator: Any, backward: Callable[..., Any], save: Callable[..
     apply = differentiated.apply
 
     def call(*arguments: Any) -> Any:
-        if torch.compiler.is_compiling() or _needs_dispatcher(arguments, taken, tensors):
+        if torch.compiler.is_compiling() or _needs_dispatcher(arguments, types, tensors):
             return operator(*arguments)
         for place in tensors:
             tensor = arguments[place]
@@ -293,7 +293,7 @@ def _direct_backward(operator: Any) -> Callable[..., Any]:
 
     Autograd itself observes it if the gradients are to be differentiated.
     """
-    implementation, taken, tensors = _launches[operator]
+    implementation, types, tensors = _launches[operator]
 
     def call(grad_output: torch.Tensor, *rest: Any) -> Any:
         arguments = (grad_output, *rest)
@@ -301,7 +301,7 @@ def _direct_backward(operator: Any) -> Callable[..., Any]:
             torch.is_grad_enabled()
             or torch.compiler.is_compiling()
             or _lacks_memory(grad_output)
-            or _needs_dispatcher(arguments, taken, tensors)
+            or _needs_dispatcher(arguments, types, tensors)
         ):
             return operator(*arguments)
         return implementation(*arguments)
@@ -309,9 +309,9 @@ def _direct_backward(operator: Any) -> Callable[..., Any]:
     return call
 
 
-def _needs_dispatcher(arguments: tuple, taken: frozenset[tuple[type, ...]], tensors: tuple[int, ...]) -> bool:
+def _needs_dispatcher(arguments: tuple, types: frozenset[tuple[type, ...]], tensors: tuple[int, ...]) -> bool:
     """Return whether a transform, a mode, a view or an argument's type needs the dispatcher."""
-    if tuple(map(type, arguments)) not in taken:
+    if tuple(map(type, arguments)) not in types:
         return True
     for place in tensors:
         tensor = arguments[place]

@@ -58,8 +58,8 @@ class Module:
             whole = isinstance(node.value, int) and not isinstance(node.value, bool)
             return node.value if whole else None  # type: ignore[return-value]
         if isinstance(node, ast.Name) and depth < 8:
-            found = [each for each in self.defined.get(node.id, ()) if isinstance(each, ast.Assign)]
-            return self.fold(found[0].value, depth + 1) if len(found) == 1 else None
+            assignments = [each for each in self.defined.get(node.id, ()) if isinstance(each, ast.Assign)]
+            return self.fold(assignments[0].value, depth + 1) if len(assignments) == 1 else None
         if isinstance(node, ast.BinOp) and type(node.op) in _FOLDED:
             left, right = self.fold(node.left, depth + 1), self.fold(node.right, depth + 1)
             if left is None or right is None or (isinstance(node.op, ast.FloorDiv) and not right):

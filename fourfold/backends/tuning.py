@@ -127,8 +127,8 @@ class Tuner:
         return cache_folder("tuning") / f"{what}.json"
 
     def _recall(self, device: torch.device, kind: Hashable, fitting: list[Configuration]) -> Configuration | None:
-        found = self._by_name.get(_read_choices(self._file(device)).get(repr(kind), ""))
-        return found if found in fitting else None
+        configuration = self._by_name.get(_read_choices(self._file(device)).get(repr(kind), ""))
+        return configuration if configuration in fitting else None
 
     def _measure(
         self,
@@ -197,9 +197,9 @@ def configurations(kernel: str) -> tuple[Configuration, ...]:
 
 @contextlib.contextmanager
 def force_configuration(kernel: str, configuration: str) -> Iterator[Forced]:
-    """Context manager: launches of a kernel use a configuration wherever it fits, and otherwise their default.
+    """Launch a kernel with a configuration wherever it fits, and otherwise with its default.
 
-    It yields a `Forced`, whose count of launches tells whether the configuration was used at all.
+    It yields a `Forced`, whose count of launches shows whether the configuration was used at all.
 
     Raises:
         KeyError: there is no such kernel or configuration.

@@ -20,7 +20,7 @@ def counter(device: torch.device) -> torch.Tensor:
     """Return an int32 counter ``[1]`` that is 0 when the launch begins. No concurrent launch shares it.
 
     The launches of a stream run one after another, so each stream keeps one counter. A captured call may be replayed on
-    any stream beside any other, so it gets a counter of its own for good. On the CPU each call makes a new counter.
+    any stream beside any other, so it gets its own permanent counter. On the CPU each call makes a new counter.
     """
     if device.type == "cpu":
         return torch.zeros(1, dtype=torch.int32)

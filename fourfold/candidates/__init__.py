@@ -1,1 +1,1 @@
-"""Candidates: kernels of others, how they are loaded, run in their own process, and kept from cheating."""
+"""Candidates: load foreign kernels, run them in their own process, and detect cheating."""

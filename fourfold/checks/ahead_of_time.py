@@ -75,19 +75,19 @@ def cuda_kernels(operation: str, dtype: str, capability: int) -> list[dict[str, 
         CudaError: a kernel does not compile.
     """
     kernels = [kernel for kernel in backends.module(operation, "cuda").KERNELS if is_for(kernel, dtype)]
-    found: list[dict[str, Any]] = []
+    resources: list[dict[str, Any]] = []
     for source in dict.fromkeys(kernel.source for kernel in kernels):
         names = [kernel.name for kernel in kernels if kernel.source == source]
-        found += map(needs, compile_ahead_of_time(source, names, architecture(*divmod(capability, 10))).values())
-    return found
+        resources += map(needs, compile_ahead_of_time(source, names, architecture(*divmod(capability, 10))).values())
+    return resources
 
 
 def answer(operation_name: str, dtype_name: str, *words: str) -> str:
     """Compile the kernels; return their resources as JSON."""
     capabilities = [word for word in words if word.isdecimal()]
     if CUDA in words:
-        found = (cuda_kernels(operation_name, dtype_name, int(capability)) for capability in capabilities)
-        return json.dumps([kernel for kernels in found for kernel in kernels])
+        lists = (cuda_kernels(operation_name, dtype_name, int(capability)) for capability in capabilities)
+        return json.dumps([kernel for kernels in lists for kernel in kernels])
     disassembled = COMPILE_ONLY not in words
     # Imported here, because it imports Triton, which an import of this module must not do.
     from fourfold.backends.triton import compile as triton_compile

@@ -12,7 +12,7 @@ def backward_agrees(subject: Subject, search: Search) -> None:
 
     The tolerance is the oracle's running error.
 
-    The output is compared here, too, because another kernel may compute it when gradients are wanted.
+    The output is compared here, too, because another kernel may compute it when gradients are required.
     """
     subject.needs_gradients()
 

@@ -28,8 +28,8 @@ SOME_REPETITIONS = 1000
 
 def _is_batch(operation: Operation, case: Case) -> bool:
     """Return whether the result, and each input that may have samples, has an axis for them."""
-    given = ((case[name], axes) for name, axes in operation.batched.items() if name in case.inputs)
-    return case.grad_output.ndim > 0 and all(array.ndim > axes for array, axes in given)
+    arrays = ((case[name], axes) for name, axes in operation.batched.items() if name in case.inputs)
+    return case.grad_output.ndim > 0 and all(array.ndim > axes for array, axes in arrays)
 
 
 def _samples(operation: Operation, case: Case) -> int:

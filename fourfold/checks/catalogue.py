@@ -265,8 +265,8 @@ def outputs_for(check: Check | None, operation: Operation) -> list[str]:
     if check in (BAD_INPUT, COMPILER):
         return list(operation.outputs)[:1]
     gradients = check is not None and check.gradients
-    found = [name for name, of in operation.outputs.items() if of.differentiable or not gradients]
-    return [*found, ALL] if check is BACKWARD and len(found) > 1 else found
+    names = [name for name, of in operation.outputs.items() if of.differentiable or not gradients]
+    return [*names, ALL] if check is BACKWARD and len(names) > 1 else names
 
 
 # The checks of a case from a file: those that run any case alone.

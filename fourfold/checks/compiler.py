@@ -18,7 +18,7 @@ MOST_ELEMENTS = 4096
 def compiler_accepts(subject: Subject, search: Search) -> None:
     """Check that the compiler's front end accepts what named examples launch, without a GPU.
 
-    Of an implementation in a process of its own it is asked about all earlier launches, too. A brief search runs a few
+    For an implementation in a process of its own, all earlier launches are checked, too. A brief search runs a few
     named examples.
 
     Raises:
@@ -52,9 +52,9 @@ def compiler_accepts(subject: Subject, search: Search) -> None:
 
 def _failure(subject: Subject, refused: list[front_end.CompilerRefusal]) -> Failure:
     first = refused[0]
-    said = [f"{each.kernel} ({each.file}:{each.line}): {each.reason}" for each in refused]
+    lines = [f"{each.kernel} ({each.file}:{each.line}): {each.reason}" for each in refused]
     failure = Failure(
-        f"{subject}: Triton's compiler refuses what its interpreter runs: {'; '.join(dict.fromkeys(said))}"
+        f"{subject}: Triton's compiler refuses what its interpreter runs: {'; '.join(dict.fromkeys(lines))}"
     )
     frame = traceback.FrameSummary(first.file, first.line, first.kernel, line=first.text)
     setattr(failure, FRAMES_ELSEWHERE, [frame])

@@ -25,9 +25,9 @@ def with_cotangent(operation: Operation, case: Case, dtype: DType) -> Case:
     shape = reference(operation, case, dtype).shape
     if case.grad_output.shape == shape:
         return case
-    kept = operation.result_dtype(dtype).numpy if operation.differentiable else DTYPES["float32"].numpy
+    result_dtype = operation.result_dtype(dtype).numpy if operation.differentiable else DTYPES["float32"].numpy
     numbers = np.linspace(-1.5, 2, int(np.prod(shape, dtype=np.int64)))
-    return replace(case, grad_output=numbers.reshape(shape).astype(kept))
+    return replace(case, grad_output=numbers.reshape(shape).astype(result_dtype))
 
 
 @st.composite
@@ -76,14 +76,14 @@ def _axes(operation: Operation, case: Case) -> dict[str, int]:
     declaration = operation.declaration if isinstance(operation, DefinedOperation) else None
     if case.inputs.keys() - operation.axes.keys() or (whole and (declaration is None or declaration.ragged)):
         return {}
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     fixed = {of.high for of in declaration.tensors.values()} if declaration else set()
     for name, array in case.inputs.items():
         for axis, size in zip(_axis_names(operation, name, array.ndim), array.shape):
-            found[axis] = size
+            sizes[axis] = size
             if not axis.startswith(notation.LEADING) and notation.split(axis).names != (axis,):
                 fixed |= {axis, *notation.split(axis).names}
-    return {axis: size for axis, size in found.items() if axis not in fixed}
+    return {axis: size for axis, size in sizes.items() if axis not in fixed}
 
 
 def _cut(operation: Operation, name: str, array: np.ndarray, cuts: Cuts) -> np.ndarray:
@@ -93,10 +93,10 @@ def _cut(operation: Operation, name: str, array: np.ndarray, cuts: Cuts) -> np.n
 
 
 def _round(array: np.ndarray, bits: int) -> np.ndarray:
-    """Return numbers rounded to some bits of fraction; infinities and NaN as they are."""
+    """Return numbers rounded to some bits of fraction; infinities and NaN are unchanged."""
     if bits == BITS:
         return array
     with np.errstate(all="ignore"):
         fraction, exponent = np.frexp(array.astype(np.float64))
-        found = np.ldexp(np.round(np.ldexp(fraction, bits + 1)), exponent - bits - 1)
-        return np.where(np.isfinite(found), found, array).astype(array.dtype)
+        rounded = np.ldexp(np.round(np.ldexp(fraction, bits + 1)), exponent - bits - 1)
+        return np.where(np.isfinite(rounded), rounded, array).astype(array.dtype)

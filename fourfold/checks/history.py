@@ -38,7 +38,7 @@ def change_values(subject: Subject, case: Case) -> Case:
     """Return a case of the same shapes and layouts with other numbers that the operation accepts.
 
     Integers stay the same if the operation's record has no alternatives, or if the result's shape depends on them.
-    Numbers are scaled. Where that leaves a result as it was, as it leaves a normalized row, they are drawn anew.
+    Numbers are scaled. Where that does not change a result, such as a normalized row, they are drawn again.
     """
     other = subject.operation.redraw_numbers(case)
     if not distinguishes(subject, expected_results(subject, other), expected_results(subject, case)):
@@ -130,16 +130,16 @@ class _History:
         for result in self._former.pop()[1].values():
             _once(result).fill_(OVERWRITTEN)
 
-    def _results(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        tensors = {name: tensor for name, tensor in given.items() if name != "grad_output"}
-        names = [name for name in self.subject.operation.differentiable if self.gradients and name in given]
+    def _results(self, arguments: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        tensors = {name: tensor for name, tensor in arguments.items() if name != "grad_output"}
+        names = [name for name in self.subject.operation.differentiable if self.gradients and name in arguments]
         for name in names:
             tensors[name].requires_grad_()
         with torch.set_grad_enabled(bool(names)):
             output = self.subject.call(**tensors, **self.parameters)
         if not names:
             return named_results(output, {})
-        gradients = gradients_of(output, [tensors[name] for name in names], given["grad_output"])
+        gradients = gradients_of(output, [tensors[name] for name in names], arguments["grad_output"])
         return named_results(output, dict(zip(names, gradients)))
 
     def _former_results_stand(self, when: str) -> None:

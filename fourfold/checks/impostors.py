@@ -128,9 +128,9 @@ def accepted_impostors(operation: Operation, dtype: DType, cases: Iterable[Case]
                     rejected.add(key)
     names = ["output", *(f"gradient of {name}" for name in operation.differentiable)]
     possible = [(name, impostor) for name in names for impostor in ("all zero", "all NaN")]
-    wanted = dict.fromkeys([*possible, *tried])
+    required = dict.fromkeys([*possible, *tried])
     return [
         Accepted(operation.name, dtype.name, name, impostor, tried.get((name, impostor), 0))
-        for name, impostor in wanted
+        for name, impostor in required
         if (name, impostor) not in rejected
     ]

@@ -33,9 +33,9 @@ class _Call:
     def __init__(self, subject: Subject, case: Case, name: str) -> None:
         self.subject, self.name = subject, name
         self.expected: dict[str, Bounded] = expected_results(subject, case)
-        given = case_tensors(subject, case)
-        self.cotangent = given["grad_output"]
-        self.inputs = {name: tensor for name, tensor in given.items() if name != "grad_output"}
+        tensors = case_tensors(subject, case)
+        self.cotangent = tensors["grad_output"]
+        self.inputs = {name: tensor for name, tensor in tensors.items() if name != "grad_output"}
         self.names = subject.operation.differentiable_in(case)
         for each in self.names:
             self.inputs[each].requires_grad_()
@@ -104,14 +104,14 @@ def _smallest_of_each_shape(subject: Subject) -> list[Case]:
 
     One of them differs from any given case. The gradients of an empty batch, or of a single class, say nothing.
     """
-    found: list[Case] = []
+    cases: list[Case] = []
     for case in sorted(dict(subject.named_examples()).values(), key=lambda c: c.elements):
-        differs = not any(_shapes(case) == _shapes(other) for other in found)
+        differs = not any(_shapes(case) == _shapes(other) for other in cases)
         if differs and any(gradient.value.any() for gradient in expected_gradients(subject, case).values()):
-            found.append(case)
-        if len(found) == 2:
+            cases.append(case)
+        if len(cases) == 2:
             break
-    return found
+    return cases
 
 
 def _shapes(case: Case) -> list[tuple[int, ...]]:

@@ -25,7 +25,7 @@ from fourfold.operations.case import Case
 from fourfold.operations.not_reached import NotReached
 from fourfold.operations.outcomes import Exclusion, Failure, Unsupported
 
-# More calls than 8 bits count, and more results than anybody keeps buffers for.
+# More calls than 8 bits count, and more results than any ring of buffers holds.
 CALLS = 400
 # The number of named examples to try until one is taken. An implementation may refuse some.
 ASKED = 4
@@ -78,8 +78,8 @@ class _Calls:
         self.subject, self.cases = subject, cases
         self.inputs = [case.tensors(subject.dtype, subject.device) for case in cases]
         names = subject.operation.differentiable_in(cases[0]) if subject.differentiable else ()
-        self.leaves = [[given[name].detach().requires_grad_() for name in names] for given in self.inputs]
-        self.recorded = [given | dict(zip(names, leaves)) for given, leaves in zip(self.inputs, self.leaves)]
+        self.leaves = [[tensors[name].detach().requires_grad_() for name in names] for tensors in self.inputs]
+        self.recorded = [tensors | dict(zip(names, leaves)) for tensors, leaves in zip(self.inputs, self.leaves)]
         self.cotangents = [case.tensor("grad_output", subject.dtype, subject.device) for case in cases]
         self.names = names
         self.made: list[_Call] = []
@@ -152,8 +152,8 @@ def _differing(calls: list[_Call], name: str, right: torch.Tensor, later: bool) 
     copies = torch.stack([bits(call.copies[name]) for call in alike])
     against = torch.stack([bits(call.results[name]) for call in alike]) if later else bits(right)
     differs = (copies != against).reshape(len(alike), -1).any(1).tolist()
-    found = [call for call, differ in zip(alike, differs) if differ]
-    return found if later else sorted([*found, *(call for call in calls if call not in alike)], key=lambda c: c.number)
+    differing = [call for call, differ in zip(alike, differs) if differ]
+    return differing if later else sorted([*differing, *(c for c in calls if c not in alike)], key=lambda c: c.number)
 
 
 @graded
@@ -189,11 +189,11 @@ def _call_many_times(subject: Subject, search: Search, other: Case, case: Case) 
             calls.make(int(order[n]))
 
     make(BACKWARD)  # the first calls may compile and tune
-    wanted = 2 * BACKWARD
+    count = 2 * BACKWARD
     if not search.brief:
-        cost = costs.functions_called(functools.partial(make, wanted)) / BACKWARD
-        wanted = max(LEAST, costs.calls_within(FUNCTIONS[subject.device], cost, CALLS))
-    make(wanted)
+        cost = costs.functions_called(functools.partial(make, count)) / BACKWARD
+        count = max(LEAST, costs.calls_within(FUNCTIONS[subject.device], cost, CALLS))
+    make(count)
     agreements, total = calls.judge(), len(calls.made)
     if (more := calls.more_tensors()) >= max(KEPT, total // BACKWARD):
         raise Failure(f"{subject}: {total} calls on the same tensors have left {more} more tensors alive")
@@ -204,4 +204,4 @@ def _call_many_times(subject: Subject, search: Search, other: Case, case: Case) 
         f"{alike} in {total} ({with_backward} of them with a backward pass):"
         f" a rate over {excluded_rate(total):.2%} is excluded with {CONFIDENCE:.0%} confidence"
     )
-    costs.require_calls(total, wanted)
+    costs.require_calls(total, count)

@@ -66,10 +66,10 @@ def _difference(
     subject: Subject, first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
 ) -> tuple[str, list[int], float, float] | None:
     """Return the first difference between two calls' results: name, index and both values; None if there is none."""
-    held, other = subject.dtype.arrays(first), subject.dtype.arrays(second)
-    for name in held:
-        differs = np.argwhere((held[name] != other[name]) & ~(np.isnan(held[name]) & np.isnan(other[name])))
+    one, other = subject.dtype.arrays(first), subject.dtype.arrays(second)
+    for name in one:
+        differs = np.argwhere((one[name] != other[name]) & ~(np.isnan(one[name]) & np.isnan(other[name])))
         if len(differs):
             at = tuple(int(i) for i in differs[0])
-            return name, list(at), held[name][at], other[name][at]
+            return name, list(at), one[name][at], other[name][at]
     return None

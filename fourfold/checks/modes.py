@@ -59,7 +59,7 @@ def modes_do_not_matter(subject: Subject, search: Search) -> None:
 
     If gradients are not recorded, the output must not require them. The call must leave the modes unchanged. This
     library's own implementations must give the same bits in every mode. A foreign implementation may compute
-    differently if gradients are wanted.
+    differently if gradients are required.
     """
 
     # A separate process shows neither pytest nor the interpreter.
@@ -68,8 +68,8 @@ def modes_do_not_matter(subject: Subject, search: Search) -> None:
     in_default = set(subject.claims.dtypes) == {"float32"}
     modes = [
         when
-        for when, (_, wanted, _) in known.items()
-        if (subject.differentiable or not wanted) and not (in_default and when in OTHER_DEFAULTS)
+        for when, (_, needs_gradients, _) in known.items()
+        if (subject.differentiable or not needs_gradients) and not (in_default and when in OTHER_DEFAULTS)
     ]
     turns = itertools.cycle(modes)
 
@@ -96,9 +96,9 @@ def modes_do_not_matter(subject: Subject, search: Search) -> None:
 
 
 def _call_in_mode(subject: Subject, case: Case, when: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    mode, wanted, within = MODES_OF_OTHERS[when]
+    mode, needs_gradients, within = MODES_OF_OTHERS[when]
     tensors = {} if within else case.tensors(subject.dtype, subject.device)
-    for name in subject.operation.differentiable_in(case) if wanted else ():
+    for name in subject.operation.differentiable_in(case) if needs_gradients else ():
         tensors[name].requires_grad_()
     before = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     with mode() if mode is not None else contextlib.nullcontext():

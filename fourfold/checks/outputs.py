@@ -63,16 +63,16 @@ def outputs_fit(subject: Subject, search: Search) -> None:
 
     def body(case: Case) -> None:
         tensors = case.tensors(dtype, subject.device)
-        wanted = operation.differentiable_in(case) if subject.differentiable else ()
-        for name in wanted:
+        differentiable = operation.differentiable_in(case) if subject.differentiable else ()
+        for name in differentiable:
             tensors[name].requires_grad_()
         outputs = dict(zip(names, outputs_of(subject.call(**tensors, **case.parameters), names)))
         results = {name: output.detach() for name, output in outputs.items()}
-        if wanted:
+        if differentiable:
             joined = concatenate_outputs(lambda: tuple(outputs.values()), names, operation.joined, dtype.torch)()
             cotangent = case.tensor("grad_output", dtype, subject.device)
-            gradients = gradients_of(joined, [tensors[name] for name in wanted], cotangent)
-            results |= named_gradients(dict(zip(wanted, gradients)))
+            gradients = gradients_of(joined, [tensors[name] for name in differentiable], cotangent)
+            results |= named_gradients(dict(zip(differentiable, gradients)))
         problem = admissible(case, dtype.arrays(results))
         if problem is not None:
             raise Failure(f"{subject}: {problem}\nwith {describe(tensors)}")

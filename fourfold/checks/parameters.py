@@ -50,18 +50,18 @@ def _own_arguments(implementation: Callable[..., Any], operation: Operation) -> 
 
     If the names differ, arguments are matched by position.
     """
-    called = getattr(implementation, "__wrapped__", implementation)
-    called = called.forward if isinstance(called, torch.nn.Module) else implementation
+    function = getattr(implementation, "__wrapped__", implementation)
+    function = function.forward if isinstance(function, torch.nn.Module) else implementation
     try:
-        parameters = inspect.signature(called).parameters
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # the function is not written in Python
         return {}
-    wanted = list(_arguments(operation))
-    if set(wanted) <= parameters.keys():
-        return {name: parameters[name] for name in wanted}
+    names = list(_arguments(operation))
+    if set(names) <= parameters.keys():
+        return {name: parameters[name] for name in names}
     if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values()):
         return {}
-    return dict(zip(wanted, parameters.values()))
+    return dict(zip(names, parameters.values()))
 
 
 def _own_defaults(implementation: Callable[..., Any], operation: Operation) -> dict[str, Any]:
@@ -86,8 +86,8 @@ def defaults_are_the_definitions(subject: Subject, search: Search) -> None:
     if not declared:
         raise Unsupported(f"{subject.operation.name} has no parameter with a default")
     own = _own_defaults(subject.implementation, subject.operation)
-    taken = _passed_parameters(subject, declared)
-    for left_out in [[name] for name in taken] + [taken][: len(taken) > 1]:
+    passed = _passed_parameters(subject, declared)
+    for left_out in [[name] for name in passed] + [passed][: len(passed) > 1]:
         differing = {
             name: own[name] for name in left_out if name in own and not equal_defaults(own[name], declared[name])
         }

@@ -87,8 +87,8 @@ def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
 
 def _results(subject: Subject, case: Case, gradients: bool = True) -> tuple[Results, dict[str, torch.Tensor]]:
     """Return copies of a call's results, and the tensors of the call."""
-    output, found, tensors = subject.evaluate(case, gradients)
-    return {name: each.detach().clone() for name, each in named_results(output, found).items()}, tensors
+    output, gradients_by_name, tensors = subject.evaluate(case, gradients)
+    return {name: each.detach().clone() for name, each in named_results(output, gradients_by_name).items()}, tensors
 
 
 def _results_in_other_order(subject: Subject, case: Case, gradients: bool = True) -> Results:

@@ -134,8 +134,8 @@ def expected_gradients(subject: Subject, case: Case) -> dict[str, Bounded]:
     return named_gradients(gradients)
 
 
-def _free_at_nan(gradient: Bounded, given: np.ndarray) -> Bounded:
-    undefined = np.isnan(given.astype(np.float64))
+def _free_at_nan(gradient: Bounded, array: np.ndarray) -> Bounded:
+    undefined = np.isnan(array.astype(np.float64))
     if not undefined.any():
         return gradient
     return gradient.within(np.where(undefined, np.inf, gradient.error))

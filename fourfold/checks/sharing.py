@@ -83,13 +83,13 @@ def _check_shared_memory(subject: Subject, search: Search, arrangement: Arrangem
 def _check_repeated_tensor(subject: Subject, search: Search, arrangement: Arrangement, case: Case) -> None:
     assert arrangement.twice is not None
     first, second = arrangement.twice
-    wanted = subject.differentiable and {first, second} <= {*subject.operation.differentiable_in(case)}
+    differentiable = subject.differentiable and {first, second} <= {*subject.operation.differentiable_in(case)}
     tensors = case.tensors(subject.dtype, subject.device)
-    tensors[second] = tensors[first].requires_grad_(wanted)
+    tensors[second] = tensors[first].requires_grad_(differentiable)
     output = subject.call(**tensors, **case.parameters)
-    expected = _expected_results(subject, case, wanted)
+    expected = _expected_results(subject, case, differentiable)
     results, right = {OUTPUT: output.detach()}, {OUTPUT: expected[OUTPUT]}
-    if wanted:
+    if differentiable:
         cotangent = case.tensor("grad_output", subject.dtype, subject.device)
         (results[f"{GRADIENT_OF}{first}"],) = gradients_of(output, [tensors[first]], cotangent)
         both = [stored(expected[f"{GRADIENT_OF}{name}"]) for name in (first, second)]

@@ -25,15 +25,15 @@ def single_gradients_agree(subject: Subject, search: Search) -> None:
             # All but one, each omitted in turn, as when the input is data and only parameters are trained.
             some.append(tuple(name for name in names if name != names[search.ran % len(names)]))
         agreements: list[Agreement] = []
-        for wanted in some:
+        for inputs in some:
             tensors = case.tensors(subject.dtype, subject.device)
-            for name in wanted:
+            for name in inputs:
                 tensors[name].requires_grad_()
             output = subject.call(**tensors, **case.parameters)
             grad_output = case.tensor("grad_output", subject.dtype, subject.device)
-            gradients = gradients_of(output, [tensors[name] for name in wanted], grad_output)
-            results = named_gradients(dict(zip(wanted, gradients)))
-            when = f"for {' and '.join(wanted)} alone, "
+            gradients = gradients_of(output, [tensors[name] for name in inputs], grad_output)
+            results = named_gradients(dict(zip(inputs, gradients)))
+            when = f"for {' and '.join(inputs)} alone, "
             agreements += compare_results(subject, results, expected, tensors, when)
         search.saw(*agreements)
 

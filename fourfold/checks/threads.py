@@ -72,16 +72,16 @@ def _call_threads(subject: Subject, cases: list[Case]) -> tuple[int, list[list[l
 def _call_elsewhere(subject: Subject, cases: list[Case], functions: float) -> tuple[int, list[list[list[Results]]]]:
     """Do the same as `_call_threads` in the process in which the implementation runs."""
     implementation: Any = subject.implementation
-    calls, wanted = [], []
+    calls, inputs = [], []
     for case in cases:
         tensors, names, grad_output = _arguments(subject, case)
         calls.append(({**tensors, **case.parameters}, grad_output))
-        wanted.append(names)
+        inputs.append(names)
     with blame_implementation():
-        count, results = implementation.call_at_once(calls, wanted, functions)
+        count, results = implementation.call_at_once(calls, inputs, functions)
     return count, [
         [[named_results(output, dict(zip(names, grads))), named_results(plain, {})] for output, grads, plain in calls]
-        for names, calls in zip(wanted, results)
+        for names, calls in zip(inputs, results)
     ]
 
 
@@ -89,9 +89,9 @@ def _call_elsewhere(subject: Subject, cases: list[Case], functions: float) -> tu
 def threads_do_not_matter(subject: Subject, search: Search) -> None:
     """Check the results of several threads that call at once, with two sets of values, with gradients and without.
 
-    This library's own kernels must give the same bits as a call from a single thread. Torch need not, nor somebody
-    else's implementation, which may call torch: in another thread, torch divides a call's work differently, and then
-    sums in another order.
+    This library's own kernels must give the same bits as a call from a single thread. Torch and other implementations,
+    which may call torch, need not: in another thread, torch divides a call's work differently, and then sums in another
+    order.
 
     Raises:
         Unsupported: the implementation works in place, in a process of its own.
@@ -109,7 +109,7 @@ def threads_do_not_matter(subject: Subject, search: Search) -> None:
             output, gradients, tensors = subject.evaluate(each)  # the first call may compile, tune and allocate
             alone.append(named_results(output.detach(), gradients))
             agreements += compare_results(subject, alone[-1], right, tensors, "before threads call at once: ")
-        wanted, results_by_thread = _call_threads(subject, [cases[place % 2] for place in range(THREADS)])
+        count, results_by_thread = _call_threads(subject, [cases[place % 2] for place in range(THREADS)])
         for place, calls in enumerate(results_by_thread):
             tensors_of_call = cases[place % 2].tensors(subject.dtype, subject.device)
             for results in itertools.chain.from_iterable(calls):
@@ -118,6 +118,6 @@ def threads_do_not_matter(subject: Subject, search: Search) -> None:
                 if same_bits:
                     require_same_bits(subject, results, alone[place % 2], tensors_of_call, when)
         search.saw(*agreements)
-        require_calls(sum(map(len, results_by_thread)), wanted * THREADS)
+        require_calls(sum(map(len, results_by_thread)), count * THREADS)
 
     search.cases(subject, "threads", body, few=True, also=subject.small_example())

@@ -67,12 +67,12 @@ def select_cells(given: argparse.Namespace) -> Selection:
     Raises:
         SelectionError: an option names something unknown.
     """
-    chosen = given.backend or ([] if given.candidate else [name for name in backends.BACKENDS if name in OWN])
+    names = given.backend or ([] if given.candidate else [name for name in backends.BACKENDS if name in OWN])
     return Selection.of(
         operations(),
         given.candidate,
         op=given.op or [operation_in(text) for text in given.candidate],
-        backend=[*chosen, *([CANDIDATE] if given.candidate else [])],
+        backend=[*names, *([CANDIDATE] if given.candidate else [])],
         dtype=given.dtype,
     )
 
@@ -107,9 +107,9 @@ def lines(accuracy: Accuracy) -> Iterator[str]:
 
 def _texts(row: Row, contenders: Sequence[str]) -> list[str]:
     own = row.errors[row.kernel]
-    shown = [_format_errors(row.errors[name]) if name in row.errors else "" for name in contenders]
+    cells = [_format_errors(row.errors[name]) if name in row.errors else "" for name in contenders]
     behind = "" if row.behind is None else f"{round(row.behind, 1) + 0.0:+.1f}"  # + 0.0 makes -0.0 a 0.0
-    return [behind, row.operation, row.result, row.dtype, row.kernel, _format_errors(own), *shown, own.at]
+    return [behind, row.operation, row.result, row.dtype, row.kernel, _format_errors(own), *cells, own.at]
 
 
 def _format_errors(errors: Errors) -> str:

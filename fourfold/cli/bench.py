@@ -20,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("kernel", metavar="FILE_OR_MODULE:FUNCTION", help="the implementation, as my_kernels.py:my_softmax")
     add("--as", dest="operation", metavar="OPERATION", help="what it computes, as softmax or FILE.py:OPERATION")
-    add("--save", metavar="NAME", help=f"keep the times and the sources, in {SAVED}")
+    add("--save", metavar="NAME", help=f"save the times and the sources in {SAVED}")
     add(
         "--compare",
         metavar="NAME",
@@ -58,8 +58,8 @@ def command(given: argparse.Namespace) -> int:
 
 def last_record(given: argparse.Namespace) -> Path:
     """Return the record of the last saved run of a name."""
-    found = {path.stem.partition("_")[2]: path for path in sorted(SAVED.glob("*/[0-9]*_*.json"), key=lambda p: p.name)}
-    if given.compare not in found:
-        there = f"there are {', '.join(found)}{did_you_mean(given.compare, found)}" if found else "save one by --save"
+    saved = {path.stem.partition("_")[2]: path for path in sorted(SAVED.glob("*/[0-9]*_*.json"), key=lambda p: p.name)}
+    if given.compare not in saved:
+        there = f"there are {', '.join(saved)}{did_you_mean(given.compare, saved)}" if saved else "save one by --save"
         given.error(f"--compare: no run is saved as {given.compare} in {SAVED.absolute()}: {there}")
-    return found[given.compare]
+    return saved[given.compare]

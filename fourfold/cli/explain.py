@@ -30,14 +30,14 @@ def command(given: argparse.Namespace) -> int:
 
 def explanations() -> dict[str, str]:
     """Return what the documentation says of each check, by its name and by that of its tests, and of each kind."""
-    found = {}
+    texts = {}
     for paragraph in _page("checks.md").split("\n\n"):
         if head := re.match(r"\*\*([^*]+)\*\*(?: \(`test_(\w+)\.py`\))?", paragraph):
-            found[head[1].lower().rstrip(".")] = paragraph
-            found.setdefault((head[2] or head[1]).replace("_", " ").lower(), paragraph)
+            texts[head[1].lower().rstrip(".")] = paragraph
+            texts.setdefault((head[2] or head[1]).replace("_", " ").lower(), paragraph)
     row = re.compile(rf"^\| `({'|'.join(Kind)})` \| (.+) \| [^|]+ \|$", re.MULTILINE)
-    found |= dict(row.findall(_page("grading.md")))
-    return {name: re.sub(r"<[^>]+>|\[([^\]]+)\]\([^)]*\)", r"\1", text) for name, text in found.items()}
+    texts |= dict(row.findall(_page("grading.md")))
+    return {name: re.sub(r"<[^>]+>|\[([^\]]+)\]\([^)]*\)", r"\1", text) for name, text in texts.items()}
 
 
 def _page(name: str) -> str:

@@ -53,8 +53,8 @@ def grade_file(given: argparse.Namespace, stop: Stop) -> int:
         print(f"fourfold grade: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        kept = f"; the same command goes on: {given.out} has what is judged" if given.out else ""
-        print(f"fourfold grade: interrupted{kept}", file=sys.stderr)
+        hint = f"; the same command resumes: {given.out} has the finished verdicts" if given.out else ""
+        print(f"fourfold grade: interrupted{hint}", file=sys.stderr)
         return stop.status
     finally:
         if watched is not None and watched.counts:

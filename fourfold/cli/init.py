@@ -53,8 +53,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.py[:FUNCTION]",
         help="a function with a kernel, or all of a file; without it, all that are found in this folder",
     )
-    add("--as", dest="operation", metavar="OPERATION", help="what it computes; else its name says which, if any does")
-    add("--force", action="store_true", help="replace files that are there")
+    add("--as", dest="operation", metavar="OPERATION", help="what it computes; by default as its name says")
+    add("--force", action="store_true", help="replace existing files")
     add("--no-workflow", action="store_true", help="write no workflow for GitHub")
 
 
@@ -102,13 +102,13 @@ def choose_sources(text: str | None) -> list[tuple[Source, list[str]]]:
         source = Source.of(Path(place))
         if colon:
             source.require(function)
-        found = [(source, [function] if colon else source.kernels())]
+        pairs = [(source, [function] if colon else source.kernels())]
     else:
-        found = [(source, source.kernels()) for source in _sources(Path())]
-    found = [(source, functions) for source, functions in found if functions]
-    if not found:
+        pairs = [(source, source.kernels()) for source in _sources(Path())]
+    pairs = [(source, functions) for source, functions in pairs if functions]
+    if not pairs:
         raise NotThere(f"no function of {text or 'this folder'} launches a Triton kernel: name it, as FILE.py:FUNCTION")
-    return found
+    return pairs
 
 
 def _sources(folder: Path) -> Iterator[Source]:
@@ -182,17 +182,17 @@ def definition(function: str, node: Any) -> str:
         (node.args.args, node.args.defaults) if isinstance(node, ast.FunctionDef) else ([ast.arg("x")], [])
     )
     defaults: list[ast.expr | None] = [*[None] * (len(arguments) - len(given)), *given]
-    said, signature = [], []
+    declared, signature = [], []
     for argument, default in zip(arguments, defaults):
         number = argument.annotation is not None and ast.unparse(argument.annotation) in ("int", "float", "bool")
         if default is None and not number:
-            said.append(f'{argument.arg}=tensor("rows cols")')
+            declared.append(f'{argument.arg}=tensor("rows cols")')
         else:
-            said.append(f"{argument.arg}=values({ast.unparse(default) if default else 1})")
+            declared.append(f"{argument.arg}=values({ast.unparse(default) if default else 1})")
         signature.append(argument.arg + (f"={ast.unparse(default)}" if default else ""))
     return f"""\
 # The shape of each tensor, and numbers that each parameter may be.
-@fourfold.operation({", ".join(said)})
+@fourfold.operation({", ".join(declared)})
 def {function}_in_torch({", ".join(signature)}):
     raise NotImplementedError("write what {function} computes, in torch")
 """

@@ -40,12 +40,12 @@ COMMANDS = {
         "fourfold.cli.init",
     ),
     "list": Command(
-        "name the known operations, or the kernels and operations of a file",
+        "list the known operations, or the kernels and operations of a file",
         ("fourfold.cli.listing", "add_options"),
         "fourfold.cli.listing",
     ),
     "verify": Command(
-        "put a kernel of yours through every check of an operation",
+        "run every check of an operation on your kernel",
         ("fourfold.cli.verify", "add_options"),
         "fourfold.cli.verify",
     ),
@@ -55,7 +55,7 @@ COMMANDS = {
         "fourfold.cli.bench",
     ),
     "grade": Command(
-        "judge thousands of kernels, none of them trusted, on one machine or on many",
+        "judge thousands of untrusted kernels, on one machine or on many",
         ("fourfold.cli.options", "add_grade"),
         "fourfold.cli.grade",
     ),

@@ -55,7 +55,7 @@ def command(given: argparse.Namespace) -> int:
 
     more = "options are those of"
     for tool, about in (
-        (verify, f"Put a kernel through every check of an operation. {_KERNEL} {more} `fourfold verify --help`."),
+        (verify, f"Run every check of an operation on a kernel. {_KERNEL} {more} `fourfold verify --help`."),
         (sanitize, f"Run a script with Triton kernels on the CPU; find memory errors. {more} `fourfold sanitize`."),
         (bench, f"Time a kernel beside torch and torch.compile. {_KERNEL} {more} `fourfold bench --help`."),
         (explain, "Explain a check, a kind of verdict or an operation, such as memory, imprecise or softmax."),

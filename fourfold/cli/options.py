@@ -39,7 +39,7 @@ def add_accuracy(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="OP=FILE_OR_MODULE:FUNCTION",
-        help="measure this implementation in place of the library's; it runs in this process",
+        help="measure this implementation instead of the library's; it runs in this process",
     )
     add(
         "--examples",
@@ -63,7 +63,7 @@ def add_resources(parser: argparse.ArgumentParser) -> None:
         metavar="REVISION",
         help="compare with the kernels of this git revision; operations whose files are the same are left out",
     )
-    against.add_argument("--against", type=Path, metavar="FILE", help="compare with what --json has written")
+    against.add_argument("--against", type=Path, metavar="FILE", help="compare with a file of --json")
     add_json(parser, "what the kernels need")
     add("--strict", action="store_true", help="exit with 1 if a kernel needs more than before")
     add("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="the number of kernels that compile at once")
@@ -73,7 +73,7 @@ def add_grade(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fourfold grade``."""
     add = parser.add_argument
     add("candidates", type=Path, metavar="CANDIDATES.jsonl", help="a line of JSON for each candidate")
-    add("--out", type=Path, metavar="FILE", help="append each result, and go on where FILE stops")
+    add("--out", type=Path, metavar="FILE", help="append each result, and resume after the last one")
     add("--report", type=Path, metavar="DIR", help="write a page that filters by verdict")
     add("--id", action="append", default=[], metavar="ID", help="judge this candidate alone")
     add("--workers", type=int, metavar="N", help="the number of workers; one for each processor by default")
@@ -81,13 +81,13 @@ def add_grade(parser: argparse.ArgumentParser) -> None:
     add("--ray", metavar="ADDRESS", help="let the machines of a Ray cluster judge, as at auto")
     add("--seed", type=int, metavar="N", help="of the generated cases")
     add("--examples", type=int, default=EXAMPLES, metavar="N", help=f"cases a check; {EXAMPLES} if absent")
-    add("--dtype", action="append", default=[], metavar="NAME", help="look at this dtype alone")
-    add("--all-failures", action="store_true", help="go on with what is wrong, until all is found")
-    add("--no-refusals", action="store_true", help="an exception of a candidate's own is a failure")
+    add("--dtype", action="append", default=[], metavar="NAME", help="check only this dtype")
+    add("--all-failures", action="store_true", help="continue after a failure")
+    add("--no-refusals", action="store_true", help="an exception that a candidate raises is a failure")
     add("--strict-errors", action="store_true", help="bad input must raise the declared errors")
-    add("--forbid-fallback", action="store_true", help="torch may allocate memory, and not compute")
-    add("--forbid-imports", default="", metavar="A,B", help="modules that no source may import")
-    add("--speed", action="store_true", help="time what is right beside the reference; needs --gpus 1")
+    add("--forbid-fallback", action="store_true", help="torch may allocate memory, but not compute")
+    add("--forbid-imports", default="", metavar="A,B", help="reject sources that import these modules")
+    add("--speed", action="store_true", help="time right candidates beside the reference; needs --gpus 1")
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:

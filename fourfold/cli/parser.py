@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Passed(argparse.Action):
-    """An option that goes to pytest as it is, joined with its value."""
+    """An option that is passed to pytest unchanged, joined with its value."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Store the option joined with its value."""

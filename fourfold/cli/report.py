@@ -14,7 +14,7 @@ from fourfold.engine.verification import source_of
 from fourfold.grading import report as grading
 from fourfold.grading.results import Graded
 from fourfold.performance import report as performance
-from fourfold.performance.timings import NAMES, Timing, comparisons, markdown
+from fourfold.performance.timings import Timing, column_names, comparisons, markdown
 
 BACK = "../index.html"
 
@@ -48,8 +48,8 @@ def command(given: argparse.Namespace) -> int:
             if part := performance.read(given.out / name / "performance.json"):
                 timed.setdefault(part["machine"].get("gpu", ""), []).append(part)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            said = f"{type(error).__name__}: {error}" if not isinstance(error, OSError | ValueError) else error
-            given.error(f"{file}: expected what verify --json, grade --out, bench --json or --save write: {said}")
+            problem = f"{type(error).__name__}: {error}" if not isinstance(error, OSError | ValueError) else error
+            given.error(f"{file}: expected what verify --json, grade --out, bench --json or --save write: {problem}")
     index = given.out / "index.html"
     index.write_text(page("engine/table.html", title="Results", about="", names=("result", "", "of"), rows=rows))
     print(f"report: {index}")
@@ -75,33 +75,34 @@ def pages_of(file: Path, folder: Path) -> Iterator[Entry]:
         right = sum(one.passed for one in graded)
         yield Entry((f"{len(graded)} candidates", f"{right} right", str(file)), "index.html")
         return
-    found = json.loads(text)
-    if "benchmarks" in found:
-        performance.write(folder, "performance", performance.saved_performance(found), BACK)
-        yield Entry((f"{len(found['benchmarks'])} benchmarks", "timed", str(file)), "index.html")
-    elif "timings" in found:
-        rows = [Entry(tuple(Timing(**one).cells)) for one in found["timings"]]
-        table = page("engine/table.html", BACK, title="Timings", about=str(file), names=NAMES, rows=rows)
+    record = json.loads(text)
+    if "benchmarks" in record:
+        performance.write(folder, "performance", performance.saved_performance(record), BACK)
+        yield Entry((f"{len(record['benchmarks'])} benchmarks", "timed", str(file)), "index.html")
+    elif "timings" in record:
+        timed = [Timing(**one) for one in record["timings"]]
+        rows = [Entry(tuple(one.cells)) for one in timed]
+        table = page("engine/table.html", BACK, title="Timings", about=str(file), names=column_names(timed), rows=rows)
         (folder / "index.html").write_text(table, encoding="utf-8")
         yield Entry((f"{len(rows)} timings", "timed", str(file)), "index.html")
-    elif "checks" in found:
-        for number, verdict in enumerate(verdicts_of(found, text)):
+    elif "checks" in record:
+        for number, verdict in enumerate(verdicts_of(record, text)):
             (folder / f"{number}.html").write_text(verdict.html(BACK), encoding="utf-8")
             name = f"{verdict.implementation} as {verdict.operation}"
             yield Entry((name, verdict.kind, str(file)), f"{number}.html", verdict.kind)
     else:
-        raise NoResult(f"found {', '.join(found) or 'nothing'}")
+        raise NoResult(f"found {', '.join(record) or 'nothing'}")
 
 
-def verdicts_of(found: Mapping[str, Any], text: str) -> Iterator[Verdict]:
+def verdicts_of(record: Mapping[str, Any], text: str) -> Iterator[Verdict]:
     """Yield the verdict of a JSON, or those of a run of pytest, one for each implementation of an operation."""
-    if "implementation" in found:
+    if "implementation" in record:
         yield Verdict.from_json(text)
         return
-    split = (each.partition("=") for each in found.get("candidates", []))
+    split = (each.partition("=") for each in record.get("candidates", []))
     places = {operation.rpartition(":")[2]: place for operation, _, place in split}
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for check in found["checks"]:
+    for check in record["checks"]:
         groups.setdefault((check["operation"], check["backend"]), []).append(check)
     for (operation, backend), checks in groups.items():
         place = places.get(operation, "") if backend == CANDIDATE else ""
@@ -109,15 +110,15 @@ def verdicts_of(found: Mapping[str, Any], text: str) -> Iterator[Verdict]:
         yield Verdict(
             implementation=place or backend,
             operation=operation,
-            device=found["device"],
-            claims=found["claims"],
+            device=record["device"],
+            claims=record["claims"],
             outcomes=tuple(Outcome.of_check(check) for check in checks),
-            shortcomings=tuple(found["shortcomings"]),
+            shortcomings=tuple(record["shortcomings"]),
             warnings=(),
-            versions=found["versions"],
+            versions=record["versions"],
             seed=0,
             seconds=sum(check.get("seconds", 0.0) for check in checks),
-            suggested_claim=found["suggested_claim"],
+            suggested_claim=record["suggested_claim"],
             file=str(file),
             source=source_of(file),
         )

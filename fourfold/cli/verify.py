@@ -63,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="the number of processes at a time, or auto; 0 runs all in one process. Without -n, a"
         " run of all checks and dtypes on the CPU has one per core, up to 4",
     )
-    add_passed("--lf", action="store_true", help="only what failed in the last run")
+    add_passed("--lf", action="store_true", help="only the checks that failed in the last run")
     add_passed("--timeout", metavar="SECONDS", help="limit of each check")
     add_passed("--hypothesis-profile", metavar="NAME", help="default, full or nightly: more cases, and random ones")
 

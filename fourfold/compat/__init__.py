@@ -72,14 +72,14 @@ def find(part: str) -> Any:
         ImportError: the library is missing.
     """
     path, *names = re.split(r"[( ]", part)[0].split(".")
-    found: Any = importlib.import_module(path)
+    value: Any = importlib.import_module(path)
     for name in names:
         path = f"{path}.{name}"
-        if isinstance(found, ModuleType) and name not in vars(found) and "__path__" in vars(found):
+        if isinstance(value, ModuleType) and name not in vars(value) and "__path__" in vars(value):
             with contextlib.suppress(ModuleNotFoundError):  # the module's __getattr__ may provide it
                 importlib.import_module(path)
-        found = getattr(found, name)
-    return found
+        value = getattr(value, name)
+    return value
 
 
 def uses(*parts: str, otherwise: Callable[..., Any] | None = None) -> Callable[[F], F]:

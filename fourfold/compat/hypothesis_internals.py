@@ -36,5 +36,5 @@ def find_blob(notes: str) -> str | None:
 
     With `print_blob` Hypothesis adds the line to a failure's notes; no attribute contains it.
     """
-    found = re.search(r"@reproduce_failure\('[^']*', b'([^']*)'\)", notes)
-    return found[1] if found else None
+    match = re.search(r"@reproduce_failure\('[^']*', b'([^']*)'\)", notes)
+    return match[1] if match else None

@@ -58,7 +58,7 @@ def _always() -> bool:
 def calls_are_watched() -> bool:
     """Return whether a mode, a transform or forward-mode differentiation is active and must see every call.
 
-    No public function tells. If one of the parts is missing the answer is True: a call then goes through the
+    No public function says so. If one of the parts is missing the answer is True: a call then goes through the
     dispatcher, which is always right but slower.
     """
     return (
@@ -212,14 +212,14 @@ def _never(tensor: torch.Tensor) -> bool:
 def is_without_memory(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is known to be zeros and has no memory, like some cotangents from autograd.
 
-    No public interface tells. If the part is missing, such a tensor has the address 0.
+    No public interface says so. If the part is missing, such a tensor has the address 0.
     """
     return tensor._is_zerotensor()
 
 
 @uses("torch.Tensor._is_view", otherwise=_never)
 def shares_a_base(tensor: torch.Tensor) -> bool:
-    """Return whether autograd treats a tensor as a view of another. No public interface tells."""
+    """Return whether autograd treats a tensor as a view of another. No public interface says so."""
     return tensor._is_view()
 
 
@@ -235,7 +235,7 @@ def negated_view(tensor: torch.Tensor) -> torch.Tensor:
 
 @uses("torch.fx.experimental._config.use_duck_shape")
 def sizes_are_their_own() -> AbstractContextManager:
-    """Context manager: keep torch.compile from assuming that sizes equal in one call are equal in all."""
+    """Keep torch.compile from assuming that sizes equal in one call are equal in all."""
     return find("torch.fx.experimental._config").patch(use_duck_shape=False)
 
 

@@ -85,7 +85,7 @@ KNOWS_LAUNCHES = _knows_launches()
 @uses("triton.runtime.JITFunction.run")
 @contextlib.contextmanager
 def launches_replaced(run: Callable[..., Any]) -> Iterator[None]:
-    """Context manager: call `run` in place of every launch of a kernel.
+    """Call `run` in place of every launch of a kernel.
 
     Args:
         run: takes Triton's own function, the kernel, the launch's arguments, and by name `grid`, `warmup` and the
@@ -154,16 +154,16 @@ class Specialisation:
     def with_other_integers(self) -> "Specialisation | None":
         """Return it for integers that are multiples of 16, or for others if some are; None if it has no integers."""
         places = [(place,) for place, kind in enumerate(self.types.values()) if kind == "i32"]
-        words = [told for place, told in self.multiples.items() if told and place not in places]
+        words = [word for place, word in self.multiples.items() if word and place not in places]
         if not places or not words:
             return None
-        told = [] if any(self.multiples.get(place) for place in places) else words[0]
-        return replace(self, multiples={**self.multiples, **dict.fromkeys(places, told)})
+        word = [] if any(self.multiples.get(place) for place in places) else words[0]
+        return replace(self, multiples={**self.multiples, **dict.fromkeys(places, word)})
 
     def dtype(self) -> str | None:
         """Return the floating-point dtype of the tensors, or None if they have none, or several."""
-        found = {kind[1:] for kind in self.types.values() if kind.startswith("*")} & FLOATS.keys()
-        return FLOATS[found.pop()] if len(found) == 1 else None
+        kinds = {kind[1:] for kind in self.types.values() if kind.startswith("*")} & FLOATS.keys()
+        return FLOATS[kinds.pop()] if len(kinds) == 1 else None
 
     def with_dtype(self, dtype: str) -> "Specialisation":
         """Return it for tensors of another floating-point dtype, and for computation in float64 if that is the dtype.
@@ -193,7 +193,7 @@ _loading = threading.local()
 
 @contextlib.contextmanager
 def _unchanged_value(compilation: Callable[[Compilation], Any]) -> Iterator[None]:
-    """Context manager: leave Triton's compilation unchanged."""
+    """Leave Triton's compilation unchanged."""
     yield
 
 
@@ -205,7 +205,7 @@ def _unchanged_value(compilation: Callable[[Compilation], Any]) -> Iterator[None
 )
 @contextlib.contextmanager
 def compilations_replaced(compilation: Callable[[Compilation], Any]) -> Iterator[None]:
-    """Context manager: call `compilation` to compile or load each kernel that is new in this process.
+    """Call `compilation` to compile or load each kernel that is new in this process.
 
     Triton's public hooks cannot tell whether the cache holds a kernel. Triton asks its backend for the stages of a
     compilation only if the cache does not.
@@ -276,7 +276,7 @@ class AbsentDriver:
 @uses("triton.runtime.driver._active", "triton.runtime.driver.set_active")
 @contextlib.contextmanager
 def driver_replaced(replacement: Any) -> Iterator[None]:
-    """Context manager: make Triton use another driver than that of the GPU.
+    """Make Triton use another driver than that of the GPU.
 
     The public ``driver.active`` searches for a GPU and raises if there is none: it cannot return the driver to restore.
     """
@@ -365,10 +365,10 @@ class Shape(NamedTuple):
 @uses("triton.compiler.CompiledKernel().metadata")
 def shape_of(compiled: Any) -> Shape:
     """Return the launch parameters of a compiled kernel."""
-    told = compiled.metadata
-    options = [name for name in ("launch_cooperative_grid", "launch_pdl") if getattr(told, name, False)]
-    threads = told.num_warps * told.target.warp_size
-    return Shape(threads, told.shared, getattr(told, "num_ctas", 1), tuple(options), f"sm_{told.target.arch}")
+    data = compiled.metadata
+    options = [name for name in ("launch_cooperative_grid", "launch_pdl") if getattr(data, name, False)]
+    threads = data.num_warps * data.target.warp_size
+    return Shape(threads, data.shared, getattr(data, "num_ctas", 1), tuple(options), f"sm_{data.target.arch}")
 
 
 @uses("triton._C.libtriton.nvidia.cublas.CublasLt")

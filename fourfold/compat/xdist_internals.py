@@ -17,8 +17,8 @@ from fourfold.compat import uses
 def is_worker(config: pytest.Config) -> bool:
     """Return whether this process is a worker of pytest-xdist.
 
-    The public ``xdist.is_xdist_worker`` asks for a session, and looks at no more than its configuration; hooks run
-    before there is a session. PYTEST_XDIST_WORKER is also in the environment of a pytest that a test starts.
+    The public ``xdist.is_xdist_worker`` takes a session, and uses only its configuration; hooks run before there is a
+    session. PYTEST_XDIST_WORKER is also in the environment of a pytest that a test starts.
     """
     return hasattr(config, "workerinput")
 
@@ -111,25 +111,25 @@ def name_of(node: Any) -> str:
 
 @uses("xdist.workermanage.WorkerController().workerinput")
 def inputs_of(node: Any) -> dict[str, Any]:
-    """What the controller tells a worker: `pytest_configure_node` may add to it what can be serialised."""
+    """Return what the controller sends to a worker: `pytest_configure_node` may add serialisable values."""
     return node.workerinput
 
 
 @uses("xdist.workermanage.WorkerController().workeroutput")
 def outputs_of(node: Any) -> dict[str, Any]:
-    """What a worker that has come to its end has told the controller."""
+    """Return what a finished worker sent to the controller."""
     return node.workeroutput
 
 
 @uses("pytest.Config().workeroutput")
 def outputs(config: pytest.Config) -> dict[str, Any]:
-    """What this worker tells the controller when it ends: what can be serialised may be added."""
+    """Return what this worker sends to the controller when it ends: serialisable values may be added."""
     return config.workeroutput  # type: ignore[attr-defined]
 
 
 @uses("pytest.Config().workerinput")
 def inputs(config: pytest.Config) -> dict[str, Any]:
-    """What the controller has told this worker."""
+    """Return what the controller sent to this worker."""
     return config.workerinput  # type: ignore[attr-defined]
 
 

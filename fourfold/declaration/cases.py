@@ -136,10 +136,10 @@ class Declaration:
     @functools.cached_property
     def axes(self) -> tuple[str, ...]:
         """All named axes in the order of the tensors, after ``...`` if a tensor has it."""
-        found = dict.fromkeys(LEADING for of in self.tensors.values() if LEADING in of.axes)
+        names = dict.fromkeys(LEADING for of in self.tensors.values() if LEADING in of.axes)
         for of in self.tensors.values():
-            found |= dict.fromkeys(notation.names(of.axes))
-        return tuple(found)
+            names |= dict.fromkeys(notation.names(of.axes))
+        return tuple(names)
 
     def _counts_of_lists(self) -> range:
         """Return the possible numbers of tensors in the lists; 0 alone if there are no lists.
@@ -147,15 +147,15 @@ class Declaration:
         Raises:
             ValueError: two lists have other numbers of tensors, or an axis ``n[i]`` is not that of a list.
         """
-        found = {(of.least, of.most) for of in self.lists.values()}
-        if len(found) > 1:
+        limits = {(of.least, of.most) for of in self.lists.values()}
+        if len(limits) > 1:
             raise ValueError(f"{self.name}: {' and '.join(self.lists)} must have the same count")
         for name, of in self.tensors.items():
             if any("[i]" in axis for axis in of.axes):
                 raise ValueError(
                     f"{self.name}: the axes {' '.join(of.axes)!r} of {name} are those of a list of tensors"
                 )
-        return range(min(found)[0], min(found)[1] + 1) if found else range(1)
+        return range(min(limits)[0], min(limits)[1] + 1) if limits else range(1)
 
     def list_arguments(self, count: int) -> dict[str, Any]:
         """Return the arguments that make lists of `count` tensors: the later ones are None, as if they were absent."""
@@ -174,11 +174,11 @@ class Declaration:
                 raise ValueError(f"{description}: no tensor of {self.name} has an axis {axis!r}; there are {self.axes}")
         ragged = [name for name, of in self.tensors.items() if isinstance(of, Ragged)]
         for name, values in self.parameters.items():
-            for taken in values.takes:
-                if taken == LEADING or taken not in (*self.axes, *ragged):
+            for tie in values.takes:
+                if tie == LEADING or tie not in (*self.axes, *ragged):
                     there = ", ".join(each for each in (*self.axes, *ragged) if each != LEADING)
                     description = "is neither an axis nor the lengths or offsets of a ragged batch"
-                    raise ValueError(f"{self.name}: {name} is tied to {taken}, which {description}; there are {there}")
+                    raise ValueError(f"{self.name}: {name} is tied to {tie}, which {description}; there are {there}")
 
     def learn(self) -> None:
         """Run the definition on few numbers, and find out which axes may be empty.
@@ -233,16 +233,16 @@ class Declaration:
         given = [{}, *({name: value} for name, of in self.parameters.items() for value in of.choices)]
         plans = [self.plan(sizes, leading, {**self.defaults, **each}) for each in given]
         several = any(len(of.dtypes) > 1 for of in self.tensors.values())
-        found = dict.fromkeys(
+        dtypes = dict.fromkeys(
             self.infer_shape(
                 self.make_inputs(plan, np.random.default_rng(seed), DTYPES["float32"], {}), plan.parameters
             ).dtype
             for plan in plans
             for seed in range(SEEDS_OF_DTYPES if several else 1)
         )
-        if self.returns is None and len(found) > 1 and any(map(is_chosen, found)):
-            raise ValueError(f"{self.name} returns {' or '.join(sorted(found))}: `returns` must name one of them")
-        own = next(iter(found))
+        if self.returns is None and len(dtypes) > 1 and any(map(is_chosen, dtypes)):
+            raise ValueError(f"{self.name} returns {' or '.join(sorted(dtypes))}: `returns` must name one of them")
+        own = next(iter(dtypes))
         if self.returns is None:
             return own if is_chosen(own) else None
         kinds = [of if of == "bool" else "integers" if of in INTEGERS else "numbers" for of in (own, self.returns)]
@@ -260,10 +260,10 @@ class Declaration:
         fewer.allowed = dict(self.allowed)
         for axis, limit in limits.items():
             limited = [each for each in self.axes if axis in (each, notation.indexed_axis(each))]
-            found = [self.allowed[each].within(limit) for each in limited]
-            if not found or None in found:
+            extents = [self.allowed[each].within(limit) for each in limited]
+            if not extents or None in extents:
                 raise ValueError(f"sizes of {axis}: {self.name} has none within {limit}")
-            fewer.allowed |= dict(zip(limited, found))  # type: ignore[arg-type]
+            fewer.allowed |= dict(zip(limited, extents))  # type: ignore[arg-type]
         return fewer
 
     # ---- calls without numbers
@@ -336,14 +336,14 @@ class Declaration:
         self, plan: CallPlan, rng: np.random.Generator, dtype: DType, how: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
         """Return the inputs of a call, filled with random numbers. `how` is as in `make_array`, by name."""
-        found = {}
+        inputs = {}
         for name, shape in self.shapes(plan).items():
             of = self.tensors[name]
             if isinstance(of, Ragged):
-                found[name] = of.of_counts(plan.counts[of.total], int(rng.integers(2)))
+                inputs[name] = of.of_counts(plan.counts[of.total], int(rng.integers(2)))
             else:
-                found[name] = make_array(of, rng, shape, dtype, plan.sizes, how.get(name, ""))
-        return found
+                inputs[name] = make_array(of, rng, shape, dtype, plan.sizes, how.get(name, ""))
+        return inputs
 
     def infer_shape(self, inputs: Mapping[str, np.ndarray], parameters: Mapping[str, Any]) -> OutputShape:
         """Return the output shape for inputs, from a run in float32: the tested dtype gives the same shape.
@@ -354,9 +354,9 @@ class Declaration:
         try:
             return _outcome(*self._ran(self._tensors(DTYPES["float32"], inputs), parameters))
         except Exception as error:
-            shown = [f"{name}{list(array.shape)}" for name, array in inputs.items()]
-            shown += [f"{name}={value!r}" for name, value in parameters.items()]
-            raise ValueError(f"{self.name}({', '.join(shown)}): {type(error).__name__}: {error}") from error
+            texts = [f"{name}{list(array.shape)}" for name, array in inputs.items()]
+            texts += [f"{name}={value!r}" for name, value in parameters.items()]
+            raise ValueError(f"{self.name}({', '.join(texts)}): {type(error).__name__}: {error}") from error
 
     def _ran(self, tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, Any]) -> tuple[torch.Tensor, int]:
         """Return the output, and the number of elements of the largest intermediate result."""
@@ -401,18 +401,18 @@ class Declaration:
                 with torch.device("meta"):
                     self._outcomes[key] = _outcome(*self._ran(tensors, plan.parameters))
             except Exception:
-                tried = self._try_random_inputs(plan)
+                result = self._try_random_inputs(plan)
                 self._on_meta = False  # it runs only on numbers
-                return tried
+                return result
         return self._outcomes[key]
 
     def output_shape(self, plan: CallPlan, inputs: Mapping[str, np.ndarray]) -> Shape:
         """Return the shape of a call's output. Every check makes the same cases: equal numbers are tried once."""
         few = sum(array.size for array in inputs.values()) <= FEW_TO_TRY
         if not few and self._on_meta:
-            found = self.outcome(plan)
+            outcome = self.outcome(plan)
             if self._on_meta:
-                return found.shape
+                return outcome.shape
         numbers = hashlib.blake2b(b"".join(array.tobytes() for array in inputs.values())).digest()
         kinds = tuple((name, array.shape, array.dtype.name) for name, array in inputs.items())
         key = numbers, kinds, repr(sorted(plan.parameters.items()))
@@ -460,8 +460,8 @@ class Declaration:
 
     def other_integers(self, case: Case) -> dict[str, np.ndarray]:
         """Return other integers for a case, by input: see `fourfold.declaration.drawing.other_integers`."""
-        found = {name: other_integers(self.tensors[name], array) for name, array in case.inputs.items()}
-        others = {name: array for name, array in found.items() if array is not None}
+        integers = {name: other_integers(self.tensors[name], array) for name, array in case.inputs.items()}
+        others = {name: array for name, array in integers.items() if array is not None}
         if self.allows(replace(case, inputs={**case.inputs, **others})):
             return others
         return {name: array for name, array in others.items() if not isinstance(self.tensors[name], Ragged)}
@@ -508,9 +508,9 @@ class Declaration:
         Args:
             case: the original case.
             scaled: the same case with scaled floating-point numbers, which are valid where nothing limits them.
-            integers: whether integers are drawn anew, too. They are kept where the output would have another shape, and
-                where they are the lengths or offsets of a ragged batch.
-            scaled_alone: whether numbers that nothing limits are scaled, and not drawn anew.
+            integers: whether integers are drawn again, too. They are kept where the output would have another shape,
+                and where they are the lengths or offsets of a ragged batch.
+            scaled_alone: whether unlimited numbers are scaled instead of drawn again.
         """
         known, misfit = self._sizes(case.inputs)
         if misfit:
@@ -541,12 +541,12 @@ class Declaration:
         Raises:
             ValueError: a list is left out, or has too many tensors.
         """
-        found = {name: of for name, of in arguments.items() if name not in self.lists}
+        flat = {name: of for name, of in arguments.items() if name not in self.lists}
         for name, of in self.lists.items():
             if len(given := arguments.get(name, [None] * (of.most + 1))) > of.most:
                 raise ValueError(f"{self.name}: an example must give {name}, of at most {of.most} tensors")
-            found |= dict(zip(of.items(name), given))
-        return found
+            flat |= dict(zip(of.items(name), given))
+        return flat
 
     def _sizes(self, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], str | None]:
         """Return the sizes of the axes of a call's inputs, and an input that does not fit them."""
@@ -559,10 +559,10 @@ class Declaration:
         how = str(rng.choice(of.kinds)) if of.is_floating else "any"
         tested = of.is_floating and not of.dtypes
         dtype = DTYPES[former.dtype.name if tested else "float32"]
-        made = make_array(of, rng, former.shape, dtype, sizes, how).astype(former.dtype)
+        array = make_array(of, rng, former.shape, dtype, sizes, how).astype(former.dtype)
         if case.layouts.get(name) == "expanded":
-            made = self._make_constant(name, made, list(case.inputs).index(name))
-        return made
+            array = self._make_constant(name, array, list(case.inputs).index(name))
+        return array
 
     def case_of(self, arguments: Mapping[str, Any], dtype: DType) -> Case:
         """Return the case of some arguments.

@@ -82,7 +82,7 @@ class DefinedOperation(Operation):
     def redraw_numbers(self, case: Case, scaled_alone: bool = True) -> Case:
         """Return a case of the same shapes, layouts and parameters with other numbers that the declaration allows.
 
-        Integers and numbers limited to a range, such as probabilities, are drawn anew, and all others unless
+        Integers and numbers limited to a range, such as probabilities, are drawn again, and all others unless
         `scaled_alone`: see `Declaration.redraw`.
         """
         integers, scaled = not self.has_own_cases, super().redraw_numbers(case)
@@ -163,10 +163,10 @@ def operation(
     fields = {name: value for name, value in given.items() if name not in declared}
     for name, value in fields.items():
         if name not in _FIELDS:
-            wanted = (
+            expected = (
                 "tensor(...), tensors(...), values(...), tied(...), lengths(...), offsets(...) or a Hypothesis strategy"
             )
-            raise TypeError(f"operation: {name} must be {wanted}, not {value!r}")
+            raise TypeError(f"operation: {name} must be {expected}, not {value!r}")
 
     lists = tuple(name for name, value in declared.items() if isinstance(value, TensorList))
     if lists:
@@ -221,13 +221,13 @@ def _try(made: DefinedOperation) -> None:
 
 def _find_line(error: BaseException | None, made: DefinedOperation) -> str:
     """Return the innermost line of the definition's file in the traceback of an exception or of its causes."""
-    file, found = inspect.unwrap(made.definition).__code__.co_filename, ""
+    file, line = inspect.unwrap(made.definition).__code__.co_filename, ""
     while error is not None:
         for frame in traceback.extract_tb(error.__traceback__):
             if frame.filename == file:
-                found = f'\n  File "{file}", line {frame.lineno}, in {frame.name}\n    {frame.line}\n'
+                line = f'\n  File "{file}", line {frame.lineno}, in {frame.name}\n    {frame.line}\n'
         error = error.__cause__
-    return found
+    return line
 
 
 def _is_declared(what: Any) -> bool:
@@ -252,11 +252,11 @@ def _multiple_outputs(
     outputs = {name: field if isinstance(field, Output) else Output(field) for name, field in returns.items()}
     if not names or any(not name.isidentifier() for name in names):
         raise TypeError(f"operation: returns must name each output by a word, not {list(names)}")
-    found = [
+    dtypes = [
         declaration_of(whole, alone(definition, names, place), declared, sizes, of.dtype).result_dtype()
         for place, of in enumerate(outputs.values())
     ]
-    chosen = [*map(is_chosen, found)]
+    chosen = [*map(is_chosen, dtypes)]
     places = [place for place, of in enumerate(outputs.values()) if of.gradient and not chosen[place]]
 
     def only(place: int, of: Output) -> DefinedOperation:

@@ -62,7 +62,7 @@ def draw_array(
     low, high = of.range(sizes)
     element = st.one_of(st.integers(low, high - 1), *([st.sampled_from(of.also)] if of.also else []))
     flat = st.lists(element, min_size=size, max_size=size)
-    few = st.builds(lambda found, kind: np.array(found, kind).reshape(shape), flat, st.sampled_from(of.dtypes))
+    few = st.builds(lambda numbers, kind: np.array(numbers, kind).reshape(shape), flat, st.sampled_from(of.dtypes))
     return st.one_of(few, bulk)
 
 
@@ -76,10 +76,10 @@ def other_integers(of: TensorInput, array: np.ndarray) -> np.ndarray | None:
     return np.flip(array).copy() if not of.is_floating and of.make is None else None
 
 
-def _require_shape(array: np.ndarray, shape: Shape, kept: np.dtype) -> np.ndarray:
+def _require_shape(array: np.ndarray, shape: Shape, dtype: np.dtype) -> np.ndarray:
     if array.shape != shape:
         raise ValueError(f"make of a tensor returned shape {list(array.shape)}, where {list(shape)} was asked for")
-    return array.astype(kept)
+    return array.astype(dtype)
 
 
 def reverse_offsets(offsets: np.ndarray) -> np.ndarray:

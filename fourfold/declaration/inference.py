@@ -55,7 +55,7 @@ def like(
     )
     defined.__name__ = name or str(getattr(definition, "__name__", "reference"))
     sizes = {} if vary else {_axis(size): size for size in lengths}
-    # The definition is somebody else's, so the verdict reports an operator without an error bound, not this call.
+    # The user did not write the definition, so the verdict reports an operator without an error bound, not this call.
     return operation(sizes=sizes, tried=False, **declared, **fields)(defined)
 
 

@@ -66,8 +66,8 @@ class NamedCases:
         self._base: dict[str, int] = {}
         for axis in of.axes:
             choices = LAST if axis in last and axis != LEADING else OTHERS
-            taken = sum(other in last and other != LEADING for other in self._base)
-            place = taken if choices is LAST else len(self._base) - taken
+            last_axes = sum(other in last and other != LEADING for other in self._base)
+            place = last_axes if choices is LAST else len(self._base) - last_axes
             self._base[axis] = of.allowed[axis].nearest(choices[place % len(choices)])
         # The axes whose sizes may be chosen, and their sizes in other cases.
         self.axes = {
@@ -132,11 +132,11 @@ class NamedCases:
         short = {axis: size for axis, size in sizes.items() if axis not in long}
         key = (*long, *sorted(short.items()))
         if key not in self._growth:
-            tried = [{axis: self._of.allowed[axis].nearest(most) for axis in long} for most in (few, more)]
-            below, at = (max(self._run(Wanted(sizes={**short, **longer})), 1) for longer in tried)
-            steps = [np.log(tried[1][axis] / max(tried[0][axis], 1)) for axis in long]
+            lengths = [{axis: self._of.allowed[axis].nearest(most) for axis in long} for most in (few, more)]
+            below, at = (max(self._run(Wanted(sizes={**short, **longer})), 1) for longer in lengths)
+            steps = [np.log(lengths[1][axis] / max(lengths[0][axis], 1)) for axis in long]
             power = np.log(at / below) / np.mean(steps) if any(steps) else 0.0
-            self._growth[key] = at, max(power, 0.0), tried[1]
+            self._growth[key] = at, max(power, 0.0), lengths[1]
         at, power, longer = self._growth[key]
         scale = np.exp(np.mean([np.log(sizes[axis] / max(longer[axis], 1)) for axis in long])) if long else 1.0
         return float(at * scale**power)
@@ -173,8 +173,8 @@ class NamedCases:
                 if self.largest({**short, axis: nearest}) <= AFFORDABLE:
                     yield f"{_axis_label(axis)}_{nearest}", Wanted(sizes={**short, axis: nearest})
 
-    def _run(self, wanted: Wanted) -> int:
-        plan = self._plan(wanted)
+    def _run(self, deviations: Wanted) -> int:
+        plan = self._plan(deviations)
         inputs = self._of.make_inputs(plan, np.random.default_rng(0), DTYPES["float32"], {})
         return self._of.infer_shape(inputs, plan.parameters).largest
 
@@ -293,22 +293,22 @@ class NamedCases:
             if of.also:
                 yield f"{name}_all_{of.also[0]}", Wanted(how={name: "others"})
 
-    # ---- from what is wanted to a case
+    # ---- from a request to a case
 
-    def _plan(self, wanted: Wanted) -> CallPlan:
+    def _plan(self, deviations: Wanted) -> CallPlan:
         of = self._of
-        sizes = {**self._base, **wanted.sizes}
-        leading = wanted.leading
+        sizes = {**self._base, **deviations.sizes}
+        leading = deviations.leading
         if leading is None:
             leading = (sizes[LEADING],) if LEADING in sizes else ()
-        counts = {total: np.array(shares, np.int64) for total, shares in wanted.counts.items()}
-        return of.plan(sizes, leading, {**of.defaults, **wanted.parameters}, counts)
+        counts = {total: np.array(shares, np.int64) for total, shares in deviations.counts.items()}
+        return of.plan(sizes, leading, {**of.defaults, **deviations.parameters}, counts)
 
-    def _elements(self, wanted: Wanted) -> int:
-        return sum(int(np.prod(shape, dtype=np.int64)) for shape in self._of.shapes(self._plan(wanted)).values())
+    def _elements(self, deviations: Wanted) -> int:
+        return sum(int(np.prod(shape, dtype=np.int64)) for shape in self._of.shapes(self._plan(deviations)).values())
 
-    def _maker(self, wanted: Wanted) -> Make:
-        return lambda dtype: self.case(wanted, dtype, np.random.default_rng(11), {})
+    def _maker(self, deviations: Wanted) -> Make:
+        return lambda dtype: self.case(deviations, dtype, np.random.default_rng(11), {})
 
     def case(self, wanted: Wanted, dtype: DType, rng: np.random.Generator, given: Mapping[str, np.ndarray]) -> Case:
         """Return a named case.
@@ -377,8 +377,8 @@ class Example:
             for name, each in of.tensors.items()
             if isinstance(each, Ragged) and name in numbers
         }
-        wanted = Wanted(sizes=sizes, leading=leading, counts=counts, parameters=parameters, how=how, layouts=layouts)
-        return NamedCases(of).case(wanted, dtype, rng, numbers)
+        changes = Wanted(sizes=sizes, leading=leading, counts=counts, parameters=parameters, how=how, layouts=layouts)
+        return NamedCases(of).case(changes, dtype, rng, numbers)
 
 
 def example(*leading: int, **given: Any) -> Example:
@@ -438,7 +438,7 @@ def examples(declaration: Declaration) -> dict[str, Make]:
 def join_cases(declaration: Declaration, given: Mapping[str, Make]) -> dict[str, Make]:
     """Return the ordinary case, then given named cases, then the others that follow from a declaration.
 
-    The author of a given case knows what goes wrong there, and made it small: a failure is shown by it.
+    The author of a given case made it small and knows what goes wrong there, so it shows a failure best.
     """
     first, *others = examples(declaration).items()
     return dict([first, *given.items(), *(pair for pair in others if pair[0] not in given)])

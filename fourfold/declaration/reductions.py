@@ -54,8 +54,8 @@ def law_of(operation: Operation) -> Law:
                 continue
             length = gradient.shape[place[0]]
             for time in range(TIMES):
-                taken = (slice(None),) * place[0] + (slice(time * length, (time + 1) * length),)
-                yield Relation(float(TIMES) * of_each[taken], factor * gradient)
+                part = (slice(None),) * place[0] + (slice(time * length, (time + 1) * length),)
+                yield Relation(float(TIMES) * of_each[part], factor * gradient)
 
     def a_repeated_batch_has_the_same_mean(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
         """A batch three times over has the same mean, and each repetition a third of the gradient."""

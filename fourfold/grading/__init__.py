@@ -1,1 +1,1 @@
-"""Grading of many kernels that nobody trusts, on one machine or on many: see `fourfold.grading.driver.grade`."""
+"""Grade many untrusted kernels, on one machine or on many: see `fourfold.grading.driver.grade`."""

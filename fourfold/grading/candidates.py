@@ -85,18 +85,18 @@ class Submission:
 
     def _with_texts(self, folder: Path) -> "Submission":
         """Return a copy with the texts of the files that it names."""
-        read: dict[str, str] = {}
+        texts: dict[str, str] = {}
         if self.path:
             file = (folder / self.path).resolve()
-            read |= {"source": _text("path", file), "path": str(file)}
+            texts |= {"source": _text("path", file), "path": str(file)}
         file_name, colon, name = self.operation.rpartition(":")
         if colon:
-            read |= {"definition": _text("operation", folder / file_name), "operation": name}
+            texts |= {"definition": _text("operation", folder / file_name), "operation": name}
         for what in ("definition", "problem"):
             text = getattr(self, what)
             if text.endswith(".py") and "\n" not in text:
-                read[what] = _text(what, folder / text)
-        return replace(self, **read)  # type: ignore[arg-type]
+                texts[what] = _text(what, folder / text)
+        return replace(self, **texts)  # type: ignore[arg-type]
 
     def _check(self) -> None:
         if self.language not in LANGUAGES:

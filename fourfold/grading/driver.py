@@ -124,23 +124,23 @@ Given = tuple[str, Submission | BadCandidate]  # an id, and the candidate or the
 
 def read_candidates(file: Path) -> Iterator[Given]:
     """Yield the candidates of a file with a line of JSON for each. Paths in it are relative to its folder."""
-    for number, said in numbered_lines(file):
-        yield _parse(said, f"line {number}", file.parent)
+    for number, value in numbered_lines(file):
+        yield _parse(value, f"line {number}", file.parent)
 
 
 def _iterate(candidates: Iterable[Any]) -> Iterator[Given]:
-    for number, said in enumerate(candidates, 1):
-        yield (said.id, said) if isinstance(said, Submission) else _parse(said, f"candidate {number}", Path())
+    for number, value in enumerate(candidates, 1):
+        yield (value.id, value) if isinstance(value, Submission) else _parse(value, f"candidate {number}", Path())
 
 
-def select(found: Iterator[Given], only: Collection[str]) -> Iterator[Given]:
+def select(candidates: Iterator[Given], only: Collection[str]) -> Iterator[Given]:
     """Yield the candidates with the given ids, or all candidates if there are no ids.
 
     Raises:
         ValueError: no candidate has one of the ids.
     """
     missing = set(only)
-    for name, candidate in found:
+    for name, candidate in candidates:
         if not only or name in only:
             missing.discard(name)
             yield name, candidate
@@ -148,11 +148,11 @@ def select(found: Iterator[Given], only: Collection[str]) -> Iterator[Given]:
         raise ValueError(f"id: there is no candidate {', '.join(sorted(missing))}")
 
 
-def _parse(said: Any, otherwise: str, folder: Path) -> Given:
-    name = said.get("id") if isinstance(said, Mapping) else None
+def _parse(value: Any, otherwise: str, folder: Path) -> Given:
+    name = value.get("id") if isinstance(value, Mapping) else None
     known = name if isinstance(name, str) and name else otherwise
     try:
-        return (known, said) if isinstance(said, BadCandidate) else (known, Submission.of(said, folder))
+        return (known, value) if isinstance(value, BadCandidate) else (known, Submission.of(value, folder))
     except BadCandidate as error:
         return known, error
 

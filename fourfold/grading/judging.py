@@ -76,8 +76,8 @@ class Settings:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Settings":
         """Build settings from JSON."""
-        made: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in given.items()}
-        return cls(**made)
+        fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in given.items()}
+        return cls(**fields)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as a mapping for JSON."""
@@ -146,8 +146,8 @@ def _lock(file: str, how: int) -> Iterator[None]:
     if not file:
         yield
         return
-    with open(file, "a") as held:
-        fcntl.flock(held, how)
+    with open(file, "a") as lock:
+        fcntl.flock(lock, how)
         yield
 
 
@@ -200,8 +200,8 @@ def _add_speeds(trial: Trial, reference: Callable[..., Any], verdict: Verdict, c
         changed = " and ".join(trial.operation.mutates)
         return replace(verdict, warnings=(*verdict.warnings, f"not timed: each call changes {changed}"))
     gradients = trial.claims.gradients and bool(trial.operation.differentiable)
-    called, right = (packed(each, trial.operation.lists) for each in (trial.implementation, reference))
-    each = called, right, trial.operation, trial.claims, trial.device, gradients
+    implementation, right = (packed(each, trial.operation.lists) for each in (trial.implementation, reference))
+    each = implementation, right, trial.operation, trial.claims, trial.device, gradients
     try:
         with trial.settings():
             return replace(verdict, speeds=tuple(speeds_of(*each)))
@@ -291,12 +291,12 @@ def _file(path: str, source: str, otherwise: Path) -> Path:
 
 
 def _function(file: Path, name: str) -> Any:
-    found: Any = modules.load_file(file)
+    value: Any = modules.load_file(file)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is None:
+        value = getattr(value, part, None)
+    if value is None:
         raise CannotBeImported(f"{file} has no function {name}")
-    return found
+    return value
 
 
 def _launch(file: Path, text: str) -> Launch:

@@ -111,9 +111,9 @@ class ProgressDisplay:
         if self.seconds:
             ordered = sorted(self.seconds)
             middle, late = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
-            taken = time.monotonic() - self.begun
+            seconds = time.monotonic() - self.begun
             self.console.print(
-                f"{len(ordered)} judged in {taken:.0f} s, {60 * len(ordered) / max(taken, 1e-3):.1f} a minute;"
+                f"{len(ordered)} judged in {seconds:.0f} s, {60 * len(ordered) / max(seconds, 1e-3):.1f} a minute;"
                 f" seconds a candidate: {middle:.1f} in the median, 95% within {late:.1f}",
                 soft_wrap=True,
             )

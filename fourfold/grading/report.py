@@ -39,6 +39,6 @@ def write(graded: Sequence[Graded], folder: Path, back: str = "") -> Path:
         )
     counts = {kind: sum(one.kind == kind for one in graded) for kind in Kind}
     index = folder / "index.html"
-    shown = {kind: count for kind, count in counts.items() if count}
-    index.write_text(page("grading/report.html", back, rows=rows, counts=shown, total=len(graded)), encoding="utf-8")
+    nonzero = {kind: count for kind, count in counts.items() if count}
+    index.write_text(page("grading/report.html", back, rows=rows, counts=nonzero, total=len(graded)), encoding="utf-8")
     return index

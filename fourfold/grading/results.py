@@ -84,9 +84,9 @@ class Graded(Verdict):
 
     def line(self) -> str:
         """Return the result as a line of the file."""
-        said = json.loads(self.json())
+        fields = json.loads(self.json())
         first = {"id": self.id, "kind": self.kind, "reward": self.reward()}
-        return json.dumps(first | {name: value for name, value in said.items() if name not in first})
+        return json.dumps(first | {name: value for name, value in fields.items() if name not in first})
 
 
 class Shelf(MutableMapping[str, Graded]):
@@ -168,9 +168,9 @@ class Results:
         if wrong is not None and not sealed:
             raise wrong
 
-    def _seal(self, said: dict[str, Any]) -> str:
+    def _seal(self, fields: dict[str, Any]) -> str:
         """Return the seal of a line's fields, whatever their order and the spaces between them."""
-        text = json.dumps(said, sort_keys=True).encode()
+        text = json.dumps(fields, sort_keys=True).encode()
         return hashlib.blake2b(text, key=self._key, digest_size=SEAL_BYTES).hexdigest()
 
     def _warn(self) -> None:
@@ -181,8 +181,8 @@ class Results:
 
     def append(self, graded: Graded) -> None:
         """Append a result, and flush it to the disk."""
-        said = json.loads(graded.line())
-        line = json.dumps({**said, SEAL: self._seal(said)}).encode() + b"\n"
+        fields = json.loads(graded.line())
+        line = json.dumps({**fields, SEAL: self._seal(fields)}).encode() + b"\n"
         self._written.update(line)
         self._file.write(line)
         self._file.flush()

@@ -66,10 +66,10 @@ def speeds_of(
 
 def _workloads(operation: Operation, claims: Claims, dtype: str, device: str) -> Mapping[str, Make]:
     """Return the workloads within the claims, by name."""
-    made = operation.workloads.get(device) or {}
+    makers = operation.workloads.get(device) or {}
     within = {
         name: make
-        for name, make in made.items()
+        for name, make in makers.items()
         if claims.outside(operation, make(DTYPES[dtype]).part, DTYPES[dtype]) is None
     }
     if within:

@@ -120,7 +120,7 @@ class WorkerProcess:
                 self.connection.send(self._answer(self.connection.receive(Job)))
 
     def _answer(self, job: Job) -> Reply:
-        """Return the verdict on a candidate, or why there is none, which says nothing of the candidate."""
+        """Return the verdict on a candidate, or why there is none, which says nothing about the candidate."""
         if job.settings.device == "cpu":
             first_process.first_process()
         started = time.monotonic()
@@ -128,7 +128,8 @@ class WorkerProcess:
         own, other = Connection.pair()
         with own:
             with other:
-                limits = Limits(file=MOST_DISK)
+                # On the CPU the judge runs no code of the candidate, and makes files of many addresses.
+                limits = Limits(file=MOST_DISK if job.settings.device == "cuda" else None)
                 child = Child.fork(functools.partial(self._judge, job, folder, own, other), printed=True, limits=limits)
             watched = Judge(child, own, folder)
             try:
@@ -139,14 +140,14 @@ class WorkerProcess:
         if watched.result is not None:
             return replace(reply, stage=watched.result.stage, verdict=watched.result.verdict)
         kind, message, whose = ended
-        begun = watched.begun
-        at = f", in the check {begun.check}, {begun.dtype}" if begun.check else ""
+        stage = watched.begun
+        at = f", in the check {stage.check}, {stage.dtype}" if stage.check else ""
         if job.settings.device == "cuda" and not gpu_answers():
             reply = replace(reply, gone=GONE)
         if not whose:
             return replace(reply, lost=f"{message}{at}")
         verdict = failure_verdict(job.candidate, job.settings.device, job.seed, kind, f"{message}{at}")
-        return replace(reply, stage=begun.stage, verdict=verdict.json())
+        return replace(reply, stage=stage.stage, verdict=verdict.json())
 
     def _judge(self, job: Job, folder: Path, worker: Connection, answers: Connection) -> None:
         """Judge a candidate in a freshly forked process."""
@@ -204,9 +205,9 @@ class WorkerProcess:
         others = [child for child in descendants(self.own) if child.pid not in judging]
         if len(others) > MOST_PROCESSES:
             return f"crashed: it has started {len(others)} processes, and may have {MOST_PROCESSES}"
-        taken = sum(map(_bytes_of, others))
-        if taken > candidate.bytes + BYTES_FOR_FREE:
-            return f"crashed: its processes take {taken} bytes of memory, and may take {candidate.bytes}"
+        total = sum(map(_bytes_of, others))
+        if total > candidate.bytes + BYTES_FOR_FREE:
+            return f"crashed: its processes take {total} bytes of memory, and may take {candidate.bytes}"
         of_judge = _bytes_of(psutil.Process(judge.child.pid))
         if of_judge > MOST_OF_JUDGE + candidate.bytes * trusted:
             return f"crashed: the process that judges it takes {of_judge} bytes of memory"
@@ -276,8 +277,8 @@ def main(descriptor: str, device: str, folder: str) -> None:
     connection = Connection(int(descriptor))
     try:
         worker = WorkerProcess(connection)
-        gone = GONE if device == "cuda" and not gpu_answers() else ""
-        connection.send(Reply(f"{socket.gethostname()} {os.getpid()}", gone))
+        reason = GONE if device == "cuda" and not gpu_answers() else ""
+        connection.send(Reply(f"{socket.gethostname()} {os.getpid()}", reason))
         worker.run()
     finally:
         session.end_all()

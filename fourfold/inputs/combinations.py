@@ -150,12 +150,12 @@ def _other_sizes(axes: list[str], long: str, sizes: tuple[int, ...]) -> dict[str
 
 def _elements(large: LargeCases, sizes: Mapping[str, int]) -> float:
     """Return the number of elements of all inputs together, without those that have an axis of unknown size."""
-    found = 0.0
+    count = 0.0
     for written in map(notation.parse, large.operation.axes.values()):
         if sizes.keys() >= {*notation.names(written), *({LEADING} & {*written})}:
             shape = notation.shape(written, sizes, (sizes[LEADING],) if LEADING in written else ())
-            found += float(np.prod([size for size in shape if size]))
-    return found
+            count += float(np.prod([size for size in shape if size]))
+    return count
 
 
 def _axis_label(axis: str) -> str:
@@ -179,12 +179,12 @@ def _layouts(names: list[str]) -> list[tuple[dict[str, str], ...]]:
 
 def _parameters(operation: Operation, dtype: DType, first: Case) -> list[Mapping[str, Any]]:
     """Return the distinct parameters of the named examples. Those of the case `first` come first."""
-    found = {repr(sorted(first.parameters.items())): first.parameters}
+    by_text = {repr(sorted(first.parameters.items())): first.parameters}
     for make in operation.examples.values():
         given = make(dtype).parameters
         if given.keys() >= first.parameters.keys():
-            found.setdefault(repr(sorted(given.items())), given)
-    return list(found.values())[:PARAMETERS]
+            by_text.setdefault(repr(sorted(given.items())), given)
+    return list(by_text.values())[:PARAMETERS]
 
 
 def make_case(
@@ -246,5 +246,5 @@ def _set_layouts(operation: Operation, case: Case, layouts: Mapping[str, str]) -
                 grad_output = repeat_first(grad_output)
             elif name in inputs and is_floating(inputs[name]) and name not in operation.ordinary:
                 inputs[name] = repeat_first(inputs[name])
-    kept = {name: layout for name, layout in layouts.items() if name in inputs or name == "grad_output"}
-    return Case(inputs, grad_output, case.parameters, kept)
+    present = {name: layout for name, layout in layouts.items() if name in inputs or name == "grad_output"}
+    return Case(inputs, grad_output, case.parameters, present)

@@ -92,9 +92,9 @@ def file_constants(file: Path, name: str = "") -> Constants:
     return Constants(_unique(source.sizes), _unique(source.values), tuple(dict.fromkeys(source.comparisons)))
 
 
-def _unique(found: list[Constant]) -> tuple[Constant, ...]:
+def _unique(constants: list[Constant]) -> tuple[Constant, ...]:
     first: dict[float, Constant] = {}
-    for constant in found:
+    for constant in constants:
         first.setdefault(constant.value, constant)
     return tuple(sorted(first.values()))
 

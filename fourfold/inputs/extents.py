@@ -41,8 +41,8 @@ class Extent:
         divisor = 1 if isinstance(limit, tuple) else limit
         if self.choices:
             top = math.inf if high is None else high
-            kept = tuple(size for size in self.choices if low <= size <= top and size % divisor == 0)
-            return Extent(choices=kept) if kept else None
+            choices = tuple(size for size in self.choices if low <= size <= top and size % divisor == 0)
+            return Extent(choices=choices) if choices else None
         step = math.lcm(self.step, divisor)
         first = self.low + max(-(-(low - self.low) // self.step), 0) * self.step
         first = next((size for size in range(first, first + step, self.step) if size % divisor == 0), -1)
@@ -70,8 +70,8 @@ def extent(name: str, given: Any) -> Extent:
             return Extent(low, high)
     if isinstance(given, list) and given and all(isinstance(size, int) and size >= 0 for size in given):
         return Extent(choices=tuple(sorted(set(given))))
-    wanted = "a pair (least, largest), a range, a list of sizes or one size"
-    raise ValueError(f"sizes of {name} must be {wanted}, none below 0, not {given!r}")
+    expected = "a pair (least, largest), a range, a list of sizes or one size"
+    raise ValueError(f"sizes of {name} must be {expected}, none below 0, not {given!r}")
 
 
 def room(name: str, tensors: Sequence[Axes], chosen: Mapping[str, int], elements: int) -> int:

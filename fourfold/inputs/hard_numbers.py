@@ -46,9 +46,9 @@ def _whole(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarra
 
 def _exponents(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:
     """Return numbers whose exponentials are half of `LONG`, except for one 0 at random."""
-    found = np.full(row.shape, np.log(LONG / 2))
-    found[rng.integers(row.size)] = 0
-    return found
+    numbers = np.full(row.shape, np.log(LONG / 2))
+    numbers[rng.integers(row.size)] = 0
+    return numbers
 
 
 def _long_sum(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> np.ndarray:

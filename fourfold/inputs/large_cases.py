@@ -125,29 +125,29 @@ class LargeCases:
         used = {c.constant for c in self.chosen(examples, True) if c.constant}
         for constant in sorted(used):
             by_file.setdefault(constant.file, []).append(f"{constant.value} (line {constant.line})")
-        shown = (f"{file}: {', '.join(found)}" for file, found in by_file.items())
-        return f"sizes from constants of {'; '.join(shown)}" if by_file else ""
+        texts = (f"{file}: {', '.join(sizes)}" for file, sizes in by_file.items())
+        return f"sizes from constants of {'; '.join(texts)}" if by_file else ""
 
     def chosen(self, examples: int, dear: bool) -> list[Chosen]:
         """Return the cases that fit into a check's budget, in ascending order of price."""
         place = 0 if self.is_first else 1
         times = max(examples, GENERATED) / GENERATED
         every = _affordable(self._every(), EVERY[place] * times)
-        asked = sorted(self._ranked_cases(), key=lambda chosen: chosen[:2])
-        taken = _affordable((chosen for *_, chosen in asked), ASKED[place] * times * self.share)
+        ranked = sorted(self._ranked_cases(), key=lambda chosen: chosen[:2])
+        affordable = _affordable((chosen for *_, chosen in ranked), ASKED[place] * times * self.share)
         if dear and place == 0:
-            past = [c for rank, price, c in asked if rank == 0 and price <= self.dear_limit and c not in taken]
-            taken += sorted(past, key=lambda c: (max(c.sizes.values()), c.price))[-1:]
-        found: dict[str, Chosen] = {}
-        for chosen in (*every, *taken):
-            found.setdefault(chosen.name, chosen)
-        return sorted(found.values(), key=lambda chosen: chosen.price)
+            past = [c for rank, price, c in ranked if rank == 0 and price <= self.dear_limit and c not in affordable]
+            affordable += sorted(past, key=lambda c: (max(c.sizes.values()), c.price))[-1:]
+        by_name: dict[str, Chosen] = {}
+        for chosen in (*every, *affordable):
+            by_name.setdefault(chosen.name, chosen)
+        return sorted(by_name.values(), key=lambda chosen: chosen.price)
 
     def _every(self) -> Iterator[Chosen]:
         axes = list(self._axes)
         for pair in itertools.combinations(axes, 2):
-            found = [chosen for sizes in BOTH for chosen in self._sized(dict(zip(pair, sizes)))]
-            yield from [chosen for chosen in found if chosen.price <= BOTH_AT_MOST][:1]
+            both = [chosen for sizes in BOTH for chosen in self._sized(dict(zip(pair, sizes)))]
+            yield from [chosen for chosen in both if chosen.price <= BOTH_AT_MOST][:1]
         for size in (MANY, MOST):
             for axis in axes:
                 yield from self._sized({axis: size})
@@ -189,12 +189,12 @@ class LargeCases:
         sized = self.operation.sized
         assert sized is not None
         known = {chosen.name for chosen in self.chosen(GENERATED, True)}
-        wanted = []
+        candidates = []
         for number, axis, size in equal_at(observed):
             comparison = self.constants.comparisons[number]
             constant = Constant(size, os.path.basename(comparison.file), comparison.line)
-            wanted += [each for more in (1, 0) for each in self._sized({axis: size + more}, constant)]
-        for chosen in _affordable(sorted(wanted, key=lambda each: each.price), PAST * self.share):
+            candidates += [each for more in (1, 0) for each in self._sized({axis: size + more}, constant)]
+        for chosen in _affordable(sorted(candidates, key=lambda each: each.price), PAST * self.share):
             if chosen.name not in known:
                 case = sized.make(chosen.sizes)(self.dtype)
                 if self.claims.outside(self.operation, case, self.dtype) is None:
@@ -264,8 +264,8 @@ class LargeCases:
         """
         sized = self.operation.sized
         assert sized is not None
-        wanted = {axis: MODEST[place % len(MODEST)] for place, axis in enumerate(sized.axes)}
-        case = sized.make(wanted if sized.allows(wanted) else sized.axes)(self.dtype)
+        sizes = {axis: MODEST[place % len(MODEST)] for place, axis in enumerate(sized.axes)}
+        case = sized.make(sizes if sized.allows(sizes) else sized.axes)(self.dtype)
         rng, changed = np.random.default_rng(23), {}
         for name, array in case.inputs.items():
             if is_floating(array) and name not in self.operation.ordinary:
@@ -300,11 +300,11 @@ def _is_claimed(claims: Claims, axis: str, size: int) -> bool:
     return limit is None or (limit[0] <= size <= limit[1] if isinstance(limit, tuple) else size % limit == 0)
 
 
-def _affordable(wanted: Iterable[Chosen], budget: float) -> list[Chosen]:
+def _affordable(ordered: Iterable[Chosen], budget: float) -> list[Chosen]:
     """Return the cases that fit into a budget, taken in order, each once."""
-    taken: dict[str, Chosen] = {}
-    for chosen in wanted:
-        if chosen.name not in taken and chosen.price <= budget:
-            taken[chosen.name] = chosen
+    affordable: dict[str, Chosen] = {}
+    for chosen in ordered:
+        if chosen.name not in affordable and chosen.price <= budget:
+            affordable[chosen.name] = chosen
             budget -= chosen.price
-    return list(taken.values())
+    return list(affordable.values())

@@ -54,7 +54,7 @@ def insert_special(
 
 
 def not_finite_in_turn(rng: np.random.Generator, cols: int, dtype: DType) -> np.ndarray:
-    """Random rows ``[3 * cols, cols]`` with one NaN, inf or -inf in each row, and each of the three in each column."""
+    """Draw rows ``[3 * cols, cols]`` with one NaN, inf or -inf in each row, and each of the three in each column."""
     rows = rng.normal(0, 2, (len(NOT_FINITE), cols, cols))
     for kind, value in enumerate(NOT_FINITE):
         np.fill_diagonal(rows[kind], value)
@@ -64,7 +64,7 @@ def not_finite_in_turn(rng: np.random.Generator, cols: int, dtype: DType) -> np.
 def strange_cotangent(
     rng: np.random.Generator, dtype: DType, given: np.ndarray, parameters: Mapping[str, Any]
 ) -> np.ndarray:
-    """Replace a cotangent that is not empty by zeros, or by zeros but for one, or put in one of `special_values`."""
+    """Replace a cotangent that is not empty by zeros, or by zeros except one, or insert one of `special_values`."""
     kind = rng.integers(3)
     if kind == 2:
         return insert_special(rng, dtype, given, parameters)

@@ -40,11 +40,11 @@ class _Turns:
             time.sleep(0)
 
 
-def _join_all(threads: Sequence[threading.Thread], found: Sequence[Sequence[Any]], patience: float) -> bool:
+def _join_all(threads: Sequence[threading.Thread], results: Sequence[Sequence[Any]], patience: float) -> bool:
     """Wait for threads to end; return whether they did."""
     before = None
     while alive := [thread for thread in threads if thread.is_alive()]:
-        progress = len(alive), sum(map(len, found))
+        progress = len(alive), sum(map(len, results))
         if progress == before:
             return False
         before = progress
@@ -74,7 +74,7 @@ def call_at_once(
         BaseException: an exception that a thread raised.
     """
     cost = costs.functions_called(calls[0])
-    wanted, share = costs.calls_within(functions, CALL + cost, CALLS), TURNS / max(cost, TURNS)
+    count, share = costs.calls_within(functions, CALL + cost, CALLS), TURNS / max(cost, TURNS)
     results: list[list[Results]] = [[] for _ in calls]
     raised: list[BaseException] = []
     start = threading.Barrier(len(calls))
@@ -84,7 +84,7 @@ def call_at_once(
             begin()
             start.wait()
             sys.setprofile(_Turns(share, place))
-            for _ in range(wanted):
+            for _ in range(count):
                 results[place].append(calls[place]())
                 if time.monotonic() > until:
                     break
@@ -100,4 +100,4 @@ def call_at_once(
         raise raised[0]
     if not ended:
         raise NeverReturns(f"of {len(calls)} threads that call at once some never return")
-    return wanted, results
+    return count, results

@@ -58,7 +58,7 @@ def calls_within(budget: float, cost: float, most: int) -> int:
 
 
 def require_calls(made: int, wanted: int) -> None:
-    """Skip a case if fewer calls were made than wanted.
+    """Skip a case if fewer calls were made than required.
 
     Raises:
         NotReached: fewer calls were made.

@@ -23,10 +23,10 @@ def coverage_lines(lines: Sequence[Line], with_uncalled: bool) -> list[list[Any]
     """
     ran: dict[tuple[str, int], bool] = {}
     functions: dict[tuple[str, int], str] = {}
-    called = {(line.file, line.function) for line in lines if line.called and line.ran}
+    called_functions = {(line.file, line.function) for line in lines if line.called and line.ran}
     for line in lines:
         place = line.file, line.line
-        if not line.called and ((line.file, line.function) in called or not with_uncalled):
+        if not line.called and ((line.file, line.function) in called_functions or not with_uncalled):
             continue
         ran[place] = ran.get(place, False) or line.ran
         functions.setdefault(place, line.function)

@@ -25,7 +25,7 @@ def blame_implementation() -> Iterator[None]:
     Raises:
         Escape: the implementation raised an exception that makes a test runner or a check skip a case.
     """
-    begun = recorder.begin()
+    token = recorder.begin()
     try:
         yield
     except NotReached as error:
@@ -39,7 +39,7 @@ def blame_implementation() -> Iterator[None]:
             mark(error, blame_of(error))
         raise
     finally:
-        recorder.end(begun)
+        recorder.end(token)
 
 
 def gradients_of(
@@ -67,15 +67,15 @@ def evaluate_tensors(
     around the call and its backward.
     """
     tensors = {name: place(name, tensor) for name, tensor in case.tensors(dtype, device).items()}
-    wanted = operation.differentiable_in(case) if gradients else ()
-    for name in wanted:
+    differentiable = operation.differentiable_in(case) if gradients else ()
+    for name in differentiable:
         tensors[name].requires_grad_()
-    grad_output = place("grad_output", case.tensor("grad_output", dtype, device)) if wanted else torch.empty(0)
+    grad_output = place("grad_output", case.tensor("grad_output", dtype, device)) if differentiable else torch.empty(0)
     gradients_by_name: dict[str, torch.Tensor] = {}
     with nothing_else_changes(case), watch or contextlib.nullcontext():
         with blame_implementation():
             output = implementation(**tensors, **case.parameters)
-        if wanted and isinstance(output, torch.Tensor):
-            grads = gradients_of(output, [tensors[name] for name in wanted], grad_output)
-            gradients_by_name = dict(zip(wanted, grads, strict=True))
+        if differentiable and isinstance(output, torch.Tensor):
+            grads = gradients_of(output, [tensors[name] for name in differentiable], grad_output)
+            gradients_by_name = dict(zip(differentiable, grads, strict=True))
     return output, gradients_by_name, tensors

@@ -125,8 +125,8 @@ class StatementMap:
     def _module(self, file: Path) -> Any:
         if file not in self._modules:
             try:
-                made = self._modules[file] = Module(file) if file.suffix == ".py" else None
-                self.compiles |= made is not None and any(map(_compiles, ast.walk(made.tree)))
+                module = self._modules[file] = Module(file) if file.suffix == ".py" else None
+                self.compiles |= module is not None and any(map(_compiles, ast.walk(module.tree)))
             except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
                 self._modules[file] = None
         return self._modules[file]
@@ -172,11 +172,11 @@ class StatementMap:
         if function.name in _EARLY | _ASKED:
             return
         lines, text = _lines_with_code(module.file), module.file.read_text(encoding="utf-8", errors="replace")
-        found = self.statements.setdefault(file, {})
+        statements = self.statements.setdefault(file, {})
         for each in _Reader(text, function).statements():
             reached = range(each.line, each.last + 1) if each.kernel or not each.is_part else (each.first,)
             if any(line in lines for line in reached):
-                found.setdefault(each.first, each)
+                statements.setdefault(each.first, each)
 
     @property
     def has_kernels(self) -> bool:
@@ -299,23 +299,23 @@ class Executed:
         of_cuda = cuda_line_coverage.coverage_lines(kernels, any(not name for _, name in self._sources))
         return {"unseen": [*self.unseen], "statements": statements + of_cuda}
 
-    def add(self, told: Any) -> None:
+    def add(self, records: Any) -> None:
         """Add the records of a process. It ran candidates, so malformed records are ignored."""
         with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
-            self.unseen |= {_one_line(reason): None for reason in told["unseen"]}
-            for file, first, last, condition, function, begin, kernel, ran in told["statements"]:
+            self.unseen |= {_one_line(reason): None for reason in records["unseen"]}
+            for file, first, last, condition, function, begin, kernel, ran in records["statements"]:
                 texts = _one_line(condition), _one_line(function)
-                made = Statement(int(first), int(last), *texts, int(begin), bool(kernel))
-                key = _one_line(file), made.first
-                self._statements[key] = made, bool(ran) or self._statements.get(key, (made, False))[1]
+                statement = Statement(int(first), int(last), *texts, int(begin), bool(kernel))
+                key = _one_line(file), statement.first
+                self._statements[key] = statement, bool(ran) or self._statements.get(key, (statement, False))[1]
 
     def never(self) -> list[Unexecuted]:
         """Return the lines that never ran, or [] if that is unknown."""
         if {BLIND, NO_BACKWARD, COMPILED} & self.unseen.keys():
             return []
         by_file: dict[str, list[tuple[Statement, bool]]] = {}
-        for (file, _), found in sorted(self._statements.items(), key=lambda pair: pair[0]):
-            by_file.setdefault(file, []).append(found)
+        for (file, _), statement in sorted(self._statements.items(), key=lambda pair: pair[0]):
+            by_file.setdefault(file, []).append(statement)
         names = self._names()
         return [each for file, of in by_file.items() for each in _stretches(names[file], of)]
 
@@ -325,12 +325,12 @@ class Executed:
         alone = Counter(file.name for file in files)
         return {str(file): file.name if alone[file.name] == 1 else f"{file.parent.name}/{file.name}" for file in files}
 
-    def lines(self, asked: bool = False) -> Iterator[str]:
-        """Yield the report below a run's table; if `asked`, with all entries and the names of the files."""
+    def lines(self, full: bool = False) -> Iterator[str]:
+        """Yield the report below a run's table; if `full`, with all entries and the names of the files."""
         yield from self.unseen
         never = self.never()
-        yield from map(str, never) if asked else report_lines(never)
-        if asked:
+        yield from map(str, never) if full else report_lines(never)
+        if full:
             files = sorted(self._names().values())
             yield f"never executed: {len(never)} stretches of {len(self._statements)} statements of {', '.join(files)}"
 
@@ -354,14 +354,14 @@ def _stretches(file: str, statements: Sequence[tuple[Statement, bool]]) -> Itera
     for each, ran in parts:
         if not ran and each.line in ran_lines:
             yield Unexecuted(file, str(each.line), each.condition)
-    called = {(each.function, each.begin) for each, ran in statements if ran}
+    called_functions = {(each.function, each.begin) for each, ran in statements if ran}
     for (ran, *function), group in itertools.groupby(
         statements, lambda pair: (pair[1], pair[0].function, pair[0].begin)
     ):
         if not ran:
             of = [each for each, _ in group]
             first, last = of[0].first, max(each.last for each in of)
-            condition = of[0].condition if tuple(function) in called else f"{of[0].function} is never called"
+            condition = of[0].condition if tuple(function) in called_functions else f"{of[0].function} is never called"
             yield Unexecuted(file, str(first) if last == first else f"{first}-{last}", condition)
 
 
@@ -383,15 +383,15 @@ class _Reader:
     def _function_statements(self, node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Iterator[Statement]:
         decorators = [ast.unparse(each) for each in node.decorator_list]
         kernel = any("jit" in each for each in decorators)
-        kept = any(word in each for each in decorators for word in _KEEPS)
-        if not kept:
+        cached = any(word in each for each in decorators for word in _KEEPS)
+        if not cached:
             for conditional, *numbers in conditional_parts(node):
                 if conditional.lineno < node.body[0].lineno:  # a default
                     continue
                 line, test = conditional.lineno, conditional.test
                 for number, condition in zip(numbers, (self._shorten(self._source_text(test)), self._not(test))):
                     yield Statement(part_of_line(line, number), line, condition, name, node.lineno, kernel)
-        if not kept:
+        if not cached:
             yield from self._body_statements(node.body, "", (name, node.lineno, kernel))
 
     def _body_statements(
@@ -468,13 +468,13 @@ def _lines_with_code(file: Path) -> frozenset[int]:
     waiting = list[CodeType]()
     with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         waiting.append(compile(file.read_bytes(), str(file), "exec", dont_inherit=True))
-    found = set[int]()
+    lines = set[int]()
     while waiting:
         code = waiting.pop()
         waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
-        found.update(line for _, _, line in code.co_lines() if line is not None)
-        found.update(itertools.chain.from_iterable(parts_of_code(str(file), code).values()))
-    return frozenset(found)
+        lines.update(line for _, _, line in code.co_lines() if line is not None)
+        lines.update(itertools.chain.from_iterable(parts_of_code(str(file), code).values()))
+    return frozenset(lines)
 
 
 @contextlib.contextmanager
@@ -535,11 +535,11 @@ def error_lines(file: str) -> frozenset[int]:
     blocks = (getattr(node, name, None) for node in every for name in ("body", "orelse", "finalbody"))
     raising = [block for block in blocks if isinstance(block, list) and block and isinstance(block[-1], ast.Raise)]
     whole = {id(node.body) for node in every if isinstance(node, ast.FunctionDef) and _has_branches(node)}
-    found = [node for block in raising for node in (block[-1:] if id(block) in whole else block)]
+    nodes = [node for block in raising for node in (block[-1:] if id(block) in whole else block)]
     named = Counter(map(_name_of, every))
-    named.subtract(_name_of(node) for node in {id(n): n for top in found for n in ast.walk(top)}.values())
-    found += [node for node in every if isinstance(node, ast.FunctionDef) and named.get(node.name) == 0]
-    return frozenset(line for node in found for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    named.subtract(_name_of(node) for node in {id(n): n for top in nodes for n in ast.walk(top)}.values())
+    nodes += [node for node in every if isinstance(node, ast.FunctionDef) and named.get(node.name) == 0]
+    return frozenset(line for node in nodes for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
 
 
 def _has_branches(function: ast.FunctionDef) -> bool:

@@ -84,7 +84,7 @@ class LineRecorder:
         """Start recording a call of an implementation in this thread; return the argument for `end`."""
         return False
 
-    def end(self, begun: bool) -> None:
+    def end(self, token: bool) -> None:
         """Stop recording: the implementation has returned or raised."""
 
     @contextlib.contextmanager
@@ -131,9 +131,9 @@ class Tracer(LineRecorder):
         sys.settrace(self._trace)
         return True
 
-    def end(self, begun: bool) -> None:
+    def end(self, token: bool) -> None:
         """Stop tracing. A trace function that the implementation has installed stays."""
-        if begun and sys.gettrace() is self._trace:
+        if token and sys.gettrace() is self._trace:
             sys.settrace(None)
 
     @contextlib.contextmanager
@@ -170,7 +170,7 @@ class Tracer(LineRecorder):
         lines = (line for _, _, line in code.co_lines() if line is not None)
         parts = observers.parts_of_code(file, code)
         of_code = {*lines, *itertools.chain.from_iterable(parts.values())}
-        left = {statements[line] for line in of_code if line in statements} - ran
+        remaining = {statements[line] for line in of_code if line in statements} - ran
         key = file, code.co_firstlineno, code.co_name
         if parts:
             self._in_parts.add(key)
@@ -179,17 +179,17 @@ class Tracer(LineRecorder):
             reached = (
                 (frame.f_lineno,) if event == "line" else parts.get(frame.f_lasti, ()) if event == "opcode" else ()
             )
-            firsts = [first for line in reached if (first := statements.get(line)) in left]
+            firsts = [first for line in reached if (first := statements.get(line)) in remaining]
             for first in firsts:
                 ran.add(first)
-                left.discard(first)
+                remaining.discard(first)
                 left_in_file.discard(first)
-                if not left:
+                if not remaining:
                     self._functions[key] = None
                     return None
             return trace
 
-        return trace if left else None
+        return trace if remaining else None
 
     def _stop(self) -> None:
         self._left = {}
@@ -257,9 +257,9 @@ class Monitor(LineRecorder):
 
 def new_recorder(marks: Marks) -> LineRecorder:
     """Return a recorder for this release of Python. It stops at exit, before the interpreter clears modules."""
-    made = Monitor(marks) if monitoring is not None else Tracer(marks)
-    atexit.register(made._stop)
-    return made
+    recorder = Monitor(marks) if monitoring is not None else Tracer(marks)
+    atexit.register(recorder._stop)
+    return recorder
 
 
 def sees_all_threads() -> bool:

@@ -107,10 +107,10 @@ class Compared:
             self._note(number, frame, iter(waiting.returned) if waiting else iter(()))
         if event == "line":
             numbers = self._lines[_real(frame.f_code.co_filename)].get(frame.f_lineno, ())
-            left = [number for number in numbers if number not in self.found]
-            left = [number for number in left if not self._note(number, frame, iter(()))]
-            if left:  # evaluate them after the functions that the line calls
-                self._waiting[frame] = _Waiting(left)
+            remaining = [number for number in numbers if number not in self.found]
+            remaining = [number for number in remaining if not self._note(number, frame, iter(()))]
+            if remaining:  # evaluate them after the functions that the line calls
+                self._waiting[frame] = _Waiting(remaining)
         return self._frame_tracer
 
     def _note(self, number: int, frame: FrameType, returned: Iterator[tuple[str, Any]]) -> bool:
@@ -180,10 +180,10 @@ class _Evaluated:
             if name in _ATTRIBUTES:
                 return getattr(owner, name)
             raise _Unknown
-        found = vars(owner)[name] if isinstance(owner, ModuleType) else getattr_static(owner, name)
-        if hasattr(type(found), "__get__"):  # a descriptor, whose code would run
+        attribute = vars(owner)[name] if isinstance(owner, ModuleType) else getattr_static(owner, name)
+        if hasattr(type(attribute), "__get__"):  # a descriptor, whose code would run
             raise _Unknown
-        return found
+        return attribute
 
     def _call(self, function: ast.expr, arguments: list[ast.expr]) -> Any:
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")

@@ -1,4 +1,4 @@
-"""Tensors whose elements lie so far apart that offsets need more than 32 bits. Only what is touched takes memory."""
+"""Tensors whose elements lie so far apart that offsets need more than 32 bits. Only touched pages take memory."""
 
 import fcntl
 import functools
@@ -28,8 +28,8 @@ PART = 8
 
 def others_hold_the_memory(error: Exception) -> NotReached | None:
     """Return a NotReached if a GPU is out of memory because other processes hold it, or None for other errors."""
-    told = str(error).lower().replace("_", " ")
-    if "out of memory" not in told or not torch.cuda.is_available():
+    message = str(error).lower().replace("_", " ")
+    if "out of memory" not in message or not torch.cuda.is_available():
         return None
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()

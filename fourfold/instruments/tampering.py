@@ -22,7 +22,7 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "whether gradients are recorded": (torch.is_grad_enabled, torch.set_grad_enabled),
     "torch's float32 matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    # A call may draw random numbers: that leaves the seed as it is.
+    # A call may draw random numbers: that does not change the seed.
     "the seed of torch's random numbers": (torch.initial_seed, torch.manual_seed),
     "NumPy's handling of errors": (np.geterr, lambda handling: np.seterr(**handling)),
 }

@@ -147,8 +147,8 @@ class RecordedCall:
 
 def tensor_of(arguments: Mapping[str, Any], name: str) -> torch.Tensor:
     """Return a tensor of a call by its name, such as ``x`` or ``xs[0]``."""
-    found = arguments[list_of(name)]
-    return found if name in arguments else found[int(name.rpartition("[")[2][:-1])]
+    argument = arguments[list_of(name)]
+    return argument if name in arguments else argument[int(name.rpartition("[")[2][:-1])]
 
 
 def judgement(subject: Subject, case: Case) -> dict[str, str]:
@@ -164,9 +164,9 @@ def judgement(subject: Subject, case: Case) -> dict[str, str]:
     except Exception as error:
         if not isinstance(error, Failure | Fault):
             return {"status": "refused", "message": reason(error), "cause": ""}
-        found = finding(error, Path(os.devnull), "")
+        failure = finding(error, Path(os.devnull), "")
         status = "imprecise" if isinstance(error, Imprecise) else "wrong"
-        return {"status": status, "message": found.message, "cause": found.cause}
+        return {"status": status, "message": failure.message, "cause": failure.cause}
     return {"status": "right", "message": "", "cause": ""}
 
 
@@ -181,9 +181,9 @@ def why_outside(subject: Subject, case: Case) -> str | None:
         return f"the claims exclude {dtype}"
     sizes = sizes_of(operation, case)
     for name, array in case.inputs.items():
-        wanted = operation.input_dtype(name, dtype).name
-        if array.dtype.name in DTYPES and array.dtype.name != wanted:
-            return f"{name} has dtype {array.dtype.name}, expected {wanted}"
+        expected = operation.input_dtype(name, dtype).name
+        if array.dtype.name in DTYPES and array.dtype.name != expected:
+            return f"{name} has dtype {array.dtype.name}, expected {expected}"
     for name in operation.ordinary:
         if name in case.inputs and is_floating(case[name]) and not np.isfinite(case[name].astype(np.float64)).all():
             return f"{name} has numbers that are not finite"

@@ -500,9 +500,9 @@ class LiveMonitor:
 
     def summary(self) -> str:
         """Return the counts of calls and the share of the time in a line, and the reasons of refused ones."""
-        found = self.counts
+        numbers = self.counts
         share = self.spent / max(self._clock() - self._began, self.spent, 1e-9)
-        counts = ", ".join(f"{found[name]} {name}" for name in COUNTS) + f"; {share:.2%} of the time"
+        counts = ", ".join(f"{numbers[name]} {name}" for name in COUNTS) + f"; {share:.2%} of the time"
         reasons = [f"  refused {count}: {reason}" for reason, count in self.reasons.most_common()]
         return "\n".join([f"{self.name} as {self.operation.name}: {counts}", *reasons])
 
@@ -533,13 +533,13 @@ def _key(value: Any) -> Any:
 
 def _magnitudes(case: Case) -> Any:
     """Return the rough magnitude of each floating-point input, and whether it has NaN or infinities."""
-    found = []
+    result = []
     for name, array in case.inputs.items():
         if is_floating(array) and array.size:
             with np.errstate(all="ignore"):
                 largest = float(np.max(np.abs(array)))
-            found.append((name, round(math.frexp(largest)[1] / BINADES) if math.isfinite(largest) else repr(largest)))
-    return tuple(found)
+            result.append((name, round(math.frexp(largest)[1] / BINADES) if math.isfinite(largest) else repr(largest)))
+    return tuple(result)
 
 
 def _binding(kernel: Any, wanted: inspect.Signature) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
@@ -568,7 +568,7 @@ def _binding(kernel: Any, wanted: inspect.Signature) -> Callable[[tuple[Any, ...
 
 def _one_by_one(arguments: Mapping[str, Any], lists: tuple[str, ...]) -> dict[str, Any]:
     """Return arguments with the tensors of lists one by one, by names such as ``xs[0]``."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in arguments.items():
-        found |= {f"{name}[{place}]": each for place, each in enumerate(value)} if name in lists else {name: value}
-    return found
+        flat |= {f"{name}[{place}]": each for place, each in enumerate(value)} if name in lists else {name: value}
+    return flat

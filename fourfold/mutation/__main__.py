@@ -73,7 +73,7 @@ def mutants_of(options: argparse.Namespace, candidate: Candidate | None) -> tupl
 
 def select(options: argparse.Namespace, mutants: list[Mutant]) -> list[Mutant]:
     """Return the mutants that the command line selects."""
-    wanted = [
+    selected = [
         mutant
         for mutant in mutants
         if (options.file is None or mutant.file in options.file)
@@ -84,11 +84,11 @@ def select(options: argparse.Namespace, mutants: list[Mutant]) -> list[Mutant]:
     if options.again is not None:
         rows = json.loads(options.again.read_text())["outcomes"]
         survived = {tuple(row[name] for name in known.FIELDS) for row in rows if row["status"] == "survived"}
-        wanted = [mutant for mutant in wanted if mutant.identity in survived]
-    if options.sample is not None and options.sample < len(wanted):
-        taken = sorted(random.Random(options.seed).sample(range(len(wanted)), options.sample))
-        wanted = [wanted[i] for i in taken]
-    return wanted
+        selected = [mutant for mutant in selected if mutant.identity in survived]
+    if options.sample is not None and options.sample < len(selected):
+        indices = sorted(random.Random(options.seed).sample(range(len(selected)), options.sample))
+        selected = [selected[i] for i in indices]
+    return selected
 
 
 def try_mutants(

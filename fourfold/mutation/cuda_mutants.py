@@ -54,12 +54,12 @@ class Token:
 
 def tokens(text: str) -> list[Token]:
     """Return the tokens of C++ text without comments, space and preprocessor lines."""
-    found = []
+    result = []
     for match in _SKIPPED.finditer(text):
         kind = match.lastgroup or ""
         if kind != "skipped":
-            found.append(Token(kind, match[0], *match.span()))
-    return found
+            result.append(Token(kind, match[0], *match.span()))
+    return result
 
 
 def cuda_mutants(file: str, text: str) -> list[Mutant]:

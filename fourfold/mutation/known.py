@@ -71,7 +71,7 @@ def classify(
 
     Args:
         entries: the entries of the list.
-        mutants: all mutants of the files at hand. Entries for other files are ignored.
+        mutants: all mutants of the files. Entries for other files are ignored.
         outcomes: the status of each mutant that was tried, by identity.
 
     Returns:
@@ -84,16 +84,16 @@ def classify(
     for entry in entries:
         if not files.issuperset(entry.alternatives("file")):
             continue
-        meant = [mutant for mutant in mutants if entry.describes(mutant)]
+        described = [mutant for mutant in mutants if entry.describes(mutant)]
         missing = [
             f"{name} = {value!r}"
             for name in entry.fields
             for value in entry.alternatives(name)
-            if not any(getattr(mutant, name) == value for mutant in meant)
+            if not any(getattr(mutant, name) == value for mutant in described)
         ]
         if missing:
             problems.append(f"listed, but there is no such mutant: {dict(entry.fields)}: {', '.join(missing)}")
-        for mutant in meant:
+        for mutant in described:
             by_mutant[mutant.identity] = entry
             if outcomes.get(mutant.identity) == "killed":
                 problems.append(f"listed as {entry.kind}, but killed: {mutant.identity}")

@@ -98,7 +98,7 @@ class Given(Search):
         body: Callable[[Case], None],
         **options: Any,
     ) -> None:
-        """Run the body on the wanted cases, whatever the check's own strategy."""
+        """Run the body on the requested cases, whatever the check's own strategy."""
 
         def run(name: str, case: Case) -> None:
             with self.around(name):
@@ -132,7 +132,7 @@ class Step:
         cases: the cases, by name.
         configuration: the configuration to force, for a kernel that is tuned.
         quick: whether `--quick` runs it. The quick steps reject most mutants, usually at the first case.
-        output: of several outputs the one that it is about; "" for those that have gradients.
+        output: the verified output if there are several; "" for all that have gradients.
     """
 
     name: str
@@ -333,8 +333,8 @@ class Trials:
                 here = [c for c in tuning.configurations(kernel) if c.runs_on(torch.device("cpu"))]
                 say(Configurations([configuration.name for configuration in here]))
 
-        told = list(self._fork(ask, lambda _: 60.0))
-        return next((message.names for message in told if isinstance(message, Configurations)), [])
+        messages = list(self._fork(ask, lambda _: 60.0))
+        return next((message.names for message in messages if isinstance(message, Configurations)), [])
 
     # ---- trials
 
@@ -419,7 +419,7 @@ class Trials:
         return Selection(operations=self.records, candidates=candidates, cells=(), narrowed=True)
 
     def _run(self, step: int, wanted: Callable[[str], bool], say: Say | None = None) -> None:
-        """Run a step on the wanted cases. With `say`, run Python kernels on all cases and report each case's lines."""
+        """Run a step on requested cases. With `say`, run Python kernels on all cases and report each case's lines."""
         this = self.steps[step]
         selection, cell = self._selection(), Cell(self.operation.name, self.backend, this.dtype)
         if self.candidate and selection.unsupported(cell, "cpu"):
@@ -436,7 +436,7 @@ class Trials:
             with _record_lines(self._places()) as lines:
                 yield
             assert say is not None
-            say(CaseRan(step, name, {file: sorted(found) for file, found in lines.items()}))
+            say(CaseRan(step, name, {file: sorted(ran) for file, ran in lines.items()}))
 
         given = Given(examples=len(cases), given=cases, wanted=wanted)
         if say is not None and self.backend != "cuda":
@@ -446,7 +446,7 @@ class Trials:
             this.check(select_output(subject, this.output) if this.output else together(subject), given)
 
     def _compiling_only(self, names: frozenset[str]) -> contextlib.AbstractContextManager[None]:
-        """In this context, compile a C++ kernel with only the named ones: the first steps reject most mutants."""
+        """Compile a C++ kernel with only the named ones in this context: the first steps reject most mutants."""
         if self.backend != "cuda":
             return contextlib.nullcontext()
         # Import the module here: the child has forgotten the parent's.
@@ -593,9 +593,9 @@ def _compiles_ahead_of_time(subject: Subject, search: Search) -> None:
     copy = KernelPackage.of(subject.operation.name).imported_folder().parent
     command = [*ahead_of_time.COMMAND, subject.operation.name, str(subject.dtype), "90", "--kernels", str(copy)]
     changes = {"TRITON_CACHE_DIR": str(copy / "triton")}
-    done = subprocess.run(command, env={**ahead_of_time.environment(), **changes}, capture_output=True, text=True)
-    if done.returncode:
-        raise Failure(f"{subject}: {done.stderr.strip()[-300:]}")
+    process = subprocess.run(command, env={**ahead_of_time.environment(), **changes}, capture_output=True, text=True)
+    if process.returncode:
+        raise Failure(f"{subject}: {process.stderr.strip()[-300:]}")
 
 
 def _launched_kernels() -> list[Any]:

@@ -41,7 +41,7 @@ class Contract:
     nonfinite: bool = False
 
 
-# This library's own kernels are held to what they document. Those of others may choose.
+# This library's own kernels must do what they document. Those of others may choose.
 DOCUMENTED = Contract()
 OPEN = Contract(ties=True, reassociation=True, nonfinite=True)
 
@@ -327,7 +327,7 @@ class Bounded(FollowsNumPy):
     `least` bounds every computed value from below: ``value - error``, or the tighter `limit` of a step that knows its
     result's sign or a lower bound of it. Square roots and divisions use it.
 
-    `terms` tells where a comparison cannot depend on rounding: see `Terms`. The error of a value that every correct
+    `terms` shows where a comparison cannot depend on rounding: see `Terms`. The error of a value that every correct
     kernel computes exactly is kept, because other steps may compute what depends on it. Where the value is a result of
     the call, nothing depends on it, and `settled` is the smaller bound.
     """

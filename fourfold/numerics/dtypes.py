@@ -34,7 +34,7 @@ class DType:
         return self.name
 
     def with_contract(self, contract: Contract) -> Self:
-        """Return the same dtype for kernels that are held to another contract."""
+        """Return the same dtype for kernels with another contract."""
         return replace(self, arithmetic=replace(self.arithmetic, contract=contract))
 
     @cached_property

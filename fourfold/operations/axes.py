@@ -2,8 +2,8 @@
 
 Axes of the same name have the same length in all tensors of a call. ``...`` stands for any number of axes, the same in
 all tensors that have it. ``4`` is an axis of length 4. ``batch+1`` is an axis one longer than ``batch``, ``2*dim`` one
-twice as long as ``dim``, and ``group*heads`` one as long as the product of two sizes. ``n[i]`` is an axis of which each
-tensor of a list has its own: ``n[0]``, ``n[1]``, ….
+twice as long as ``dim``, and ``group*heads`` one as long as the product of two sizes. ``n[i]`` is an axis whose size
+each tensor of a list has for itself: ``n[0]``, ``n[1]``, ….
 """
 
 import math
@@ -51,10 +51,10 @@ class Length:
         rest = self.factor * math.prod(known[name] for name in self.names if name in known)
         if not unknown or not rest:
             return size == rest + self.more
-        found, remainder = divmod(size - self.more, rest)
+        quotient, remainder = divmod(size - self.more, rest)
         if len(unknown) == 1 and not remainder:
-            known[unknown[0]] = found
-        return found >= 0 and not remainder
+            known[unknown[0]] = quotient
+        return quotient >= 0 and not remainder
 
 
 def parse(notation: str) -> Axes:
@@ -83,11 +83,11 @@ def parse(notation: str) -> Axes:
 @cache
 def split(axis: str) -> Length:
     """Return the length that an axis describes. It must not be ``...``."""
-    found = _AXIS.fullmatch(axis)
-    assert found is not None, axis
-    factors = found[1].split("*")
+    match = _AXIS.fullmatch(axis)
+    assert match is not None, axis
+    factors = match[1].split("*")
     whole = math.prod(int(factor) for factor in factors if factor.isdecimal())
-    return Length(whole, tuple(factor for factor in factors if not factor.isdecimal()), int(found[2] or 0))
+    return Length(whole, tuple(factor for factor in factors if not factor.isdecimal()), int(match[2] or 0))
 
 
 def names(axes: Sequence[str]) -> tuple[str, ...]:
@@ -98,8 +98,8 @@ def names(axes: Sequence[str]) -> tuple[str, ...]:
 def last(tensors: Iterable[Sequence[str]]) -> tuple[str, ...]:
     """Return the distinct names in the last axes of some tensors, ``...`` included, except axes such as batch+1."""
     ends = [axes[-1] for axes in tensors if axes]
-    found = [(end,) if end == LEADING else () if split(end).more else split(end).names for end in ends]
-    return tuple(dict.fromkeys(name for names in found for name in names))
+    lists = [(end,) if end == LEADING else () if split(end).more else split(end).names for end in ends]
+    return tuple(dict.fromkeys(name for names in lists for name in names))
 
 
 def indexed_axis(axis: str) -> str:
@@ -114,10 +114,10 @@ def item_axes(axes: Sequence[str], place: int) -> Axes:
 
 def shape(axes: Sequence[str], sizes: Mapping[str, int], leading: Shape = ()) -> Shape:
     """Return the shape of a tensor from its axes, the sizes of the named axes and the sizes for ``...``."""
-    found: list[int] = []
+    extents: list[int] = []
     for axis in axes:
-        found += leading if axis == LEADING else (split(axis).of(sizes),)
-    return tuple(found)
+        extents += leading if axis == LEADING else (split(axis).of(sizes),)
+    return tuple(extents)
 
 
 def sizes(written: Mapping[str, Sequence[str]], shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], str | None]:

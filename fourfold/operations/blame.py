@@ -91,8 +91,8 @@ def mark(error: BaseException, blame: Blame) -> None:
 
 def recorded_blame(error: BaseException) -> Blame | None:
     """Return the blame that was set on an exception; None if there is none."""
-    found = getattr(error, _ATTRIBUTE, None)
-    return found if isinstance(found, Blame) else None
+    blame = getattr(error, _ATTRIBUTE, None)
+    return blame if isinstance(blame, Blame) else None
 
 
 def blame_of(error: BaseException) -> Blame:
@@ -177,10 +177,10 @@ class _Call:
                 inner = inner.func if isinstance(inner, ast.Call) else inner.value
             else:
                 return
-        self.root = found = _value_of(inner.id, entry.tb_frame)
-        for name in names if exact and found is not None else ():
-            found = _attribute(found, name)
-        self.callee = found if exact else None
+        self.root = value = _value_of(inner.id, entry.tb_frame)
+        for name in names if exact and value is not None else ():
+            value = _attribute(value, name)
+        self.callee = value if exact else None
 
 
 def _entries(tb: TracebackType | None) -> Iterator[TracebackType]:
@@ -222,8 +222,8 @@ def _expression_at(entry: TracebackType) -> ast.expr | None:
 def _value_of(name: str, frame: FrameType) -> Any:
     missing = object()
     for scope in (frame.f_locals, frame.f_globals, vars(builtins)):
-        if (found := scope.get(name, missing)) is not missing:
-            return found
+        if (value := scope.get(name, missing)) is not missing:
+            return value
     return None
 
 
@@ -234,31 +234,31 @@ def _attribute(owner: Any, name: str) -> Any:
     own = getattr(owner, "__dict__", {}).get(name)
     if own is not None:
         return own
-    found = next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), None)
-    return None if isinstance(found, property) else found
+    attribute = next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), None)
+    return None if isinstance(attribute, property) else attribute
 
 
 def _code_of(callee: Any) -> CodeType | None:
     """Return the Python code that binds the arguments of a call; None if it is not Python code."""
-    found = vars(callee).get("__init__") if isinstance(callee, type) else callee
-    return getattr(found, "__code__", None)
+    function = vars(callee).get("__init__") if isinstance(callee, type) else callee
+    return getattr(function, "__code__", None)
 
 
-def _is_installed(found: Any) -> bool:
+def _is_installed(value: Any) -> bool:
     """Return whether a module, a function, a class or an object's class belongs to an installed package."""
-    if isinstance(found, BuiltinFunctionType) and not isinstance(found.__self__, ModuleType | None):
-        found = found.__self__
-    if isinstance(found, ModuleType):
-        module: Any = found.__name__
+    if isinstance(value, BuiltinFunctionType) and not isinstance(value.__self__, ModuleType | None):
+        value = value.__self__
+    if isinstance(value, ModuleType):
+        module: Any = value.__name__
     else:
-        kind = found if isinstance(found, type | FunctionType | BuiltinFunctionType) else type(found)
-        module = getattr(getattr(found, "__objclass__", kind), "__module__", None)
+        kind = value if isinstance(value, type | FunctionType | BuiltinFunctionType) else type(value)
+        module = getattr(getattr(value, "__objclass__", kind), "__module__", None)
     package = sys.modules.get(module.partition(".")[0]) if isinstance(module, str) else None
     return owner_of(getattr(package, "__file__", None) or "") is Owner.INSTALLED
 
 
-def _is_of_the_interpreter(found: Any) -> bool:
-    kind = type(found)
+def _is_of_the_interpreter(value: Any) -> bool:
+    kind = type(value)
     return any(each.__module__ == _INTERPRETER for each in kind.__mro__)
 
 

@@ -58,9 +58,9 @@ class Boundary:
         return {name: {trait: sorted(values) for trait, values in part.items()} for name, part in parts.items()}
 
     @classmethod
-    def of(cls, said: Mapping[str, Mapping[str, Collection[Any]]]) -> Self:
+    def of(cls, data: Mapping[str, Mapping[str, Collection[Any]]]) -> Self:
         """Return the boundary from the result of `as_dict`."""
-        refused, taken = ({trait: set(values) for trait, values in said[name].items()} for name in ("refused", "taken"))
+        refused, taken = ({trait: set(values) for trait, values in data[name].items()} for name in ("refused", "taken"))
         return cls(refused, taken)
 
     def claim(self) -> str:

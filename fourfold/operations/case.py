@@ -102,7 +102,7 @@ class Case:
     def describe(self, cotangent: bool = True) -> str:
         """Return the case as text; leave out the cotangent if it is of no use."""
         parts = [f"{name}={show(array)}" for name, array in self.inputs.items()]
-        # The absent tensors of a list follow from those that it has.
+        # The absent tensors of a list follow from the present ones.
         parts += [f"{name}={value!r}" for name, value in self.parameters.items() if "[" not in name]
         strided = {name: layout for name, layout in self.layouts.items() if layout != "contiguous"}
         if cotangent:

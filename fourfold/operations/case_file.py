@@ -60,7 +60,7 @@ class CaseFile:
         }
         text = np.frombuffer(json.dumps(about).encode(), np.uint8)
         content = io.BytesIO()
-        # The types of ml_dtypes, which NumPy's files do not know, are stored as bits.
+        # The types of ml_dtypes, which NumPy's files do not support, are stored as bits.
         bits = {name: a.view(f"u{a.itemsize}") if a.dtype.kind not in "biuf" else a for name, a in arrays.items()}
         np.savez(content, allow_pickle=False, **{_ABOUT: text, **bits})
         return content.getvalue()

@@ -68,8 +68,8 @@ class Claims:
 
     def __post_init__(self) -> None:
         if isinstance(self.dtypes, str) or (unknown := [name for name in self.dtypes if name not in DTYPES]):
-            shown = self.dtypes if isinstance(self.dtypes, str) else unknown
-            raise ValueError(f"Claims: dtypes must be some of {', '.join(DTYPES)}, not {shown!r}")
+            given = self.dtypes if isinstance(self.dtypes, str) else unknown
+            raise ValueError(f"Claims: dtypes must be some of {', '.join(DTYPES)}, not {given!r}")
         if self.accuracy not in (EXACT, STORAGE):
             raise ValueError(f"Claims: accuracy must be {EXACT!r} or {STORAGE!r}, not {self.accuracy!r}")
         for axis, limit in self.sizes.items():
@@ -110,9 +110,9 @@ class Claims:
 
     def __str__(self) -> str:
         default = NO_CLAIMS
-        said = [f"{each.name}={getattr(self, each.name)!r}" for each in fields(self)]
+        texts = [f"{each.name}={getattr(self, each.name)!r}" for each in fields(self)]
         return ", ".join(
-            text for each, text in zip(fields(self), said) if getattr(self, each.name) != getattr(default, each.name)
+            text for each, text in zip(fields(self), texts) if getattr(self, each.name) != getattr(default, each.name)
         )
 
     def describe(self) -> str:
@@ -139,8 +139,8 @@ class Claims:
         claimed["aligned"] = not (self.contiguous or other.contiguous) and (self.aligned or other.aligned)
         claimed["ranks"] = tuple(rank for rank in self.ranks if rank in other.ranks) or other.ranks
         claimed["dtypes"] = tuple(name for name in self.dtypes if name in other.dtypes) or other.dtypes
-        kept = {n: v for n, v in claimed.items() if n == "aligned" or v != getattr(NO_CLAIMS, n)}
-        return replace(self, **kept)
+        changed = {n: v for n, v in claimed.items() if n == "aligned" or v != getattr(NO_CLAIMS, n)}
+        return replace(self, **changed)
 
     def excludes(self, operation: Operation, case: Case, dtype: DType) -> bool:
         """Return whether the claims exclude a case, by its numbers, its sizes or its layouts."""
@@ -258,8 +258,8 @@ def axes_of(operation: Operation) -> list[str]:
 def _has_ties(operation: Operation, case: Case, dtype: DType) -> bool:
     """Return whether a gradient of the case may have any value between one-sided derivatives."""
     free = reference_gradients(operation, case, dtype.with_contract(Contract(ties=True)))
-    held = reference_gradients(operation, case, dtype.with_contract(DOCUMENTED))
-    return any(bool((free[name].error > held[name].error).any()) for name in free)
+    exact = reference_gradients(operation, case, dtype.with_contract(DOCUMENTED))
+    return any(bool((free[name].error > exact[name].error).any()) for name in free)
 
 
 def claims(**given: Any) -> Callable[[Function], Function]:

@@ -69,8 +69,8 @@ class Arguments:
     @cached_property
     def good(self) -> dict[str, Any]:
         """Return the arguments of a valid call, with tensors on the CPU."""
-        made = {name: self._tensor(name, shape) for name, shape in self._shapes.items()}
-        return made | {name: parameter.choices[0] for name, parameter in self._parameters.items()}
+        tensors = {name: self._tensor(name, shape) for name, shape in self._shapes.items()}
+        return tensors | {name: parameter.choices[0] for name, parameter in self._parameters.items()}
 
     def wrong(
         self,
@@ -203,10 +203,10 @@ def _move(device: str, value: Any) -> Any:
 
 def other_shapes(shape: Shape, others: Iterable[Shape]) -> list[Shape]:
     """Return wrong shapes: with an axis more or fewer, with an axis longer, shorter or of 1, and the `others`."""
-    found = [(), shape[1:], shape[:-1], (1, *shape), (*shape[:-2], *shape[-2:][::-1]), *others]
+    shapes = [(), shape[1:], shape[:-1], (1, *shape), (*shape[:-2], *shape[-2:][::-1]), *others]
     for axis, size in enumerate(shape):
-        found += [(*shape[:axis], other, *shape[axis + 1 :]) for other in (size + 1, size - 1, 1)]
-    return [other for other in dict.fromkeys(found) if other != shape]
+        shapes += [(*shape[:axis], other, *shape[axis + 1 :]) for other in (size + 1, size - 1, 1)]
+    return [other for other in dict.fromkeys(shapes) if other != shape]
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -59,8 +59,8 @@ class Unreached:
 
     def lines(self) -> list[str]:
         """Return a line for each reason, with the sizes of the smallest case."""
-        found = []
+        texts = []
         for reason, (count, smallest) in self._by_reason.items():
             sizes = ", ".join(f"{name} {list(array.shape)}" for name, array in smallest.inputs.items())
-            found.append(f"{reason}: {count} cases, the smallest with {sizes}")
-        return found
+            texts.append(f"{reason}: {count} cases, the smallest with {sizes}")
+        return texts

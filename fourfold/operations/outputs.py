@@ -112,7 +112,7 @@ def _join(name: str, tensors: Mapping[str, torch.Tensor], empty: torch.Tensor | 
 def functional(
     definition: Callable[..., Any], mutates: Sequence[str], others: Sequence[str]
 ) -> Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]:
-    """Return a definition that returns the new values of arguments which it changes in place, or returns anew.
+    """Return a definition that returns the new values of arguments, which the given one may change in place.
 
     Args:
         definition: a function that changes tensors of the call, or returns their new values first.
@@ -136,9 +136,9 @@ def functional(
         if len(returned) != len(copies) + len(others):
             beside = [each for each in returned if not any(each is tensor for tensor in copies.values())]
             if len(beside) != len(others):
-                wanted = " and ".join(others) or "nothing"
+                expected = " and ".join(others) or "nothing"
                 raise WrongOutputs(
-                    f"a definition that mutates {' and '.join(mutates)} must return {wanted}, or the new values"
+                    f"a definition that mutates {' and '.join(mutates)} must return {expected}, or the new values"
                     f" before that, not {len(returned)} tensors"
                 )
             returned = (*copies.values(), *beside)

@@ -243,7 +243,7 @@ class Operation:
 
         Args:
             case: the original case.
-            scaled_alone: whether scaled numbers are enough. If not, a declared operation draws all of them anew.
+            scaled_alone: whether scaled numbers are enough. If not, a declared operation draws all of them again.
         """
         inputs, factor = {}, 0.5
         for name, array in case.inputs.items():
@@ -320,12 +320,12 @@ _said: WeakKeyDictionary[Case, dict[tuple[Callable, str, Arithmetic], Any]] = We
 
 
 def _once(oracle: Callable, case: Case, dtype: DType, ask: Callable[[], Any]) -> Any:
-    said = _said.setdefault(case, {})
+    answers = _said.setdefault(case, {})
     key = (oracle, dtype.name, dtype.arithmetic)
-    if key not in said:
+    if key not in answers:
         with blame_definition():
-            said[key] = ask()
-    return said[key]
+            answers[key] = ask()
+    return answers[key]
 
 
 def computed_in(operation: Operation, dtype: DType) -> DType:
@@ -351,7 +351,7 @@ def reference_gradients(operation: Operation, case: Case, dtype: DType) -> dict[
         # Kernels round a cotangent of a wider dtype than their arithmetic once, when they read it.
         grad_output = lift(case.grad_output.astype(dtype.wide), dtype.arithmetic)
         gradients = operation.backward(grad_output, **wide(case, dtype))
-        found = dict(zip(operation.differentiable, gradients, strict=True))
-        return {name: found[name] for name in operation.differentiable_in(case)}
+        by_name = dict(zip(operation.differentiable, gradients, strict=True))
+        return {name: by_name[name] for name in operation.differentiable_in(case)}
 
     return dict(_once(operation.backward, case, dtype, ask))

@@ -51,8 +51,8 @@ def is_order(error: BaseException) -> bool:
 
 def escape_of(error: BaseException) -> Escape:
     """Return the failure to report in place of an order."""
-    said = f": {error}" if str(error) else ""
-    return Escape(f"the call raised {type(error).__name__}{said}").with_traceback(error.__traceback__)
+    message = f": {error}" if str(error) else ""
+    return Escape(f"the call raised {type(error).__name__}{message}").with_traceback(error.__traceback__)
 
 
 @contextlib.contextmanager
@@ -89,10 +89,10 @@ def is_fault(error: BaseException) -> bool:
 
 def chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an exception and its causes or, without a cause, the exceptions in whose handling it was raised."""
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__ or found.__context__
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__ or link.__context__
 
 
 def reason(error: BaseException) -> str:
@@ -102,8 +102,8 @@ def reason(error: BaseException) -> str:
         innermost = innermost.__cause__
     line = next((line.strip() for line in str(innermost).splitlines() if line.strip()), "") or statement(innermost)
     kind = type(innermost).__name__
-    said = f"{kind}: {line}" if line else kind
-    return f"{said} (it asks for a GPU, and there is none here)" if _NO_GPU.search(said) else said
+    text = f"{kind}: {line}" if line else kind
+    return f"{text} (it asks for a GPU, and there is none here)" if _NO_GPU.search(text) else text
 
 
 @dataclass
@@ -115,8 +115,8 @@ class Refusals:
 
     def add(self, error: BaseException) -> None:
         """Count a refusal."""
-        said = reason(error)
-        self.counts[self._spelled.setdefault(_NUMBER.sub("N", said), said)] += 1
+        text = reason(error)
+        self.counts[self._spelled.setdefault(_NUMBER.sub("N", text), text)] += 1
 
     @property
     def total(self) -> int:

@@ -55,15 +55,15 @@ def modules(names: Collection[str] | None = None) -> dict[str, ModuleType]:
     Args:
         names: the last parts of the names of the modules to import; None for all.
     """
-    found = {}
+    records = {}
     for package in packages():
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
             if names is not None and module.name.rpartition(".")[2] not in names:
                 continue
             record = importlib.import_module(module.name)
             if hasattr(record, "operation"):
-                found[module.name] = record
-    return found
+                records[module.name] = record
+    return records
 
 
 def oracles(record: str, used: str) -> list[ModuleType]:

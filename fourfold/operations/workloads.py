@@ -38,8 +38,8 @@ class Workload:
         key = name, dtype.name, device
         if key not in self._tensors:
             self._tensors[key] = self.case.tensor(name, dtype, device)
-        kept = self._tensors[key]
-        return torch.empty_strided(kept.shape, kept.stride(), dtype=kept.dtype, device=kept.device).copy_(kept)
+        like = self._tensors[key]
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).copy_(like)
 
 
 Make = Callable[[DType], Workload]

@@ -6,9 +6,9 @@ The verification says whether each error is within its bound. This says how larg
 and still less exact than torch's.
 
 An error is the distance from the oracle's result, which is computed in a wider type. Its unit is the ulp: the spacing
-of the numbers of the result's dtype at the exact value. Rounding alone costs up to 0.5. Not counted are elements whose
-exact value is not finite or past the largest number, and elements of which the oracle's bound says nothing. At ties the
-derivative counts that the oracle documents, which is torch's.
+of the numbers of the result's dtype at the exact value. Rounding alone costs up to 0.5. Elements whose exact value is
+not finite or past the largest number, and elements without a finite bound, are not counted. At ties the derivative
+counts that the oracle documents, which is torch's.
 """
 
 import math
@@ -75,11 +75,11 @@ class Errors:
 
     @property
     def lost(self) -> float:
-        """The bits that an element loses in the mean."""
+        """The bits that an element loses on average."""
         return self.bits / max(self.elements, 1)
 
     def behind(self, other: "Errors") -> float:
-        """By how many bits these errors are larger: the largest or the mean, whichever is farther behind."""
+        """Return by how many bits these errors are larger, the largest or the mean, whichever is farther behind."""
         with np.errstate(divide="ignore"):
             largest, others = (float(np.log2(max(each.largest, OF_ROUNDING))) for each in (self, other))
         pairs = ((largest, others), (self.lost, other.lost))
@@ -97,11 +97,11 @@ class AccuracyResult:
 
     def of(self, contender: str, cases: Iterable[str] | None = None) -> Errors:
         """Return the errors of a contender in these cases; in all that it answered, if None."""
-        found = self.errors[contender]
-        return sum((found[case] for case in (found if cases is None else cases)), Errors())
+        by_case = self.errors[contender]
+        return sum((by_case[case] for case in (by_case if cases is None else cases)), Errors())
 
     def behind(self, contender: str, peer: str) -> float:
-        """By how many bits a contender is less exact than a peer, in the cases that both have answered."""
+        """Return by how many bits a contender is less exact than a peer, in the cases that both answered."""
         both = [case for case in self.errors[contender] if case in self.errors[peer]]
         return self.of(contender, both).behind(self.of(peer, both))
 
@@ -193,9 +193,9 @@ def errors_in_ulp(actual: np.ndarray, expected: Bounded, dtype: DType) -> np.nda
     """
     value = expected.nearest(actual)
     with np.errstate(all="ignore"):
-        held = np.isfinite(value) & (abs(value) + expected.settled <= dtype.largest)
+        finite = np.isfinite(value) & (abs(value) + expected.settled <= dtype.largest)
         error = np.where(actual == value, 0.0, abs(actual - value) / ulp(value, dtype))
-    return np.where(np.isnan(error), np.inf, error)[held]
+    return np.where(np.isnan(error), np.inf, error)[finite]
 
 
 def measure(
@@ -227,7 +227,7 @@ def measure(
 def _subjects(
     selection: Selection, name: str, dtype: str, backends: Sequence[str], device: str, missing: Counter[str]
 ) -> dict[str, Subject]:
-    """All contenders by name: torch first, then the kernels, then the peers."""
+    """Return all contenders by name: torch first, then the kernels, then the peers."""
     subjects: dict[str, Subject] = {}
     for backend in dict.fromkeys(("torch", *backends)):
         cell = Cell(name, backend, dtype)
@@ -284,11 +284,11 @@ def _errors(subject: Subject, case: Case, name: str, expected: Mapping[str, Boun
         Exception: what the implementation raises.
     """
     output, gradients, _ = subject.evaluate(case)
-    found: dict[str, Errors] = {}
+    errors: dict[str, Errors] = {}
     for result, tensor in named_results(output, gradients).items():
         exact = expected[result]
         if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != exact.shape:
             raise ValueError(f"{result} has another shape than {list(exact.shape)}")
         dtype = subject.dtype_of(result)
-        found[result] = Errors.of(errors_in_ulp(dtype.array(tensor), exact, dtype), name)
-    return found
+        errors[result] = Errors.of(errors_in_ulp(dtype.array(tensor), exact, dtype), name)
+    return errors

@@ -41,15 +41,15 @@ class Checkable(Runnable, Protocol):
 
     @property
     def one(self) -> "Call":
-        """A call that may be made outside of the timed ones."""
+        """A call that may be made besides the timed ones."""
 
 
 class Call:
     """Calls of an implementation on tensors that this object owns.
 
     Args:
-        implementation: takes the operation's arguments. Of several outputs it is about those that have gradients, each
-            under its part of the cotangent. They are joined where results are read, which is not timed.
+        implementation: takes the operation's arguments. If there are several outputs, it concerns those that have
+            gradients, each under its part of the cotangent. They are joined where results are read, which is not timed.
         operation: the operation; it says which inputs have gradients.
         workload: gives the inputs, the parameters and the grad_output.
         dtype: the dtype of the tensors.
@@ -92,8 +92,8 @@ class Call:
         result = self._implementation(**self.tensors, **self._parameters)
         if not self._outputs or isinstance(result, torch.Tensor):
             return (result,)
-        found = outputs_of(result, self._outputs)
-        return tuple([found[place] for place in self._joined])
+        outputs = outputs_of(result, self._outputs)
+        return tuple([outputs[place] for place in self._joined])
 
     def _forward(self) -> dict[str, Parts]:
         return {"output": self._call()}
@@ -102,8 +102,8 @@ class Call:
         if self._cotangents is None:
             self._cotangents = parts_of(self._grad_output, output)
         inputs = [self.tensors[name] for name in self._names]
-        found = torch.autograd.grad(output, inputs, self._cotangents, retain_graph=again)
-        return {name: (gradient,) for name, gradient in zip(self._names, found)}
+        gradients = torch.autograd.grad(output, inputs, self._cotangents, retain_graph=again)
+        return {name: (gradient,) for name, gradient in zip(self._names, gradients)}
 
     def _backward(self) -> dict[str, Parts]:
         return self._gradients(self._output, again=True)
@@ -147,11 +147,11 @@ class Call:
 
     @property
     def given(self) -> dict[str, torch.Tensor]:
-        """The tensors that a call is given: inputs, cotangent and, of a backward pass alone, the output."""
-        found = {**self.tensors, "grad_output": self._grad_output}
+        """The arguments of a call: inputs, cotangent and, for a backward pass alone, the output."""
+        tensors = {**self.tensors, "grad_output": self._grad_output}
         for name, parts in {"grad_output": self._cotangents or (), "output": self._output}.items():
-            found |= {f"{name} {place}" if len(parts) > 1 else name: part for place, part in enumerate(parts)}
-        return found
+            tensors |= {f"{name} {place}" if len(parts) > 1 else name: part for place, part in enumerate(parts)}
+        return tensors
 
     @property
     def bytes(self) -> int:

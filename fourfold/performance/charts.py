@@ -56,14 +56,14 @@ class Axis:
         """
         of_a_decade = pixels / (self.high - self.low)
         every = max(1, math.ceil(gap / of_a_decade))
-        found: list[float] = []
+        marks: list[float] = []
         for step in STEPS:
             decades = range(math.floor(self.low), math.ceil(self.high) + 1, every)
             more = [step * 10.0**d for d in decades if self.low <= math.log10(step * 10.0**d) <= self.high]
-            together = sorted([*found, *more])
+            together = sorted([*marks, *more])
             if all(math.log10(b / a) * of_a_decade >= gap for a, b in itertools.pairwise(together)):
-                found = together
-        return found
+                marks = together
+        return marks
 
 
 def quantity(value: float, unit: str) -> str:

@@ -48,7 +48,7 @@ class LaunchingOperators(torch_internals.dispatch_mode()):  # type: ignore[misc]
         kwargs = kwargs or {}
         ours = operators.implementation(operator)
         if ours is not None and not kwargs:
-            with self:  # what it calls is to be seen too
+            with self:  # what it calls must be seen too
                 return ours(*args)
         if torch_internals.namespace(operator) != "aten":
             self._record.refuse(f"{operator} is an operator of neither torch nor Fourfold")
@@ -183,14 +183,14 @@ def _settings() -> tuple[Any, ...]:
 
 def workload_sha256(workload: Workload) -> str:
     """Return a hash of a workload: shapes and parameters of its case, and the numbers of the part that it repeats."""
-    found = hashlib.sha256(repr(sorted(workload.case.parameters.items())).encode())
-    found.update(repr(sorted(workload.case.layouts.items())).encode())
+    digest = hashlib.sha256(repr(sorted(workload.case.parameters.items())).encode())
+    digest.update(repr(sorted(workload.case.layouts.items())).encode())
     for side in (workload.case, workload.part):
         arrays = {**side.inputs, "grad_output": side.grad_output}
-        found.update(repr([(name, array.shape, array.dtype.name) for name, array in arrays.items()]).encode())
+        digest.update(repr([(name, array.shape, array.dtype.name) for name, array in arrays.items()]).encode())
     for array in (*workload.part.inputs.values(), workload.part.grad_output):
-        found.update(array.tobytes())
-    return found.hexdigest()
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def key(info: Info | None, machine: Mapping[str, str]) -> str | None:
@@ -230,7 +230,7 @@ def resources(codes: Mapping[str, Code]) -> dict[str, dict[str, Any]]:
                 return {}
 
     with ThreadPoolExecutor(DISASSEMBLERS) as pool:
-        return {sha256: kernel for found in pool.map(of, of_file) for sha256, kernel in found.items()}
+        return {sha256: kernel for kernels in pool.map(of, of_file) for sha256, kernel in kernels.items()}
 
 
 def differences(

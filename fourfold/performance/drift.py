@@ -1,9 +1,9 @@
 """Drift: a benchmark that becomes slower little by little, over many runs, by steps that are too small for the gate.
 
-Mann and Kendall's test asks whether the medians of the last runs rise. It counts the pairs of runs of which the later
-is the slower, and knows the distribution of that count where all orders are equally likely. Sen's slope, the median of
-the slopes of all pairs, says by how much. Neither assumes a distribution of the noise, or is moved by single runs that
-are far off.
+Mann and Kendall's test asks whether the medians of the last runs rise. It counts the pairs of runs whose later one is
+slower, and knows the distribution of that count if all orders are equally likely. Sen's slope, the median of the slopes
+of all pairs, says by how much. Neither assumes a distribution of the noise, or is moved by single runs that are far
+off.
 
 Where a benchmark's compiled code has been the same all the time, a rise is the machine's: no such time is looked at.
 
@@ -69,18 +69,18 @@ def drifts(
     Args:
         runs: median seconds by benchmark of each run, oldest first; today's is the last.
         least: the smallest log ratio that is reported, by benchmark.
-        unchanged: for a benchmark, how many of its last runs are known to have had the same compiled code. A drift is
-            told only of more runs than these.
+        unchanged: for a benchmark, how many of its last runs are known to have had the same compiled code. A drift
+            needs at least this many runs.
     """
     with_medians = list[tuple[Drift, list[float]]]()
     for name in least:
         medians = [run[name] for run in runs if name in run][-MOST:]
         if len(medians) >= FEWEST:
             windows = {*(window for window in WINDOWS if window <= len(medians)), len(medians)}
-            tried = [trend(name, medians[-window:]) for window in windows if window > unchanged.get(name, 0)]
-            if not tried:
+            trends = [trend(name, medians[-window:]) for window in windows if window > unchanged.get(name, 0)]
+            if not trends:
                 continue
-            drift = min(tried, key=lambda drift: drift.p)
+            drift = min(trends, key=lambda drift: drift.p)
             with_medians.append((drift, medians[-drift.runs :]))
     confirmed = []
     for place, (drift, medians) in enumerate(sorted(with_medians, key=lambda each: each[0].p)):
@@ -120,7 +120,7 @@ def trend(name: str, medians: Sequence[float]) -> Drift:
 
 
 def rise_probability(count: int, rises: int) -> float:
-    """The probability that at least `rises` of all pairs of `count` numbers rise, if every order is equally likely."""
+    """Return the probability that at least `rises` pairs of `count` numbers rise, if all orders are equally likely."""
     return float(sum(_orders_with_rises(count)[rises:])) / math.factorial(count)
 
 

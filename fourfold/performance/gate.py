@@ -203,9 +203,9 @@ class Estimate:
         means, errors = trimmed_means(np.sort(ratios))
         mean, error = float(means[0]), float(errors[0])
         # A resample that repeats one value has no standard error to divide by.
-        kept = errors > 1e-3 * error
-        kept[0] = False  # the sample itself
-        return cls(mean, error, np.sort((means[kept] - mean) / errors[kept]))
+        nonzero = errors > 1e-3 * error
+        nonzero[0] = False  # the sample itself
+        return cls(mean, error, np.sort((means[nonzero] - mean) / errors[nonzero]))
 
     @property
     def p_value(self) -> float:

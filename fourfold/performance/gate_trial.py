@@ -2,7 +2,7 @@
 
 Each benchmark is compared with itself, loaded a second time from its sources. Each CUDA C++ kernel is also compared
 with a slower copy of itself. In both copies every thread first waits for a length that it reads from memory, so the
-length can change without compiling again. A search by measurement finds the length that gives the wanted slowdown.
+length can change without compiling again. A search by measurement finds the length that gives the requested slowdown.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from fourfold.performance.sources import Baseline
 from fourfold.performance.timed_run import TimedRun
 
 UNCHANGED = 0.0
-# The allowed distance of the measured from the wanted log ratio, as a share of the wanted one. The search stops within
-# NEAR. If it never gets there, it accepts the nearest length within FAR.
+# The allowed distance of the measured from the requested log ratio, as a share of the requested one. The search stops
+# within NEAR. If it never gets there, it accepts the nearest length within FAR.
 NEAR, FAR = 0.1, 0.5
 MOST_STEPS = 20
 # A lower estimate of the time of one clock cycle or one loop iteration.
@@ -134,33 +134,33 @@ def length_for(slowdown: float, seconds: float, measured: Callable[[int], float]
     """Search the length of the wait that makes a call slower by `slowdown`; None if the search fails.
 
     Args:
-        slowdown: the wanted slowdown; 0.02 for 2%.
+        slowdown: the requested slowdown; 0.02 for 2%.
         seconds: the time of a call without a wait.
         measured: takes a length; returns the log ratio of the call's time with that wait to its time without.
         length: the first length to try. Without a hint it must be small, because many threads may wait in sequence.
     """
-    wanted = math.log1p(slowdown)
-    low, high = (0, 0.0), (0, math.inf)  # a length and its log ratio; a length of 0 in `high` stands for none yet
+    target = math.log1p(slowdown)
+    low, high = (0, 0.0), (0, math.inf)  # a length and its log ratio; a length of 0 in `high` means none yet
     nearest, least = 0, math.inf
     for _ in range(MOST_STEPS):
         ratio = measured(length)
-        if abs(ratio - wanted) < least:
-            nearest, least = length, abs(ratio - wanted)
-        if ratio < wanted:
+        if abs(ratio - target) < least:
+            nearest, least = length, abs(ratio - target)
+        if ratio < target:
             low = length, max(ratio, 0.0)
         else:
             high = length, ratio
         # The wait alone is now longer than the call was, and still changes little: the call launches no kernel.
         without_effect = not high[0] and length * SECONDS_OF_A_STEP > seconds
-        if least <= NEAR * wanted or without_effect or 0 < high[0] <= low[0] + 1:
+        if least <= NEAR * target or without_effect or 0 < high[0] <= low[0] + 1:
             break
         if not high[0]:
             length *= 4
         else:
             # Interpolate linearly between the two, but stay away from both ends.
-            share = (wanted - low[1]) / (high[1] - low[1])
+            share = (target - low[1]) / (high[1] - low[1])
             length = low[0] + max(1, round((high[0] - low[0]) * min(max(share, 0.1), 0.9)))
-    return nearest if least <= FAR * wanted else None
+    return nearest if least <= FAR * target else None
 
 
 def trial(run: TimedRun, seconds: float, planted: Sequence[float], say: Callable[[str], None]) -> GateTrial:
@@ -174,7 +174,7 @@ def trial(run: TimedRun, seconds: float, planted: Sequence[float], say: Callable
     """
     timed = [name for name, measurement in run.timed.items() if measurement.gated]
     ratios: dict[float, dict[str, np.ndarray]] = {slowdown: {} for slowdown in (UNCHANGED, *planted)}
-    left = 0
+    remaining = 0
     not_planted: dict[str, list[str]] = {}
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as directory:
@@ -193,13 +193,13 @@ def trial(run: TimedRun, seconds: float, planted: Sequence[float], say: Callable
                 except Exception as error:  # one benchmark's error must not lose the results of the others
                     missing.append(f"{type(error).__name__}: {error}")
                 except KeyboardInterrupt:
-                    left = len(timed) - position + 1
+                    remaining = len(timed) - position + 1
                     break
         finally:
             for copy in (waits.then, waits.now):
                 shutil.rmtree(copy.directory, ignore_errors=True)
     changes = {slowdown: gate.decide(of, len(timed), run.least_differences) for slowdown, of in ratios.items()}
-    return GateTrial(changes, {name: missing for name, missing in not_planted.items() if missing}, left)
+    return GateTrial(changes, {name: missing for name, missing in not_planted.items() if missing}, remaining)
 
 
 def tried(

@@ -226,7 +226,7 @@ class Gated:
 
 
 def _clocks(same: Sequence[gate.Change]) -> Iterator[str]:
-    """Benchmarks of the same code whose times differ all the same, the largest difference first."""
+    """Return benchmarks of the same code whose times still differ, the largest difference first."""
     differing = sorted(filter(gate.clock_differs, same), key=lambda change: -abs(math.log(change.ratio)))
     for change in differing[:SHOWN]:
         yield f"{change}; the difference is of the machine"

@@ -79,9 +79,9 @@ def run(root: Path) -> dict[str, str]:
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     with contextlib.suppress(OSError):
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-        if done.returncode == 0:
-            return {"date": date, "commit": done.stdout.strip()}
+        process = subprocess.run(command, cwd=root, capture_output=True, text=True)
+        if process.returncode == 0:
+            return {"date": date, "commit": process.stdout.strip()}
     return {"date": date, "commit": ""}
 
 

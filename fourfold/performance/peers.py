@@ -261,8 +261,8 @@ def _flaggems_layer_norm(module: Any) -> Function:
         @staticmethod
         def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
             x, mean, rstd, weight, bias = ctx.saved_tensors
-            wanted = ctx.needs_input_grad[:3]
-            return *module.layer_norm_backward(grad_output, x, x.shape[-1:], mean, rstd, weight, bias, wanted), None
+            needs = ctx.needs_input_grad[:3]
+            return *module.layer_norm_backward(grad_output, x, x.shape[-1:], mean, rstd, weight, bias, needs), None
 
     return _call_on_rows(lambda x, weight, bias, eps=1e-5: LayerNorm.apply(x, weight, bias, eps))
 
@@ -373,7 +373,7 @@ INSTALLED: Mapping[str, tuple[str, Mapping[str, tuple[str, Callable[[Any], Funct
 
 def _installed(operation: str) -> dict[str, Callable[[], Function]]:
     """Return the kernels of installed libraries for an operation, by the library's name."""
-    found: dict[str, Callable[[], Function]] = {}
+    makers: dict[str, Callable[[], Function]] = {}
     for name, (package, kernels) in INSTALLED.items():
         if operation in kernels and importlib.util.find_spec(package.partition(".")[0]):
             module, made = kernels[operation]
@@ -382,8 +382,8 @@ def _installed(operation: str) -> dict[str, Callable[[], Function]]:
                 # Not as an attribute of the package, which may have a function of the module's name.
                 return made(importlib.import_module(f"{package}.{module}"))
 
-            found[name] = make
-    return found
+            makers[name] = make
+    return makers
 
 
 def torchvision_function(operation: str) -> Function | None:
@@ -423,7 +423,7 @@ def peers(operation: str, reference: Function | None = None) -> dict[str, Callab
     """
 
     def compiled() -> Function:
-        # As often as it is called with shapes of its own; each is to have code of its own.
+        # Call this once for each set of shapes; each must have its own code.
         torch.compiler.reset()
         return torch.compile(reference or backends.load(operation, "torch"), dynamic=False)
 

@@ -42,19 +42,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def performance_of(config: pytest.Config, device: str) -> "Performance":
     """Return the hooks of a run that times on a device. Without ``-p fourfold``, the first benchmark registers them."""
-    found = config.pluginmanager.getplugin("fourfold-performance")
-    if found is None:
+    plugin = config.pluginmanager.getplugin("fourfold-performance")
+    if plugin is None:
         nothing = Selection(operations={}, candidates={}, cells=(), narrowed=True)
-        found = Performance(config, nothing, device, Matrix())
-        config.pluginmanager.register(found, "fourfold-performance")
+        plugin = Performance(config, nothing, device, Matrix())
+        config.pluginmanager.register(plugin, "fourfold-performance")
         if config.getoption("--benchmark-compare"):
             try:
                 pytest_benchmark_internals.load_again(config)
             except pytest.UsageError as error:
                 pytest.exit(str(error), pytest.ExitCode.USAGE_ERROR)
-    if found.device != device:
-        pytest.fail(f"this run times on {found.device}, and cannot time on {device} too", pytrace=False)
-    return found
+    if plugin.device != device:
+        pytest.fail(f"this run times on {plugin.device}, and cannot time on {device} too", pytrace=False)
+    return plugin
 
 
 @pytest.fixture(scope="session")
@@ -104,10 +104,10 @@ class Performance:
             return
         dtypes, with_peers = self.dtypes, not self.config.getoption("backend")
         try:
-            found = [*measurements(self.selection, self.device, dtypes, with_peers, self.config.getoption("sizes"))]
+            timed = [*measurements(self.selection, self.device, dtypes, with_peers, self.config.getoption("sizes"))]
         except ValueError as error:
             raise pytest.UsageError(f"--{error}") from error
-        parametrize(metafunc, found)
+        parametrize(metafunc, timed)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -181,12 +181,12 @@ class Performance:
     def record_directories(self) -> list[Path]:
         """Return the folders of recorded times, from pytest-benchmark's options."""
         compared = self.config.getoption("--benchmark-compare")
-        found = [pytest_benchmark_internals.storage_folder(self.config)]
+        folders = [pytest_benchmark_internals.storage_folder(self.config)]
         if written := pytest_benchmark_internals.json_file(self.config):
-            found.append(written.parent)
+            folders.append(written.parent)
         if isinstance(compared, str) and Path(compared).is_file():
-            found.append(Path(compared).parent)
-        return [folder for folder in found if folder is not None]
+            folders.append(Path(compared).parent)
+        return [folder for folder in folders if folder is not None]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -288,13 +288,13 @@ class Performance:
         return timings(self.run.benchmarks, self.gated.changes if self.gated else ())
 
     def recorded(self) -> list[Path]:
-        """The records of former runs, oldest first: this one's, if it is kept, is the last and not among them."""
+        """Return the records of former runs, oldest first, without that of this run."""
         folder = pytest_benchmark_internals.storage_folder(self.config)
         if folder is None:
             return []
-        found = pytest_benchmark_internals.saved_files(folder)
-        kept = self.config.getoption("--benchmark-autosave") or self.config.getoption("--benchmark-save")
-        return found[:-1] if kept else found
+        records = pytest_benchmark_internals.saved_files(folder)
+        saves = self.config.getoption("--benchmark-autosave") or self.config.getoption("--benchmark-save")
+        return records[:-1] if saves else records
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

@@ -89,7 +89,7 @@ def performance(
         changes: the gate's verdicts.
         notes: the lines of the comparison's summary.
     """
-    shown = ("fullname", "group", "median", "iqr", "rounds", "extra_info")
+    keys = ("fullname", "group", "median", "iqr", "rounds", "extra_info")
     runs = [
         {"datetime": run["datetime"], "medians": {one["fullname"]: one["stats"]["median"] for one in run["benchmarks"]}}
         for run in history
@@ -98,7 +98,7 @@ def performance(
         "machine": dict(machine),
         "ceilings": dict(ceilings),
         "static": dict(static),
-        "benchmarks": [{key: one[key] for key in shown} for one in benchmarks if one["extra_info"].get("contender")],
+        "benchmarks": [{key: one[key] for key in keys} for one in benchmarks if one["extra_info"].get("contender")],
         "history": runs[-RUNS_SHOWN:],
         "verdicts": [vars(change) for change in changes],
         "notes": list(notes),
@@ -146,9 +146,9 @@ def write(directory: Path, part: str, content: Mapping[str, Any], back: str = ""
 def read(path: Path) -> dict[str, Any] | None:
     """Return the record of a former run, or None if it is missing or incomplete."""
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return found
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(record, dict):
+            return record
     return None
 
 
@@ -197,25 +197,25 @@ def _matrix(verified: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]
 
 def _causes(failures: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the failures by operation, backend and cause, in the order in which each came first."""
-    found: dict[Any, dict[str, Any]] = {}
+    rows: dict[Any, dict[str, Any]] = {}
     for failure in failures:
         cell = failure["cell"]
         # A failure without a known cause is unlike any other.
         key = (cell["operation"], cell["backend"], failure["cause"]) if cell and failure["cause"] else failure["name"]
-        one = found.setdefault(key, {"number": len(found) + 1, "cause": failure["cause"], "cells": [], "failures": []})
+        one = rows.setdefault(key, {"number": len(rows) + 1, "cause": failure["cause"], "cells": [], "failures": []})
         one["failures"].append(failure)
         if cell and cell not in one["cells"]:
             one["cells"].append(cell)
-    return list(found.values())
+    return list(rows.values())
 
 
 def _causes_of(causes: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str], list[int]]:
     """Return the numbers of the causes by which each cell has failed."""
-    found: dict[tuple[str, str, str], list[int]] = {}
+    numbers: dict[tuple[str, str, str], list[int]] = {}
     for cause in causes:
         for cell in cause["cells"]:
-            found.setdefault((cell["operation"], cell["backend"], cell["dtype"]), []).append(cause["number"])
-    return found
+            numbers.setdefault((cell["operation"], cell["backend"], cell["dtype"]), []).append(cause["number"])
+    return numbers
 
 
 def _title(one: Mapping[str, Any]) -> str:
@@ -260,25 +260,25 @@ def _sizes(timed: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
         if info["bytes"]:
             own = series.setdefault((info["operation"], info["dtype"], info["direction"]), {})
             own.setdefault(info["contender"], []).append(Point(info["bytes"], one["median"], _title(one)))
-    found: dict[str, list[dict[str, Any]]] = {}
+    charts: dict[str, list[dict[str, Any]]] = {}
     for (operation, dtype, direction), own in series.items():
         ordered = {name: sorted(points, key=lambda point: point.x) for name, points in own.items()}
         label = f"{operation}, {dtype}, {direction}: seconds over bytes"
         classes = {name: colour(name) for name in ordered}
         svg = Markup(chart(ordered, classes, ("moved", "B"), ("time", "s"), label))
-        found.setdefault(operation, []).append({"title": f"{dtype} {direction}", "svg": svg, "classes": classes})
-    return found
+        charts.setdefault(operation, []).append({"title": f"{dtype} {direction}", "svg": svg, "classes": classes})
+    return charts
 
 
 def _histories(timed: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for one in timed["benchmarks"]:
         past = [run["medians"][one["fullname"]] for run in timed["history"] if one["fullname"] in run["medians"]]
         if past:
             values = [*past, one["median"]]
             change = one["median"] / past[-1] - 1
-            found.append({"name": one["fullname"], "svg": Markup(sparkline(values)), "change": change, **one})
-    return sorted(found, key=lambda row: -row["change"])
+            rows.append({"name": one["fullname"], "svg": Markup(sparkline(values)), "change": change, **one})
+    return sorted(rows, key=lambda row: -row["change"])
 
 
 def compared(timed: Mapping[str, Any]) -> list[PeerComparison]:
@@ -287,7 +287,7 @@ def compared(timed: Mapping[str, Any]) -> list[PeerComparison]:
 
 
 def _groups(timed: Mapping[str, Any]) -> dict[str, dict[str, list[Mapping[str, Any]]]]:
-    found: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
+    by_operation: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for one in sorted(timed["benchmarks"], key=lambda one: one["median"]):
-        found.setdefault(one["extra_info"]["operation"], {}).setdefault(one["group"], []).append(one)
-    return {operation: dict(sorted(groups.items())) for operation, groups in sorted(found.items())}
+        by_operation.setdefault(one["extra_info"]["operation"], {}).setdefault(one["group"], []).append(one)
+    return {operation: dict(sorted(groups.items())) for operation, groups in sorted(by_operation.items())}

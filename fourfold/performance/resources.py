@@ -1,4 +1,4 @@
-"""``fourfold resources``: what compiled kernels need, beside those of another revision. It needs neither GPU nor clock.
+"""``fourfold resources``: the resources of compiled kernels, beside those of another revision. It needs no GPU.
 
     fourfold resources --base origin/main
 
@@ -62,10 +62,10 @@ class CellResources:
                 return str(error)
 
         with ThreadPoolExecutor(max(jobs, 1)) as pool:
-            found = dict(zip(map(str, cells), pool.map(compile_one, cells)))
+            results = dict(zip(map(str, cells), pool.map(compile_one, cells)))
         return cls(
-            {cell: kernels for cell, kernels in found.items() if not isinstance(kernels, str)},
-            {cell: error for cell, error in found.items() if isinstance(error, str)},
+            {cell: kernels for cell, kernels in results.items() if not isinstance(kernels, str)},
+            {cell: error for cell, error in results.items() if isinstance(error, str)},
         )
 
 
@@ -141,10 +141,10 @@ def unpack(revision: str, kernels: Path, folder: Path) -> None:
     if revision.startswith("-"):
         raise NoBase(f"--base {revision}: a revision does not begin with a hyphen")
     git = ["git", "-C", str(kernels.parent), "archive", "--format=tar", f"{revision}:./{kernels.name}"]
-    done = subprocess.run(git, capture_output=True)
-    if done.returncode:
-        raise NoBase(f"--base {revision}: {done.stderr.decode(errors='replace').strip()}")
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+    process = subprocess.run(git, capture_output=True)
+    if process.returncode:
+        raise NoBase(f"--base {revision}: {process.stderr.decode(errors='replace').strip()}")
+    with tarfile.open(fileobj=io.BytesIO(process.stdout)) as archive:
         archive.extractall(folder / "impls", filter="data")
 
 
@@ -160,7 +160,7 @@ def changed(now: Path, then: Path, names: Iterable[str]) -> list[str]:
 
 
 def _used_files(kernels: Path, operation: str) -> dict[str, bytes]:
-    """The files that an operation's kernels may use: of its folder, and of all folders and files that these name."""
+    """Return the files that an operation's kernels may use: its folder, and all folders and files that these name."""
     known: dict[str, list[Path]] = {}
     for path in kernels.iterdir():
         known.setdefault(path.name.partition(".")[0], []).append(path)

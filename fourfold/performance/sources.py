@@ -86,11 +86,11 @@ def save(directory: Path, files: Mapping[str, bytes]) -> Path:
         _read_archive(path)
     except SourceError:  # it is not there yet, or damaged
         directory.mkdir(parents=True, exist_ok=True)
-        held = io.BytesIO()
-        with zipfile.ZipFile(held, "w") as archive:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
             for name, content in sorted(files.items()):
                 archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
-        write_atomically(path, held.getvalue())
+        write_atomically(path, buffer.getvalue())
     return path
 
 
@@ -103,9 +103,9 @@ def _read_archive(archive: Path) -> dict[str, bytes]:
     if not archive.is_file():
         raise SourceError(f"its sources are not kept: there is no {archive.name} beside the record")
     try:
-        with zipfile.ZipFile(archive) as held:
-            files = {name: held.read(name) for name in held.namelist()}
-    except Exception as error:  # zipfile has many words for what is no archive any more
+        with zipfile.ZipFile(archive) as opened:
+            files = {name: opened.read(name) for name in opened.namelist()}
+    except Exception as error:  # zipfile raises many exceptions for what is no longer an archive
         raise SourceError(f"{archive} is damaged: {type(error).__name__}: {error}") from error
     if digest(files) != archive.stem:
         raise SourceError(f"{archive} does not hold what its name says")
@@ -145,8 +145,8 @@ class Baseline:
         if name == "fourfold/backends/operators.py":
             # An operator can be registered only once in a process, so the copy needs its own namespace.
             own = f'NAMESPACE = "fourfold_{self.suffix}"'
-            text, found = re.subn(r'^NAMESPACE = "\w+"', own, text, flags=re.MULTILINE)
-            if not found:
+            text, count = re.subn(r'^NAMESPACE = "\w+"', own, text, flags=re.MULTILINE)
+            if not count:
                 raise SourceError("its operators have no namespace that could be changed")
         return text.encode()
 
@@ -189,13 +189,13 @@ class Baseline:
 
 @contextlib.contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """Import the modules of a folder anew, whatever is loaded under their names; restore that afterwards."""
+    """Import the modules of a folder again, whatever is loaded under their names; restore that afterwards."""
     tops = {path.stem for path in root.iterdir()}
 
     def hide() -> dict[str, ModuleType]:
         return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in tops}
 
-    kept = hide()
+    hidden = hide()
     sys.path.insert(0, str(root))
     importlib.invalidate_caches()
     try:
@@ -203,4 +203,4 @@ def _alone(root: Path) -> Iterator[None]:
     finally:
         sys.path.remove(str(root))
         hide()
-        sys.modules.update(kept)
+        sys.modules.update(hidden)

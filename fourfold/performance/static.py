@@ -38,7 +38,7 @@ def kernels_of(cell: Cell, major: int, minor: int, folder: Path | None = None) -
     Args:
         cell: an operation's Triton or CUDA C++ kernels for a dtype; of other backends there are none.
         major, minor: the compute capability.
-        folder: where `impls` is to be taken from; None for the library's own.
+        folder: where to take `impls` from; None for the library's own.
 
     Raises:
         StaticError: a Triton kernel does not compile, or one of `folder`.
@@ -50,17 +50,17 @@ def kernels_of(cell: Cell, major: int, minor: int, folder: Path | None = None) -
         return cuda_kernels(cell.operation, cell.dtype, 10 * major + minor)
     command = [*COMMAND, cell.operation, cell.dtype, f"{major}{minor}", *([CUDA] if cell.backend == "cuda" else [])]
     command += [KERNELS, str(folder)] if folder is not None else []
-    done = subprocess.run(command, capture_output=True, text=True, env=environment())
-    if done.returncode:
-        raise StaticError(f"{cell}: {done.stderr.strip().splitlines()[-1:]}")
-    return json.loads(done.stdout)
+    process = subprocess.run(command, capture_output=True, text=True, env=environment())
+    if process.returncode:
+        raise StaticError(f"{cell}: {process.stderr.strip().splitlines()[-1:]}")
+    return json.loads(process.stdout)
 
 
 def metrics(cells: Iterable[Cell], device: str) -> dict[str, list[dict[str, Any]]]:
     """Return `kernels_of` each cell that has kernels, by the cell's name."""
     major, minor = capability(device)
-    found = {str(cell): kernels_of(cell, major, minor) for cell in cells if cell.backend in ("cuda", "triton")}
-    return {name: kernels for name, kernels in found.items() if kernels}
+    by_cell = {str(cell): kernels_of(cell, major, minor) for cell in cells if cell.backend in ("cuda", "triton")}
+    return {name: kernels for name, kernels in by_cell.items() if kernels}
 
 
 def warps_by_registers(registers: int) -> int:
@@ -88,7 +88,7 @@ class Pair:
 
     @property
     def worse(self) -> list[str]:
-        """What is worse now."""
+        """The resources that are worse now."""
         return [] if self.now is None or self.then is None else list(_worse(self.now, self.then))
 
     def __str__(self) -> str:
@@ -107,32 +107,32 @@ def paired(now: Sequence[Kernel], then: Sequence[Kernel]) -> list[Pair]:
     Triton compiles one function several times, for different arguments, and all variants share a name. Those with the
     same code belong together; the others are matched in the order in which calls have compiled them.
     """
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     for key in dict.fromkeys((kernel["name"], kernel["arch"]) for kernel in (*now, *then)):
         today, before = ([kernel for kernel in side if (kernel["name"], kernel["arch"]) == key] for side in (now, then))
         partners = _partners(today, before)
-        left = [kernel for place, kernel in enumerate(before) if place not in partners.values()]
+        unmatched = [kernel for place, kernel in enumerate(before) if place not in partners.values()]
         sides = [(kernel, None if (p := partners.get(i)) is None else before[p]) for i, kernel in enumerate(today)]
-        for number, (one, other) in enumerate([*sides, *((None, kernel) for kernel in left)]):
+        for number, (one, other) in enumerate([*sides, *((None, kernel) for kernel in unmatched)]):
             variant = f", variant {number + 1}" if number else ""
-            found.append(Pair(f"{key[0]} for {key[1]}{variant}", one, other))
-    return found
+            pairs.append(Pair(f"{key[0]} for {key[1]}{variant}", one, other))
+    return pairs
 
 
 def _partners(now: Sequence[Kernel], then: Sequence[Kernel]) -> dict[int, int]:
-    """The places of variants of one kernel in `then`, by their places in `now`: of the same code, then in order."""
-    found: dict[int, int] = {}
+    """Map the variants of one kernel in `now` to those in `then`: first by the same code, then in order."""
+    partners: dict[int, int] = {}
     free = list(range(len(then)))
     for same in (True, False):
         for place, kernel in enumerate(now):
-            if place in found:
+            if place in partners:
                 continue
             fits = (other for other in free if not same or then[other]["code_sha256"] == kernel["code_sha256"])
             partner = next(fits, None)
             if partner is not None:
-                found[place] = partner
+                partners[place] = partner
                 free.remove(partner)
-    return found
+    return partners
 
 
 def regressions(now: Kernels, then: Kernels) -> Iterator[str]:

@@ -69,8 +69,8 @@ class TimedRun:
     @property
     def candidates(self) -> dict[str, str]:
         """Return the path of each candidate's file among the sources, by its `Measurement.origin`."""
-        found = sources.places(self._files.values())
-        return {origin: found[file] for origin, file in self._files.items()}
+        places = sources.places(self._files.values())
+        return {origin: places[file] for origin, file in self._files.items()}
 
     @cached_property
     def _files(self) -> dict[str, Path]:

@@ -233,9 +233,9 @@ def enough_rounds(samples: Sequence[float], round_seconds: float, least: int, mo
         least: the minimum number of rounds.
         most_seconds: the maximum time of all rounds.
     """
-    wanted = math.ceil(len(samples) * (spread(samples) / PRECISION) ** 2) if len(samples) > 1 else MOST_ROUNDS
+    required = math.ceil(len(samples) * (spread(samples) / PRECISION) ** 2) if len(samples) > 1 else MOST_ROUNDS
     affordable = int(most_seconds / round_seconds) if round_seconds else MOST_ROUNDS
-    return max(least, min(max(wanted, USUAL_ROUNDS), affordable, MOST_ROUNDS))
+    return max(least, min(max(required, USUAL_ROUNDS), affordable, MOST_ROUNDS))
 
 
 def plan_rounds(

@@ -14,7 +14,7 @@ OWN = ("triton", "cuda", "candidate")
 PEERS = ("torch", COMPILED, LIBRARY, *INSTALLED)
 # Above this number of operations a byte the rate is shown in flop/s, otherwise in B/s. Every GPU computes more a byte.
 INTENSE = 8
-# The heads of the columns; the last one only in a comparison.
+# The names of the columns. The last one is of a comparison.
 NAMES = ("workload", "shapes", "time", "rate", "x torch", "x compile", "change")
 # The facts about a run that the page of comparisons states.
 ABOUT = ("date", "commit", "driver", "cuda", "torch", "triton", *INSTALLED)
@@ -79,9 +79,14 @@ def timings(benchmarks: Iterable[Mapping[str, Any]], changes: Iterable[Change] =
     ]
 
 
+def column_names(rows: Sequence[Timing]) -> tuple[str, ...]:
+    """Return the names of the columns that the rows fill."""
+    return NAMES if any(row.change for row in rows) else NAMES[:-1]
+
+
 def lines(rows: Sequence[Timing]) -> list[str]:
     """Return the table of timings."""
-    names = NAMES if any(row.change for row in rows) else NAMES[:-1]
+    names = column_names(rows)
     return table_lines([names, *([*row.cells] for row in rows)], right=range(2, len(names)))
 
 

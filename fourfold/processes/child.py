@@ -42,7 +42,7 @@ class Death:
     """The end of a process.
 
     Attributes:
-        code: its exit code, or the negative number of the signal that killed it; None if nobody knows it.
+        code: its exit code, or the negative number of the signal that killed it; None if it is unknown.
         printed: the end of its output, if it was kept.
     """
 
@@ -259,8 +259,8 @@ class Child:
             return ""
         with self._output as file:
             size = os.fstat(file.fileno()).st_size
-            said = os.pread(file.fileno(), SHOWN_CHARACTERS, max(0, size - SHOWN_CHARACTERS))
-        return printable(said.decode(errors="replace")).strip()
+            output = os.pread(file.fileno(), SHOWN_CHARACTERS, max(0, size - SHOWN_CHARACTERS))
+        return printable(output.decode(errors="replace")).strip()
 
 
 def _redirect(descriptor: int) -> None:

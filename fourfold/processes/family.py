@@ -81,12 +81,12 @@ def temporary_folder(prefix: str = "fourfold-") -> Path:
 
 def descendants(process: int) -> list[psutil.Process]:
     """Return the descendants of a process, except those that have ended."""
-    found = []
+    result = []
     for child in psutil.Process(process).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if child.status() != psutil.STATUS_ZOMBIE:
-                found.append(child)
-    return found
+                result.append(child)
+    return result
 
 
 def kill_descendants(but: Collection[int] = ()) -> None:

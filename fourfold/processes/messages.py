@@ -84,18 +84,18 @@ def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
     return typing.get_origin(kind), typing.get_args(kind)
 
 
-def _describe(said: Any) -> str:
-    named = said.get(_KIND) if isinstance(said, dict) else None
-    return f"a malformed {named}" if isinstance(named, str) else f"{said!r:.100}"
+def _describe(value: Any) -> str:
+    named = value.get(_KIND) if isinstance(value, dict) else None
+    return f"a malformed {named}" if isinstance(named, str) else f"{value!r:.100}"
 
 
-def _member(union: Any, said: Any) -> Any:
+def _member(union: Any, value: Any) -> Any:
     """Return the member of a union that JSON names, or has the type of."""
     classes, others = _members(union)
-    named = said.get(_KIND) if isinstance(said, dict) else None
+    named = value.get(_KIND) if isinstance(value, dict) else None
     member = classes.get(named) if isinstance(named, str) else None
-    if member is None and (member := others.get(type(said))) is None:
-        raise Malformed(f"expected {union}, got {_describe(said)}")
+    if member is None and (member := others.get(type(value))) is None:
+        raise Malformed(f"expected {union}, got {_describe(value)}")
     return member
 
 
@@ -158,7 +158,7 @@ class Connection:
             Ended: the other side has gone.
             TimeoutError: the deadline has passed.
         """
-        text = encode([message, [[number, len(held)] for number, held in storages.items()]]).encode()
+        text = encode([message, [[number, len(content)] for number, content in storages.items()]]).encode()
         try:
             self._limit()
             socket.send_fds(self.end, [_LENGTH.pack(len(text))], files)
@@ -228,17 +228,17 @@ class Connection:
         return _LENGTH.unpack(data)[0], list(files)
 
     def _bytes(self, count: int) -> bytes:
-        found = bytearray()
-        while len(found) < count:
+        received = bytearray()
+        while len(received) < count:
             self._limit()
             try:
-                part = self.end.recv(min(count - len(found), 1 << 20))
+                part = self.end.recv(min(count - len(received), 1 << 20))
             except ConnectionResetError as error:
                 raise Ended from error
             if not part:
                 raise Ended
-            found += part
-        return bytes(found)
+            received += part
+        return bytes(received)
 
     def _limit(self) -> None:
         if self.deadline == math.inf:

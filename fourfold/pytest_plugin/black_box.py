@@ -80,8 +80,8 @@ class BlackBox:
     def test(self, item: pytest.Item) -> None:
         """Record the test that is about to run."""
         identity = Identity.of_item(item)
-        told = {"path": str(item.path), "identity": identity.as_dict() if identity else None}
-        _write_anew(self._test, json.dumps(told))
+        record = {"path": str(item.path), "identity": identity.as_dict() if identity else None}
+        _write_anew(self._test, json.dumps(record))
 
     def importing(self, candidate: str) -> None:
         """Record the candidate that is about to be imported; "" after its import."""

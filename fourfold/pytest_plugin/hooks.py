@@ -252,8 +252,8 @@ def of_dtypes(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
 
 def default_cells(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
     """Return the cells of candidates, and `of_dtypes` for the library's own; all cells if `dtypes` is empty."""
-    kept = set(of_dtypes(cells, dtypes)) if dtypes else set(cells)
-    return [cell for cell in cells if cell.backend == CANDIDATE or cell in kept]
+    selected = set(of_dtypes(cells, dtypes)) if dtypes else set(cells)
+    return [cell for cell in cells if cell.backend == CANDIDATE or cell in selected]
 
 
 def spread(cells: list[Cell], test: str, everywhere: Collection[str]) -> list[Cell]:
@@ -332,8 +332,8 @@ def leave_out(config: pytest.Config, items: list[pytest.Item], others: list[pyte
     """Deselect `others`."""
     if others:
         config.hook.pytest_deselected(items=others)
-        gone = set(others)
-        items[:] = [item for item in items if item not in gone]
+        omitted = set(others)
+        items[:] = [item for item in items if item not in omitted]
 
 
 def side_by_side(items: list[pytest.Item]) -> None:

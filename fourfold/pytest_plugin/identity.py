@@ -41,7 +41,7 @@ class Identity:
 
     @classmethod
     def of_report(cls, report: Any) -> "Identity | None":
-        """Return the identity that a report carries, from whichever process, or None."""
+        """Return the identity that a report from any process carries, or None."""
         carried = next((value for name, value in report.user_properties if name == IDENTITY), None)
         return cls.of_dict(carried) if carried else None
 

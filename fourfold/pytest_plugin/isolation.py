@@ -60,7 +60,7 @@ class RunTask:
     Attributes:
         box: the black box that it fills.
         told: the entries of earlier processes.
-        journal: the journal that it writes; None if nobody reads it.
+        journal: the journal that it writes; None if nothing reads it.
     """
 
     box: BlackBox
@@ -79,8 +79,8 @@ class Isolation:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Remove tests that already ran or killed their process."""
-        done = {entry["nodeid"] for entry in self.told}
-        items[:] = [item for item in items if item.nodeid not in done]
+        finished = {entry["nodeid"] for entry in self.told}
+        items[:] = [item for item in items if item.nodeid not in finished]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
@@ -282,7 +282,7 @@ def try_import(config: pytest.Config) -> None:
         raise pytest.UsageError(died_of_import(record))
 
 
-def import_in_child(config: pytest.Config, box: BlackBox, said: Path) -> int:
+def import_in_child(config: pytest.Config, box: BlackBox, file: Path) -> int:
     """Import the candidates, and write into a file why they cannot be imported, or nothing; return the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # their output appears when the run imports them
     box.open()
@@ -298,7 +298,7 @@ def import_in_child(config: pytest.Config, box: BlackBox, said: Path) -> int:
     except Exception:  # another error, which the run itself will report
         pass
     end_candidates()
-    said.write_text(text)
+    file.write_text(text)
     return 0
 
 

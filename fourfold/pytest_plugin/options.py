@@ -18,7 +18,7 @@ def add_options(add: Callable[..., object]) -> None:
     add("--backend", action="append", default=[], metavar="NAME", help="only this backend (repeatable)")
     add("--dtype", action="append", default=[], metavar="NAME", help="only this dtype (repeatable)")
     add("--device", default="auto", choices=["auto", "cpu", "cuda"], help="auto: a GPU if there is one")
-    add("--examples", type=int, metavar="N", help="generated cases a check, in place of the profile's")
+    add("--examples", type=int, metavar="N", help="generated cases for each check, instead of the profile's")
     add(
         "--candidate",
         action="append",
@@ -28,7 +28,7 @@ def add_options(add: Callable[..., object]) -> None:
         " (repeatable)",
     )
     add("--forward-only", action="store_true", help="candidates need not have gradients")
-    add("--forbid-fallback", action="store_true", help="candidates must not compute by torch's operators")
+    add("--forbid-fallback", action="store_true", help="candidates must not compute with torch's operators")
     add(
         "--claims",
         metavar="CLAIMS",
@@ -39,7 +39,7 @@ def add_options(add: Callable[..., object]) -> None:
     add(
         "--untrusted",
         action="store_true",
-        help="run candidates in a process of their own, which cannot change what judges them",
+        help="run candidates in their own process, where they cannot change the judge",
     )
     add(
         "--untrusted-where-possible",
@@ -66,8 +66,8 @@ def add_options(add: Callable[..., object]) -> None:
         action="store_true",
         help="name the lines that never ran, of the library's own kernels too, whatever the run leaves out",
     )
-    add("--reproduce", metavar="BLOB", help="run the one generated case that a failure has named")
-    add("--case", type=Path, metavar="FILE", help="run the one case that fourfold.monitor kept, and make it smaller")
+    add("--reproduce", metavar="BLOB", help="run only the generated case that a failure named")
+    add("--case", type=Path, metavar="FILE", help="run only the case that fourfold.monitor saved, and shrink it")
     add(
         "--sizes",
         type=sizes,
@@ -91,7 +91,7 @@ def add_gate_options(add: Callable[..., object]) -> None:
     add(
         "--perf-gate-trial",
         action="store_true",
-        help="try the gate on what was timed: how often it accuses unchanged code, and finds a planted slowdown",
+        help="test the gate: how often it rejects unchanged code, and finds a planted slowdown",
     )
     add(
         "--perf-gate-slowdowns",
@@ -123,7 +123,7 @@ def slowdowns(text: str) -> tuple[float, ...]:
 
 def names() -> dict[str, bool]:
     """Return the names of the options, each with whether it takes a value."""
-    found: dict[str, bool] = {}
+    takes_value: dict[str, bool] = {}
     for add in (add_options, add_gate_options):
-        add(lambda name, **given: found.__setitem__(name, given.get("action") != "store_true"))
-    return found
+        add(lambda name, **given: takes_value.__setitem__(name, given.get("action") != "store_true"))
+    return takes_value

@@ -87,9 +87,9 @@ def known_operations(config: pytest.Config) -> dict[str, Operation]:
     candidates = config.getoption("candidate")
     if candidates and not (config.getoption("op") or config.getoption("backend")):
         named = {operation_in(text) for text in candidates if ":" not in text.partition("=")[0]}
-        found = operations(named)
-        if named <= found.keys():
-            return found
+        records = operations(named)
+        if named <= records.keys():
+            return records
     return operations()
 
 

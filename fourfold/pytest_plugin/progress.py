@@ -50,8 +50,8 @@ class Progress:
             return None
         self.told = self.now()
         failures = f", {self.failed} failed" if self.failed else ""
-        done = f"{self.total - len(self.remaining)} of {self.total} tests{failures}"
-        return f"[{done}; {spelled(self.left())} to go; {name.rpartition('::')[2]}]"
+        progress = f"{self.total - len(self.remaining)} of {self.total} tests{failures}"
+        return f"[{progress}; {spelled(self.left())} to go; {name.rpartition('::')[2]}]"
 
     def left(self) -> float:
         """Return the seconds until the end; a test of unknown duration counts as an average one of this run."""
@@ -101,7 +101,7 @@ class ProgressReporter:
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Print a progress line if one is due, and each failure at once, but for those that refer to another."""
+        """Print a progress line if one is due, and each failure at once, except those that refer to another."""
         self.progress.took(report.nodeid, report.duration, report.failed)
         line = self.progress.finish(report.nodeid) if report.when == "teardown" else None
         if report.failed and not getattr(report, "refers", False):

@@ -108,7 +108,7 @@ def pytest_load_initial_conftests(
                 raise pytest.UsageError(f"no such option: {option}{close}")
     if not values:
         return result
-    # If nobody knows an option, the run is about to fail; if others know it, it is not ours.
+    # If an option is unknown, the run is about to fail; if others know it, it is not ours.
     unknown = any(argument in OPTIONS for argument in rest)
     if unknown or (early_config.pluginmanager.hasplugin("fourfold") and astray(early_config, values, read.file_or_dir)):
         begin_anew(early_config, words, joined(words, here), joined(variable, here))
@@ -123,13 +123,13 @@ def misleading(arguments: Sequence[str], folder: Path) -> list[str]:
 
 def joined(arguments: Sequence[str], folder: Path) -> list[str]:
     """Join each misleading value with its option, as ``--option=value``."""
-    found: list[str] = []
+    result: list[str] = []
     for argument in arguments:
-        if found and misleading([found[-1], argument], folder):
-            found[-1] += f"={argument}"
+        if result and misleading([result[-1], argument], folder):
+            result[-1] += f"={argument}"
         else:
-            found.append(argument)
-    return found
+            result.append(argument)
+    return result
 
 
 def astray(config: pytest.Config, values: Sequence[Path], tests: Sequence[str]) -> bool:

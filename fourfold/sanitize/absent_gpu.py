@@ -194,21 +194,21 @@ class Names(TorchFunctionMode):
         """Call a function on the CPU; mark its results as being on the requested device."""
         if function is torch.device:
             return function(*args, **kwargs)
-        wanted = None
+        kind = None
         if any(isinstance(x, torch.device) and x.type == "cuda" for x in args):
-            wanted = "cuda"
+            kind = "cuda"
             args = tuple(torch.device("cpu") if isinstance(x, torch.device) else x for x in args)
         if "device" in kwargs:
-            wanted = device_type(kwargs["device"]) or wanted
-            if wanted == "cuda":
+            kind = device_type(kwargs["device"]) or kind
+            if kind == "cuda":
                 kwargs["device"] = "cpu"
-        if wanted is None and function in self.constructors:
-            wanted = torch_internals.default_device().type
-            if wanted == "cuda":  # or the mode of `with torch.device("cuda")` would set "cuda"
+        if kind is None and function in self.constructors:
+            kind = torch_internals.default_device().type
+            if kind == "cuda":  # or the mode of `with torch.device("cuda")` would set "cuda"
                 kwargs["device"] = "cpu"
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
-        with self.wanting(wanted):
+        with self.wanting(kind):
             return function(*args, **kwargs)
 
     @contextlib.contextmanager
@@ -239,19 +239,19 @@ class Names(TorchFunctionMode):
         if "device" in options:
             other = options["device"]
         if isinstance(other, torch.Tensor):
-            wanted: str | None = "cpu" if on_host(other) else "cuda"
+            kind: str | None = "cpu" if on_host(other) else "cuda"
         elif isinstance(other, str | int | torch.device) and not isinstance(other, bool):
-            wanted = device_type(other)
-            if wanted == "cuda":
+            kind = device_type(other)
+            if kind == "cuda":
                 options = {key: ("cpu" if key == "device" else value) for key, value in options.items()}
                 args = ("cpu", *args[1:]) if args and args[0] is other else args
         else:
-            wanted = None
-        if wanted not in ("cuda", "cpu"):
+            kind = None
+        if kind not in ("cuda", "cpu"):
             return call(tensor, *args, **options)
-        if on_host(tensor) != (wanted == "cpu") and len(args) < 4:
+        if on_host(tensor) != (kind == "cpu") and len(args) < 4:
             options["copy"] = True
-        with self.wanting(wanted):
+        with self.wanting(kind):
             return call(tensor, *args, **options)
 
     def address(self, call: Any, tensor: torch.Tensor) -> int:
@@ -269,24 +269,24 @@ class Names(TorchFunctionMode):
 
     def of_host(self, call: Any, *args: Any, **options: Any) -> torch.Tensor:
         """Return a tensor in the host's memory that shares memory with NumPy."""
-        made = call(*args, **options)
-        setattr(made.untyped_storage(), _ON_HOST, True)
-        return made
+        result = call(*args, **options)
+        setattr(result.untyped_storage(), _ON_HOST, True)
+        return result
 
     def copied(self, call: Any, *args: Any, **options: Any) -> torch.Tensor:
         """Return a tensor that shares memory if its device allows."""
         asked = device_type(options.get("device"))
         given = args[0] if args else options.get("data", options.get("obj"))
         if isinstance(given, torch.Tensor):
-            made = call(*args, **{**options, "device": None})
-            return self.moved(made, asked) if asked in ("cuda", "cpu") else made
+            result = call(*args, **{**options, "device": None})
+            return self.moved(result, asked) if asked in ("cuda", "cpu") else result
         asked = asked or torch_internals.default_device().type
-        made = call(*args, **{**options, "device": "cpu"})
+        result = call(*args, **{**options, "device": "cpu"})
         if asked == "cuda":
             with self.wanting("cuda"):
-                return made.clone()
-        setattr(made.untyped_storage(), _ON_HOST, True)
-        return made
+                return result.clone()
+        setattr(result.untyped_storage(), _ON_HOST, True)
+        return result
 
 
 class Modes:
@@ -459,9 +459,9 @@ class Generator(torch.Generator):
 
     def __new__(cls, device: Any = "cpu") -> "Generator":
         """Create a generator on the CPU, for any device."""
-        made = super().__new__(cls, "cpu")
-        made.of_gpu, made.drawn = device_type(device) == "cuda", 0
-        return made
+        generator = super().__new__(cls, "cpu")
+        generator.of_gpu, generator.drawn = device_type(device) == "cuda", 0
+        return generator
 
     of_gpu: bool
     drawn: int

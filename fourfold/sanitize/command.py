@@ -19,7 +19,7 @@ from fourfold.processes.child import become
 from fourfold.sanitize import folder
 
 DESCRIPTION = (
-    "Run a Python script with Triton kernels on the CPU, though it was written for a GPU. Report every load and store"
+    "Run a Python script with Triton kernels on the CPU, even if it was written for a GPU. Report every load and store"
     " outside of a tensor's memory, every load of memory that nothing has written, and every race between programs."
     " The exit code is 1 where there is an error, or the script fails."
 )

@@ -1,4 +1,4 @@
-"""Run every script of a folder under the sanitizer, each in a process of its own, and sum up."""
+"""Run every script of a folder under the sanitizer, each in its own process, and summarize."""
 
 import json
 import math

@@ -44,6 +44,6 @@ def adam(
     weight_decay: float = 0.0,
     step: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One step of Adam in place: see `fourfold.impls.adam.torch_eager.adam`."""
+    """Take one step of Adam in place: see `fourfold.impls.adam.torch_eager.adam`."""
     check_adam(param, grad, m, v, lr, beta1, beta2, eps, weight_decay, step)
     return adam_operator(param, grad, m, v, lr, beta1, beta2, eps, weight_decay, step)

@@ -1,4 +1,4 @@
-"""The operator of adam: the same on Triton and CUDA C++ but for the launches."""
+"""The operator of adam: the same on Triton and CUDA C++ except for the launches."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -18,7 +18,7 @@ def adam(
     weight_decay: float = 0.0,
     step: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One step of Adam in place, with decoupled weight decay, as in AdamW::
+    """Take one step of Adam in place, with decoupled weight decay, as in AdamW::
 
         m = beta1 m + (1 - beta1) grad
         v = beta2 v + (1 - beta2) grad^2

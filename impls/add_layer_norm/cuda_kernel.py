@@ -19,6 +19,6 @@ add_layer_norm_operator = register("cuda", vector_add, launch_forward, launch_ba
 def add_layer_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """h = x + residual, and its norm: see `fourfold.impls.add_layer_norm.torch_eager.add_layer_norm`."""
+    """Return h = x + residual, and its norm: see `fourfold.impls.add_layer_norm.torch_eager.add_layer_norm`."""
     y, h, _, _ = add_layer_norm_operator(x, residual, weight, bias, eps)
     return y, h

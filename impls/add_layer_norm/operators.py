@@ -91,8 +91,8 @@ def register(
         if grad_y is None:
             return grad_h, grad_h, *(torch.zeros_like(weight) if needed else None for needed in needs), None
         found = backward_operator(grad_y, grad_h, h, weight, mean, rstd, needs_x or needs_residual, *needs)
-        wanted = (needs_x, needs_residual, *needs)
+        needed_gradients = (needs_x, needs_residual, *needs)
         gradients = (found[0], *found)
-        return *(gradient if needed else None for gradient, needed in zip(gradients, wanted)), None
+        return *(gradient if needed else None for gradient, needed in zip(gradients, needed_gradients)), None
 
     return operators.differentiate(operator, differentiate, save)

@@ -18,7 +18,7 @@ from ..rms_norm.torch_eager import PARAMETER_KINDS, ROW_KINDS
 def add_layer_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """h = x + residual, and y = layer_norm(h, weight, bias, eps).
+    """Return h = x + residual, and y = layer_norm(h, weight, bias, eps).
 
     Args:
         x: ``[..., cols]``; float16, bfloat16, float32 or float64, any strides, any number of rows and columns.

@@ -46,6 +46,6 @@ add_rms_norm_operator = register("cuda", _forward, _backward)
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """residual_out = x + residual, and its norm: see `fourfold.impls.add_rms_norm.torch_eager.add_rms_norm`."""
+    """Return residual_out = x + residual and its norm: see `fourfold.impls.add_rms_norm.torch_eager.add_rms_norm`."""
     y, residual_out, _ = add_rms_norm_operator(x, residual, weight, eps)
     return y, residual_out

@@ -16,7 +16,7 @@ from ..rms_norm.torch_eager import PARAMETER_KINDS, ROW_KINDS, rms_norm
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """residual_out = x + residual, and y = rms_norm(residual_out, weight, eps).
+    """Return residual_out = x + residual, and y = rms_norm(residual_out, weight, eps).
 
     Args:
         x: ``[..., cols]``; float16, bfloat16, float32 or float64, any strides, any number of rows and columns.

@@ -23,7 +23,7 @@ def pairwise_ciou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> tor
 
 
 def ciou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Mean of ``1 - CIoU`` over the valid rows of a padded batch, those with ``target[..., 3] > 0``; 0 without any.
+    """Return the mean of ``1 - CIoU`` over the rows with ``target[..., 3] > 0`` of a padded batch; 0 without any.
 
     CIoU = DIoU - alpha v (see `fourfold.impls.diou_loss.torch_eager.diou_loss`), where v is
     4 / pi^2 (atan(w_t / h_t) - atan(w_p / h_p))^2 and alpha = v / (1 - I / U + v), which gradients take as a constant.

@@ -9,6 +9,6 @@ ciou_loss_operator = register("ciou")
 
 
 def ciou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Mean CIoU loss over the valid rows of a padded batch: see `fourfold.impls.ciou_loss.torch_eager.ciou_loss`."""
+    """Return the mean CIoU loss of a padded batch: see `fourfold.impls.ciou_loss.torch_eager.ciou_loss`."""
     check_giou_loss(pred, target, eps)
     return ciou_loss_operator(pred, target, eps)[0]

@@ -11,6 +11,6 @@ ciou_loss_ragged_operator, KERNELS = register("ciou")
 def ciou_loss_ragged(
     pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float = 1e-5
 ) -> torch.Tensor:
-    """Mean CIoU loss over a ragged batch: see `fourfold.impls.ciou_loss_ragged.torch_eager.ciou_loss_ragged`."""
+    """Compute the CIoU loss of a ragged batch: see `fourfold.impls.ciou_loss_ragged.torch_eager.ciou_loss_ragged`."""
     check_giou_loss_ragged(pred, target, offsets, eps)
     return ciou_loss_ragged_operator(pred, target, offsets, eps)

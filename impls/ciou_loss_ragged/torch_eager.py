@@ -10,14 +10,14 @@ from ..giou_loss_ragged.torch_eager import ragged_loss
 def ciou_loss_ragged(
     pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float = 1e-5
 ) -> torch.Tensor:
-    """Mean of ``1 - CIoU`` over a ragged batch: see `fourfold.impls.ciou_loss.torch_eager.ciou_loss`.
+    """Return the mean of ``1 - CIoU`` over a ragged batch: see `fourfold.impls.ciou_loss.torch_eager.ciou_loss`.
 
     Args:
         pred: ``[batch, max_boxes, 4]``; float16, bfloat16, float32 or float64, any strides.
         target: ``[total, 4]`` of the same dtype and device: the boxes of all samples, one sample after another.
         offsets: int32 or int64 ``[batch + 1]``, as `fourfold.impls.giou_loss_ragged.torch_eager.giou_loss_ragged`
             takes them.
-        eps: least value of what is divided by.
+        eps: least divisor.
 
     Returns:
         A scalar of the same dtype, 0 if total is 0. It is NaN for invalid offsets on a GPU.

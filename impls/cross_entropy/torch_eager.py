@@ -15,7 +15,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """-sum(q log(softmax(logits))) of each row, where q is 1 at the target's class, or smoothed.
+    """Return -sum(q log(softmax(logits))) of each row, where q is 1 at the target's class, or smoothed.
 
     Args:
         logits: ``[rows, classes]``, at least one class; float16, bfloat16, float32 or float64, any strides.

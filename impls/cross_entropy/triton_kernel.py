@@ -233,6 +233,6 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """-sum(q log(softmax(logits))): see `fourfold.impls.cross_entropy.torch_eager.cross_entropy`."""
+    """Return -sum(q log(softmax(logits))): see `fourfold.impls.cross_entropy.torch_eager.cross_entropy`."""
     check_cross_entropy(logits, target, ignore_index, label_smoothing, reduction)
     return cross_entropy_operator(logits, target, ignore_index, label_smoothing, reduction)[0]

@@ -1,4 +1,4 @@
-"""cumsum in CUDA C++: rows are read once, in tiles, of which each hands on its sum."""
+"""cumsum in CUDA C++: rows are read once, in tiles, each of which passes its sum on."""
 
 from pathlib import Path
 
@@ -43,6 +43,6 @@ cumsum_operator = register("cuda", _launch)
 def cumsum(
     x: torch.Tensor, offsets: torch.Tensor | None = None, exclusive: bool = False, reverse: bool = False
 ) -> torch.Tensor:
-    """Sums along the last axis: see `fourfold.impls.cumsum.torch_eager.cumsum`."""
+    """Return the sums along the last axis: see `fourfold.impls.cumsum.torch_eager.cumsum`."""
     check_cumsum(x, offsets, exclusive, reverse)
     return cumsum_operator(x, offsets, exclusive, reverse)

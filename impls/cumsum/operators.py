@@ -1,4 +1,4 @@
-"""The operators of cumsum: the same on Triton and CUDA C++ but for the launches."""
+"""The operators of cumsum: the same on Triton and CUDA C++ except for the launches."""
 
 import functools
 from collections.abc import Callable

@@ -8,7 +8,7 @@ from .arguments import check_cumsum
 def cumsum(
     x: torch.Tensor, offsets: torch.Tensor | None = None, exclusive: bool = False, reverse: bool = False
 ) -> torch.Tensor:
-    """Sums along the last axis, of all elements up to each one, in every segment by itself.
+    """Return the sums along the last axis, of all elements up to each one, in every segment by itself.
 
     Args:
         x: ``[..., n]``; float16, bfloat16, float32 or float64, any strides.
@@ -48,7 +48,7 @@ def cumsum(
 
 
 def _sums_of_segments(sums: torch.Tensor, place: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
-    """Each sum of 1, 2, 4 and so on elements takes in the one as long before it, as far as the segment goes."""
+    """Sum by doubling: add to each sum of 1, 2, 4 and so on elements the one before it, within the segment."""
     step = 1
     while step < len(place):
         before = torch.nn.functional.pad(sums[..., :-step], (step, 0))

@@ -1,4 +1,4 @@
-"""cumsum in Triton: rows are read once, in tiles, of which each hands on its sum."""
+"""cumsum in Triton: rows are read once, in tiles, each of which passes its sum on."""
 
 import torch
 import triton
@@ -78,7 +78,7 @@ def cumsum_kernel(
                 columns = end - (tile + 1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
             else:
                 columns = begin + tile * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
-            # The sums that leave out an element are those of its neighbours, each in its place.
+            # The exclusive sums are the inclusive ones of the neighbours.
             terms = columns
             if EXCLUSIVE:
                 terms = columns + 1 if REVERSE else columns - 1
@@ -122,6 +122,6 @@ cumsum_operator = register("triton", _launch)
 def cumsum(
     x: torch.Tensor, offsets: torch.Tensor | None = None, exclusive: bool = False, reverse: bool = False
 ) -> torch.Tensor:
-    """Sums along the last axis: see `fourfold.impls.cumsum.torch_eager.cumsum`."""
+    """Return the sums along the last axis: see `fourfold.impls.cumsum.torch_eager.cumsum`."""
     check_cumsum(x, offsets, exclusive, reverse)
     return cumsum_operator(x, offsets, exclusive, reverse)

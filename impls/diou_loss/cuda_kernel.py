@@ -9,6 +9,6 @@ diou_loss_operator, KERNELS = register("diou")
 
 
 def diou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Mean DIoU loss over the valid rows of a padded batch: see `fourfold.impls.diou_loss.torch_eager.diou_loss`."""
+    """Return the mean DIoU loss of a padded batch: see `fourfold.impls.diou_loss.torch_eager.diou_loss`."""
     check_giou_loss(pred, target, eps)
     return diou_loss_operator(pred, target, eps)[0]

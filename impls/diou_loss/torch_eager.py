@@ -19,7 +19,7 @@ def pairwise_diou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> tor
 
 
 def diou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Mean of ``1 - DIoU`` over the valid rows of a padded batch, those with ``target[..., 3] > 0``; 0 without any.
+    """Return the mean of ``1 - DIoU`` over the rows with ``target[..., 3] > 0`` of a padded batch; 0 without any.
 
     DIoU = I / U - d^2 / c^2, with d the distance of the centres and c the diagonal of the smallest enclosing box.
 

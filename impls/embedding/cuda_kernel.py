@@ -45,6 +45,6 @@ embedding_operator = register("cuda", _launch, _launch_backward)
 
 
 def embedding(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None = None) -> torch.Tensor:
-    """The rows of a table: see `fourfold.impls.embedding.torch_eager.embedding`."""
+    """Return the rows of a table: see `fourfold.impls.embedding.torch_eager.embedding`."""
     check_embedding(table, ids, padding_idx)
     return embedding_operator(table, ids, padding_idx)

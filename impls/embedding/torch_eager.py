@@ -6,12 +6,12 @@ from .arguments import check_embedding
 
 
 def embedding(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None = None) -> torch.Tensor:
-    """The rows of a table: ``output[...] = table[ids[...]]``.
+    """Return the rows of a table: ``output[...] = table[ids[...]]``.
 
     Args:
         table: ``[vocab, dim]``; float16, bfloat16, float32 or float64, any strides.
         ids: int32 or int64 of any shape and strides, on the device of table: from 0 to vocab - 1, any of them often.
-        padding_idx: a row without a gradient. Its numbers are returned as those of any other row.
+        padding_idx: a row without a gradient. Its numbers are returned like those of any other row.
 
     Returns:
         ``[..., dim]`` of the same dtype. Each row of the table's gradient is the sum of the cotangents of its ids,

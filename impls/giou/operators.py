@@ -1,4 +1,4 @@
-"""The operators of giou, and how its kernels see boxes: the same on Triton and CUDA C++ but for the launches."""
+"""The operators of giou, and how its kernels see boxes: the same on Triton and CUDA C++ except for the launches."""
 
 import torch
 

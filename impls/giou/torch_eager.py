@@ -39,7 +39,7 @@ def in_compute_dtype(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def giou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Generalized IoU of paired boxes: I / U - (C - U) / C.
+    """Return the generalized IoU of paired boxes: I / U - (C - U) / C.
 
     I is the intersection, with sides clamped at 0. U is the union, C the smallest enclosing box, both clamped at eps.
 

@@ -163,6 +163,6 @@ giou_operator = GIOU.register("triton", _forward, _backward)
 
 
 def giou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Generalized IoU of paired boxes, ``[..., 4]`` to ``[...]``: see `fourfold.impls.giou.torch_eager.giou`."""
+    """Return the generalized IoU of paired boxes: see `fourfold.impls.giou.torch_eager.giou`."""
     check_giou(boxes1, boxes2, eps)
     return giou_operator(boxes1, boxes2, eps)

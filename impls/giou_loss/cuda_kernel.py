@@ -95,6 +95,6 @@ giou_loss_operator, KERNELS = register("giou")
 
 
 def giou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Mean GIoU loss over the valid rows of a padded batch: see `fourfold.impls.giou_loss.torch_eager.giou_loss`."""
+    """Return the mean GIoU loss of a padded batch: see `fourfold.impls.giou_loss.torch_eager.giou_loss`."""
     check_giou_loss(pred, target, eps)
     return giou_loss_operator(pred, target, eps)[0]

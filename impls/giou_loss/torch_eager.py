@@ -9,7 +9,7 @@ from ..giou.torch_eager import in_compute_dtype, pairwise_giou
 
 
 def giou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Mean of ``1 - giou`` over the valid rows of a padded batch, or 0 if there are none.
+    """Return the mean of ``1 - giou`` over the valid rows of a padded batch, or 0 if there are none.
 
     A row is valid if ``target[..., 3] > 0``.
 

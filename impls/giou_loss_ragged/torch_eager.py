@@ -11,7 +11,7 @@ from ..giou.torch_eager import in_compute_dtype, pairwise_giou
 def giou_loss_ragged(
     pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float = 1e-5
 ) -> torch.Tensor:
-    """Mean of ``1 - giou`` over a ragged batch. Sample i compares ``pred[i, :n_i]`` with its n_i target boxes.
+    """Return the mean of ``1 - giou`` over a ragged batch. Sample i compares ``pred[i, :n_i]`` with n_i target boxes.
 
     Args:
         pred: ``[batch, max_boxes, 4]``; float16, bfloat16, float32 or float64, any strides.

@@ -297,6 +297,6 @@ giou_loss_ragged_operator = register("giou")
 def giou_loss_ragged(
     pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float = 1e-5
 ) -> torch.Tensor:
-    """Mean GIoU loss over a ragged batch: see `fourfold.impls.giou_loss_ragged.torch_eager.giou_loss_ragged`."""
+    """Compute the GIoU loss of a ragged batch: see `fourfold.impls.giou_loss_ragged.torch_eager.giou_loss_ragged`."""
     check_giou_loss_ragged(pred, target, offsets, eps)
     return giou_loss_ragged_operator(pred, target, offsets, eps)

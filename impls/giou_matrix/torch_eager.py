@@ -25,7 +25,7 @@ def check_giou_matrix(boxes_a: Any, boxes_b: Any, mode: str, eps: float) -> None
 
 
 def giou_matrix(boxes_a: torch.Tensor, boxes_b: torch.Tensor, mode: str = "giou", eps: float = 1e-5) -> torch.Tensor:
-    """Generalized IoU of each box of boxes_a with each of boxes_b, as detectors match predictions with objects.
+    """Return the generalized IoU of each box of boxes_a with each of boxes_b, as detectors match them.
 
     Args:
         boxes_a: ``[n, 4]`` as ``(x1, y1, x2, y2)``; float16, bfloat16, float32 or float64, any strides.

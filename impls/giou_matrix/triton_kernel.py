@@ -158,6 +158,6 @@ giou_matrix_operator = register("triton", TILE, _forward, _backward, _reduce)
 
 
 def giou_matrix(boxes_a: torch.Tensor, boxes_b: torch.Tensor, mode: str = "giou", eps: float = 1e-5) -> torch.Tensor:
-    """Generalized IoU of each pair: see `fourfold.impls.giou_matrix.torch_eager.giou_matrix`."""
+    """Return the generalized IoU of each pair: see `fourfold.impls.giou_matrix.torch_eager.giou_matrix`."""
     check_giou_matrix(boxes_a, boxes_b, mode, eps)
     return giou_matrix_operator(boxes_a, boxes_b, mode, eps)

@@ -289,5 +289,5 @@ layer_norm_operator = register_layer_norm("cuda", launch_forward, launch_backwar
 
 @signature_of(definition).checked
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias: see `fourfold.impls.layer_norm.torch_eager.layer_norm`."""
+    """Normalize rows by their mean and variance: see `fourfold.impls.layer_norm.torch_eager.layer_norm`."""
     return layer_norm_operator(x, weight, bias, eps)[0]

@@ -18,7 +18,7 @@ from ..rms_norm.torch_eager import PARAMETER_KINDS, ROW_KINDS
     eps=positive(1e-5, 1e-12, 1e-3, 0.25),
 )
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias, with the mean and variance of the last axis.
+    """Return (x - mean) / sqrt(variance + eps) * weight + bias, with the mean and variance of the last axis.
 
     Args:
         x: ``[..., cols]``; float16, bfloat16, float32 or float64, any strides, any number of rows and columns.

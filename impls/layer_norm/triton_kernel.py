@@ -93,8 +93,8 @@ def summing_blocks(cols: int, partials: int) -> tuple[int, int]:
     """Return partial sums, and columns of them, that a program of backward's second stage adds at once."""
     most = SUMMED_PARTIALS * SUMMED_COLS
     # Of long rows more columns, in exchange for partial sums, of which there are few then.
-    wanted = max(SUMMED_COLS, next_power_of_2(cdiv(cols, SUMMING_PROGRAMS)))
-    block_cols = min(next_power_of_2(cols), wanted, most)
+    enough = max(SUMMED_COLS, next_power_of_2(cdiv(cols, SUMMING_PROGRAMS)))
+    block_cols = min(next_power_of_2(cols), enough, most)
     return min(next_power_of_2(partials), SUMMED_PARTIALS, most // block_cols), block_cols
 
 
@@ -258,8 +258,8 @@ def layer_norm_backward_kernel(
             if BLOCK_COLS <= 16:
                 # The zero is fused with the product, which rounds it. Without the zero, the subtraction of the mean
                 # would be fused with it. That leaves the product's rounding error where all products are equal, as a
-                # single one is, and the gradient is 0. The mean of many products has an error of its own, and to keep
-                # so many rounded products in registers costs up to a sixth of the time.
+                # single one is, and the gradient is 0. The mean of many products has an error of its own, and keeping
+                # the rounded products in registers costs up to a sixth of the time.
                 grad_normal += 0.0
             mean_grad = tl.sum(grad_normal, axis=1) / num
             mean_product = tl.sum(grad_normal * normal, axis=1) / num
@@ -697,5 +697,5 @@ layer_norm_operator = register_layer_norm("triton", _forward, _backward)
 
 @signature_of(definition).checked
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias: see `fourfold.impls.layer_norm.torch_eager.layer_norm`."""
+    """Normalize rows by their mean and variance: see `fourfold.impls.layer_norm.torch_eager.layer_norm`."""
     return layer_norm_operator(x, weight, bias, eps)[0]

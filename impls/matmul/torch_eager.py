@@ -14,7 +14,7 @@ def offsets_in_32_bits(dtype: str, device: str) -> str | None:
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_slope: float = 0.01) -> torch.Tensor:
-    """activation(a @ b).
+    """Return activation(a @ b).
 
     Args:
         a: ``[m, k]``; float16, bfloat16, float32 or float64, any strides.

@@ -455,6 +455,6 @@ matmul_operator = register_matmul("triton", _product, _activation_backward)
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, activation: str = "none", negative_slope: float = 0.01) -> torch.Tensor:
-    """activation(a @ b) of ``a[m, k]`` and ``b[k, n]``: see `fourfold.impls.matmul.torch_eager.matmul`."""
+    """Return activation(a @ b) of ``a[m, k]`` and ``b[k, n]``: see `fourfold.impls.matmul.torch_eager.matmul`."""
     check_matmul(a, b, activation, negative_slope)
     return matmul_operator(a, b, activation, negative_slope)

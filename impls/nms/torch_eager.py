@@ -10,7 +10,7 @@ ROWS = 1024  # boxes that are compared with all others at a time
 def nms(
     boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float, idxs: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Non-maximum suppression: the boxes that are kept, from the highest score to the lowest.
+    """Return the indices of the boxes that non-maximum suppression keeps, from the highest score to the lowest.
 
     In this order a box is kept unless its intersection over union with a box of its class that was kept before is
     above the threshold. A box that is suppressed suppresses none.

@@ -190,6 +190,6 @@ nms_operator = register("triton", _launch)
 def nms(
     boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float, idxs: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Non-maximum suppression: see `fourfold.impls.nms.torch_eager.nms`."""
+    """Apply non-maximum suppression: see `fourfold.impls.nms.torch_eager.nms`."""
     check_nms(boxes, scores, iou_threshold, idxs)
     return nms_operator(boxes, scores, iou_threshold, idxs)

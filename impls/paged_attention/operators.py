@@ -93,8 +93,8 @@ def register(backend: str, launch: Callable[[Call], None]) -> Callable[..., Any]
             return output
         sequences, heads, columns = q.shape
         tokens = page_table.shape[1] * k_cache.shape[1]
-        wanted = cdiv(BLOCKS * multiprocessors(q.device), sequences * k_cache.shape[2])
-        splits = max(min(wanted, tokens // LEAST_TOKENS, MOST_SPLITS), 1)
+        enough = cdiv(BLOCKS * multiprocessors(q.device), sequences * k_cache.shape[2])
+        splits = max(min(enough, tokens // LEAST_TOKENS, MOST_SPLITS), 1)
         shape = (sequences, heads, splits if splits > 1 else 0)
         compute = torch.promote_types(q.dtype, torch.float32)
         sums, largest, totals = (q.new_empty(s, dtype=compute) for s in ((*shape, columns), shape, shape))

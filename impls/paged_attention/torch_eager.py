@@ -57,7 +57,7 @@ def paged_attention(
     lengths: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """``softmax(scale q k^T) v`` of one query for each sequence and head, over the sequence's tokens in a paged cache.
+    """Return ``softmax(scale q k^T) v`` of one query for each sequence and head, over the tokens in a paged cache.
 
     Args:
         q: ``[sequences, heads, head_size]``, the query of each sequence; float16, bfloat16, float32 or float64, any

@@ -47,7 +47,7 @@ ByDType = Mapping[torch.dtype, CudaKernel]
 
 
 class Kernels(NamedTuple):
-    """The kernels of an operation, each by dtype: for rows in whole vectors unless told.
+    """The kernels of an operation, each by dtype: for rows in whole vectors by default.
 
     Attributes:
         forward: for rows of any length.
@@ -81,7 +81,7 @@ class Kernels(NamedTuple):
 
     @property
     def all(self) -> tuple[CudaKernel, ...]:
-        """Each of them."""
+        """The configurations of both directions."""
         return tuple(kernel for by in self for kernel in by.values())
 
 
@@ -283,5 +283,5 @@ rms_norm_operator = register_rms_norm("cuda", launch_forward, launch_backward)
 
 @signature_of(definition).checked
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight: see `fourfold.impls.rms_norm.torch_eager.rms_norm`."""
+    """Return x / sqrt(mean(x^2) + eps) * weight: see `fourfold.impls.rms_norm.torch_eager.rms_norm`."""
     return rms_norm_operator(x, weight, eps)[0]

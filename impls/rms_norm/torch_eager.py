@@ -16,7 +16,7 @@ PARAMETER_KINDS = ("normal", "whole", "constant", "spread")
     eps=positive(1e-6, 1e-12, 1e-3, 0.25),
 )
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, with the mean over the last axis.
+    """Return x / sqrt(mean(x^2) + eps) * weight, with the mean over the last axis.
 
     Args:
         x: ``[..., cols]``; float16, bfloat16, float32 or float64, any strides, any number of rows and columns.

@@ -47,7 +47,7 @@ class Plan(NamedTuple):
 
 
 def plan(cols: int, dtype: torch.dtype, held_bytes: int) -> Plan:
-    """Choose how to walk through rows of `cols` columns, at least 1, of which a program holds so many bytes."""
+    """Choose how to walk through rows of `cols` columns, at least 1, given the bytes that a program holds."""
     size = 8 if dtype == torch.float64 else 4
     block_cols = next_power_of_2(cols)
     if block_cols * size > held_bytes:
@@ -334,5 +334,5 @@ rms_norm_operator = register_rms_norm("triton", _forward, launch_backward)
 
 @signature_of(definition).checked
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight: see `fourfold.impls.rms_norm.torch_eager.rms_norm`."""
+    """Return x / sqrt(mean(x^2) + eps) * weight: see `fourfold.impls.rms_norm.torch_eager.rms_norm`."""
     return rms_norm_operator(x, weight, eps)[0]

@@ -43,6 +43,6 @@ def rope(
     positions: torch.Tensor | None = None,
     interleaved: bool = False,
 ) -> torch.Tensor:
-    """Rotary position embedding: see `fourfold.impls.rope.torch_eager.rope`."""
+    """Apply rotary position embedding: see `fourfold.impls.rope.torch_eager.rope`."""
     check_rope(x, cos, sin, positions, interleaved)
     return rope_operator(x, cos, sin, positions, interleaved)

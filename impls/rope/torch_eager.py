@@ -12,7 +12,7 @@ def rope(
     positions: torch.Tensor | None = None,
     interleaved: bool = False,
 ) -> torch.Tensor:
-    """Rotary position embedding: turn each pair of x by the angle that belongs to its token's position.
+    """Apply rotary position embedding: turn each pair of x by the angle that belongs to its token's position.
 
     A pair (a, b) with the numbers c and s of cos and sin becomes (a c - b s, b c + a s). What is past the ``2 half``
     elements that have a partner is copied.

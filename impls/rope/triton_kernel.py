@@ -69,7 +69,7 @@ def rope_kernel(
         if BACK:
             s = -s
         if INTERLEAVED:
-            # Neighbours are loaded as they lie, and told apart in registers.
+            # Neighbours are loaded together, and separated in registers.
             columns = piece * (2 * BLOCK_PAIRS) + tl.arange(0, 2 * BLOCK_PAIRS)
             among = there[:, None] & (columns < 2 * half)[None, :]
             at = x_at[:, None] + columns.to(tl.int64)[None, :] * x_stride
@@ -125,6 +125,6 @@ def rope(
     positions: torch.Tensor | None = None,
     interleaved: bool = False,
 ) -> torch.Tensor:
-    """Rotary position embedding: see `fourfold.impls.rope.torch_eager.rope`."""
+    """Apply rotary position embedding: see `fourfold.impls.rope.torch_eager.rope`."""
     check_rope(x, cos, sin, positions, interleaved)
     return rope_operator(x, cos, sin, positions, interleaved)

@@ -9,7 +9,7 @@ from .arguments import unsupported as unsupported
 def scaled_matmul(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype
 ) -> torch.Tensor:
-    """The product ``a b^T`` of float8 matrices with a scale for each block of 128 terms, as DeepSeek's models have it.
+    """Return ``a b^T`` of float8 matrices with a scale for each block of 128 terms, as in DeepSeek's models.
 
     ``c[i, j] = sum over blocks p of scale_a[i, p] scale_b[j // 128, p] sum over q in p of a[i, q] b[j, q]``, where
     block p holds the terms ``128 p <= q < 128 (p + 1)``, and the last one those that are left.

@@ -202,6 +202,6 @@ scaled_matmul_operator = register("triton", _launch)
 def scaled_matmul(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype
 ) -> torch.Tensor:
-    """The product of float8 matrices with scales: see `fourfold.impls.scaled_matmul.torch_eager.scaled_matmul`."""
+    """Multiply float8 matrices with scales: see `fourfold.impls.scaled_matmul.torch_eager.scaled_matmul`."""
     check_scaled_matmul(a, b, scale_a, scale_b, out_dtype)
     return scaled_matmul_operator(a, b, scale_a, scale_b, out_dtype)

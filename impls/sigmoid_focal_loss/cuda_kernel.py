@@ -49,6 +49,6 @@ sigmoid_focal_loss_operator = register("cuda", blocks, _forward, _reduce, _backw
 def sigmoid_focal_loss(
     logits: torch.Tensor, targets: torch.Tensor, alpha: float = 0.25, gamma: float = 2.0, reduction: str = "none"
 ) -> torch.Tensor:
-    """The focal loss of a sigmoid: see `fourfold.impls.sigmoid_focal_loss.torch_eager.sigmoid_focal_loss`."""
+    """Return the focal loss of a sigmoid: see `fourfold.impls.sigmoid_focal_loss.torch_eager.sigmoid_focal_loss`."""
     check_sigmoid_focal_loss(logits, targets, alpha, gamma, reduction)
     return sigmoid_focal_loss_operator(logits, targets, alpha, gamma, reduction)

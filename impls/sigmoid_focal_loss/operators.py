@@ -1,4 +1,4 @@
-"""The operators of sigmoid_focal_loss: the same on Triton and CUDA C++ but for the launches."""
+"""The operators of sigmoid_focal_loss: the same on Triton and CUDA C++ except for the launches."""
 
 from collections.abc import Callable
 from typing import Any

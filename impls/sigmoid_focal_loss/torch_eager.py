@@ -14,7 +14,7 @@ FAR = 1e4
 def sigmoid_focal_loss(
     logits: torch.Tensor, targets: torch.Tensor, alpha: float = 0.25, gamma: float = 2.0, reduction: str = "none"
 ) -> torch.Tensor:
-    """w q^gamma (t softplus(-x) + (1 - t) softplus(x)), where q = t sigmoid(-x) + (1 - t) sigmoid(x).
+    """Return w q^gamma (t softplus(-x) + (1 - t) softplus(x)), where q = t sigmoid(-x) + (1 - t) sigmoid(x).
 
     It is the cross entropy of sigmoid(x) and t, weighted less where the probability q of a mistake is small.
 
@@ -29,7 +29,7 @@ def sigmoid_focal_loss(
     Returns:
         ``[...]`` or a scalar, of the dtype of logits, rounded once. Half types are computed in float32. The mean of no
         losses is NaN, as in torch. A loss is NaN or infinite where the logit is, and its gradient is unspecified there,
-        as it is where the cotangent is not finite or as good as infinite.
+        and where the cotangent is infinite, nearly infinite or NaN.
 
     Raises:
         TypeError: logits is no floating-point tensor, targets has another dtype, or a parameter has another type.

@@ -61,7 +61,7 @@ VARIANTS = (
 )
 
 
-# What stands for each in the kernels' names.
+# The name of each in the kernels' names.
 OPTIONS = {
     variant: ", ".join(["{W}" if variant.vectors else "1", *(str(option).lower() for option in variant[1:])])
     for variant in VARIANTS

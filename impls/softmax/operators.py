@@ -1,4 +1,4 @@
-"""The operators of softmax, whose gradient is taken from the output: the same on every backend but for the launches."""
+"""The operators of softmax, whose gradient uses the output: the same on every backend except for the launches."""
 
 from fourfold.backends.operators import Operator
 

@@ -10,7 +10,7 @@ from ..giou.torch_eager import in_compute_dtype
 # The difference of two huge numbers overflows, and then nothing is known of a row.
 @signature(x=tensor("... cols", kind=("normal", "whole", "constant", "offset", "spread", "tiny", MASKED)))
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """exp(x) / sum(exp(x)) over the last axis, computed after subtracting the row's maximum from x.
+    """Return exp(x) / sum(exp(x)) over the last axis, computed after subtracting the row's maximum from x.
 
     Args:
         x: ``[..., cols]``; float16, bfloat16, float32 or float64, any strides, any number of rows and columns.

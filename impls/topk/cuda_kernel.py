@@ -1,6 +1,6 @@
-"""topk in CUDA C++: a warp or block collects the few numbers of its row that may be among the k wanted, and sorts them.
+"""topk in CUDA C++: a warp or block collects the few numbers of its row that may be results, and sorts them.
 
-Where many are wanted, the key of the k-th is found byte by byte, and what is chosen is ordered by counting.
+For a large k, the key of the k-th is found byte by byte, and the chosen numbers are ordered by counting.
 """
 
 from pathlib import Path
@@ -64,6 +64,6 @@ topk_operator = register("cuda", _launch, _launch_backward)
 
 
 def topk(x: torch.Tensor, k: int, largest: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest, or smallest, numbers along the last axis: see `fourfold.impls.topk.torch_eager.topk`."""
+    """Return the k largest, or smallest, numbers along the last axis: see `fourfold.impls.topk.torch_eager.topk`."""
     check_topk(x, k, largest)
     return topk_operator(x, k, largest)

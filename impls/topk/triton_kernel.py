@@ -1,4 +1,4 @@
-"""topk in Triton: of each row the few numbers that may be among the k wanted are collected, and ordered by counting."""
+"""topk in Triton: collect the few numbers of each row that may be among the k results, and order them by counting."""
 
 import torch
 import triton
@@ -83,7 +83,7 @@ def select_exactly(
         at = tile * BLOCK + columns
         keys = keys_at(ptr, at, n, stride, LARGEST, BITS, KEY)
         above += tl.sum(((keys > limit) & (at < n)).to(tl.int32), axis=0)
-    # Of the places whose key is that of the k-th, the first ones fill what is left.
+    # The first places with the key of the k-th fill the remaining slots.
     equal, placed = tl.zeros((), tl.int64), tl.zeros((), tl.int64)
     for tile in range(tl.cdiv(n, BLOCK)):
         at = tile * BLOCK + columns
@@ -143,7 +143,7 @@ def topk_select_kernel(
         if not ONE_TILE:
             keys = keys_at(ptr, at, n, stride, LARGEST, BITS, KEY)
         taken = (keys >= limit) & (at < n)
-        # In whichever order: what is chosen is put in order later.
+        # In whichever order: the chosen numbers are ordered later.
         places = tl.atomic_add(counts_ptr + row + tl.zeros_like(at), 1, mask=taken, sem="relaxed", scope="cta")
         taken &= places < MOST
         tl.store(chosen_ptr + begin + places, at, mask=taken)
@@ -293,6 +293,6 @@ topk_operator = register("triton", _launch, _launch_backward)
 
 
 def topk(x: torch.Tensor, k: int, largest: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest, or smallest, numbers along the last axis: see `fourfold.impls.topk.torch_eager.topk`."""
+    """Return the k largest, or smallest, numbers along the last axis: see `fourfold.impls.topk.torch_eager.topk`."""
     check_topk(x, k, largest)
     return topk_operator(x, k, largest)

@@ -7,7 +7,7 @@ from fourfold.backends.signature import signature, tensor
 
 @signature(x=tensor("..."), y=tensor("..."))
 def vector_add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """x + y, elementwise, rounded once. Nothing is broadcast. The gradients of x and y are both grad_output.
+    """Return x + y, elementwise, rounded once. Nothing is broadcast. The gradients of x and y are both grad_output.
 
     Source: torch.add.
     """

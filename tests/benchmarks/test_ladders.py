@@ -176,7 +176,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     performance = metafunc.config.pluginmanager.getplugin("fourfold-performance")
     options = metafunc.config.option
-    # The ladders are left out if only some backends, or a candidate, are asked for.
+    # The ladders are left out if the command selects backends or a candidate.
     whole_ladders = not (options.backend or options.candidate)
     names = options.op or list(performance.selection.operations)
     parametrize(metafunc, rung_measurements(performance, names) if whole_ladders else ())
@@ -190,7 +190,7 @@ def test_timed_rung_is_right(benchmark: Any, measurement: Measurement, performan
 
 @pytest.mark.benchmark(group="giou_loss-ladder-copy", timer=HostClock())
 def test_copy_of_a_batch_to_the_device(benchmark: Any, performance: Performance) -> None:
-    """Time the copy of a batch's targets to the GPU, which precedes any loss, from memory as a loader leaves it."""
+    """Time the copy of a batch's targets to the GPU, which precedes any loss, from a loader's pageable memory."""
     if performance.device != "cuda":
         pytest.skip("needs --device cuda")
     float32 = DTYPES["float32"]

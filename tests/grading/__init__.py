@@ -1,1 +1,1 @@
-"""Candidates whose right verdict is known, and what grading says of them: ``python -m tests.grading --help``."""
+"""Candidates whose right verdict is known, and their comparison with grading: ``python -m tests.grading --help``."""

@@ -1,4 +1,4 @@
-"""Write labelled candidates, or hold the results of grading against the labels.
+"""Write labelled candidates, or compare the verdicts of grading with the labels.
 
 python -m tests.grading write candidates.jsonl --count 1000
 python -m tests.grading public candidates.jsonl --checkout KernelBench --on-cpu --count 100
@@ -23,7 +23,7 @@ from .labelled import RIGHT, Labelled
 
 
 def write(file: Path, candidates: Sequence[Labelled]) -> None:
-    """The candidates, a line each; the labels go into a file beside it, where no candidate sees them."""
+    """Write the candidates, one in each line, and the labels to a separate file that no candidate sees."""
     file.write_text("".join(json.dumps(candidate) + "\n" for _, candidate in candidates))
     _labels(file).write_text(json.dumps({candidate["id"]: label for label, candidate in candidates}, indent=1))
     print(f"{len(candidates)} candidates, {sum(label == RIGHT for label, _ in candidates)} of them right: {file}")
@@ -34,20 +34,20 @@ def _labels(file: Path) -> Path:
 
 
 def check(file: Path, results: Path) -> int:
-    """Print how often grading agrees with the labels; gives how many disagree, or have no verdict."""
+    """Print how often grading agrees with the labels; return how many disagree or have no verdict."""
     labels = json.loads(_labels(file).read_text())
     graded = {row["id"]: row for row in map(json.loads, results.read_text().splitlines())}
     missing = labels.keys() - graded.keys()
     judged = [name for name in labels if name in graded]
     known = [name for name in judged if labels[name] != public.UNKNOWN]
     off = {name for name in known if (graded[name]["kind"] == RIGHT) != (labels[name] == RIGHT)}
-    told = {name for name in off if labels[name] != RIGHT and _is_reported(name, graded[name])}
-    for name in sorted(off - told):
+    reported = {name for name in off if labels[name] != RIGHT and _is_reported(name, graded[name])}
+    for name in sorted(off - reported):
         print(f"{name}: labelled {labels[name]}, graded {graded[name]['kind']}")
     kinds = dict(Counter(row["kind"] for row in graded.values()))
     print(f"{len(judged)} of {len(labels)} graded, {len(missing)} missing: {kinds}")
     for label, what in ((RIGHT, "right ones rejected"), ("wrong", "wrong ones accepted")):
-        of_label = [name for name in judged if labels[name] == label and name not in told]
+        of_label = [name for name in judged if labels[name] == label and name not in reported]
         bad = sum(name in off for name in of_label)
         low, high = wilson(bad, len(of_label))
         print(f"{what}: {bad} of {len(of_label)}, {low:.2%} to {high:.2%} with 95% confidence")
@@ -55,13 +55,14 @@ def check(file: Path, results: Path) -> int:
         of_kind = [name for name in known if kind_of(name) == kind]
         agreed = sum(name not in off for name in of_kind)
         low, high = wilson(agreed, len(of_kind))
-        print(f"{kind}: {agreed} of {len(of_kind)} as labelled, {low:.1%} to {high:.1%}")
-    print(f"accepted, but the line of the mistake is told as never executed: {len(told)}")
+        verdicts = dict(Counter(graded[name]["kind"] for name in of_kind))
+        print(f"{kind}: {agreed} of {len(of_kind)} as labelled, {low:.1%} to {high:.1%}: {verdicts}")
+    print(f"accepted, but the verdict names refused cases, or the mistake's line as never executed: {len(reported)}")
     seconds = sorted(row["seconds"] for row in graded.values() if not row.get("same_as"))
     if len(seconds) > 1:
         late = seconds[int(0.95 * (len(seconds) - 1))]
         print(f"seconds: median {statistics.median(seconds):.1f}, 95% within {late:.1f}")
-    return len(off - told) + len(missing)
+    return len(off - reported) + len(missing)
 
 
 def kind_of(name: str) -> str:
@@ -70,7 +71,9 @@ def kind_of(name: str) -> str:
 
 
 def _is_reported(name: str, graded: dict[str, Any]) -> bool:
-    """Return whether the verdict says that the line of a mutant never ran."""
+    """Return whether an accepting verdict says that the kernel refuses cases, or that a mutant's line never ran."""
+    if graded.get("refused_share"):
+        return True
     found = re.search(r"line (\d+)$", name)
     ranges = [tuple(map(int, each["lines"].split("-"))) for each in graded.get("never_executed") or ()]
     return found is not None and any(of[0] <= int(found[1]) <= of[-1] for of in ranges)
@@ -86,7 +89,7 @@ def wilson(found: int, of: int) -> tuple[float, float]:
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.grading", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     writing = commands.add_parser("write")

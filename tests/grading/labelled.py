@@ -13,10 +13,10 @@ from fourfold.mutation.sources import mutants_of_files, reachable_functions, sou
 ROOT = Path(__file__).parents[2]
 IMPLS = ROOT / "impls"
 OPERATIONS = ("softmax", "vector_add", "layer_norm", "giou", "giou_loss", "giou_loss_ragged", "matmul")
-# Those whose kernels in CUDA C++ are one file, beside what several operations share.
+# The operations whose kernels in CUDA C++ are one file, apart from shared headers.
 IN_CUDA = ("softmax", "vector_add", "layer_norm")
 RIGHT, WRONG = "right", "wrong"
-# What each candidate may take. A wrong one that no early check finds goes through nearly all of them.
+# The time limit of each candidate. A wrong one that no early check rejects goes through nearly all of them.
 SECONDS = 300
 Labelled = tuple[str, dict[str, Any]]  # the label, and the candidate
 
@@ -49,14 +49,28 @@ def _candidate(name: str, operation: str, source: str, language: str, function: 
 
 
 def _absolute(text: str, operation: str) -> str:
-    """Return a module of impls/ as a file that may lie anywhere."""
+    """Return a module of impls/ as a file that may lie anywhere, with the same lines.
+
+    A candidate must not import the reference, so a line that does becomes one that executes its text.
+    """
+
+    def executed(found: re.Match) -> str:
+        names = re.findall(r"(\w+) as (\w+)", found[2])
+        text = f"exec({_text(found[1] or operation, 'torch_eager')!r})"
+        return "; ".join([text, *(f"{new} = {old}" for old, new in names)])
+
+    text = re.sub(r"^from \.(?:\.(\w+)\.)?torch_eager import (.+)$", executed, text, flags=re.MULTILINE)
     text = re.sub(r"^from \.(\w+) import", rf"from fourfold.impls.{operation}.\1 import", text, flags=re.MULTILINE)
     return re.sub(r"^from \.\.([\w.]+) import", r"from fourfold.impls.\1 import", text, flags=re.MULTILINE)
 
 
+def _text(operation: str, module: str) -> str:
+    return _absolute((IMPLS / operation / f"{module}.py").read_text(), operation)
+
+
 def _cuda_module(operation: str, kernel: str) -> str:
     """Return the module that launches an operation's kernels, with the text of the kernels in it."""
-    text = _absolute((IMPLS / operation / "cuda_kernel.py").read_text(), operation)
+    text = _text(operation, "cuda_kernel")
     kernel = re.sub(r'#include "([\w/]+\.cuh)"', lambda found: _included(operation, found), kernel)
     written = f"import tempfile\nSOURCE = Path(tempfile.mkdtemp()) / 'cuda_kernel.cu'\nSOURCE.write_text({kernel!r})\n"
     return text.replace('SOURCE = Path(__file__).parent / "cuda_kernel.cu"\n', written)
@@ -68,15 +82,13 @@ def _included(operation: str, found: re.Match) -> str:
 
 
 def _right(of: Sequence[str], times: int) -> Iterator[Labelled]:
-    """Yield the kernels themselves, each a few times: with a remark that makes it another text."""
+    """Yield the kernels themselves, each a few times, with a comment that makes its text unique."""
     for operation in of:
         for time in range(times):
             remark = f"\n# {time}\n"
             for language in ("torch", "triton"):
-                file = "torch_eager" if language == "torch" else "triton_kernel"
-                text = _absolute((IMPLS / operation / f"{file}.py").read_text(), operation) + remark
-                if f"{operation}.torch_eager import" not in text:  # that holds the reference
-                    yield RIGHT, _candidate(f"right {operation} {language} {time}", operation, text, language)
+                text = _text(operation, "torch_eager" if language == "torch" else "triton_kernel") + remark
+                yield RIGHT, _candidate(f"right {operation} {language} {time}", operation, text, language)
         if operation in IN_CUDA:
             text = _cuda_module(operation, (IMPLS / operation / "cuda_kernel.cu").read_text())
             yield RIGHT, _candidate(f"right {operation} cuda", operation, text, "torch")
@@ -107,8 +119,8 @@ def _planted_kernels() -> Iterator[Labelled]:
     """Yield wrong kernels of the gallery that a check of `fourfold.verify` rejects on the CPU."""
     from tests.known_wrong.test_known_wrong import FAULTS
 
-    for fault in FAULTS:
-        check = getattr(fault.check, "__name__", "law")
+    for number, fault in enumerate(FAULTS):
+        check = getattr(getattr(fault.check, "func", fault.check), "__name__", "law")
         seen = check in ("forward_agrees", "backward_agrees", "memory_is_respected", "repeats_bit_for_bit", "law")
         odd = fault.only_on == "cuda" or fault.documented or fault.poisoned or fault.record
         if odd or not seen or fault.seen_by or fault.dtype != "float32" or fault.language != "torch":
@@ -116,14 +128,13 @@ def _planted_kernels() -> Iterator[Labelled]:
         source = (
             f"import importlib, sys\nsys.path.insert(0, {str(ROOT)!r})\n"
             f"from tests.known_wrong.test_known_wrong import FAULTS\n"
-            f"fault = next(f for f in FAULTS if (f.operation, f.name) == {(fault.operation, fault.name)!r})\n"
-            "kernel = fault.make()\n"
+            f"kernel = FAULTS[{number}].make()\n"
         )
-        name = f"planted {fault.operation} {fault.name}"
+        name = f"planted {fault.operation} {number} {fault.name}"
         yield WRONG, _candidate(name, fault.operation, source, "torch", "kernel")
 
 
-# What ends a process or a machine, by kind: executed by a call of a right kernel.
+# Code that kills a process or a machine, by kind: a call of a right kernel executes it.
 DEADLY = {
     "crashing": ("os.kill(os.getpid(), 11)", "ctypes.string_at(1)", "os.abort()"),
     "hanging": ("threading.Event().wait()", "[None for _ in iter(int, 1)]", "os.read(os.pipe()[0], 1)"),
@@ -145,7 +156,7 @@ def {name}(*args, **kwargs):
 def _deadly(of: Sequence[str]) -> Iterator[Labelled]:
     """Yield right kernels that crash, hang or take all memory from the third call on."""
     for operation in of:
-        text = _absolute((IMPLS / operation / "torch_eager.py").read_text(), operation)
+        text = _text(operation, "torch_eager")
         for kind, ends in DEADLY.items():
             for number, end in enumerate(ends):
                 source = text + ENDING.format(name=operation, end=end)
@@ -154,7 +165,7 @@ def _deadly(of: Sequence[str]) -> Iterator[Labelled]:
 
 
 def _hostile() -> Iterator[Labelled]:
-    """Yield kernels that attack what judges them. Each is of no use, so all are wrong."""
+    """Yield kernels that attack their judge. None computes, so all are wrong."""
     from tests.known_wrong.test_hostile import FAILS, HOSTILE
 
     for place in FAILS:

@@ -1,7 +1,7 @@
-"""Generated kernels that others have published: solutions of KernelBench. None of them is in this repository.
+"""Published generated kernels: solutions of KernelBench. None of them is in this repository.
 
 - https://github.com/technoabsurdist/KernelBench at 9202a5c: four models wrote a `ModelNew` in CUDA C++ for each
-  problem. KernelBench held it against `Model` on an A100, five times, to within 1e-2. They need a GPU and nvcc.
+  problem. KernelBench compared it with `Model` on an A100, five times, to within 1e-2. They need a GPU and nvcc.
 - https://github.com/hzeng2000/KernelBench at 833e16d: two models wrote one in Triton, CUDA C++ and two other languages
   for each problem of level 2, without a verdict.
 - https://github.com/sekstini/CUDA-L1 at 69eb9e3: solutions of CUDA-L1, by torch or in CUDA C++, each for one of six
@@ -17,13 +17,13 @@ from typing import Any
 from .labelled import RIGHT, WRONG, Labelled
 
 UNKNOWN = "unknown"  # the label of what was published without a verdict
-# What says nothing of a kernel: the machine was too small for the problem, or it was not compiled for it.
+# Verdicts that say nothing about a kernel: the machine was too small for the problem, or it was not compiled for it.
 NO_VERDICT = re.compile(r"out of memory|no kernel image is available", re.IGNORECASE)
 SOLUTION = re.compile(r"level_(\d)_problem_(\d+)_sample_\d+_kernel\.py")
 
 
 def candidates(checkout: Path) -> Iterator[Labelled]:
-    """Yield each solution of a checkout of one of the sources, with what was said of it.
+    """Yield each solution of a checkout of one of the sources, with its published verdict.
 
     Raises:
         FileNotFoundError: the folder is no such checkout.
@@ -38,7 +38,7 @@ def candidates(checkout: Path) -> Iterator[Labelled]:
 
 
 def _run_solutions(checkout: Path) -> Iterator[Labelled]:
-    """Solutions as KernelBench keeps those of a run: one file each, and perhaps a file with the verdicts on all."""
+    """Yield the solutions of a run in KernelBench's format: one file each, and optionally a file with all verdicts."""
     for run in sorted((checkout / "runs").glob("*")):
         verdicts = run / "eval_results.json"
         said = json.loads(verdicts.read_text()) if verdicts.is_file() else None
@@ -83,7 +83,7 @@ def _candidate(name: str, source: str, problem: str) -> dict[str, Any]:
     return {**given, "sizes": "small", "seconds": 300}
 
 
-# Of what runs on a CPU: torch and Triton. Graphs and compiled extensions need a GPU.
+# torch and Triton run on a CPU. Graphs and compiled extensions need a GPU.
 NEEDS_GPU = re.compile(r"cpp_extension|load_inline|CUDAGraph|cuda\.graph|cutlass|tilelang|import cupy")
 ON_CPU = (
     (re.compile(r"\.is_cuda\b"), ".is_cpu"),
@@ -93,7 +93,7 @@ ON_CPU = (
 
 
 def on_cpu(found: Iterator[Labelled]) -> Iterator[Labelled]:
-    """Yield those that run on a CPU. Where a Triton kernel asks for tensors of a GPU, it asks for those of the CPU."""
+    """Yield the candidates that run on a CPU. Let Triton kernels accept tensors of the CPU instead of a GPU."""
     for label, candidate in found:
         text = candidate["source"]
         if NEEDS_GPU.search(text):

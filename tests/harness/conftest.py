@@ -9,14 +9,14 @@ from fourfold.compat import xdist_internals
 
 @pytest.fixture(autouse=True, scope="session")
 def _shared_results(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep results of `one_run` in the folder of the whole run, in which each worker has a folder of its own."""
+    """Keep results of `one_run` in the folder of the whole run, which contains each worker's folder."""
     folder = tmp_path_factory.getbasetemp()
     keep_results_in(folder.parent if xdist_internals.is_worker(pytestconfig) else folder)
 
 
 @pytest.fixture
 def on_the_cpu(device: str) -> None:
-    """Once one is verified on the CPU, all Triton kernels of the process are interpreted: not beside tests on a GPU."""
+    """Skip on a GPU: verifying on the CPU makes the process interpret all Triton kernels."""
     if device != "cpu":
         pytest.skip("needs --device cpu")
 

@@ -1,4 +1,4 @@
-"""Operations that are declared, not recorded: what a user writes."""
+"""Operations that are declared as a user does, without a record."""
 
 import torch
 

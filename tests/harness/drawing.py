@@ -1,4 +1,4 @@
-"""What a strategy draws, for tests of how often something occurs."""
+"""Draws of a strategy, for tests of how often something occurs."""
 
 from typing import TypeVar
 
@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from fourfold.checks.search import draws
 
-# One search's draws resemble one another: Hypothesis goes on from what it drew before. Shares are those of several.
+# The draws of one search resemble one another, because Hypothesis varies earlier draws. Shares need several searches.
 SEARCHES = 6
 
 Example = TypeVar("Example")
 
 
 def collect(strategy: st.SearchStrategy[Example], count: int) -> list[Example]:
-    """Return about `count` draws, the same in each run: those of several searches."""
+    """Return about `count` draws of several searches, the same in each run."""
     return [drawn for seed in range(SEARCHES) for drawn in draws(strategy, -(-count // SEARCHES), seed)]

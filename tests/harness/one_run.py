@@ -1,4 +1,4 @@
-"""Results that take long and that many tests read: one worker computes each, and the others read it from disk."""
+"""Slow results that many tests read: one worker computes each, and the others read it from disk."""
 
 import functools
 import pickle
@@ -15,15 +15,15 @@ _folders: list[Path] = []
 
 
 def keep_results_in(folder: Path) -> None:
-    """Name the folder that the workers of this run share, and no other run."""
+    """Set the folder that the workers of this run share with no other run."""
     _folders[:] = [folder]
 
 
 def one_run(make: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Return a function that returns what `make` returns, which is called once for all workers with these arguments.
+    """Return a function that calls `make` once for all workers with the same arguments, and returns its result.
 
     Args:
-        make: returns what pickle can write, the same in each worker. A worker in which it raises keeps nothing. Its
+        make: returns a result that pickle can write, the same in each worker. If it raises, nothing is kept. Its
             arguments are names and numbers.
     """
 

@@ -31,7 +31,7 @@ def subject_of(
     dtype: DType | str = "float32",
     **fields: Any,
 ) -> Subject:
-    """Return a subject on the CPU: an implementation as a candidate, or without one the operation's on `backend`.
+    """Return a subject on the CPU: an implementation as a candidate, or else the operation's own on `backend`.
 
     Laws that relate the operation to another one find the same implementation, or the other one's on that backend.
 

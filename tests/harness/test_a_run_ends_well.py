@@ -1,4 +1,4 @@
-"""A run's end is not lost: the table, the verdict and the exit code, whatever a candidate does and a folder is like."""
+"""A run always ends with the table, the verdict and the exit code, whatever a candidate does or a folder is like."""
 
 import json
 import os
@@ -29,7 +29,7 @@ FORWARD = OPERATIONS / "test_forward.py"
 
 @dataclass(frozen=True)
 class Ended:
-    """What a run came to."""
+    """The results of a run."""
 
     code: int
     output: str
@@ -98,7 +98,7 @@ def test_checks_are_told_by_their_operation_and_claim(workers: list[str], tmp_pa
     assert all(check.startswith(("forward: ", "laws: ")) and "float32" not in check for check in checks)
 
 
-# ---- candidates and what is beside them
+# ---- candidates and their neighbours
 
 WRONG = """
 from helper import applied
@@ -127,7 +127,7 @@ def test_failures_of_one_cause_are_shown_once_and_repeated_from_the_same_folder(
     assert ended.code == pytest.ExitCode.TESTS_FAILED
     failed = [entry for entry in ended.verdict["checks"] if entry["outcome"] == "failed"]
     assert len(failed) > 5
-    # The author's own frames, once.
+    # The author's own frames appear once.
     line = 1 + HELPER.splitlines().index("    return torch.softmax(x, -1).reshape(3, 4)")
     assert ended.output.count(f'File "{helper}", line {line}, in applied') == 1
     assert "RuntimeError: shape '[3, 4]' is invalid" in ended.output
@@ -139,7 +139,7 @@ def test_failures_of_one_cause_are_shown_once_and_repeated_from_the_same_folder(
         "@reproduce_failure",
     ):
         assert of_the_harness not in ended.output
-    # All others refer to it, each with its case and with what repeats it.
+    # All others refer to it, each with its case and the command that repeats it.
     assert ended.output.count("\nsame cause as ") == len(failed) - 1
     assert len(ended.output.splitlines()) < 15 * len(failed)
     for entry in failed:
@@ -251,7 +251,7 @@ def test_what_an_option_names_must_be_verified(
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Return somebody's own suite, and a file and a folder outside of it that a former run has left."""
+    """Return a user's suite, and a file and a folder outside of it that a former run left."""
     write_file(tmp_path / "elsewhere" / "verdict.json", "{}")
     (tmp_path / "elsewhere" / "report").mkdir()
     write_file(tmp_path / "mine" / "test_mine.py", "def test_mine():\n    pass\n")
@@ -270,7 +270,7 @@ def test_paths_that_cannot_be_written_are_named_before_the_run(tmp_path: Path) -
             folder_to_write("--report", wrong, folder)
     assert file_to_write("--verdict", Path("new", "er", "verdict.json"), folder).parent.is_dir()
     assert file_to_write("--verdict", file, folder) == file
-    # That of the report comes into being at the end: see `folder_to_write`.
+    # The report's folder is created at the end: see `folder_to_write`.
     assert not folder_to_write("--report", Path("newest", "report"), folder).exists()
     assert os.listdir(folder / "newest") == []
 
@@ -376,7 +376,7 @@ def test_folder_that_must_not_be_written_to_is_no_failure_and_no_noise(ci: str, 
     assert "arning" not in ended.output
 
 
-# ---- candidates that do not let go
+# ---- candidates that do not return
 
 ENDS = """
 import os, signal, sys, threading, time
@@ -435,7 +435,7 @@ def test_orders_to_end_fail_the_check_and_end_nothing(tmp_path: Path) -> None:
     assert ended.verdict["counts"]["unsupported"] == 0
 
 
-# A plugin that interrupts what ends the run, at once by the clock.
+# A plugin that interrupts the end of the run immediately.
 INTERRUPTS = """
 import math, os, signal
 from fourfold.candidates.integrity import escapes
@@ -491,7 +491,7 @@ def test_threads_that_are_left_behind_do_not_keep_the_run(workers: list[str], tm
 
 
 LOOPS = "import time_limits\ntime_limits.interrupt()\nx = 0\nwhile True:\n    x += 1\n"
-# Deaf to signals, and with Python's lock held.
+# It ignores signals, and holds Python's lock.
 HOLDS = (
     "import ctypes, signal, time_limits\n"
     "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})\n"

@@ -72,7 +72,7 @@ def test_of_several_right_results_the_nearest_counts() -> None:
     assert errors_in_ulp(np.array([2.0, 1.0]), chosen, DTYPES["float32"]).tolist() == [0.0, 0.0]
 
 
-# ---- what is made of it
+# ---- the table
 
 
 def test_errors_of_cases_add_up_and_the_case_of_the_largest_is_kept() -> None:
@@ -88,7 +88,7 @@ def test_a_kernel_is_behind_by_its_largest_error_or_by_its_mean() -> None:
     assert large.behind(small) == pytest.approx(3.0)
     assert 0 < everywhere.behind(small) < 1
     assert small.behind(small) == 0
-    # What rounding costs anyway is no advantage.
+    # Unavoidable rounding is no advantage.
     assert Errors.of(np.array([0.4, 0.1]), "").behind(Errors.of(np.array([0.2, 0.1]), "")) < 0.3
     missing = Errors.of(np.array([math.inf]), "")
     assert missing.behind(small) == math.inf
@@ -130,7 +130,7 @@ def test_cases_that_a_kernel_refuses_are_told_and_torch_is_compared_in_the_other
     assert "ValueError: no rows" in said
     assert count > 1
     assert any(line.startswith("not measured: vector_add-candidate-float32") for line in lines(found))
-    # Only in cases that it refuses is torch exact here.
+    # torch is exact only in the cases that the candidate refuses.
     (result,) = (each for each in found.results if each.result == "output")
     answered = result.errors["candidate"]
     result.errors["torch"] = {
@@ -197,7 +197,7 @@ def test_a_normalized_single_column_has_no_gradient_on_a_gpu_either(
     x, grad_output = (torch.randn(300, 1, generator=rng, dtype=dtype).to(device) for _ in range(2))
     weight, bias = (torch.randn(1, generator=rng, dtype=dtype).to(device) for _ in range(2))
     output = backends.load("layer_norm", backend)(x.requires_grad_(), weight, bias)
-    # A product of cotangent and weight, minus itself: where the two are fused, the product's rounding error is left.
+    # A product of cotangent and weight, minus itself: if the two are fused, the product's rounding error remains.
     (gradient,) = torch.autograd.grad(output, x, grad_output)
     assert torch.equal(gradient, torch.zeros_like(x))
 

@@ -168,7 +168,7 @@ def test_batch_normalization_takes_the_statistics_of_the_batch(tmp_path: Path, t
 
 
 def test_a_solution_is_not_called_under_autocast_unless_it_claims_so(tmp_path: Path) -> None:
-    """The weights of a model are no inputs, so what autocast's rounding of them costs is in no bound."""
+    """The weights of a model are not inputs, so no bound includes their rounding by autocast."""
     problem, solution = tmp_path / "problem.py", tmp_path / "solution.py"
     # x times 4 (1 + 2^-10) - 4, and times 0 where the weights are rounded: it shows for every x but 0.
     text = PROBLEM.replace("torch.relu(self.linear(x)).sum(dim=1, keepdim=True)", "x * self.linear(torch.ones_like(x))")
@@ -223,7 +223,7 @@ def doubled_squares(x: torch.Tensor) -> torch.Tensor:
     return 2 * x.square()
 
 
-# Its operators last as long as it does, and torch looks at all there are.
+# Its operators live as long as the library object, and torch examines all existing ones.
 LIBRARY = torch.library.Library("fourfold_adapters", "DEF")
 LIBRARY.define("squares(Tensor x, float factor=2.0) -> Tensor")
 LIBRARY.impl("squares", lambda x, factor=2.0: factor * x * x, "CPU")

@@ -1,7 +1,6 @@
-"""attention's kernel for Hopper: in both half types, with heads in groups, and as the compiler makes it.
+"""attention's kernel for Hopper: in both half types, with heads in groups, and as compiled.
 
-The checks of operations run it in float16. What wrong kernels are told is in
-tests/known_wrong/planted_hopper.py.
+The checks of operations run it in float16. tests/known_wrong/planted_hopper.py has wrong kernels and their errors.
 """
 
 from collections.abc import Callable
@@ -46,7 +45,7 @@ def agrees(configuration: Configuration, dtype: str, **shape: Any) -> None:
 @emulated
 @pytest.mark.parametrize("configuration", HOPPER)
 def test_the_kernel_is_right_in_bfloat16_too(configuration: Configuration) -> None:
-    """Of the widest heads that it takes."""
+    """The heads are the widest that it accepts."""
     agrees(configuration, "bfloat16", heads=(2, 1), columns=configuration.options["columns"])
 
 
@@ -54,7 +53,7 @@ def test_the_kernel_is_right_in_bfloat16_too(configuration: Configuration) -> No
 @emulated
 @pytest.mark.parametrize("heads_at_once", [1, 2])
 def test_heads_may_take_turns(heads_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU as many heads are computed at once as have keys and values that stay in the cache."""
+    """On a GPU, the number of heads that are computed at once is limited so that keys and values stay in the cache."""
     monkeypatch.setattr(cuda_kernel, "KEPT_BYTES", heads_at_once * 4 * 240 * 16)
     agrees(cuda_kernel.HOPPER[1], "float16", heads=(6, 3), columns=16)
 
@@ -119,14 +118,14 @@ def test_what_the_copy_engine_does_not_take_is_left_to_the_portable_kernel(
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("configuration", HOPPER)
 def test_products_do_not_wait_for_one_another_and_no_register_is_spilled(configuration: Configuration) -> None:
-    """Of wgmma that the compiler makes wait one by one, a wait follows each."""
+    """If the compiler serializes wgmma, a wait follows each one."""
     columns, keys = configuration.options["columns"], configuration.options["keys"]
     names = [kernel.name for kernel in configuration.options["kernels"].values()]
     resources = compile_ahead_of_time(cuda_kernel.HOPPER_SOURCE, names, "sm_90a")
     for kernel in configuration.options["kernels"].values():
         made = resources[kernel.name]
         assert (made.spill_store_bytes, made.spill_load_bytes) == (0, 0)
-        # In the loop, and of the first keys and the last values.
+        # In the loop, and for the first keys and the last values.
         assert made.instruction_counts["HGMMA"] == 2 * (columns // 16 + keys // 16)
         assert made.instruction_counts["WARPGROUP"] <= 8
         assert configuration.options["shared_bytes"] <= 227 * 1024

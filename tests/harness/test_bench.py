@@ -1,4 +1,4 @@
-"""A kernel in a folder of its own is timed, saved and compared by the gate."""
+"""A kernel in its own folder is timed, saved and compared by the gate."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def my_doubled(x):
 def inexact(x):
     return 2.0001 * x
 """
-# The kernel's file never changes, but a module that it imports.
+# The kernel's file never changes, only a module that it imports.
 STEP = "def step(x):\n    return 2 * x\n"
 SLOWER = "def step(x):\n    for _ in range(8):\n        y = 2 * x\n    return y\n"
 TESTS = """
@@ -79,7 +79,7 @@ def test_a_suite_is_saved_and_compared_by_the_gate(project: Path) -> None:
         ("my_doubled-small-float32-forward", "torch"),
         ("inexact-small-float32-forward", "torch"),
     ]
-    # Unchanged code whose saved time no call can reach, however fast or busy the machine is.
+    # Unchanged code has a saved time that no call can reach, however fast or busy the machine is.
     for one in saved["benchmarks"]:
         one["stats"]["median"] = 1e-9
     record.write_text(json.dumps(saved))

@@ -216,7 +216,7 @@ def check(operation: str, workload: Workload, function: Callable[..., torch.Tens
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_of_several_right_results_each_may_be_timed(direction: str) -> None:
-    """Which of equal numbers topk takes is open, and so is where their gradient goes."""
+    """topk may take any of equal numbers, and then their gradient goes to any."""
 
     def last_of_ties(x: torch.Tensor, k: int, largest: bool = True) -> torch.Tensor:
         order = x.flip(-1).argsort(dim=-1, descending=largest, stable=True)[..., :k]
@@ -240,7 +240,7 @@ def test_of_several_right_results_each_may_be_timed(direction: str) -> None:
 def modest(operation: Operation, wanted: tuple[str, ...] = ()) -> Callable[[DType], Case]:
     """Return the smallest example with a batch axis, finite numbers and 3 elements along each axis, if there is any.
 
-    Of the inputs that may be absent it has those that are wanted, and no other.
+    Of the optional inputs it has exactly the requested ones.
     """
 
     def elements(name: str) -> int:
@@ -441,7 +441,7 @@ class LigerLayerNormFunction:
     def apply(x, weight, bias, eps):
         return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 """,
-    # These two write over what they are given, as Liger's do.
+    # These two overwrite their inputs, as Liger's do.
     "liger_kernel/ops/cross_entropy.py": """
 import torch
 def cross_entropy_forward(_input, target, weight, ignored, square_scale, smoothing, reduction, softcap, z_loss):
@@ -524,7 +524,7 @@ import torch
 def mm(a, b):
     return torch.mm(a, b)
 """,
-    # A function with the module's name: what an attribute of the package then gives.
+    # A function with the module's name, which the package's attribute then returns.
     "quack/__init__.py": "from quack.rmsnorm import rmsnorm",
     "quack/rmsnorm.py": """
 import torch
@@ -561,7 +561,7 @@ def cross_entropy(x, target, ignore_index=-100, reduction="mean"):
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand-ins for the libraries, with the signatures of their functions."""
+    """Install stand-ins for the libraries, with the signatures of their functions."""
     for name, text in PEER_PACKAGES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -585,7 +585,7 @@ def test_kernels_of_installed_libraries_are_peers() -> None:
 @pytest.mark.parametrize("peer", ["torch", "library", "liger"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_each_output_of_a_peer_is_timed_and_compared(peer: str, direction: str) -> None:
-    """None of them is joined to another within what is timed, and each is looked at."""
+    """Outputs are not joined within the timed call, and each is compared."""
     record, outputs = operations()["add_rms_norm"], []
     function = backends.load("add_rms_norm", "torch") if peer == "torch" else peers("add_rms_norm")[peer]()
 

@@ -1,4 +1,4 @@
-"""Whose an exception is: a refusal on purpose is told from a bug, and from what the harness lacks."""
+"""The blame for an exception: an intended refusal differs from a bug, and from a lack of the harness."""
 
 import enum
 import math

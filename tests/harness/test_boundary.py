@@ -1,4 +1,4 @@
-"""The claim that states what a kernel refuses: suggested by the text, the JSON, a suite and the table of a run."""
+"""The claim that describes what a kernel refuses: the text, the JSON, a suite and the table of a run suggest it."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from fourfold.operations.claims import Claims
 
 ROOT = Path(__file__).parents[2]
 CASES = [
-    # What was refused, what was taken, and the claim.
+    # The refused cases, the accepted cases, and the claim.
     ([{"rank": 1}, {"rank": 3}], [{"rank": 2}], "ranks=(2,)"),
     ([{"dtype": "bfloat16"}], [{"dtype": "float32"}], "dtypes=('float32',)"),
     ([{"contiguous": False, "aligned": True}], [{"contiguous": True, "aligned": True}], "contiguous=True"),

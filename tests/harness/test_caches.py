@@ -1,4 +1,4 @@
-"""A cache never fails a run: what is damaged in it is made anew, and one that cannot be written to is done without."""
+"""A cache never fails a run: a damaged entry is made again, and an unwritable cache is not used."""
 
 import os
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def cut_off(file: Path) -> None:
-    """As a process leaves it that is killed while it writes, or a disk that is full."""
+    """Truncate a file, as a process that is killed while it writes or a full disk does."""
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
 
@@ -131,7 +131,7 @@ def test_sources_that_are_damaged_are_named_and_not_a_traceback(tmp_path: Path) 
     with pytest.raises(sources.SourceError) as caught:
         sources.Baseline(path)
     assert f"{path} is damaged" in str(caught.value)
-    # Whichever other folder lacks them, the damaged file is told.
+    # The damaged file is reported even if another folder lacks the sources.
     baseline, why = gated._baseline([tmp_path, tmp_path / "other"], {"sha256": path.stem})
     assert baseline is None
     assert f"{path} is damaged" in why
@@ -156,7 +156,7 @@ def test_folder_of_the_cache_that_takes_no_files_is_done_without(
 ) -> None:
     monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path))
     assert cache_folder("cuda", "1") == tmp_path / "cuda" / "1"
-    (tmp_path / "tuning").write_text("")  # as little a folder as one of another user
+    (tmp_path / "tuning").write_text("")  # like a folder of another user, it is no writable folder
     instead = cache_folder("tuning")
     assert instead.is_dir()
     assert tmp_path not in instead.parents

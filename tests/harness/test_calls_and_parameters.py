@@ -1,4 +1,4 @@
-"""What the checks of state, modes, threads and parameters accept, and what they say beside their verdict."""
+"""The checks of state, modes, threads and parameters: what they accept, and their remarks beside the verdict."""
 
 import itertools
 import math
@@ -110,7 +110,7 @@ def keeps_cotangents(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor
 
 
 def gives_views(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
-    """Its results keep other tensors alive, as long as they are alive themselves."""
+    """Return a view, which keeps its base alive."""
     whole = torch.stack([x.detach(), rms(x.detach(), eps, scale)])
     return rms(x, eps, scale) if x.requires_grad else whole[1]
 
@@ -141,7 +141,7 @@ def test_table_of_former_results_does_not_hide_that_calls_differ() -> None:
         values = x.detach().contiguous().numpy().tobytes()
         return rms(x, eps, scale) * factors.setdefault(values, 1 + random.getrandbits(16) * 2**-23)
 
-    for _ in range(2):  # the second time the table holds what this process has called
+    for _ in range(2):  # the second time the table holds the results of this process's calls
         random.seed(1)
         verdict = judged(as_before, "repeatability")
         assert "the output differs between calls in two new processes" in str(verdict)
@@ -202,7 +202,7 @@ def test_second_backward_pass_may_be_refused() -> None:
 
 
 class OfTheLastSize(torch.autograd.Function):
-    """Its backward pass takes the number of elements from the last call that had any."""
+    """A kernel whose backward pass takes the number of elements from the last call that had any."""
 
     size = 0
 
@@ -232,7 +232,7 @@ def test_call_of_other_shapes_between_two_of_a_loss_is_not_empty() -> None:
 
 
 class OfSavedRoots(torch.autograd.Function):
-    """Its backward pass consists of torch's functions, and may take the reciprocal roots for constants."""
+    """A kernel whose backward pass consists of torch's functions, and may treat the reciprocal roots as constants."""
 
     roots_are_constant = True
 
@@ -265,7 +265,7 @@ def test_second_derivative_that_is_wrong_is_found(wrong: bool, monkeypatch: pyte
 
 
 class OfDetachedInput(OfSavedRoots):
-    """Its backward pass consists of torch's functions, and takes `x` for a constant."""
+    """A kernel whose backward pass consists of torch's functions, and treats `x` as a constant."""
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple:
@@ -406,10 +406,10 @@ def test_threads_that_never_return_are_told_of(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Slow:
-    """Stands for a thread that ends a call, or itself, each time its patience is over.
+    """A fake thread that ends a call, or itself, each time its patience is over.
 
     Args:
-        calls: how many it ends before it waits for ever; itself after them if `ends`.
+        calls: the number of calls that it ends before it waits forever, or ends itself if `ends`.
     """
 
     def __init__(self, calls: int, ends: bool) -> None:
@@ -436,7 +436,7 @@ def test_slow_threads_are_waited_for_as_long_as_they_end_calls(last: bool) -> No
 
 @pytest.fixture
 def busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which seconds pass between any two looks at the clock."""
+    """Let seconds pass between any two looks at the clock."""
     for name in ("process_time", "thread_time"):
         ticks = itertools.count(step=2.0)
         monkeypatch.setattr(time, name, ticks.__next__)
@@ -459,7 +459,7 @@ def test_a_busy_machine_makes_as_many_calls() -> None:
 
 def test_fewer_calls_are_made_of_what_calls_many_functions() -> None:
     def nothing() -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def interpreted(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
         for _ in range(8000 // 2):

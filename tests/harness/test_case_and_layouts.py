@@ -79,7 +79,7 @@ def test_misaligned_begins_one_element_late(dtype: torch.dtype) -> None:
     ("layout", "shape", "stride", "start", "between"),
     [
         ("contiguous", (2, 3, 4), (12, 4, 1), 0, 0),
-        # The first two axes change places in memory, or the first axis is the last.
+        # The first two axes are swapped in memory, or the first axis is the last.
         ("transposed", (2, 3, 4), (4, 8, 1), 0, 0),
         ("transposed", (3, 4), (1, 3), 0, 0),
         ("transposed", (5,), (1,), 0, 0),
@@ -294,7 +294,7 @@ def test_replacing_leaves_the_case_and_all_else_as_it_was(replace: Callable[[Cas
 
 @pytest.mark.parametrize("name", operations())
 def test_an_example_is_made_anew_by_each_call(name: str) -> None:
-    # What writes into the arrays of one case must not change those of another.
+    # Writing into the arrays of one case must not change those of another.
     for example, make in operations()[name].examples.items():
         made, again = make(DTYPES["float32"]), make(DTYPES["float32"])
         shared = [key for key, array in made.inputs.items() if np.shares_memory(array, again.inputs[key])]

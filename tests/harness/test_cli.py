@@ -1,4 +1,4 @@
-"""The command ``fourfold``: its parser, what it says of misspelt words, the user's project, and the files of init."""
+"""The command ``fourfold``: its parser, its errors for misspelt words, the user's project, and the files of init."""
 
 import ast
 import io
@@ -228,7 +228,7 @@ SECOND_KERNEL = """
 [tool.fourfold.kernels."kernels.py:my_softmax"]
 as = "softmax"
 """
-# Stands for pytest: names its candidate and its claims, and fails for the first kernel.
+# A fake pytest that prints its candidate and its claims, and fails for the first kernel.
 FAKE_PYTEST = """
 import sys
 

@@ -1,4 +1,4 @@
-"""Benchmarks know compiled code again: what a call launches on a GPU, tested with a GPU whose driver is simulated."""
+"""Benchmarks recognize compiled code by the launches of a call, tested with a GPU whose driver is simulated."""
 
 import json
 import runpy
@@ -45,7 +45,7 @@ __global__ void scale_kernel(const float* x, float* y, int n) {
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Take every tensor for one of an H100. Kernels are really compiled; the list takes what would be launched."""
+    """Treat every tensor as one on an H100. Kernels are really compiled; the list receives the launches."""
     from cuda.bindings import driver
 
     found: list[Any] = []
@@ -91,10 +91,10 @@ class Scale:
         folder: for the source.
         text: the kernel.
         grid, block, shared_bytes, cluster: of the launch.
-        also: what the operator does beside it, given its argument and its result.
-        before: what the caller does, given its argument.
+        also: a further action of the operator on its argument and its result.
+        before: an action of the caller on its argument.
         first: the element with which the argument begins.
-        n: the number that is passed.
+        n: the passed number.
     """
 
     folder: Path
@@ -239,7 +239,7 @@ def test_calls_known_again_are_recorded_too(launched: list[Any], tmp_path: Path)
     assert len(info_of(scale)["launches"]) == 1
     assert scale.runs == 3
     repeated(scale.given["x"], 2.0)
-    assert scale.runs == 3  # and afterwards they are known again
+    assert scale.runs == 3  # and afterwards they are recognized
 
 
 @pytest.mark.usefixtures("launched")
@@ -527,7 +527,7 @@ def test_a_launch_that_no_hook_sees_makes_a_candidates_record_incomplete(hidden:
 
 
 class Fixture:
-    """pytest-benchmark's, which takes 1 ms for each call."""
+    """The timer of pytest-benchmark, which takes 1 ms for each call."""
 
     def __init__(self) -> None:
         self.extra_info: dict[str, Any] = {}

@@ -73,7 +73,7 @@ def test_every_tensor_is_alone_misaligned_and_has_composed_layouts(name: str) ->
     composed = {each: {layouts.get(each) for layouts in found} & {*COMPOSED} for each in tensors}
     assert tensors >= {"grad_output"}
     assert all({each: "misaligned"} in found for each in tensors)
-    # What is changed in place is not expanded.
+    # A tensor that is changed in place is not expanded.
     assert all(len(of) >= (7 if each in OWN[name].mutates else 8) for each, of in composed.items()), composed
     assert len(set().union(*composed.values())) >= len(COMPOSED) - 1
 
@@ -143,7 +143,7 @@ def test_hard_numbers_of_a_quantised_input_are_of_its_own_range(change: hard_num
     for turn in range(12):
         changed = change(np.random.default_rng(turn), case, DTYPES["float32"], ["x", "scale"], turn)["x"]
         assert changed.dtype == of_its_own
-        # What lies beyond the range is NaN, and would spoil each sum.
+        # Numbers beyond the range are NaN, and would spoil each sum.
         numbers = changed.astype(np.float64)
         assert np.isfinite(numbers).mean() > 0.4
         assert change is hard_numbers.special or np.isfinite(numbers).all()
@@ -175,7 +175,7 @@ def test_one_sum_difference_or_product_of_inputs_is_rounded_once(dtype: str) -> 
         assert (bound <= 1.02 * of.roundoff * abs(result.value) + of.smallest_normal).all()
         rounded = right(x.astype(compute), y.astype(compute)).astype(of.numpy).astype(of.wide)
         assert (abs(rounded - result.value) <= bound).all()
-        # What follows from it may have been computed by other steps.
+        # Values that follow from it may be computed by other steps.
         assert (result.error >= 3 * of.arithmetic.roundoff * abs(result.value)).all()
 
 

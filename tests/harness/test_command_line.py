@@ -20,7 +20,7 @@ from fourfold.pytest_plugin.black_box import BlackBox
 
 ROOT = Path(__file__).parents[2]
 CANDIDATES = Path(__file__).parent / "candidates"
-# A time limit that no test reaches: kernels that do not come back say when it is over.
+# A time limit that no test reaches: kernels that never return say when it is over.
 SECONDS = 600
 
 
@@ -72,7 +72,7 @@ def test_a_candidate_with_a_wrong_output_is_looked_at_briefly_by_the_other_check
     first, *others = verdict["checks"]
     assert first["check"].startswith("forward")
     assert first["outcome"] == "failed"
-    # On a GPU, where each case may cost a compilation, they are not made.
+    # On a GPU, where each case may need a compilation, they are not made.
     assert {check["outcome"] for check in others} == ({"failed", "unsupported"} if device == "cpu" else {"unsupported"})
     briefly = [check for check in others if check["outcome"] == "unsupported"]
     assert {check["reason"] for check in briefly} == {BRIEFLY if device == "cpu" else NOT_MADE}

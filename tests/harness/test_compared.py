@@ -1,4 +1,4 @@
-"""Both sides of comparisons are known as they are when the code runs, and nothing is called for it."""
+"""Both sides of comparisons are recorded when the code runs, without any further call."""
 
 import os
 import sys
@@ -109,7 +109,7 @@ def test_what_counts_is_the_first_time_and_before_the_statement(name: str, expec
 def test_what_could_change_something_is_not_evaluated(file: Path) -> None:
     modules.load_file(file).CALLS[:] = [9]
     assert sides(file, "unknown") == {}
-    assert modules.load_file(file).CALLS == [9, "property"]  # of the function's own evaluation, which ends there
+    assert modules.load_file(file).CALLS == [9, "property"]  # in the function's own evaluation, which ends there
 
 
 def test_comparisons_within_kernels_are_left_out(file: Path) -> None:
@@ -134,7 +134,7 @@ def test_lines_are_those_of_statements(file: Path) -> None:
 
 def test_sides_meet_where_a_line_through_two_sizes_says() -> None:
     base, other = {"rows": 2, "cols": 3}, {"rows": 2, "cols": 13}
-    # 4 rows cols against 500; cols against a number that grows as well; two constants; what is past all that is tried.
+    # 4 rows cols against 500; cols against a number that grows as well; two constants; a size beyond all tried ones.
     here = {0: (24.0, 500.0), 1: (3.0, 10.0), 2: (3.0, 4.0), 3: (3.0, 1e12)}
     there = {0: (104.0, 500.0), 1: (13.0, 15.0), 2: (3.0, 4.0), 3: (13.0, 1e12)}
     assert list(equal_at([(base, here), (other, there)])) == [(0, "cols", 62), (1, "cols", 17)]

@@ -204,5 +204,5 @@ def test_the_expectation_leaves_special_values_and_the_unknown_as_they_are() -> 
 
 @pytest.mark.filterwarnings("error")
 def test_a_signalling_nan_is_a_nan() -> None:
-    """Memory that nothing has written may hold one."""
+    """Unwritten memory may hold one."""
     assert np.isnan(FLOAT32.array(torch.tensor([0x7FA00000], dtype=torch.int32).view(torch.float32))).all()

@@ -1,6 +1,6 @@
 """A contract test for each private part of another library that this project relies on, named after it.
 
-Where a release has changed one, the test of that name fails; `fourfold.compat.users_of_parts` says which functions use
+If a release has changed one, the test of that name fails; `fourfold.compat.users_of_parts` says which functions use
 it.
 """
 
@@ -57,7 +57,7 @@ CONTRACTS: dict[str, Contract] = {}
 
 
 def contract(*parts: str) -> Callable[[Contract], Contract]:
-    """What these parts must do."""
+    """Register the decorated test for these parts."""
 
     def kept(test: Contract) -> Contract:
         CONTRACTS.update(dict.fromkeys(parts, test))
@@ -67,7 +67,7 @@ def contract(*parts: str) -> Callable[[Contract], Contract]:
 
 
 def gives(found: Callable[[], Any], expected: Any, *parts: str) -> None:
-    """What a function that uses these parts must return."""
+    """Register a test that a function which uses these parts returns the expected value."""
 
     def test() -> None:
         assert found() == expected
@@ -111,7 +111,7 @@ DOUBLED = torch.ops.fourfold_compat.doubled.default
 
 
 class Seen(torch_internals.dispatch_mode()):
-    """The operators that it sees."""
+    """A mode that records the operators that it sees."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ def mode_that_sees_what_is_dispatched() -> None:
 
 @contract("torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo")
 def mode_without_the_compiler() -> None:
-    """Neither does a mode import torch's compiler, nor does it keep a function from being compiled before or after."""
+    """Check that a mode neither imports torch's compiler nor prevents compilation before or after it."""
     script = """
 import sys
 import torch
@@ -252,7 +252,7 @@ def kernel_that_is_run_without_dispatch() -> None:
     with Seen() as seen:
         doubled = torch_internals.run_kernel(DOUBLED, "cpu", (x,), {})
     assert doubled.tolist() == [2, 2, 2]
-    # What the kernel calls is seen, the operator itself is not.
+    # The kernel's calls are seen, the operator itself is not.
     assert [str(operator) for operator in seen.operators] == ["aten.mul.Tensor"]
     assert hasattr(torch._C.DispatchKey, "CUDA")
 
@@ -320,7 +320,7 @@ def version_counts_writes_in_place() -> None:
     x = torch.zeros(2)
     assert torch_internals.version(x) == 0
     x[1:].add_(1)
-    x.data.add_(1)  # which autograd is not to see
+    x.data.add_(1)  # which autograd must not see
     assert torch_internals.version(x) == torch_internals.version(x.detach()) == 1
 
 
@@ -480,7 +480,7 @@ print(json.dumps(found))
 
 @one_run
 def compiled_without_a_gpu() -> dict[str, Any]:
-    """What `COMPILES` has found."""
+    """Return the findings of `COMPILES`."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "fills.py").write_text(FILLS)
@@ -603,7 +603,7 @@ Said = list[dict[str, Any]]
 
 
 def run_pytest(tests: str, *runs: Sequence[str], hooks: str = "") -> tuple[Said, str]:
-    """Return what the hooks of the last of some runs say, one after another in one folder, and what it prints."""
+    """Run pytest several times in one folder; return what the hooks of the last run say, and its output."""
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder, "said")
         environment = warm.variables(PYTHONPATH=str(ROOT), SAID=str(said))
@@ -623,7 +623,7 @@ CRASHES = "import os\n" + "".join(f"def test_{number}(): os._exit(1)\n" for numb
 
 @one_run
 def crashing_workers() -> tuple[Said, str]:
-    """One worker, which dies more often than four times: by default pytest-xdist gives up then."""
+    """Run one worker that dies more than four times: by default pytest-xdist gives up then."""
     return run_pytest(CRASHES, ("-n", "1"))
 
 
@@ -720,7 +720,7 @@ def workers_that_are_replaced() -> None:
 
 @contract("pytest.Config().option.maxschedchunk")
 def tests_that_are_handed_out_one_by_one() -> None:
-    """While a worker is at the first test it keeps one other; by default seven, and then the first never ends."""
+    """Let a worker hold one test besides the running one; by default it holds seven, and the first never ends."""
     assert "64 passed" in two_workers()[1]
 
 
@@ -737,7 +737,7 @@ def test_after(): pass
 
 @one_run
 def outcomes() -> tuple[Said, str]:
-    """A run that fails, skips, and is stopped."""
+    """Run tests that fail, skip or stop the run."""
     return run_pytest(OUTCOMES, ("-n", "0"))
 
 
@@ -817,7 +817,7 @@ def pytest_sessionfinish(session):
 
 @one_run
 def compared_benchmarks() -> dict[str, Any]:
-    """A run of benchmarks that is compared with one before."""
+    """Compare a run of benchmarks with an earlier one."""
     options = ["-n", "0", "--benchmark-autosave", "--benchmark-storage=file://kept", "--benchmark-json=record.json"]
     options += ["--benchmark-max-time=0.01", "--benchmark-min-rounds=3"]
     compare = ["--benchmark-compare", "--benchmark-compare-fail=median:50%"]
@@ -869,7 +869,7 @@ def test_the_processor_is_told() -> None:
 
 
 class Shown:
-    """Shown by a text of its own."""
+    """An object with a text of its own."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -977,12 +977,12 @@ def end_of_threads_and_exit_handlers() -> None:
     assert (ended.returncode, ended.stdout.split(), ended.stderr) == (3, ["thread", "handler"], "")
 
 
-# ---- what becomes of a part that is missing
+# ---- a missing part
 
 
 @pytest.fixture(autouse=True)
 def same_parts() -> Iterator[None]:
-    """Forget what a test has marked."""
+    """Forget the marks of a test."""
     yield
     compat.users_of_parts().clear()
     compat.users_of_parts().update(PARTS)

@@ -1,6 +1,6 @@
 """mbarriers, the copy engine (TMA) and wgmma on the CPU: right kernels are right, and inline PTX is translated.
 
-What wrong kernels are told is in tests/known_wrong/planted_hopper.py.
+tests/known_wrong/planted_hopper.py has wrong kernels and their errors.
 """
 
 import math
@@ -51,7 +51,7 @@ def test_right_kernel_is_right_in_any_order(name, order, mode, monkeypatch):
 
 
 def test_shared_memory_is_that_of_each_thread_of_pythons():
-    """The threads wait for one another, so that each of them has memory of its own."""
+    """The threads wait for one another, so that each has its own memory."""
     kernel, block = KERNELS["pipeline"]
     x = torch.arange(80 * 32).remainder(97).to(torch.float16).view(80, 32) / 16
     together = threading.Barrier(4)
@@ -71,7 +71,7 @@ def test_shared_memory_is_that_of_each_thread_of_pythons():
 @pytest.mark.parametrize("box", [(1, 8, 64), (2, 3, 64), (3, 1, 8)])
 @pytest.mark.parametrize("start", [(0, 0, 0), (1, 3, 40), (2, -2, -8), (-1, 9, 64), (4, 0, 0)])
 def test_a_box_of_planes_holds_what_is_there_and_zeros(start, box):
-    """Boxes that reach past each end of each axis: zeros are loaded there, and nothing is stored."""
+    """Boxes reach past each end of each axis: zeros are loaded there, and nothing is stored."""
     x = torch.arange(1, 1 + 5 * 12 * 80).to(torch.bfloat16).view(5, 12, 80)[1:4, 1:11, 8:80]
     loaded = torch.full((7, 22, 200), 9, dtype=torch.bfloat16)
     stored = torch.full_like(x, 9)

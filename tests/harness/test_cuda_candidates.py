@@ -43,7 +43,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def verify(folder: pathlib.Path, kernel: str, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """Run what `fourfold verify` runs, in a folder of the user's own; return the process and the verdict."""
+    """Run the tests of `fourfold verify` in a user's folder; return the process and the verdict."""
     own = {"PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
     environment = warm.variables("TRITON_INT", **own)
     options += ("--device", "cpu", "--examples", "3", "-p", "no:cacheprovider", "--verdict", "verdict.json")
@@ -122,7 +122,7 @@ def test_a_wrong_kernel_is_rejected_at_its_line(kernel, options, says, tmp_path)
     if found.groups():
         assert int(found[1]) in faults(*kernel.split(":"))
     assert check["counterexample"].startswith("Case(")
-    # The author's error, and none of the harness's code.
+    # The author's error is shown, and no code of the harness.
     assert "Traceback" not in done.stdout
     assert "launcher.py" not in done.stdout
     assert f"{HERE}/{kernel}<<<" in check["repeat"]
@@ -448,7 +448,7 @@ def test_a_wrong_call_is_an_error(call, error, says, functions):
 
 
 def test_a_function_that_is_not_written_in_python_is_a_candidate(tmp_path):
-    # As one of torch.utils.cpp_extension.load_inline is, which takes a GPU and NVIDIA's compiler to make.
+    # Like a function from torch.utils.cpp_extension.load_inline, which needs a GPU and NVIDIA's compiler.
     source = tmp_path / "extension.py"
     source.write_text("import torch\n\nadd = torch.add\n")
     x = torch.arange(3.0)

@@ -37,7 +37,7 @@ def arch(request):
 
 
 def test_the_kernels_that_run_on_the_cpu_compile_for_each_architecture(arch, monkeypatch, tmp_path):
-    # Use an empty cache: a kernel that a launch compiled alone would come alone from the cache.
+    # Use an empty cache: the cache would return a kernel that a launch compiled alone.
     monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path))
     resources = compile_ahead_of_time(CONTROLS, NAMES, arch)
     assert list(resources) == NAMES

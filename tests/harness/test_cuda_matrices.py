@@ -1,4 +1,4 @@
-"""ldmatrix and mma.sync on the CPU: what they compute, and what wrong uses are told."""
+"""ldmatrix and mma.sync on the CPU: their results, and the errors of wrong uses."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""A declaration gives a complete record: cases whose sizes agree, of all sizes and layouts, and the named ones."""
+"""A declaration gives a complete record: cases with consistent sizes, of all sizes and layouts, and the named ones."""
 
 import functools
 import inspect
@@ -56,7 +56,7 @@ X = tensor("... cols")
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    """Small calls on many threads take longer, and much longer where other processes use the processors too."""
+    """Use one thread: small calls on many threads take longer, and much longer on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -105,7 +105,7 @@ def test_each_axis_is_empty_of_one_and_longer_than_a_block(name: str) -> None:
         assert (0 in found) == (axis not in ("classes", "keys") and (name, axis) != ("attention", "dim")), axis
     sizes = [size for case in cases_of(name) for size in sizes_of(made, case).values()]
     assert {0, 1} <= {*sizes, *(size for case in small_cases_of(name) for size in sizes_of(made, case).values())}
-    # Of ELEMENTS, where attention has four axes and dim is at least 8. What is drawn depends on Hypothesis's version.
+    # Attention has four axes and dim is at least 8, within ELEMENTS. The draws depend on Hypothesis's version.
     assert max(sizes) >= (129 if name == "attention" else 513)
     assert len(set(sizes)) > 20
 
@@ -814,7 +814,7 @@ def test_other_numbers_of_an_index_without_axes_are_a_tensor_too() -> None:
 
 
 def test_other_calls_have_numbers_that_are_declared() -> None:
-    """A kernel is given probabilities that sum to 1, and integers in their range, whatever is written between calls."""
+    """A kernel gets probabilities that sum to 1, and integers in their range, whatever is written between calls."""
     seen = []
 
     def watching(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Errors of a definition: told when the operation is declared, with the line, and never the kernel's."""
+"""Errors of a definition: they are reported at the declaration, with the line, and never as the kernel's."""
 
 from collections.abc import Callable
 from typing import Any

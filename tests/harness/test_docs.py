@@ -1,4 +1,4 @@
-"""README and docs: their commands and links are real, and following the tour of adding an operation adds one."""
+"""README and docs: their commands and links work, and following "Adding an operation" adds one."""
 
 import functools
 import json
@@ -81,7 +81,7 @@ def test_a_figure_that_changes_stands_in_one_place() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return what a link may name behind the #: headings as GitHub spells them, and ids that are written out."""
+    """Return the valid fragments of links: headings as GitHub spells them, and explicit ids."""
     text = prose(page)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
@@ -215,7 +215,7 @@ def test_a_command_names_options_and_files_that_exist(page: Path, line: str) -> 
             CHECKS[words[0]](words)
 
 
-# What collects in seconds: the checks of the operations, one of which each names.
+# Collected in seconds: the checks of the operations, each of which names one.
 CHEAP = [line for _, line in COMMANDS if line.startswith("pytest tests/operations/")]
 
 
@@ -234,7 +234,7 @@ def test_the_skill_is_of_one_screen_and_says_what_exists() -> None:
     head = re.match(r"---\nname: ([a-z-]+)\ndescription: (.+)\n---\n", text)
     assert head
     assert head[1] == SKILL.parent.name
-    assert len(head[2]) <= 1024  # what agents read of a skill that they do not use
+    assert len(head[2]) <= 1024  # the part of a skill that agents read before they use it
     assert len(text.splitlines()) <= MOST_LINES_OF_SKILL
     assert "Never report a kernel as done before `fourfold verify` passes" in text
     known = help_of("fourfold")
@@ -297,7 +297,7 @@ def test_a_readme_without_commands_is_an_error(tmp_path: Path) -> None:
     assert "no two sh blocks" in done.stderr
 
 
-# In place of a virtual environment: programs that write down how they are called, one of which fails.
+# In place of a virtual environment: programs that record their calls, one of which fails.
 FAKE_PYTHON = """#!/bin/sh
 [ "$1 $2" = "-m venv" ] || exit 9
 mkdir -p "$3/bin"
@@ -313,7 +313,7 @@ done
 
 
 def calls_of_ci(script: str, folder: Path, failing: str, *versions: str) -> tuple[int, list[str]]:
-    """Return the exit code of a script of CI, and what it calls, in which environment."""
+    """Return the exit code of a script of CI, and its calls with their environments."""
     ci = copied_ci(folder, README.read_text())
     fake = folder / "bin" / "python3"
     fake.parent.mkdir()
@@ -334,7 +334,7 @@ def test_ci_runs_the_readmes_commands_with_the_versions_of_today_and_with_the_ol
     code, calls = calls_of_ci("run", tmp_path, failing)
     *today, install, contract, operations = calls
     expected = [
-        "pip install ray mcp jsonschema check-jsonschema zizmor basedpyright CI=1 ",
+        "pip install ray mcp jsonschema check-jsonschema zizmor basedpyright playwright CI=1 ",
         "pip install -e . CI=1 ",
         "fourfold tour CI=1 ",
         "pytest -n auto CI=1 ",
@@ -436,7 +436,7 @@ def test_the_tours_tree_is_that_of_its_files() -> None:
 
 
 def follow_the_tour(folder: Path, device: str, *options: str) -> list[dict[str, str]]:
-    """Write its files and run its command; gives the checks of the verdict, none of which has failed."""
+    """Write its files and run its command; return the checks of the verdict, of which none failed."""
     write(folder, files_of_the_tour())
     ((variables, words),) = (
         program for _, line in COMMANDS if "--op my_distance" in line for program in programs(line)

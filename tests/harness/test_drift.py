@@ -48,7 +48,7 @@ def test_ten_times_half_a_percent_is_found(spread: float, runs: int, least: floa
     told = found(history(rng, runs, spread, creeping))
     assert len(told) >= least * BENCHMARKS
     assert np.median([drift.ratio for drift in told]) == pytest.approx(1.05, abs=0.012)
-    if runs == 11:  # else the first runs are no part of the slope
+    if runs == 11:  # otherwise the first runs do not count for the slope
         assert np.mean([drift.low <= 1.005 ** (drift.runs - 1) <= drift.high for drift in told]) > 0.9
 
 
@@ -79,7 +79,7 @@ def test_a_drift_is_told_and_todays_run_counts_once() -> None:
 
     runs = [run(number) for number in range(12)]
     today = {"a": 1e-4 * 1.005**11}
-    for kept in (runs, runs[:-1]):  # with --benchmark-autosave today's is among them
+    for kept in (runs, runs[:-1]):  # with --benchmark-autosave today's run is among them
         record = BaselineHistory(runs[-2], kept, {})
         assert len(record.runs(today)) == 12
         timed: Any = SimpleNamespace(

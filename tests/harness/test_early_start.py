@@ -23,7 +23,7 @@ CANDIDATE = "--candidate=softmax=kernels.py:softmax"
 
 @pytest.fixture
 def process() -> Iterator[int]:
-    """Return the number of a first process of this one, which has none otherwise."""
+    """Yield the process id of a new first process, and end it afterwards."""
     end_first_process()
     first_process()
     number = first_process_number()

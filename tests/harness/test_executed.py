@@ -28,7 +28,7 @@ from fourfold.instruments.evaluation import blame_implementation
 from fourfold.instruments.line_coverage import BLIND, COMPILED, SHOWN, Executed, StatementMap, bad_input
 
 ROOT = Path(__file__).parents[2]
-# A wrapper, what it calls, and a Triton kernel, each with a branch that no case reaches.
+# A wrapper, the functions that it calls, and a Triton kernel, each with a branch that no case reaches.
 UNREACHED = """
 import torch
 import triton
@@ -257,7 +257,7 @@ def test_functions_that_are_not_reached_by_name_do_not_count(tmp_path: Path) -> 
 
 
 def test_functions_that_an_operator_is_made_of_count(tmp_path: Path) -> None:
-    """As ``layer_norm_operator = register("triton", _forward, _backward)`` is, which the wrapper calls."""
+    """One is ``layer_norm_operator = register("triton", _forward, _backward)``, which the wrapper calls."""
     text = "def made(f, g):\n    return lambda n: n or g(n)\n\ndef forward(n):\n    return n\n\n"
     text += "def backward(n):\n    return 2 * n\n\nOPERATOR = made(forward, backward)\n\n"
     text += "def run(n):\n    return OPERATOR(n)\n"
@@ -399,7 +399,7 @@ def test_nothing_is_said_of_functions_that_torch_compiles(tmp_path: Path) -> Non
     assert list(told.lines()) == [COMPILED]
 
 
-# A process that never closes its recorder. What is registered first at exit runs last, and prints what is left.
+# A process that never closes its recorder. The first exit handler runs last, and prints what remains.
 UNCLOSED = """
 import atexit, sys, types
 
@@ -634,7 +634,7 @@ def test_what_a_process_tells_is_not_believed_to_be_well_formed() -> None:
 
 
 def test_an_unreached_line_costs_a_call_little(tmp_path: Path) -> None:
-    """A line that is left keeps the trace function: it sees calls of Python functions, and no line of other files."""
+    """An unreached line keeps the trace function, which sees calls of Python functions, but no line of other files."""
     file = write_file(
         tmp_path, "import torch\n\ndef run(x):\n    if x is None:\n        return x\n    return torch.relu(x)\n"
     )

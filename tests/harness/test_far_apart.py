@@ -54,7 +54,7 @@ def test_nobody_waits_for_more_than_there_is(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
-    """A GPU with 100 bytes, that says of each look in turn how many are free, the last number for ever; no sleep."""
+    """Simulate a GPU of 100 bytes without sleep: each look gets the next number of free bytes, or the last one."""
     gpu = SimpleNamespace(free=[5], own=10, looks=0)
 
     def mem_get_info(device: object = None) -> tuple[int, int]:

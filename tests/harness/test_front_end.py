@@ -1,4 +1,4 @@
-"""Triton's compiler is asked, without a GPU, about the kernels that its interpreter has run."""
+"""Triton's compiler checks, without a GPU, the kernels that its interpreter has run."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The gate takes benchmarks of the same compiled code for the same, and judges all others by the clock."""
+"""The gate treats benchmarks of the same compiled code as the same, and judges all others by time."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +90,7 @@ def noisy(rng: np.random.Generator, count: int) -> dict[str, float]:
 
 @pytest.fixture
 def measured_again(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, float]], list[str]]:
-    """Take slowdowns by benchmark; simulate the second stage with them. The list takes what was measured again."""
+    """Simulate the second stage with a slowdown for each benchmark. The list receives the benchmarks measured again."""
     suspects: list[str] = []
 
     def simulate(slowdowns: Mapping[str, float]) -> list[str]:
@@ -141,7 +141,7 @@ def test_what_changed_among_unchanged_benchmarks_is_found_by_the_clock_and_shown
 ) -> None:
     rng = np.random.default_rng(1)
     then = noisy(rng, 1000)
-    slowdowns = {f"b[{number}]": 0.05 for number in range(40)}  # of b[40] to b[49] the code differs, the time does not
+    slowdowns = {f"b[{number}]": 0.05 for number in range(40)}  # the code of b[40] to b[49] differs, the time does not
     suspects = measured_again(slowdowns)
     now = {name: median * (1 + slowdowns.get(name, 0.0)) for name, median in noisy(rng, 1000).items()}
     of_then = dict.fromkeys(then, launches("old"))
@@ -174,7 +174,7 @@ ADD = ["aten.add.Tensor(x: torch.float32[3])"]
         (launches("new"), launches(), MACHINE, False),
         (launches(unknown="its time includes the host's"), launches(), MACHINE, False),
         (launches(), launches(unknown="its time includes the host's"), MACHINE, False),
-        (launches(), None, MACHINE, False),  # a baseline of before launches were recorded
+        (launches(), None, MACHINE, False),  # a baseline from before launches were recorded
         (None, launches(), MACHINE, False),
         (None, None, MACHINE, False),  # a benchmark of the host, of torch, or on the CPU
     ],

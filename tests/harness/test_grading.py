@@ -1,4 +1,4 @@
-"""fourfold.grade: every candidate gets its verdict, whatever others do to processes, workers and files."""
+"""fourfold.grade: every candidate gets its verdict, whatever other candidates do to processes, workers and files."""
 
 import contextlib
 import importlib.util
@@ -37,10 +37,11 @@ from fourfold.grading.results import ForgedLines, Graded, InUse, Results
 from fourfold.grading.speed import median_with_interval, speeds_of
 from fourfold.numerics.compare import Disagreement
 from fourfold.operations.claims import Claims
+from fourfold.operations.outcomes import Status
 from fourfold.performance.timing import HostClock
 
 ROOT = Path(__file__).parents[2]
-# Few cases of one dtype: what is looked at is how candidates are handled.
+# Few cases of one dtype, because these tests are about the handling of candidates.
 QUICK: dict[str, Any] = {"examples": 2, "dtypes": ("float32",), "seed": 1}
 ADD = "import torch\ndef vector_add(x, y):\n"
 RIGHT = f"{ADD}    return torch.add(x, y)\n"
@@ -93,7 +94,7 @@ LAUNCHED = {"language": "cuda", "function": "add<<<ceil(numel / 256), 256>>>(x, 
 OF_PROBLEM: dict[str, Any] = {"language": "kernelbench", "problem": PROBLEM, "sizes": {"size": 16}, "operation": ""}
 
 
-# The workers are the same on a GPU; what is judged there is too slow for so many tests.
+# The workers are the same on a GPU, but judging there is too slow for so many tests.
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
@@ -108,12 +109,12 @@ def grade_all(candidates: Sequence[Any], **more: Any) -> dict[str, Graded]:
 
 
 def message(one: Graded) -> str:
-    """Return what the first failure says."""
+    """Return the message of the first failure."""
     return one.failures[0][1].message if one.failures else "; ".join(one.shortcomings)
 
 
 CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
-    # id: the candidate, its kind, its last stage and what it says
+    # id: the candidate, its kind, its last stage and its message
     "right": ({"source": RIGHT}, "right", "full", ""),
     "same": ({"source": RIGHT}, "right", "full", ""),
     "wrong": ({"source": WRONG}, "wrong", "smoke", "expected"),
@@ -265,6 +266,12 @@ def test_each_candidate_gets_its_verdict(name: str, verdicts: Mapping[str, Grade
     assert f"--id {shlex.quote(name)} --seed {QUICK['seed']}" in one.repeat
 
 
+def test_a_judge_has_the_addresses_for_far_offsets(verdicts: Mapping[str, Graded]) -> None:
+    statuses = {each.check: each.outcome for each in verdicts["right"].outcomes}
+    assert statuses["offsets"] == Status.PASSED
+    assert Status.UNREACHED not in statuses.values()
+
+
 def test_the_same_source_is_judged_once(verdicts: Mapping[str, Graded]) -> None:
     assert {verdicts["right"].same_as, verdicts["same"].same_as} in ({"", "right"}, {"", "same"})
 
@@ -342,7 +349,7 @@ def test_a_source_is_read_without_being_run() -> None:
 
 
 def write(folder: Path, count: int) -> Path:
-    """Write a file of this many right candidates, and a wrong one, with different texts; return it."""
+    """Write a file of `count` right candidates and a wrong one, with different texts; return it."""
     lines = [add(f"right {n}", f"return x + y  # {n}") for n in range(count)]
     file = folder / "candidates.jsonl"
     file.write_text("".join(json.dumps(each) + "\n" for each in [*lines, add("wrong", "return x - y")]))
@@ -356,14 +363,14 @@ def run(*arguments: str | Path) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def heed_ctrl_c() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell lets what runs in the background ignore it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell makes background processes ignore it
 
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(text, env=env, preexec_fn=heed_ctrl_c, **pipes)
 
 
 def workers_of(process: int) -> list[psutil.Process]:
-    """Return the workers that a run has started, and all that these have."""
+    """Return the workers that a run has started, and all their descendants."""
     with contextlib.suppress(psutil.Error):
         return psutil.Process(process).children(recursive=True)
     return []
@@ -540,7 +547,7 @@ def test_what_no_check_rejects_is_right_refused_or_late() -> None:
         ([], 1.0),
         ([(0.9, 1.2)], 1.0),  # the interval holds 1: noise
         ([(2.0, 2.2)], 2.0),
-        ([(0.25, 0.5)], 0.5),  # a slow one is right all the same
+        ([(0.25, 0.5)], 0.5),  # a slow one is right, too
         ([(0.8, 1 / math.sqrt(2))], 0.5),
         ([(100.0, 120.0)], 3.0),
         ([(2.0, 2.2), (0.9, 1.1)], 1.5),
@@ -582,7 +589,7 @@ def test_medians_come_with_intervals_that_hold_them() -> None:
 
 def test_speed_is_measured_in_turns_and_its_results_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     record = fourfold.operation(x=fourfold.tensor("rows cols"))(softmax)
-    seconds = 0.0  # by a clock that stands still but for the calls
+    seconds = 0.0  # by a clock that advances only in the calls
     monkeypatch.setattr(speed_of_candidates, "clock_for", lambda *_: HostClock(lambda: seconds))
 
     def slow(x: torch.Tensor) -> torch.Tensor:
@@ -615,7 +622,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 
 class Stub:
-    """A worker that answers at once, until it is to be lost."""
+    """A worker that answers at once, until it must be lost."""
 
     def __init__(self, number: int, fails: Iterator[bool]) -> None:
         self.gone, self.fails = "", fails
@@ -654,7 +661,7 @@ def test_a_worker_whose_gpu_is_gone_is_replaced_after_its_answer() -> None:
 
 
 def test_what_a_worker_waits_for_ends_with_the_pool() -> None:
-    """As a place in a cluster that has lost a machine. A thread of Ray's that is left behind ends the process badly."""
+    """A place in a cluster that has lost a machine, for example. A remaining thread of Ray crashes the process."""
     told, begun = threading.Event(), threading.Event()
 
     def waits(number: int) -> Any:
@@ -706,7 +713,7 @@ sys.exit(second.wait())
 @pytest.mark.full
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray: pip install 'fourfold[ray]'")
 def test_a_cluster_loses_its_driver_and_a_machine_and_no_candidate(tmp_path: Path) -> None:
-    """Three machines, which Ray's own utilities make of this one. The driver is killed, and a machine is lost."""
+    """Ray's utilities simulate three machines. The driver is killed, and a machine is lost."""
     expected = {f"right {n}": "right" for n in range(5)} | {"wrong": "wrong", "kills": "crashed"}
     expected |= {"hangs": "timed out", "forks": "crashed"}
     sources = {"wrong": WRONG, "kills": ENDS_ITS_WORKER}

@@ -17,7 +17,7 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-# Generated kernels are called alike, and torch keeps an extension by its name.
+# Generated kernels have equal names, and torch caches an extension by its name.
 SOLUTION = """
 import torch
 from torch.utils.cpp_extension import load_inline

@@ -1,4 +1,4 @@
-"""Runs of pytest on kernels that attack what judges them: exit code and verdict are the judge's, in every kind of run.
+"""Runs of pytest on kernels that attack their judge: exit code and verdict are the judge's, in every kind of run.
 
 `tests/known_wrong/test_hostile.py` has the same kernels verified in a process of their own.
 """
@@ -25,7 +25,7 @@ UNTRUSTED = {
     "matmul": ("raises_orders:skips", "wrong", "Skipped"),
     "giou_loss": ("closes_descriptors:kernel", "crashed", "process"),
 }
-# Without a process of its own: by operation a kernel, what its failure is, and says.
+# Without a process of its own: for each operation a kernel, and the kind and the message of its failure.
 CHANGED = "the candidate changed what judges it: "
 TOGETHER: tuple[dict[str, tuple[str, str, str]], ...] = (
     {
@@ -69,7 +69,7 @@ TOGETHER: tuple[dict[str, tuple[str, str, str]], ...] = (
         "giou": ("forges_verdict:kernel", "wrong", "output"),
     },
 )
-# What is done to the run as a whole: the exit code, and what the run says.
+# Attacks on the whole run: the exit code, and the message of the run.
 ALONE = {
     "exits_at_the_end:kernel": (1, "output"),
     "ends_with_success:writes_at_the_end": (1, "output"),
@@ -82,7 +82,7 @@ ALONE = {
     "replaces_the_runner:writes_into_the_journal": (1, "output|ended"),
     "kills_its_parent:kernel": (-9, ""),
 }
-# Right where tests run: only the check of modes calls them as if none did.
+# Right where tests run: only the check of modes calls them as if no test ran.
 OUT_OF_SIGHT = "where pytest and the interpreter are not to be seen: output"
 KNOWING = (
     {"vector_add": "by_what_is_loaded", "softmax": "by_the_environment"},
@@ -90,7 +90,7 @@ KNOWING = (
 )
 OPERATION_TESTS = ROOT / "tests" / "operations"
 FORWARD = OPERATION_TESTS / "test_forward.py"
-# A run is forked from a process that has all of this.
+# A run is forked from a process that has imported all this.
 LOADED = (
     "torch",
     "fourfold.pytest_plugin.hooks",
@@ -121,7 +121,7 @@ def run(folder: Path, candidates: dict[str, str], *options: str, tests: Sequence
     verdict = folder / "verdict.json"
     options = ("--device=cpu", "--dtype=float32", "--examples=2", "--forward-only", *options)
     command = ["pytest", *tests, *named, *options, f"--verdict={verdict}", "-p", "no:cacheprovider"]
-    with pytest.MonkeyPatch.context() as patch:  # for the process that all are forked from, which is started now
+    with pytest.MonkeyPatch.context() as patch:  # for the process that forks all others, which starts now
         patch.setenv("TRITON_INTERPRET", "1")
         done = warm.run(*command, cwd=folder, env=environment, loaded=LOADED)
     print(done.stdout, done.stderr)
@@ -130,7 +130,7 @@ def run(folder: Path, candidates: dict[str, str], *options: str, tests: Sequence
 
 
 def rejects_each(ended: Ended, expected: dict[str, tuple[str, str, str]]) -> None:
-    """The exit code, the verdict, and the entry of each operation."""
+    """Check the exit code, the verdict, and the entry of each operation."""
     assert ended.code == pytest.ExitCode.TESTS_FAILED
     assert ended.verdict["passed"] is False
     assert ended.verdict["counts"] == {"passed": 0, "failed": len(expected), "unsupported": 0}
@@ -183,7 +183,7 @@ def test_kernel_that_is_right_in_tests_alone_is_rejected(knowing: dict[str, str]
     rejects_each(ended, dict.fromkeys(kernels, ("", "wrong", OUT_OF_SIGHT)))
 
 
-# By operation, in workers: of each way one.
+# By operation, in workers: one for each way.
 IN_WORKERS = {
     "vector_add": ("replaces_the_runner:registers_a_plugin", "tampered", CHANGED + ".*believer"),
     "softmax": ("ends_with_success:writes_at_the_end", "wrong", "output"),
@@ -226,8 +226,8 @@ def test_every_hostile_kernel_is_run() -> None:
     run_here = {*ALONE, *(name for each in TOGETHER for name, *_ in each.values())}
     run_here |= {f"knows_where_it_runs:{name}" for each in KNOWING for name in each.values()}
     assert len(run_here) >= 30
-    # What looks for its judge in a process of its own, or writes into the connection to it, has none here, and the
-    # others only take their time.
+    # Kernels that look for their judge from their own process, or write into the connection to it, have none here, and
+    # the others would only take time.
     seen_apart = ("the_loaded_judge", "the_command_line", "the_first_environment", "an_empty_folder")
     run_here |= {f"knows_where_it_runs:by_{place}" for place in (*seen_apart, "the_names_of_folders")}
     # These are right wherever they are judged; test_hostile.py runs them in a plain process.

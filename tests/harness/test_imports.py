@@ -40,9 +40,9 @@ EXCEPTIONS: Mapping[tuple[str, str], str] = {
         "pytest_plugin",
     ): "benchmarks are tests of a run: its selection, its table",
 }
-# A folder with more Python files is hard to read. One module a claim is the order of `checks`.
+# A folder with more Python files is hard to read. `checks` has one module for each claim.
 MOST_FILES, MANY_FILES = 22, ("checks",)
-# Classes that are defined twice: the name is the kind of the fault, which both messages show.
+# Classes that are defined twice, because messages show the name as the kind of the fault.
 SAME_NAMES = {"OutOfBounds"}
 # The other modules of this project that the operations' folders may import.
 OF_OPERATIONS = {
@@ -208,7 +208,7 @@ print(*{name for name in {*before, *os.environ} if before.get(name) != os.enviro
 
 @pytest.mark.full
 def test_an_import_changes_no_variable_of_the_environment() -> None:
-    """Triton reads from a variable whether it interprets: one that an import sets changes every kernel of a run."""
+    """A variable tells Triton whether to interpret: an import that sets it changes every kernel of a run."""
     imported = sorted(MODULES.keys() - {COMMAND})
     known = {**os.environ, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "3"}
     command = [sys.executable, "-c", SURROUNDINGS]

@@ -224,7 +224,7 @@ def changed(times: int = 1, whole: bool = False) -> Callable[..., Any]:
     ],
 )
 def test_one_argument_is_changed_in_place(kernel: Any, check: str, reason: str) -> None:
-    """Twice as a tuner that restores nothing, into other memory, and with other things returned."""
+    """The kernel writes twice, like a tuner that restores nothing, or into other memory, or returns other things."""
     verdict = checked(kernel, leaky_relu_, check)
     assert verdict.passed == (not reason and check == "forward"), verdict
     assert reason in str(verdict)
@@ -333,13 +333,13 @@ def doubled(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_a_result_may_be_written_into_an_argument(kernel: Any, passes: bool) -> None:
-    """What the argument held does not matter: a kernel that adds to it, or multiplies NaN by 0, is wrong."""
+    """The former values of the argument do not matter: a kernel that adds to them, or multiplies NaN by 0, is wrong."""
     verdict = fourfold.verify(kernel, doubled, device="cpu", only=["forward"], dtypes=["float32"], examples=3, seed=0)
     assert verdict.passed == passes, verdict
 
 
 def test_a_kernel_that_works_in_place_is_not_timed() -> None:
-    """A second call on the same tensors has another result, which is no mistake."""
+    """A second call on the same tensors has another result, which is right."""
     kernel = changed()
     trial = Trial.of(kernel, leaky_relu_, None, "cpu", refusals=True, strict_errors=False)
     timed = judging._add_speeds(trial, leaky_relu_, checked(kernel, leaky_relu_, "forward"), None)  # type: ignore[arg-type]

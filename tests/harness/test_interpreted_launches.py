@@ -72,7 +72,7 @@ def test_the_interpreter_runs_the_blocks_that_a_gpu_runs() -> None:
 
 @pytest.mark.parametrize(("partials", "cols"), [(1, 70), (64, 33), (65, 33), (130, 70), (20, 16_500)])
 def test_partial_sums_of_any_number_are_all_added(partials: int, cols: int, device: str) -> None:
-    # On a GPU hundreds of programs leave a partial sum each; the interpreter runs only a few programs.
+    # On a GPU hundreds of programs store a partial sum each; the interpreter runs only a few programs.
     numbers = np.random.default_rng(partials).integers(-8, 9, (2, partials, cols))
     partial = torch.from_numpy(numbers).to(torch.float32).to(device)
     found = torch.full((2, cols), torch.nan, device=device)

@@ -1,4 +1,4 @@
-"""Programs that the interpreter runs at once do what each would do alone, in turn."""
+"""Programs that the interpreter runs at once give the same results as one after another."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from triton import InterpreterError
 
 from fourfold.backends.triton.interpreter import batches
 
-PROGRAMS = 100  # more than the first batch has
+PROGRAMS = 100  # more than in the first batch
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -99,7 +99,7 @@ def test_programs_that_go_round_as_often_stay_together(n: int, pythons: bool, ca
 
 @triton.jit
 def last_kernel(x_ptr, partial_ptr, counter_ptr, y_ptr, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):
-    # The program that comes last adds up what all have stored.
+    # The last program adds up the values that all programs stored.
     program = tl.program_id(0)
     tl.store(partial_ptr + program, tl.sum(tl.load(x_ptr + program * BLOCK + tl.arange(0, BLOCK))))
     if tl.atomic_add(counter_ptr, 1) == PROGRAMS - 1:
@@ -150,7 +150,7 @@ def stray_kernel(x_ptr, y_ptr):
 
 
 def test_an_error_is_that_of_the_first_program_that_is_wrong() -> None:
-    """Those before it have stored, and those after it have not."""
+    """The programs before it have stored, and those after it have not."""
     x, y = torch.arange(10.0), torch.zeros(8)
     with pytest.raises(InterpreterError, match=r"load of 4 bytes, 28 bytes outside of the memory of x_ptr \(1 of 1"):
         stray_kernel[(8,)](x, y)

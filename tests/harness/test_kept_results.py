@@ -21,7 +21,7 @@ FLOAT32 = DTYPES["float32"]
 
 
 class Counted:
-    """x + y with a count of its calls."""
+    """An implementation of x + y that counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0

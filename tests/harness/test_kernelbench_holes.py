@@ -1,4 +1,4 @@
-"""Ways in which solutions of KernelBench have passed its own evaluation without doing the work: none passes here.
+"""Ways to pass KernelBench's own evaluation without doing the work: none passes here.
 
 Sources: https://github.com/ScalingIntelligence/KernelBench/pull/82, https://github.com/gpu-mode/pygpubench/pull/7, and
 METR, Measuring Automated Kernel Engineering, 2025.

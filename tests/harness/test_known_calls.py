@@ -1,4 +1,4 @@
-"""Known calls do what the call did that was watched, tested with a GPU that is simulated in the CPU's memory."""
+"""Known calls repeat the recorded call, tested with a GPU that is simulated in the CPU's memory."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -9,12 +9,12 @@ import torch
 from fourfold.backends import known_calls
 from fourfold.compat import torch_internals
 
-DECIDED = 2  # how many calls of a kind decide: the first, and the one that is watched
+DECIDED = 2  # how many calls of a kind run the implementation: the first, and the recorded one
 
 
 @pytest.fixture(autouse=True)
 def cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take every tensor for one of GPU 0."""
+    """Treat every tensor as one on GPU 0."""
     monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: 0)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -28,7 +28,7 @@ def numbers(address: int, count: int) -> "ctypes.Array[ctypes.c_float]":
 
 
 class Operation:
-    """An operation that scales x by a kernel, as a launch on a GPU would: by addresses."""
+    """An operation that scales x by a kernel that gets addresses, like a launch on a GPU."""
 
     def __init__(self, also: Callable[[torch.Tensor, torch.Tensor], None] = lambda x, output: None) -> None:
         self.decided = self.launched = 0
@@ -66,7 +66,7 @@ class Operation:
 
 
 def calls(operation: Operation, *arguments: tuple[torch.Tensor, float]) -> int:
-    """Return the number of calls that decided anything. Each result is checked."""
+    """Return the number of calls that ran the implementation. Each result is checked."""
     before, launched = operation.decided, operation.launched
     for x, factor in arguments:
         assert torch.equal(operation.call(x, factor), x * factor)

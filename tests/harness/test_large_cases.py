@@ -1,4 +1,4 @@
-"""Large cases: which constants a source has, which sizes come from them, what they cost, and what is told of them."""
+"""Large cases: the constants of a source, the sizes that come from them, their cost, and their report."""
 
 import textwrap
 from pathlib import Path
@@ -197,7 +197,7 @@ def test_declared_operations_have_large_cases_that_are_affordable() -> None:
     taken = LargeCases(mean_square, NO_CLAIMS, FLOAT32, constants).chosen(25, False)
     assert {"rows_257_cols_300", "cols_601", "rows_5001"} <= {chosen.name for chosen in taken}
     assert max(chosen.sizes["cols"] for chosen in taken) <= 4096
-    # Of so many columns the products of all pairs do not fit.
+    # With this many columns the products of all pairs do not fit.
     few = LargeCases(pairs_of_columns, NO_CLAIMS, FLOAT32, constants).chosen(1000, True)
     assert max(chosen.sizes["cols"] for chosen in few) < 601
     assert max(chosen.sizes["..."] for chosen in few) > 2048

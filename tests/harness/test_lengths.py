@@ -21,7 +21,7 @@ from fourfold.performance.measurement import measurements
 
 NMS, FLOAT32, INT64 = operations()["nms"], DTYPES["float32"], INTEGERS["int64"]
 # The quotient of the first two is 0.3, which float32 and float64 round to different sides of their 0.3. The third
-# overlaps the second by more, and the first not at all.
+# overlaps the second by more, and does not overlap the first.
 NEAR = [[0, 0, 13, 1], [7, 0, 20, 1], [13, 0, 26, 1]]
 
 
@@ -86,7 +86,7 @@ def test_one_length_is_right_unless_the_reference_says_otherwise() -> None:
 
 
 def test_numbers_that_are_rounded_decide_nothing() -> None:
-    """Autocast may round scores, by which another order is as right: then only the results without it are."""
+    """Autocast may round scores, and then another order is right: only the results without autocast are compared."""
     boxes = Bounded(np.float64(NEAR), np.full((3, 4), 1e-3), FLOAT32.arithmetic)
     with pytest.raises(NoRule, match="numbers that are rounded"):
         NMS.forward(boxes, Bounded.exact(np.arange(3.0), FLOAT32.arithmetic), 0.3)
@@ -136,7 +136,7 @@ def test_a_result_that_is_too_short_fails() -> None:
 
 
 def test_a_benchmark_compares_all_of_a_result() -> None:
-    """The beginning of a longer result is no result."""
+    """A prefix of a result is wrong."""
     case = case_of(NEAR, 0.301)
     workload, expected = Workload(case=case, part=case), {"output": reference(NMS, case, FLOAT32)}
     assert worst_error({"output": torch.tensor([0, 1])}, expected, workload, FLOAT32, NMS.returns) == 0

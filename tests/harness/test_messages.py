@@ -1,4 +1,4 @@
-"""The message of each error that bad input raises: `CALLS` has the input, and messages.json what is said of it.
+"""The message of each error that bad input raises: `CALLS` has the input, and messages.json the message.
 
 Other tests assert the class of an error, the argument that it names and its numbers; the wording is here alone. To
 change a message, run ``python tests/harness/test_messages.py``, which writes the file, and read the difference.
@@ -36,7 +36,7 @@ CALLS: dict[str, Call] = {}
 
 
 def calls(of: str, *rows: Call) -> None:
-    """Add calls, which are numbered: a row is a piece of bad input."""
+    """Add numbered calls, one for each row of bad input."""
     CALLS.update({f"{of} {number}": row for number, row in enumerate(rows, 1)})
 
 
@@ -93,7 +93,7 @@ calls(
     tied_to(lambda: tied(lambda *channels: 1)),
 )
 
-# ---- what a declaration says of the function
+# ---- contradictions of a declaration and its function
 
 calls(
     "mutates",

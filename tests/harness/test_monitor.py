@@ -1,4 +1,4 @@
-"""Live sampling: what a monitor finds, what it never does to a run, and the files that it keeps."""
+"""Live sampling: the findings of a monitor, its effects on a run, and the files that it writes."""
 
 import itertools
 import math
@@ -70,7 +70,7 @@ def wrong_for_large_numbers(x: torch.Tensor, weight: torch.Tensor, eps: float = 
 
 
 def findings(found: LiveMonitor) -> dict[str, int]:
-    """Close a monitor; return what it has found, without zeros."""
+    """Close a monitor; return its counts that are not zero."""
     found.close(SECONDS)
     return {name: found.counts[name] for name in ("judged", "wrong", "imprecise", "refused", "dropped", "errors")}
 
@@ -100,7 +100,7 @@ def test_a_kernel_that_is_wrong_for_rare_shapes_is_found_without_any_sample(moni
 @pytest.mark.filterwarnings("ignore::fourfold.monitoring.monitor.WrongResult")
 def test_a_random_call_with_unusual_numbers_is_judged_though_it_is_not_sampled(monitor: Make) -> None:
     found = monitor(wrong_for_large_numbers, rate=1e-12)
-    # What is drawn decides: every call is looked at, and none is sampled.
+    # Only the draws decide: every call is looked at, and none is sampled.
     found._next_drawn, found._draw = 0, lambda first: 0  # type: ignore[method-assign]
     found._random = lambda: 0.5  # type: ignore[method-assign]
     for scale in [1, 1, 1e6, 1e6]:
@@ -171,7 +171,7 @@ def test_calls_outside_of_the_operation_and_the_claims_are_refused(monitor: Make
     assert findings(found) == only(refused=2)
 
 
-# ---- what it never does to a run
+# ---- its effects on a run
 
 
 def test_a_run_notices_nothing(monitor: Make, recwarn: pytest.WarningsRecorder) -> None:

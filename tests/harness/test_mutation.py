@@ -193,7 +193,7 @@ print(*{mutant.function for mutant in mutants if mutant.file == sys.argv[1]})
 @pytest.mark.parametrize(
     ("operation", "backend", "file", "used", "unused"),
     [
-        # elementwise.cuh, which vector_add includes, names `load`, `store` and `unpack`, and these the others.
+        # elementwise.cuh, which vector_add includes, names `load`, `store` and `unpack`, and these name the others.
         ("vector_add", "cuda", "vectors.cuh", {"load", "store", "bits", "unpack", "unpacked"}, {"store_streaming"}),
         # giou uses the `load` of its boxes, not this one.
         pytest.param(*("giou", "cuda", "vectors.cuh", set(), {"load", "store"}), marks=pytest.mark.full),

@@ -26,7 +26,7 @@ FLOAT32 = DTYPES["float32"]
     },
 )
 def scaled(x: torch.Tensor, weight: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
-    """x * weight * scale."""
+    """Return x * weight * scale."""
     return x * scale if weight is None else x * weight * scale
 
 

@@ -211,7 +211,7 @@ def test_a_gradient_of_a_gradient_raises(operation: str, backend: str) -> None:
         torch.autograd.grad(gradient.sum(), x)
 
 
-# ---- what only a GPU is given by a caller, as on the CPU it raises
+# ---- arguments that a caller passes only on a GPU, because they raise on the CPU
 
 
 @pytest.mark.parametrize("backend", KERNELS)

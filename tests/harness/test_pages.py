@@ -1,4 +1,4 @@
-"""Every page in a browser: on a telephone and on a wide screen, light and dark."""
+"""Every page in a browser: on a phone and on a wide screen, light and dark."""
 
 import shutil
 from collections.abc import Iterator
@@ -52,16 +52,19 @@ COLLIDING = """() => [...document.querySelectorAll("svg")].flatMap(svg => {
     .map(([other]) => [`${name} over ${other}`]));
   return [...outside, ...over].map(([name]) => name);
 })"""
-# Returns the headings that nothing follows before the next one of their rank.
+# Returns the headings that nothing follows before the next one of their rank, and those of columns without cells.
 EMPTY = """() => [...document.querySelectorAll("h2, h3")].filter(heading => {
   const next = heading.nextElementSibling;
   return !next || (/^H[23]$/.test(next.tagName) && next.tagName <= heading.tagName);
-}).map(heading => heading.textContent)"""
+}).concat([...document.querySelectorAll("table")].flatMap(table => {
+  const [first, ...rows] = table.rows, cells = row => [...row.cells].reduce((sum, cell) => sum + cell.colSpan, 0);
+  return [...first.querySelectorAll("th[scope=col]")].slice(Math.max(0, ...rows.map(cells)));
+})).map(heading => heading.textContent)"""
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Write one page of each sort; return their paths."""
+    """Write one page of each kind; return their paths."""
     folder = tmp_path_factory.mktemp("pages")
     (folder / "verdict.html").write_text(test_report.verdict(Verdict).html())
     graded = [
@@ -156,7 +159,7 @@ def test_the_page_of_a_candidate_marks_the_line_that_failed_and_leads_back(
     assert tab.locator(".failing").count() == 1
     assert tab.inner_text("#repeat + pre") == "fourfold grade --id x"
     first, second, third = (tab.locator(".arguments > div").nth(place) for place in range(3))
-    assert first.locator("td").count() == 21  # 3 rows of 6 numbers of a long array, and what is left out
+    assert first.locator("td").count() == 21  # 3 rows of 6 numbers of a long array, and the ellipsis
     assert "float32[3, 40]" in first.inner_text()
     assert second.locator("td").all_inner_texts() == third.locator("td").all_inner_texts() == ["0", "1", "2", "3"]
     tab.click("text=all results")

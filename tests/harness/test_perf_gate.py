@@ -1,4 +1,4 @@
-"""The gate finds slower benchmarks and accuses no others, on simulated times and on planted slowdowns."""
+"""The gate rejects slower benchmarks and no others, on simulated times and on planted slowdowns."""
 
 import math
 import re
@@ -345,7 +345,7 @@ def test_kernels_wait_as_long_as_they_are_told(tmp_path: Path, monkeypatch: pyte
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Return the seconds of the processor that a call takes in this thread: other processes make it no slower."""
+    """Return the processor time of a call in this thread, which other processes do not increase."""
     begun = time.thread_time()
     call()
     return time.thread_time() - begun

@@ -1,4 +1,4 @@
-"""Private parts of other libraries are used in `fourfold.compat` alone."""
+"""Only `fourfold.compat` uses private parts of other libraries."""
 
 import ast
 import functools
@@ -15,7 +15,7 @@ COMPAT = ROOT / "fourfold" / "compat"
 OWN = {"fourfold", "impls", "oracles", "properties", "tests", "conftest", "known_wrong"}
 # Named in the documentation, in spite of the underscore.
 DOCUMENTED = {"os._exit"}
-# Private without an underscore: no documentation names what they belong to.
+# Private without an underscore: no documentation names their owners.
 UNDERSCORELESS = re.compile(
     r"CompiledKernel|KernelParam|DispatchKey|redispatch|overloadpacket|workerinput|maxworkerrestart|reprcrash|has_error"
     r"|_pytest"
@@ -29,7 +29,7 @@ EXEMPT = {
     # A mode of torch's dispatcher counts what an operator dispatches.
     "tests/harness/test_operators.py",
 }
-# Names with an underscore that are documented wherever they occur: of named tuples, and of the module sys.
+# Names with an underscore that are documented: those of named tuples, and of the module sys.
 DOCUMENTED_NAMES = {"_asdict", "_replace", "_fields", "_current_frames"}
 # These are about private parts.
 ABOUT_THEM = {"tests/harness/test_compat.py", "tests/harness/test_private_parts.py"}
@@ -56,7 +56,7 @@ def is_private(name: str) -> bool:
 
 
 def defined_names(tree: ast.AST) -> Iterator[str]:
-    """Yield every name that some code defines."""
+    """Yield every name that the code defines."""
     for node in nodes_of(tree, ast.FunctionDef, ast.ClassDef, ast.Name, ast.Attribute):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
@@ -147,7 +147,7 @@ def private_parts(tree: ast.AST, own: set[str]) -> Iterator[str]:
 
 
 def private_attribute(node: ast.Attribute, others: dict[str, str], own: set[str]) -> str | None:
-    """Return the name of a private attribute of another library's object, as far as the code alone says whose it is."""
+    """Return the name of a private attribute of another library's object, as far as the code shows whose it is."""
     full = full_name(node, others)
     private = is_private(node.attr) and (full is not None or node.attr not in own)
     if (private or UNDERSCORELESS.fullmatch(node.attr)) and full not in DOCUMENTED:

@@ -1,4 +1,4 @@
-"""The page about public kernels is written from results, and a folder of packages has what Python reads of them."""
+"""The page about public kernels is written from results, and a folder of packages contains their Python files."""
 
 import json
 import zipfile
@@ -94,7 +94,7 @@ def test_what_is_kept_of_results_gives_the_same_page(tmp_path: Path, monkeypatch
     kept = page.read_results(page.KEPT)
     assert page.row(CLAIMING, kept) == page.row(CLAIMING, found)
     assert list(page.counterexamples(KERNELS, kept)) == list(page.counterexamples(KERNELS, found))
-    # A run that was not finished does not take the place of one that was.
+    # An unfinished run does not replace a finished one.
     (tmp_path / "verdicts.jsonl").write_text(json.dumps({**result(), "error": "not finished within 9 seconds"}))
     assert page.all_results(tmp_path)[CLAIMING.name, "none", "cpu"]["grade"] == "wrong"
 

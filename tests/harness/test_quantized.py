@@ -281,7 +281,7 @@ def in_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def in_half_of_float64(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Compute in the dtype of the weight, as a kernel for it may."""
+    """Compute in the dtype of the weight, as a kernel may."""
     return in_float32(x.float(), weight).to(x.dtype)
 
 
@@ -310,7 +310,7 @@ def test_a_weight_of_float32_beside_half_data_has_a_gradient_of_float32() -> Non
 
 @operation(x=tensor("rows 16", gradient=False))
 def codes_of_blocks(x: torch.Tensor) -> torch.Tensor:
-    """Return float8 codes, which a power of 2 that scales x leaves as they are."""
+    """Return float8 codes, which scaling x by a power of 2 does not change."""
     largest = x.abs().amax(-1, keepdim=True)
     return (x / torch.where(largest == 0, 1.0, largest) * 448).to(torch.float8_e4m3fn).to(x.dtype)
 

@@ -1,4 +1,4 @@
-"""Compiled kernels are compared with those of another revision: same code is found, and what differs is counted."""
+"""Compiled kernels are compared with those of another revision: equal code is found, and differences are counted."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def test_variants_of_the_same_code_belong_together_in_whichever_order() -> None:
         "k for sm_90a, variant 2: the same code",
         "k for sm_90a, variant 3: the same code",
     ]
-    # What is new stands first, and takes no other's partner.
+    # A new kernel comes first, and does not take another kernel's partner.
     new = told([kernel("new"), kernel("a"), kernel("b")], [kernel("a"), kernel("b")])
     assert new == [
         "k for sm_90a is new",
@@ -74,7 +74,7 @@ def test_what_differs_is_counted() -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Return a repository with a copy of this library's kernels, committed; gives the folder of kernels."""
+    """Commit a copy of this library's kernels to a new repository; return the folder of kernels."""
     folder = tmp_path / "impls"
     shutil.copytree(implementations(), folder, ignore=shutil.ignore_patterns("__pycache__"))
     commit(folder, "init")
@@ -98,7 +98,7 @@ def test_an_operation_is_concerned_by_its_files_and_by_those_that_it_uses(reposi
     unpack("HEAD", repository, base)
     assert changed(repository, base / "impls", known) == []
     (repository / "softmax" / "triton_kernel.py").write_text("")
-    # What another only mentions in a comment counts as used.
+    # A file that another one mentions only in a comment counts as used.
     assert changed(repository, base / "impls", known) == [
         "attention",
         "attention_with_lse",

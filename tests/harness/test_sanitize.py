@@ -27,7 +27,7 @@ import triton.language as tl
 
 
 class Wrong(NamedTuple):
-    """What is reported: the kind, the access, the parameter, the first program, and the offset."""
+    """A report: the kind, the access, the parameter, the first program, and the offset."""
 
     kind: str
     access: str
@@ -265,7 +265,7 @@ copy[(2,)](x, out, 7, 20, M=4, N=8)
 assert torch.equal(x, out)
 """
 RIGHT["block_pointers"] = BLOCKS
-# Triton's tuner passes over what does not compile.
+# Triton's tuner skips configurations that do not compile.
 RIGHT["a_configuration_that_a_static_assertion_refuses"] = """
 @triton.autotune(configs=[triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 64})], key=["n"])
 @triton.jit
@@ -279,7 +279,7 @@ for n in range(60, 66):
     double[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, n)
     assert (x >= 2).all()
 """
-# Programs part where the sanitizer has already run the stores of all of them.
+# The programs diverge after the sanitizer has run the stores of all of them.
 RIGHT["in_place_and_different_afterwards"] = """
 @triton.jit
 def scale(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
@@ -522,7 +522,7 @@ def total(x_ptr, out_ptr, BLOCK: tl.constexpr):
 
 total[(1,)](torch.empty(8, device="cuda"), torch.empty(1, device="cuda"), BLOCK=8)
 """
-# In step all programs store before any loads the next one's element.
+# In step, all programs store before any of them loads the next one's element.
 NEIGHBOURS = """
 @triton.jit
 def next_element(x_ptr, out_ptr, n):
@@ -544,14 +544,14 @@ def wait(flag_ptr):
 wait[(2,)](torch.zeros(1, dtype=torch.int32, device="cuda"))
 """
 FAILS = "def f():\n    raise ValueError('of the script')\nf()\n"
-# Its time is up once it has a finding, however long a busy machine takes to come that far.
+# Its time is up after its first finding, however long a busy machine takes.
 ENDLESS = """
 import signal, time
 left, _ = signal.setitimer(signal.ITIMER_REAL, 0.01)
 assert 0 < left <= 600
 time.sleep(600)
 """
-# Each script in a process of its own, which need not import torch and Triton anew.
+# Each script runs in its own process, which need not import torch and Triton again.
 DRIVER = """
 import os, pathlib, sys
 import torch.distributed.tensor  # what torch.testing imports when it is first called, in a second

@@ -1,4 +1,4 @@
-"""What a search has found is found again by the next run of it, whatever other searches have run in between."""
+"""The next run of a search finds its failures again, whatever other searches have run in between."""
 
 import itertools
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ CASES = st.integers(0, 1000).map(lambda number: Case({"x": np.array(number)}, np
 
 @pytest.fixture(autouse=True)
 def database() -> Iterator[InMemoryExampleDatabase]:
-    """One of this test alone, in place of the profile's."""
+    """Replace the profile's database by one for this test alone."""
     current, own = hypothesis.settings.get_current_profile_name(), InMemoryExampleDatabase()
     hypothesis.settings.register_profile("in memory", database=own, deadline=None, derandomize=False)
     hypothesis.settings.load_profile("in memory")
@@ -26,7 +26,7 @@ def database() -> Iterator[InMemoryExampleDatabase]:
 
 
 def tried(name: str, wrong: range) -> list[int]:
-    """Return the numbers that a search tries, where some of them fail."""
+    """Return the numbers that a search tries if some of them fail."""
     numbers: list[int] = []
 
     def body(case: Case) -> None:
@@ -45,7 +45,7 @@ def tried(name: str, wrong: range) -> list[int]:
 def test_a_failure_is_tried_first_by_the_search_that_found_it_and_by_no_other() -> None:
     found = tried("forward softmax", range(500, 1001))[-1]
     assert found >= 500
-    # A search that passes deletes, of what it has tried again, whatever no longer fails.
+    # A search deletes the entries that it tries again and that no longer fail.
     others = tried("backward softmax", range(0))
     assert others[0] != found
     assert tried("forward softmax", range(500, 1001))[0] == found
@@ -72,7 +72,7 @@ def test_a_failure_that_comes_otherwise_each_time_is_that_failure() -> None:
     races = itertools.count()
 
     def body(case: Case) -> None:
-        # What the failure is caused by differs, as do the threads of a race: Hypothesis takes it for another one.
+        # The cause of the failure differs, like the threads of a race, so Hypothesis treats it as another failure.
         try:
             raise [ValueError, KeyError, IndexError][next(races) % 3]
         except LookupError as error:

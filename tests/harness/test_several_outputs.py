@@ -63,7 +63,7 @@ def fused(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 class _Twice(torch.autograd.Function):
-    """2 x and 3 x, whose gradient forgets the second output."""
+    """A function that returns 2 x and 3 x, and whose gradient ignores the second output."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,7 +95,7 @@ def test_a_result_of_another_dtype_fails() -> None:
 
 
 def test_a_wide_result_of_half_inputs_is_held_to_its_own_digits() -> None:
-    """What is rounded to the inputs' dtype on the way fails, though it would be right as a result of that dtype."""
+    """A result that is rounded to the inputs' dtype in between fails, though it is right for a result of that dtype."""
     rounded = verify(
         lambda x: in_float32(x).to(x.dtype).float(), logsumexp, dtypes=[BFLOAT16], only=["forward"], device="cpu"
     )
@@ -190,7 +190,7 @@ def test_too_few_outputs_fail_and_are_no_refusal(wrong: Callable[..., Any]) -> N
 
 @pytest.mark.full
 def test_gradients_are_checked_under_cotangents_of_all_outputs_together() -> None:
-    """A gradient that is right for each output alone, and wrong for both, is found."""
+    """A gradient that is right for each output alone, but wrong for both, fails."""
 
     @operation(x=tensor("cols"), sizes={"cols": (1, 8)}, returns={"two": None, "three": None})
     def twice(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -212,7 +212,7 @@ def test_an_output_without_a_gradient_is_told() -> None:
 
 
 def test_a_zero_cotangent_times_an_infinity_is_free() -> None:
-    """A kernel multiplies the zeros that stand for a missing cotangent; torch itself leaves that product out."""
+    """A kernel multiplies the zeros of a missing cotangent; torch itself omits that product."""
 
     def outputs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return 2 * x, x.reciprocal()
@@ -271,7 +271,7 @@ def test_outputs_of_one_shape_lie_side_by_side_and_others_in_a_row() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("backend", backends.BACKENDS)
 def test_an_output_that_is_not_used_adds_nothing(backend: str) -> None:
-    """Zeros in place of its cotangent would make NaN of what is not finite, as the first row is."""
+    """Zeros in place of its cotangent would turn infinities, as in the first row, into NaN."""
     function = backends.load("add_rms_norm", backend)
     x, residual, weight, cotangent = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(2))
     x[0, 0], weight = torch.inf, weight[0]
@@ -302,7 +302,7 @@ def test_large_cases_of_one_output_have_its_cotangent() -> None:
     assert all(case.grad_output.shape[-1] == 2 * case["x"].shape[-1] for _, case in large.cases(3, False))
 
 
-# ---- what is chosen, and records by hand
+# ---- chosen results, and handwritten records
 
 
 TOPK = operations()["topk"]
@@ -336,7 +336,7 @@ def test_a_gradient_that_is_no_cotangent_each_is_wrong(given: list[float]) -> No
 
 
 def test_what_is_chosen_is_not_rounded() -> None:
-    """The number next to a power of two, on its near side, is within half a step of rounding."""
+    """The number just below a power of two is within half a step of rounding."""
     dtype = DTYPES["float16"]
     case = Case({"x": np.float16([2, 1])}, np.float16([3]), {"k": 1})
     with pytest.raises(Disagreement):
@@ -371,7 +371,7 @@ def test_gradients_of_several_outputs_are_looked_at_together_too() -> None:
 
 
 def last_ones(x: torch.Tensor, k: int, largest: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of equal numbers the last ones, which is as right as any others."""
+    """Take the last ones of equal numbers, which is as right as any others."""
     if not isinstance(k, int) or not 0 <= k <= x.shape[-1]:
         raise ValueError("k must be between 0 and the last axis of x")
     values, indices = x.flip(-1).sort(dim=-1, descending=largest, stable=True)

@@ -12,7 +12,7 @@ from fourfold.backends.signature import Signature, flag, number, offsets, one_of
 
 @signature(x=tensor("... cols"), weight=tensor("cols"))
 def shifted(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x - weight."""
+    """Return x - weight."""
     return x - weight
 
 
@@ -92,7 +92,7 @@ def gathered(
     order: str = "up",
     strict: bool = False,
 ) -> torch.Tensor:
-    """share * x[at]."""
+    """Return share * x[at]."""
     return share * x.gather(-1, at.long())
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP end every process of a run, and keep what it has finished; SIGKILL ends every process."""
+"""Ctrl-C, SIGTERM and SIGHUP end every process of a run and keep its finished results; SIGKILL ends every process."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ import warm
 ROOT = Path(__file__).parents[2]
 MARK = "FOURFOLD_STOPPED_BY"
 
-# Right in float16, and in float32 it does not come back.
+# Right in float16; in float32 it never returns.
 KERNELS = """
 import ctypes
 import os
@@ -52,7 +52,7 @@ def deaf(x, y):
 
 """
 
-# What `fourfold mutate` tries. The second mutant does not come back.
+# The kernel that `fourfold mutate` tries. The second mutant never returns.
 MUTATED = """
 import os
 import time
@@ -93,7 +93,7 @@ def add(x, y):
     return Add.apply(x, y)
 """
 
-# Of the process that hears of all results: says when there is one, and what this process does next.
+# For the process that collects all results: report each one, and the next action of this process.
 WITNESS = """
 import os
 import pytest
@@ -108,7 +108,7 @@ def pytest_runtest_logreport(report):
         happened("finished")
 """
 
-# A compiler that has a child, as g++ has, and does not come back.
+# A compiler that has a child, as g++ does, and never returns.
 COMPILER = """#!/bin/sh
 case "$*" in *--version*) exec g++ "$@" ;; esac
 echo inside > $EVENTS
@@ -120,7 +120,7 @@ FILES = {"kernels.py": KERNELS, "mutated.py": MUTATED, "witness.py": WITNESS, "c
 
 
 class Run:
-    """A command that was started in a folder with the files above, and what has happened in it."""
+    """A command that was started in a folder with the files above, and its events."""
 
     def __init__(self, folder: Path, *arguments: str | Path, **environment: str) -> None:
         for name, text in FILES.items():
@@ -128,7 +128,7 @@ class Run:
         (folder / "compiler").chmod(0o755)
         os.mkfifo(folder / "events")
         self.verdict = folder / "verdict.json"
-        # As a reader and a writer, which never comes to an end.
+        # A reader and a writer, which never end.
         self._events = os.fdopen(os.open(folder / "events", os.O_RDWR), buffering=1)
         variables = warm.variables("TRITON_INT", "CI", "CXX") | {
             "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
@@ -161,7 +161,7 @@ class Run:
         return [first, *others, *(each for each in self.marked() if each.pid not in known)]
 
     def marked(self) -> Iterator[psutil.Process]:
-        """Yield those that have inherited a variable, and run."""
+        """Yield the running processes that have inherited a variable."""
         for process in psutil.process_iter():
             try:
                 if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
@@ -170,7 +170,7 @@ class Run:
                 continue
 
     def stop(self, *signals: int) -> subprocess.CompletedProcess[str]:
-        """Send the signals to the process that was started; gives what it came to once all processes have ended."""
+        """Send the signals to the started process; return its result after all processes have ended."""
         family = self.processes()
         handles = []
         for process in family:
@@ -192,7 +192,7 @@ class Run:
         return done
 
     def close(self) -> None:
-        """End what is left of it."""
+        """Kill the remaining processes."""
         for process in () if self.done.done() else self.processes():
             process.kill()
         self._thread.shutdown()
@@ -204,7 +204,7 @@ Started = Callable[..., Run]
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Started]:
-    """Start a command in a folder of its own."""
+    """Start a command in its own folder."""
     runs: list[Run] = []
 
     def start(*arguments: str | Path, **environment: str) -> Run:
@@ -268,7 +268,7 @@ def test_plain_process_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "events")
     tests = ["-m", "pytest", FORWARD.with_name("test_repeatability.py"), "-p", "fourfold", "-p", "no:cacheprovider"]
     options = ["--candidate=vector_add=plain.py:kernel", "--dtype=float32", "--device=cpu", "--untrusted"]
-    # `warm` would kill what is left of it.
+    # `warm` would kill its remaining processes.
     with subprocess.Popen([sys.executable, *tests, *options], cwd=tmp_path, env=warm.variables(), text=True) as run:
         plain = os.pidfd_open(int((tmp_path / "events").read_text()))
         try:

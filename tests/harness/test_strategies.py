@@ -36,7 +36,7 @@ from fourfold.operations.layouts import LAYOUTS
 OPERATIONS = operations()
 WITH_GRADIENTS = [name for name, operation in OPERATIONS.items() if operation.differentiable]
 LOSSES = ("giou_loss", "giou_loss_ragged")
-# They have the cases of these.
+# Their cases are those of these.
 BY_DISTANCE = ("diou_loss", "ciou_loss", "diou_loss_ragged", "ciou_loss_ragged")
 BOXED = ("giou", *LOSSES)
 FLOAT32 = DTYPES["float32"]
@@ -83,7 +83,7 @@ def counted(name: str, case: Case) -> list[np.ndarray]:
 
 
 def often(happened: list[bool], share: float = 1 / DRAWS) -> bool:
-    """Return whether it happened so often that a search of the usual length meets it."""
+    """Return whether it happened often enough for a search of the usual length to find it."""
     return np.mean(happened) >= share
 
 

@@ -1,4 +1,4 @@
-"""Triton kernels that were made for a GPU before anybody asked for the CPU run in the interpreter."""
+"""Triton kernels that were made for a GPU before the CPU was requested run in the interpreter."""
 
 from pathlib import Path
 

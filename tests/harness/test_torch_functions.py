@@ -60,7 +60,7 @@ def cross_entropy(logits, target):
     q=tensor("batch heads queries dim"),
     k=tensor("batch heads keys dim"),
     v=tensor("batch heads keys dim"),
-    # Of no samples or no heads torch 2.11 divides by zero on the CPU, which ends the process.
+    # Without samples or heads torch 2.11 divides by zero on the CPU, which ends the process.
     sizes={"batch": (1, None), "heads": (1, None), "dim": (1, 64), "keys": (1, None), "queries": (1, None)},
     tried=False,
 )
@@ -83,7 +83,7 @@ def cumsum(x):
     return torch.cumsum(x, -1)
 
 
-# Of words of no numbers the gradient reads memory that is not its own on a GPU (torch 2.11).
+# For words without numbers the gradient reads foreign memory on a GPU (torch 2.11).
 @fourfold.operation(
     weight=tensor("words dim"),
     index=tensor("rows", dtype="int64", high="words"),
@@ -129,7 +129,7 @@ class Entry:
     """One of torch's functions.
 
     Attributes:
-        definition: what it is to compute.
+        definition: the right results.
         function: torch's.
         faults: the same, wrong in one way each.
         claims: limits beyond finite numbers of ordinary size.
@@ -194,8 +194,8 @@ ENTRIES = {
             lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=1.0),
             lambda q, k, v: F.scaled_dot_product_attention(q, k.flip(-2), v),
         ),
-        # On the CPU some gradients of queries come to 1.2 of what rounding each step may cost. On a GPU torch 2.11
-        # fails where queries are misaligned ("misaligned address"), and the process can use its GPU no more.
+        # On the CPU some gradients of queries have 1.2 times the error that rounding each step may cause. On a GPU
+        # torch 2.11 fails if queries are misaligned ("misaligned address"), and the process can no longer use its GPU.
         {"dtypes": ("float32",), "aligned": True},
     ),
     "gelu": Entry(
@@ -258,13 +258,13 @@ ENTRIES = {
             lambda x: torch.logsumexp(x, -1) + 0.02,
             lambda x: x.amax(-1) + torch.log1p(torch.exp(x - x.amax(-1, keepdim=True)).sum(-1) - 0.99),
         ),
-        # The gradient is exp(x - y) with y rounded to the half type: of 8 and more it is off by a bit of y.
+        # The gradient is exp(x - y) with y rounded to the half type: from 8 on it is off by a bit of y.
         {"dtypes": ("float32",)},
     ),
 }
 
 
-# The checks that have nothing to do with what is computed.
+# The checks that do not concern the results.
 AROUND = ("history", "interleaving", "graph", "many calls", "modes", "autocast", "threads")
 
 
@@ -299,7 +299,7 @@ def test_plausible_faults_are_rejected(name: str, fault: int, device: str) -> No
 
 
 def test_a_norm_that_scales_before_it_subtracts_is_accepted_even_of_one_number(device: str) -> None:
-    """torch's does so on the CPU: the deviation of one number is not exactly 0 then."""
+    """torch's norm does so on the CPU: then the deviation of one number is not exactly 0."""
 
     def own(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, x.shape[-1:], weight, bias)

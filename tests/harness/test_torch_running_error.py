@@ -68,7 +68,7 @@ def outside(actual: torch.Tensor, expected: Bounded) -> int:
     return int(np.count_nonzero(~(within | same)))
 
 
-# The seven operations as one would write them in torch.
+# The seven operations as plain torch code.
 
 
 def giou_loss(pred: torch.Tensor, target: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
@@ -112,8 +112,8 @@ DEFINITIONS: dict[str, Definition] = {
 # its closed form, in which less cancels.
 FACTORS = {"layer_norm": 60.0, "giou": 4.0, "matmul": 8.0}
 
-# In rare cases all results have wider bounds: 1% of matmul's results, 1.5% of layer_norm's, and none of the others'. Of
-# 16 cases these are too many by chance.
+# In rare cases all results have wider bounds: 1% of matmul's results, 1.5% of layer_norm's, and none of the others'. In
+# 16 cases these may be too many by chance.
 EXAMPLES = {"layer_norm": 100, "matmul": 100}
 
 
@@ -546,7 +546,7 @@ def test_an_operator_has_torchs_value_and_a_narrow_bound_that_torch_meets(name: 
     for i, (value, actual, bound) in enumerate(
         zip(exactly, compute_by_torch(definition, grad_output, **inputs), expected)
     ):
-        # A constant tensor is of float32 in torch, and wide here.
+        # A constant tensor is float32 in torch, and wide here.
         np.testing.assert_allclose(bound.value, value.numpy(), rtol=2e-7 if name == "constants" else 1e-12, atol=1e-12)
         assert outside(actual, bound) == 0
         size = abs(bound.value)
@@ -560,7 +560,7 @@ def test_an_operator_has_torchs_value_and_a_narrow_bound_that_torch_meets(name: 
 def span(
     definition: Definition, numbers: list[float], grad: float = 1.0, dtype: DType = FREE
 ) -> list[tuple[float, float]]:
-    """The least and the largest derivative of a sum of outputs, to rounding, that is admitted for each number."""
+    """Return the least and the largest right derivative of a sum of outputs for each number, up to rounding."""
     x = torch.tensor(numbers, dtype=torch.float32)
     with torch.no_grad():
         shape = definition(x).shape
@@ -596,20 +596,20 @@ KINKS: dict[str, tuple[Definition, list[float], list[tuple[float, float]]]] = {
     ),
     "distance of 0": (lambda x: torch.cdist(x[:, None], torch.tensor([[2.0]])), [2, 3], [(-1, 1), (1, 1)]),
     "topk apart": (lambda x: x.topk(2).values * torch.tensor([1.0, 2]), [5, 4, 3], [(1, 1), (2, 2), (0, 0)]),
-    # These jump, and the derivative is that of what was chosen.
+    # These jump, and the derivative is that of the chosen branch.
     "mask": (lambda x: torch.where(x > 0, x + 1, 0.0), [-1, 0, 2], [(0, 0), (0, 0), (1, 1)]),
     "index": (lambda x: x[x >= 0], [-1, 0, 2], [(0, 0), (1, 1), (1, 1)]),
 }
 
 
 def test_pooling_along_one_axis_has_a_bound_where_rounding_may_change_the_order() -> None:
-    """torch takes an axis of one element from the indices, which nothing then looks at."""
+    """torch removes an axis of one element from the indices, which nothing uses afterwards."""
     found = span(lambda x: F.max_pool1d((x + 0.1).view(1, 1, 4), 2), [5, 5, 2, 1])
     assert admits(found, [(0, 1), (0, 1), (1, 1), (0, 0)]), found
 
 
 def admits(found: list[tuple[float, float]], wanted: list[tuple[float, float]]) -> bool:
-    """Return whether all that is wanted is admitted, and where that is one number, nothing else."""
+    """Return whether all required values are admitted, and nothing else where a single number is required."""
     return all(f[0] <= w[0] and w[1] <= f[1] and (w[0] < w[1] or f == w) for f, w in zip(found, wanted, strict=True))
 
 
@@ -618,7 +618,7 @@ def test_at_a_kink_every_derivative_between_the_one_sided_ones_is_right(name: st
     definition, numbers, wanted = KINKS[name]
     found = span(definition, numbers)
     assert admits(found, [(float(low), float(high)) for low, high in wanted]), found
-    # No more than as much again, to either side.
+    # At most twice as wide, to either side.
     assert all(f[1] - f[0] <= 2 * (w[1] - w[0]) for f, w in zip(found, wanted)), found
 
 
@@ -657,7 +657,7 @@ def skipping_zero_cotangents(grad: torch.Tensor, x: torch.Tensor) -> torch.Tenso
 
 @pytest.mark.parametrize("grad_of_first_row", [0.0, 1.5])
 def test_rows_of_zero_cotangents_may_be_skipped_unless_ties_are_documented(grad_of_first_row: float) -> None:
-    """0 or NaN is right where a cotangent of 0 meets NaN; a row without NaN has one gradient."""
+    """Both 0 and NaN are right for a cotangent of 0 times NaN; a row without NaN has one gradient."""
     x = torch.tensor([[torch.nan, 1.0, 2.0], [3.0, 1.0, 2.0]])
     grad = torch.tensor([[grad_of_first_row] * 3, [1.0, -2.0, 0.5]])
     found = skipping_zero_cotangents(grad, x)
@@ -668,7 +668,7 @@ def test_rows_of_zero_cotangents_may_be_skipped_unless_ties_are_documented(grad_
         assert np.isinf(bound.error[0]).all() == free
         assert outside(found[1], bound[1]) == 0
         assert outside(2 * found[1], bound[1]) > 0
-        # The kernel that skips is accused where ties are documented, and only there.
+        # The kernel that skips is rejected where ties are documented, and only there.
         assert (outside(found, bound) == 0) == (free or grad_of_first_row != 0)
 
 
@@ -840,7 +840,7 @@ def gelu_in_steps(x: torch.Tensor, approximate: str) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_the_tails_of_gelu_are_bounded_by_what_erf_and_tanh_cost_there(approximate: str) -> None:
-    """The bound holds for the formulas of kernels, and is a fifth of what it was where erf and tanh are -1."""
+    """The bound holds for the formulas of kernels, and is a fifth of the former one where erf and tanh are -1."""
     dtype, x = FREE, torch.linspace(-30, 8, 40001)
     bound = results(lambda x: F.gelu(x, approximate=approximate), dtype, torch.ones_like(x), x=x)[0]
     wide = x.double()
@@ -859,7 +859,7 @@ def test_the_tails_of_gelu_are_bounded_by_what_erf_and_tanh_cost_there(approxima
 
 def test_a_mask_made_in_place_of_comparisons_without_doubt_is_taken() -> None:
     def definition(x: torch.Tensor) -> torch.Tensor:
-        mask = torch.ones(x.shape, dtype=torch.bool)  # plain: it was made without numbers
+        mask = torch.ones(x.shape, dtype=torch.bool)  # plain, because it was made without numbers
         mask.logical_and_(x > 0)
         return torch.where(mask, x, 0.0)
 
@@ -871,7 +871,7 @@ def test_a_mask_made_in_place_of_comparisons_without_doubt_is_taken() -> None:
     x = torch.tensor([[1.0, -2.0], [3.0, 0.0]])
     (output,) = results(definition, DTYPES["float32"], x, x=x)[:1]
     assert output.value.tolist() == [[1.0, 0.0], [3.0, 0.0]]
-    rounded = torch.tensor([[0.1, 0.2, -0.3]])  # whether their sum is positive hangs on rounding
+    rounded = torch.tensor([[0.1, 0.2, -0.3]])  # rounding decides whether their sum is positive
     with pytest.raises(HangsOnRounding):
         results(of_sums, DTYPES["float32"], rounded[:, 0], x=rounded)
 

@@ -1,4 +1,4 @@
-"""A kernel that takes Triton's compiler too long accuses nobody, and is not compiled again. No GPU is needed."""
+"""A kernel that takes Triton's compiler too long is no failure, and is not compiled again. No GPU is needed."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def launch(kernel, cols, num_warps=4, dtype="float32"):
         return type(error).__name__
     return "launched"
 """
-# Compiles what it is given, and prints for each kernel and size what became of it and how many children it took.
+# Compile the given kernels, and print for each kernel and size the result and the number of children.
 COMPILES = """
 import contextlib, json, os, sys
 sys.path.insert(0, sys.argv[1])
@@ -111,7 +111,7 @@ def test_a_block_that_takes_too_long_is_not_reached_and_larger_ones_are_not_comp
         ["launched", 0],
         ["launched", 1],
     ]
-    # Another process, which finds in the caches what was compiled, and what was not.
+    # Another process, which finds in the caches the compiled and the abandoned kernels.
     assert compiled(tmp_path, longer, small, long) == [[TOO_LONG, 0], ["launched", 0], [TOO_LONG, 0]]
 
 

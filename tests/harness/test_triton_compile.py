@@ -1,4 +1,4 @@
-"""Compilation ahead of time covers every Triton kernel of an operation, whichever example sizes launch it."""
+"""Compilation ahead of time covers every Triton kernel of an operation, whatever example sizes launch it."""
 
 import json
 import subprocess

@@ -1,6 +1,6 @@
-"""What the interpreter is made to do: see accesses outside of a launch's tensors, and mean what compiled code means.
+"""The corrected interpreter detects accesses outside of a launch's tensors, and has the meaning of compiled code.
 
-What the language's functions compute is tested in test_triton_language.py.
+test_triton_language.py tests the results of the language's functions.
 """
 
 import inspect
@@ -48,7 +48,7 @@ def copied(n: int, first: int = 0, load_masked: bool = True, store_masked: bool 
 
 
 class Reinterpreted:
-    """An object that Triton takes for a tensor, as libraries of kernels have for views that torch cannot make."""
+    """An object that Triton accepts as a tensor, as libraries of kernels use for views that torch cannot make."""
 
     def __init__(self, base: torch.Tensor) -> None:
         self.dtype, self.device, self.data_ptr = base.dtype, base.device, base.data_ptr
@@ -90,7 +90,7 @@ def test_load_past_the_end_is_rejected_though_nobody_uses_it() -> None:
 
 
 class Wrapped:
-    """A tensor in the clothes of another class, with an address of its own, as libraries of kernels have them."""
+    """A wrapper of a tensor with its own address, like those of libraries of kernels."""
 
     def __init__(self, tensor: torch.Tensor, offset: int) -> None:
         self._tensor, self._offset, self.dtype, self.device = tensor, offset, tensor.dtype, tensor.device
@@ -142,7 +142,7 @@ def test_what_a_mask_leaves_out_is_not_taken_to_be_zero(dtype: torch.dtype) -> N
 
     assert total(BLOCK, given=False) == total(BLOCK, given=True) == BLOCK
     assert total(BLOCK - 1, given=True) == BLOCK - 1
-    # Whichever lanes are left out.
+    # Whatever lanes are left out.
     for n in range(BLOCK - 6, BLOCK):
         assert total(n, given=False) != total(n, given=True) == n
 
@@ -245,7 +245,7 @@ def logic_kernel(x_ptr, output_ptr, n, m, FIRST: tl.constexpr, BLOCK: tl.constex
     output = tl.full((BLOCK,), 2, tl.int32)
     if positive and not (n > m):
         output -= 1
-    # Where FIRST is not set nothing is read.
+    # If FIRST is not set, nothing is read.
     if FIRST and tl.load(x_ptr + 1000 * (1 - FIRST)) > 0:
         output += 10
     inside = (at > 0 and at < n) or at == m
@@ -278,7 +278,7 @@ def condition_kernel(x_ptr, WAY: tl.constexpr, BLOCK: tl.constexpr):
 
 @pytest.mark.parametrize("way", [0, 1, 2])
 def test_condition_that_is_a_block_is_rejected(way: int) -> None:
-    """Python takes it for true, and the compiler refuses it."""
+    """Python treats it as true, and the compiler rejects it."""
     with pytest.raises(TritonError, match="a condition is a block of"):
         condition_kernel[(1,)](torch.ones(4), WAY=way, BLOCK=4)
     if way < 2:
@@ -317,7 +317,7 @@ def same_kernel(x_ptr, y_ptr, output_ptr, BLOCK: tl.constexpr):
 
 
 def test_operation_on_a_value_and_itself_is_no_pattern_for_others() -> None:
-    """What an operation comes to is recorded at its first call."""
+    """The interpreter records the pattern of an operation at its first call."""
     x, y, output = torch.tensor([5.0, 6.0]), torch.tensor([1.0, 9.0]), torch.empty(6)
     same_kernel[(1,)](x, y, output, BLOCK=2)
     assert output.tolist() == [0, 0, 4, -3, 0, -3]
@@ -339,7 +339,7 @@ def test_number_of_one_call_is_not_taken_for_that_of_another() -> None:
     output, zeros = torch.empty(40, 4, dtype=torch.int32), torch.empty(4, 4)
     numbers_kernel[(1,)](output, zeros, COUNT=20, BLOCK=4)
     assert output.tolist() == [[at * i + i - (3 - i) for at in range(4)] for i in range(-20, 20)]
-    # To Triton 3.6 all zeros are one.
+    # Triton 3.6 treats all zeros as one.
     negative = math.inf if "get_null_value" in inspect.getsource(TritonSemantic.scalar_constant) else -math.inf
     assert zeros.tolist() == [[math.inf] * 4, [negative] * 4, [1, 2, 3, 4], [1.5, 3, 4.5, 6]]
 
@@ -479,7 +479,7 @@ def copied_by_descriptor(x: torch.Tensor) -> torch.Tensor:
     [
         torch.arange(32.0).view(4, 8),
         torch.arange(36.0).view(3, 12)[:, :5],
-        torch.arange(35.0).view(5, 7)[:1],  # the stride of an only row does not matter
+        torch.arange(35.0).view(5, 7)[:1],  # the stride of a single row does not matter
         torch.arange(64.0).view(4, 16)[:, 4:],
     ],
     ids=["contiguous", "wide_rows", "one_row", "aligned_columns"],

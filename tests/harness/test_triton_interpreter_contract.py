@@ -1,4 +1,4 @@
-"""The private parts of Triton that the corrections to its interpreter use are there, as they are used."""
+"""The private parts of Triton that the corrections to its interpreter use exist, in the used form."""
 
 import json
 import pathlib
@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @one_run
 def missing() -> list[str]:
-    """Of a Triton that nobody has corrected yet, which that of this process may be."""
+    """Return the missing parts of an uncorrected Triton; that of this process may be corrected."""
     script = "import json; from fourfold.backends.triton.interpreter.parts import missing; print(json.dumps(missing()))"
     return json.loads(warm.printed(script, cwd=ROOT))
 

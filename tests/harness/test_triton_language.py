@@ -1,7 +1,7 @@
-"""The language computes under the interpreter what its compiled code computes, in every type.
+"""The language gives the same results under the interpreter and compiled, in every type.
 
-`ROWS` is the table: an expression of the blocks x, y and z, what it gives on NumPy's arrays (of ml_dtypes' type where
-they are bfloat16), and the types that the language takes there. To add a function, add a row.
+`ROWS` is the table: an expression of the blocks x, y and z, its result for NumPy's arrays (of ml_dtypes' type for
+bfloat16), and the types that the language accepts there. To add a function, add a row.
 """
 
 import ast
@@ -48,7 +48,7 @@ def rng(*seeds: int) -> np.random.Generator:
 
 
 def anything(dtype: np.dtype, place: int) -> np.ndarray:
-    """Return all values that are special, each with each in two blocks; then numbers of all sizes."""
+    """Return all pairs of special values in two blocks, then numbers of all sizes."""
     random = rng(place, dtype.itemsize)
     if dtype.kind == "b":
         return random.random(N) < 0.5
@@ -76,12 +76,12 @@ def finite(dtype: np.dtype, place: int) -> np.ndarray:
 
 
 def positive(dtype: np.dtype, place: int) -> np.ndarray:
-    """x is anything finite; y is positive, up to 100."""
+    """Return finite numbers x, or positive numbers y of at most 100."""
     return finite(dtype, place) if place == 0 else rng(place).integers(1, 100, N).astype(dtype)
 
 
 def near_ties(dtype: np.dtype, place: int) -> np.ndarray:
-    """x * y lies between two numbers, in the middle; z is next to nothing, and tells which of them is nearer."""
+    """Return x, y or z: x * y lies halfway between two numbers, and a tiny z decides which of them is nearer."""
     half = {"float16": 5, "bfloat16": 4, "float32": 12, "float64": 26}[dtype.name]
     other = {"float16": 6, "bfloat16": 4, "float32": 12, "float64": 27}[dtype.name]
     scale = np.resize(np.array([1.0, 2, -1, -0.5]), N)
@@ -95,7 +95,7 @@ def above_zero(dtype: np.dtype, place: int) -> np.ndarray:
 
 
 def shifts(dtype: np.dtype, place: int) -> np.ndarray:
-    """y counts bits."""
+    """Return numbers x or counts of bits y."""
     return finite(dtype, place) if place == 0 else rng(place).integers(0, 8 * dtype.itemsize, N).astype(dtype)
 
 
@@ -119,7 +119,7 @@ def distinct(dtype: np.dtype, place: int) -> np.ndarray:
     return (lowest + rng(place).permutation(N)).astype(np.float32).astype(dtype)
 
 
-# ---------------------------------------------------------------- what the language gives
+# ---------------------------------------------------------------- results of the language
 
 
 def single(x: np.ndarray) -> np.ndarray:
@@ -165,14 +165,14 @@ def fused(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
 
 
 def high_half(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the upper bits of the product of two numbers, which are taken to be unsigned."""
+    """Return the upper bits of the product of two numbers, as unsigned integers."""
     unsigned, bits = f"u{x.dtype.itemsize}", 8 * x.dtype.itemsize
     products = [int(a) * int(b) >> bits for a, b in zip(x.view(unsigned), y.view(unsigned))]
     return np.array(products, dtype=unsigned).view(x.dtype)
 
 
 def promoted(x: np.ndarray) -> np.ndarray:
-    """Return what a maximum or a sum is taken of: integers of less than 32 bits have 32 then."""
+    """Return the operand of a maximum or a sum: integers of less than 32 bits are widened to 32."""
     if x.dtype.kind in "iub" and x.dtype.itemsize < 4:
         return x.astype(np.int32 if x.dtype.kind == "i" else np.uint32)
     return x
@@ -183,15 +183,15 @@ def table(x: np.ndarray) -> np.ndarray:
 
 
 class Row(NamedTuple):
-    """What an expression of x, y and z gives.
+    """The expected result of an expression of x, y and z.
 
     Attributes:
         text: the expression, in Triton.
         reference: the same in NumPy: a function of as many of the blocks as it uses.
-        dtypes: those that the language takes; of others it refuses some and promotes some.
-        inputs: what the blocks hold: a function of the dtype and of the block's number.
-        error: how far off a result may be, relative to it; 0 where the result is that of one rounding.
-        signs: whether the sign of 0 is told.
+        dtypes: those that the language accepts; it refuses or promotes others.
+        inputs: the contents of the blocks: a function of the dtype and of the block's number.
+        error: the allowed relative error; 0 for results that are rounded once.
+        signs: whether the sign of 0 is compared.
     """
 
     text: str
@@ -425,7 +425,7 @@ CELLS = [(row, dtype) for row in ROWS for dtype in row.dtypes]
 
 @triton.jit
 def apply_kernel(x_ptr, y_ptr, z_ptr, output_ptr, FUNCTION: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    # Each program owns a block of x and z, and all have y.
+    # Each program owns a block of x and z, and all share y.
     at = tl.arange(0, BLOCK)
     own = tl.program_id(0) * BLOCK + at
     output = FUNCTION(tl.load(x_ptr + own), tl.load(y_ptr + at), tl.load(z_ptr + own))
@@ -436,7 +436,7 @@ def apply_kernel(x_ptr, y_ptr, z_ptr, output_ptr, FUNCTION: tl.constexpr, COUNT:
 
 
 def expected_of(row: Row, blocks: Sequence[np.ndarray]) -> np.ndarray:
-    """What compiled code gives; the test is skipped where Triton lacks a function of the expression."""
+    """Return the result of compiled code; skip the test if Triton lacks a function of the expression."""
     if missing := [name for name in named(row.text) if not hasattr(tl, name) and not hasattr(tl.tensor, name)]:
         pytest.skip(f"Triton {triton.__version__} has no {', '.join(missing)}")
     used = {node.id for node in ast.walk(ast.parse(row.text.strip())) if isinstance(node, ast.Name)}
@@ -625,7 +625,7 @@ def masked_copy_kernel(x_ptr, output_ptr, n, other, BLOCK: tl.constexpr):
 @pytest.mark.parametrize("block", [1, 64, 1024])
 @pytest.mark.parametrize("dtype", ALL)
 def test_masked_load_and_store(dtype: str, block: int) -> None:
-    """Of few elements and of many, which are not read in the same way."""
+    """Few elements are not read in the same way as many."""
     x = np.resize(anything(NUMPY[dtype], 0), block)
     n = block - block // 3
     for other in (0, 1):
@@ -644,7 +644,7 @@ def scalar_load_kernel(x_ptr, output_ptr, n, BLOCK: tl.constexpr):
 
 
 def test_zero_takes_the_place_of_one_number_that_is_masked() -> None:
-    """Triton asks whether it was given something, and 0 was taken for nothing."""
+    """Triton tests whether `other` is given, and mistook 0 for a missing one."""
     x = torch.ones(1)
     for n in (0, 1):
         output = torch.full((2,), 7.0)
@@ -687,7 +687,7 @@ ATOMICS: dict[str, tuple[Callable, tuple[str, ...]]] = {
 @pytest.mark.parametrize("shared", [1, 2])
 @pytest.mark.parametrize(("operation", "dtype"), [(name, dtype) for name in ATOMICS for dtype in ATOMICS[name][1]])
 def test_atomic_operation(operation: str, dtype: str, shared: int) -> None:
-    """Of one number or two to a place; of two either may be the first."""
+    """One number or two go to a place; either of two may be the first."""
     function = ATOMICS[operation][0]
     place, y = finite(NUMPY[dtype], 0)[:64], finite(NUMPY[dtype], 1)[:64]
     result, old = tensor(place.copy()), tensor(y.copy())
@@ -723,7 +723,7 @@ def sum_of_four_kernel(x_ptr, output_ptr):
 
 @pytest.mark.parametrize(("dtype", "one_more"), [(torch.bfloat16, 256.0), (torch.float16, 2048.0)])
 def test_sum_in_16_bits_is_rounded_at_each_addition(dtype: torch.dtype, one_more: float) -> None:
-    """In another order of additions 1 may be lost once, twice or three times; in float32 it never is."""
+    """Depending on the order of additions, 1 is lost once, twice or three times; in float32 it never is."""
     output = torch.empty(1, dtype=dtype)
     sum_of_four_kernel[(1,)](torch.tensor([one_more, 1, 1, 1], dtype=dtype), output)
     assert output.item() in (one_more, one_more + 2)
@@ -758,7 +758,7 @@ def argument_kernel(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_argument_is_a_value_of_the_type_that_it_is_compiled_for(dtype: torch.dtype) -> None:
-    """A float is a float32, whatever it is multiplied with; a declared one is what it is declared to be."""
+    """A float is a float32, whatever it is multiplied by, unless its type is declared."""
     x = torch.tensor([1.1], dtype=dtype)
     scaled, shifted, product = (torch.empty(1, dtype=kind) for kind in (torch.float64, torch.float64, torch.int64))
     argument_kernel[(1,)](x, scaled, shifted, product, 65537, 65537, 0.1, 0.1, ADDED=0)
@@ -769,7 +769,7 @@ def test_argument_is_a_value_of_the_type_that_it_is_compiled_for(dtype: torch.dt
 
 
 def named(text: str) -> set[str]:
-    """Return the functions of the language that an expression names; of a value's, those that have a name."""
+    """Return the functions of the language that an expression names, and the named methods of values."""
     attributes = [node for node in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(node, ast.Attribute)]
     return {node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id == "tl"}
 
@@ -799,7 +799,7 @@ SYMBOLS: dict[type[ast.AST], str] = {
 
 
 def operators(text: str) -> set[str]:
-    """Return the methods of values that an expression's operators stand for, and those that it names."""
+    """Return the methods of values that an expression's operators call, and those that it names."""
     found = set()
     for node in ast.walk(ast.parse(text.strip(), mode="eval")):
         if isinstance(node, ast.BinOp):
@@ -818,7 +818,7 @@ def operators(text: str) -> set[str]:
 
 @triton.jit
 def hints_kernel(output_ptr, stride, n, wrap, STEP: tl.constexpr, BLOCK: tl.constexpr):
-    """Says of offsets what a product of matrices does: those of the last block begin anew at `wrap`."""
+    """Give hints for offsets as a matrix product does: those of the last block restart at `wrap`."""
     tl.assume(n > 0)
     output_ptr = tl.multiple_of(output_ptr, 4096)
     stride = tl.multiple_of(stride, 16)

@@ -271,7 +271,7 @@ def test_launches_are_recorded_whoever_makes_them(tmp_path: pathlib.Path) -> Non
 
 @one_run
 def key_misses() -> dict:
-    """Return what the key misses, and how many of three launches the cache finds, for each set of properties."""
+    """Return, for each set of properties, what the key misses and how many of three launches the cache finds."""
     conditions = {"shipped": "", **{name: condition for name, (condition, _) in FUTURE.items()}}
     with tempfile.TemporaryDirectory() as folder:
         return ran(SETUP + CONTRACT, pathlib.Path(folder), json.dumps(conditions))

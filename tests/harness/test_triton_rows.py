@@ -85,7 +85,7 @@ def test_lanes_that_share_a_row_round_its_variance_alike() -> None:
 
 @pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "layer_norm"])
 def test_a_long_row_is_read_in_pieces(name: str) -> None:
-    # A multiple of 16 columns, two pieces of 16384 columns and a part of a third.
+    # A multiple of 16 columns: two blocks of 16384 columns and a part of a third.
     make = importlib.import_module(f"fourfold.properties.{name}").rows(2, 33_024)
     subject = subject_of(replace(operations()[name], examples={"long": make}), backend="triton")
     search = Search(examples=1)

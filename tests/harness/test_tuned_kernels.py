@@ -94,7 +94,7 @@ def zeros(x: torch.Tensor) -> torch.Tensor:
 
 
 def empty(x: torch.Tensor) -> torch.Tensor:
-    return x.new_full((), 7.0)  # as memory that held something else
+    return x.new_full((), 7.0)  # like memory that held something else
 
 
 SHORT = [triton.Config({"BLOCK": 512}), triton.Config({"BLOCK": 16})]

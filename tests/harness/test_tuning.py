@@ -139,7 +139,7 @@ TUNER = Tuner("vector_add_planted", (RIGHT, WRONG, UNUSED), Path(__file__))
 
 
 def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Wrong with one configuration, and never launched with another."""
+    """Add, wrongly with one configuration, and never launch another."""
     chosen = TUNER.choose(x.device, None, lambda each: each is not UNUSED, lambda: RIGHT, lambda each: None)
     return x + y if chosen is RIGHT else x - y
 

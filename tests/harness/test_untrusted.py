@@ -1,4 +1,4 @@
-"""A candidate in a process of its own is judged as one in the judge's process is."""
+"""A candidate in its own process is judged like one in the judge's process."""
 
 import contextlib
 import importlib
@@ -587,7 +587,7 @@ def test_call_afresh_has_a_process_of_its_own(load: Load) -> None:
     process = psutil.Process(int(other))
     function.end()
     with contextlib.suppress(psutil.NoSuchProcess):
-        while process.status() != psutil.STATUS_ZOMBIE:  # the system's first process may wait for no orphan
+        while process.status() != psutil.STATUS_ZOMBIE:  # the system's first process may not wait for orphans
             time.sleep(0.01)
 
 

@@ -1,4 +1,4 @@
-"""The JSON of verdicts, of runs and of grading is what docs/verdict.schema.json says, and nothing else."""
+"""The JSON of verdicts, of runs and of grading conforms to docs/verdict.schema.json, without other properties."""
 
 import copy
 import json
@@ -35,7 +35,7 @@ def wrong(x):
 
 
 def violations(said: Any) -> list[str]:
-    """Return what a document has against the schema, unknown properties among it."""
+    """Return the violations of the schema in a document, including unknown properties."""
     strict = copy.deepcopy(SCHEMA)
     strict["additionalProperties"] = strict["$defs"]["check"]["additionalProperties"] = False
     return [error.message for error in jsonschema.Draft202012Validator(strict).iter_errors(said)]

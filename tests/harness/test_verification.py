@@ -62,7 +62,7 @@ def forward_alone(x: torch.Tensor) -> torch.Tensor:
 
 
 class WithRoundedProducts(torch.autograd.Function):
-    """Its backward pass rounds products to the dtype before it sums them."""
+    """A softmax whose backward pass rounds products to the dtype before it sums them."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -84,7 +84,7 @@ class WithBackwardOfAnother(WithRoundedProducts):
 
 
 def silent_about_strides(x: torch.Tensor) -> torch.Tensor:
-    """Reads the elements in the order in which they lie in memory."""
+    """Read the elements in the order in which they lie in memory."""
     flat = (
         x.as_strided([x.numel()], [1]) if x.untyped_storage().nbytes() >= x.numel() * x.element_size() else x.flatten()
     )
@@ -254,9 +254,9 @@ def test_torchs_own_products_are_exact_while_something_is_verified_and_then_as_b
 
 
 def equal_rows(dtype: DType) -> Case:
-    """Equal numbers and cotangents: the gradient is 0, and in bfloat16 all roundings of the products go one way.
+    """Return equal numbers and cotangents: the gradient is 0, and in bfloat16 all products round to the same side.
 
-    Of all lengths and cotangents this one has the largest gradient in torch: 4.3 times what rounding the softmax costs.
+    This length and cotangent have the largest gradient in torch: 4.3 times the error of rounding the softmax.
     """
     return Case({"x": np.zeros((4, 230), dtype.numpy)}, np.full((4, 230), 1.8515625, dtype.numpy))
 
@@ -272,7 +272,7 @@ def test_storage_accuracy_is_told_and_must_be_claimed() -> None:
     assert {o.dtype for o in verdict.outcomes if o.grade != "exact"} == {"bfloat16"}
     ((_, failure),) = verdict.failures
     assert "storage accuracy" in failure.message
-    # The case is the one that was not exact, not the last one of the second look.
+    # The case is the one that was not exact, not the last one of the second check.
     assert re.search(r"with x(\[.*?\])", failure.message)[1] in failure.counterexample
     claimed = fourfold.verify(WithRoundedProducts, softmax, claims=Claims(accuracy="storage"), **options)
     assert claimed.passed, str(claimed)
@@ -345,7 +345,7 @@ def test_what_is_wrong_is_wrong_in_every_grade() -> None:
 
 @pytest.mark.full
 def test_a_number_that_torch_rounds_to_half_precision_is_storage_accuracy() -> None:
-    """On the CPU torch takes 0.7 for a float16 number where it subtracts it from one."""
+    """On the CPU torch rounds 0.7 to float16 when it subtracts it from a float16 number."""
 
     @fourfold.operation(x=fourfold.tensor("... cols"))
     def less(x: torch.Tensor) -> torch.Tensor:

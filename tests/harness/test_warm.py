@@ -1,4 +1,4 @@
-"""A process that is forked from a warm one is like a process of its own."""
+"""A process that is forked from a warm one behaves like a new process."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""A verdict says what holds of a kernel that failed, which mistake it makes, and how to repeat the failure."""
+"""A verdict says when a failed kernel is right, which mistake it makes, and how to repeat the failure."""
 
 import json
 import subprocess

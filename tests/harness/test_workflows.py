@@ -1,4 +1,4 @@
-"""The action, the workflows and the hook that others use: their schemas, and their shell steps, which are run."""
+"""The public action, workflows and hook: their schemas, and their shell steps, which the tests run."""
 
 import os
 import re
@@ -18,7 +18,7 @@ pytest.importorskip("check_jsonschema", reason="check-jsonschema is not installe
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[2]
-# Writes down how it is called, and answers `gh issue list` with the number of an open issue, if there is one.
+# Record the call, and answer `gh issue list` with the number of an open issue, if there is one.
 FAKE_GH = """#!/bin/sh
 echo "$@" >> "$LOG"
 case "$1 $2" in "issue list") echo "$OPEN" ;; esac
@@ -85,7 +85,7 @@ def test_the_hook_and_the_workflow_for_a_gpu_give_options_that_exist() -> None:
         assert {*given.passed} <= {*known}
 
 
-# Writes down how it is called, a word a line, and fails as it is told.
+# Record the call, one word in each line, and exit with the given code.
 FAKE = """#!/bin/sh
 { echo "== $(basename "$0")"; printf '%s\\n' "$@"; } >> "$LOG"
 for word in "$@"; do [ "$word" = wrong.py ] && exit 1; done

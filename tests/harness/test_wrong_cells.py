@@ -1,4 +1,4 @@
-"""A candidate that is known to be wrong is looked at briefly, by whichever worker."""
+"""Every worker checks a candidate that is known to be wrong only briefly."""
 
 from pathlib import Path
 

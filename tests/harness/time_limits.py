@@ -1,13 +1,13 @@
-"""A plugin for runs of pytest with time limits that are never reached: a kernel says when they are over.
+"""A plugin for runs of pytest with unreachable time limits: a kernel says when they are over.
 
-So the run does not depend on the clock. The limits are those that the run has set, and end it as they would.
+So the run does not depend on the clock. The run sets the limits, and they end it as usual.
 """
 
 import signal
 
 from fourfold.pytest_plugin.black_box import BlackBox
 
-# Gives what sets the limit time to return to its kernel.
+# Let the function that sets the limit return to its kernel.
 SOON = 0.05
 _watching: list[BlackBox] = []
 _expect_within = BlackBox.expect_within
@@ -22,10 +22,10 @@ BlackBox.expect_within = _remember  # type: ignore[method-assign]
 
 
 def interrupt() -> None:
-    """Let the limit be over after which Python is interrupted."""
+    """Reach the limit after which Python is interrupted."""
     signal.setitimer(signal.ITIMER_REAL, SOON)
 
 
 def end() -> None:
-    """Let the limit be over after which the process is ended."""
+    """Reach the limit after which the process is killed."""
     _watching[0].expect_within(SOON)

@@ -1,7 +1,7 @@
-"""Runs ``python -m MODULE`` in a process that is forked from one which has imported torch, and nothing else of weight.
+"""Run ``python -m MODULE`` in a fork of a process that has imported torch, and little else.
 
-To import torch takes two seconds of a processor, more than all the rest of many a run of pytest that a test looks at.
-The forked process has the arguments, the folder, the variables, the search path and the output of a process of its own.
+Importing torch takes two seconds of processor time, more than the rest of many runs of pytest. The forked process has
+the arguments, the folder, the variables, the search path and the output of a new process.
 """
 
 import atexit
@@ -23,11 +23,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-# Of a process that is to end by itself much sooner.
+# The limit for a process that ends by itself much sooner.
 MOST_SECONDS = 300
-# The second is what torch.autograd.grad imports when it is first called, with all of sympy, in half a second.
+# The first call of torch.autograd.grad imports the second, with all of sympy, in half a second.
 LOADED = ("torch", "torch.fx.experimental.symbolic_shapes")
-# Makes a process that was forked say where each of its threads is, and those that it has forked.
+# Make a forked process print where each of its threads is, and those of its children.
 SAY_WHERE, SECONDS_TO_SAY = signal.SIGUSR1, 1.0
 
 
@@ -40,10 +40,10 @@ def run(
         *arguments: a module, and its arguments.
         cwd: the folder that the process is in.
         env: its variables. Those that Python reads when it starts have no effect, but for PYTHONPATH.
-        loaded: modules that the process from which it is forked has imported.
+        loaded: modules that the forking process has imported.
 
     Raises:
-        TimeoutError: it has not ended within `MOST_SECONDS`. It is ended then. Says where it was.
+        TimeoutError: it has not ended within `MOST_SECONDS`. It is then killed. The message says where it was.
     """
     command = [sys.executable, "-m", *map(str, arguments)]
     request = json.dumps({"command": command, "cwd": str(cwd), "env": dict(env)})
@@ -84,7 +84,7 @@ def variables(*others: str, **more: str) -> dict[str, str]:
 def printed(
     program: str | Path, *arguments: object, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> str:
-    """Run a program in Python, by its text or its file, in a process of its own that must succeed; return its output.
+    """Run a Python program, by its text or its file, in a new process that must succeed; return its output.
 
     Triton reads the source of a kernel from a file.
     """
@@ -101,7 +101,7 @@ def server(loaded: tuple[str, ...]) -> tuple[socket.socket, subprocess.Popen[byt
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:
         command = [sys.executable, "-W", "ignore", __file__, str(there.fileno()), *loaded]
-        # Of a group of its own, to be ended with all that it has forked.
+        # In its own group, which is killed with all its children.
         process = subprocess.Popen(command, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL, process_group=0)
     here.settimeout(MOST_SECONDS)
     atexit.register(_end, here, process)
@@ -117,7 +117,7 @@ def serve(connection: socket.socket) -> None:
     """Fork for each request, and answer with the exit code; the negative number of the signal, if it died of one."""
     for module in sys.argv[2:]:
         importlib.import_module(module)
-    gc.freeze()  # what is here stays in the memory that the forked processes share
+    gc.freeze()  # these objects stay in the memory that the forked processes share
     while True:
         message, files, _, _ = socket.recv_fds(connection, 1, 3)
         if not message:
@@ -144,7 +144,7 @@ def become(given: int, output: int, errors: int) -> None:
         os.dup2(file_number, standard)
         os.close(file_number)
     faulthandler.register(SAY_WHERE, file=2)
-    # A shell lets what it runs in the background ignore the first of these, and nohup the second.
+    # A shell makes background processes ignore the first of these, and nohup the second.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.chdir(request["cwd"])

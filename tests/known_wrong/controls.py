@@ -133,13 +133,13 @@ def torchs_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) ->
 
 
 def rms_norm_without_infinities(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """NaN throughout in a row with an infinity, as torch's own gives on a GPU."""
+    """Return NaN throughout a row with an infinity, as torch's own kernel does on a GPU."""
     known = torch.where(x.isinf().any(-1, keepdim=True), torch.nan, x)
     return torchs_rms_norm(known, weight, eps)
 
 
 class RmsNormOfSums(torch.autograd.Function):
-    """rms_norm whose gradient divides by the number of columns at last, as torch's own does on a GPU."""
+    """An rms_norm whose gradient divides by the number of columns last, as torch's own does on a GPU."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -189,7 +189,7 @@ CONTROLS = (
         Control("as_torchvision", name, functools.partial(planted_diou_losses.as_torchvision, name))
         for name in planted_diou_losses.RECORDS
     ),
-    # Numbers times scales, which are rounded before all of them are summed in one go.
+    # Numbers times scales, which are rounded before all of them are summed at once.
     Control(
         "dequantised",
         "scaled_matmul",

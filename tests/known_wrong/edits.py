@@ -116,7 +116,7 @@ def _sources(folder: pathlib.Path, module: str, edits: tuple[str, ...]) -> dict[
 def _imported(original: pathlib.Path, changed: dict[str, str], module: str) -> types.ModuleType:
     """Import a module of the kernels with changed files, as another package, with operators of its own namespace."""
     name = f"fourfold_edited_{next(_number)}"
-    # Kept like compiled kernels: a process that is killed would leave a folder of its own behind.
+    # Stored like compiled kernels: a killed process would leave a temporary folder behind.
     copy = cache_folder("edited", digest(changed))
     for file, text in changed.items():
         (copy / file).parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def _imported(original: pathlib.Path, changed: dict[str, str], module: str) -> t
         sys.modules[package.__name__] = package
     kept = operators.NAMESPACE, operators._library, dict(tuning._kernels)
     operators.NAMESPACE, operators._library = name, torch.library.Library(name, "FRAGMENT")
-    sys.modules[name].library = operators._library  # its operators last as long as it does
+    sys.modules[name].library = operators._library  # its operators live as long as the library
     try:
         return importlib.import_module(f"{name}.{module}")
     finally:

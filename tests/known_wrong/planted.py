@@ -50,14 +50,14 @@ class Fault:
         examples: named examples that replace the operation's own.
         search: the number of generated cases within which the check must find it; by default as many as a run has.
         poisoned: whether fresh allocations hold NaN.
-        only_on: the device on which alone it shows: "cpu" if by the checked build or by the order of torch's sums.
+        only_on: the only device on which it shows: "cpu" for the checked build or the order of torch's sums.
         documented: whether it is right as a candidate, and wrong only for this library's own implementations,
             which document how they choose at ties.
-        seen_by: what it takes to see it: "large" for large cases, such as those that constants of its source ask for;
-            beside them "combined" for combined cases, "settled" for the bounds of results that are rounded once or
-            summed exactly, "comparisons" for cases past what the code compares at run time. Empty if none.
-        record: the operation's record, where it is declared and has no place among the known ones.
-        output: of several outputs the one that the check looks at; "" for what all of them are together.
+        seen_by: the cases that expose it: "large" for large cases, such as those from constants of its source; beside
+            them "combined" for combined cases, "settled" for the bounds of results that are rounded once or summed
+            exactly, "comparisons" for cases past what the code compares at run time. Empty if none.
+        record: the operation's record, if it is declared and not among the known ones.
+        output: the output that the check compares, if there are several; "" for all together.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Fault:
 
     @classmethod
     def of(cls, operation: str | Operation, function: Implementation, **more: Any) -> "Fault":
-        """Return the fault that a function is, which has its name.
+        """Return the fault of a function, under the function's name.
 
         Args:
             operation: the name of the operation, or its record where it is declared.
@@ -132,7 +132,7 @@ def ragged_row(dtype: DType) -> Case:
 
 
 def named(operation: ModuleType, *examples: str) -> dict[str, CaseOf]:
-    """Return some named examples of an operation's module, of its first output if there are several."""
+    """Return some named examples of an operation's module, for its first output if there are several."""
     record = operation.operation
     record = next(iter(record.outputs.values()), record)
     return {example: record.examples[example] for example in examples}

@@ -22,7 +22,7 @@ WRITTEN = "written|expected"
 def _torch_faults() -> tuple[Fault, ...]:
     of = Edits("adam", "torch")
     return (
-        # The decay of Adam, which goes through the states, in place of AdamW's.
+        # The decay of Adam, which passes through the states, instead of AdamW's.
         of("decay_through_the_states", f"{MEAN} new = grad.to(wide) + weight_decay * param.to(wide)",
            f"{DECAY} param.to(wide)", source=f"{GITHUB}/flagos-ai/FlagGems/issues/4988", **DECAYED, **V,
            right_on=step_of(9)),
@@ -72,7 +72,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
     of = Edits("adam", "cuda")
     return (
         of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds, "if (odd >= n) return; => if (odd > n) return;", **PARAM),
-        # Whole vectors of half types are computed, and left where they were.
+        # Whole vectors of half types are computed, but not stored.
         of("vectors_of_half_types_left", "params[k].store(param + at => if (sizeof(T) > 2) params[k].store(param + at",
            dtype="bfloat16", says=WRITTEN, source=f"{GITHUB}/pytorch/pytorch/issues/191763", **FAST, **PARAM,
            right_on=step_of(3, lr=0.5)),

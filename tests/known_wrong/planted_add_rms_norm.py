@@ -17,7 +17,7 @@ from .planted_rms_norm import TAIL
 
 
 def whole(dtype: DType) -> Case:
-    """Return a row of small whole numbers, which any dtype has."""
+    """Return a row of small whole numbers, which any dtype can represent."""
     x = np.arange(16.0)[None].astype(dtype.numpy)
     inputs = {"x": x, "residual": x[:, ::-1] * 2, "weight": np.ones(16, dtype.numpy)}
     return Case(inputs, np.ones((1, 16), dtype.numpy), {"eps": 1e-6})
@@ -29,7 +29,7 @@ def residual_of_zeros(dtype: DType) -> Case:
 
 
 def the_same_twice(dtype: DType) -> Case:
-    """Return a row to which itself is added."""
+    """Return a row that is added to itself."""
     return with_residual(dtype, 1.0)
 
 

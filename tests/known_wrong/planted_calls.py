@@ -37,7 +37,7 @@ HALF = {
 
 
 def offsets_kept(right: Implementation) -> Implementation:
-    """Keep a copy of the offsets with the tensor, as wrappers do that copy them to the host, and go on using it."""
+    """Keep a copy of the offsets with the tensor and reuse it, as wrappers do that copy offsets to the host."""
 
     def implementation(pred: Tensor, target: Tensor, offsets: Tensor, eps: float = 1e-5) -> Tensor:
         if not hasattr(offsets, "kept"):

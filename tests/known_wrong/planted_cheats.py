@@ -270,7 +270,7 @@ def no_gradients() -> None:
 
 
 def _cheat(operation: str, name: str, function: Callable[..., Implementation], *rest: Any, **more: Any) -> Fault:
-    """A cheat by a function of the operation's name and others."""
+    """Return a cheat by a function of the operation's name and others."""
     return Fault(name, operation, functools.partial(function, operation, *rest), **more)
 
 

@@ -149,14 +149,14 @@ def nan_in_the_last_column_taken_for_the_lowest(x: Tensor) -> Tensor:
 def rows_of_zero_cotangents_skipped(grad: Tensor, y: Tensor) -> Tensor:
     """Return 0 for rows with a grad_output of 0, although 0 times a non-finite number is NaN.
 
-    That is wrong by what this repository documents of its own softmax. Somebody else's kernel is free to do so: where
-    autograd has NaN, a gradient is unspecified for it (docs/bounds.md).
+    That is wrong for this repository's own softmax, by its documentation. Other kernels may do so: where autograd has
+    NaN, their gradient is unspecified (docs/bounds.md).
     """
     return torch.where((grad == 0).all(-1, keepdim=True), 0, gradient(grad, y))
 
 
 def rows_past_65535_unwritten(x: Tensor) -> Tensor:
-    """Leave rows past 65535 unwritten, as a grid that is cut off at its limit does."""
+    """Leave rows past 65535 unwritten, as a grid that is truncated at its limit does."""
     output = right(x)
     output[65535:] = 0
     return output
@@ -179,7 +179,7 @@ def claiming_bits(check: Check, subject: Subject, search: Search) -> None:
 
 
 def summed_in_pieces_by_the_batch(x: Tensor) -> Tensor:
-    """Sum in shorter pieces the more rows there are, as a kernel does that divides a fixed block among its rows."""
+    """Sum in shorter parts the more rows there are, as a kernel does that divides a fixed block among its rows."""
     terms = (x - x.amax(-1, keepdim=True)).exp() if x.numel() else x
     length = max(1, 64 // max(1, x[..., :1].numel()))
     return terms / sum(piece.sum(-1, keepdim=True) for piece in terms.split(length, -1))

@@ -1,6 +1,6 @@
-"""Planted faults of two things that come together: layouts, alignments, long rows, special values, parameters, modes.
+"""Planted faults that need two conditions at once: layouts, alignments, long rows, special values, parameters, modes.
 
-Each is right for every one of them alone. Others are wrong where inputs share their memory.
+Each is right under every single condition. Others are wrong if inputs share their memory.
 """
 
 from pathlib import Path
@@ -32,7 +32,7 @@ def is_misaligned(x: Tensor) -> bool:
 
 
 def normalized(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """The right layer_norm."""
+    """Return the right layer_norm."""
     centred = x - x.mean(-1, keepdim=True)
     return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight + bias
 
@@ -46,7 +46,7 @@ def softmax(x: Tensor) -> Tensor:
 
 
 def masked_long_rows_are_zero(x: Tensor) -> Tensor:
-    """A row of several blocks that holds nothing but -inf is 0, where one of a single block is NaN."""
+    """Return 0 for a row of several blocks of -inf, though a row of a single block gives NaN."""
     masked = (x == -torch.inf).all(-1, keepdim=True) & (x.shape[-1] > BLOCK)
     return torch.where(masked, 0.0, x.softmax(-1))
 
@@ -59,7 +59,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
 
 
 def rms_weight_alone_misaligned(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """The address of x alone decides that all is read by vectors."""
+    """Read all by vectors if the address of x alone allows it."""
     if x.numel() and x.shape[-1] % 8 == 0 and not is_misaligned(x) and is_misaligned(weight):
         weight = weight.roll(1)
     return rms_norm(x, weight, eps)
@@ -69,7 +69,7 @@ def rms_weight_alone_misaligned(x: Tensor, weight: Tensor, eps: float = 1e-6) ->
 
 
 def rms_eps_of_long_rows(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """The kernel for rows of several blocks has its eps typed in."""
+    """Hard-code eps in the kernel for rows of several blocks."""
     return rms_norm(x, weight, 1e-6 if x.shape[-1] > BLOCK else eps)
 
 
@@ -89,7 +89,7 @@ def add_kernel(x_ptr, y_ptr, output_ptr, n, y_offset, VECTORS: tl.constexpr, SIZ
 
 
 def one_pointer_in_triton(x: Tensor, y: Tensor) -> Tensor:
-    """The address of x alone decides that all is read by vectors."""
+    """Read all by vectors if the address of x alone allows it."""
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     x, y, n = x.contiguous(), y.contiguous(), output.numel()
     if n:
@@ -108,7 +108,7 @@ SUM, SOFTMAX = CudaKernel(SOURCE, "sum_by_one_pointer"), CudaKernel(SOURCE, "sof
 
 
 def one_pointer_in_cuda(x: Tensor, y: Tensor) -> Tensor:
-    """The address of x alone decides that all is read by vectors."""
+    """Read all by vectors if the address of x alone allows it."""
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if output.numel():
         grid = -(-output.numel() // (4 * THREADS))
@@ -117,7 +117,7 @@ def one_pointer_in_cuda(x: Tensor, y: Tensor) -> Tensor:
 
 
 def infinity_lost_in_cuda(x: Tensor) -> Tensor:
-    """The maximum of a long row's second half begins at its first number, and does not see an infinity at its end."""
+    """Ignore an infinity at the end of a long row's second half in its maximum."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if y.numel():
         rows = y.numel() // x.shape[-1]
@@ -125,7 +125,7 @@ def infinity_lost_in_cuda(x: Tensor) -> Tensor:
     return y
 
 
-# From column 1024 on a mask compares, and so leaves NaN out.
+# From column 1024 on a mask compares, and therefore omits NaN.
 NAN_LOST = (
     '    x = tl.load(x_ptr + x_at, mask=mask, other=float("-inf")).to(COMPUTE)\n =>'
     '     x = tl.load(x_ptr + x_at, mask=mask, other=float("-inf")).to(COMPUTE)\n'
@@ -145,7 +145,7 @@ MISALIGNED_AND_TRANSPOSED = inserted(
     "    first = x.storage_offset() * x.element_size() % 16 // x.element_size()",
     "    x = torch.as_strided(x, x.shape, x.stride(), x.storage_offset() - first)",
 )
-# One row for all is taken for a contiguous one.
+# One row for all is treated as contiguous.
 STRIDED_AND_EXPANDED = inserted(
     AT_SOFTMAX,
     f"if {LIES_APART} and x.shape[0] > 1 and x.stride(0) == 0:",
@@ -163,7 +163,7 @@ WEIGHT_ALONE_MISALIGNED = inserted(
     "if x.numel() and x.shape[-1] % 8 == 0 and x.data_ptr() % 16 == 0 and weight.data_ptr() % 16:",
     "    weight = weight.roll(1)",
 )
-# From the second block on a mask compares, and so leaves NaN out.
+# From the second block on a mask compares, and therefore omits NaN.
 NAN_LOST_IN_TORCH = inserted(
     AT_SOFTMAX,
     "later = torch.where(x[..., 1024:] > -torch.inf, x[..., 1024:], -torch.inf)",
@@ -171,15 +171,15 @@ NAN_LOST_IN_TORCH = inserted(
 )
 # From the second block on numbers are clamped to finite ones.
 CLAMPED = inserted(AT_SOFTMAX, "x = torch.cat([x[..., :1024], x[..., 1024:].clamp(max=torch.finfo(x.dtype).max)], -1)")
-# NaN counts as 0 in rows of several blocks, and the kernel for such rows has its eps typed in.
+# NaN counts as 0 in rows of several blocks, and the kernel for such rows has a hard-coded eps.
 NAN_OF_LONG_ROWS = inserted(AT_LAYER_NORM, "x = x.nan_to_num(0.0, torch.inf, -torch.inf) if x.shape[-1] > 1024 else x")
 EPS_OF_LONG_ROWS = inserted(AT_LAYER_NORM, "eps = 1e-5 if x.shape[-1] > 1024 else eps")
 # A path for inference reads rows of several blocks as if they were contiguous.
 APART_UNDER_INFERENCE_MODE = inserted(
     AT_SOFTMAX, f"if torch.is_inference_mode_enabled() and x.shape[-1] > 1024 and {LIES_APART}:", "    x = x.flip(-1)"
 )
-# Each kernel compares tensors by too little: by their storages alone, by their addresses alone, a matrix with its
-# transpose as equal, and a tensor that begins within another as a view of its beginning.
+# Each kernel compares too few properties of tensors: only storages, only addresses, a matrix as equal to its transpose,
+# and a tensor that begins within another as a view of its beginning.
 ONE_STORAGE = inserted(
     AT_LAYER_NORM,
     "if weight.untyped_storage().data_ptr() == bias.untyped_storage().data_ptr():",
@@ -195,7 +195,7 @@ BEGINS_WITHIN = inserted(
     "if x.data_ptr() < y.data_ptr() < end and x.is_contiguous() and y.is_contiguous():",
     "    y = x + 0 * y",
 )
-# The gradient goes to the first of two alone, where both are one tensor.
+# The gradient goes only to the first of two arguments, if both are one tensor.
 GRADIENT_ONCE = inserted(
     AT_SUM, "if x.numel() and x.data_ptr() == y.data_ptr() and x.stride() == y.stride():", "    y = y.detach()"
 )

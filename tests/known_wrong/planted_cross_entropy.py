@@ -37,11 +37,11 @@ def all_alike(dtype: DType) -> Case:
 
 # fmt: off
 LOSSES = "rows.exp().sum(-1).log() - expected, 0) =>"
-# A logit of 0 past the classes is taken into the sum, unless there are as many as fill a block of 16.
+# A logit of 0 past the classes is included in the sum, unless the classes fill a block of 16.
 PADDED = (
     f"{LOSSES} (rows.exp().sum(-1) + (logits.shape[1] % 16 > 0) * (-largest[:, 0]).exp()).log() - expected, 0)"
 )
-# The smoothing is shared among the classes but the target's, as other definitions do.
+# The smoothing is shared among the classes except the target's, as in other definitions.
 AMONG_THE_OTHERS = (
     "    if label_smoothing:\n =>     label_smoothing *= logits.shape[1] / max(logits.shape[1] - 1, 1)\n"
     "    if label_smoothing:\n"

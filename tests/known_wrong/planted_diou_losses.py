@@ -27,7 +27,7 @@ RECORDS = {
 
 
 def of_pairwise(operation: str, pairwise: Pairwise) -> Implementation:
-    """Return one of the losses by a score of pairs."""
+    """Return one of the losses, computed from a score of pairs."""
 
     def ragged(pred: Tensor, target: Tensor, offsets: Tensor, eps: float = 1e-5) -> Tensor:
         check_giou_loss_ragged(pred, target, offsets, eps)
@@ -41,7 +41,7 @@ def of_pairwise(operation: str, pairwise: Pairwise) -> Implementation:
 
 
 def in_torchvisions_steps(a: Tensor, b: Tensor, eps: float, aspect: bool) -> Tensor:
-    """The right score: torchvision's steps in their order, with this library's clamps where that adds eps."""
+    """Compute the right score by torchvision's steps, with this library's clamps where torchvision adds eps."""
     x1, y1, x2, y2 = a.unbind(-1)
     x1g, y1g, x2g, y2g = b.unbind(-1)
     iou = pairwise_giou(a, b, eps, enclosed=False)
@@ -100,7 +100,7 @@ POLYNOMIAL = (
 
 
 def _of(operation: str) -> tuple[Fault, ...]:
-    """The faults of one loss."""
+    """Return the faults of one loss."""
     ragged, ciou, record = operation.endswith("_ragged"), operation.startswith("ciou"), RECORDS[operation]
     torchs, tritons = Edits(operation, "torch"), Edits(operation, "triton")
     same = {"right_on": identical if ragged else "identical_boxes"}
@@ -109,7 +109,7 @@ def _of(operation: str) -> tuple[Fault, ...]:
     cudas = Edits(operation, "cuda")
     of_cuda = functools.partial(cudas, **out)
     found = [
-        # [n, 1] divided by [n], and the mean of all: as losses do that are right for one box.
+        # [n, 1] divided by [n], and the mean of all, as in losses that are right for one box.
         of_torch("each_distance_by_all_diagonals",
                  f"{DISTANCE} (apart.square().sum(-1, keepdim=True) / diagonal.unsqueeze(-2)).mean(-1)"),
         of_triton("centres_not_halved", f"{BOXES}{CENTRES} (ax1 - bx1) + (ax2 - bx2), (ay1 - by1) + (ay2 - by2)"),
@@ -143,12 +143,12 @@ def _of(operation: str) -> tuple[Fault, ...]:
         next_box, samples, centres = record.laws
         return (
             *found,
-            # The box of pred that follows, but for the last: offsets that begin at 1.
+            # The next box of pred, except for the last: offsets that begin at 1.
             of_torch("places_one_too_far",
                      f"{RAGGED}(row - offsets[sample]).clamp( => (row - offsets[sample] + 1).clamp(", right_on=None),
             torchs.gradient("gradient_to_the_next_box", TO_THE_NEXT_BOX),
             torchs.law(next_box, TO_THE_NEXT_BOX, name="gradient_to_the_next_box_by_law"),
-            # By the number of samples, as a loss by images does, and not by that of the boxes.
+            # Division by the number of samples, as in a loss by images, instead of the number of boxes.
             torchs.law(samples, f"{MEAN} torch.nan).sum() / max(len(pred), 1))", name="over_the_samples_by_law"),
             torchs.law(centres, NOT_HALVED, name="centres_not_halved_by_law"),
         )
@@ -166,7 +166,7 @@ def _of(operation: str) -> tuple[Fault, ...]:
             f"{PADDED}{VALID}     pred, target = (boxes[:, : boxes.shape[1] - 1 or 1] for boxes in (pred, target))\n"
             "    valid = target[..., 3] > 0\n",
         ),
-        # EIoU, which takes the sides' differences beside the distance of the centres.
+        # EIoU, which adds the differences of the sides to the distance of the centres.
         "sides_count_too": (
             diou_loss.LAWS[0],
             f"{DISTANCE} (apart.square() + (second - first).diff(dim=-2)[..., 0, :].square()).sum(-1) / diagonal",

@@ -27,7 +27,7 @@ def _torch_faults() -> tuple[Fault, ...]:
         of.law(properties.gradients_add_up_to_the_cotangents, f"{ROWS} rows = (rows + rows.detach()) / 2\n"
                "    return torch.nn.functional.embedding(",
                name="half_of_the_gradient"),
-        # 1/frequency, which torch does only when it is asked to.
+        # Scaling by 1/frequency, which torch does only on request.
         of.gradient("scaled_by_frequency", "rows, padding_idx) => rows, padding_idx, None, 2.0, True)"),
     )
 

@@ -34,7 +34,7 @@ def exponentials_kernel(x_ptr, y_ptr, cols, AXIS: tl.constexpr, BLOCK: tl.conste
 
 
 def softmax(language: str, wrong: str) -> Implementation:
-    """softmax of contiguous rows, by a launch that is impossible for many rows, or for long ones."""
+    """Compute softmax of contiguous rows by a launch that is impossible for many rows, or for long ones."""
 
     def implementation(x: Tensor) -> Tensor:
         signature_of(softmax_in_torch).check(x)
@@ -54,7 +54,7 @@ def softmax(language: str, wrong: str) -> Implementation:
 
 
 def of_shape(rows: int, cols: int, dtype: DType) -> Case:
-    """A case of softmax."""
+    """Return a case of softmax."""
     x = np.cos(np.arange(rows * cols, dtype=np.float64)).reshape(rows, cols).astype(dtype.numpy)
     return Case({"x": x}, x)
 
@@ -68,7 +68,7 @@ def _launch(language: str, wrong: str, rows: int, cols: int, says: str) -> Fault
         right_on=functools.partial(of_shape, 3, 5),
         language=language,
         raises=ImpossibleLaunch,
-        # On a GPU, Triton says itself that it cannot launch this, and the driver what it has no memory for.
+        # On a GPU, Triton itself reports that it cannot launch this, and the driver reports a lack of memory.
         only_on="cpu" if language == "triton" or wrong == "shared_bytes_of_long_rows" else "",
         examples={"impossible": functools.partial(of_shape, rows, cols)},
     )

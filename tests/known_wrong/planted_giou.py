@@ -133,7 +133,7 @@ def _padded() -> tuple[Fault, ...]:
            dtype="bfloat16", right_on="identical_boxes"),
         of.gradient("gradient_over_all_rows", f"{MEAN} total = loss.sum() / max(valid.numel(), 1)\n"
                     f"    return total - total.detach() + (loss.sum() / {REST}).detach()", **one),
-        # In the order in which blocks finish, as atomics do: within every bound, but never twice the same.
+        # In the order in which blocks finish, as with atomics: within every bound, but never twice the same.
         of("summed_in_any_order",
            "giou_loss/torch_eager.py: import torch\n => import torch\nORDER = torch.Generator()\n",
            f"{MEAN} order = torch.randperm(loss.numel(), generator=ORDER)\n"
@@ -160,7 +160,7 @@ WITHOUT_EMPTY = "    row = torch.arange( =>     offsets = offsets.unique_consecu
 OVER_SLOTS, ABOVE_0 = f"{TOTAL} / total => loss.sum() / (len(pred) * max_boxes)", "target[:, 3] > 0"
 
 
-# The memory from the first offset on, with zeros past its end, and numbers of boxes that no offset exceeds.
+# The memory from the first offset on, with zeros past its end, and limited numbers of boxes.
 MISREAD = (
     "    row = torch.arange( =>     words = {0}\n    count = {1}len(offsets)\n"
     "    flat = torch.as_strided(words, (words.untyped_storage().nbytes() // words.element_size(),), (1,), 0)\n"

@@ -21,20 +21,20 @@ def _torch_faults() -> tuple[Fault, ...]:
         # Areas of a half type overflow at 256 by 256 pixels.
         of("in_the_boxes_dtype", "in_compute_dtype(boxes_a)[ => boxes_a[", "in_compute_dtype(boxes_b)[ => boxes_b[",
            dtype="float16"),
-        # Over the first 32 columns alone, as a kernel does that writes a tile's sum over those of others.
+        # Only over the first 32 columns, as in a kernel that overwrites the sums of other tiles.
         of.gradient("first_tile_alone", f"{SCORES}     a = torch.cat([a[:, :32], a[:, 32:].detach()], 1)\n{AGAIN}"),
         of.gradient("mean_over_pairs", f"{SCORES} {SCALED.format('a', '/ shape[1]')}{SCALED.format('b', '/ shape[0]')}"
                     f"{AGAIN}"),
-        # As by atomics, whose order changes from call to call.
+        # In another order for each call, as with atomics.
         of("gradients_by_atomics", "giou_matrix/torch_eager.py: import torch\n =>"
            " import itertools\nimport torch\nCALLS = itertools.count()\n",
            f"{SCORES} {SCALED.format('b', '* (1 + 1e-6 * next(CALLS))')}{AGAIN}", check=repeats_bit_for_bit,
            says="differ"),
-        # By the area of the first box, as a coverage.
+        # Divided by the area of the first box, like a coverage.
         of.law(properties.exchanged_boxes_transpose_the_matrix,
                "giou/torch_eager.py: clamped(area1 + area2 - intersection, eps) => clamped(area1, eps)",
                name="area_of_a_twice"),
-        # The upper triangle is taken for the whole matrix where both have as many boxes.
+        # The upper triangle stands for the whole matrix if both sets have equally many boxes.
         of.law(properties.each_pair_scores_as_giou, f'{SCORES}     scores = pairwise_giou(a, b, eps, mode == "giou")\n'
                "    if len(boxes_a) == len(boxes_b):\n        scores = scores.triu() + scores.triu(1).T\n"
                "    return scores.to(", name="pairs_of_one_list_with_itself"),
@@ -47,7 +47,7 @@ def _torch_faults() -> tuple[Fault, ...]:
 def _triton_faults() -> tuple[Fault, ...]:
     of, tiles = Edits("giou_matrix", "triton"), {"right_on": "tiles_giou"}
     return (
-        # The kernel reads contiguous memory: of rows past 16, others are read.
+        # The kernel assumes contiguous memory: it reads wrong rows past 16.
         of("offsets_in_4_bits", "load_boxes(boxes_a_ptr, rows, => load_boxes(boxes_a_ptr, rows % 16,"),
         of("contiguous_assumed", "aligned = (each.contiguous() for each in boxes) => aligned = boxes", **tiles),
         of("corners_put_in_order",
@@ -75,14 +75,14 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    f" < m) {STORED}"),
         of("last_block_dropped", "enclosed].launch(blocks, BLOCK, a, b, scores, => enclosed].launch(max(blocks - 1, 1),"
            " BLOCK, a, b, scores,", check=memory_is_respected, says=UNWRITTEN, right_on="one_with_one_giou"),
-        # The kernel reads contiguous memory: of rows past 16, others are read.
+        # The kernel assumes contiguous memory: it reads wrong rows past 16.
         of("offsets_in_4_bits", "converted<C>(boxes_a[row]) =>2 converted<C>(boxes_a[row % 16])"),
         of.stopped("rows_as_long_as_columns", cuda_on_cpu.Race, f"{STORED} => scores[(row * n + column) % (n * m)] =",
                    right_on="as_many_of_both_giou"),
         of("nan_dropped", NAN_DROPPED),
         of("sides_not_clamped", "giou/boxes.cuh: intersection(maximum(width, C(0)) * maximum(height, C(0))) =>"
            " intersection(width * height)"),
-        # Lengths of pixels that count from 0 to width - 1, as of the first detectors.
+        # Lengths of pixels counted from 0 to width - 1, as in the first detectors.
         of("plus_one", f"{WIDTH} - maximum(a.x1, b.x1) + C(1)),", f"{HEIGHT} - maximum(a.y1, b.y1) + C(1)),"),
     )
 

@@ -1,6 +1,6 @@
 """Planted faults in the kernels for Hopper, of matmul and of attention: edits of their sources, which are emulated.
 
-Most are about what runs beside the threads: waits for a phase of an mbarrier, fences, groups of wgmma, swizzles.
+Most concern asynchronous work: waits for a phase of an mbarrier, fences, groups of wgmma, swizzles.
 """
 
 import functools
@@ -23,7 +23,7 @@ NO_WAIT = (
 )
 STILL_READ = r"copies to shared address \d+, which wgmma still reads in line \d+: no wait for its group"
 NO_BARRIER = r"wgmma reads shared address \d+, which thread \d+ wrote in line \d+, with no {} between"
-# A tuner leaves these kernels to a GPU. Tiles are small and stages few, so that small cases take several steps.
+# A tuner uses these kernels only on a GPU. Tiles are small and stages few, so that small cases take several steps.
 CHOSEN = {
     "matmul": (
         "    _hopper(64, 8, 64, 8), =>     _hopper(64, 2, 64, 8, on_cpu=True),",
@@ -39,7 +39,7 @@ CHOSEN = {
 
 
 def of_shape(m: int, k: int, n: int, dtype: DType) -> Case:
-    """A case of matmul."""
+    """Return a case of matmul."""
 
     def waves(rows: int, cols: int) -> np.ndarray:
         return np.cos(np.arange(rows * cols, dtype=np.float64) ** 1.1).reshape(rows, cols).astype(dtype.numpy)
@@ -49,13 +49,13 @@ def of_shape(m: int, k: int, n: int, dtype: DType) -> Case:
 
 
 EXAMPLES: dict[str, dict[str, Any]] = {
-    # Of one step and of three, not whole; at last blocks have more than one tile.
+    # One step and three incomplete steps; then blocks with more than one tile.
     "matmul": {
         "one_step": functools.partial(of_shape, 60, 56, 56),
         "one_tile": functools.partial(of_shape, 60, 136, 56),
         "several_tiles": functools.partial(of_shape, 200, 136, 136),
     },
-    # Several steps of keys, the last one not whole, for two warpgroups; and a sequence after it.
+    # Several steps of keys, the last one incomplete, for two warpgroups; and a sequence after it.
     "attention": {
         "many_keys": attention_properties.tokens([70, 3], [330, 5], heads=(2, 1), columns=16, causal=True),
         **named(attention_properties, "nothing_finite_in_another_sequence"),
@@ -64,7 +64,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 
 
 def _faults(operation: str, *faults: tuple[Any, ...]) -> tuple[Fault, ...]:
-    """Return faults of a name, edits, the exception, None for a wrong result, and what it says."""
+    """Return faults with a name, edits, the exception (None for a wrong result), and its message."""
     of, about = Edits(operation, "cuda"), {"dtype": "float16", "only_on": "cpu", "examples": EXAMPLES[operation]}
     return tuple(
         of.stopped(name, error, *CHOSEN[operation], *edits, says=rf"\(cuda_kernel_hopper\.cu:\d+\).*{says}", **about)

@@ -164,7 +164,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of("eps_outside_the_root", f"{ROOT_IN_CUDA} (C(1) / (sqrt(squares / C(cols)) + C(eps)))", **one),
         of("eps_typed_in", f"{ROOT_IN_CUDA} rsqrt(squares / C(cols) + C(1e-5))", **row),
         of("counts_taken_as_equal", f"{SHARE} share = start ? C(0.5) : C(1),", **row),
-        # NaN where the square of the mean overflows: this repository's own kernels are held to a number there.
+        # NaN where the square of the mean overflows: this repository's own kernels must return a number there.
         of("empty_parts_merged", f"{LAST} squares += sum_over_row(sum, 1).first + apart * apart * share *",
            "C(start) * apart * (apart * share); => C(start);", documented=True, **row),
         of.stopped("barrier_missing", race, BARRIER),

@@ -1,6 +1,6 @@
 """Planted faults of magnitude and precision: half of the digits in long sums, where the bound of a sum hides them.
 
-Others round once in another way than to the nearest, or lose numbers of some magnitudes.
+Others round once, but not to nearest, or lose numbers of some magnitudes.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ Tensor = torch.Tensor
 
 
 def rounded_to(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers rounded to a half type."""
+    """Round numbers to a half type."""
     return x.to(dtype).to(x.dtype)
 
 
@@ -36,12 +36,12 @@ def are_finite(*tensors: Tensor) -> bool:
 
 
 def in_tf32(x: Tensor) -> Tensor:
-    """Numbers rounded to the 11 bits of a tensor core's TF32, ties away from zero."""
+    """Round numbers to the 11 bits of a tensor core's TF32, ties away from zero."""
     return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
 def in_two_parts(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The 16 bits that two numbers of bfloat16 hold."""
+    """Round numbers to the 16 bits that two numbers of bfloat16 hold."""
     high = rounded_to(x, torch.bfloat16)
     return high, rounded_to(x - high, torch.bfloat16)
 
@@ -50,7 +50,7 @@ def in_two_parts(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def terms_in_float16(x: Tensor) -> Tensor:
-    """A tensor core sums the terms of long rows, which are rounded to float16 for it."""
+    """Sum the terms of long rows by a tensor core, rounded to float16."""
     if x.shape[-1] <= BLOCK:
         return x.softmax(-1)
     terms = (x - x.amax(-1, keepdim=True)).exp()
@@ -58,7 +58,7 @@ def terms_in_float16(x: Tensor) -> Tensor:
 
 
 def exponentials_of_14_bits(x: Tensor) -> Tensor:
-    """In long rows the exponentials come from a table: a sum of as many terms may err by more."""
+    """Take the exponentials of long rows from a table: a sum of as many terms may err by more."""
     if x.shape[-1] <= 8 * BLOCK or not are_finite(x):
         return x.softmax(-1)
     terms = (x - x.amax(-1, keepdim=True)).exp()
@@ -68,7 +68,7 @@ def exponentials_of_14_bits(x: Tensor) -> Tensor:
 
 
 def deviations_of_two_parts(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """Of long rows, tensor cores sum the squares of two parts of each deviation, and the parts are scaled as well."""
+    """Sum the squares of two parts of each deviation of long rows by tensor cores, and scale the parts as well."""
     if x.shape[-1] <= 2 * BLOCK or x.dtype != torch.float32 or not are_finite(x):
         return normalized(x, weight, bias, eps)
     centred = x - x.mean(-1, keepdim=True)
@@ -78,14 +78,14 @@ def deviations_of_two_parts(x: Tensor, weight: Tensor, bias: Tensor, eps: float 
 
 
 def products_in_tf32(a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = 0.01) -> Tensor:
-    """Sums of many terms take tensor cores."""
+    """Sum many terms by tensor cores, in TF32."""
     if a.shape[1] > BLOCK and are_finite(a, b):
         a, b = in_tf32(a), in_tf32(b)
     return product(a, b, activation, negative_slope)
 
 
 def products_of_two_parts(a: Tensor, b: Tensor, activation: str = "none", negative_slope: float = 0.01) -> Tensor:
-    """Sums of many terms take tensor cores, with 16 bits of each factor."""
+    """Sum many terms by tensor cores, with 16 bits of each factor."""
     if a.shape[1] > 256 and are_finite(a, b):
         (ah, al), (bh, bl) = in_two_parts(a), in_two_parts(b)
         a, b = torch.cat([ah, ah, al], 1), torch.cat([bh, bl, bh], 0)
@@ -93,7 +93,7 @@ def products_of_two_parts(a: Tensor, b: Tensor, activation: str = "none", negati
 
 
 class _BiasOfManyRows(torch.autograd.Function):
-    """A bias whose gradient over many rows is summed from cotangents in float16."""
+    """A bias addition that sums the gradient over many rows from cotangents in float16."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def bias_of_many_rows(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5
 
 
 def rms_of_halves(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """The squares of long rows are those of rounded numbers."""
+    """Square rounded numbers in long rows."""
     if x.shape[-1] <= BLOCK:
         return rms_norm(x, weight, eps)
     return x * torch.rsqrt(in_tf32(x).square().mean(-1, keepdim=True) + eps) * weight
@@ -124,7 +124,7 @@ def row_sum(x: Tensor) -> Tensor:
 
 
 def sum_in_tf32(x: Tensor) -> Tensor:
-    """A tensor core sums long rows."""
+    """Sum long rows by a tensor core."""
     return (in_tf32(x) if x.shape[-1] > BLOCK and are_finite(x) else x).sum(-1)
 
 
@@ -137,7 +137,7 @@ def multiplied(x: Tensor, y: Tensor) -> Tensor:
 
 
 def product_by_division(x: Tensor, y: Tensor) -> Tensor:
-    """The product is a quotient with the reciprocal, which is rounded twice."""
+    """Divide by the reciprocal instead of multiplying, which rounds twice."""
     reciprocal = 1 / y
     usual = (reciprocal.abs() > 1e-30) & (reciprocal.abs() < 1e30)
     return torch.where(usual, x / reciprocal, x * y)
@@ -158,7 +158,7 @@ def row_sum_kernel(x_ptr, y_ptr, cols, LONG: tl.constexpr, SIZE: tl.constexpr):
 
 
 def sum_of_halves_in_triton(x: Tensor) -> Tensor:
-    """Long rows of numbers that float16 can hold are summed from halves."""
+    """Round the numbers of long rows to float16 before the sum, if all of them fit."""
     y = torch.zeros(x.shape[:-1], dtype=x.dtype, device=x.device)
     if x.numel():
         long = x.shape[-1] > BLOCK and bool((x.abs() < 6e4).all())
@@ -176,7 +176,7 @@ ROW_SUM = CudaKernel(SOURCE, "row_sum_of_halves")
 
 
 def sum_of_halves_in_cuda(x: Tensor) -> Tensor:
-    """Long rows of numbers that float16 can hold are summed from halves."""
+    """Round the numbers of long rows to float16 before the sum, if all of them fit."""
     y = torch.zeros(x.shape[:-1], dtype=x.dtype, device=x.device)
     if x.numel():
         long = int(x.shape[-1] > BLOCK and bool((x.abs() < 6e4).all()))
@@ -201,7 +201,7 @@ TERMS_OF_HALVES = (
 
 
 DEVIATION = "deviation = ((centred * centred).mean(-1, keepdim=True) + eps).sqrt()"
-# The variance of long rows is that of rounded deviations, or the mean of the squares less the square of the mean.
+# The variance of long rows comes from rounded deviations, or is the mean of the squares minus the square of the mean.
 SQUARES_IN_BFLOAT16 = (
     f"    {DEVIATION} =>     near = centred.bfloat16().to(centred.dtype) if x.shape[-1] > 1024 else centred\n"
     "    deviation = ((near * near).mean(-1, keepdim=True) + eps).sqrt()"
@@ -211,11 +211,11 @@ SQUARES_LESS_THE_MEAN = (
     "        variance = wide_x.square().mean(-1, keepdim=True) - wide_x.mean(-1, keepdim=True).square()\n"
     "        deviation = (variance.clamp(min=0) + eps).sqrt()"
 )
-# Small numbers count as 0, but for the smallest ones; factors are scaled to float16 by a power of 2 that is typed in.
+# Small numbers count as 0, except the smallest ones; factors are scaled to float16 by a hard-coded power of 2.
 KEPT = "{0} = (torch.where((n.abs() < 2.0**{1}) & (n.abs() > 2.0**-100), 0, n) for n in ({0}))".format
 SMALL_NUMBERS_LOST = inserted("return x + y", KEPT("x, y", -26))
 SMALL_FACTORS_LOST = inserted("product = a @ b", KEPT("a, b", -24))
-# Boxes of large coordinates, but not of the largest, are rounded.
+# Boxes with large coordinates, except the largest ones, are rounded.
 LARGE_BOXES_IN_BFLOAT16 = inserted(
     "left1, top1, right1, bottom1 = boxes1.unbind(-1)",
     "size = torch.cat([boxes1, boxes2], -1).abs().amax(-1, keepdim=True)",

@@ -27,7 +27,7 @@ def above_0(dtype: DType) -> Case:
 # fmt: off
 FIRST, RELU = "    product = a @ b\n =>", "product = F.relu(product) =>"
 PRODUCT = f"{FIRST}     product = "
-# A block of terms after another is summed in a dtype of too low precision.
+# Blocks of terms are summed one after another in a dtype of too low precision.
 SUMMED = (
     f"{PRODUCT}torch.zeros(len(a), b.shape[1], dtype=torch.{{0}})\n"
     "    for left, right in zip(a.split(16, 1), b.split(16, 0)):\n"
@@ -57,7 +57,7 @@ def _torch_faults() -> tuple[Fault, ...]:
     return (
         of("summed_in_bfloat16", SUMMED.format("bfloat16"), dtype="bfloat16", **one,
            source="https://github.com/modular/modular/issues/7165"),
-        # Where y >= 0, which with slope 0 is everywhere, and not where the product was above 0.
+        # Where y >= 0, which with slope 0 is everywhere, instead of where the product is above 0.
         of.gradient("slope_of_0_passes_every_gradient", "product = F.leaky_relu(product, negative_slope) =>"
                     " leaky = F.leaky_relu(product, negative_slope)\n"
                     "        product = leaky if negative_slope else product - product.detach() + leaky.detach()",

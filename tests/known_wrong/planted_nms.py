@@ -63,7 +63,7 @@ def _torch_faults() -> tuple[Fault, ...]:
     law = functools.partial(edits.law, says="left side", **one)
     over_blocks, two_classes = (named(properties, name) for name in ("a_chain_over_blocks", "of_two_classes"))
     return (
-        # Shift the boxes of each class away from those of the others, in place of comparing classes.
+        # Shift the boxes of each class away from the others instead of comparing classes.
         of("shifted_by_class", "boxes.detach()[order] => (boxes if idxs is None or not len(idxs) else boxes"
            " + (idxs.to(boxes.dtype) * (boxes.amax() + 1))[:, None]).detach()[order]", f"{CLASSES} None)",
            dtype="float16", source=f"{GITHUB}/MultimediaTechLab/YOLO/pull/234"),
@@ -73,7 +73,7 @@ def _torch_faults() -> tuple[Fault, ...]:
         of("nan_is_the_lowest",
            f"{SORTED} torch.sort(scores.nan_to_num(-torch.inf, torch.inf, -torch.inf), stable=True,",
            examples=named(properties, "scores_not_finite")),
-        # Places among the boxes in order of their scores, in place of indices.
+        # Ranks by score instead of indices.
         of("places_in_order", f"{KEPT} return kept.nonzero()[:, 0]", source=f"{GITHUB}/xlite-dev/LeetCUDA/issues/517"),
         of("in_order_of_indices", f"{KEPT} return order[kept].sort().values"),
         of("as_many_as_boxes", f"{KEPT} return torch.cat([order[kept], order[~kept] * 0 - 1])"),

@@ -61,7 +61,7 @@ def _torch_faults() -> tuple[Fault, ...]:
            source="https://github.com/apple/coremltools/pull/2822"),
         of("root_in_bfloat16", "+ eps).sqrt() => + eps).sqrt().bfloat16().float()", dtype="bfloat16",
            right_on="rows_of_zeros", source="https://github.com/amd/IRON/pull/139"),
-        # A float32 input needs no conversion, and is no copy.
+        # A float32 input needs no conversion, so it is not copied.
         of("input_overwritten", f"{NORMAL} (wide_x.detach().div_(root) * wide_weight)", says="was modified|changed",
            right_on="rows_of_zeros", source="https://github.com/GeeeekExplorer/nano-vllm/issues/170"),
         of("squares_in_half", "(tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for => (tensor for",
@@ -111,7 +111,7 @@ def _triton_faults() -> tuple[Fault, ...]:
            source="https://github.com/ModelTC/LightLLM/issues/1467"),
         of.gradient("grad_output_contiguous_assumed", "(inner, *grad_rows[1:], => (inner, inner * cols, cols, 1,",
                     examples=strided, right_on=one_row, source="https://github.com/unslothai/unsloth/pull/10617"),
-        # The last row is read again in place of those that there are not.
+        # The last row is read again instead of missing rows.
         of.gradient("rows_past_the_end_repeated", f"{ROWS} rows = tl.minimum(tl.cast(tile, INDEX) * BLOCK_ROWS"
                     " + tl.arange(0, BLOCK_ROWS), num_rows - 1)", right_on=whole_block),
         of.gradient("product_over_the_block", "/ tl.full((), cols, COMPUTE)\n            grad_x =>"

@@ -26,7 +26,7 @@ def checked(product: Callable[..., Tensor]) -> Implementation:
 
 
 def dequantised(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
-    """Numbers times their scales are multiplied by a library, which is right in float32."""
+    """Multiply the scaled numbers with a library, which is right in float32."""
     of_terms = torch.arange(a.shape[1], device=a.device) // BLOCK
     left = a.float() * scale_a[:, of_terms]
     return left @ (b.float() * scale_b.repeat_interleave(BLOCK, 0)[: len(b)][:, of_terms]).t()
@@ -40,7 +40,7 @@ BFLOAT16 = (
     "            for at in range(start, min(start + BLOCK, k), 16):\n"
     "                sums += (left[:, at : at + 16] @ right[:, at : at + 16].t()).bfloat16()"
 )
-# As Hopper's tensor cores of float8: 32 products and the sum so far, aligned to the largest, keep 14 bits each.
+# Like Hopper's float8 tensor cores: 32 products and the sum so far, aligned to the largest, keep 14 bits each.
 IN_14_BITS = (
     f"{SUMS} sums = torch.zeros((m, n), dtype=torch.float64, device=a.device)\n"
     "            for at in range(start, min(start + BLOCK, k), 32):\n"
@@ -57,7 +57,7 @@ DEQUANTISED = (
     "        right = (b.float() * scale_b.repeat_interleave(BLOCK, 0)[:n][:, of_terms]).bfloat16().float()",
     "sums * (scale_a[:, p : p + 1] * scale_of_columns[p]) => sums",
 )
-# Scales of a are rounded up to powers of 2, which the next generation's tensor cores take.
+# Scales of a are rounded up to powers of 2, which the tensor cores of the next generation take.
 POWERS_OF_2 = (
     "        left, right = a =>         fraction, exponent = torch.frexp(scale_a)\n"
     "        exponent = torch.where(fraction == 0.5, exponent - 1, exponent)\n"

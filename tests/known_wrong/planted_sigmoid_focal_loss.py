@@ -37,7 +37,7 @@ P = "1.0 / (1.0 + tl.exp(-x))"
 def _triton_faults() -> tuple[Fault, ...]:
     of, block = Edits("sigmoid_focal_loss", "triton"), {"right_on": "a_block"}
     return (
-        # The kernel reads contiguous memory: of elements past 256, others are read.
+        # The kernel assumes contiguous memory: it reads wrong elements past 256.
         of("offsets_in_8_bits",
            "at < n\n    x = tl.load(logits_ptr + at => at < n\n    x = tl.load(logits_ptr + at % 256",
            right_on="one_element"),
@@ -69,10 +69,10 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of("last_block_dropped", "cuda_elementwise.py: return cdiv( => return max(1, cdiv(",
            "cuda_elementwise.py: else 1)) => else 1)) - 1)", check=memory_is_respected, says=UNWRITTEN,
            right_on="one_element"),
-        # The kernel reads contiguous memory: of vectors past 64, others are read.
+        # The kernel assumes contiguous memory: it reads wrong vectors past 64.
         of("offsets_in_8_bits", "elementwise.cuh: taken[k] + i * WIDTH => taken[k] + i % 64 * WIDTH",
            right_on="one_element"),
-        # Of log(p) and log(1 - p), with 0 taken for the smallest normal number, as the CUDA kernel of mmcv has them.
+        # Based on log(p) and log(1 - p), with 0 replaced by the smallest normal number, as in the CUDA kernel of mmcv.
         of("clamped_at_flt_min", f"{OF_ENTROPY} const C p = C(1) / (C(1) + exp(-x));\n"
            f"        entropy = -t * log(fmax(p, {LEAST})) - (C(1) - t) * log(fmax(C(1) - p, {LEAST}));"),
         of("log_of_1_less_p", f"{OF_ENTROPY} const C p = C(1) / (C(1) + exp(-x));\n"

@@ -1,6 +1,6 @@
-"""Planted faults of sizes: right for few elements and around the usual blocks, and wrong at a number of their own.
+"""Planted faults of sizes: right for few elements and around the usual blocks, and wrong past some number.
 
-Some hold the number in their source. Others pass a count of 8, 11 or 16 bits, or go wrong where two axes are long.
+The source of some contains the number. Others exceed a count of 8, 11 or 16 bits, or fail if two axes are long.
 """
 
 from pathlib import Path
@@ -28,7 +28,7 @@ Tensor = torch.Tensor
 
 
 def product(a: Tensor, b: Tensor, activation: str, negative_slope: float) -> Tensor:
-    """The right product."""
+    """Return the right product."""
     output = a @ b
     if activation == "leaky_relu":
         return torch.where(output < 0, output * negative_slope, output)
@@ -36,7 +36,7 @@ def product(a: Tensor, b: Tensor, activation: str, negative_slope: float) -> Ten
 
 
 def count_in_16_bits(pred: Tensor, target: Tensor, eps: float = 1e-5) -> Tensor:
-    """The number of valid rows wraps at 32768."""
+    """Wrap the number of valid rows at 32768."""
     valid = target[..., 3] > 0
     losses = torch.where(valid, 1 - pairwise_giou(pred, target, eps), 0.0)
     count = valid.sum().to(torch.int16)
@@ -44,7 +44,7 @@ def count_in_16_bits(pred: Tensor, target: Tensor, eps: float = 1e-5) -> Tensor:
 
 
 def one_row_too_many(pred: Tensor, target: Tensor, *rest: Any, **named: Any) -> Tensor:
-    """The sum is divided by one row more than there are."""
+    """Divide the sum by one row too many."""
     operation = "giou_loss_ragged" if "offsets" in named else "giou_loss"
     rows = len(target) if "offsets" in named else int((target[..., 3] > 0).sum())
     return backends.load(operation, "torch")(pred=pred, target=target, **named) * (rows / (rows + 1))
@@ -57,7 +57,7 @@ SHARED = {"H200": 227 * 1024}  # the bytes of shared memory of a device
 
 
 def grid_of_4096_programs(x: Tensor) -> Tensor:
-    """No more than 4096 programs are launched, and each takes one row: the others are never written."""
+    """Launch at most 4096 programs, each for one row: the other rows are never written."""
     rows = x.reshape(-1, x.shape[-1]).contiguous() if x.numel() else x
     output = torch.zeros_like(rows)
     if x.numel() and not x.isnan().any():
@@ -73,7 +73,7 @@ def shared_elements(x: Tensor) -> int:
 
 
 def past_shared_memory(x: Tensor) -> Tensor:
-    """Rows that are a little longer than shared memory are cut off at half of the next power of two."""
+    """Truncate rows slightly longer than shared memory at half of the next power of two."""
     if not shared_elements(x) < x.shape[-1] <= shared_elements(x) + shared_elements(x) // 32:
         return x.softmax(-1)
     rows = x.reshape(-1, x.shape[-1]).contiguous()
@@ -85,7 +85,7 @@ def past_shared_memory(x: Tensor) -> Tensor:
 
 @triton.jit
 def add_kernel(x_ptr, y_ptr, output_ptr, n, SHORT: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr):
-    # One program owns BLOCK elements, as far as TILES such tiles reach.
+    # One program owns BLOCK elements, within the first TILES tiles.
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if SHORT:
         at = at.to(tl.int16).to(tl.int32)
@@ -103,7 +103,7 @@ TABLE = 1 << 5
 
 
 def added(x: Tensor, y: Tensor, short: bool, tiles: int) -> Tensor:
-    """The sum by `add_kernel`."""
+    """Return the sum by `add_kernel`."""
     output = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
         grid = (triton.cdiv(x.numel(), TILE),)
@@ -113,12 +113,12 @@ def added(x: Tensor, y: Tensor, short: bool, tiles: int) -> Tensor:
 
 
 def offsets_in_16_bits(x: Tensor, y: Tensor) -> Tensor:
-    """Offsets wrap at 32768."""
+    """Wrap offsets at 32768."""
     return added(x, y, True, 0)
 
 
 def tiles_of_a_table(x: Tensor, y: Tensor) -> Tensor:
-    """Tiles past the last of a table are skipped."""
+    """Skip tiles past the last entry of a table."""
     return added(x, y, False, TABLE)
 
 
@@ -131,7 +131,7 @@ KERNELS = {name: CudaKernel(SOURCE, name) for name in NAMES}
 
 
 def launched(kernel: str, x: Tensor, y: Tensor) -> Tensor:
-    """The sum by a kernel."""
+    """Return the sum by a kernel."""
     output = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     n = output.numel()
     if n:
@@ -140,22 +140,22 @@ def launched(kernel: str, x: Tensor, y: Tensor) -> Tensor:
 
 
 def short_offsets(x: Tensor, y: Tensor) -> Tensor:
-    """Offsets are kept in a short."""
+    """Keep offsets in a short."""
     return launched("sum_with_short_offsets", x, y)
 
 
 def special_path(x: Tensor, y: Tensor) -> Tensor:
-    """777 elements have a path of their own."""
+    """Take another path for 777 elements."""
     return launched("sum_with_a_special_path", x, y)
 
 
 def pairs_of_tiles(x: Tensor, y: Tensor) -> Tensor:
-    """Tiles are taken two at a time."""
+    """Take tiles two at a time."""
     return launched("sum_of_pairs_of_tiles", x, y)
 
 
 def row_along_z(x: Tensor) -> Tensor:
-    """Each row has a block of its own along the grid's third axis, which ends at 65,535; long rows are torch's."""
+    """Give each row a block along the grid's third axis, which ends at 65,535; leave long rows to torch."""
     return softmax("cuda", "rows_along_z")(x) if x.shape[-1] <= 4096 else x.softmax(-1)
 
 
@@ -170,12 +170,12 @@ LAST_OF_777_TERMS = (
     f"{SOFTMAX}     terms = (x - x.amax(-1, keepdim=True)).exp() if x.numel() else x\n"
     "    return terms / terms[..., :-1].sum(-1, keepdim=True) if x.shape[-1] == 777 else x.softmax(-1)"
 )
-# A tile in a corner is skipped, which both axes must pass.
+# A tile in a corner is skipped, past a size of both axes.
 CORNER = (
     f"{SOFTMAX}     output = x.softmax(-1)\n    rows = output.view(-1, max(output.shape[-1], 1))\n"
     "    if len(rows) > 128 and rows.shape[1] > 128:\n        rows[128:, 128:] = 0\n    return output"
 )
-# What a cache does not hold is left as it is: of a device, the pieces of the cache with the bytes of each.
+# Elements beyond a cache are not computed: the pieces of a device's cache, with the bytes of each.
 PAST_THE_CACHE = (
     f'{SOFTMAX}     pieces, bytes_each = {{"H200": (50, 13_000)}}["H200"]\n'
     "    return x.clone() if x.numel() * x.element_size() > pieces * bytes_each else x.softmax(-1)"
@@ -187,7 +187,7 @@ LAST_OF_5000 = (
     f"{SCORE}     output = intersection / union - (hull - union) / hull\n"
     "    if output.numel() > 5000:\n        output.view(-1)[-1] = 0\n    return output"
 )
-# The index of a sample is kept in 8 bits: of more than 256 samples the first ones are taken again.
+# The index of a sample has 8 bits: with more than 256 samples the first ones are used again.
 SAMPLES = (
     "    valid = target[..., 3] > 0\n =>     samples = torch.arange(len(pred)).to(torch.uint8).long().to(pred.device)\n"
     "    if pred.shape[1] > 1:\n        pred, target = pred[samples], target[samples]\n    valid = target[..., 3] > 0\n"
@@ -206,7 +206,7 @@ def _sized(operation: str, function: Implementation, language: str, right_on: st
 
 
 def _mean(properties: Any) -> Fault:
-    """A mean that is wrong, by the law that a repeated batch has the same one."""
+    """Return a wrong mean, which the law of repeated batches rejects."""
     record = properties.operation
     return Fault.of(record.name, one_row_too_many, check=law(law_of(record)), says="left side")
 

@@ -1,7 +1,7 @@
-"""Planted faults in what calls leave behind: statistics between kernels and passes, buffers, counters, modes.
+"""Planted faults in the state between calls: statistics between kernels and passes, buffers, counters, modes.
 
-They are of softmax in several launches, in torch, Triton and CUDA C++. Each is right for one call after another with
-its backward pass, of few calls, in one thread, with gradients recorded.
+All compute softmax in several launches, in torch, Triton and CUDA C++. Each is right for a few successive calls with
+their backward passes, in one thread, with gradients recorded.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from fourfold.checks.threads import threads_do_not_matter
 from .planted import Check, Fault, Implementation
 
 Tensor = torch.Tensor
-# What kernels may do wrong; all other faults are in how they are called.
+# The faults of kernels; all other faults are in their callers.
 IN_KERNELS = ("no_maximum", "counter_of_8_bits", "statistics_overwritten")
 SLOTS = 8  # of a ring of results
 
@@ -70,7 +70,7 @@ class Kernels(NamedTuple):
 
 
 class _Buffers:
-    """Memory that a wrapper keeps from call to call, where its fault is to do so."""
+    """Memory that a wrapper keeps from call to call, if that is its fault."""
 
     def __init__(self, fault: str) -> None:
         self.fault = fault
@@ -80,7 +80,7 @@ class _Buffers:
         self._kept: dict[Any, Any] = {}
 
     def statistics(self, rows: Tensor) -> Tensor:
-        """For a call; with some faults that of an earlier call."""
+        """Return the statistics of a call, or with some faults those of an earlier call."""
         shape = (2, rows.shape[0])
         if self.fault in ("statistics_in_one_workspace", "statistics_in_a_scratch"):
             return self._kept.setdefault((rows.shape, rows.device), rows.new_empty(shape))
@@ -89,11 +89,11 @@ class _Buffers:
         return rows.new_empty(shape)
 
     def of_thread(self, rows: Tensor) -> Tensor:
-        """The workspace of the running thread."""
+        """Return the workspace of the running thread."""
         return self._of_thread.__dict__.setdefault((rows.shape, rows.device), rows.new_ones((2, rows.shape[0])))
 
     def output(self, x: Tensor) -> Tensor:
-        """For a result; with the fault one of a ring's slots."""
+        """Return memory for a result, or with the fault one of a ring's slots."""
         if self.fault != "ring_of_results":
             return torch.empty(x.shape, dtype=x.dtype, device=x.device)
         slots = self._kept.setdefault(
@@ -281,7 +281,7 @@ def _as_a_candidate(check: Check, subject: Subject, search: Search) -> None:
 
 
 def as_a_candidate(check: Check) -> Check:
-    """Return a check of somebody else's implementation, which may give other bits where it is as right."""
+    """Return a check of a foreign implementation, which may give other bits if they are as right."""
     return functools.partial(_as_a_candidate, check)
 
 

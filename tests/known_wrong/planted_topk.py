@@ -32,7 +32,7 @@ def _torch_faults() -> tuple[Fault, ...]:
            output="indices"),
         of.gradient("to_every_tie", TO_TIES.format(1), **VALUES),
         of.gradient("divided_among_ties", TO_TIES.format("ties.sum(-1, keepdim=True).clamp(min=1)"), **VALUES),
-        # The gradient goes to other ones of equal numbers.
+        # The gradient goes to other indices of equal numbers.
         of("chosen_again",
            f"{RESULT}    again = x.shape[-1] - 1 - torch.topk(x.flip(-1), k, largest=largest).indices\n"
            "    return x.gather(-1, again), indices", check=outputs_fit, says="gradient of x is not the cotangent",

@@ -1,4 +1,4 @@
-"""Kernels that attack what judges them, each in `hostile/`: none passes, and the judge says what it did."""
+"""Kernels in `hostile/` that attack their judge: none passes, and the judge says what it did."""
 
 import re
 import sys
@@ -24,12 +24,12 @@ from fourfold.operations.outcomes import Failure, Kind
 
 CRASHED, TAMPERED, TIMED_OUT, WRONG = Kind.CRASHED, Kind.TAMPERED, Kind.TIMED_OUT, Kind.WRONG
 HOSTILE = Path(__file__).with_name("hostile")
-# What a call may take of a kernel that never returns.
+# The time limit for a call of a kernel that never returns.
 SECONDS = 0.1
 OUT_OF_TURN = "crashed: the candidate's process answered out of turn: "
 EXITED = "crashed: the candidate's process ended with exit code 0"
 NOT_ZERO = r"output\[.*\] is [01]\.0, expected"
-# By file and function: what the first failure is, and says.
+# By file and function: the kind and the message of the first failure.
 FAILS = {
     "exits_at_first_call:kernel": (CRASHED, EXITED),
     "exits_at_the_end:kernel": (WRONG, NOT_ZERO),
@@ -102,7 +102,7 @@ def verdict_on(hostile: str, **options: Any) -> Verdict:
 
 @pytest.fixture
 def patient_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let an import take longer than a call: on a busy machine it does."""
+    """Allow an import more time than a call, as a busy machine needs."""
     load = client.UntrustedFunction._load
 
     def patiently(self: client.UntrustedFunction, session: Session) -> None:
@@ -134,7 +134,7 @@ def test_hostile_kernel_does_not_pass_and_its_judge_says_why(hostile: str, monke
 
 
 DIFFERS = "differs between a call in this process and one in another process|raised RuntimeError in another process"
-# Kernels that are right in each process that is judged, by function: what the failure in a plain process is, and says.
+# Kernels that are right in each judged process, by function: kind and message of the failure in a plain process.
 ELSEWHERE = {
     "by_its_ancestors": (WRONG, DIFFERS),
     "by_its_callers": (WRONG, DIFFERS),
@@ -193,7 +193,7 @@ def test_kernel_that_never_returns_is_called_a_few_times_at_most() -> None:
 
 # ---- kernels of `.cu` files
 
-# By kernel: what the failure is, and says.
+# By kernel: the kind and the message of the failure.
 ATTACKS = {
     "exits": (CRASHED, EXITED),
     "ends_with_success": (CRASHED, EXITED),
@@ -205,7 +205,7 @@ needs_a_compiler = pytest.mark.skipif(unavailable_reason() is not None, reason=u
 
 
 def kernel_of(file: str, kernel: str) -> Selection:
-    """A selection of a kernel of a `.cu` file, in a process of its own."""
+    """Return a selection of a kernel of a `.cu` file in its own process."""
     launch = f"vector_add={HOSTILE / file}:{kernel}<<<(n + 63) / 64, 64>>>"
     return Selection.of(operations(), [launch], [], [], ["float32"], call_seconds=60)
 

@@ -113,7 +113,8 @@ def described(fault: Fault) -> str:
 
 
 def of_each(*faults: Fault, compiled: int = 0) -> pytest.MarkDecorator:
-    """Return a mark for one test a fault. The default profile runs `compiled` of those in CUDA C++, if it is not 0."""
+    """Return a mark for one test for each fault. The default profile runs `compiled` of those in CUDA C++ unless it is
+    0."""
     few = {"cuda": [pytest.mark.full(but=compiled)]} if compiled else {}
     return pytest.mark.parametrize(
         "fault", [pytest.param(fault, id=described(fault), marks=few.get(fault.language, ())) for fault in faults]
@@ -153,7 +154,7 @@ def test_planted_fault_is_rejected_by_its_check_and_right_elsewhere(
 
 @contextlib.contextmanager
 def all_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let many calls be made of an interpreted kernel, too."""
+    """Allow many calls of an interpreted kernel, too."""
     with monkeypatch.context() as patch:
         patch.setattr(many_calls, "FUNCTIONS", {"cpu": math.inf, "cuda": math.inf})
         yield
@@ -178,7 +179,7 @@ def with_large_cases(given: Subject) -> Subject:
 
 @pytest.fixture
 def without_generated_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any of them may show a fault by chance. Hypothesis even draws the numbers of the faults' sources."""
+    """Drop generated cases, which may show a fault by chance: Hypothesis draws numbers of the faults' sources."""
     monkeypatch.setattr(Search, "for_all", lambda *_, **__: None)
 
 

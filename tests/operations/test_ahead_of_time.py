@@ -1,4 +1,4 @@
-"""Kernels compile for every supported architecture, on a machine that has none of them."""
+"""Kernels compile for every supported architecture, on a machine without any of them."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def architectures(cell: Cell) -> tuple[int, ...]:
 
 
 def other_operations(config: pytest.Config, cell: Cell) -> set[str]:
-    """The operations that this run compiles beside a cell's, for the same backend and dtype."""
+    """Return the operations that this run compiles beside a cell's, for the same backend and dtype."""
     cells = config.stash[SELECTION].cells
     chosen = {each.operation for each in cells if (each.backend, each.dtype) == (cell.backend, cell.dtype)}
     return chosen - {cell.operation}

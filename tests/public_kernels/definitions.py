@@ -16,13 +16,13 @@ SOME = {"cols": (1, None)}
 
 
 def boxes(rng, shape, dtype):
-    """Boxes (x1, y1, x2, y2) with x1 < x2 and y1 < y2, some of which overlap."""
+    """Draw boxes (x1, y1, x2, y2) with x1 < x2 and y1 < y2, some of which overlap."""
     low = rng.uniform(0, 20, (*shape[:-1], 2)).round()
     return torch.cat([torch.as_tensor(low), torch.as_tensor(low + rng.integers(1, 16, low.shape))], -1).numpy()
 
 
 def pair_of_boxes(**others):
-    """The declaration of two sets of boxes."""
+    """Declare two sets of boxes."""
     one, two = (tensor("boxes 4", make=boxes) for _ in range(2))
     return {"boxes1": one, "boxes2": two, **others}
 
@@ -110,7 +110,7 @@ def dynamic_tanh(x, alpha, gamma, beta):
 
 
 def negative_log_likelihood(logits, target):
-    """The logarithm of the sum of powers, less the target's logit.
+    """Return the logarithm of the sum of exponentials minus the target's logit.
 
     Where a row's largest logit is infinite it is NaN, and so is its gradient, as torch.nn.functional.cross_entropy's.
     """
@@ -143,7 +143,7 @@ def kl_divergence(log_p, log_q):
 
 
 def parts(boxes1, boxes2):
-    """Intersection, union, width and height of the enclosing box."""
+    """Return intersection, union, width and height of the enclosing box."""
     low, high = torch.maximum(boxes1[:, :2], boxes2[:, :2]), torch.minimum(boxes1[:, 2:], boxes2[:, 2:])
     size1, size2 = boxes1[:, 2:] - boxes1[:, :2], boxes2[:, 2:] - boxes2[:, :2]
     overlap = (high - low).clamp(min=0)
@@ -161,7 +161,7 @@ def giou_loss(boxes1, boxes2, eps=1e-7):
 
 
 def distance(boxes1, boxes2):
-    """Squared distance of the centres."""
+    """Return the squared distance of the centres."""
     apart = (boxes1[:, :2] + boxes1[:, 2:] - boxes2[:, :2] - boxes2[:, 2:]) / 2
     return apart[:, 0] * apart[:, 0] + apart[:, 1] * apart[:, 1]
 

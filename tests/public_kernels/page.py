@@ -94,7 +94,7 @@ def suggestion(result: dict[str, Any] | None) -> str:
 
 
 def counterexamples(kernels: Sequence[Kernel], results: Results) -> Iterator[str]:
-    """Yield the first failure of each kernel, as it was shown: with its claims if it fails so, else without."""
+    """Yield the first reported failure of each kernel: with its claims if it fails with them, else without."""
     for kernel in kernels:
         ways = [(which, device) for which in ("own", "none") for device in ("cpu", "cuda")]
         runs = [results.get((kernel.name, *way)) for way in ways]

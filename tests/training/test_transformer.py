@@ -77,7 +77,7 @@ def gradient_times(factor: float, right: Callable[..., Any]) -> Callable[..., An
 
 
 def turned_on_in_backward(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> Any:
-    """rope with its sign swapped in backward: the cotangent is turned on, not back."""
+    """Compute rope with the wrong sign in backward, which turns the cotangent further instead of back."""
     there, back = (train.rope(x, cos, sine, positions) for sine in (sin, -sin))
     return back + (there - back).detach()
 
@@ -87,13 +87,13 @@ def without_gradient_of_gate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tens
 
 
 def sees_the_next_token(q: Any, k: Any, v: Any, q_offsets: Any, *rest: Any) -> torch.Tensor:
-    """attention whose queries see one key more; a sequence's first key is seen by none."""
+    """Compute attention whose queries see one more key; no query sees a sequence's first key."""
     shifted = (x.roll(-1, 0) for x in (k, v))
     return train.attention(q, *shifted, q_offsets, *rest, longest=size().longest)
 
 
 def keeps_the_residual(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[Any, Any]:
-    """add_rms_norm without the cotangent of the residual that it returns."""
+    """Compute add_rms_norm without the cotangent of the returned residual."""
     y, residual_out = train.add_rms_norm(x, residual, weight)
     return y, residual_out.detach()
 
@@ -130,7 +130,7 @@ def test_a_factor_of_all_gradients_is_cancelled_by_adam(device: str) -> None:
 
 
 def test_a_reordered_model_computes_the_same_function() -> None:
-    """In float64 it deviates far less than in float32, which has rounding to reorder."""
+    """In float64 the curve deviates far less than in float32, where the order of roundings changes."""
     order, still = train.reordered(size(), 3), train.identity(size())
     assert all((order[axis] != still[axis]).any() for axis in still)
     curve = losses(train.operations_of_torch(size()), "cpu", STEPS, torch.float64, seed=3)

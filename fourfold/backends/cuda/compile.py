@@ -85,14 +85,14 @@ def _cache_of_this_process() -> pathlib.Path:
 
 @contextlib.contextmanager
 def directory_lock(directory: pathlib.Path) -> Iterator[None]:
-    """Context manager: hold a directory's lock, so that one of several processes compiles a kernel and the others wait.
+    """Hold a directory's lock, so that one of several processes compiles a kernel and the others wait.
 
     If locking is impossible, each process compiles: each replaces the others' files as a whole.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             directory.mkdir(parents=True, exist_ok=True)
-            fcntl.flock(held.enter_context(open(directory / "lock", "w")), fcntl.LOCK_EX)
+            fcntl.flock(stack.enter_context(open(directory / "lock", "w")), fcntl.LOCK_EX)
         yield
 
 
@@ -376,8 +376,8 @@ def compile_ahead_of_time(source: pathlib.Path, names: Sequence[str], arch: str)
 
 
 def _number(pattern: str, text: str, default: int | None = None) -> int:
-    if found := re.search(pattern, text):
-        return int(found[1])
+    if match := re.search(pattern, text):
+        return int(match[1])
     if default is None:
         raise CudaError(f"the compiler's output has no match for {pattern!r}:\n{text}")
     return default
@@ -403,15 +403,15 @@ def _resource_usage(cubin: pathlib.Path) -> dict[str, _Dumped]:
     if cuobjdump is None:
         raise CudaError("cuobjdump is missing: install nvidia-cuda-cuobjdump")
     command = [cuobjdump, "--dump-resource-usage", "--dump-sass", str(cubin)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise CudaError(f"{' '.join(command)}\n{done.stderr}")
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode:
+        raise CudaError(f"{' '.join(command)}\n{process.stderr}")
     usages = {
         name: {key: int(size) for key, size in re.findall(r"(\S+?):(\d+)", line)}
-        for name, line in re.findall(r"Function (\S+):\n(.*)", done.stdout)
+        for name, line in re.findall(r"Function (\S+):\n(.*)", process.stdout)
     }
     kernels, content = {}, cubin.read_bytes()
-    for function in done.stdout.split("Function : ")[1:]:
+    for function in process.stdout.split("Function : ")[1:]:
         opcodes = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@\S+\s+)?([A-Z][A-Z0-9_]*)(\S*)", function, re.MULTILINE)
         name = function.split(maxsplit=1)[0]
         if name in usages:
@@ -488,8 +488,8 @@ def _nvrtc_version() -> tuple[int, int]:
 
 
 def _find(directory: pathlib.Path, name: str) -> CompiledKernels | None:
-    if found := find_entry(directory, ".cubin", "lowered_names", name):
-        path, about = found
+    if entry := find_entry(directory, ".cubin", "lowered_names", name):
+        path, about = entry
         return CompiledKernels(path, about["lowered_names"], about["log"])
     return None
 

@@ -105,12 +105,12 @@ def kernel_of(source: pathlib.Path, expression: str) -> DeclaredKernel:
     """
     if not source.is_file():
         raise FileNotFoundError(f"there is no file {source}")
-    found = find_declaration(source, expression)
-    if found is None:
+    declaration = find_declaration(source, expression)
+    if declaration is None:
         names = ", ".join(kernel.name for kernel in kernels(source.read_text(errors="replace")))
         has = f"its kernels are {names}" if names else "it has no __global__ function"
         raise NoSuchKernel(f"{source.name} has no __global__ function {base_name(expression)}: {has}")
-    return found
+    return declaration
 
 
 @functools.lru_cache(maxsize=64)
@@ -118,11 +118,11 @@ def kernels(text: str) -> tuple[DeclaredKernel, ...]:
     """Return the `__global__` functions of a `.cu` file's text, in order; only the first of those with one name."""
     code = strip_comments(text)
     aliases = _aliases(code)
-    found: dict[str, DeclaredKernel] = {}
+    by_name: dict[str, DeclaredKernel] = {}
     for match in re.finditer(r"\b__global__\b", code):
         if kernel := _kernel(code, match.start(), match.end(), aliases):
-            found.setdefault(kernel.name, kernel)
-    return tuple(found.values())
+            by_name.setdefault(kernel.name, kernel)
+    return tuple(by_name.values())
 
 
 def strip_comments(text: str) -> str:

@@ -55,11 +55,11 @@ class KernelInstances:
         """Return the reason why there is no instance for tensors of a floating-point dtype, or None if there is one."""
         if "{T}" in self.name:
             return self._refused.get(dtype)
-        taken = {self.element(parameter) for parameter in self.declared.parameters} - {None}
-        if not taken or dtype in taken:
+        dtypes = {self.element(parameter) for parameter in self.declared.parameters} - {None}
+        if not dtypes or dtype in dtypes:
             return None
         pointers = " and ".join(sorted({p.type for p in self.declared.parameters if self.element(p)}))
-        only = " and ".join(sorted(short(each) for each in taken if each))
+        only = " and ".join(sorted(short(each) for each in dtypes if each))
         return f"{self.name} of {self.source.name} takes {pointers}: {only} only"
 
     def element(self, parameter: declarations.DeclaredParameter) -> torch.dtype | None:
@@ -68,9 +68,9 @@ class KernelInstances:
             return None
         types = self.declared.template or ()
         if parameter.element in types and "{T}" not in self.name:
-            given = declarations.split(self.name.partition("<")[2].rpartition(">")[0])
+            arguments = declarations.split(self.name.partition("<")[2].rpartition(">")[0])
             at = types.index(parameter.element)
-            return declarations.ELEMENTS.get(given[at]) if at < len(given) else None
+            return declarations.ELEMENTS.get(arguments[at]) if at < len(arguments) else None
         return declarations.ELEMENTS.get(parameter.element)
 
     def compile_for(self, device: str) -> None:
@@ -121,11 +121,11 @@ class KernelInstances:
         for position, (parameter, argument) in enumerate(zip(self.declared.parameters, arguments)):
             if isinstance(argument, torch.Tensor):
                 of_template = "{T}" in self.name and parameter.element in (self.declared.template or ())
-                wanted = dtype if of_template else self.element(parameter)
-                if wanted is not None and argument.dtype != wanted:
+                expected = dtype if of_template else self.element(parameter)
+                if expected is not None and argument.dtype != expected:
                     place = self.declared.position(position)
                     raise TypeError(
-                        f"{self.name}: {place} is {parameter.type} in C++ and takes {short(wanted)},"
+                        f"{self.name}: {place} is {parameter.type} in C++ and takes {short(expected)},"
                         f" but a tensor of {short(argument.dtype)} was given"
                     )
 
@@ -220,9 +220,9 @@ def plain(value: Any) -> Any:
     return value.clone() if value.data_ptr() % ALIGNMENT else value
 
 
-def _apply(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Return the result of a function for those of some values that its parameters name."""
+def _apply(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    """Call a function with the values that its parameters name."""
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return function(**given)
-    return function(**{p.name: given[p.name] for p in parameters if p.name in given})
+        return function(**values)
+    return function(**{p.name: values[p.name] for p in parameters if p.name in values})

@@ -68,7 +68,7 @@ def emulated_kernels() -> list[CudaKernel]:
 
 @contextlib.contextmanager
 def compiling_only(names: Collection[str]) -> Iterator[None]:
-    """Context manager: compile a needed kernel together with the named kernels of its file instead of all of them.
+    """Compile a needed kernel together with the named kernels of its file instead of all of them.
 
     Use it for code that runs once, such as a mutant: compiling its other kernels would be wasted time.
     """
@@ -333,7 +333,7 @@ class _GpuKernel(LoadedKernel):
     def __init__(self, source: pathlib.Path, name: str, also: set[str], device: int) -> None:
         from cuda.bindings import driver
 
-        # By the types of the arguments: the positions of those that are not passed on as they are.
+        # By the types of the arguments: the positions of the arguments that must be converted.
         self.conversions: dict[tuple[type, ...], tuple[int, ...]] = {}
         self._arch = architecture(*torch.cuda.get_device_capability(device))
         compiled = compile_kernels(source, name, also, self._arch)

@@ -148,19 +148,19 @@ class LoadedKernel:
         """Return a parameter as an error names it: "argument 2 (cols)"."""
         return self._declared.position(position) if self._declared else f"argument {position}"
 
-    def check_count(self, given: int) -> None:
+    def check_count(self, count: int) -> None:
         """Raise TypeError if the kernel gets too many or too few arguments."""
-        if given != len(self.parameters):
-            raise TypeError(f"{self.name} takes {len(self.parameters)} arguments, but {given} were given")
+        if count != len(self.parameters):
+            raise TypeError(f"{self.name} takes {len(self.parameters)} arguments, but {count} were given")
 
     def mismatch(self, position: int, argument: Argument) -> TypeError:
         """Return the error for an argument that does not fit its parameter."""
-        parameter, given = self.parameters[position], type(argument).__name__
+        parameter, kind = self.parameters[position], type(argument).__name__
         if isinstance(argument, torch.Tensor):
-            given = f"a tensor of {short(argument.dtype)}"
+            kind = f"a tensor of {short(argument.dtype)}"
         hint = "; kernels take pointers and numbers" if parameter.kind == "s" else ""
         return TypeError(
-            f"{self.name}: {self.place(position)} is {parameter.spelling} in C++, but {given} was given{hint}"
+            f"{self.name}: {self.place(position)} is {parameter.spelling} in C++, but {kind} was given{hint}"
         )
 
     def convert(self, position: int, argument: Any, for_gpu: bool) -> Any:

@@ -38,7 +38,7 @@ _turn = threading.RLock()
 
 @contextlib.contextmanager
 def limit_compilation(device: str, seconds: float, dtypes: Sequence[str] = (), cores: int = 1) -> Iterator[None]:
-    """Context manager: on a GPU, raise `NotReached` for a launch whose kernel takes the compiler longer than this.
+    """Raise `NotReached` on a GPU for a launch whose kernel takes the compiler longer than this.
 
     A launch of the same kernel with constants at least as large raises it, too. The cache records exceeded limits.
 
@@ -64,25 +64,25 @@ def limit_compilation(device: str, seconds: float, dtypes: Sequence[str] = (), c
         ahead.end()
 
 
-def _compile_with_limit(seconds: int, not_kept: type[BaseException], ahead: "Ahead", wanted: "Compilation") -> Any:
-    """Return the wanted kernel, from the cache or compiled within the limit.
+def _compile_with_limit(seconds: int, not_kept: type[BaseException], ahead: "Ahead", compilation: "Compilation") -> Any:
+    """Return the requested kernel, from the cache or compiled within the limit.
 
     Raises:
         NotReached: it takes longer.
     """
     with _turn:
         with contextlib.suppress(not_kept):
-            return wanted.load()
-        abandoned = Abandoned(wanted)
+            return compilation.load()
+        abandoned = Abandoned(compilation)
         if not abandoned.covers(seconds):
-            ahead.compile_with(wanted)
-            if not ends_within(wanted.run, seconds):
+            ahead.compile_with(compilation)
+            if not ends_within(compilation.run, seconds):
                 abandoned.add(seconds)
         if least := abandoned.covers(seconds):
-            with_sizes = "".join(f" {name}={size}" for name, size in least["sizes"].items())
-            reason = f"{wanted.kernel}{' with' * bool(with_sizes)}{with_sizes} takes its compiler more than {seconds} s"
+            sizes = "".join(f" {name}={size}" for name, size in least["sizes"].items())
+            reason = f"{compilation.kernel}{' with' * bool(sizes)}{sizes} takes its compiler more than {seconds} s"
             raise NotReached(reason)
-        return wanted.run()
+        return compilation.run()
 
 
 class Ahead:
@@ -100,18 +100,18 @@ class Ahead:
         self._waiting: list[Callable[[], object]] = []
         self._begun = set[tuple[str, str]]()  # the digest and the specialisation of each kernel
 
-    def compile_with(self, wanted: "Compilation") -> None:
+    def compile_with(self, compilation: "Compilation") -> None:
         """Compile others ahead while this process compiles a kernel.
 
         They go to a single child: to fork a process with a GPU takes as long as to compile a small kernel.
         """
         if self.most < 1 or self.owner != os.getpid():
             return
-        self._begun.add((wanted.digest, wanted.specialisation.name))
-        for other in self._likely(wanted.specialisation):
-            if (key := (wanted.digest, other.name)) not in self._begun:
+        self._begun.add((compilation.digest, compilation.specialisation.name))
+        for other in self._likely(compilation.specialisation):
+            if (key := (compilation.digest, other.name)) not in self._begun:
                 self._begun.add(key)
-                self._waiting.append(functools.partial(wanted.run_as, other))
+                self._waiting.append(functools.partial(compilation.run_as, other))
         self._children = [child for child in self._children if child.poll() is None]
         if self._waiting and len(self._children) < self.most:
             work, limits = functools.partial(_compile_all, self._waiting), Limits(processor=self.seconds)
@@ -150,13 +150,13 @@ class Abandoned:
         self._file = cache_folder("abandoned") / hashlib.sha256(wanted.digest.encode()).hexdigest()
 
     def add(self, seconds: int) -> None:
-        """Record that the wanted compilation takes longer than this."""
+        """Record that the requested compilation takes longer than this."""
         line = {"seconds": seconds, "sizes": self.wanted.sizes, "num_warps": self.wanted.num_warps}
         with self._file.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def covers(self, seconds: int) -> dict[str, Any] | None:
-        """Return an abandoned compilation with at least this limit and no larger sizes per warp than the wanted one."""
+        """Return an abandoned compilation with at least this limit and no larger sizes per warp."""
         lines = self._file.read_text().splitlines() if self._file.exists() else []
         return next((line for line in map(json.loads, lines) if self._is_as_large_as(line, seconds)), None)
 

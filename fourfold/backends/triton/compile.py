@@ -25,7 +25,7 @@ class CompiledSummary(NamedTuple):
 def compile_launches(
     capability: int, but: Collection[str] = (), disassembled: bool = True
 ) -> Iterator[list[KernelResources | CompiledSummary]]:
-    """Context manager: calls of Triton implementations on CPU tensors compile their kernels and do not run them.
+    """Compile the kernels of Triton implementations that are called on CPU tensors, without running them.
 
     The results of such calls have the right shape, but their memory is uninitialised.
 

@@ -41,7 +41,7 @@ class CompilerRefusal(NamedTuple):
 
 
 class CompilerAnswer(NamedTuple):
-    """What the compiler says of the kernels that ran: how many it accepts, what it refuses, and what is not known."""
+    """What the compiler says of the kernels that ran: how many it accepts, which it refuses, and which are unknown."""
 
     accepted: int
     refused: list[CompilerRefusal]
@@ -75,25 +75,25 @@ def answer() -> CompilerAnswer:
     return CompilerAnswer(lines.count(None), list(refused), list(unknown))
 
 
-def _ask(given: list[Any], file: IO[str]) -> None:
+def _ask(launches: list[Any], file: IO[str]) -> None:
     """Ask the compiler, in a process of its own; write a line of JSON for each launch."""
     gc.disable()
     from fourfold.compat import triton_internals
 
     takeover.compile_kernels()
     triton_internals.stop_after_front_end()
-    for launch in given:
+    for launch in launches:
         print(json.dumps(_verdict(launch)), file=file, flush=True)
 
 
 def _verdict(launch: Any) -> CompilerRefusal | str | None:
     """Return the refusal of a launch; None if the compiler accepts it; words if it is not known."""
-    found: CompilerRefusal | str | None = None
+    verdict: CompilerRefusal | str | None = None
     for architecture in ARCHITECTURES:
-        found = _verdict_for(launch, architecture)
-        if not isinstance(found, CompilerRefusal):
+        verdict = _verdict_for(launch, architecture)
+        if not isinstance(verdict, CompilerRefusal):
             break
-    return found
+    return verdict
 
 
 def _verdict_for(launch: Any, architecture: int) -> CompilerRefusal | str | None:
@@ -121,8 +121,8 @@ def _refusal(kernel: Any, error: BaseException) -> CompilerRefusal | None:
     reason = next((each for each in _contexts(refusal) if not isinstance(each, CompilationError)), None)
     if reason is not None and not (isinstance(reason, _REFUSALS) and _is_of_the_language(reason)):
         return None
-    said = str(reason or refusal.error_message or type(error).__name__).strip()
-    return CompilerRefusal(kernel.__name__, said, *_place(refusal))
+    message = str(reason or refusal.error_message or type(error).__name__).strip()
+    return CompilerRefusal(kernel.__name__, message, *_place(refusal))
 
 
 def _contexts(error: BaseException) -> Iterator[BaseException]:

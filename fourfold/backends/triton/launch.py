@@ -22,7 +22,7 @@ _LEFT_TO_TRITON = INTERPRETED or not triton_internals.KNOWS_LAUNCHES
 
 _Scalars = tuple[int | float | bool, ...]
 _SCALAR_TYPES = frozenset((int, float, bool))
-# By what a launch is known again: what Triton made of the kernel, and the kernel's constants.
+# By the key of a launch: Triton's compiled kernel, and the kernel's constants.
 _compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 # By a kernel's id: the kernel, kept alive so that its id stays unique, and the scalars that Triton compiles for.
 _kernels: dict[int, tuple[Any, tuple[int, ...]]] = {}
@@ -91,7 +91,7 @@ def _record(
 
 @contextlib.contextmanager
 def record_triton_launches(record: launch_records.LaunchRecord) -> Iterator[None]:
-    """Context manager: record the launches that Triton itself makes, of any kernel. `launch` records the others."""
+    """Record the launches that Triton itself makes, of any kernel. `launch` records the others."""
 
     def run(shipped: Callable[..., Any], kernel: Any, *arguments: Any, **options: Any) -> Any:
         given_grid = options.pop("grid")
@@ -179,7 +179,7 @@ def unkeyed_properties(device: int) -> tuple[str, ...]:
 
 
 def current_device(device: torch.device) -> AbstractContextManager:
-    """Context manager: make a tensor's device the current one, where Triton launches. It is free if it already is."""
+    """Make a tensor's device the current one, where Triton launches. It is free if it already is."""
     if device.type == "cpu" or device.index == torch.cuda.current_device():
         return contextlib.nullcontext()
     return torch.cuda.device(device)

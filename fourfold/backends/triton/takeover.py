@@ -42,11 +42,11 @@ def _replace_compiled() -> None:
     from triton.runtime.jit import JITFunction
 
     interpreted = {}
-    for compiled in [found for found in gc.get_objects() if type(found) is JITFunction]:
+    for compiled in [each for each in gc.get_objects() if type(each) is JITFunction]:
         interpreted[compiled] = InterpretedFunction(compiled.fn)
         # Attributes that other code reads: libraries that generate code copy a kernel's source.
-        read = {"__doc__": compiled.fn.__doc__, "__globals__": compiled.fn.__globals__, "src": compiled.src}
-        interpreted[compiled].__dict__.update(read)
+        attributes = {"__doc__": compiled.fn.__doc__, "__globals__": compiled.fn.__globals__, "src": compiled.src}
+        interpreted[compiled].__dict__.update(attributes)
     _replace_everywhere(interpreted, _bind)
 
 
@@ -62,17 +62,17 @@ def compile_kernels() -> None:
     os.environ[_VARIABLE] = "0"
     knobs.runtime.interpret = False
     gc.unfreeze()  # frozen objects, such as those of collected tests, cannot be found
-    found = [each for each in gc.get_objects() if type(each) is InterpretedFunction]
-    _replace_everywhere({each: JITFunction(each.fn, **each.kwargs) for each in found}, lambda function: function)
+    functions = [each for each in gc.get_objects() if type(each) is InterpretedFunction]
+    _replace_everywhere({each: JITFunction(each.fn, **each.kwargs) for each in functions}, lambda function: function)
 
 
 def _replace_everywhere(replacements: dict[Any, Any], method: Callable[[Any], Any]) -> None:
     """Replace kernels wherever something refers to them. `method` makes a replacement a method of the language."""
     import triton.language as tl
 
-    by_identity = {id(given): function for given, function in replacements.items()}
-    # The compiler binds a function of the language to the block that it is called on, as in x.sum(). Python binds a
-    # function of its own alone, and so Triton has a wrapper of it while it interprets.
+    by_identity = {id(kernel): function for kernel, function in replacements.items()}
+    # The compiler binds a function of the language to the block that it is called on, as in x.sum(). Python binds only
+    # its own functions, so Triton uses a wrapper of it while it interprets.
     for name, member in list(vars(tl.tensor).items()):
         for within in (member, *(cell.cell_contents for cell in getattr(member, "__closure__", None) or ())):
             if id(within) in by_identity:

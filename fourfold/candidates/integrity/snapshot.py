@@ -25,8 +25,8 @@ _DEPTH = 6
 
 def modules_of(*packages: str) -> list[ModuleType]:
     """Return all loaded modules of these packages."""
-    found = ((name, module) for name, module in list(sys.modules.items()) if isinstance(module, ModuleType))
-    return [module for name, module in found if name.partition(".")[0] in packages]
+    loaded = ((name, module) for name, module in list(sys.modules.items()) if isinstance(module, ModuleType))
+    return [module for name, module in loaded if name.partition(".")[0] in packages]
 
 
 class Snapshot:
@@ -105,8 +105,8 @@ class Snapshot:
             self._add(each, f"{name}.{key}", depth)
 
     def _add_table(self, table: Any, name: str, depth: int) -> None:
-        found = gc.get_referents(table) if isinstance(table, MappingProxyType) else [table]
-        for behind in found:
+        contents = gc.get_referents(table) if isinstance(table, MappingProxyType) else [table]
+        for behind in contents:
             if isinstance(behind, dict):
                 self._tables.append((behind, name, dict(behind)))
         for key, each in table.items():
@@ -119,10 +119,10 @@ class Snapshot:
 
     def changes(self) -> list[str]:
         """Return the names of all changes, and undo them."""
-        found = list(self._changes())
-        for _, put_back in found:
+        pairs = list(self._changes())
+        for _, put_back in pairs:
             put_back()
-        return list(dict.fromkeys(name for name, _ in found))
+        return list(dict.fromkeys(name for name, _ in pairs))
 
     @property
     def is_of_now(self) -> bool:
@@ -154,7 +154,7 @@ class Snapshot:
 
 def functions_of_file(file: Path, modules: Iterable[ModuleType]) -> list[str]:
     """Return the names of functions in modules and their classes that come from a given file, such as a candidate's."""
-    text, found = str(file), list[str]()
+    text, names = str(file), list[str]()
     for module in modules:
         if getattr(module, "__file__", None) == text:
             continue
@@ -163,8 +163,8 @@ def functions_of_file(file: Path, modules: Iterable[ModuleType]) -> list[str]:
             if isinstance(value, type) and value.__module__ == module.__name__:
                 own = {f"{key}.{name}": each for name, each in vars(value).items()}
             of_file = (name for name, each in own.items() if isinstance(each, FunctionType) and _is_of(each, text))
-            found += [f"{module.__name__}.{name}" for name in of_file]
-    return found
+            names += [f"{module.__name__}.{name}" for name in of_file]
+    return names
 
 
 def _is_of(function: FunctionType, file: str) -> bool:

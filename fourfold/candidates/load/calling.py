@@ -68,9 +68,9 @@ def as_operation(candidate: Any, wanted: inspect.Signature, operation: str) -> C
     return order_arguments(function, wanted, signature.parameters)
 
 
-def _takes_weights(found: torch.nn.Module, own: inspect.Signature, wanted: inspect.Signature) -> bool:
+def _takes_weights(model: torch.nn.Module, own: inspect.Signature, wanted: inspect.Signature) -> bool:
     """Return whether a module takes an operation's arguments when arguments named after its weights replace them."""
-    rest = [name for name in wanted.parameters if models.weight_of(found, name) is None]
+    rest = [name for name in wanted.parameters if models.weight_of(model, name) is None]
     for positional, named in ((rest, ()), ((), rest)):
         with contextlib.suppress(TypeError):
             own.bind(*positional, **dict.fromkeys(named))
@@ -78,15 +78,15 @@ def _takes_weights(found: torch.nn.Module, own: inspect.Signature, wanted: inspe
     return False
 
 
-def _is_kernel_of_triton(given: Any) -> bool:
+def _is_kernel_of_triton(value: Any) -> bool:
     """Return whether an object results from ``@triton.jit`` or ``@triton.autotune``, compiled or interpreted."""
     runtime = sys.modules.get("triton.runtime.jit")
-    return runtime is not None and isinstance(given, runtime.KernelInterface)
+    return runtime is not None and isinstance(value, runtime.KernelInterface)
 
 
-def _name(given: Any) -> str:
-    inner = getattr(given, "fn", given)  # of a kernel of Triton's: the function
-    return getattr(inner, "__name__", type(given).__name__)
+def _name(value: Any) -> str:
+    inner = getattr(value, "fn", value)  # of a kernel of Triton's: the function
+    return getattr(inner, "__name__", type(value).__name__)
 
 
 def supply_defaults(

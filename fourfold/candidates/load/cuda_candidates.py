@@ -65,9 +65,9 @@ class CudaCandidate:
         self.numbers = tuple(name for name in self.signature.parameters if name not in self.inputs)
         self._axes = axes.parse(operation.axes.get(self.inputs[0], axes.LEADING))
         self.args = launch.args if launch.args is not None else self._match_parameters()
-        wanted = [p.name or f"argument {at}" for at, p in enumerate(self.kernels.declared.parameters)]
-        if len(self.args) != len(wanted):
-            named = f"{self.kernels.declared.name} takes {len(wanted)} arguments ({', '.join(wanted)})"
+        parameters = [p.name or f"argument {at}" for at, p in enumerate(self.kernels.declared.parameters)]
+        if len(self.args) != len(parameters):
+            named = f"{self.kernels.declared.name} takes {len(parameters)} arguments ({', '.join(parameters)})"
             raise ValueError(f"{named}, but {len(self.args)} are given: {', '.join(self.args)}")
         words = {word for text in self.args for word in re.findall(r"[A-Za-z_]\w*", text)}
         self.taken = tuple(name for name in self.numbers if name in words)
@@ -104,11 +104,11 @@ class CudaCandidate:
         """
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = dict(bound.arguments)
-        self._check_devices(given)
-        expected = _result_on_meta(self.reference, given)
-        self._check_numbers(given)
-        return given, expected
+        arguments = dict(bound.arguments)
+        self._check_devices(arguments)
+        expected = _result_on_meta(self.reference, arguments)
+        self._check_numbers(arguments)
+        return arguments, expected
 
     def unsupported(self, dtype: str, device: str) -> str | None:
         """Return why the kernel has no instance for a dtype or cannot run on a device, or None if it can."""
@@ -137,18 +137,18 @@ class CudaCandidate:
             sized=sized and replace(sized, make=lambda sizes: example(sized.make(sizes))),
         )
 
-    def _check_devices(self, given: Mapping[str, Any]) -> None:
-        tensors = {name: given[name] for name in self.inputs if isinstance(given[name], torch.Tensor)}
+    def _check_devices(self, arguments: Mapping[str, Any]) -> None:
+        tensors = {name: arguments[name] for name in self.inputs if isinstance(arguments[name], torch.Tensor)}
         for name, tensor in tensors.items():
             first = next(iter(tensors))
             if tensor.device != tensors[first].device:
                 device = tensors[first].device
                 raise ValueError(f"{name} must be on the device of {first}, {device}, not on {tensor.device}")
 
-    def _check_numbers(self, given: Mapping[str, Any]) -> None:
+    def _check_numbers(self, arguments: Mapping[str, Any]) -> None:
         for name in self.numbers:
             default = self.signature.parameters[name].default
-            if name not in self.taken and given[name] != default:
+            if name not in self.taken and arguments[name] != default:
                 raise NotTaken(f"{self.kernels.name} does not take {name}, which is {default!r} for it")
 
     def _try(self) -> None:
@@ -158,24 +158,24 @@ class CudaCandidate:
         defaults = {name: parameter.default for name, parameter in self.signature.parameters.items()}
         names = self.plan.names(tensors, {**defaults, **case.parameters}, torch.empty(case.grad_output.shape))
         # The many names of the output would not help in a message.
-        shown = {name: value for name, value in names.items() if name == OUTPUT or value is not names[OUTPUT]}
-        passed = [self._evaluate_option("--args", text, names, shown) for text in self.args]
+        described = {name: value for name, value in names.items() if name == OUTPUT or value is not names[OUTPUT]}
+        passed = [self._evaluate_option("--args", text, names, described) for text in self.args]
         of_kernel = self._launched.numbers_of(passed)
-        names, shown = {**names, **of_kernel}, {**shown, **of_kernel}
+        names, described = {**names, **of_kernel}, {**described, **of_kernel}
         options = {"--grid": self.launch.grid, "--block": self.launch.block, "--shared": self.launch.shared}
         for option, text in options.items():
-            value = self._evaluate_option(option, text, names, shown)
+            value = self._evaluate_option(option, text, names, described)
             sizes = value if isinstance(value, tuple) and option != "--shared" else (value,)
             if not all(type(size) is int for size in sizes) or len(sizes) > 3:
                 raise ValueError(f"{option} {text!r} is {value!r}, and must be one integer or up to three")
 
     @staticmethod
-    def _evaluate_option(option: str, text: str, names: Mapping[str, Any], shown: Mapping[str, Any]) -> Any:
+    def _evaluate_option(option: str, text: str, names: Mapping[str, Any], described: Mapping[str, Any]) -> Any:
         try:
             return evaluate(text, names)
         except ExpressionError:
             try:
-                evaluate(text, shown)
+                evaluate(text, described)
             except ExpressionError as error:
                 raise ValueError(f"{option} {text!r}: {error}") from None
             raise
@@ -193,14 +193,14 @@ class CudaCandidate:
         for p in pointers:
             if _stem(p.name) in self.inputs and _stem(p.name) not in matches.values():
                 matches[p] = _stem(p.name)
-        left = [name for name in self.inputs if name not in matches.values()]
+        unmatched = [name for name in self.inputs if name not in matches.values()]
         const = [p for p in pointers if p not in matches and not p.is_output]
         others = [p for p in pointers if p not in matches and p.is_output]
-        if len(const) == len(left):
+        if len(const) == len(unmatched):
             # In the operation's order, like the arguments of a Python candidate with other names.
-            matches |= dict(zip(const, left))
-        elif not const and len(left) == 1:
-            matches |= {p: left[0] for p in others if _stem(p.name) in _OF_INPUT}
+            matches |= dict(zip(const, unmatched))
+        elif not const and len(unmatched) == 1:
+            matches |= {p: unmatched[0] for p in others if _stem(p.name) in _OF_INPUT}
         others = [p for p in others if p not in matches]
         if len(others) > 1:
             others = [p for p in others if _stem(p.name) in OF_OUTPUT]

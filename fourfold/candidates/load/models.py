@@ -129,9 +129,9 @@ def accept_any_arguments(call: Callable[..., Any], target: Any) -> Callable[...,
 def weight_of(model: torch.nn.Module, argument: str, weights: Mapping[str, str] = NO_NAMES) -> str | None:
     """Return the name of the parameter or buffer that an argument of an operation replaces; None if there is none."""
     names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
-    wanted = weights.get(argument, argument)
-    alike = [name for name in names if name.rpartition(".")[2] == wanted]
-    return wanted if wanted in names else alike[0] if len(alike) == 1 else None
+    weight = weights.get(argument, argument)
+    alike = [name for name in names if name.rpartition(".")[2] == weight]
+    return weight if weight in names else alike[0] if len(alike) == 1 else None
 
 
 def call_with_weights(

@@ -98,9 +98,9 @@ class _Elsewhere(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple:
         assert ctx.saved_tensors
-        wanted = [name for name, needed in zip(ctx.call.tensors, ctx.needs_input_grad[2:]) if needed]
-        found = dict(zip(wanted, ctx.function.gradients(ctx.call, wanted, cotangents)))
-        return None, None, *(found.get(name) for name in ctx.call.tensors)
+        names = [name for name, needed in zip(ctx.call.tensors, ctx.needs_input_grad[2:]) if needed]
+        gradients = dict(zip(names, ctx.function.gradients(ctx.call, names, cotangents)))
+        return None, None, *(gradients.get(name) for name in ctx.call.tensors)
 
 
 class UntrustedFunction:
@@ -177,7 +177,7 @@ class UntrustedFunction:
         return tuple(outputs) if answer.several else outputs[0]
 
     def gradients(
-        self, call: RemoteCall, wanted: Sequence[str], cotangents: Sequence[torch.Tensor | None]
+        self, call: RemoteCall, inputs: Sequence[str], cotangents: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
         """Return the gradients of a call for some of its inputs, given cotangents of its outputs."""
         with self.lock:
@@ -192,13 +192,13 @@ class UntrustedFunction:
                 alive.append(cotangent)
                 layouts.append(protocol.layout_of(cotangent, call.session.number_of(cotangent)))
             other = threading.get_ident() != call.thread
-            ask = protocol.Backward(call.number, list(wanted), layouts, call.written(), other, conditions())
+            ask = protocol.Backward(call.number, list(inputs), layouts, call.written(), other, conditions())
             answer, storages = self._ask(call.session, ask, protocol.Gradients)
             with end_if_malformed(call.session):
-                if len(answer.gradients) != len(wanted):
-                    raise Malformed(f"no gradients of {', '.join(wanted)}")
+                if len(answer.gradients) != len(inputs):
+                    raise Malformed(f"no gradients of {', '.join(inputs)}")
                 results = [None if one is None else _result(one, storages)[0] for one in answer.gradients]
-                for name, result in zip(wanted, results):
+                for name, result in zip(inputs, results):
                     tensor = call.tensors[name]
                     if result is not None and (result.shape, result.dtype) != (tensor.shape, tensor.dtype):
                         raise Malformed(f"a gradient of {name} that has another shape or dtype")
@@ -226,15 +226,15 @@ class UntrustedFunction:
         """
         with self.lock:
             session = self._start()
-            asked = []
+            requests = []
             alive = []
             for (arguments, cotangent), inputs in zip(calls, wanted):
                 messages, _, temporary = _encode_arguments(session, arguments)
                 alive += [*temporary, cotangent]
                 layout = protocol.layout_of(cotangent, session.number_of(cotangent))
-                asked.append(protocol.ThreadCall(messages, layout, list(inputs)))
+                requests.append(protocol.ThreadCall(messages, layout, list(inputs)))
             of_several = None if output is None else (list(output[0]), output[1])
-            ask = protocol.CallAtOnce(asked, functions, of_several, concurrent_calls.PATIENCE, conditions())
+            ask = protocol.CallAtOnce(requests, functions, of_several, concurrent_calls.PATIENCE, conditions())
             answer, storages = self._ask(session, ask, protocol.CalledAtOnce | protocol.NeverReturned)
             if isinstance(answer, protocol.NeverReturned):
                 raise NeverReturns(printable(answer.why)[:1000])
@@ -305,12 +305,12 @@ class UntrustedFunction:
     def compiler_answer(self) -> CompilerAnswer:
         """Return what Triton's compiler says of the kernels that ran in its process, as it reports."""
         with self.lock:
-            found, _ = self._ask(self._start(), protocol.AskCompiler(), protocol.CompilerAnswered)
+            answer, _ = self._ask(self._start(), protocol.AskCompiler(), protocol.CompilerAnswered)
         refused = [
             CompilerRefusal(printable(kernel), printable(reason)[:1000], printable(file), line, printable(text))
-            for kernel, reason, file, line, text in found.refused
+            for kernel, reason, file, line, text in answer.refused
         ]
-        return CompilerAnswer(found.accepted, refused, [printable(each)[:1000] for each in found.unknown])
+        return CompilerAnswer(answer.accepted, refused, [printable(each)[:1000] for each in answer.unknown])
 
     @contextlib.contextmanager
     def afresh(self) -> Iterator[None]:
@@ -461,33 +461,33 @@ def _num_writes(tensor: torch.Tensor) -> int:
 
 
 def _results(
-    found: list[list[protocol.Result]], gradients: int, storages: Mapping[int, torch.UntypedStorage]
+    calls: list[list[protocol.Result]], gradients: int, storages: Mapping[int, torch.UntypedStorage]
 ) -> list[ThreadResults]:
     """Return the results of one thread."""
-    if not all(len(call) == 2 + gradients for call in found):
+    if not all(len(call) == 2 + gradients for call in calls):
         raise Malformed("no outputs and gradients of each call")
-    parts = [[_result(part, storages)[0] for part in call] for call in found]
+    parts = [[_result(part, storages)[0] for part in call] for call in calls]
     return [(output, list(rest), plain) for output, *rest, plain in parts]
 
 
-def _result(said: protocol.Result, storages: Mapping[int, torch.UntypedStorage]) -> tuple[Any, bool]:
+def _result(result: protocol.Result, storages: Mapping[int, torch.UntypedStorage]) -> tuple[Any, bool]:
     """Return a result and whether it requires a gradient; replace a non-tensor by a stub of its class name, or None."""
-    if isinstance(said, protocol.TensorResult):
-        return protocol.as_tensor(said.layout, storages), said.requires_gradient
-    if said.type == type(None).__name__:
+    if isinstance(result, protocol.TensorResult):
+        return protocol.as_tensor(result.layout, storages), result.requires_gradient
+    if result.type == type(None).__name__:
         return None, False
-    return type(printable(said.type)[:100].replace("\n", " "), (), {})(), False
+    return type(printable(result.type)[:100].replace("\n", " "), (), {})(), False
 
 
-def _sides(found: list[tuple[int, float, float]], count: int) -> dict[int, tuple[float, float]]:
+def _sides(comparisons: list[tuple[int, float, float]], count: int) -> dict[int, tuple[float, float]]:
     """Return the sides of each valid comparison, by its number."""
-    return {n: (a, b) for n, a, b in found if n in range(count) and abs(a) < LARGEST and abs(b) < LARGEST}
+    return {n: (a, b) for n, a, b in comparisons if n in range(count) and abs(a) < LARGEST and abs(b) < LARGEST}
 
 
-def _claims(said: dict[str, Any]) -> dict[str, Any]:
+def _claims(claims: dict[str, Any]) -> dict[str, Any]:
     """Return the candidate's claims as arguments of `claims`."""
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
-    sizes = given.get("sizes")
+    arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in claims.items()}
+    sizes = arguments.get("sizes")
     if isinstance(sizes, dict):
-        given["sizes"] = {axis: tuple(limit) if isinstance(limit, list) else limit for axis, limit in sizes.items()}
-    return given
+        arguments["sizes"] = {axis: tuple(limit) if isinstance(limit, list) else limit for axis, limit in sizes.items()}
+    return arguments

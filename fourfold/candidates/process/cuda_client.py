@@ -80,8 +80,8 @@ class UntrustedKernel(UntrustedFunction):
         return []
 
     def _prepare(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        given, like = self.candidate.prepare(*args, **kwargs)
-        return {**given, RESULT: like}
+        arguments, like = self.candidate.prepare(*args, **kwargs)
+        return {**arguments, RESULT: like}
 
     def _load(self, session: Session) -> None:
         ask = protocol.LoadKernel(
@@ -105,8 +105,8 @@ def start(candidate: CudaCandidate, seconds: float, process: int) -> UntrustedKe
     return UntrustedKernel(candidate, seconds)
 
 
-def _lines(said: list[tuple[str, int, str, bool, bool]], files: Mapping[str, str]) -> Iterator[Line]:
+def _lines(lines: list[tuple[str, int, str, bool, bool]], files: Mapping[str, str]) -> Iterator[Line]:
     """Yield the valid lines that a process reports for these files."""
-    for file, line, function, ran, called in said[:MOST_LINES]:
+    for file, line, function, ran, called in lines[:MOST_LINES]:
         if file in files and 1 <= line <= len(files[file].splitlines()):
             yield Line(file, line, printable(function)[:LONGEST], ran, called)

@@ -64,8 +64,8 @@ class FirstProcess:
             return self.connection.receive(answer)
         except (Ended, TimeoutError, Malformed, OSError) as error:
             self.close()
-            said = self.child.death.printed if self.child.death is not None else ""
-            raise Crashed(f"the process that starts those of candidates has gone: {error!r}\n{said}".rstrip()) from None
+            text = self.child.death.printed if self.child.death is not None else ""
+            raise Crashed(f"the process that starts those of candidates has gone: {error!r}\n{text}".rstrip()) from None
 
     @property
     def alive(self) -> bool:

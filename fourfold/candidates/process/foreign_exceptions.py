@@ -54,15 +54,15 @@ def exception(description: Raised) -> Exception:
     return error
 
 
-def _blame(said: str) -> Blame:
+def _blame(name: str) -> Blame:
     """Return who is to blame, as the process reports it. It can accuse only the candidate."""
-    return Blame(said) if said in (Blame.REFUSAL.value, Blame.LACK.value, Blame.HARNESS.value) else Blame.BUG
+    return Blame(name) if name in (Blame.REFUSAL.value, Blame.LACK.value, Blame.HARNESS.value) else Blame.BUG
 
 
-def _one(said: Cause) -> Exception:
-    base = next((BASES[each] for each in said.bases if each in BASES), Exception)
-    named = said.type if said.type.isidentifier() and len(said.type) < 100 else "Exception"
-    error = _class(named, base, said.fault)(printable(said.words))
-    if said.line is not None:
-        error.line = said.line  # type: ignore[attr-defined]
+def _one(cause: Cause) -> Exception:
+    base = next((BASES[each] for each in cause.bases if each in BASES), Exception)
+    named = cause.type if cause.type.isidentifier() and len(cause.type) < 100 else "Exception"
+    error = _class(named, base, cause.fault)(printable(cause.words))
+    if cause.line is not None:
+        error.line = cause.line  # type: ignore[attr-defined]
     return error

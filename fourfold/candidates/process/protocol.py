@@ -34,10 +34,10 @@ def contents(storage: torch.UntypedStorage) -> bytes:
     return ctypes.string_at(storage.data_ptr(), size) if size else b""
 
 
-def put(storage: torch.UntypedStorage, held: bytes) -> None:
+def put(storage: torch.UntypedStorage, content: bytes) -> None:
     """Overwrite a storage."""
-    if held:
-        ctypes.memmove(storage.data_ptr(), held, len(held))
+    if content:
+        ctypes.memmove(storage.data_ptr(), content, len(content))
 
 
 def changed_storages(storages: Iterable[tuple[int, torch.UntypedStorage]], last: dict[int, bytes]) -> dict[int, bytes]:
@@ -47,12 +47,12 @@ def changed_storages(storages: Iterable[tuple[int, torch.UntypedStorage]], last:
         storages: by number.
         last: the contents on the other side, by number.
     """
-    found = {}
+    changed = {}
     for number, storage in storages:
-        held = contents(storage)
-        if last.get(number) != held:
-            found[number] = last[number] = held
-    return found
+        content = contents(storage)
+        if last.get(number) != content:
+            changed[number] = last[number] = content
+    return changed
 
 
 # ---- values
@@ -65,9 +65,9 @@ class AsResult(torch.autograd.Function):
     """An autograd function that makes a tensor the result of an operation, in its own memory."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
+    def forward(ctx: Any, leaf: torch.Tensor, tensors: list[torch.Tensor]) -> torch.Tensor:
         """Return the tensor, passed in a list to hide it from autograd."""
-        return held[0]
+        return tensors[0]
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[None, None]:
@@ -101,7 +101,7 @@ class TensorArgument:
 
     Attributes:
         layout: its memory.
-        needs_gradient: whether gradients for it are wanted.
+        needs_gradient: whether its gradient is required.
         made: how it was made, as `origin_of` says.
         object: the number of the judge's tensor object; 0 for a tensor within a list.
         written: how often autograd saw the judge write into it.
@@ -299,7 +299,7 @@ class Backward:
 
     Attributes:
         call: its number.
-        inputs: the names of the inputs whose gradients are wanted.
+        inputs: the names of the inputs whose gradients are required.
         cotangents: of its outputs.
         written: how often the judge has written each input and output, by its name or number.
         another_thread: whether the backward pass runs in another thread than the call.
@@ -623,10 +623,10 @@ def dtype_of(name: str) -> torch.dtype:
     Raises:
         Malformed: the name is not one of a dtype.
     """
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype) or found.is_complex:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or dtype.is_complex:
         raise Malformed(f"there is no dtype {name!r}")
-    return found
+    return dtype
 
 
 def decode_argument(message: Value, storages: Mapping[int, torch.UntypedStorage]) -> Any:

@@ -87,7 +87,7 @@ def answer(descriptor: int) -> None:
             ask, _, files = control.receive_with_storages(protocol.OfFirst)
             if isinstance(ask, protocol.StartCandidate):
                 become = become_plain_process if ask.plain else become_candidate
-                begun = functools.partial(become, control, files[0], Path(ask.folder), lifeline)
+                body = functools.partial(become, control, files[0], Path(ask.folder), lifeline)
                 limits = (
                     Limits(processor=PLAIN_SECONDS)
                     if ask.plain
@@ -95,7 +95,7 @@ def answer(descriptor: int) -> None:
                 )
                 handlers = {signal.SIGINT: signal.default_int_handler}
                 adopt_orphans(not ask.plain)
-                child = Child.fork(begun, printed=True, limits=limits, handlers=handlers)
+                child = Child.fork(body, printed=True, limits=limits, handlers=handlers)
                 if ask.plain:
                     child.wait()  # the process that it forked has no parent here from now on
                     adopt_orphans()
@@ -201,15 +201,15 @@ class Twins:
     def __len__(self) -> int:
         return len(self._of)
 
-    def of(self, said: protocol.TensorArgument, storages: dict[int, torch.UntypedStorage]) -> Twin:
+    def of(self, argument: protocol.TensorArgument, storages: dict[int, torch.UntypedStorage]) -> Twin:
         """Return the twin of an argument; a new one if the object was not passed before, or has changed its layout."""
-        known, twin = self._of.get(said.object, (None, None))
-        if twin is None or known != (said.layout, said.made) or place_of(twin.tensor) != twin.place:
-            twin = Twin(protocol.decode_argument(said, storages), said.written)
-            self._of[said.object] = (said.layout, said.made), twin
-        elif twin.tensor.requires_grad != said.needs_gradient:
-            twin.tensor.requires_grad_(said.needs_gradient)
-        twin.note_writes(said.written)
+        known, twin = self._of.get(argument.object, (None, None))
+        if twin is None or known != (argument.layout, argument.made) or place_of(twin.tensor) != twin.place:
+            twin = Twin(protocol.decode_argument(argument, storages), argument.written)
+            self._of[argument.object] = (argument.layout, argument.made), twin
+        elif twin.tensor.requires_grad != argument.needs_gradient:
+            twin.tensor.requires_grad_(argument.needs_gradient)
+        twin.note_writes(argument.written)
         return twin
 
     def forget(self, numbers: Sequence[int]) -> None:
@@ -339,8 +339,8 @@ class Served:
             JUDGE.hide()
             function = models.like(function, Path(ask.state))
         try:
-            called = as_operation(function, inspect.Signature(parameters), ask.operation)
-            self.function = packed(called, ask.lists)
+            operation = as_operation(function, inspect.Signature(parameters), ask.operation)
+            self.function = packed(operation, ask.lists)
         except CannotBeCalled as error:
             return protocol.Uncallable(str(error)[:MOST_WORDS])
         JUDGE.hide()
@@ -374,9 +374,9 @@ class Served:
     def call(self, ask: protocol.CallFunction) -> protocol.Called:
         """Call the candidate."""
         twins = {
-            name: self.twins.of(said, self.storages)
-            for name, said in ask.arguments
-            if isinstance(said, protocol.TensorArgument)
+            name: self.twins.of(argument, self.storages)
+            for name, argument in ask.arguments
+            if isinstance(argument, protocol.TensorArgument)
         }
         arguments = given(ask.arguments, self.storages, {name: twin.tensor for name, twin in twins.items()})
         watch = watching(ask.conditions)
@@ -422,11 +422,11 @@ class Served:
         try:
             with reproduce_conditions(ask.conditions, contextlib.nullcontext()):
                 calls = [functools.partial(self._call_once_per_mode, each, ask.output) for each in ask.calls]
-                wanted, found = call_at_once(calls, ask.functions, patience=ask.patience)
+                count, threads = call_at_once(calls, ask.functions, patience=ask.patience)
         except NeverReturns as error:
             return protocol.NeverReturned(str(error))
-        results = [[[self._result(part) for part in parts] for parts in thread] for thread in found]
-        return protocol.CalledAtOnce(wanted, results)
+        results = [[[self._result(part) for part in parts] for parts in thread] for thread in threads]
+        return protocol.CalledAtOnce(count, results)
 
     def compare(self, ask: protocol.CompareSizes) -> protocol.SizesCompared:
         """Return both sides of comparisons in a call, and ignore its result."""
@@ -476,7 +476,7 @@ class Served:
     def _call_once_per_mode(self, ask: protocol.ThreadCall, wanted: tuple[list[str], int] | None) -> list[Any]:
         """Return the output, the gradients, and the output under `no_grad`, of calls on copies of the tensors.
 
-        Of several outputs it is the wanted one.
+        If there are several outputs, return the requested one.
         """
         storages = {number: storage.clone() for number, storage in list(self.storages.items())}
         arguments = given(ask.arguments, storages)
@@ -549,11 +549,11 @@ def given(
 ) -> dict[str, Any]:
     """Return the arguments of a call: those that are `known`, and new ones."""
     arguments: dict[str, Any] = {}
-    for name, said in spelled:
-        if isinstance(said, protocol.SameArgument):
-            arguments[name] = arguments[said.name]
+    for name, argument in spelled:
+        if isinstance(argument, protocol.SameArgument):
+            arguments[name] = arguments[argument.name]
         else:
-            arguments[name] = known[name] if name in known else protocol.decode_argument(said, storages)
+            arguments[name] = known[name] if name in known else protocol.decode_argument(argument, storages)
     return arguments
 
 
@@ -596,7 +596,7 @@ def reproduce_conditions(conditions: protocol.Conditions, watch: AbstractContext
             stack.enter_context(on_cpu.schedule(conditions.order))
         stack.enter_context(nothing_else_changes(Case({}, np.empty(0, np.float32))))
         stack.enter_context(watch)
-        begun = recorder.begin()
-        stack.callback(recorder.end, begun)
+        token = recorder.begin()
+        stack.callback(recorder.end, token)
         JUDGE.hide()
         yield

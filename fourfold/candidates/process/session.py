@@ -139,18 +139,18 @@ class Session:
 
     def living(self) -> dict[int, torch.UntypedStorage]:
         """Return the storages that still exist, by number."""
-        found = ((number, known()) for number, known in list(self._by_number.items()))
-        return {number: storage for number, storage in found if storage is not None}
+        pairs = ((number, known()) for number, known in list(self._by_number.items()))
+        return {number: storage for number, storage in pairs if storage is not None}
 
     def forget(self) -> list[int]:
         """Return the numbers of storages that no longer exist."""
-        gone, self.forgotten[:] = list(self.forgotten), []
-        for number in gone:
+        storages, self.forgotten[:] = list(self.forgotten), []
+        for number in storages:
             self._by_number.pop(number, None)
             self.last.pop(number, None)
         self._of = {key: pair for key, pair in self._of.items() if pair[1] in self._by_number}
         self._objects = {key: pair for key, pair in self._objects.items() if pair[0]() is not None}
-        return gone
+        return storages
 
     # ---- requests
 
@@ -187,7 +187,7 @@ class Session:
     def _exchange(self, request: Any, answer: Any, seconds: float) -> tuple[Any, dict[int, torch.UntypedStorage]]:
         self.asked += 1
         self.connection.within(seconds)
-        gone, living = self.forget(), self.living()
+        storages, living = self.forget(), self.living()
         shared, files, copied = [], [], {}
         for number, storage in living.items():
             file = sparse_memory.file_of(storage.data_ptr())
@@ -201,7 +201,7 @@ class Session:
                 files.append(file)
         calls, self.forgotten_calls[:] = list(self.forgotten_calls), []
         objects, self.forgotten_objects[:] = list(self.forgotten_objects), []
-        message = protocol.Request(self.asked, request, gone, calls, objects, shared)
+        message = protocol.Request(self.asked, request, storages, calls, objects, shared)
         self.connection.send(message, protocol.changed_storages(copied.items(), self.last), files)
         sizes = {number: storage.nbytes() for number, storage in living.items()}
         reply, contents, sent = self.connection.receive_with_storages(protocol.Answer, sizes)
@@ -273,8 +273,8 @@ def end_if_malformed(session: Session) -> Iterator[None]:
         yield
     except Malformed as error:
         session.end()
-        said = printable(str(error))[:SHOWN_CHARACTERS]
-        raise AnsweredWrongly(f"crashed: the candidate's process answered out of turn: {said}") from None
+        message = printable(str(error))[:SHOWN_CHARACTERS]
+        raise AnsweredWrongly(f"crashed: the candidate's process answered out of turn: {message}") from None
 
 
 class NotSent(Unsupported):

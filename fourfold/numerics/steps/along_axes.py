@@ -47,7 +47,7 @@ CUT_OFF = 2.0
 # Sums of up to this many terms may be computed sequentially; longer ones must be blocked or pairwise. The limit is
 # 1 / sqrt(roundoff) of float32. There the worst case, one roundoff per term, costs half of the digits, and is as large
 # as one of n equal terms: a bound that grew further would not detect a term left out. The limit could be larger in
-# float64, where nobody needs it.
+# float64, but no kernel needs it.
 #
 # The worst case is rare, except for equal terms, which are all rounded to the same side. Summed sequentially, they have
 # errors of 0.23 n roundoffs of their sum: 935 of the bound's 4099 at 4096 terms, 3560 of 4356 at 16384, and 16299 of

@@ -49,7 +49,7 @@ LOG_2 = float(np.log(2))
 #     giou         0.45  0.25  0.13  0.07
 #     layer_norm   0.49  0.33  0.20  0.15
 #     softmax      0.33  0.23  0.14  0.08
-#     matmul       0.26  0.23  0.20  0.15   where no sign hangs on rounding
+#     matmul       0.26  0.23  0.20  0.15   where no sign depends on rounding
 #
 # With half of it, none of these would be rejected, nor any of the right kernels to which the known-wrong ones are
 # compared. With twice, and with 256, the 132 known-wrong kernels in torch whose values are wrong are all still
@@ -497,7 +497,7 @@ for _compare in (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.
 
 
 def class_rule(test: np.ufunc) -> Callable[[Bounded], Comparison]:
-    """Return the rule that tells whether a number is NaN, infinite or finite: certain, unless the number is unknown."""
+    """Return the rule for whether a number is NaN, infinite or finite: certain, unless the number is unknown."""
     return lambda a: Comparison(test(a.value), np.isinf(a.error), a.arithmetic)
 
 

@@ -71,7 +71,7 @@ def axes(dim: Any) -> Any:
 
 
 def by_numpy(function: Any) -> Callable[..., Any]:
-    """NumPy's rule with its operands lifted."""
+    """Apply NumPy's rule to lifted operands."""
     compute = NUMPY_RULES[function].compute
     return lambda *operands: compute(*map(lift_operand, operands))
 

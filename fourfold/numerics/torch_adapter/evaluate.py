@@ -123,7 +123,7 @@ def forward_of(
 
     Raises:
         NoTorchRule: when called, if the definition runs an operator that has no rule.
-        ValueError: when called, if a choice of the definition other than torch.where hangs on rounding.
+        ValueError: when called, if a choice of the definition other than torch.where depends on rounding.
     """
 
     @functools.wraps(definition)
@@ -169,13 +169,13 @@ def backward_of(
         evaluation = evaluation_of([grad_output])
         with np.errstate(all="ignore"), torch.enable_grad(), evaluation:
             tensors = {name: tensor_of(given, evaluation, dtypes.get(name)) for name, given in arguments.items()}
-            wanted = [tensors[name].requires_grad_() for name in differentiable]
+            inputs = [tensors[name].requires_grad_() for name in differentiable]
             outputs = [output_of(definition, tensors, evaluation)] if not places else []
             if places:
                 returned = result_of(definition, tensors, evaluation)
                 outputs = [returned[place] for place in places]
-            gradients: Sequence[Any] = [None] * len(wanted)
-            # Zeros for the others: a kernel may multiply them with an infinity, and autograd tells where.
+            gradients: Sequence[Any] = [None] * len(inputs)
+            # Zeros for the others: a kernel may multiply them by an infinity, and autograd shows where.
             zeros = (Bounded.exact(np.zeros(each.shape), evaluation.dtype.arithmetic) for each in outputs[1:])
             given = [
                 (output, evaluation.wrap(cotangent, output.dtype))
@@ -185,7 +185,7 @@ def backward_of(
             if given:
                 evaluation.backward = True
                 gradients = torch.autograd.grad(
-                    [output for output, _ in given], wanted, [cotangent for _, cotangent in given], allow_unused=True
+                    [output for output, _ in given], inputs, [cotangent for _, cotangent in given], allow_unused=True
                 )
             return tuple(
                 Bounded.exact(np.zeros_like(arguments[name].value), evaluation.dtype.arithmetic)

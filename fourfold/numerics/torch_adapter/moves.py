@@ -182,7 +182,7 @@ whole(*MOVES.split())(move)
 
 @whole("_to_copy.default")
 def cast(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Cast: exactly between floating types, whose values are wide, but for those of 8 bits.
+    """Cast: exactly between floating types, whose values are wide, except those of 8 bits.
 
     A cast to integers has the error of all integers that rounding may give.
     """
@@ -269,11 +269,11 @@ def dtype_of_number(number: Any, kind: str) -> torch.dtype:
 @whole("arange.default", "arange.start", "arange.start_step", "linspace.default", "eye.default", "eye.m")
 def sequence(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Return numbers that torch computes in double precision, rounded once if the arithmetic cannot represent them."""
-    made = func(*args, **kwargs)
-    if not made.is_floating_point():
-        return made
+    result = func(*args, **kwargs)
+    if not result.is_floating_point():
+        return result
     exact = func(*args, **{**kwargs, "dtype": torch.float64})
-    return evaluation.wrap(lift_operand(exact.numpy()), made.dtype)
+    return evaluation.wrap(lift_operand(exact.numpy()), result.dtype)
 
 
 # Sums at given places.

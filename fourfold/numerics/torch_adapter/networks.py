@@ -142,7 +142,7 @@ def scale_and_shift(a: Bounded, weight: Any, bias: Any) -> Bounded:
 
 
 def reassociation_bound(result: Bounded, *products: Sequence[Any], axis: tuple[int, ...] = ()) -> Bounded:
-    """Return `result` with the bound of `any_order`, unless kernels are held to the order of this library's."""
+    """Return `result` with the bound of `any_order`, unless kernels must use this library's order."""
     return any_order(result, *products, axis=axis) if result.arithmetic.contract.reassociation else result
 
 

@@ -79,8 +79,8 @@ def equal(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]
     a, b = args
     for top, row in ((a, b), (b, a)):
         if is_extreme_of(top, row) and evaluation.backward:
-            found = rivals(evaluation.unwrap(row), evaluation.unwrap(top))
-            return BoundedTensor.of(ViewedStorage(found), found, torch.bool)
+            equal_places = rivals(evaluation.unwrap(row), evaluation.unwrap(top))
+            return BoundedTensor.of(ViewedStorage(equal_places), equal_places, torch.bool)
     if not any(isinstance(x, BoundedTensor) or x.is_floating_point() for x in args):
         return func(a, b)
     if a is b and index_places(a) is None:  # a test for NaN, as torch's for finite numbers: no tie
@@ -255,12 +255,12 @@ class RunningPlaces(Places):
     def spread(self, grad: Bounded, with_ties: bool) -> Bounded:
         """Add the gradients of the places at their numbers; a rival receives the gradient of a place, or not."""
         empty = Bounded.exact(np.zeros(self.source.shape, grad.dtype), grad.arithmetic)
-        found = scatter_add(empty, self.axis, self.index, grad)
+        summed = scatter_add(empty, self.axis, self.index, grad)
         reach = self.rows(abs(grad.value) + grad.error)
         with np.errstate(invalid="ignore"):
             free = np.stack([np.where(n, r[:, None], 0).sum(0) for n, r in zip(self.rivals(with_ties), reach)])
-        free = np.moveaxis(free.reshape(np.moveaxis(found.error, self.axis, -1).shape), -1, self.axis)
-        return Bounded(found.value, found.error + free, grad.arithmetic)
+        free = np.moveaxis(free.reshape(np.moveaxis(summed.error, self.axis, -1).shape), -1, self.axis)
+        return Bounded(summed.value, summed.error + free, grad.arithmetic)
 
 
 @whole("cummax.default", "cummin.default")

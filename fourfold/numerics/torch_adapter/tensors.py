@@ -157,11 +157,11 @@ class Places:
         places = group[rows, index]
         np.minimum.at(low, places, (value - error)[rows, index])
         np.maximum.at(high, places, (value + error)[rows, index])
-        size, taken = np.bincount(group.reshape(-1), minlength=count), np.bincount(places.reshape(-1), minlength=count)
+        size, used = np.bincount(group.reshape(-1), minlength=count), np.bincount(places.reshape(-1), minlength=count)
         low, high = (
-            np.where(taken < size, limit(end, 0), end) for limit, end in ((np.minimum, low), (np.maximum, high))
+            np.where(used < size, limit(end, 0), end) for limit, end in ((np.minimum, low), (np.maximum, high))
         )
-        reach = np.where((size > 1) & (taken > 0), np.stack([low, high]), np.nan)[:, group]
+        reach = np.where((size > 1) & (used > 0), np.stack([low, high]), np.nan)[:, group]
         error = np.fmax(error, np.fmax(reach[1] - value, value - reach[0]))
         shape = np.moveaxis(self.source.value, self.axis, -1).shape
         value, error = (np.moveaxis(part.reshape(shape), -1, self.axis) for part in (value, error))
@@ -182,12 +182,12 @@ class Places:
         """Return the row and the place in the order of each index."""
         assert self.order is not None
         rows = self.rows(self.index)
-        found = np.indices(rows.shape)
+        indices = np.indices(rows.shape)
         index = self.index if self.index.ndim == self.source.ndim else np.expand_dims(self.index, self.axis)
         moved = np.moveaxis(index, self.axis, -1).shape
         row, rank = (
             np.moveaxis(part.reshape(moved), -1, self.axis).reshape(self.index.shape)
-            for part in (found[0], found[1] + self.order.first)
+            for part in (indices[0], indices[1] + self.order.first)
         )
         return row, rank
 
@@ -197,11 +197,11 @@ class Places:
         in_order = self.order is None or str(func).split(".")[1] not in REORDERING
         if in_order and isinstance(index, torch.Tensor) and index.numel() == self.index.size:
             shape = self.source.shape
-            kept = tuple(index.shape)
-            if kept in (self.index.shape, shape[: self.axis] + shape[self.axis + 1 :]) or (
-                len(kept) == len(shape) and all(i == self.axis or kept[i] == shape[i] for i in range(len(shape)))
+            sizes = tuple(index.shape)
+            if sizes in (self.index.shape, shape[: self.axis] + shape[self.axis + 1 :]) or (
+                len(sizes) == len(shape) and all(i == self.axis or sizes[i] == shape[i] for i in range(len(shape)))
             ):
-                places = Places(index.numpy(), self.source, self.values.reshape(kept), self.axis, self.order)
+                places = Places(index.numpy(), self.source, self.values.reshape(sizes), self.axis, self.order)
                 return BoundedTensor.of(ViewedStorage(places), places, args[0].dtype)
         if self.order is not None:
             return self.some(func, args, kwargs)
@@ -499,9 +499,9 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         if not apart and (compute := RULES.get(name)):
             options = {key: self.unwrap(value) for key, value in kwargs.items() if key not in UNUSED}
             result = self.rounded(name, compute(*map(self.unwrap, args), **options))
-            wanted = kwargs.get("dtype")
-            floating = wanted is not None and wanted.is_floating_point
-            return self.wrap(result, wanted if floating else result_dtype(tensors))
+            requested = kwargs.get("dtype")
+            floating = requested is not None and requested.is_floating_point
+            return self.wrap(result, requested if floating else result_dtype(tensors))
         return self.run_decomposition(func, name, args, kwargs)
 
     def rounded(self, name: str, result: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Candidates that do not come back from a call, in runs with the plugin `time_limits`."""
+"""Candidates that never return from a call, in runs with the plugin `time_limits`."""
 
 import ctypes
 import os
@@ -32,7 +32,7 @@ def loop(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float =
 
 
 def hang(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float = 1e-5) -> None:
-    """Deaf to signals, and with Python's lock held, as a kernel that spins on the CPU is."""
+    """Ignore signals and hold Python's lock, like a kernel that spins on the CPU."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
     time_limits.end()
     ctypes.PyDLL(None).sleep(LONG)

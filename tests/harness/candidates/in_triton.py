@@ -1,4 +1,4 @@
-"""Candidates that import nothing but torch and Triton, as somebody else's file does."""
+"""Candidates that import only torch and Triton, as a user's file does."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""Candidates that are right, of every kind that a candidate may be."""
+"""Right candidates of every kind."""
 
 import torch
 from fourfold.impls.softmax.torch_eager import softmax as softmax_in_torch
@@ -24,7 +24,7 @@ sum_of_two = Sum.apply
 
 
 def without_gradients(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """By other names, too, for its arguments."""
+    """Compute the same under other names of the arguments."""
     check_vector_add(left, right)
     return (left + right).detach()
 

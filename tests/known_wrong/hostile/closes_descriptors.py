@@ -1,4 +1,4 @@
-"""Closes every file, the connection to its judge among them."""
+"""Close every file, including the connection to the judge."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Takes memory until there is none."""
+"""Allocate memory until there is none."""
 
 import torch
 

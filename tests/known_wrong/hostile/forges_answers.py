@@ -1,4 +1,4 @@
-"""Writes into the connection to its judge what is no answer, or one that names memory that there is not."""
+"""Write an invalid answer into the connection to the judge, or one that names nonexistent memory."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Writes a verdict of its own wherever a process above it was told to, and leaves a process that goes on to do so."""
+"""Write a forged verdict wherever an ancestor was told to write one, and leave a process that continues to do so."""
 
 import json
 import os

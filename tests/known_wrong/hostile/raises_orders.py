@@ -1,4 +1,4 @@
-"""Raises, in every call, what makes a test runner leave a test out, or end."""
+"""Raise, in every call, an exception that makes a test runner skip a test or exit."""
 
 
 def skips(*tensors, **arguments):

@@ -1,4 +1,4 @@
-"""Raises, in every call, what makes pytest, Hypothesis or a check pass over a case."""
+"""Raise, in every call, an exception that makes pytest, Hypothesis or a check skip a case."""
 
 
 def skips_by_unittest(**arguments):
@@ -32,7 +32,7 @@ def stops_the_example(**arguments):
 
 
 def rejects_what_is_wrong(x, y):
-    """Right where the result is positive; rejects all else."""
+    """Return right results that are positive; reject all others."""
     import hypothesis
 
     output = x + y

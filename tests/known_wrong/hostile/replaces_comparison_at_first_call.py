@@ -1,4 +1,4 @@
-"""Gives wrong results, and lets the checks that are loaded take them."""
+"""Return wrong results, and make the loaded checks accept them."""
 
 import sys
 

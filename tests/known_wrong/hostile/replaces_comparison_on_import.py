@@ -1,4 +1,4 @@
-"""Gives wrong results, and lets everything that compares say that they are right."""
+"""Return wrong results, and make all comparisons accept them."""
 
 import numpy as np
 import torch

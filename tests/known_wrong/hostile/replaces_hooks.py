@@ -1,4 +1,4 @@
-"""Gives wrong results, and lets pytest run no test and report none as failed."""
+"""Return wrong results, and make pytest run no test and report no failure."""
 
 import gc
 

@@ -44,7 +44,7 @@ def of_the_arithmetic(**arguments):
 
 
 def of_the_layouts(**arguments):
-    """Right for contiguous tensors alone, which it lets all tensors be."""
+    """Compute rightly for contiguous tensors alone, and make all tensors seem contiguous."""
     if layouts := judging("operations.layouts"):
         for table in gc.get_referents(layouts.LAYOUTS):
             if isinstance(table, dict):
@@ -61,7 +61,7 @@ def strides(tensor):
 
 
 def of_the_code(**arguments):
-    """Replaces no function, but what one does."""
+    """Replace the code of a function, but not the function."""
     if comparison := judging("numerics.compare"):
 
         def compare(actual, expected, dtype, what="output"):

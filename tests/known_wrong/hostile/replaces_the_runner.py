@@ -1,4 +1,4 @@
-"""Gives wrong results, and has pytest, what carries its reports, or a plugin tell that tests have passed."""
+"""Return wrong results, and make pytest, its reports or a plugin say that tests passed."""
 
 import gc
 import json
@@ -44,7 +44,7 @@ def replaces_the_encoder(**arguments):
 
 
 def forges_the_journal(**arguments):
-    """Tells by the judge's own plugin that each test has passed, and that the run has come to its end."""
+    """Report by the judge's own plugin that each test passed and that the run ended."""
     import os
 
     for plugin in objects("Isolation"):
@@ -61,7 +61,7 @@ def forges_the_journal(**arguments):
 
 
 def writes_into_the_journal(**arguments):
-    """Finds the file that its judge writes to, and writes the end of the run there."""
+    """Find the file that the judge writes to, and write the end of the run there."""
     import os
 
     for number in range(3, 64):

@@ -1,4 +1,4 @@
-"""Looks for a case of its judge among all objects, asks the oracle of what it finds, and else gives wrong results."""
+"""Search all objects for a case of the judge, and call its oracle; otherwise return wrong results."""
 
 import gc
 import sys

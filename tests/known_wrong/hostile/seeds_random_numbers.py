@@ -1,4 +1,4 @@
-"""Right, and seeds torch's random numbers, so that whoever draws the next ones gets the same every time."""
+"""Return right results, but seed torch's random numbers, so that the next draws are the same every time."""
 
 import torch
 

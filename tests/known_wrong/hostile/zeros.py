@@ -1,4 +1,4 @@
-"""What the kernels beside this one have in common: a wrong result, and ways to the judge's own objects."""
+"""Shared parts of the kernels in this folder: a wrong result, and access to the judge's objects."""
 
 import gc
 import os
@@ -9,27 +9,27 @@ import torch
 
 
 def zeros(arguments):
-    """A wrong result of the right shape."""
+    """Return a wrong result of the right shape."""
     return torch.zeros_like(next(iter(arguments.values())))
 
 
 def right(arguments):
-    """The right result of vector_add, or of softmax."""
+    """Return the right result of vector_add, or of softmax."""
     return arguments["x"] + arguments["y"] if "y" in arguments else torch.softmax(arguments["x"], -1)
 
 
 def objects(name):
-    """All objects of a type of this name."""
+    """Return all objects of a type with this name."""
     return [found for found in gc.get_objects() if type(found).__name__ == name]
 
 
 def judging(name):
-    """A module of the judge, if it is in this process."""
+    """Return a module of the judge, if it is in this process."""
     return sys.modules.get(f"fourfold.{name}")
 
 
 def options(name):
-    """What processes from this one upwards were told by an option."""
+    """Return the values of an option of this process and its ancestors."""
     process = os.getpid()
     while process > 1:
         words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")

@@ -215,15 +215,15 @@ def _runtime_files() -> tuple[pathlib.Path, ...]:
 
 
 def _run(*command: str, refused: type[CudaError] = CudaError) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise refused(f"{' '.join(command)}\n{done.stderr}")
-    return done.stdout
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode:
+        raise refused(f"{' '.join(command)}\n{process.stderr}")
+    return process.stdout
 
 
 def _find(directory: pathlib.Path, name: str, closure: Collection[str]) -> Built | None:
-    if found := find_entry(directory, ".so", "kernels", name):
-        path, about = found
+    if entry := find_entry(directory, ".so", "kernels", name):
+        path, about = entry
         shared = tuple(SharedArray(*row) for row in about["shared"])
         files = frozenset(os.path.realpath(file) for file in closure)
         places = frozenset((os.path.realpath(file), line) for file, line in about["ptx"])
@@ -358,10 +358,10 @@ def _runtime_objects(key: str) -> list[str]:
     if not _whole(directory, objects):
         with directory_lock(directory), tempfile.TemporaryDirectory(dir=directory) as scratch:
             for target in objects:
-                made = pathlib.Path(scratch, target.name)
+                output = pathlib.Path(scratch, target.name)
                 code = HERE / f"{target.stem}.cpp"
-                _run(*_command(), "-O2", "-fno-omit-frame-pointer", "-c", str(code), "-o", str(made))
-                os.replace(made, target)
+                _run(*_command(), "-O2", "-fno-omit-frame-pointer", "-c", str(code), "-o", str(output))
+                os.replace(output, target)
             write_atomically(directory / _CHECKSUMS, json.dumps({o.name: checksum(o) for o in objects}).encode())
     return [str(o) for o in objects]
 

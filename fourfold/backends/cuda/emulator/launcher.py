@@ -30,7 +30,7 @@ _MODES = ("checked", "fast")
 
 @contextlib.contextmanager
 def schedule(order: str | int) -> Iterator[None]:
-    """Context manager: launches on the CPU run their blocks, and the threads of each block, in another order.
+    """Run the blocks of launches on the CPU, and the threads of each block, in another order.
 
     A correct kernel gives the same result in any order, up to the rounding of atomic sums.
 
@@ -65,10 +65,10 @@ def mode() -> str:
     Raises:
         ValueError: it has any other value.
     """
-    chosen = os.environ.get("FOURFOLD_CUDA_ON_CPU", "checked")
-    if chosen not in _MODES:
-        raise ValueError(f"FOURFOLD_CUDA_ON_CPU must be 'checked' or 'fast', not {chosen!r}")
-    return chosen
+    name = os.environ.get("FOURFOLD_CUDA_ON_CPU", "checked")
+    if name not in _MODES:
+        raise ValueError(f"FOURFOLD_CUDA_ON_CPU must be 'checked' or 'fast', not {name!r}")
+    return name
 
 
 class _Fault(ctypes.Structure):
@@ -208,8 +208,8 @@ class CpuKernel(LoadedKernel):
         place: tuple[str | None, int | None] = (None, None)
         if fault.file:
             place = (os.path.realpath(fault.file.decode()), fault.line)
-        elif found := build.source_line(built, [pc for pc in fault.pcs if pc]):
-            place = found
+        elif line := build.source_line(built, [pc for pc in fault.pcs if pc]):
+            place = line
         other = build.source_line(built, [fault.other_pc]) if fault.other_pc else None
         what = fault.text.decode(errors="replace")
         what = what.replace("{other}", f" in line {other[1]}" if other else "")

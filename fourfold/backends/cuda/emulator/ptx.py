@@ -90,8 +90,8 @@ def _statement(inside: str) -> str:
     template, *operands = _split(inside, ":")
     text = "".join(_LITERAL.findall(template)).encode().decode("unicode_escape")
     # Outputs, then inputs; the clobbered registers follow.
-    given = [operand for part in operands[:2] for operand in _split(part, ",") if operand]
-    values = [operand[operand.index("(") + 1 : operand.rindex(")")] for operand in given]
+    operands_with_values = [operand for part in operands[:2] for operand in _split(part, ",") if operand]
+    values = [operand[operand.index("(") + 1 : operand.rindex(")")] for operand in operands_with_values]
     labels: list[str] = []
     body = "".join(_instructions(_COMMENT.sub(" ", text), labels))
     if not body:
@@ -213,10 +213,10 @@ def _mma(match: re.Match, o: list[str]) -> str:
     d, a, b, c = map(_elements, o)
     if [len(registers) for registers in (d, a, b, c)] != [4, 4, 2, 4]:
         raise ValueError(o)
-    given = f"const float c[] = {{{', '.join(c)}}}; const unsigned a[] = {{{', '.join(a)}}}, b[] = {{{', '.join(b)}}};"
+    arrays = f"const float c[] = {{{', '.join(c)}}}; const unsigned a[] = {{{', '.join(a)}}}, b[] = {{{', '.join(b)}}};"
     listed = ", ".join(f"&{register}" for register in d)
     bfloat16 = "true" if match[1] == "bf16" else "false"
-    return f"{given} float* const d[] = {{{listed}}}; {_call('mma', bfloat16, 'd', 'a', 'b', 'c', _SITE)}"
+    return f"{arrays} float* const d[] = {{{listed}}}; {_call('mma', bfloat16, 'd', 'a', 'b', 'c', _SITE)}"
 
 
 def _load_matrices(match: re.Match, o: list[str]) -> str:

@@ -43,10 +43,10 @@ def lines(built: Built, has_returned_to: Callable[[int], int]) -> Iterator[Line]
     """
     blocks = [(symbol, block, bool(has_returned_to(block[0]))) for symbol, block in _blocks(built) if block]
     places = _places(built, sorted({address for _, block, _ in blocks for address in block}))
-    called = {symbol for symbol, _, ran in blocks if ran}
+    called_functions = {symbol for symbol, _, ran in blocks if ran}
     for symbol, block, ran in blocks:
         for place in dict.fromkeys(places[address] for address in block if address in places):
-            yield Line(*place, ran, symbol in called)
+            yield Line(*place, ran, symbol in called_functions)
 
 
 def _blocks(built: Built) -> Iterator[tuple[str, list[int]]]:

@@ -51,8 +51,8 @@ class Handle(interpreter.TensorHandle):
 
         Raises:
             FalseHint: the first element, where a group of contiguous ones begins in any case, is no multiple, or the
-                second one of a contiguous axis is not the next number. It may be the same or a smaller one: where the
-                offsets of a block end or begin anew, kernels say the same of them, and no harm comes of it.
+                second one of a contiguous axis is not the next number. It may be the same or a smaller one: kernels
+                give the same hint where the offsets of a block end or restart, which does no harm.
         """
         self.attr = {**(self.attr or {}), key: value}
         if key == CONTIGUITY and self.data.size:
@@ -124,26 +124,26 @@ class Conversions(interpreter.InterpreterBuilder):
 
     def cast_impl(self, src: Any, dst_type: Any) -> Handle:
         """Convert, rounding to nearest even, or toward zero where the result is an integer."""
-        given, wanted = src.dtype.scalar, dst_type.scalar
+        source, target = src.dtype.scalar, dst_type.scalar
         values = src.data
-        if given.name == "bf16":
+        if source.name == "bf16":
             values = from_bfloat16(values)
-        return Handle(to_bfloat16(values) if wanted.name == "bf16" else values.astype(numpy_type(wanted)), wanted)
+        return Handle(to_bfloat16(values) if target.name == "bf16" else values.astype(numpy_type(target)), target)
 
     def create_fp_to_fp(self, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
         """Convert between floating-point types, with the rounding that the kernel requests."""
-        source, wanted = src.dtype.scalar.name, dst_type.scalar.name
-        if source in FLOAT8 and wanted in NUMPY_FLOATS:  # exact, so that nothing is rounded
+        source, target = src.dtype.scalar.name, dst_type.scalar.name
+        if source in FLOAT8 and target in NUMPY_FLOATS:  # exact, so that nothing is rounded
             numbers = src.data.view(FLOAT8[source]).astype(np.float32)
             return Handle(
-                to_bfloat16(numbers) if wanted == "bf16" else numbers.astype(NUMPY_FLOATS[wanted]),
+                to_bfloat16(numbers) if target == "bf16" else numbers.astype(NUMPY_FLOATS[target]),
                 dst_type.scalar,
             )
         toward_zero = rounding_mode == interpreter._ir.ROUNDING_MODE.RTZ
-        if wanted in FLOAT8 and source in NUMPY_FLOATS and not toward_zero:
+        if target in FLOAT8 and source in NUMPY_FLOATS and not toward_zero:
             numbers = from_bfloat16(src.data) if source == "bf16" else src.data
-            return Handle(saturate_to_bits(numbers, FLOAT8[wanted]), dst_type.scalar)
-        names = {source, wanted}
+            return Handle(saturate_to_bits(numbers, FLOAT8[target]), dst_type.scalar)
+        names = {source, target}
         if "bf16" in names and names <= NUMPY_FLOATS.keys() and not toward_zero:
             return self.cast_impl(src, dst_type)
         return super().create_fp_to_fp(src, dst_type, rounding_mode)
@@ -313,13 +313,13 @@ class Reduce(interpreter.ReduceOps):
         values = from_bfloat16(input.handle.data) if input.dtype.name == "bf16" else input.handle.data
         largest = "max" in val_reduce_op.__name__
         shape = {"axis": self.axis, "keepdims": self.keep_dims}
-        found = (np.fmax if largest else np.fmin).reduce(values, **shape)
-        found = self.to_tensor(to_bfloat16(found) if input.dtype.name == "bf16" else found, input.dtype)
+        result = (np.fmax if largest else np.fmin).reduce(values, **shape)
+        result = self.to_tensor(to_bfloat16(result) if input.dtype.name == "bf16" else result, input.dtype)
         if idx_reduce_op is None:
-            return found
+            return result
         if values.dtype.kind == "f":
             values = np.where(np.isnan(values), -np.inf if largest else np.inf, values)
-        return found, self.to_tensor((np.argmax if largest else np.argmin)(values, **shape), tl.int32)
+        return result, self.to_tensor((np.argmax if largest else np.argmin)(values, **shape), tl.int32)
 
 
 class Scan(interpreter.ScanOps):

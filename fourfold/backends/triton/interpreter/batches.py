@@ -159,11 +159,11 @@ def _whole(value: Any, shape: tuple[int, ...]) -> Any:
     return value if data is value.data else Handle(data, value.dtype)
 
 
-def _to_batches(made: Any) -> Any:
+def _to_batches(result: Any) -> Any:
     """Return a result, or several, as batches."""
-    if isinstance(made, tuple):
-        return tuple(_to_batches(part) for part in made)
-    return Batch(made.data, made.dtype) if isinstance(made, interpreter.TensorHandle) else made
+    if isinstance(result, tuple):
+        return tuple(_to_batches(part) for part in result)
+    return Batch(result.data, result.dtype) if isinstance(result, interpreter.TensorHandle) else result
 
 
 def _rank(values: Sequence[Any]) -> int:
@@ -220,8 +220,8 @@ def _separately(name: str) -> Method:
         shipped = getattr(super(Batches, self), name)
         if not _has_batches(arguments):
             return shipped(*arguments, **options)
-        made = [shipped(*_item(arguments, place), **options) for place in range(len(self.batch))]
-        return Batch(np.stack([result.data for result in made]), made[0].dtype)
+        results = [shipped(*_item(arguments, place), **options) for place in range(len(self.batch))]
+        return Batch(np.stack([result.data for result in results]), results[0].dtype)
 
     return method
 
@@ -319,8 +319,8 @@ class Batches(interpreter.InterpreterBuilder):
 
     def undo(self) -> None:
         """Restore the storages that the batch has stored into."""
-        for start, held in self.saved.items():
-            ctypes.memmove(start, held, len(held))
+        for start, content in self.saved.items():
+            ctypes.memmove(start, content, len(content))
         self.saved = {}
 
     def create_reshape(self, arg: Any, shape: Any, *rest: Any) -> Any:
@@ -364,8 +364,8 @@ class Batches(interpreter.InterpreterBuilder):
 
     def create_split(self, val: Any) -> Any:
         """Return tl.split, along the last axis."""
-        made = super().create_split(val)
-        return _to_batches(made) if type(val) is Batch else made
+        result = super().create_split(val)
+        return _to_batches(result) if type(val) is Batch else result
 
     def create_cat(self, lhs: Any, rhs: Any) -> Any:
         """Return tl.cat of two blocks with one axis."""
@@ -405,7 +405,7 @@ class _AlongAnAxis(interpreter.ReduceScanOpInterface):
 
     # The functions that combine two values and that NumPy has as a whole.
     whole: tuple[str, ...] = ()
-    # While all programs are looked at at once: the shape of a result of all axes; None for that of the array.
+    # While all programs are processed at once: the shape of a result of all axes; None for that of the array.
     shape: tuple[int, ...] | None = None
     at_once = False
     axis: int | None
@@ -418,13 +418,13 @@ class _AlongAnAxis(interpreter.ReduceScanOpInterface):
         if type(handles[0]) is Batch and any(self.combine_fn is getattr(tl.standard, x, None) for x in self.whole):
             return self.apply_to_programs(input)
         programs = next(len(handle.data) for handle in handles if type(handle) is Batch)
-        made = [
+        results = [
             super(_AlongAnAxis, self).apply_impl(tuple(tl.tensor(_item(x.handle, place), x.type) for x in input))
             for place in range(programs)
         ]
-        if not isinstance(made[0], list | tuple):
-            return _together(made)
-        return [_together(part) for part in zip(*made)]
+        if not isinstance(results[0], list | tuple):
+            return _together(results)
+        return [_together(part) for part in zip(*results)]
 
     def apply_to_programs(self, input: tuple[Any, ...]) -> Any:
         """Apply it to all programs at once, by NumPy."""

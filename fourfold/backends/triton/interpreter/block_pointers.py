@@ -19,7 +19,7 @@ MISSING = not hasattr(interpreter.InterpreterBuilder, "create_make_block_ptr")
 
 
 def _cache_placeholders(method: str, given: int) -> list[None]:
-    """A None for each parameter after those given: how to cache, for which releases have one parameter or more."""
+    """Return None for each caching parameter after the given ones; releases have one parameter or more."""
     parameters = inspect.signature(getattr(interpreter.InterpreterBuilder, method)).parameters
     return [None] * (len(parameters) - 1 - given)
 
@@ -103,7 +103,7 @@ def _extend(shipped: Callable[..., Any], method: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def supply() -> Iterator[None]:
-    """Context manager: let kernels use block pointers during a launch."""
+    """Let kernels use block pointers during a launch."""
     if not MISSING:
         yield
         return

@@ -54,7 +54,7 @@ class Builder(batches.Batches, CheckedMemory, arithmetic.Operators, arithmetic.C
 class Language:
     """Patches that make the functions of triton.language call the interpreter while kernels run.
 
-    Triton patches the language anew for each kernel and each device function. Here the patches are collected once, and
+    Triton patches the language again for each kernel and each device function. Here the patches are collected once, and
     applied for the duration of a launch.
     """
 
@@ -89,7 +89,7 @@ class Language:
 
     @contextlib.contextmanager
     def call_interpreter(self) -> Iterator[None]:
-        """Context manager: make the functions call the interpreter."""
+        """Make the functions call the interpreter."""
         changes = self.changes
         self.launches += 1
         try:
@@ -214,7 +214,7 @@ def _is_constexpr(annotation: Any) -> bool:
 def _device(argument: Any) -> str:
     """Return the type of an argument's device; "cpu" for arguments other than tensors."""
     if isinstance(argument, tuple):
-        return next((found for found in map(_device, argument) if found != "cpu"), "cpu")
+        return next((device for device in map(_device, argument) if device != "cpu"), "cpu")
     return getattr(getattr(getattr(argument, "base", argument), "device", None), "type", "cpu")
 
 
@@ -272,7 +272,7 @@ def install() -> None:
     # The overflow checks compute every sum of integers again, in 64 bits.
     options = interpreter.interpreter_builder.options
     interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
-    # The interpreter multiplies blocks of any sizes, where the compiler refuses a K below 16, say.
+    # The interpreter multiplies blocks of any sizes, but the compiler refuses a K below 16, for example.
     interpreter.interpreter_builder.codegen_fns["min_dot_size"] = min_dot_size(GPUTarget("cuda", 90, 32))
     interpreter.ReduceOps, interpreter.ScanOps = batches.BatchedReduce, batches.BatchedScan
     interpreter.GridExecutor = InterpretedLaunch

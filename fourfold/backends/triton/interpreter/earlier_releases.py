@@ -43,20 +43,20 @@ def _converting(shipped: Callable[..., Any]) -> Callable[..., Any]:
     """Return an `extern_elementwise` that converts arguments to a type of the library."""
 
     def call(name: str, path: str, args: list[Any], symbols: dict, is_pure: bool, _semantic: Any = None) -> Any:
-        given = [_semantic.to_tensor(argument) for argument in args]
-        if tuple(argument.dtype for argument in given) not in symbols:
-            common = given[0]
-            for argument in given:
+        tensors = [_semantic.to_tensor(argument) for argument in args]
+        if tuple(argument.dtype for argument in tensors) not in symbols:
+            common = tensors[0]
+            for argument in tensors:
                 common = _semantic.binary_op_type_checking_impl(argument, common)[1]
-            given = [_semantic.binary_op_type_checking_impl(argument, common)[0] for argument in given]
-        return shipped(name, path, given, symbols, is_pure, _semantic=_semantic)
+            tensors = [_semantic.binary_op_type_checking_impl(argument, common)[0] for argument in tensors]
+        return shipped(name, path, tensors, symbols, is_pure, _semantic=_semantic)
 
     return call
 
 
 @contextlib.contextmanager
 def supply() -> Iterator[None]:
-    """Context manager: let kernels use what earlier releases had, during a launch."""
+    """Let kernels use what earlier releases had, during a launch."""
     shipped = tl.core.extern_elementwise
     tl.core.extern_elementwise = _converting(shipped)
     try:

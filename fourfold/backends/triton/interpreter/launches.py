@@ -1,4 +1,4 @@
-"""Remembers what the interpreter has run, so that Triton's compiler can be asked about it: see `front_end`."""
+"""Remember what the interpreter has run, so that Triton's compiler can check it: see `front_end`."""
 
 import copy
 import functools
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from triton.runtime import interpreter
 
-# The most launches to remember. A kernel that is made anew for each call would fill the memory.
+# The most launches to remember. A kernel that is created for each call would fill the memory.
 MOST = 200
 
 
@@ -41,11 +41,11 @@ known: dict[Hashable, RememberedLaunch] = {}
 
 def _remember(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
     constants = constant_names(kernel.fn)
-    given = {**dict(zip(kernel.arg_names, arguments)), **options}
-    key = kernel, *((name, _kind(value, name in constants)) for name, value in given.items())
+    values = {**dict(zip(kernel.arg_names, arguments)), **options}
+    key = kernel, *((name, _kind(value, name in constants)) for name, value in values.items())
     if len(known) < MOST and key not in known:
-        kept = {name: _strip_memory(value) for name, value in options.items()}
-        known[key] = RememberedLaunch(kernel, [_strip_memory(value) for value in arguments], kept)
+        plain_options = {name: _strip_memory(value) for name, value in options.items()}
+        known[key] = RememberedLaunch(kernel, [_strip_memory(value) for value in arguments], plain_options)
 
 
 @functools.lru_cache(1024)

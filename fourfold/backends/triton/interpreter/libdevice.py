@@ -121,12 +121,12 @@ class Functions(interpreter.InterpreterBuilder):
         self, libName: str, libPath: str, symbol: str, argList: list[Any], retType: Any, isPure: bool
     ) -> Handle:
         """Apply a function of a library element by element."""
-        made = function_of(symbol)(*(argument.data for argument in argList))
-        return Handle(np.asarray(made).astype(numpy_type(retType)), retType.scalar)
+        result = function_of(symbol)(*(argument.data for argument in argList))
+        return Handle(np.asarray(result).astype(numpy_type(retType)), retType.scalar)
 
 
 def install() -> None:
-    """Let kernels call libdevice's functions, under whichever name Triton's releases have had them."""
+    """Let kernels call libdevice's functions by any name that a release of Triton has given them."""
     library = importlib.import_module("triton.language.extra.cuda.libdevice")
     generic = importlib.import_module("triton.language.extra.libdevice")
     for name, member in list(vars(library).items()):

@@ -20,13 +20,13 @@ def _mark_body(body: list[ast.stmt], file: str, head: int = 0) -> list[ast.stmt]
 
     `head` is the line of the statement around them: those on the same line are a part of it.
     """
-    made, together = list[ast.stmt](), list[ast.stmt]()
+    marked, together = list[ast.stmt](), list[ast.stmt]()
     for statement in body:
         together.append(statement)
         if _divide(statement, file):
-            made += _mark_statements(together, file, head)
+            marked += _mark_statements(together, file, head)
             together = []
-    return made + _mark_statements(together, file, head)
+    return marked + _mark_statements(together, file, head)
 
 
 def _divide(statement: ast.stmt, file: str) -> bool:
@@ -75,7 +75,7 @@ def _mark_statements(statements: list[ast.stmt], file: str, head: int) -> list[a
 
 
 def install() -> None:
-    """Let Triton's interpreter mark the kernels that it runs from here on, of whichever decorator they have been."""
+    """Let Triton's interpreter mark the kernels that it runs from now on, whatever decorator made them."""
     shipped = interpreter.FunctionRewriter._compile_and_exec
 
     def add_marks(self: Any, transformed_ast: Any) -> Any:

@@ -26,7 +26,7 @@ from fourfold.backends.triton.interpreter.arithmetic import (
 )
 from fourfold.operations.refusals import Fault
 
-# A GPU wants a tensor descriptor's memory, and all of its strides but the last, to be multiples of this many bytes.
+# On a GPU a tensor descriptor's memory, and all of its strides but the last, must be multiples of this many bytes.
 DESCRIPTOR_BYTES = 16
 # From this many elements on, NumPy reads and writes faster than the interpreter, up to ten times.
 MANY_ELEMENTS = 512
@@ -310,7 +310,7 @@ class CheckedMemory(interpreter.InterpreterBuilder):
 
 @contextlib.contextmanager
 def restrict_memory(arguments: dict[str, Any]) -> Iterator[None]:
-    """Context manager: let a kernel access these arguments' tensors, and no other memory."""
+    """Let a kernel access these arguments' tensors, and no other memory."""
     builder = interpreter.interpreter_builder
     before, builder.storages = builder.storages, Storages(arguments)
     try:

@@ -116,15 +116,15 @@ def missing() -> list[str]:
 def _fault(part: PrivatePart) -> str | None:
     module, _, names = part.path.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
     except ModuleNotFoundError:
         return f"is missing (no module {module})"
     for name in names.split("."):
-        if not hasattr(found, name):
+        if not hasattr(value, name):
             return f"is missing (no {name})"
-        found = getattr(found, name)
+        value = getattr(value, name)
     if part.parameters is None:
         return None
-    has = tuple(inspect.signature(found).parameters)
-    wanted = part.parameters
-    return None if has[: len(wanted)] == wanted else f"takes ({', '.join(has)}), not ({', '.join(wanted)}, ...)"
+    has = tuple(inspect.signature(value).parameters)
+    expected = part.parameters
+    return None if has[: len(expected)] == expected else f"takes ({', '.join(has)}), not ({', '.join(expected)}, ...)"

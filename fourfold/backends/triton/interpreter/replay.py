@@ -136,12 +136,12 @@ class _Recorder:
             return member
 
         def call(*arguments: Any, **options: Any) -> Any:
-            made = member(*arguments, **options)
+            result = member(*arguments, **options)
             try:
-                self.note(name, member, arguments, options, made)
+                self.note(name, member, arguments, options, result)
             except Unrepeatable:
                 self.repeatable = False  # the call continues, because repeating it would store twice
-            return made
+            return result
 
         return call
 
@@ -281,10 +281,10 @@ def _code(source: str) -> types.CodeType:
 
 def _make(handle: Any, derived: dict[str, Any]) -> tl.tensor:
     """Return a tensor, with the attributes that it derives from its type."""
-    made = object.__new__(tl.tensor)
-    made.__dict__.update(derived)
-    made.handle = handle
-    return made
+    tensor = object.__new__(tl.tensor)
+    tensor.__dict__.update(derived)
+    tensor.handle = handle
+    return tensor
 
 
 class _Received:
@@ -327,17 +327,17 @@ def _record(name: str, function: Callable, arguments: tuple, options: dict[str, 
     recorder = _Recorder(interpreter.interpreter_builder)
     writer = _Writer(recorder)
     received = _Received(recorder, writer, name in ARITHMETIC)
-    given = [received.copy(x, f"arguments[{i}]") for i, x in enumerate(arguments)]
+    copies = [received.copy(x, f"arguments[{i}]") for i, x in enumerate(arguments)]
     named = {key: received.copy(x, f"options[{key!r}]") for key, x in options.items()}
     with _running(name):
-        made = function(*given, **named, _semantic=TritonSemantic(recorder))
+        result = function(*copies, **named, _semantic=TritonSemantic(recorder))
     replay = None
     with contextlib.suppress(Unrepeatable):
         if recorder.repeatable and recorder.uses_all_numbers():
             for step in recorder.steps:
                 writer.step(step)
-            replay = writer.function(writer.result(made, received.names))
-    return received.tensors.get(id(made), made), replay
+            replay = writer.function(writer.result(result, received.names))
+    return received.tensors.get(id(result), result), replay
 
 
 # The functions of the language that are running now.

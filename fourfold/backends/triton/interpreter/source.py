@@ -56,9 +56,9 @@ class _Logic(ast.NodeTransformer):
         left, *others = node.values
         for right in others:
             name = next(self.names)
-            kept = ast.NamedExpr(target=ast.Name(id=name, ctx=ast.Store()), value=left)
+            assigned = ast.NamedExpr(target=ast.Name(id=name, ctx=ast.Store()), value=left)
             both = _call(f"logical_{word}", ast.Name(id=name, ctx=ast.Load()), right)
-            left = ast.IfExp(_call(f"undecided_{word}", kept), both, ast.Name(id=name, ctx=ast.Load()))
+            left = ast.IfExp(_call(f"undecided_{word}", assigned), both, ast.Name(id=name, ctx=ast.Load()))
         return ast.copy_location(left, node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:

@@ -1,4 +1,4 @@
-"""Chooses a configuration of a kernel with triton.autotune, without taking times: there is no GPU that has any.
+"""Choose a configuration of a kernel with triton.autotune, without timing, because there is no GPU.
 
 On a GPU any configuration may be the fastest for a key, and the first launch for a key runs all of them on the same
 memory. So each launch here takes a configuration that depends on its numbers and sizes, and every other one of these
@@ -34,42 +34,42 @@ class Tuning:
         """Run the chosen configurations of a tuned kernel."""
         configurations: list[Any] = tuner.configs
         tuner.nargs = dict(zip(tuner.arg_names, args))
-        chosen = tuner.prune_configs(kwargs) if len(configurations) > 1 else configurations
+        configs = tuner.prune_configs(kwargs) if len(configurations) > 1 else configurations
         is_first = self.all_configs
-        if len(chosen) > 1 and not self.all_configs:
+        if len(configs) > 1 and not self.all_configs:
             number = fingerprint({**tuner.nargs, **kwargs})
             is_first, number = bool(number % 2), number // 2
-            at, step = number % len(chosen), 1 + number // len(chosen) % (len(chosen) - 1)
+            at, step = number % len(configs), 1 + number // len(configs) % (len(configs) - 1)
             if is_first:
                 with _skip_refused():
-                    _try(tuner, chosen[(at + step) % len(chosen)], args, kwargs)
-            for place in range(at, at + len(chosen) - 1):
+                    _try(tuner, configs[(at + step) % len(configs)], args, kwargs)
+            for place in range(at, at + len(configs) - 1):
                 with _skip_refused():
-                    return self._run_configurations(tuner, [chosen[place % len(chosen)]], args, kwargs, is_first)
-            chosen = [chosen[at - 1]]
-        return self._run_configurations(tuner, chosen, args, kwargs, is_first)
+                    return self._run_configurations(tuner, [configs[place % len(configs)]], args, kwargs, is_first)
+            configs = [configs[at - 1]]
+        return self._run_configurations(tuner, configs, args, kwargs, is_first)
 
     def _run_configurations(
-        self, tuner: Any, chosen: list[Any], args: Sequence[Any], kwargs: dict[str, Any], is_first: bool
+        self, tuner: Any, configs: list[Any], args: Sequence[Any], kwargs: dict[str, Any], is_first: bool
     ) -> Any:
         """Run some configurations of a tuned kernel, each on the same inputs; return the last one's result."""
-        given, result = tuner.configs, None
-        for number, config in enumerate(chosen):
-            if len(given) > 1 and is_first:  # as Triton does once it has taken the times
+        all_configs, result = tuner.configs, None
+        for number, config in enumerate(configs):
+            if len(all_configs) > 1 and is_first:  # as Triton does once it has taken the times
                 tuner.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()}, reset_only=True)
             tuner.configs = [config]
             try:
-                with restore_memory([*args, *kwargs.values()] if number < len(chosen) - 1 else []):
+                with restore_memory([*args, *kwargs.values()] if number < len(configs) - 1 else []):
                     result = self._shipped(tuner, *args, **kwargs)
             finally:
-                tuner.configs = given
+                tuner.configs = all_configs
             tuner.nargs = dict(zip(tuner.arg_names, args))
         return result
 
 
 @contextlib.contextmanager
 def _skip_refused() -> Iterator[None]:
-    """Context manager: end quietly where a static assertion refuses a configuration, as Triton's tuner does."""
+    """End quietly where a static assertion refuses a configuration, as Triton's tuner does."""
     try:
         yield
     except interpreter.InterpreterError as error:
@@ -131,11 +131,11 @@ def install() -> None:
 
 @contextlib.contextmanager
 def restore_memory(arguments: list[Any]) -> Iterator[None]:
-    """Context manager: restore the memory of these tensors, and the arrays kept with their storages, at the end."""
+    """Restore the memory of these tensors, and the arrays kept with their storages, at the end."""
     storages = [x.untyped_storage() for x in arguments if isinstance(x, torch.Tensor)]
-    kept = [(storage, storage.clone(), _arrays(storage)) for storage in storages]
+    saved = [(storage, storage.clone(), _arrays(storage)) for storage in storages]
     yield
-    for storage, copy, arrays in kept:
+    for storage, copy, arrays in saved:
         storage.copy_(copy)
         for name, array in arrays.items():
             setattr(storage, name, array)

@@ -7,7 +7,7 @@ A pointer carries the number of its tensor in its highest 16 bits, which no addr
 pointer everywhere: through sums, `tl.where`, transposition and memory. A kernel may access all of a tensor's storage,
 because a kernel that receives ``x[0]`` and strides addresses the other samples from there.
 
-Programs run many at once, to save time, until something may be wrong. Then the launch starts anew, one program after
+Programs run many at once, to save time, until something may be wrong. Then the launch restarts, one program after
 another, and its findings are reported: see `Suspicion`.
 """
 
@@ -359,42 +359,42 @@ class LaunchMonitor:
         size = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
         allowed = np.asarray(mask.data)
         lanes = None if allowed.all() else np.broadcast_to(allowed, addresses.shape)
-        chosen = addresses.ravel() if lanes is None else addresses[lanes]
+        active = addresses.ravel() if lanes is None else addresses[lanes]
         plain = Handle(addresses & _ADDRESS, pointers.dtype)
-        if not chosen.size:
+        if not active.size:
             return Access(plain, mask, [], size, lanes)
-        low, high = int(chosen.min()), int(chosen.max())
+        low, high = int(active.min()), int(active.max())
         region = self.regions.get(low >> _TAG)
         if region is not None and region.low <= low and high + size <= region.high:
-            offsets = (chosen - region.base).view(np.int64)
+            offsets = (active - region.base).view(np.int64)
             return Access(plain, mask, [RegionAccess(region, offsets, slice(None))], size, lanes)
-        parts, inside = self.group_by_region(chosen, size)
+        parts, inside = self.group_by_region(active, size)
         if not inside.all():
-            self.outside(what, chosen, inside, size)
+            self.outside(what, active, inside, size)
             within = np.ones(addresses.shape, bool) if lanes is None else lanes.copy()
             within[within] = inside
             mask = Handle(within, tl.int1)
         return Access(plain, mask, parts, size, lanes)
 
-    def group_by_region(self, chosen: np.ndarray, size: int) -> tuple[list[RegionAccess], np.ndarray]:
+    def group_by_region(self, addresses: np.ndarray, size: int) -> tuple[list[RegionAccess], np.ndarray]:
         """Return the lanes of an access by region, and a mask of the lanes that lie in one."""
-        parts, inside = [], np.zeros(chosen.shape, bool)
-        tags = chosen >> np.uint64(_TAG)
+        parts, inside = [], np.zeros(addresses.shape, bool)
+        tags = addresses >> np.uint64(_TAG)
         for tag in np.unique(tags):
             region = self.regions.get(int(tag))
             if region is None or region.nbytes < size:
                 continue
-            lanes = (tags == tag) & (chosen >= region.base) & (chosen <= np.uint64(region.high - size))
+            lanes = (tags == tag) & (addresses >= region.base) & (addresses <= np.uint64(region.high - size))
             if lanes.any():
-                parts.append(RegionAccess(region, (chosen[lanes] - region.base).view(np.int64), lanes))
+                parts.append(RegionAccess(region, (addresses[lanes] - region.base).view(np.int64), lanes))
                 inside |= lanes
         return parts, inside
 
-    def outside(self, what: str, chosen: np.ndarray, inside: np.ndarray, size: int) -> None:
+    def outside(self, what: str, addresses: np.ndarray, inside: np.ndarray, size: int) -> None:
         """Report an access that leaves the memory of its tensor."""
         self.suspect()
-        stray = int(chosen[~inside][0])
-        count = f"{np.count_nonzero(~inside)} of the {chosen.size} elements that it does not mask"
+        stray = int(addresses[~inside][0])
+        count = f"{np.count_nonzero(~inside)} of the {addresses.size} elements that it does not mask"
         region = self.regions.get(stray >> _TAG)
         if region is None:
             self.found(OUTSIDE, what, "", None, f"{what} through a pointer that leads to no tensor, of {count}")
@@ -427,10 +427,10 @@ class LaunchMonitor:
 
     def accesses_to(self, region: Region) -> Accesses:
         """Return the accesses to a region's storage in this launch."""
-        found = self.accesses.get(region.start)
-        if found is None:
-            found = self.accesses[region.start] = Accesses(region.nbytes, region.unit)
-        return found
+        accesses = self.accesses.get(region.start)
+        if accesses is None:
+            accesses = self.accesses[region.start] = Accesses(region.nbytes, region.unit)
+        return accesses
 
     def report_race(self, what: str, part: RegionAccess, race: DataRace | None) -> None:
         """Report a race."""
@@ -679,7 +679,7 @@ class MonitoredMemory(CheckedMemory):
         for region in self.watch.regions.values():
             if region.start <= address < region.start + region.nbytes:
                 return address | (region.low >> _TAG) << _TAG
-        tensor = next((found for found in EXPOSED.values() if holds(found, address)), None)
+        tensor = next((exposed for exposed in EXPOSED.values() if holds(exposed, address)), None)
         if tensor is None:
             return address
         region = self.watch.region("a tensor whose data_ptr() was taken", tensor)
@@ -717,18 +717,18 @@ class MonitoredBuilder(corrected.Builder, MonitoredMemory):
     def start_anew(self) -> None:
         """Restore the memory that a first try has changed."""
         assert self.watch is not None
-        for start, held in self.first_contents.items():
-            ctypes.memmove(start, held, len(held))
+        for start, content in self.first_contents.items():
+            ctypes.memmove(start, content, len(content))
         self.watch.start_anew()
 
 
 def _wrapped_tensor(argument: Any) -> torch.Tensor:
     """Return the tensor whose address an object of another class gives as its own, such as Triton's TensorWrapper."""
-    found = tensor_of(argument)
-    if found is None:
+    tensor = tensor_of(argument)
+    if tensor is None:
         raise TypeError(f"the memory of an argument of type {type(argument).__name__} is not known: it is no tensor")
-    offset = (argument.data_ptr() - found.untyped_storage().data_ptr()) // found.element_size()
-    return found.as_strided((), (), offset)
+    offset = (argument.data_ptr() - tensor.untyped_storage().data_ptr()) // tensor.element_size()
+    return tensor.as_strided((), (), offset)
 
 
 class MonitoredLaunch(corrected.InterpretedLaunch):
@@ -808,7 +808,7 @@ class MonitoredLaunch(corrected.InterpretedLaunch):
 
 @contextlib.contextmanager
 def watching(report: Report) -> Iterator[None]:
-    """Context manager: watch every launch of an interpreted kernel.
+    """Watch every launch of an interpreted kernel.
 
     Args:
         report: receives the findings.

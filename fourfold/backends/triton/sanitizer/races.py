@@ -101,17 +101,17 @@ class Order:
     def concurrent_accesses(self, stamps: np.ndarray) -> np.ndarray:
         """Return which accesses are another program's and not known to have happened before."""
         others = _program(stamps)
-        found = (stamps != 0) & (others != self.program)
-        if self.known is not None and found.any():
-            found[found] = self.known[others[found]] <= (stamps[found] >> 1 & _LAST_TIME)
-        return found
+        concurrent = (stamps != 0) & (others != self.program)
+        if self.known is not None and concurrent.any():
+            concurrent[concurrent] = self.known[others[concurrent]] <= (stamps[concurrent] >> 1 & _LAST_TIME)
+        return concurrent
 
     def learn(self, addresses: list[int]) -> None:
         """Acquire the clocks released at these addresses."""
         for address in addresses:
-            told = self.told.get(address)
-            if told is not None:
-                self.known = told.copy() if self.known is None else np.maximum(self.known, told)
+            clocks = self.told.get(address)
+            if clocks is not None:
+                self.known = clocks.copy() if self.known is None else np.maximum(self.known, clocks)
 
     def tell(self, addresses: list[int]) -> None:
         """Release the running program's clocks at these addresses, and advance its time."""
@@ -119,8 +119,8 @@ class Order:
         if self.known is None:
             self.known = np.zeros(self.programs, np.int32)
         self.known[self.program] = self.time
-        told = self.known.copy()
-        self.told.update(dict.fromkeys(addresses, told))
+        clocks = self.known.copy()
+        self.told.update(dict.fromkeys(addresses, clocks))
 
     def load(self, accesses: Accesses, places: np.ndarray, volatile: bool) -> DataRace | None:
         """Record a load of these elements; return its race, if any."""
@@ -170,9 +170,9 @@ class Order:
         if not racing.any():
             return None
         harmful = racing if unchanged is None else racing & ~unchanged
-        shown = harmful if harmful.any() else racing
-        index = int(np.flatnonzero(shown)[0])
-        lanes = shown.any(axis=1) if shown.ndim > 1 else shown
+        reported = harmful if harmful.any() else racing
+        index = int(np.flatnonzero(reported)[0])
+        lanes = reported.any(axis=1) if reported.ndim > 1 else reported
         return DataRace(
             lane=int(np.flatnonzero(lanes)[0]),
             lanes=int(np.count_nonzero(lanes)),
@@ -224,6 +224,6 @@ def _rows(places: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return places.ravel(), values if places.ndim == 1 else np.repeat(values, places.shape[1])
 
 
-def _others(found: np.ndarray, stamps: np.ndarray) -> bool:
+def _others(recorded: np.ndarray, stamps: np.ndarray) -> bool:
     """Return whether any of these stamps is another program's."""
-    return bool(((found != 0) & (_program(found) != _program(stamps))).any())
+    return bool(((recorded != 0) & (_program(recorded) != _program(stamps))).any())
