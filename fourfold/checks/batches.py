@@ -94,8 +94,7 @@ def the_batch_does_not_matter(subject: Subject, search: Search) -> None:
                     agreements.append(Agreement(0.0, among.numel(), 0))
         search.saw(*agreements)
 
-    cases = {name: make(subject.dtype) for name, make in operation.examples.items()}
-    batches = {name: case for name, case in cases.items() if _samples(operation, case) > 1}
+    batches = {name: case for name, case in subject.named_examples() if _samples(operation, case) > 1}
     small = {name: case for name, case in batches.items() if 0 < case.grad_output.size <= NAMED_ELEMENTS}
     # Some bugs show only with samples of very different values, which few generated cases have.
     search.cases(subject, "batch", body, few=True, also=small)

@@ -105,7 +105,7 @@ def _smallest_of_each_shape(subject: Subject) -> list[Case]:
     One of them differs from any given case. The gradients of an empty batch, or of a single class, say nothing.
     """
     cases: list[Case] = []
-    for case in sorted((make(subject.dtype) for make in subject.operation.examples.values()), key=lambda c: c.elements):
+    for case in sorted(dict(subject.named_examples()).values(), key=lambda c: c.elements):
         differs = not any(_shapes(case) == _shapes(other) for other in cases)
         if differs and any(gradient.value.any() for gradient in expected_gradients(subject, case).values()):
             cases.append(case)

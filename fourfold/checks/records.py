@@ -47,7 +47,9 @@ def operation_named(text: str) -> Operation:
     """
     place, colon, name = text.rpartition(":")
     if not colon:
-        known = operations()
+        known = operations({text})  # to import all takes half a second
+        if text not in known:
+            known = operations()
         if text not in known:
             suggestion = registry.did_you_mean(text, known)
             raise ValueError(f"operation: there is no {text!r}: there are {', '.join(known)}{suggestion}")

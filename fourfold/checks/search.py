@@ -84,6 +84,8 @@ Example = TypeVar("Example")
 SEED = secrets.randbits(32)  # one for this process
 # Cases of this library's own implementations. Checks and backends share them, so that the oracle computes each once.
 shared = RecentCases(500_000)
+# Named examples, which many checks take. The oracle's results for longer ones take too much memory.
+kept_examples = RecentCases(4_000_000, most=1 << 15)
 # The output's name among the results of a call.
 OUTPUT = "output"
 # The beginning of the note of an exception for a named example.
@@ -244,10 +246,15 @@ class Subject:
         """Return the most elements of a named example: limited for the later dtypes of a foreign implementation."""
         return LONG if self.foreign and self.large is not None and not self.large.is_first else math.inf
 
+    def named_examples(self) -> Iterator[tuple[str, Case]]:
+        """Yield the named examples. Each check takes the same ones, unless the implementation could change them."""
+        kept = not self.foreign or self.elsewhere
+        for name, make in self.operation.examples.items():
+            yield name, kept_examples.made(make, self.dtype) if kept else make(self.dtype)
+
     def filled_examples(self) -> dict[str, Case]:
         """Return the named examples with nonempty results: small ones before large, degenerate ones last."""
-        made = ((name, make(self.dtype)) for name, make in self.operation.examples.items())
-        filled = [(name, case) for name, case in made if case.grad_output.size]
+        filled = [(name, case) for name, case in self.named_examples() if case.grad_output.size]
         return dict(sorted(filled, key=lambda pair: _order(pair[1])))
 
     def small_example(self) -> dict[str, Case]:
@@ -261,8 +268,7 @@ class Subject:
             others = self.operation.other_integers(case)
             return any(not np.array_equal(array, case[name]) for name, array in others.items())
 
-        made = ((name, make(self.dtype)) for name, make in self.operation.examples.items())
-        found = [(name, case) for name, case in made if case.grad_output.size and has_others(case)]
+        found = [(name, case) for name, case in self.named_examples() if case.grad_output.size and has_others(case)]
         return dict(sorted(found, key=lambda pair: pair[1].elements)[:FEW_NAMED])
 
     def needs_gradients(self) -> None:
@@ -622,8 +628,7 @@ class Search:
         compiles more cases of that size.
         """
         most = min(most, subject.most_named)
-        makers = subject.operation.examples if named else {}
-        cases_by_name = ((name, make(subject.dtype)) for name, make in makers.items())
+        cases_by_name = subject.named_examples() if named else ()
         fitting = (pair for pair in cases_by_name if pair[1].elements <= most and (laid_out or not pair[1].layouts))
         cases = itertools.chain(fitting, also.items())
         if not self.brief:
@@ -663,7 +668,6 @@ class Search:
         """Return, in words, what the search lacks to verify anything; an empty string if it lacks nothing."""
         if not self.substantial:
             return "none of them could have failed: no bound says anything"
-        examples = subject.operation.examples.values()
-        if self.largest <= 1 and any(make(subject.dtype).grad_output.size > 1 for make in examples):
+        if self.largest <= 1 and any(case.grad_output.size > 1 for _, case in subject.named_examples()):
             return f"no result had more than one element, as those of {subject.operation.name} may"
         return ""

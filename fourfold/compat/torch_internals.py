@@ -1,6 +1,8 @@
 """torch's private parts: streams, dispatch, and settings of its compiler."""
 
+import contextlib
 import functools
+import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -260,3 +262,9 @@ def decompositions() -> dict[str, Callable[..., Any]]:
     """
     table = find("torch._decomp.decomposition_table")
     return {str(operator): function for operator, function in table.items()}
+
+
+def import_for_gradients() -> None:
+    """Import what torch imports for the first gradient, half a second, once for all processes that this one forks."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("torch.fx.experimental.symbolic_shapes")

@@ -1,8 +1,11 @@
 """pytest-xdist's private parts: the role of this process, and the data that a controller sends its workers."""
 
+import contextlib
+import importlib
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -55,6 +58,49 @@ def hand_out_one_by_one(config: pytest.Config) -> None:
     """
     if config.getoption("--maxschedchunk", None) is None:
         config.option.maxschedchunk = 1
+
+
+@uses(
+    "execnet.gateway_io.create_io",
+    "execnet.gateway_io.popen_bootstrapline",
+    "execnet.gateway_base.Popen2IO",
+    otherwise=contextlib.nullcontext,
+)
+@contextlib.contextmanager
+def forking_workers(fork: Callable[[Callable[[], object]], Any]) -> Iterator[None]:
+    """Fork the local workers that start inside the context, so that what this process has imported is imported there.
+
+    Args:
+        fork: forks a child that does the given work, and returns the child, with methods `wait` and `kill`.
+    """
+    gateway_io: Any = importlib.import_module("execnet.gateway_io")
+    gateway_base: Any = importlib.import_module("execnet.gateway_base")
+    former = gateway_io.create_io
+
+    def create_io(spec: Any, execmodel: Any) -> Any:
+        if not spec.popen or spec.python or spec.via:
+            return former(spec, execmodel)
+        (read, told), (answers, write) = os.pipe(), os.pipe()
+
+        def work() -> None:
+            for file, standard in ((read, 0), (write, 1)):
+                os.dup2(file, standard)
+                os.close(file)
+            sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+            exec(gateway_io.popen_bootstrapline, {})
+
+        child = fork(work)
+        os.close(read)
+        os.close(write)
+        io = gateway_base.Popen2IO(os.fdopen(told, "wb"), os.fdopen(answers, "rb"), execmodel)
+        io.wait, io.kill = child.wait, child.kill
+        return io
+
+    gateway_io.create_io = create_io
+    try:
+        yield
+    finally:
+        gateway_io.create_io = former
 
 
 @uses("xdist.workermanage.WorkerController().gateway.id")

@@ -1,8 +1,9 @@
 """A case: the inputs of one call, rounded to the tested dtype, with their memory layouts and a cotangent."""
 
 import hashlib
+import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -165,22 +166,29 @@ class RecentCases:
 
     Args:
         elements: the most elements of all cases together; the oldest cases are dropped first.
+        most: the most elements of a case for which cached results are found again by `made`.
     """
 
-    def __init__(self, elements: float) -> None:
-        self.elements = elements
-        self._cases: OrderedDict[bytes, Case] = OrderedDict()
+    def __init__(self, elements: float, most: float = math.inf) -> None:
+        self.elements, self.most = elements, most
+        self._cases: OrderedDict[Hashable, Case] = OrderedDict()
         self._held = 0
 
     def same(self, case: Case) -> Case:
         """Return the equal recent case if there is one; otherwise add and return this case."""
-        if case.elements > self.elements:
-            return case
-        digest = case.digest
-        if digest in self._cases:
-            self._cases.move_to_end(digest)
-            return self._cases[digest]
-        self._cases[digest] = case
+        return case if case.elements > self.elements else self._keep(case.digest, lambda: case)
+
+    def made(self, make: Callable[[DType], Case], dtype: DType) -> Case:
+        """Return the recent case that a function made of a dtype if there is one; otherwise make it."""
+        case = self._keep((make, dtype), lambda: make(dtype))
+        return case if case.elements <= self.most else replace(case)
+
+    def _keep(self, key: Hashable, make: Callable[[], Case]) -> Case:
+        if key in self._cases:
+            self._cases.move_to_end(key)
+            return self._cases[key]
+        case = make()
+        self._cases[key] = case
         self._held += case.elements
         while self._held > self.elements:
             _, oldest = self._cases.popitem(last=False)

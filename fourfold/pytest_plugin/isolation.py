@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,20 @@ import torch
 
 from fourfold.candidates.integrity.watch import WATCH
 from fourfold.candidates.process.first_process import adopt_first_process, end_first_process
-from fourfold.compat import pytest_internals, xdist_internals
+from fourfold.candidates.process.session import end_candidates, fork_first_process
+from fourfold.compat import pytest_internals, torch_internals, xdist_internals
 from fourfold.engine.verdict import Finding, Outcome
 from fourfold.instruments.line_coverage import Executed
 from fourfold.operations.outcomes import Kind, Status
 from fourfold.processes import family
-from fourfold.processes.child import Death
+from fourfold.processes.child import Child, Death
 from fourfold.processes.stop import Stop
 from fourfold.pytest_plugin.account import Account, conclude
 from fourfold.pytest_plugin.black_box import SILENT, BlackBox, Found
-from fourfold.pytest_plugin.failures import OUTCOME, REPEAT, SELECTION, repeat
+from fourfold.pytest_plugin.failures import DEVICE, OUTCOME, REPEAT, SELECTION, repeat
 from fourfold.pytest_plugin.journal import Journal, Pipe
 from fourfold.pytest_plugin.leftover_threads import LeftBehind
-from fourfold.pytest_plugin.preparation import import_candidates, prepare, time_limit
+from fourfold.pytest_plugin.preparation import are_untrusted, import_candidates, prepare, time_limit
 
 # Options that run no test, and options that debug the process that runs the tests.
 NO_RUN = ("--collect-only", "--help", "--version", "--fixtures", "--fixtures-per-test", "--markers", "--cache-show")
@@ -286,6 +287,7 @@ def import_in_child(config: pytest.Config, box: BlackBox, file: Path) -> int:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # their output appears when the run imports them
     box.open()
     text = ""
+    adopt_first_process()
     try:
         prepare(config)
         import_candidates([*config.stash[SELECTION].candidates.values()], time_limit(config), box)
@@ -295,8 +297,22 @@ def import_in_child(config: pytest.Config, box: BlackBox, file: Path) -> int:
         return int(pytest.ExitCode.INTERRUPTED)
     except Exception:  # another error, which the run itself will report
         pass
+    end_candidates()
     file.write_text(text)
     return 0
+
+
+def fork_worker(work: Callable[[], object]) -> Child:
+    """Fork a worker of pytest-xdist, for which the first process of this process is forked too."""
+    first = fork_first_process()
+
+    def begin() -> None:
+        adopt_first_process(first)
+        work()
+
+    child = Child.fork(begin, session=False, handlers={signal.SIGINT: signal.default_int_handler})
+    first.connection.close()
+    return child
 
 
 def tell_supervisor(config: pytest.Config, about: dict[str, Any]) -> bool:
@@ -494,6 +510,15 @@ class Workers:
         self.config, self.folder = config, family.temporary_folder()
         self.changed: list[str] = []
         self.executed: list[Any] = []
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_setupnodes(self, config: pytest.Config) -> None:
+        """Fork the workers, unless a worker may use a GPU: it cannot use one that this process has asked for."""
+        if are_untrusted(config, config.stash[DEVICE]):
+            torch_internals.import_for_gradients()
+            forking = contextlib.ExitStack()
+            forking.enter_context(xdist_internals.forking_workers(fork_worker))
+            config.add_cleanup(forking.close)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:

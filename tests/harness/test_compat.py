@@ -672,6 +672,33 @@ def what_workers_tell() -> None:
     assert [one["down"] for one in said if "down" in one] == [["all", "done"]] * 2, printed
 
 
+FORKS = """
+from fourfold.processes.child import Child
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config):
+    xdist_internals.set_by = os.getpid()
+    forking = xdist_internals.forking_workers(lambda work: Child.fork(work, session=False))
+    forking.__enter__()
+    config.add_cleanup(lambda: forking.__exit__(None, None, None))
+
+def pytest_sessionfinish(session):
+    if xdist_internals.is_worker(session.config):
+        say(parent=os.getppid(), set_by=vars(xdist_internals).get("set_by"))
+"""
+
+
+@contract("execnet.gateway_io.create_io", "execnet.gateway_io.popen_bootstrapline", "execnet.gateway_base.Popen2IO")
+def workers_that_are_forked() -> None:
+    """Three workers, one in the place of one that dies: each has the modules of the controller."""
+    tests = CRASHES[: CRASHES.index("def test_1")] + "".join(f"def test_{each}(): pass\n" for each in range(1, 8))
+    said, printed = run_pytest(tests, ("-n", "2"), hooks=FORKS)
+    ended = [one for one in said if "set_by" in one]
+    assert len(ended) == 2, printed
+    assert "1 failed, 7 passed" in printed
+    assert all(one["set_by"] == one["parent"] for one in ended)
+
+
 @contract("xdist.workermanage.WorkerController().gateway.id")
 def numbers_of_workers() -> None:
     configured = [one for one in crashing_workers()[0] if "controller" in one]

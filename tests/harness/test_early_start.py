@@ -48,7 +48,7 @@ sys.exit("torch" in sys.modules or "numpy" in sys.modules)
         ([CANDIDATE, "--untrusted", "--device=cpu", "-k", "forward"], True),
         ([CANDIDATE], False),
         (["--untrusted"], False),
-        ([CANDIDATE, "--untrusted", "-n", "2"], False),
+        ([CANDIDATE, "--untrusted", "-n", "2"], True),
         ([CANDIDATE, "--untrusted-where-possible", "--device", "cuda"], False),
         (["--candidate=my.py:op=my.py:kernel", "--untrusted-where-possible"], False),
         (["--candidate=my.py:op=kernels.py:kernel", "--untrusted-where-possible"], True),
@@ -87,3 +87,28 @@ def test_a_child_adopts_the_process_unless_variables_of_candidates_changed(
 def test_the_garbage_collector_leaves_out_what_pytest_collected_and_runs_during_tests() -> None:
     assert gc.isenabled()
     assert gc.get_freeze_count() > 100_000
+
+
+def test_what_gradients_need_is_imported_before_a_fork() -> None:
+    program = """
+import sys, torch
+from fourfold.compat.torch_internals import import_for_gradients
+import_for_gradients()
+before = {*sys.modules}
+x = torch.ones(3, requires_grad=True)
+torch.autograd.grad(2 * x, [x], torch.ones(3))
+late = {*sys.modules} - before
+sys.exit(", ".join(late) if len(late) > 10 else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_named_operation_is_found_without_the_records_of_the_others() -> None:
+    program = """
+import sys
+from fourfold.checks.records import operation_named
+assert operation_named("softmax").name == "softmax"
+sys.exit("fourfold.properties.attention" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -11,7 +11,7 @@ from fourfold.properties import vector_add
 from subjects import subject_of
 
 from fourfold.checks.laws import MOST_KEPT, law_holds
-from fourfold.checks.search import Search, Subject
+from fourfold.checks.search import Search, Subject, kept_examples
 from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.operations.case import Case, RecentCases
 from fourfold.operations.outcomes import Failure
@@ -106,6 +106,20 @@ def test_the_oldest_cases_are_forgotten_first_and_large_ones_at_once() -> None:
     large = Case({"x": np.zeros(101, np.float32)}, np.zeros(1, np.float32))
     assert recent.same(large) is large
     assert recent.same(replace(large)) is not large
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"), [({}, True), ({"foreign": True}, False), ({"foreign": True, "elsewhere": True}, True)]
+)
+def test_named_examples_are_kept_unless_the_kernel_runs_in_this_process(fields: dict[str, bool], kept: bool) -> None:
+    named = subject_of(vector_add.operation, Counted(), **fields)
+    first, second = dict(named.named_examples()), dict(named.named_examples())
+    of_float64 = dict(replace(named, dtype=DTYPES["float64"]).named_examples())
+    for name, case in first.items():
+        assert (second[name] is case) == (kept and case.elements <= kept_examples.most)
+        assert (second[name].grad_output is case.grad_output) == kept
+        assert second[name].digest == case.digest
+        assert of_float64[name]["x"].dtype == np.float64
 
 
 def test_searches_that_are_alike_draw_the_same_cases_and_others_do_not() -> None:

@@ -4,18 +4,23 @@ import hypothesis
 import pytest
 
 from fourfold.checks.impostors import accepted_impostors
-from fourfold.checks.records import operations
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.case import Case
 from fourfold.operations.record import Operation
+from fourfold.pytest_plugin.failures import SELECTION
 
-# Of several outputs each by itself.
-OPERATIONS = {of.name: of for operation in operations().values() for of in (operation.outputs.values() or [operation])}
 # A plain run takes one dtype.
 PARAMETERS = [pytest.param(name, marks=() if name == "float32" else pytest.mark.full) for name in DTYPES]
 # Enough cases that some have the same shape, because another case's result serves as an impostor. They are small,
 # because even simple cases must reject impostors.
 GENERATED, ELEMENTS = 60, 64
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give each test every known operation; of several outputs each by itself."""
+    known = metafunc.config.stash[SELECTION].operations.values()
+    each = {of.name: of for operation in known for of in (operation.outputs.values() or [operation])}
+    metafunc.parametrize("operation", each.values(), ids=each)
 
 
 def generate_cases(operation: Operation, dtype: str) -> list[Case]:
@@ -39,16 +44,14 @@ def generate_cases(operation: Operation, dtype: str) -> list[Case]:
 
 @pytest.mark.full(but=12)
 @pytest.mark.parametrize("dtype", PARAMETERS)
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_generated_cases_reject_every_impostor(name: str, dtype: str) -> None:
-    found = accepted_impostors(OPERATIONS[name], DTYPES[dtype], generate_cases(OPERATIONS[name], dtype))
+def test_generated_cases_reject_every_impostor(operation: Operation, dtype: str) -> None:
+    found = accepted_impostors(operation, DTYPES[dtype], generate_cases(operation, dtype))
     assert not found, "\n".join(map(str, found))
 
 
 @pytest.mark.full(but=12)
 @pytest.mark.parametrize("dtype", PARAMETERS)
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_examples_reject_every_impostor(name: str, dtype: str) -> None:
-    examples = (make(DTYPES[dtype]) for make in OPERATIONS[name].examples.values())
-    found = accepted_impostors(OPERATIONS[name], DTYPES[dtype], examples)
+def test_examples_reject_every_impostor(operation: Operation, dtype: str) -> None:
+    examples = (make(DTYPES[dtype]) for make in operation.examples.values())
+    found = accepted_impostors(operation, DTYPES[dtype], examples)
     assert not found, "\n".join(map(str, found))

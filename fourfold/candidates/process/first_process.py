@@ -34,18 +34,24 @@ class Crashed(Unanswered):
 class FirstProcess:
     """The process that imports torch, and forks a process for each candidate."""
 
-    def __init__(self) -> None:
-        self.connection, other = Connection.pair()
-        self.user, self.closed, self.variables = os.getpid(), False, variables()
+    def __init__(self, connection: Connection, child: Child, variables: dict[str, str]) -> None:
+        self.connection, self.child, self.variables = connection, child, variables
+        self.user, self.closed = os.getpid(), False
+
+    @classmethod
+    def spawn(cls) -> "FirstProcess":
+        """Start one."""
+        (connection, other), environment = Connection.pair(), variables()
         with other:
-            self.child = Child.spawn(
+            child = Child.spawn(
                 "fourfold.candidates.process.server",
                 other.fileno(),
                 files=[other.fileno()],
-                environment=self.variables,
+                environment=environment,
                 plain=True,
                 printed=True,
             )
+        return cls(connection, child, environment)
 
     def ask(self, request: Any, answer: Any, files: Sequence[int] = ()) -> Any:
         """Send a request; return the answer, which is of a given type.
@@ -97,7 +103,7 @@ _first: list[FirstProcess] = []
 def first_process() -> FirstProcess:
     """Return the first process of this process; start it if necessary."""
     if not _first or not _first[0].alive:
-        _first[:] = [FirstProcess()]
+        _first[:] = [FirstProcess.spawn()]
     return _first[0]
 
 
@@ -106,11 +112,13 @@ def first_process_of_parent() -> FirstProcess:
     return _first[0]
 
 
-def adopt_first_process() -> None:
-    """Adopt the first process of the parent that this process was forked from.
+def adopt_first_process(given: FirstProcess | None = None) -> None:
+    """Adopt the first process of the parent that this process was forked from, or a fork of it.
 
     It is left to the parent if variables that matter to candidates have changed since its start.
     """
+    if given is not None:
+        _first[:] = [given]
     if _first:
         changed = _first[0].variables.items() ^ variables().items()
         if {name for name, _ in changed} <= INDIFFERENT:

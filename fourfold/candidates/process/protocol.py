@@ -196,6 +196,11 @@ class StartCandidate:
 
 
 @dataclass(frozen=True)
+class ForkFirst:
+    """Fork the process that forks candidates, for another judge; carry a descriptor."""
+
+
+@dataclass(frozen=True)
 class EndCandidate:
     """End a candidate's process, which has some seconds to end by itself."""
 
@@ -203,9 +208,12 @@ class EndCandidate:
     seconds: float
 
 
+OfFirst = StartCandidate | ForkFirst | EndCandidate
+
+
 @dataclass(frozen=True)
 class CandidateStarted:
-    """The answer to `StartCandidate`."""
+    """The answer to `StartCandidate` and `ForkFirst`."""
 
     process: int
 

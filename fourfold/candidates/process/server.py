@@ -30,6 +30,7 @@ from fourfold.candidates.frames import innermost_error, own_frames, words
 from fourfold.candidates.load import models, modules
 from fourfold.candidates.load.calling import CannotBeCalled, as_operation
 from fourfold.candidates.process import protocol
+from fourfold.compat import torch_internals
 from fourfold.instruments import sparse_memory
 from fourfold.instruments.concurrent_calls import NeverReturns, call_at_once
 from fourfold.instruments.costs import living_tensors
@@ -63,21 +64,27 @@ PLAIN_SECONDS = 3600
 
 
 def main(descriptor: str) -> None:
-    """Answer the judge until it closes the connection."""
-    adopt_orphans()  # processes that a candidate leaves behind become children of this process
+    """Import what candidates need, and answer the judge."""
     os.environ[INTERPRETER] = "1"  # read when Triton is imported
     importlib.import_module("fourfold.backends.triton.interpreter.corrections").install()
     # Hide from kernels that they are interpreted.
     importlib.import_module("triton").knobs.runtime.interpret = True
     del os.environ[INTERPRETER]
     warnings.simplefilter("ignore")
+    torch_internals.import_for_gradients()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    control = Connection(int(descriptor))
+    answer(int(descriptor))
+
+
+def answer(descriptor: int) -> None:
+    """Answer the judge until it closes the connection."""
+    adopt_orphans()  # processes that a candidate leaves behind become children of this process
+    control = Connection(descriptor)
     lifeline = os.pipe()
     running: dict[int, Child] = {}
     with contextlib.suppress(Ended):
         while True:
-            ask, _, files = control.receive_with_storages(protocol.StartCandidate | protocol.EndCandidate)
+            ask, _, files = control.receive_with_storages(protocol.OfFirst)
             if isinstance(ask, protocol.StartCandidate):
                 become = become_plain_process if ask.plain else become_candidate
                 body = functools.partial(become, control, files[0], Path(ask.folder), lifeline)
@@ -94,6 +101,10 @@ def main(descriptor: str) -> None:
                     adopt_orphans()
                 running[child.pid] = child
                 control.send(protocol.CandidateStarted(child.pid))
+            elif isinstance(ask, protocol.ForkFirst):
+                child = Child.fork(functools.partial(become_another, control, files[0], lifeline))
+                running[child.pid] = child
+                control.send(protocol.CandidateStarted(child.pid))
             else:
                 child = running.pop(ask.process)
                 plain = child.death is not None
@@ -104,6 +115,14 @@ def main(descriptor: str) -> None:
                 control.send(protocol.CandidateEnded(by_itself.code if by_itself is not None else None, printed))
             for file in files:
                 os.close(file)
+
+
+def become_another(control: Connection, descriptor: int, lifeline: tuple[int, int]) -> None:
+    """Answer another judge in this freshly forked process."""
+    control.close()
+    for end in lifeline:
+        os.close(end)
+    answer(descriptor)
 
 
 def become_candidate(control: Connection, descriptor: int, folder: Path, lifeline: tuple[int, int]) -> None:

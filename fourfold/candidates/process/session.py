@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import tempfile
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +15,18 @@ from typing import Any
 import torch
 
 from fourfold.candidates.process import protocol
-from fourfold.candidates.process.first_process import Crashed, Unanswered, end_first_process, first_process
+from fourfold.candidates.process.first_process import (
+    Crashed,
+    FirstProcess,
+    Unanswered,
+    end_first_process,
+    first_process,
+)
 from fourfold.instruments import sparse_memory
 from fourfold.operations.blame import Blame
 from fourfold.operations.outcomes import Kind, Unsupported
 from fourfold.operations.refusals import OutOfTime
-from fourfold.processes.child import SHOWN_CHARACTERS, Death, printable
+from fourfold.processes.child import SHOWN_CHARACTERS, Child, Death, printable
 from fourfold.processes.messages import MOST_BYTES, Connection, Ended, Malformed
 
 # The most entries of the working folder that a candidate sees, and the most bytes of a file in it.
@@ -54,6 +61,16 @@ def end_all() -> None:
 
 
 atexit.register(end_all)
+
+
+def fork_first_process() -> FirstProcess:
+    """Fork the first process of this process; return the fork, for a process that this one forks."""
+    first = first_process()
+    connection, other = Connection.pair()
+    with other:
+        forked = first.ask(protocol.ForkFirst(), protocol.CandidateStarted, [other.fileno()])
+    child = Child(forked.process, session=True, output=None, clock=time.monotonic)
+    return FirstProcess(connection, child, first.variables)
 
 
 class Session:
