@@ -25,6 +25,7 @@ from fourfold.operations.arguments import LIMITED, Place, Ragged, TensorInput, T
 from fourfold.operations.axes import LEADING, Shape
 from fourfold.operations.case import Case
 from fourfold.operations.layouts import writable
+from fourfold.operations.refusals import blame_definition
 
 # The limit on an input's elements in a smooth case, as a multiple of the least. Numerical differentiation calls the
 # definition once for each element.
@@ -351,12 +352,13 @@ class Declaration:
         Raises:
             ValueError: the definition raises an error, or does not return one tensor of real numbers.
         """
-        try:
-            return _outcome(*self._ran(self._tensors(DTYPES["float32"], inputs), parameters))
-        except Exception as error:
-            texts = [f"{name}{list(array.shape)}" for name, array in inputs.items()]
-            texts += [f"{name}={value!r}" for name, value in parameters.items()]
-            raise ValueError(f"{self.name}({', '.join(texts)}): {type(error).__name__}: {error}") from error
+        with blame_definition():
+            try:
+                return _outcome(*self._ran(self._tensors(DTYPES["float32"], inputs), parameters))
+            except Exception as error:
+                texts = [f"{name}{list(array.shape)}" for name, array in inputs.items()]
+                texts += [f"{name}={value!r}" for name, value in parameters.items()]
+                raise ValueError(f"{self.name}({', '.join(texts)}): {type(error).__name__}: {error}") from error
 
     def _ran(self, tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, Any]) -> tuple[torch.Tensor, int]:
         """Return the output, and the number of elements of the largest intermediate result."""

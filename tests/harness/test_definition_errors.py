@@ -1,5 +1,6 @@
 """Errors of a definition: they are reported at the declaration, with the line, and never as the kernel's."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,12 @@ def random(x: torch.Tensor) -> torch.Tensor:
 
 def by_a_number(x: torch.Tensor) -> torch.Tensor:
     return x * x.sum().item()
+
+
+def for_some_sizes(x: torch.Tensor) -> torch.Tensor:
+    if len(x) % 4 == 3:
+        raise ValueError(f"{len(x)} elements")
+    return 2 * x
 
 
 def without_a_rule(x: torch.Tensor) -> torch.Tensor:
@@ -82,3 +89,11 @@ def test_what_is_found_later_says_nothing_of_the_kernel() -> None:
     assert verdict.kind == "undecided"
     assert "CANNOT JUDGE" in verdict.summary
     assert "cannot judge: the definition, and not the kernel, raised: NoTorchRule" in str(verdict)
+
+
+def test_a_size_that_the_definition_rejects_says_nothing_of_the_kernel() -> None:
+    declared = operation(x=tensor("n"), sizes={"n": (1, None)}, tried=False)(for_some_sizes)
+    verdict = fourfold.verify(for_some_sizes, declared, device="cpu", dtypes=["float32"], only=["forward"])
+    assert verdict.kind == "undecided"
+    message = r"cannot judge: the definition, and not the kernel, raised: ValueError: for_some_sizes\(x\[\d+\]\): "
+    assert re.search(message, str(verdict)), str(verdict)
