@@ -32,6 +32,7 @@ from fourfold.instruments.evaluation import blame_implementation, evaluate_tenso
 from fourfold.instruments.gpu_memory_lock import wait_for_others
 from fourfold.instruments.sparse_memory import others_hold_the_memory
 from fourfold.instruments.tampering import preserve_random_state
+from fourfold.numerics.bounded import HangsOnRounding
 from fourfold.numerics.compare import Agreement
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.blame import Blame, recorded_blame
@@ -466,6 +467,8 @@ class Search:
                 self.worst = max(self.worst, min(error.worst, sys.float_info.max))  # JSON has no infinity
             if recorded_blame(error) is Blame.LACK:
                 self.unreached.add(f"not seen, as it is interpreted or emulated here: {reason(error)}", case)
+            elif isinstance(error, HangsOnRounding) and recorded_blame(error) is Blame.DEFINITION:
+                self.unreached.add(f"not reached: {error}", case)
             elif self.refusals is not None and is_refusal(error):
                 self.refusals.add(error)
                 self._note_boundary(case, refused=True)
