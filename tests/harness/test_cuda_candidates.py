@@ -420,6 +420,26 @@ def test_the_dtype_is_that_of_the_first_tensor_of_numbers(tmp_path):
     assert torch.equal(gather(at, x), x[at.long()])
 
 
+def test_a_kernel_of_integers_alone_takes_their_type(tmp_path):
+    (tmp_path / "codes.cu").write_text(
+        "__global__ void low(const unsigned char* codes, unsigned char* out, int n) {\n"
+        "    if (threadIdx.x < n) out[threadIdx.x] = codes[threadIdx.x] & 15;\n}\n"
+        "template <typename T> __global__ void twice(const T* x, T* out, int n) {\n"
+        "    if (threadIdx.x < n) out[threadIdx.x] = x[threadIdx.x] + x[threadIdx.x];\n}\n"
+    )
+    low, twice = (
+        fourfold.cuda_kernel(
+            tmp_path / "codes.cu", name, grid=1, block=32, arguments=lambda x, out: (x, out, x.numel())
+        )
+        for name in ("low", "twice")
+    )
+    codes = torch.tensor([0x21, 0xFF, 0x30], dtype=torch.uint8)
+    assert torch.equal(low(codes), codes & 15)
+    for dtype in (torch.int8, torch.int16, torch.int32, torch.int64):
+        x = torch.tensor([1, -50, torch.iinfo(dtype).max // 2], dtype=dtype)
+        assert torch.equal(twice(x), 2 * x)
+
+
 def test_a_gradient_is_that_of_an_autograd_function():
     candidate = Candidate("vector_add", str(HERE / "kernels.py"), "Sum").load()
     x, y = torch.randn(5, 3, requires_grad=True), torch.randn(3, 5).t().requires_grad_()

@@ -16,6 +16,15 @@ from fourfold.backends.cuda.parameters import short
 
 # The names of dtypes in messages and on the command line.
 DTYPES = {short(dtype): dtype for dtype in CPP_TYPES}
+# The element types of tensors of integers.
+INTEGERS = {
+    torch.int8: "signed char",
+    torch.uint8: "unsigned char",
+    torch.int16: "short",
+    torch.int32: "int",
+    torch.int64: "long long",
+    torch.bool: "bool",
+}
 # float4 and the like are loaded in one access, which needs an address that is a multiple of its size.
 ALIGNMENT = 16
 
@@ -106,6 +115,8 @@ class KernelInstances:
         Raises:
             TypeError: no instance takes tensors of the dtype.
         """
+        if dtype in INTEGERS and dtype not in self._of_dtype:
+            self._of_dtype[dtype] = CudaKernel(self.source, self.name.replace("{T}", INTEGERS[dtype]))
         kernel = self._of_dtype.get(dtype)
         if kernel is None:
             why = self.unsupported(dtype) if dtype in CPP_TYPES else "it takes no tensors of this dtype"
