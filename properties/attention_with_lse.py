@@ -141,22 +141,22 @@ TIMED = {
 }
 
 
-def _with(change: Callable[[Case, DType], Case], makes: dict[str, Make]) -> dict[str, Make]:
+def _with_case(change: Callable[[Case, DType], Case], makes: dict[str, Make]) -> dict[str, Make]:
     return {name: lambda dtype, make=make: change(make(dtype), dtype) for name, make in makes.items()}  # type: ignore[misc]
 
 
 def _record(change: Callable[[Case, DType], Case], makes: dict[str, Make], **fields: Any) -> Operation:
     """Return the record with cotangents that `change` makes of those of attention's output."""
     timed = {
-        device: {name: whole(make) for name, make in _with(change, made).items()} for device, made in TIMED.items()
+        device: {name: whole(make) for name, make in _with_case(change, made).items()} for device, made in TIMED.items()
     }
     return replace(
         attention.operation,
         cases=lambda dtype, *sizes: attention.cases(dtype, *sizes).map(lambda case: change(case, dtype)),
         smooth=lambda dtype: smooth(dtype).map(lambda case: change(case, dtype)),
-        examples=_with(change, makes),
+        examples=_with_case(change, makes),
         workloads=timed,
-        sized=replace(SIZED, make=lambda sizes: _with(change, {"": SIZED.make(sizes)})[""]),
+        sized=replace(SIZED, make=lambda sizes: _with_case(change, {"": SIZED.make(sizes)})[""]),
         **fields,
     )
 

@@ -214,7 +214,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 }
 
 
-def swapped(result: Bounded) -> Bounded:
+def transpose_result(result: Bounded) -> Bounded:
     """Return the result transposed."""
     return Bounded(result.value.T, result.error.T, result.arithmetic)
 
@@ -228,9 +228,9 @@ def transposing_swaps_the_factors(evaluate: Evaluate, case: Case, dtype: DType) 
     """(a b)^T = b^T a^T, and the gradients change places."""
     there = replace(case.with_inputs(a=case["b"].T, b=case["a"].T), grad_output=case.grad_output.T, layouts={})
     here, transposed = evaluate(case), evaluate(there)
-    yield Relation(here.output, swapped(transposed.output))
-    yield Relation(here.gradients["a"], swapped(transposed.gradients["b"]))
-    yield Relation(here.gradients["b"], swapped(transposed.gradients["a"]))
+    yield Relation(here.output, transpose_result(transposed.output))
+    yield Relation(here.gradients["a"], transpose_result(transposed.gradients["b"]))
+    yield Relation(here.gradients["b"], transpose_result(transposed.gradients["a"]))
 
 
 def multiplying_by_the_identity_changes_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:

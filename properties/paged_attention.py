@@ -37,7 +37,7 @@ def in_use(case: Case) -> np.ndarray:
     return np.arange(case["page_table"].shape[1]) * case["k_cache"].shape[1] < case["lengths"][:, None]
 
 
-def filled(case: Case) -> np.ndarray:
+def used_tokens(case: Case) -> np.ndarray:
     """Return a mask of the tokens in the cache that belong to a sequence, ``[pages, page_size, 1, 1]``."""
     pages, page_size = case["k_cache"].shape[:2]
     found = np.zeros((pages, page_size), dtype=bool)
@@ -49,7 +49,7 @@ def filled(case: Case) -> np.ndarray:
 
 def replace_unused(case: Case, number: float, entry: int) -> Case:
     """Replace all that no sequence uses: tails of pages, other pages, entries of the table."""
-    there, caches = filled(case), {name: case[name] for name in INPUTS[1:]}
+    there, caches = used_tokens(case), {name: case[name] for name in INPUTS[1:]}
     others = {name: np.where(there, x, np.array(number, x.dtype)) for name, x in caches.items()}
     table = np.where(in_use(case), case["page_table"], np.int32(entry))
     return case.with_inputs(page_table=table, **others)
@@ -187,7 +187,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 
 def equal_values_are_the_output(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """The weights of a query sum to 1: if all values are equal, the output is that value; 0 without tokens."""
-    arrays = [case["q"], np.where(filled(case), case["k_cache"], 0)]
+    arrays = [case["q"], np.where(used_tokens(case), case["k_cache"], 0)]
     if all((abs(x.astype(np.float64)) < 2.0**6).all() for x in arrays):
         output = evaluate(case.with_inputs(v_cache=np.full_like(case["v_cache"], 1.5))).output
         there = np.broadcast_to(case["lengths"][:, None, None] > 0, output.shape)
@@ -297,7 +297,7 @@ def repeat_first_tokens(make: Callable[[DType], Case], times: int, sequences: in
     return made
 
 
-def served(*lengths: int, page_size: int = 16) -> Callable[[DType], Case]:
+def serving_sequences(*lengths: int, page_size: int = 16) -> Callable[[DType], Case]:
     """Return sequences of a model with 32 heads of 128 columns, 8 of them of keys."""
     return sequences(*lengths, page_size=page_size, heads=(32, 8), columns=128, scale=128**-0.5)
 
@@ -308,12 +308,12 @@ workloads: Mapping[str, Mapping[str, Make]] = {
         "ragged": whole(sequences(13, 5, 0, 21, heads=(2, 2), columns=20)),
     },
     "cuda": {
-        "small": whole(served(200, 131)),
+        "small": whole(serving_sequences(200, 131)),
         # 16 sequences of 8k tokens, and 16 of 32k: of the caches in half types 0.5 and 2 GiB are read.
-        "large": repeat_first_tokens(served(8192), 16, 1),
-        "long": repeat_first_tokens(served(32768, page_size=256), 16, 1),
-        "batch": repeat_first_tokens(served(8192, page_size=64), 64, 1),
-        "ragged": repeat_first_tokens(served(8000, 1301, 4097, 350), 8, 4),
+        "large": repeat_first_tokens(serving_sequences(8192), 16, 1),
+        "long": repeat_first_tokens(serving_sequences(32768, page_size=256), 16, 1),
+        "batch": repeat_first_tokens(serving_sequences(8192, page_size=64), 64, 1),
+        "ragged": repeat_first_tokens(serving_sequences(8000, 1301, 4097, 350), 8, 4),
     },
 }
 

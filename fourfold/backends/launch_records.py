@@ -99,7 +99,7 @@ class LaunchRecord:
             self.refuse(f"{code.name} was launched where torch's operators are not seen")
         self.events.append(Launched(code, configuration, self.forms(arguments)))
 
-    def ran(self, operator: Any, arguments: Sequence[Any]) -> None:
+    def record_operator(self, operator: Any, arguments: Sequence[Any]) -> None:
         """Record an operator of torch that may have launched kernels."""
         self.events.append(f"{operator}({', '.join(self.forms(arguments))})")
 

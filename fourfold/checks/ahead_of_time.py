@@ -21,7 +21,7 @@ import fourfold
 from fourfold import backends
 from fourfold.backends.cuda.compile import compile_ahead_of_time
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel, architecture
-from fourfold.checks.outputs import joined
+from fourfold.checks.outputs import join_outputs
 from fourfold.checks.records import operations
 from fourfold.instruments.evaluation import evaluate_tensors
 from fourfold.numerics.dtypes import DTYPES
@@ -93,7 +93,7 @@ def answer(operation_name: str, dtype_name: str, *words: str) -> str:
     from fourfold.backends.triton import compile as triton_compile
 
     operation, dtype = operations()[operation_name], DTYPES[dtype_name]
-    implementation = joined(backends.load(operation_name, "triton"), operation)  # a tuple has no gradient
+    implementation = join_outputs(backends.load(operation_name, "triton"), operation)  # a tuple has no gradient
     examples = [make(dtype) for make in operation.examples.values()]
     resources: list[Any] = []
     for capability in map(int, capabilities):

@@ -11,7 +11,7 @@ from fourfold.operations.outcomes import Failure
 Check = Callable[[Subject, Search], None]
 
 
-def graded(check: Check) -> Check:
+def allow_storage_accuracy(check: Check) -> Check:
     """Return a check that repeats a failed check of results within the bounds of storage accuracy.
 
     A foreign implementation that is right within these bounds has the grade "storage", which the search records. It

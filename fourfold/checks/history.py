@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fourfold.checks.grades import graded
+from fourfold.checks.grades import allow_storage_accuracy
 from fourfold.checks.results import (
     case_tensors,
     compare_results,
@@ -149,7 +149,7 @@ class _History:
                 raise Failure(f"{self.subject}: {name} of the call {made} was changed by the call {when}", name)
 
 
-@graded
+@allow_storage_accuracy
 def history_does_not_matter(subject: Subject, search: Search) -> None:
     """Check that a result depends only on the values of the inputs at the call, and belongs to the caller.
 
@@ -189,7 +189,7 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
     search.cases(subject, "history", body, few=True, also=subject.examples_of_integers())
 
 
-@graded
+@allow_storage_accuracy
 def late_inputs_are_waited_for(subject: Subject, search: Search) -> None:
     """Check that a call on a GPU stream reads the values that earlier work on that stream writes, however late.
 

@@ -40,7 +40,7 @@ def rolled_by_one(case: Case, expected: Bounded) -> np.ndarray | None:
     return np.roll(expected.value.reshape(-1), 1).reshape(expected.shape) if expected.value.size > 1 else None
 
 
-def negated(case: Case, expected: Bounded) -> np.ndarray:
+def negate(case: Case, expected: Bounded) -> np.ndarray:
     """Return the right numbers with the wrong sign."""
     return -expected.value
 
@@ -62,7 +62,7 @@ IMPOSTORS: dict[str, Impostor | None] = {
     "all NaN": all_nan,
     "its mean everywhere": the_mean_everywhere,
     "rolled by one": rolled_by_one,
-    "negated": negated,
+    "negated": negate,
 }
 # The result of an earlier case of the same shape, if its numbers differ.
 ANOTHER_CASE = "another case's"

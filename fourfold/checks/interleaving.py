@@ -4,7 +4,7 @@ import contextlib
 
 import torch
 
-from fourfold.checks.grades import graded
+from fourfold.checks.grades import allow_storage_accuracy
 from fourfold.checks.history import change_values, distinguishes
 from fourfold.checks.results import (
     case_tensors,
@@ -61,7 +61,7 @@ class _Call:
         return agreements
 
 
-@graded
+@allow_storage_accuracy
 def backward_passes_may_interleave(subject: Subject, search: Search) -> None:
     """Check that neither calls before a backward pass nor a repeated backward pass change a call's gradients.
 

@@ -91,7 +91,7 @@ def check_of_joined_outputs(run: Run) -> Run:
     return check
 
 
-def joined(function: Callable[..., Any], operation: Operation) -> Callable[..., torch.Tensor]:
+def join_outputs(function: Callable[..., Any], operation: Operation) -> Callable[..., torch.Tensor]:
     """Return an implementation that joins its outputs in a row; the function itself if it has one output."""
     names = tuple(operation.outputs)
     return concatenate_outputs(function, names, operation.joined) if names else function

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
 from fourfold import backends
-from fourfold.checks.grades import graded
+from fourfold.checks.grades import allow_storage_accuracy
 from fourfold.checks.history import distinguishes
 from fourfold.checks.results import compare_results, expected_results, named_results
 from fourfold.checks.search import Search, Subject, need
@@ -75,7 +75,7 @@ def _arguments(operation: Operation) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(definition).parameters
 
 
-@graded
+@allow_storage_accuracy
 def defaults_are_the_definitions(subject: Subject, search: Search) -> None:
     """Check that an omitted parameter, alone or with all others, has the definition's default.
 
@@ -150,7 +150,7 @@ def _matters(subject: Subject, case: Case, differing: Mapping[str, Any]) -> bool
     return distinguishes(subject, {"output": reference(subject.operation, case, subject.dtype)}, former)
 
 
-@graded
+@allow_storage_accuracy
 def parameters_may_be_far_from_the_usual(subject: Subject, search: Search) -> None:
     """Check the results for parameters anywhere in their range, drawn log-uniformly.
 

@@ -50,7 +50,7 @@ from fourfold.operations.outcomes import (
     Unsupported,
     Vacuous,
 )
-from fourfold.operations.outputs import READS_BACK, packed, read_back
+from fourfold.operations.outputs import READS_BACK, pack_lists, read_back
 from fourfold.operations.record import Operation
 from fourfold.operations.refusals import Refusals, chain, is_refusal, reason
 
@@ -313,7 +313,7 @@ def _read_back(
 @functools.lru_cache(maxsize=16)
 def _pack_once(implementation: Callable, lists: tuple[str, ...]) -> Callable:
     """Return the same function for the same one that takes lists."""
-    return packed(implementation, lists)
+    return pack_lists(implementation, lists)
 
 
 @dataclass(kw_only=True)
@@ -577,7 +577,7 @@ class Search:
             self._shrunk(first, among, most, FEW_ELEMENTS)
             self._shrunk(functools.partial(among, most, shrink=False), among, most, 0)
             limit = MORE_CASES * examples
-            while not self.brief and examples < limit and not self._num_skipped() and self._unseen(subject):
+            while not self.brief and examples < limit and not self._num_skipped() and self._missing_evidence(subject):
                 examples *= 2
                 self._shrunk(functools.partial(among, most, shrink=False), among, most, 0)
         if not self.brief:
@@ -663,11 +663,11 @@ class Search:
             raise Refused(self.refusals)
         if self.unreached.total and not self.substantial:
             raise Unreachable("; ".join(self.unreached.lines()))
-        if unseen := self._unseen(subject):
+        if unseen := self._missing_evidence(subject):
             kind = Failure if self.substantial else Vacuous
             raise kind(f"{subject}: {check} ran {self.ran} examples, and {unseen}")
 
-    def _unseen(self, subject: Subject) -> str:
+    def _missing_evidence(self, subject: Subject) -> str:
         """Return, in words, what the search lacks to verify anything; an empty string if it lacks nothing."""
         if not self.substantial:
             return "none of them could have failed: no bound says anything"

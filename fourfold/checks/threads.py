@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fourfold.checks.grades import graded
+from fourfold.checks.grades import allow_storage_accuracy
 from fourfold.checks.history import change_values, distinguishes
 from fourfold.checks.results import compare_results, expected_results, named_results, require_same_bits
 from fourfold.checks.search import Search, Subject, need
@@ -85,7 +85,7 @@ def _call_elsewhere(subject: Subject, cases: list[Case], functions: float) -> tu
     ]
 
 
-@graded
+@allow_storage_accuracy
 def threads_do_not_matter(subject: Subject, search: Search) -> None:
     """Check the results of several threads that call at once, with two sets of values, with gradients and without.
 

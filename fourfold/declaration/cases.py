@@ -520,7 +520,7 @@ class Declaration:
         rng = np.random.default_rng(zlib.crc32(b"".join(array.tobytes() for array in case.inputs.values())))
 
         def anew(these: Mapping[str, TensorInput]) -> dict[str, np.ndarray]:
-            return {name: self._redrawn(name, case, known, rng) for name in these if name in case.inputs}
+            return {name: self._redraw(name, case, known, rng) for name in these if name in case.inputs}
 
         floating = {name: of for name, of in self.tensors.items() if of.is_floating}
         # Scaled numbers mostly have the same order, signs and places, and so the same result of integers.
@@ -555,7 +555,7 @@ class Declaration:
         axes = {name: of.axes for name, of in self.tensors.items()}
         return notation.sizes(axes, {name: array.shape for name, array in inputs.items()})
 
-    def _redrawn(self, name: str, case: Case, sizes: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
+    def _redraw(self, name: str, case: Case, sizes: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
         """Return another array for an input, in the same layout."""
         of, former = self.tensors[name], case[name]
         how = str(rng.choice(of.kinds)) if of.is_floating else "any"

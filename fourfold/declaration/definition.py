@@ -36,7 +36,7 @@ from fourfold.operations.arguments import (
     values,
 )
 from fourfold.operations.case import Case
-from fourfold.operations.outputs import alone, concatenate_outputs, functional, list_of, packed
+from fourfold.operations.outputs import alone, concatenate_outputs, functional, list_of, pack_lists
 from fourfold.operations.record import FOLLOWS, Operation, reference, reference_gradients
 
 __all__ = ["DefinedOperation", "lengths", "offsets", "operation", "result", "tensor", "values"]
@@ -174,7 +174,7 @@ def operation(
         fields["lists"] = lists
 
     def decorate(definition: Callable[..., Any]) -> DefinedOperation:
-        evaluated = packed(definition, lists)
+        evaluated = pack_lists(definition, lists)
         if changed:
             record = _in_place_operation(evaluated, declared, fields, sizes or {}, returns, changed)
         elif isinstance(returns, Mapping):

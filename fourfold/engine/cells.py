@@ -415,7 +415,7 @@ class Selection:
         """Return a cell's operation, narrowed to the parameters that a kernel of a `.cu` file takes."""
         operation = self.operations[cell.operation]
         kernel = self.candidates[cell.operation].of_cuda if cell.backend == CANDIDATE else None
-        return kernel.narrowed(operation) if kernel else operation
+        return kernel.narrow(operation) if kernel else operation
 
     def _has_gradients(self, cell: Cell, device: str, note: Callable[[Case], None]) -> bool:
         """Return whether a candidate's output requires a gradient if its inputs do."""

@@ -11,7 +11,7 @@ from fourfold.checks.catalogue import Check
 from fourfold.checks.search import Search, Subject
 from fourfold.engine.diagnosis import diagnose
 from fourfold.engine.failures import finding
-from fourfold.engine.shortcomings import listed
+from fourfold.engine.shortcomings import join_names
 from fourfold.engine.verdict import Outcome
 from fourfold.engine.weakest_claims import Judge, weakest_claims
 from fourfold.instruments.tampering import Tampered, preserve_random_state
@@ -109,7 +109,7 @@ def containment(changes: Callable[[], Collection[str]], *but: type[BaseException
     except (Exception, NotReached) as raised:
         error = raised
     if names := changes():
-        raise Tampered(f"the candidate changed what judges it: {listed(dict.fromkeys(names))}") from None
+        raise Tampered(f"the candidate changed what judges it: {join_names(dict.fromkeys(names))}") from None
     if error is not None:
         raise error
 

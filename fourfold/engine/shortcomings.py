@@ -52,7 +52,7 @@ def _unjustified_omissions(cells: Coverage, forward_only: bool) -> Iterator[str]
     """Yield the checks that a run with candidates must not leave out; `forward_only` excuses those of gradients."""
     without = {cell: count for cell, checks in cells.items() if (count := checks.count(Exclusion.FORWARD_ONLY))}
     if without and not forward_only:
-        operations = listed(dict.fromkeys(cell.operation for cell in without if cell.backend == CANDIDATE))
+        operations = join_names(dict.fromkeys(cell.operation for cell in without if cell.backend == CANDIDATE))
         yield (
             f"{_count(sum(without.values()), 'check')} of gradients, which the candidate for {operations} does not"
             " have (--forward-only accepts a candidate without)"
@@ -74,7 +74,7 @@ def _has(checks: Sequence[Exclusion | Status], some: Collection[Exclusion | Stat
 
 def _count_unsupported(cells: Coverage) -> str:
     unsupported = sum(check not in _VERIFIED for checks in cells.values() for check in checks)
-    names = listed(f"{cell.operation} {cell.backend} {cell.dtype}" for cell in cells)
+    names = join_names(f"{cell.operation} {cell.backend} {cell.dtype}" for cell in cells)
     return f"{_count(unsupported, 'check')} of {_count(len(cells), 'cell')} unsupported ({names})"
 
 
@@ -82,7 +82,7 @@ def _count(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
-def listed(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     """Join names with commas, at most `SHOWN` of them."""
     names = list(names)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

@@ -32,7 +32,7 @@ from fourfold.checks.search import Search, Subject
 from fourfold.declaration import defaults
 from fourfold.engine.exact_math import computing_exactly
 from fourfold.engine.run import claims_needed, run, seeks_claims
-from fourfold.engine.shortcomings import listed
+from fourfold.engine.shortcomings import join_names
 from fourfold.engine.verdict import MAY_BE_WRONG, Outcome, Verdict, suggestion
 from fourfold.inputs.constants import Constants, constants_of, file_constants
 from fourfold.inputs.large_cases import LargeCases
@@ -150,7 +150,7 @@ def _run_checks(trial: "Trial", plan: CheckPlan) -> Verdict:
         shortcomings += dict.fromkeys(o.reason or "" for o in outcomes if o.outcome == Status.REFUSED)
     if left and not failed:
         names = dict.fromkeys(check.name for check, _ in left)
-        shortcomings.insert(0, f"{len(left)} checks were not made within {plan.seconds:g} s: {listed(names)}")
+        shortcomings.insert(0, f"{len(left)} checks were not made within {plan.seconds:g} s: {join_names(names)}")
     return Verdict(
         implementation=trial.name,
         operation=trial.operation.name,

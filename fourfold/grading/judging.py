@@ -36,7 +36,7 @@ from fourfold.numerics.compare import Disagreement
 from fourfold.operations.claims import NO_CLAIMS
 from fourfold.operations.limits import CALL_SECONDS
 from fourfold.operations.outcomes import WRONG, Kind, Status
-from fourfold.operations.outputs import packed
+from fourfold.operations.outputs import pack_lists
 from fourfold.operations.record import Operation
 
 STATIC, SMOKE, FULL, SPEED = ("static", "smoke", "full", "speed")
@@ -200,7 +200,7 @@ def _add_speeds(trial: Trial, reference: Callable[..., Any], verdict: Verdict, c
         changed = " and ".join(trial.operation.mutates)
         return replace(verdict, warnings=(*verdict.warnings, f"not timed: each call changes {changed}"))
     gradients = trial.claims.gradients and bool(trial.operation.differentiable)
-    implementation, right = (packed(each, trial.operation.lists) for each in (trial.implementation, reference))
+    implementation, right = (pack_lists(each, trial.operation.lists) for each in (trial.implementation, reference))
     each = implementation, right, trial.operation, trial.claims, trial.device, gradients
     try:
         with trial.settings():
@@ -260,7 +260,7 @@ def _trial(candidate: Submission, settings: Settings, folder: Path) -> Iterator[
             on_cpu = settings.device == "cpu"
             kernel = CudaCandidate(_launch(file, candidate.function), record, reference, here=not on_cpu)
             given = UntrustedKernel(kernel, **limits) if on_cpu else kernel
-            record = kernel.narrowed(record)
+            record = kernel.narrow(record)
         elif settings.device == "cpu":
             given = UntrustedFunction(
                 str(file),

@@ -146,11 +146,11 @@ class LargeCases:
     def _every(self) -> Iterator[Chosen]:
         axes = list(self._axes)
         for pair in itertools.combinations(axes, 2):
-            both = [chosen for sizes in BOTH for chosen in self._sized(dict(zip(pair, sizes)))]
+            both = [chosen for sizes in BOTH for chosen in self._resize(dict(zip(pair, sizes)))]
             yield from [chosen for chosen in both if chosen.price <= BOTH_AT_MOST][:1]
         for size in (MANY, MOST):
             for axis in axes:
-                yield from self._sized({axis: size})
+                yield from self._resize({axis: size})
 
     def _ranked_cases(self) -> Iterator[tuple[int, float, Chosen]]:
         """Yield the cases of constants as rank, price and case: past a constant first, then at it, then below it."""
@@ -158,20 +158,22 @@ class LargeCases:
             c = int(constant.value)
             for rank, size in enumerate((c + 1, c, c - 1, 2 * c + 1, 3 * c - 1, 3 * c)):
                 for axis in self._axes:
-                    for chosen in self._sized({axis: size}, constant):
+                    for chosen in self._resize({axis: size}, constant):
                         yield rank, chosen.price, chosen
             for pair in itertools.combinations(self._axes, 2):
-                for chosen in self._sized(dict(zip(pair, (c + 1, c + 2))), constant):
+                for chosen in self._resize(dict(zip(pair, (c + 1, c + 2))), constant):
                     if chosen.price <= BOTH_AT_MOST:
                         yield 1, chosen.price, chosen
             # A kernel with a tile along each axis has a whole tile in the middle only if all axes are long.
             if len(self._axes) > 2:
-                for chosen in self._sized({axis: c + 1 + place for place, axis in enumerate(self._axes)}, constant):
+                for chosen in self._resize({axis: c + 1 + place for place, axis in enumerate(self._axes)}, constant):
                     if chosen.price <= BOTH_AT_MOST:
                         yield 0, chosen.price, chosen
         for one, other in itertools.permutations(self.constants.sizes, 2):
             for pair in itertools.combinations(self._axes, 2):
-                for chosen in self._sized(dict(zip(pair, (int(one.value) + 1, int(other.value) + 1))), max(one, other)):
+                for chosen in self._resize(
+                    dict(zip(pair, (int(one.value) + 1, int(other.value) + 1))), max(one, other)
+                ):
                     if chosen.price <= BOTH_AT_MOST:
                         yield 2, chosen.price, chosen
 
@@ -193,7 +195,7 @@ class LargeCases:
         for number, axis, size in equal_at(observed):
             comparison = self.constants.comparisons[number]
             constant = Constant(size, os.path.basename(comparison.file), comparison.line)
-            candidates += [each for more in (1, 0) for each in self._sized({axis: size + more}, constant)]
+            candidates += [each for more in (1, 0) for each in self._resize({axis: size + more}, constant)]
         for chosen in _affordable(sorted(candidates, key=lambda each: each.price), PAST * self.share):
             if chosen.name not in known:
                 case = sized.make(chosen.sizes)(self.dtype)
@@ -225,7 +227,7 @@ class LargeCases:
         assert self.operation.sized is not None
         return self.operation.sized.axes
 
-    def _sized(self, long: Mapping[str, int], constant: Constant | None = None) -> Iterator[Chosen]:
+    def _resize(self, long: Mapping[str, int], constant: Constant | None = None) -> Iterator[Chosen]:
         """Yield the case with these sizes of some axes, if the operation accepts them and the case is not too large.
 
         Past a constant above `MOST` the other axes are 1 if the case would be too large with their usual sizes.

@@ -57,11 +57,11 @@ def list_of(name: str) -> str:
     return name.partition("[")[0]
 
 
-# Marks a function from `packed`, and those that are made of it.
+# Marks a function from `pack_lists`, and those that are made of it.
 TAKES_ITEMS = "fourfold_takes_items"
 
 
-def packed(function: Callable[..., Any], lists: Sequence[str]) -> Callable[..., Any]:
+def pack_lists(function: Callable[..., Any], lists: Sequence[str]) -> Callable[..., Any]:
     """Return a function that takes the tensors of lists one by one, by names such as ``xs[0]``.
 
     Args:

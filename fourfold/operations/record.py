@@ -168,7 +168,7 @@ class Operation:
             `forward` then returns a `OneOf` of any length. There is no gradient; a case's cotangent has the length of
             the oracle's result for the inputs from `cases`. A CUDA graph cannot hold such a call.
         outputs: an operation for each of several outputs, by name, in the returned order. This record then describes
-            all outputs that have gradients, `joined` in a row, or the only such output unchanged.
+            all outputs that have gradients, joined in a row, or the only such output unchanged.
         mutates: the names of the inputs that a call changes in place. Their new values are the first `outputs`, or the
             only output. No input has a gradient.
         lists: the names of the arguments that are lists of tensors. Their tensors are inputs such as ``xs[0]``.

@@ -25,7 +25,7 @@ from fourfold.checks.ahead_of_time import needs
 from fourfold.compat import torch_internals
 from fourfold.operations.workloads import Workload
 from fourfold.performance.calls import Call, Replay
-from fourfold.performance.static import paired
+from fourfold.performance.static import pair_kernels
 
 # What a record shows. The hash covers all.
 LAUNCHES_SHOWN, OPERATORS_SHOWN, WIDTH = 24, 8, 200
@@ -53,7 +53,7 @@ class LaunchingOperators(torch_internals.dispatch_mode()):  # type: ignore[misc]
         if torch_internals.namespace(operator) != "aten":
             self._record.refuse(f"{operator} is an operator of neither torch nor Fourfold")
         elif operator not in known_calls.MAKE and not torch_internals.is_view(operator):
-            self._record.ran(operator, [*args, *(part for pair in sorted(kwargs.items()) for part in pair)])
+            self._record.record_operator(operator, [*args, *(part for pair in sorted(kwargs.items()) for part in pair)])
         return operator(*args, **kwargs)
 
 
@@ -253,7 +253,7 @@ def differences(
         [known[sha256] for sha256 in info["kernels"] if sha256 in known]
         for info, known in ((now, kernels), (then, former))
     )
-    lines += [str(pair) for pair in paired(today, before) if not pair.same]
+    lines += [str(pair) for pair in pair_kernels(today, before) if not pair.same]
     for part in ("launches", "torch"):
         one: Counter[str] = Counter(now[part])
         other: Counter[str] = Counter(then[part])

@@ -185,7 +185,7 @@ def trial(run: TimedRun, seconds: float, planted: Sequence[float], say: Callable
                 say(f"[{position}/{len(timed)}] {name}")
                 missing = not_planted.setdefault(name, [])
                 try:
-                    for slowdown, log_ratios in tried(run, name, unchanged, waits, rng, seconds, planted):
+                    for slowdown, log_ratios in try_slowdowns(run, name, unchanged, waits, rng, seconds, planted):
                         if log_ratios is None:
                             missing.append(f"{100 * slowdown:g}%")
                         else:
@@ -202,7 +202,7 @@ def trial(run: TimedRun, seconds: float, planted: Sequence[float], say: Callable
     return GateTrial(changes, {name: missing for name, missing in not_planted.items() if missing}, remaining)
 
 
-def tried(
+def try_slowdowns(
     run: TimedRun,
     name: str,
     unchanged: Baseline,
@@ -221,7 +221,7 @@ def tried(
     pair = run.bench.against(measurement, then, rng, now)
     first = 1
     for slowdown in planted:
-        length = length_for(slowdown, run.medians[name], partial(measured, waits, pair, rng), first)
+        length = length_for(slowdown, run.medians[name], partial(measure_wait, waits, pair, rng), first)
         if length is None:
             yield slowdown, None
             continue
@@ -230,7 +230,7 @@ def tried(
         yield slowdown, gate.alternate(pair, seconds, rng)
 
 
-def measured(waits: Waits, pair: Callable[[], tuple[Round, Round]], rng: np.random.Generator, length: int) -> float:
+def measure_wait(waits: Waits, pair: Callable[[], tuple[Round, Round]], rng: np.random.Generator, length: int) -> float:
     """Measure the log ratio of the time with a wait of this length to the time without."""
     waits.wait(length)
     return float(np.median(gate.alternate(pair, CALIBRATION_SECONDS, rng, CALIBRATION_EPOCHS)))

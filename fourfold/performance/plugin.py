@@ -260,7 +260,7 @@ class Performance:
         """Write this run's part into the report's folder, and render the page again."""
         of_run = machine.run(self.config.rootpath)
         if self.running:
-            runs = (run for path in self.recorded() if (run := report.read(path)))
+            runs = (run for path in self.earlier_records() if (run := report.read(path)))
             here = machine.machine(self.device, pytest_benchmark_internals.processor(self.config))
             content = report.performance(
                 self.run.benchmarks,
@@ -287,7 +287,7 @@ class Performance:
         """Return the timings of the user's kernels."""
         return timings(self.run.benchmarks, self.gated.changes if self.gated else ())
 
-    def recorded(self) -> list[Path]:
+    def earlier_records(self) -> list[Path]:
         """Return the records of former runs, oldest first, without that of this run."""
         folder = pytest_benchmark_internals.storage_folder(self.config)
         if folder is None:

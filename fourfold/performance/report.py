@@ -155,7 +155,7 @@ def read(path: Path) -> dict[str, Any] | None:
 def render(verified: Mapping[str, Any] | None, timed: Mapping[str, Any] | None, back: str = "") -> str:
     """Render the page from the parts that exist."""
     causes = _causes(verified["failures"]) if verified else []
-    rows = compared(timed) if timed else []
+    rows = peer_comparisons(timed) if timed else []
     dtypes = {cell["dtype"] for cell in verified["cells"]} if verified else set()
     return page(
         "performance/report.html",
@@ -281,7 +281,7 @@ def _histories(timed: Mapping[str, Any]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["change"])
 
 
-def compared(timed: Mapping[str, Any]) -> list[PeerComparison]:
+def peer_comparisons(timed: Mapping[str, Any]) -> list[PeerComparison]:
     """Return a part's comparisons; none on the CPU, whose times say nothing about kernels."""
     return comparisons(timed["benchmarks"]) if timed["machine"].get("device") == "cuda" else []
 

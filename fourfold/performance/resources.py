@@ -27,7 +27,7 @@ from fourfold.checks.records import operations
 from fourfold.engine.cells import Cell, Selection, SelectionError
 from fourfold.operations import registry
 from fourfold.performance import machine
-from fourfold.performance.static import Kernels, Pair, StaticError, kernels_of, paired
+from fourfold.performance.static import Kernels, Pair, StaticError, kernels_of, pair_kernels
 
 BACKENDS = ("triton", "cuda")
 ARCHITECTURES = {"80": (8, 0), "90": (9, 0), "100": (10, 0)}
@@ -73,12 +73,14 @@ def command(given: argparse.Namespace) -> int:
     """Run ``fourfold resources``; return 1 if a kernel does not compile, or with --strict needs more."""
     try:
         selection = Selection.of(operations(), [], given.op, given.backend or BACKENDS, given.dtype)
-        then = saved(given.against, given.arch) if given.against is not None else None
+        then = load_resources(given.against, given.arch) if given.against is not None else None
         with tempfile.TemporaryDirectory() as directory:
             cells, base = list(selection.cells), Path(directory)
             if given.base is not None:
                 unpack(given.base, implementations(), base)
-                concerned = changed(implementations(), base / "impls", dict.fromkeys(cell.operation for cell in cells))
+                concerned = changed_operations(
+                    implementations(), base / "impls", dict.fromkeys(cell.operation for cell in cells)
+                )
                 cells = [cell for cell in cells if cell.operation in concerned]
                 print(f"operations with other files than {given.base}: {', '.join(concerned) or 'none'}", flush=True)
                 # A new operation has nothing to be compared with.
@@ -94,7 +96,9 @@ def command(given: argparse.Namespace) -> int:
         for line in needs(now):
             print(line)
         return 1 if now.errors else 0
-    compared = [(cell, pair) for cell in now.kernels for pair in paired(now.kernels[cell], then.kernels.get(cell, []))]
+    compared = [
+        (cell, pair) for cell in now.kernels for pair in pair_kernels(now.kernels[cell], then.kernels.get(cell, []))
+    ]
     for line in lines(compared, now, then):
         print(line)
     return 1 if now.errors or (given.strict and any(pair.worse for _, pair in compared)) else 0
@@ -105,7 +109,7 @@ def compilers() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("triton", "nvidia-cuda-nvrtc")}
 
 
-def saved(path: Path, arch: str) -> CellResources:
+def load_resources(path: Path, arch: str) -> CellResources:
     """Return the resources in a file written by --json.
 
     Raises:
@@ -148,7 +152,7 @@ def unpack(revision: str, kernels: Path, folder: Path) -> None:
         archive.extractall(folder / "impls", filter="data")
 
 
-def changed(now: Path, then: Path, names: Iterable[str]) -> list[str]:
+def changed_operations(now: Path, then: Path, names: Iterable[str]) -> list[str]:
     """Return the operations whose kernels, or files that these may use, differ between two folders of kernels.
 
     Args:

@@ -101,7 +101,7 @@ class Pair:
         return f"{self.name}: {_describe_changes(self.now, self.then)}"
 
 
-def paired(now: Sequence[Kernel], then: Sequence[Kernel]) -> list[Pair]:
+def pair_kernels(now: Sequence[Kernel], then: Sequence[Kernel]) -> list[Pair]:
     """Match the kernels of a cell with those of another compilation of it.
 
     Triton compiles one function several times, for different arguments, and all variants share a name. Those with the
@@ -138,7 +138,7 @@ def _partners(now: Sequence[Kernel], then: Sequence[Kernel]) -> dict[int, int]:
 def regressions(now: Kernels, then: Kernels) -> Iterator[str]:
     """Describe what became worse in the cells that both sets have, and the kernels that only one set has."""
     for cell in (name for name in now if name in then):
-        for pair in paired(now[cell], then[cell]):
+        for pair in pair_kernels(now[cell], then[cell]):
             if pair.now is None or pair.then is None:
                 yield f"{cell}: {pair}"
             yield from (f"{cell}: {pair.name}: {worse}" for worse in pair.worse)

@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 
 from fourfold.engine.cells import CANDIDATE, Cell, operation_in
-from fourfold.engine.shortcomings import listed, shortcomings
+from fourfold.engine.shortcomings import join_names, shortcomings
 from fourfold.instruments.line_coverage import Executed
 from fourfold.operations.claims import Claims
 from fourfold.operations.outcomes import Exclusion, Status
@@ -76,12 +76,12 @@ class Account:
     def contradictions(self) -> Iterator[str]:
         """Yield the contradictions to a passed run: tampering, passes without a call, and missing results."""
         if self.changed:
-            yield f"tampered: a candidate has changed what judges it: {listed(dict.fromkeys(self.changed))}"
+            yield f"tampered: a candidate has changed what judges it: {join_names(dict.fromkeys(self.changed))}"
         if self._without_example:
-            yield f"passed without a call: {listed(self._without_example)}"
+            yield f"passed without a call: {join_names(self._without_example)}"
         missing = [test for test in self._collected if test not in self._with_result]
         if missing and not self.config.getoption("setuponly"):
-            yield f"no result: {listed(missing)}"
+            yield f"no result: {join_names(missing)}"
 
     @property
     def failed(self) -> bool:

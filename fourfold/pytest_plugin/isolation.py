@@ -410,7 +410,7 @@ def finish_run(config: pytest.Config, entries: list[dict[str, Any]], false: int,
     code, account, lacking = conclude(config, entries, false, code, end)
     for line in lacking:
         print(f"not passed: {line}")
-    return written(config, account, code, entries)
+    return write_verdict(config, account, code, entries)
 
 
 def report_killed(config: pytest.Config, entries: list[dict[str, Any]], false: int, number: int, test: str) -> int:
@@ -428,10 +428,10 @@ def report_killed(config: pytest.Config, entries: list[dict[str, Any]], false: i
     print(f"\n{signal.Signals(number).name} has ended the run" + (f" in {test}" if test else ""))
     if account.matrix.tallies:
         print(" verified ".center(shutil.get_terminal_size().columns, "="), *account.matrix.lines(), sep="\n")
-    return written(config, account, interrupted, entries)
+    return write_verdict(config, account, interrupted, entries)
 
 
-def written(config: pytest.Config, account: Account, code: int, entries: list[dict[str, Any]]) -> int:
+def write_verdict(config: pytest.Config, account: Account, code: int, entries: list[dict[str, Any]]) -> int:
     """Write the verdict if a session began; return the exit code."""
     about = next((entry["about"] for entry in entries if "about" in entry), None)
     if about is None or not config.getoption("verdict"):
@@ -452,7 +452,7 @@ def ended_outside_of_tests(config: pytest.Config, entries: list[dict[str, Any]],
         print(f"\nThe process {Death(code).cause} outside of any test.", file=sys.stderr)
         code = int(pytest.ExitCode.INTERNAL_ERROR)
     _, account, _ = conclude(config, entries, 0, code, {"status": code})
-    return written(config, account, code, entries)
+    return write_verdict(config, account, code, entries)
 
 
 # The children of this process other than those that run tests.

@@ -131,7 +131,7 @@ def import_candidates(candidates: Sequence[Candidate], seconds: float, box: Blac
     """
     for candidate in candidates:
         try:
-            with _watched(candidate, seconds, box), _interrupted_after(seconds):
+            with _watch(candidate, seconds, box), _interrupted_after(seconds):
                 candidate.load()
         except SelectionError as error:
             raise pytest.UsageError(str(error)) from error
@@ -152,7 +152,7 @@ def time_limit(config: pytest.Config) -> float:
 
 
 @contextlib.contextmanager
-def _watched(candidate: Candidate, seconds: float, box: BlackBox | None) -> Iterator[None]:
+def _watch(candidate: Candidate, seconds: float, box: BlackBox | None) -> Iterator[None]:
     if box is None:
         yield
         return

@@ -51,7 +51,7 @@ class Progress:
         self.told = self.now()
         failures = f", {self.failed} failed" if self.failed else ""
         progress = f"{self.total - len(self.remaining)} of {self.total} tests{failures}"
-        return f"[{progress}; {spelled(self.left())} to go; {name.rpartition('::')[2]}]"
+        return f"[{progress}; {format_duration(self.left())} to go; {name.rpartition('::')[2]}]"
 
     def left(self) -> float:
         """Return the seconds until the end; a test of unknown duration counts as an average one of this run."""
@@ -64,7 +64,7 @@ class Progress:
         return ahead / self.workers
 
 
-def spelled(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a time in minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

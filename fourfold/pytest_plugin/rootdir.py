@@ -111,7 +111,7 @@ def pytest_load_initial_conftests(
     # If an option is unknown, the run is about to fail; if others know it, it is not ours.
     unknown = any(argument in OPTIONS for argument in rest)
     if unknown or (early_config.pluginmanager.hasplugin("fourfold") and astray(early_config, values, read.file_or_dir)):
-        begin_anew(early_config, words, joined(words, here), joined(variable, here))
+        begin_anew(early_config, words, join_options(words, here), join_options(variable, here))
     return result
 
 
@@ -121,7 +121,7 @@ def misleading(arguments: Sequence[str], folder: Path) -> list[str]:
     return [value for option, value in pairs if option in OPTIONS and (folder / value).exists()]
 
 
-def joined(arguments: Sequence[str], folder: Path) -> list[str]:
+def join_options(arguments: Sequence[str], folder: Path) -> list[str]:
     """Join each misleading value with its option, as ``--option=value``."""
     result: list[str] = []
     for argument in arguments:

@@ -624,7 +624,7 @@ def replace_triton(all_configs: bool) -> None:
 
 
 @contextlib.contextmanager
-def answered(all_configs: bool = False, capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
+def emulate_gpu(all_configs: bool = False, capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
     """Run a script for a CUDA GPU on the CPU inside the block. The process is of no other use afterwards.
 
     Args:

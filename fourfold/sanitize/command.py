@@ -138,7 +138,7 @@ def main(*arguments: str) -> int:
     # A script such as pytest captures what is written to the descriptor of standard error.
     errors = os.fdopen(os.dup(sys.stderr.fileno()), "w")
     report = monitor.Report(seen=lambda finding: say(finding, errors))
-    with monitor.watching(report), absent_gpu.answered(options.all_configs, options.capability):
+    with monitor.watching(report), absent_gpu.emulate_gpu(options.all_configs, options.capability):
         if options.timeout:
             stop_after(options.timeout)
         failure = run_script(options)

@@ -20,7 +20,7 @@ GROUP_M = 8
 
 
 @triton.jit
-def decoded(quantised):
+def decode(quantised):
     """Return float8 numbers, or their bits, as float16, which holds them all.
 
     As the upper bits of a float16 a number is 2^-8 of itself, as its exponent is biased by 7 and not by 15. float16
@@ -82,7 +82,7 @@ def scaled_matmul_kernel(
         there = terms < k - step * BLOCK_K
         a = tl.load(a_ptrs, mask=(rows < m)[:, None] & there[None, :], other=0.0)
         b = tl.load(b_ptrs, mask=there[:, None] & (columns < n)[None, :], other=0.0)
-        sums = tl.dot(decoded(a), decoded(b), sums)
+        sums = tl.dot(decode(a), decode(b), sums)
         a_ptrs += tl.cast(BLOCK_K, tl.int64) * a_column_stride
         b_ptrs += tl.cast(BLOCK_K, tl.int64) * b_column_stride
         if BLOCK_K == BLOCK or (step + 1) % (BLOCK // BLOCK_K) == 0 or (step + 1) * BLOCK_K >= k:

@@ -355,8 +355,8 @@ def test_arguments_that_mislead_are_written_in_one(tmp_path: Path) -> None:
     write_file(tmp_path / "there", "")
     given = ["--verdict", "there", "there", "--report", "not there", "--other", "there", "--op", "softmax"]
     better = ["--verdict=there", "there", "--report", "not there", "--other", "there", "--op", "softmax"]
-    assert rootdir.joined(given, tmp_path) == better
-    assert rootdir.joined(better, tmp_path) == better
+    assert rootdir.join_options(given, tmp_path) == better
+    assert rootdir.join_options(better, tmp_path) == better
 
 
 def test_plugin_of_every_run_imports_next_to_nothing() -> None:

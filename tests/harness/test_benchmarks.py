@@ -18,7 +18,7 @@ from samples import sampled
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fourfold import backends
-from fourfold.checks.outputs import joined
+from fourfold.checks.outputs import join_outputs
 from fourfold.checks.records import operations
 from fourfold.numerics.compare import Disagreement
 from fourfold.numerics.dtypes import DTYPES, DType
@@ -283,7 +283,7 @@ def test_a_repeated_workload_has_the_results_of_its_part(way: str, direction: st
     operation, make = REPEATED[way]
     workload = make(FLOAT32)
     assert sum(a.size for a in workload.case.inputs.values()) > 2 * sum(a.size for a in workload.part.inputs.values())
-    function = joined(backends.load(operation, "torch"), operations()[operation])
+    function = join_outputs(backends.load(operation, "torch"), operations()[operation])
     assert check(operation, workload, function, direction) <= 1
 
 
@@ -338,7 +338,12 @@ def test_tensors_of_a_call_go_with_it(operation: str, backend: str, direction: s
     try:
         record = operations()[operation]
         call = Call(
-            joined(backends.load(operation, backend), record), record, small(modest(record)), FLOAT32, "cpu", direction
+            join_outputs(backends.load(operation, backend), record),
+            record,
+            small(modest(record)),
+            FLOAT32,
+            "cpu",
+            direction,
         )
         call.run(2)
         held = [StorageWeakRef(t.untyped_storage()) for t in (*call.tensors.values(), *call.results.values())]

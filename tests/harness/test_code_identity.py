@@ -19,7 +19,7 @@ from fourfold.backends import known_calls, launch_records, operators, workspace
 from fourfold.backends.cuda import launch as cuda_launch
 from fourfold.backends.cuda import tensor_map
 from fourfold.backends.cuda.launch import CudaKernel
-from fourfold.checks.outputs import joined
+from fourfold.checks.outputs import join_outputs
 from fourfold.checks.records import operations
 from fourfold.compat import torch_internals
 from fourfold.engine.cells import CANDIDATE, Cell
@@ -376,7 +376,7 @@ def test_what_cannot_be_read_or_disassembled_stops_nothing(monkeypatch: pytest.M
 def test_a_gpus_launches_are_all_recorded(name: str, backend: str, direction: str) -> None:
     operation = operations()[name]
     workload = operation.workloads["cuda"]["small"](FLOAT32)
-    function = joined(backends.load(name, backend), operation)
+    function = join_outputs(backends.load(name, backend), operation)
     infos, codes = [], {}
     for _ in range(2):
         call = Call(function, operation, workload, FLOAT32, "cuda", direction)

@@ -380,7 +380,7 @@ def test_a_trial_that_is_stopped_tells_what_it_has_found(monkeypatch: pytest.Mon
             raise KeyboardInterrupt
         yield UNCHANGED, np.linspace(-1e-3, 1e-3, 20)
 
-    monkeypatch.setattr(gate_trial, "tried", tried)
+    monkeypatch.setattr(gate_trial, "try_slowdowns", tried)
     run: Any = SimpleNamespace(
         timed={name: SimpleNamespace(gated=True) for name in ("first", "second", "third")},
         bench=SimpleNamespace(device="cpu"),

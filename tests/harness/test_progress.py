@@ -8,7 +8,7 @@ import pytest
 import warm
 
 from fourfold.pytest_plugin import progress
-from fourfold.pytest_plugin.progress import Progress, spelled
+from fourfold.pytest_plugin.progress import Progress, format_duration
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,7 +54,7 @@ def test_a_line_is_told_now_and_then_and_not_at_the_end() -> None:
     _, lines = run(known={}, taking=taking, of=7)
     assert len(lines) == 2
     assert lines[0] == "[3 of 7 tests; 40 s to go; test_2[giou-torch-float32]]"
-    assert lines[1] == f"[6 of 7 tests, 1 failed; {spelled(70 / 6)} to go; wrong]"
+    assert lines[1] == f"[6 of 7 tests, 1 failed; {format_duration(70 / 6)} to go; wrong]"
 
 
 def test_short_runs_say_nothing() -> None:
@@ -63,7 +63,7 @@ def test_short_runs_say_nothing() -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (60, "1 min 00 s"), (754, "12 min 34 s")])
 def test_times_are_spelled_in_minutes_and_seconds(seconds: float, text: str) -> None:
-    assert spelled(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_a_failure_is_told_at_once(tmp_path: Path) -> None:

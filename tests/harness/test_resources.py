@@ -17,8 +17,15 @@ from fourfold.checks.records import operations
 from fourfold.cli.main import main
 from fourfold.engine.cells import Cell
 from fourfold.performance import resources
-from fourfold.performance.resources import CellResources, _used_files, changed, implementations, lines, unpack
-from fourfold.performance.static import paired
+from fourfold.performance.resources import (
+    CellResources,
+    _used_files,
+    changed_operations,
+    implementations,
+    lines,
+    unpack,
+)
+from fourfold.performance.static import pair_kernels
 
 OPTIONS = ["--op=vector_add", "--dtype=float32"]
 
@@ -28,7 +35,7 @@ def kernel(code: str, **changes: Any) -> dict[str, Any]:
 
 
 def told(now: Sequence[dict[str, Any]], then: Sequence[dict[str, Any]]) -> list[str]:
-    return [str(pair) for pair in paired(now, then)]
+    return [str(pair) for pair in pair_kernels(now, then)]
 
 
 # ---- pairs of kernels
@@ -96,10 +103,10 @@ def replace_once(path: Path, old: str, new: str) -> None:
 def test_an_operation_is_concerned_by_its_files_and_by_those_that_it_uses(repository: Path) -> None:
     known, base = list(operations()), repository.parent / "base"
     unpack("HEAD", repository, base)
-    assert changed(repository, base / "impls", known) == []
+    assert changed_operations(repository, base / "impls", known) == []
     (repository / "softmax" / "triton_kernel.py").write_text("")
     # A file that another one mentions only in a comment counts as used.
-    assert changed(repository, base / "impls", known) == [
+    assert changed_operations(repository, base / "impls", known) == [
         "attention",
         "attention_with_lse",
         "cross_entropy",
@@ -107,11 +114,11 @@ def test_an_operation_is_concerned_by_its_files_and_by_those_that_it_uses(reposi
         "softmax",
     ]
     (repository / "giou_loss" / "cuda_kernel.cu").write_text("")
-    concerned = changed(repository, base / "impls", known)
+    concerned = changed_operations(repository, base / "impls", known)
     assert {"softmax", "giou_loss", "diou_loss", "ciou_loss"} <= set(concerned)
     assert not {"vector_add", "matmul", "cumsum"} & set(concerned)
     (repository / "rows.cuh").unlink()
-    assert "layer_norm" in changed(repository, base / "impls", known)
+    assert "layer_norm" in changed_operations(repository, base / "impls", known)
 
 
 @pytest.mark.parametrize("operation", operations())

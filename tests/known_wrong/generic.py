@@ -10,7 +10,7 @@ from fourfold.checks.backward import backward_agrees
 from fourfold.checks.bad_input import declared_errors_are_raised
 from fourfold.checks.history import history_does_not_matter
 from fourfold.checks.memory import memory_is_respected
-from fourfold.checks.outputs import joined
+from fourfold.checks.outputs import join_outputs
 from fourfold.checks.repeatability import repeats_bit_for_bit
 from fourfold.operations.outputs import READS_BACK, read_back
 from fourfold.operations.record import Operation
@@ -130,7 +130,7 @@ def errors_dropped(right: Implementation) -> Implementation:
 def faults_of(operation: Operation) -> tuple[Fault, ...]:
     """Return the generic faults of an operation, each with the check that must reject it."""
     own = backends.load(operation.name, "torch")
-    right = joined(read_back(own, operation.mutates, ()) if operation.mutates else own, operation)
+    right = join_outputs(read_back(own, operation.mutates, ()) if operation.mutates else own, operation)
     name = next(iter((*operation.differentiable, *operation.axes)))
 
     def of(fault: str, make: Callable[[], Implementation], **more: Any) -> Fault:

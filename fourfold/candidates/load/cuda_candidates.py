@@ -116,7 +116,7 @@ class CudaCandidate:
             return reason
         return self.kernels.unsupported(getattr(torch, dtype))
 
-    def narrowed(self, operation: Operation) -> Operation:
+    def narrow(self, operation: Operation) -> Operation:
         """Return the operation with the parameters that the kernel does not take at their defaults."""
         defaults = {name: self.signature.parameters[name].default for name in self.numbers if name not in self.taken}
         if not defaults:

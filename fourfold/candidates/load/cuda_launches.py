@@ -111,14 +111,20 @@ class LaunchPlan:
         if leading is not None and len(self.axes_of_first) > 1:
             sizes["rows"] = math.prod(leading)
         sizes["numel"] = next(iter(tensors.values())).numel()
-        return {**sizes, **{name: given[name] for name in self.numbers}, **tensors, OUTPUT: out, **self._spelled(out)}
+        return {
+            **sizes,
+            **{name: given[name] for name in self.numbers},
+            **tensors,
+            OUTPUT: out,
+            **self._name_outputs(out),
+        }
 
     @property
     def axes_of_first(self) -> tuple[str, ...]:
         """Return the names of the first input's axes."""
         return axes.parse(self.axes.get(self.inputs[0], axes.LEADING))
 
-    def _spelled(self, out: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _name_outputs(self, out: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the output under its names in the launch, except names of inputs and numbers."""
         return {name: out for name in OF_OUTPUT if name not in self.inputs and name not in self.numbers}
 
@@ -159,7 +165,7 @@ class LaunchedKernel:
         return {p.name: value for p, value in zip(parameters, passed) if p.name and not isinstance(value, torch.Tensor)}
 
 
-def compiled(described: Mapping[str, Any]) -> tuple[Callable[..., torch.Tensor], dict[str, str]]:
+def compile_launch(described: Mapping[str, Any]) -> tuple[Callable[..., torch.Tensor], dict[str, str]]:
     """Return a function of an operation's arguments that launches a kernel on the CPU, compiled from a plan as JSON.
 
     Returns:

@@ -114,7 +114,7 @@ class UntrustedFunction:
         seconds: the time limit of a call.
         most_bytes: the limit of its process's own memory.
         lists: the names of the arguments that are lists. Calls pass their tensors one by one: see
-            `fourfold.operations.outputs.packed`.
+            `fourfold.operations.outputs.pack_lists`.
         state: a file that describes an ``nn.Module``, see `fourfold.candidates.load.models.keep`; None for a function.
 
     Raises:
@@ -351,7 +351,12 @@ class UntrustedFunction:
             operation=self.operation,
             lists=list(self.lists),
             parameters=[
-                (name, [] if parameter.default is none else [protocol.spelled(parameter.default, lambda tensor: 0)])
+                (
+                    name,
+                    []
+                    if parameter.default is none
+                    else [protocol.encode_argument(parameter.default, lambda tensor: 0)],
+                )
                 for name, parameter in self.__signature__.parameters.items()
             ],
             state=None if self.state is None else str(self.state),
@@ -443,7 +448,7 @@ def _encode_arguments(
             messages.append((name, protocol.SameArgument(first_names[id(value)])))
             continue
         try:
-            message = protocol.spelled(value, number_of)
+            message = protocol.encode_argument(value, number_of)
         except protocol.Unsendable as error:
             raise NotSent(str(error)) from None
         if isinstance(message, protocol.TensorArgument):

@@ -630,7 +630,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def decode_argument(message: Value, storages: Mapping[int, torch.UntypedStorage]) -> Any:
-    """Return the argument that `spelled` encoded."""
+    """Return the argument that `encode_argument` encoded."""
     match message:
         case TensorArgument():
             with torch.inference_mode(message.made == INFERENCE):
@@ -653,7 +653,7 @@ def decode_argument(message: Value, storages: Mapping[int, torch.UntypedStorage]
     return message
 
 
-def spelled(value: Any, number_of: Callable[[torch.Tensor], int]) -> Value:
+def encode_argument(value: Any, number_of: Callable[[torch.Tensor], int]) -> Value:
     """Return an argument of a call as a message.
 
     Args:
@@ -676,7 +676,7 @@ def spelled(value: Any, number_of: Callable[[torch.Tensor], int]) -> Value:
     if isinstance(value, torch.dtype):
         return DtypeArgument(str(value).removeprefix("torch."))
     if isinstance(value, list | tuple):
-        return SequenceArgument([spelled(each, number_of) for each in value], isinstance(value, tuple))
+        return SequenceArgument([encode_argument(each, number_of) for each in value], isinstance(value, tuple))
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return MappingArgument([(key, spelled(each, number_of)) for key, each in value.items()])
+        return MappingArgument([(key, encode_argument(each, number_of)) for key, each in value.items()])
     raise Unsendable(f"a {type(value).__name__} cannot be sent to the process of a candidate")

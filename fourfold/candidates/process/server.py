@@ -42,7 +42,7 @@ from fourfold.instruments.size_comparisons import Compared
 from fourfold.instruments.tampering import Tampered, default_dtype, nothing_else_changes
 from fourfold.operations.blame import blame_of, statement
 from fourfold.operations.case import Case
-from fourfold.operations.outputs import outputs_of, packed
+from fourfold.operations.outputs import outputs_of, pack_lists
 from fourfold.operations.refusals import Fault, chain, is_order
 from fourfold.processes.child import Child, Limits
 from fourfold.processes.family import adopt_orphans, kill_children, show_command
@@ -340,7 +340,7 @@ class Served:
             function = models.like(function, Path(ask.state))
         try:
             operation = as_operation(function, inspect.Signature(parameters), ask.operation)
-            self.function = packed(operation, ask.lists)
+            self.function = pack_lists(operation, ask.lists)
         except CannotBeCalled as error:
             return protocol.Uncallable(str(error)[:MOST_WORDS])
         JUDGE.hide()
@@ -357,7 +357,7 @@ class Served:
             importlib.import_module("fourfold.backends.cuda.emulator.launcher").trace_lines()
         self.origin = Path(ask.plan["file"])
         try:
-            self.function, refused = launches.compiled(ask.plan)
+            self.function, refused = launches.compile_launch(ask.plan)
         except (OSError, LookupError, ValueError, RuntimeError) as error:
             return protocol.Uncallable(str(error)[:MOST_WORDS])
         return protocol.KernelLoaded(refused)

@@ -345,7 +345,7 @@ def windows(a: Bounded, kernel: Sequence[int], stride: Sequence[int], dilation: 
     return a.moved(lambda part: np.lib.stride_tricks.sliding_window_view(part, reach, spatial)[steps])
 
 
-def padded(a: Bounded, widths: Sequence[tuple[int, int]]) -> Bounded:
+def pad_spatially(a: Bounded, widths: Sequence[tuple[int, int]]) -> Bounded:
     """Pad the spatial axes with zeros; negative widths cut elements off."""
     return pad(a, [width for pair in reversed(widths) for width in pair])
 
@@ -403,7 +403,9 @@ def scatter_windows(
     spread = dilate(grad, stride)
     reach = [d * (k - 1) for k, d in zip(weight.shape[2:], dilation)]
     widths = [(r - p, n + p - length) for r, p, n, length in zip(reach, padding, size, spread.shape[2:])]
-    return correlate(padded(spread, widths), transpose_kernel(weight, groups), [1] * len(stride), dilation, groups)
+    return correlate(
+        pad_spatially(spread, widths), transpose_kernel(weight, groups), [1] * len(stride), dilation, groups
+    )
 
 
 @aten("convolution.default")
@@ -425,7 +427,7 @@ def convolution(
         size = [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, s, p, d, k, o in kernel]
         result = scatter_windows(a, weight, stride, padding, dilation, groups, size)
     else:
-        result = correlate(padded(a, [(p, p) for p in padding]), weight, stride, dilation, groups)
+        result = correlate(pad_spatially(a, [(p, p) for p in padding]), weight, stride, dilation, groups)
     return result if bias is None else add(result, reshape_to_channels(bias, result))
 
 
@@ -447,7 +449,7 @@ def convolution_backward(
     grad, a, weight = lift_operand(grad), lift_operand(a), lift_operand(weight)
     around = [(p, p) for p in padding]
     if transposed:
-        grad_a = correlate(padded(grad, around), weight, stride, dilation, groups) if mask[0] else None
+        grad_a = correlate(pad_spatially(grad, around), weight, stride, dilation, groups) if mask[0] else None
         outer, inner = grad, a
     else:
         grad_a = scatter_windows(grad, weight, stride, padding, dilation, groups, a.shape[2:]) if mask[0] else None
@@ -455,7 +457,7 @@ def convolution_backward(
     grad_weight = None
     if mask[1]:
         # One gradient for each pair of an outer and an inner channel, at each place of the kernel.
-        under = windows(padded(outer, around), weight.shape[2:], stride, dilation)
+        under = windows(pad_spatially(outer, around), weight.shape[2:], stride, dilation)
         under = under[(slice(None), slice(None), *(slice(n) for n in inner.shape[2:]))]
         inner = group(columns(inner), groups).transpose(0, 2, 1)
         products = exclude_padding(matrix_product(inner, group(under, groups)))
@@ -482,7 +484,7 @@ class PoolingWindows:
         self.stride, self.padding = stride or kernel, list(padding) * (self.axes // len(padding))
         self.shape = (-1, *a.shape[-self.axes - 1 :])
         inside = Bounded.exact(np.ones((1, *self.shape[1:]), a.dtype), a.arithmetic)
-        around = padded(inside, [(p, p) for p in self.padding])
+        around = pad_spatially(inside, [(p, p) for p in self.padding])
         counts = around.moved(np.ones_like) if pads_count else around
         counted = windows(counts, kernel, self.stride, [1] * self.axes).value.sum(axis=tuple(range(-self.axes, 0)))
         self.count = np.full_like(counted, divisor) if divisor else counted
@@ -501,7 +503,7 @@ def average_pool(
     """Return the sum of the elements of each window, divided by their number."""
     a = lift_operand(a)
     pool = PoolingWindows(a, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    around = padded(a.reshape(pool.shape), [(p, p) for p in pool.padding])
+    around = pad_spatially(a.reshape(pool.shape), [(p, p) for p in pool.padding])
     sums = correlate(around, pool.ones, pool.stride, [1] * pool.axes, len(pool.ones))
     result = divide(sums, lift_operand(pool.count))
     return result.reshape(*a.shape[: -pool.axes], *result.shape[2:])

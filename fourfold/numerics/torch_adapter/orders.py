@@ -164,7 +164,7 @@ def sort(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
         if a.is_floating_point() or evaluation.backward:
             return values, index
         # Integers have no error, and equal ones may come in any order unless the sort is stable.
-        exact = Bounded.exact(ranked(a.numpy()).astype(np.float64), evaluation.dtype.arithmetic)
+        exact = Bounded.exact(rank(a.numpy()).astype(np.float64), evaluation.dtype.arithmetic)
         axis = axis % max(a.ndim, 1)
         how = order_of(func, exact, rest, kwargs, axis)
         if how.get("stable"):
@@ -172,12 +172,12 @@ def sort(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
         sorted_values = Bounded.exact(values.numpy().astype(np.float64), exact.arithmetic)
         return values, indices_along(evaluation, exact, index.numpy(), sorted_values, axis, **how)
     source = lift_operand(evaluation.unwrap(a))
-    ranks = ranked(source.value)
+    ranks = rank(source.value)
     _, index = func(torch.from_numpy(ranks), *rest, **kwargs)
     axis = axis % max(source.ndim, 1)
 
     def order(part: Array) -> Array:
-        values, _ = func(torch.from_numpy(ranked(part)), *rest, **kwargs)
+        values, _ = func(torch.from_numpy(rank(part)), *rest, **kwargs)
         ordered = np.sort(part.reshape(-1))[values.numpy()]
         return np.where(rows_with_nan(part, axis, ordered.shape), np.nan, ordered) if name == "median" else ordered
 
@@ -270,7 +270,7 @@ def extreme_so_far(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[
     if not isinstance(a, BoundedTensor):
         return func(*args, **kwargs)
     source, smallest = lift_operand(evaluation.unwrap(a)), "min" in str(func)
-    ranks = np.where(np.isnan(source.value), -1 if smallest else source.size, ranked(source.value))
+    ranks = np.where(np.isnan(source.value), -1 if smallest else source.size, rank(source.value))
     _, index = func(torch.from_numpy(ranks), dim)
     if not source.size or not source.ndim:
         return evaluation.wrap(source, a.dtype), index
@@ -283,7 +283,7 @@ def extreme_so_far(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[
     return evaluation.wrap(values, a.dtype), BoundedTensor.of(ViewedStorage(places), places, torch.int64)
 
 
-def ranked(part: Array) -> Array:
+def rank(part: Array) -> Array:
     """Return the rank of each number among all, the same for equal ones: integers, which torch can order."""
     return np.searchsorted(np.sort(part.reshape(-1)), part)
 
