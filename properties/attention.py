@@ -491,7 +491,7 @@ errors = (
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:
-    """Forward takes two products over the visible keys, backward five, one of which computes the scores again."""
+    """Count two products over the visible keys forward, and five backward, where the scores are computed again."""
     given = case.inputs.get("q_offsets"), case.inputs.get("k_offsets"), case.parameters.get("causal", False)
     window, pairs = case.parameters.get("window", WHOLE), 0
     for queries, keys in _lengths(case):

@@ -38,7 +38,7 @@ _TYPES = {float: "float", int: "int", bool: "bool", str: "str", torch.dtype: "Sc
 
 
 class Signature:
-    """The arguments of an operation: tensors on one device, the first of which is always there, and parameters.
+    """The arguments of an operation: tensors on one device, and parameters. The first one is a tensor, and never None.
 
     Args:
         function: the operation in torch. It has the operation's name.

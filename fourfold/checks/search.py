@@ -251,7 +251,7 @@ class Subject:
         """Yield the named examples. Each check takes the same ones, unless the implementation could change them."""
         kept = not self.foreign or self.elsewhere
         for name, make in self.operation.examples.items():
-            yield name, kept_examples.made(make, self.dtype) if kept else make(self.dtype)
+            yield name, kept_examples.get_or_make(make, self.dtype) if kept else make(self.dtype)
 
     def filled_examples(self) -> dict[str, Case]:
         """Return the named examples with nonempty results: small ones before large, degenerate ones last."""

@@ -265,6 +265,6 @@ def decompositions() -> dict[str, Callable[..., Any]]:
 
 
 def import_for_gradients() -> None:
-    """Import what torch imports for the first gradient, half a second, once for all processes that this one forks."""
+    """Import what torch imports at the first gradient, in half a second, for all processes that this one forks."""
     with contextlib.suppress(ImportError):
         importlib.import_module("torch.fx.experimental.symbolic_shapes")

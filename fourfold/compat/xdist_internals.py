@@ -68,7 +68,7 @@ def hand_out_one_by_one(config: pytest.Config) -> None:
 )
 @contextlib.contextmanager
 def forking_workers(fork: Callable[[Callable[[], object]], Any]) -> Iterator[None]:
-    """Fork the local workers that start inside the context, so that what this process has imported is imported there.
+    """Fork the local workers that start inside the context, so that they need not import again what this process has.
 
     Args:
         fork: forks a child that does the given work, and returns the child, with methods `wait` and `kill`.
@@ -80,7 +80,7 @@ def forking_workers(fork: Callable[[Callable[[], object]], Any]) -> Iterator[Non
     def create_io(spec: Any, execmodel: Any) -> Any:
         if not spec.popen or spec.python or spec.via:
             return former(spec, execmodel)
-        (read, told), (answers, write) = os.pipe(), os.pipe()
+        (read, requests), (answers, write) = os.pipe(), os.pipe()
 
         def work() -> None:
             for file, standard in ((read, 0), (write, 1)):
@@ -92,7 +92,7 @@ def forking_workers(fork: Callable[[Callable[[], object]], Any]) -> Iterator[Non
         child = fork(work)
         os.close(read)
         os.close(write)
-        io = gateway_base.Popen2IO(os.fdopen(told, "wb"), os.fdopen(answers, "rb"), execmodel)
+        io = gateway_base.Popen2IO(os.fdopen(requests, "wb"), os.fdopen(answers, "rb"), execmodel)
         io.wait, io.kill = child.wait, child.kill
         return io
 

@@ -166,7 +166,7 @@ class RecentCases:
 
     Args:
         elements: the most elements of all cases together; the oldest cases are dropped first.
-        most: the most elements of a case for which cached results are found again by `made`.
+        most: the most elements of a case for which cached results are found again by `get_or_make`.
     """
 
     def __init__(self, elements: float, most: float = math.inf) -> None:
@@ -178,8 +178,8 @@ class RecentCases:
         """Return the equal recent case if there is one; otherwise add and return this case."""
         return case if case.elements > self.elements else self._keep(case.digest, lambda: case)
 
-    def made(self, make: Callable[[DType], Case], dtype: DType) -> Case:
-        """Return the recent case that a function made of a dtype if there is one; otherwise make it."""
+    def get_or_make(self, make: Callable[[DType], Case], dtype: DType) -> Case:
+        """Return the recent case that `make` made for a dtype, if it is kept, or make it."""
         case = self._keep((make, dtype), lambda: make(dtype))
         return case if case.elements <= self.most else replace(case)
 

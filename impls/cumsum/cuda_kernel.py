@@ -1,4 +1,4 @@
-"""cumsum in CUDA C++: rows are read once, in tiles, each of which passes its sum on."""
+"""cumsum in CUDA C++: rows are read once, in tiles, and each tile passes its sum to the next."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""cumsum in Triton: rows are read once, in tiles, each of which passes its sum on."""
+"""cumsum in Triton: rows are read once, in tiles, and each tile passes its sum to the next."""
 
 import torch
 import triton

@@ -215,7 +215,7 @@ def test_a_command_names_options_and_files_that_exist(page: Path, line: str) -> 
             CHECKS[words[0]](words)
 
 
-# Collected in seconds: the checks of the operations, each of which names one.
+# The tests of operations: collecting them takes seconds, and each names a check.
 CHEAP = [line for _, line in COMMANDS if line.startswith("pytest tests/operations/")]
 
 
@@ -297,7 +297,7 @@ def test_a_readme_without_commands_is_an_error(tmp_path: Path) -> None:
     assert "no two sh blocks" in done.stderr
 
 
-# In place of a virtual environment: programs that record their calls, one of which fails.
+# Programs that stand for those of a virtual environment and record their calls. One fails.
 FAKE_PYTHON = """#!/bin/sh
 [ "$1 $2" = "-m venv" ] || exit 9
 mkdir -p "$3/bin"
@@ -436,7 +436,7 @@ def test_the_tours_tree_is_that_of_its_files() -> None:
 
 
 def follow_the_tour(folder: Path, device: str, *options: str) -> list[dict[str, str]]:
-    """Write its files and run its command; return the checks of the verdict, of which none failed."""
+    """Write its files and run its command; return the checks of the verdict, after asserting that none failed."""
     write(folder, files_of_the_tour())
     ((variables, words),) = (
         program for _, line in COMMANDS if "--op my_distance" in line for program in programs(line)

@@ -94,7 +94,7 @@ LAUNCHED = {"language": "cuda", "function": "add<<<ceil(numel / 256), 256>>>(x, 
 OF_PROBLEM: dict[str, Any] = {"language": "kernelbench", "problem": PROBLEM, "sizes": {"size": 16}, "operation": ""}
 
 
-# The workers are the same on a GPU, but judging there is too slow for so many tests.
+# The workers are the same on a GPU, but judge these tests too slowly there.
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
