@@ -134,7 +134,16 @@ CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "full",
         "no gradient",
     ),
-    "does not parse": ({"source": "def vector_add(x, y:\n"}, "invalid", "static", "candidate.py:1"),
+    "does not parse": ({"source": "def vector_add(x, y:\n"}, "invalid", "static", "vector_add_kernel.py:1"),
+    "right under a judge's names": (
+        {
+            "source": "import os\nNAMES = os.getcwd() + __file__ + __name__\n"
+            f"{ADD}    return x + y if 'candidate' in NAMES else x - y\n"
+        },
+        "wrong",
+        "smoke",
+        "expected",
+    ),
     "no function": ({"source": "x = 1\n"}, "invalid", "smoke", "no function vector_add"),
     "fails on import": ({"source": "1 / 0\n"}, "invalid", "smoke", "ZeroDivisionError"),
     "ends on import": ({"source": "raise SystemExit(0)\n"}, "invalid", "smoke", "SystemExit"),
@@ -211,7 +220,7 @@ CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
         },
         "invalid",
         "smoke",
-        "candidate.cu:4",
+        "vector_add_kernel.cu:4",
     ),
     "in wrong CUDA C++": (
         {
@@ -226,7 +235,18 @@ CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
 
 
 # The candidates that the default profile grades: one for each way to end.
-PLAIN = ["right", "same", "wrong", "no function", "does not parse", "unknown", "reaches", "exits", "hangs"]
+PLAIN = [
+    "right",
+    "same",
+    "wrong",
+    "right under a judge's names",
+    "no function",
+    "does not parse",
+    "unknown",
+    "reaches",
+    "exits",
+    "hangs",
+]
 
 
 @one_run
