@@ -19,7 +19,6 @@ from fourfold.operations.blame import Blame, blame_of
 N = 64
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BFLOAT16, E4M3, E5M2 = (np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"))
-TYPES = {name: getattr(tl, name) for name in ("float16", "bfloat16", "float32", "float64", "int8", "int32", "int64")}
 
 
 @triton.jit
@@ -29,7 +28,6 @@ def assembly_kernel(
     output_ptr,
     ASM: tl.constexpr,
     CONSTRAINTS: tl.constexpr,
-    TYPE: tl.constexpr,
     PACK: tl.constexpr,
     TWO: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -38,9 +36,11 @@ def assembly_kernel(
     x = tl.load(x_ptr + at)
     if TWO:
         y = tl.load(y_ptr + at)
-        z = tl.inline_asm_elementwise(ASM, CONSTRAINTS, [x, y], dtype=TYPE, is_pure=True, pack=PACK)
+        z = tl.inline_asm_elementwise(
+            ASM, CONSTRAINTS, [x, y], dtype=output_ptr.dtype.element_ty, is_pure=True, pack=PACK
+        )
     else:
-        z = tl.inline_asm_elementwise(ASM, CONSTRAINTS, [x], dtype=TYPE, is_pure=True, pack=PACK)
+        z = tl.inline_asm_elementwise(ASM, CONSTRAINTS, [x], dtype=output_ptr.dtype.element_ty, is_pure=True, pack=PACK)
     tl.store(output_ptr + at, z)
 
 
@@ -247,7 +247,7 @@ def result_of(row: Row, blocks: Sequence[np.ndarray]) -> np.ndarray:
     first, last = tensor(blocks[0]), tensor(blocks[-1])
     if row.asm.startswith("prefetch"):  # of an address
         first = torch.full_like(first, output.data_ptr())
-    constants = {"ASM": row.asm, "CONSTRAINTS": row.constraints, "PACK": row.pack, "TYPE": TYPES[row.output]}
+    constants = {"ASM": row.asm, "CONSTRAINTS": row.constraints, "PACK": row.pack}
     assembly_kernel[(2,)](first, last, output, TWO=len(row.inputs) == 2, BLOCK=N, **constants)
     output = output.cpu()
     return output.view(torch.int16).numpy().view(BFLOAT16) if row.output == "bfloat16" else output.numpy()
