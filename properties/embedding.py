@@ -81,9 +81,13 @@ def rows_without_ids_have_no_gradient(evaluate: Evaluate, case: Case, dtype: DTy
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:
-    """Each pass reads ids and moves a row for each; forward writes it, backward adds it to the table's gradient."""
-    moved, ids = case.grad_output.nbytes, case["ids"].nbytes
-    return Cost(2 * moved + ids, 0), Cost(moved + ids + case["table"].nbytes, case.grad_output.size)
+    """Forward reads ids, writes a row for each and reads rows of the table once; backward writes the table's gradient.
+
+    Of the table it reads as many rows as there are different ids, of which only the ids know the number: at least one.
+    """
+    moved, table, ids = case.grad_output.nbytes, case["table"], case["ids"]
+    used = len(np.unique(ids)) * table[:1].nbytes
+    return Cost(moved + used + ids.nbytes, 0), Cost(moved + ids.nbytes + table.nbytes, case.grad_output.size)
 
 
 workloads: Mapping[str, Mapping[str, Make]] = {

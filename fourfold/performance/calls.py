@@ -264,7 +264,12 @@ class References:
 
 
 def worst_error(
-    results: Results, expected: Mapping[str, Bounded], workload: Workload, dtype: DType, returns: str | None = None
+    results: Results,
+    expected: Mapping[str, Bounded],
+    workload: Workload,
+    dtype: DType,
+    returns: str | None = None,
+    joined: bool = False,
 ) -> float:
     """Return the largest error as a multiple of its bound.
 
@@ -274,6 +279,7 @@ def worst_error(
         workload: the case and its part.
         dtype: that of the inputs.
         returns: that of the output, as `Operation.returns` says, where it holds integers.
+        joined: whether the output is that of several in a row, whose dtypes may differ.
 
     Raises:
         Disagreement: the error exceeds its bound, a dtype is wrong, or there is no result.
@@ -285,6 +291,7 @@ def worst_error(
         storage = dtype
         if name == "output":  # a cotangent has its dtype, unless it holds integers and has no gradient
             storage = returned(dtype, returns) if returns else DTYPES[workload.part.grad_output.dtype.name]
+            result = result.to(storage.torch) if joined else result
         if result.dtype != storage.torch:
             raise Disagreement(f"{name} has dtype {result.dtype}, expected {storage.torch}")
         is_whole = workload.part is workload.case

@@ -26,11 +26,13 @@ class Ceilings:
         bytes_per_second: bytes read and written by the fastest of copy, add and fill.
         flops_per_second: the speed of torch.matmul, by dtype.
         launch_seconds: the time of a call that fills one element.
+        cache_bytes: how much of what a call writes may still be in a cache, not in memory, when the call ends.
     """
 
     bytes_per_second: float
     flops_per_second: Mapping[str, float]
     launch_seconds: float
+    cache_bytes: int = 0
 
     def least_seconds(self, cost: Cost, dtype: str) -> float:
         """Return the shortest possible time of a call with this cost; 0 if the cost is 0."""
@@ -64,6 +66,7 @@ def measure(device: str) -> Ceilings:
         bytes_per_second=max(_bytes_per_second(clock, size, device) for size in SIZES[device]),
         flops_per_second=flops,
         launch_seconds=_fastest(clock, launches) / LAUNCHES,
+        cache_bytes=torch.cuda.get_device_properties(device).L2_cache_size if device == "cuda" else 0,
     )
 
 

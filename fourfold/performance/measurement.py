@@ -3,7 +3,7 @@
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import starmap
 from pathlib import Path
@@ -398,7 +398,10 @@ class Bench:
             runnable.run(1)
         gradients = runnable.results.keys() != {"output"}
         expected = self.references.of(measurement.operation, measurement.workload, workload, dtype, gradients)
-        return worst_error(runnable.results, expected, workload, dtype, measurement.operation.returns)
+        operation = measurement.operation
+        return worst_error(
+            runnable.results, expected, workload, dtype, operation.returns, joined=len(operation.joined) > 1
+        )
 
     def time(self, benchmark: Any, measurement: Measurement, least_rounds: int, most_seconds: float) -> None:
         """Time a measurement, compare the results of its last timed call with the oracle's, and fill in the record.
@@ -484,7 +487,8 @@ def achieved_rates(ceilings: Ceilings, cost: Cost, dtype: str, seconds: float) -
         "fraction_of_ceiling": fraction if cost.bytes or cost.flops else None,
         "empty_launches": seconds / ceilings.launch_seconds,
     }
-    if fraction > 1:
+    moves = replace(cost, bytes=max(cost.bytes - ceilings.cache_bytes, 0))
+    if ceilings.least_seconds(moves, dtype) > seconds:
         raise MeasuringError(
             f"{seconds:.3g} s is {fraction:.0%} of what this device can do: {moved:.3g} bytes/s of at most"
             f" {ceilings.bytes_per_second:.3g}, {computed:.3g} flop/s of at most {ceilings.flops_per_second[dtype]:.3g}"

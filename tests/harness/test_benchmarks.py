@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import warm
-from fourfold.properties import layer_norm, softmax, vector_add
+from fourfold.properties import adam, layer_norm, softmax, vector_add
 from samples import sampled
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -28,7 +29,7 @@ from fourfold.operations.workloads import Tiled, Workload, tiled, whole
 from fourfold.performance import machine
 from fourfold.performance.calls import DIRECTIONS, Call, References, Replay, directions_of, worst_error
 from fourfold.performance.ceilings import Ceilings
-from fourfold.performance.measurement import achieved_rates, ratios
+from fourfold.performance.measurement import MeasuringError, achieved_rates, ratios
 from fourfold.performance.peers import INSTALLED, peers
 from fourfold.performance.timing import (
     MOST_ROUNDS,
@@ -214,6 +215,20 @@ def check(operation: str, workload: Workload, function: Callable[..., torch.Tens
     return worst_error(call.results, expected, workload, FLOAT32)
 
 
+@pytest.mark.parametrize("dtype", [DTYPES["bfloat16"], FLOAT32], ids=str)
+def test_outputs_of_several_dtypes_are_compared_in_a_row(dtype: DType) -> None:
+    record = operations()["adam"]
+    work = tiled(adam.step_of(33, 1001), 4, *adam.ARGUMENTS.axes)(dtype)
+    call = Call(backends.load("adam", "torch"), record, work, dtype, "cpu", "forward")
+    call.run(1)
+    expected = References().of(record, "", work, dtype, gradients=False)
+    assert worst_error(call.results, expected, work, dtype, joined=True) <= 1
+    wrong = call.results["output"].clone()
+    wrong[:, 1001] += 1  # of the state m, which has float32
+    with pytest.raises(Disagreement, match=r"output\[\d+, 1001\] is"):
+        worst_error({"output": wrong}, expected, work, dtype, joined=True)
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_of_several_right_results_each_may_be_timed(direction: str) -> None:
     """topk may take any of equal numbers, and then their gradient goes to any."""
@@ -392,6 +407,16 @@ CEILINGS = Ceilings(bytes_per_second=1e12, flops_per_second={"float32": 1e13}, l
 
 def test_a_time_is_a_share_of_the_ceiling() -> None:
     assert achieved_rates(CEILINGS, Cost(10**6, 10**6), "float32", 2e-6)["fraction_of_ceiling"] == pytest.approx(0.5)
+
+
+def test_writes_may_still_be_in_a_cache() -> None:
+    cached = replace(CEILINGS, cache_bytes=10**6)
+    assert achieved_rates(cached, Cost(3 * 10**6, 0), "float32", 2.1e-6)["fraction_of_ceiling"] == pytest.approx(
+        3 / 2.1
+    )
+    for ceilings, seconds in ((CEILINGS, 2.1e-6), (cached, 1.9e-6)):
+        with pytest.raises(MeasuringError, match="of what this device can do"):
+            achieved_rates(ceilings, Cost(3 * 10**6, 0), "float32", seconds)
 
 
 def test_each_kernel_stands_beside_its_fastest_peer_the_slowest_first() -> None:
