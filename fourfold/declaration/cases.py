@@ -165,11 +165,9 @@ class Declaration:
     def _require_axes(self, sizes: Mapping[str, Any]) -> None:
         named = [("sizes", axis) for axis in sizes]
         for name, of in self.tensors.items():
-            named += [(f"high of {name}", of.high)] if isinstance(of.high, str) else []
-            if isinstance(of, Ragged):
-                named += [(f"total of {name}", of.total), *([(f"most of {name}", of.most)] if of.most else [])]
-                if of.samples != self.ragged[of.total].samples:
-                    raise ValueError(f"{name}: the rows of {of.total} belong to the samples of one axis only")
+            named += [(f"{field} of {name}", axis) for field, axis in of.limiting_axes.items()]
+            if isinstance(of, Ragged) and of.samples != self.ragged[of.total].samples:
+                raise ValueError(f"{name}: the rows of {of.total} belong to the samples of one axis only")
         for description, axis in named:
             if axis not in (*self.axes, *map(notation.indexed_axis, self.axes)):
                 raise ValueError(f"{description}: no tensor of {self.name} has an axis {axis!r}; there are {self.axes}")
