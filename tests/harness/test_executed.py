@@ -257,7 +257,7 @@ def test_functions_that_are_not_reached_by_name_do_not_count(tmp_path: Path) -> 
 
 
 def test_functions_that_an_operator_is_made_of_count(tmp_path: Path) -> None:
-    """One is ``layer_norm_operator = register("triton", _forward, _backward)``, which the wrapper calls."""
+    """One is ``layer_norm = register("triton", _forward, _backward)``, which the wrapper calls."""
     text = "def made(f, g):\n    return lambda n: n or g(n)\n\ndef forward(n):\n    return n\n\n"
     text += "def backward(n):\n    return 2 * n\n\nOPERATOR = made(forward, backward)\n\n"
     text += "def run(n):\n    return OPERATOR(n)\n"
