@@ -91,7 +91,7 @@ def pack_lists(function: Callable[..., Any], lists: Sequence[str]) -> Callable[.
 
 def _forget_other_calls(called: Any) -> None:
     """Drop the ways to make calls from several threads, and observed ones, in the process of the wrapped function."""
-    for name in ("call_at_once", "compared"):
+    for name in ("call_at_once", "compare_sizes"):
         called.__dict__.pop(name, None)
 
 
