@@ -21,11 +21,13 @@ class Sequence(NamedTuple):
         queries: its rows of q.
         keys: its rows of k and v.
         visible: ``[queries, keys]`` booleans: which keys each query attends to.
+        distance: ``[queries, keys]``, between each query's place among the keys and each key.
     """
 
     queries: slice
     keys: slice
     visible: np.ndarray
+    distance: np.ndarray
 
 
 def sequences(
@@ -35,15 +37,11 @@ def sequences(
     ends_q = np.array([0, q.shape[0]]) if q_offsets is None else np.asarray(q_offsets)
     ends_k = np.asarray(k_offsets) if k_offsets is not None else ends_q if q_offsets is not None else [0, k.shape[0]]
     for first_q, end_q, first_k, end_k in zip(ends_q[:-1], ends_q[1:], ends_k[:-1], ends_k[1:]):
-        count_q, count_k = int(end_q - first_q), int(end_k - first_k)
-        visible = (
-            np.tri(count_q, count_k, count_k - count_q, dtype=bool) if causal else np.ones((count_q, count_k), bool)
-        )
-        place, key = np.arange(count_q)[:, None] + count_k - count_q, np.arange(count_k)
-        left, right = window
-        visible = visible & (key >= place - left) if left >= 0 else visible
-        visible = visible & (key <= place + right) if right >= 0 else visible
-        yield Sequence(slice(int(first_q), int(end_q)), slice(int(first_k), int(end_k)), visible)
+        place = np.arange(end_q - first_q)[:, None] + (end_k - first_k) - (end_q - first_q)
+        ahead = np.arange(end_k - first_k) - place
+        left, right = window[0], 0 if causal else window[1]
+        visible = (ahead >= -left if left >= 0 else ahead == ahead) & (ahead <= right if right >= 0 else True)
+        yield Sequence(slice(int(first_q), int(end_q)), slice(int(first_k), int(end_k)), visible, abs(ahead))
 
 
 def group_of(heads: int, kv_heads: int) -> int:
@@ -89,6 +87,7 @@ def forward(
     causal: bool = False,
     scale: float | None = None,
     window: tuple[int, int] = (-1, -1),
+    slopes: Array | None = None,
     stored: Callable[[Array], Array] = unchanged,
 ) -> Array:
     """Return ``softmax(scale q k^T) v`` of each sequence and head.
@@ -103,31 +102,33 @@ def forward(
         scale: of the scores; by default ``1 / sqrt(head_size)``.
         window: of a sequence with n queries and m keys, query i sees the keys from ``i + m - n - window[0]`` to
             ``i + m - n + window[1]`` alone; -1: all on that side.
+        slopes: ``[heads]``; ``-slopes[h] |i + m - n - j|`` is added to the score of query i and key j in head h.
         stored: rounds an intermediate result to the dtype of the tensors, as the operand of a tensor core is.
 
     Returns:
         ``[total_q, heads, head_size]``; zeros where a query sees no key.
 
-    Source: Vaswani et al., Attention Is All You Need, 2017; Ainslie et al., GQA, 2023, for grouped heads.
+    Source: Vaswani et al., Attention Is All You Need, 2017; Ainslie et al., GQA, 2023, for grouped heads;
+        Press et al., Train Short, Test Long, 2022, for slopes.
     """
     heads, kv_heads = q.shape[1], k.shape[1]
     output = np.zeros_like(q)
-    for queries, keys, visible in sequences(q, k, q_offsets, k_offsets, causal, window):
+    for queries, keys, visible, distance in sequences(q, k, q_offsets, k_offsets, causal, window):
         of_q, of_k, of_v = (group_heads(x, kv_heads) for x in (q[queries], k[keys], v[keys]))
-        weights = weights_of(of_q, of_k, visible_by_head(visible, heads, kv_heads), scale)
+        scores = scores_of(of_q, of_k, scale, slopes, distance)
+        weights = softmax(scores, visible_by_head(visible, heads, kv_heads))
         output[queries] = ungroup_heads(stored(weights) @ of_v, heads)
     return output
 
 
-def weights_of(q: Array, k: Array, visible: np.ndarray, scale: float | None) -> Array:
-    """Return the weights of the keys, ``[..., queries, keys]``."""
-    return softmax(scores_of(q, k, scale), visible)
-
-
-def scores_of(q: Array, k: Array, scale: float | None) -> Array:
-    """Return the scores ``scale q k^T``, ``[..., queries, keys]``."""
+def scores_of(q: Array, k: Array, scale: float | None, slopes: Array | None, distance: np.ndarray) -> Array:
+    """Return the scores ``scale q k^T - slopes distance``, ``[kv_heads, group * queries, keys]``."""
     scores = q @ np.swapaxes(k, -1, -2)
-    return scores / np.sqrt(q.shape[-1] * np.ones_like(scores)) if scale is None else scores * scale
+    scores = scores / np.sqrt(q.shape[-1] * np.ones_like(scores)) if scale is None else scores * scale
+    if slopes is None:
+        return scores
+    bias = slopes.reshape(-1, 1, 1) * distance.astype(np.float64)
+    return scores - bias.reshape(scores.shape)
 
 
 def backward(
@@ -140,6 +141,7 @@ def backward(
     causal: bool = False,
     scale: float | None = None,
     window: tuple[int, int] = (-1, -1),
+    slopes: Array | None = None,
     stored: Callable[[Array], Array] = unchanged,
     grad_lse: Array | None = None,
 ) -> tuple[Array, Array, Array]:
@@ -155,19 +157,19 @@ def backward(
     """
     heads, kv_heads, factor = q.shape[1], k.shape[1], q.shape[-1] ** -0.5 if scale is None else scale
     grads = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    for queries, keys, visible in sequences(q, k, q_offsets, k_offsets, causal, window):
+    for queries, keys, visible, distance in sequences(q, k, q_offsets, k_offsets, causal, window):
         of_q, of_k, of_v, grad = (
             group_heads(x, kv_heads) for x in (q[queries], k[keys], v[keys], grad_output[queries])
         )
         every = visible_by_head(visible, heads, kv_heads)
-        weights = weights_of(of_q, of_k, every, scale)
+        weights = softmax(scores_of(of_q, of_k, scale, slopes, distance), every)
         rounded = stored(weights)
         delta = np.sum(grad * stored(rounded @ of_v), axis=-1, keepdims=True)
         if grad_lse is not None:
             delta = delta - grad_lse[:, queries].reshape(*weights.shape[:2], 1)
-        slopes = np.where(every, weights * (grad @ np.swapaxes(of_v, -1, -2) - delta), 0.0)
+        grad_scores = np.where(every, weights * (grad @ np.swapaxes(of_v, -1, -2) - delta), 0.0)
         # The scale comes before the product, and its rounding, or after it: the two differ where one overflows.
-        before, after = stored(slopes * factor), stored(slopes)
+        before, after = stored(grad_scores * factor), stored(grad_scores)
         grad_q = np.maximum(before @ of_k, (after @ of_k) * factor)
         before, after = (np.swapaxes(x, -1, -2) for x in (before, after))
         grads[0][queries] = ungroup_heads(grad_q, heads)

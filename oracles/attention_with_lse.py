@@ -11,8 +11,9 @@ def forward(
     q: Array, k: Array, v: Array, q_offsets: Any = None, k_offsets: Any = None, causal: bool = False,
     scale: float | None = None,
     window: tuple[int, int] = (-1, -1),
+    slopes: Array | None = None,
 ) -> Array:  # fmt: skip
-    """Return the log-sum-exp over visible keys, ``log(sum(exp(scale q k^T)))``; arguments as `attention.forward`.
+    """Return the log-sum-exp over visible keys, ``log(sum(exp(score)))``; arguments as `attention.forward`.
 
     Returns:
         ``[heads, total_q]``; -inf where a query sees no key.
@@ -21,9 +22,9 @@ def forward(
     """
     heads, kv_heads = q.shape[1], k.shape[1]
     lse = np.swapaxes(np.zeros_like(q[..., 0]), 0, 1)
-    for queries, keys, visible in sequences(q, k, q_offsets, k_offsets, causal, window):
+    for queries, keys, visible, distance in sequences(q, k, q_offsets, k_offsets, causal, window):
         every = visible_by_head(visible, heads, kv_heads)
-        scores = scores_of(group_heads(q[queries], kv_heads), group_heads(k[keys], kv_heads), scale)
+        scores = scores_of(group_heads(q[queries], kv_heads), group_heads(k[keys], kv_heads), scale, slopes, distance)
         lse[:, queries] = log_sum_exp(scores, every).reshape(heads, len(visible))
     return lse
 

@@ -85,7 +85,7 @@ def open_places(
     arrays = {"output": q, "q": q, "k": k, "v": k}
     found = {name: np.zeros(x.shape, dtype=bool) for name, x in arrays.items()}
     how = (given.get("q_offsets"), given.get("k_offsets"), given.get("causal", False), given.get("window", WHOLE))
-    for queries, keys, visible in oracle.sequences(q, k, *how):
+    for queries, keys, visible, _ in oracle.sequences(q, k, *how):
         of_q, of_k, of_v = (oracle.group_heads(x, kv_heads) for x in (q[queries], k[keys], v[keys]))
         every = oracle.visible_by_head(visible, heads, kv_heads)
         below, hidden = _all_below(of_q, of_k, every), _hidden(every, of_v) | _overflows(of_v, every)
@@ -148,6 +148,18 @@ def matrices(draw: st.DrawFn, dtype: DType, shape: tuple[int, int, int], kinds: 
     return array
 
 
+def slopes_of(heads: int) -> np.ndarray:
+    """Return the slopes of ALiBi, ``2^(-8 / heads), 2^(-16 / heads), ...``: powers of two for 1, 2, 4 or 8 heads."""
+    return np.asarray(2.0 ** (-8 * np.arange(1, heads + 1) / max(heads, 1)), dtype=np.float32)
+
+
+def random_slopes(rng: np.random.Generator, heads: int) -> np.ndarray:
+    """Return random slopes: those of ALiBi, or of both signs, some of them 0 or large."""
+    if rng.integers(2):
+        return slopes_of(heads)
+    return (rng.normal(0, 1, heads) * rng.choice((0, 0.25, 1, 16), heads)).astype(np.float32)
+
+
 @st.composite
 def counts_of_sequences(draw: st.DrawFn, most: int) -> tuple[list[int], list[int]]:
     """Draw the numbers of queries and of keys of up to three sequences: alike, or apart, or with none of either."""
@@ -182,16 +194,19 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
         inputs["q_offsets"] = offsets_of(counts[0], kind)
         if counts[0] != counts[1] or draw(st.booleans()):
             inputs["k_offsets"] = offsets_of(counts[1], kind)
-    layouts = draw(layouts_for(*inputs, "grad_output"))
-    inputs |= {name: repeat_first(inputs[name]) for name in "qkv" if layouts[name] == "expanded"}
     rng = draw(GENERATORS)
+    # A further choice of Hypothesis would leave fewer of the few cases with several tokens.
+    window = WINDOWS[rng.integers(len(WINDOWS))]
+    if rng.integers(3) == 0:
+        inputs["slopes"] = random_slopes(rng, heads)
+    layouts = draw(layouts_for(*inputs, "grad_output"))
+    of_numbers = [name for name in inputs if layouts[name] == "expanded" and "offsets" not in name]
+    inputs |= {name: repeat_first(inputs[name]) for name in of_numbers}
     grad_output = cotangent(rng, (total_q, heads, columns), dtype)
     if layouts["grad_output"] == "expanded":
         grad_output = repeat_first(grad_output)
     parameters: dict[str, Any] = {"causal": draw(st.booleans()), "scale": draw(st.sampled_from(SCALES))}
-    # A further choice of Hypothesis would leave fewer of the few cases with several tokens.
-    parameters["window"] = WINDOWS[rng.integers(len(WINDOWS))]
-    return Case(inputs, grad_output, parameters, layouts)
+    return Case(inputs, grad_output, parameters | {"window": window}, layouts)
 
 
 @st.composite
@@ -232,6 +247,7 @@ def tokens(
     causal: bool = False,
     scale: float | None = None,
     window: tuple[int, int] = WHOLE,
+    slopes: Sequence[float] | np.ndarray | None = None,
     offset_dtype: type = np.int64,
     size: float = 1.5,
     **layouts: str,
@@ -244,6 +260,8 @@ def tokens(
         kind = None if isinstance(queries, int) else offset_dtype
         case = packed_case(rng, (counts[0], counts[1]), *heads, columns, dtype, size, kind, layouts)
         case = case.with_parameters(causal=causal, scale=scale, window=window)
+        if slopes is not None:
+            case = replace(case, inputs={**case.inputs, "slopes": np.asarray(slopes, dtype=np.float32)})
         if layouts.get("grad_output") == "expanded":
             case = replace(case, grad_output=np.full_like(case.grad_output, -1.5))
         inputs = {name: repeat_first(x) if layouts.get(name) == "expanded" else x for name, x in case.inputs.items()}
@@ -252,17 +270,12 @@ def tokens(
     return make
 
 
-def without_k_offsets(make: Callable[[DType], Case]) -> Callable[[DType], Case]:
-    """Return a case of sequences with as many keys as queries, which k_offsets do not say again."""
-
-    def made(dtype: DType) -> Case:
-        case = make(dtype)
-        return replace(case, inputs={name: x for name, x in case.inputs.items() if name != "k_offsets"})
-
-    return made
+def without(name: str, case: Case) -> Case:
+    """Return the case with None for an optional tensor."""
+    return replace(case, inputs={each: x for each, x in case.inputs.items() if each != name})
 
 
-def changed(make: Callable[[DType], Case], change: Callable[[dict[str, np.ndarray]], None]) -> Callable[[DType], Case]:
+def changed(make: Callable[[DType], Case], change: Callable[[dict[str, np.ndarray]], Any]) -> Callable[[DType], Case]:
     """Return a named case whose inputs, cotangent among them, are changed in place."""
 
     def made(dtype: DType) -> Case:
@@ -321,7 +334,9 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     # Sequences as long as their keys, with fewer and with more keys than queries, with none of either.
     "causal": tokens([5, 4, 2, 3, 0], [5, 2, 6, 0, 4], heads=(4, 2), columns=12, causal=True),
     "not_causal": tokens([5, 4, 2, 3, 0], [5, 2, 6, 0, 4], heads=(4, 2), columns=12),
-    "keys_like_queries": without_k_offsets(tokens([4, 1, 0, 6], heads=(2, 1), causal=True, offset_dtype=np.int32)),
+    "keys_like_queries": changed(
+        tokens([4, 1, 0, 6], heads=(2, 1), causal=True, offset_dtype=np.int32), lambda arrays: arrays.pop("k_offsets")
+    ),
     "heads_in_groups_causal": tokens([3, 5], [4, 7], heads=(6, 3), columns=5, causal=True),
     "heads_of_64_columns": tokens(20, heads=(2, 1), columns=64, causal=True),
     # Past blocks of queries and of keys by one, and at their end.
@@ -329,6 +344,12 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "window": tokens([5, 4, 2, 3, 0, 9], [5, 2, 6, 0, 4, 3], heads=(4, 2), columns=12, window=(2, 1)),
     "window_past_blocks": tokens([70, 3], [200, 5], heads=(2, 1), columns=8, causal=True, window=(20, -1)),
     "window_of_few_keys": tokens(150, 130, columns=4, window=(0, 9)),
+    # Queries far before and behind the keys, and past blocks of both.
+    "slopes": tokens([5, 4, 2, 3, 0, 9], [5, 2, 6, 0, 4, 3], heads=(4, 2), columns=12, slopes=(0.5, 0, -0.25, 4)),
+    "slopes_causal_past_blocks": tokens([70, 3], [200, 5], heads=(2, 1), causal=True, slopes=slopes_of(2)),
+    "slopes_in_a_window": tokens(
+        [150, 20], [130, 40], heads=(3, 3), columns=4, window=(20, 9), slopes=(-1, 1e-3, 3), offset_dtype=np.int32
+    ),
     "past_a_block": tokens(65, 65, columns=17),
     "many_queries_causal": tokens(130, 67, columns=4, causal=True),
     # Past several blocks of keys, and after them a sequence that must not be known of.
@@ -359,12 +380,18 @@ def _ordinary(case: Case) -> bool:
     return all(np.isfinite(x.astype(np.float64)).all() and (abs(x.astype(np.float64)) < 2.0**6).all() for x in arrays)
 
 
+def _sequences(case: Case, masked: bool = False) -> Iterator[oracle.Sequence]:
+    """Yield a case's sequences, with or without its mask."""
+    causal, window = case.parameters.get("causal", False), case.parameters.get("window", WHOLE)
+    given = case.inputs.get("q_offsets"), case.inputs.get("k_offsets")
+    return oracle.sequences(case["q"], case["k"], *given, *((causal, window) if masked else (False, WHOLE)))
+
+
 def _has_keys(case: Case) -> np.ndarray:
     """Return a mask of the queries that see a key, ``[total_q, 1, 1]``."""
-    given = case.inputs.get("q_offsets"), case.inputs.get("k_offsets"), case.parameters.get("causal", False)
     found = np.zeros(case["q"].shape[0], dtype=bool)
-    for queries, _, visible in oracle.sequences(case["q"], case["k"], *given, case.parameters.get("window", WHOLE)):
-        found[queries] = visible.any(axis=-1)
+    for each in _sequences(case, masked=True):
+        found[each.queries] = each.visible.any(axis=-1)
     return found[:, None, None]
 
 
@@ -379,12 +406,11 @@ def equal_values_are_the_output(evaluate: Evaluate, case: Case, dtype: DType) ->
 
 
 def keys_may_change_places(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-    """Without a mask, reordering the keys and values of each sequence only reorders their gradients."""
-    plain = case.with_parameters(causal=False, window=WHOLE)
+    """Without a mask or slopes, reordering the keys and values of each sequence only reorders their gradients."""
+    plain = without("slopes", case).with_parameters(causal=False, window=WHOLE)
     order, rng = np.arange(case["k"].shape[0]), np.random.default_rng(case["k"].size)
-    given = case.inputs.get("q_offsets"), case.inputs.get("k_offsets"), False
-    for _, keys, _ in oracle.sequences(case["q"], case["k"], *given):
-        order[keys] = rng.permutation(order[keys])
+    for each in _sequences(case):
+        order[each.keys] = rng.permutation(order[each.keys])
     here, there = evaluate(plain), evaluate(plain.with_inputs(k=case["k"][order], v=case["v"][order]))
     yield Relation(here.output, there.output)
     yield Relation(here.gradients["q"], there.gradients["q"])
@@ -412,15 +438,14 @@ def sequences_stand_alone(evaluate: Evaluate, case: Case, dtype: DType) -> Itera
     """The last sequence of a batch has the same results by itself, without offsets."""
     if "q_offsets" not in case.inputs or len(case["q_offsets"]) < 2:
         return
-    given = case.inputs.get("q_offsets"), case.inputs.get("k_offsets"), False
-    queries, keys, _ = list(oracle.sequences(case["q"], case["k"], *given))[-1]
-    inputs = {"q": case["q"][queries], "k": case["k"][keys], "v": case["v"][keys]}
-    alone = evaluate(Case(inputs, case.grad_output[queries], case.parameters))
-    here = evaluate(case)
-    yield Relation(here.output[queries], alone.output)
-    yield Relation(here.gradients["q"][queries], alone.gradients["q"])
+    queries, keys, *_ = list(_sequences(case))[-1]
+    alone = without("k_offsets", without("q_offsets", case))
+    alone = alone.with_inputs(q=case["q"][queries], k=case["k"][keys], v=case["v"][keys])
+    here, there = evaluate(case), evaluate(replace(alone, grad_output=case.grad_output[queries]))
+    yield Relation(here.output[queries], there.output)
+    yield Relation(here.gradients["q"][queries], there.gradients["q"])
     for name in "kv":
-        yield Relation(here.gradients[name][keys], alone.gradients[name])
+        yield Relation(here.gradients[name][keys], there.gradients[name])
 
 
 def heads_of_a_group_share_their_keys(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
@@ -441,13 +466,43 @@ def heads_of_a_group_share_their_keys(evaluate: Evaluate, case: Case, dtype: DTy
         yield equal_where(finite, here.gradients[name], total)
 
 
+def slopes_of_0_change_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """They give the results without slopes."""
+    slopes = np.zeros(case["q"].shape[1], dtype=np.float32)
+    here, there = evaluate(without("slopes", case)), evaluate(case.with_inputs(slopes=slopes))
+    yield Relation(here.output, there.output)
+    for name in "qkv":
+        yield Relation(here.gradients[name], there.gradients[name])
+
+
+def slopes_are_a_column_of_a_causal_query(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
+    """A causal query's bias is the place of each key times the slope, less a constant: a further column of q and k."""
+    heads, columns = case["q"].shape[1:]
+    if not _ordinary(case) or columns == MOST_COLUMNS:
+        return
+    # Powers of 2, so that no product is rounded.
+    slopes = 2.0 ** -(np.arange(heads, dtype=np.float32) % 8)
+    case = case.with_parameters(causal=True, scale=0.5)
+    place = np.zeros((*case["k"].shape[:2], 1), dtype=dtype.numpy)
+    for each in _sequences(case):
+        place[each.keys] = np.arange(each.keys.stop - each.keys.start)[:, None, None]
+    slope = np.broadcast_to(2 * slopes[:, None], (*case["q"].shape[:2], 1)).astype(dtype.numpy)
+    more = {"q": slope, "k": place, "v": np.zeros_like(place)}
+    wider = {name: np.concatenate([case[name], x], axis=-1) for name, x in more.items()}
+    grad_output = np.concatenate([case.grad_output, np.zeros_like(slope)], axis=-1)
+    here = evaluate(case.with_inputs(slopes=slopes))
+    there = evaluate(replace(without("slopes", case).with_inputs(**wider), grad_output=grad_output))
+    yield Relation(here.output, there.output[..., :columns])
+    for name in "qkv":
+        yield Relation(here.gradients[name], there.gradients[name][..., :columns])
+
+
 def the_future_does_not_matter(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """With a causal mask, the last key and value of a sequence affect only the last query."""
     causal = case.with_parameters(causal=True)
-    given = case.inputs.get("q_offsets"), case.inputs.get("k_offsets"), True
     others = np.ones(case["q"].shape[0], dtype=bool)
     k, v = case["k"].copy(), case["v"].copy()
-    for queries, keys, _ in oracle.sequences(case["q"], case["k"], *given):
+    for queries, keys, *_ in _sequences(case):
         if queries.stop > queries.start and keys.stop > keys.start:
             others[queries.stop - 1] = False
             k[keys.stop - 1], v[keys.stop - 1] = -k[keys.stop - 1], 0.5
@@ -462,9 +517,8 @@ def gradients_of_keys_sum_to_0(evaluate: Evaluate, case: Case, dtype: DType) -> 
     if not _ordinary(case):
         return
     gradient = evaluate(case.with_inputs(q=np.full_like(case["q"], 0.5))).gradients["k"]
-    given = case.inputs.get("q_offsets"), case.inputs.get("k_offsets"), False
-    for _, keys, _ in oracle.sequences(case["q"], case["k"], *given):
-        total = np.sum(gradient[keys], axis=0)
+    for each in _sequences(case):
+        total = np.sum(gradient[each.keys], axis=0)
         yield Relation(total, Bounded.exact(np.zeros_like(total.value), total.arithmetic))
 
 
@@ -486,35 +540,25 @@ errors = (
         "too_many_columns", ValueError, "q", {"q": _ones(5, 6, 257), "k": _ones(7, 3, 257), "v": _ones(7, 3, 257)}
     ),
     ARGUMENTS.wrong("k_offsets_alone", ValueError, "q_offsets", {"q_offsets": None}),
+    ARGUMENTS.wrong("slopes_with_a_gradient", ValueError, "slopes", {"slopes": torch.ones(6, requires_grad=True)}),
     ARGUMENTS.wrong("k_offsets_left_out", ValueError, "k_offsets", {"k_offsets": None}),
 )
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:
     """Count two products over the visible keys forward, and five backward, where the scores are computed again."""
-    given = case.inputs.get("q_offsets"), case.inputs.get("k_offsets"), case.parameters.get("causal", False)
-    window, pairs = case.parameters.get("window", WHOLE), 0
-    for queries, keys in _lengths(case):
-        # Causal: the last query sees all keys.
-        hidden = max(queries - keys, 0)
-        visible = keys * queries if not given[2] else sum_of_visible(queries - hidden, keys)
-        if max(window) >= 0:
-            visible = sum_within(queries, keys, window[0], 0 if given[2] else window[1])
-        pairs += visible
+    left, right = case.parameters.get("window", WHOLE)
+    right = 0 if case.parameters.get("causal", False) else right
+    pairs = sum(sum_within(queries, keys, left, right) for queries, keys in _lengths(case))
     q, k = case["q"].nbytes, case["k"].nbytes
     product = 2 * pairs * case["q"].shape[1] * case["q"].shape[2]
     return Cost(2 * q + 2 * k, 2 * product), Cost(4 * q + 4 * k, 5 * product)
 
 
-def sum_of_visible(queries: int, keys: int) -> int:
-    """Return how many pairs a causal sequence with no more queries than keys has."""
-    return queries * keys - queries * (queries - 1) // 2
-
-
 def sum_within(queries: int, keys: int, left: int, right: int) -> int:
-    """Return the number of pairs within a window of keys."""
+    """Return the number of pairs within a window of keys. A causal one ends at 0."""
     place = np.arange(queries) + keys - queries
-    begins = np.maximum(place - left, 0) if left >= 0 else 0
+    begins = np.maximum(place - left, 0) if left >= 0 else 0 * place
     ends = np.minimum(place + right + 1, keys) if right >= 0 else keys
     return int(np.maximum(ends - begins, 0).sum())
 
@@ -606,6 +650,8 @@ operation = Operation(
         a_constant_added_to_all_keys_changes_nothing,
         sequences_stand_alone,
         heads_of_a_group_share_their_keys,
+        slopes_of_0_change_nothing,
+        slopes_are_a_column_of_a_causal_query,
         the_future_does_not_matter,
         gradients_of_keys_sum_to_0,
     ),

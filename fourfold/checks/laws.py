@@ -145,4 +145,9 @@ def hold(law: Law, evaluate: Evaluate, case: Case, dtype: DType, exact: bool = T
         actual, expected = relation.actual, relation.expected
         without_error = relation.exact and exact
         error = np.zeros(expected.shape) if without_error else actual.error + expected.error
-        yield compare(actual.value, Bounded(expected.value, error, dtype.arithmetic), dtype, LEFT_SIDE)
+        # Either side may overflow, and be compared with a multiple that the dtype cannot hold.
+        swapped = np.isinf(expected.value) & np.isfinite(actual.value)
+        left, right = (
+            np.where(swapped, other.value, side.value) for side, other in ((actual, expected), (expected, actual))
+        )
+        yield compare(left, Bounded(right, error, dtype.arithmetic), dtype, LEFT_SIDE)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -137,8 +138,9 @@ class Submission:
 
     @property
     def file_name(self) -> str:
-        """Return the name for a file of its source."""
-        return Path(self.path).name or ("candidate.cu" if self.language == CUDA else "candidate.py")
+        """Return the name for a file of its source; by its name, a candidate does not recognize its judge."""
+        stem = re.sub(r"\W", "_", self.operation) or "model"
+        return Path(self.path).name or f"{stem}_kernel.{'cu' if self.language == CUDA else 'py'}"
 
 
 def _text(field_name: str, file: Path) -> str:

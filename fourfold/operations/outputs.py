@@ -48,7 +48,7 @@ def alone(function: Callable[..., Any], names: Sequence[str], place: int) -> Cal
     at_once = getattr(function, "call_at_once", None)
     if at_once is not None:
         one.call_at_once = functools.partial(at_once, output=(names, place))  # type: ignore[attr-defined]
-        one.compared = function.compared  # type: ignore[attr-defined]
+        one.compare_sizes = function.compare_sizes  # type: ignore[attr-defined]
     return one
 
 

@@ -70,10 +70,11 @@ def attention(
     causal: bool = False,
     scale: float | None = None,
     window: tuple[int, int] = (-1, -1),
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Call torch's own kernel, of one sequence, or of packed ones as nested tensors with keys for each head."""
-    if max(window) >= 0:
-        raise NotImplementedError("torch has no window without a mask")
+    if max(window) >= 0 or slopes is not None:
+        raise NotImplementedError("torch has no window and no slopes without a mask")
     if q_offsets is None:
         if causal and len(q) != len(k):
             raise NotImplementedError("torch aligns causal attention at the top left")

@@ -18,8 +18,9 @@ __global__ void adam_kernel(
     const C keep = C(kept), by = C(rate), times = C(root), add = C(eps);
     const C left1 = C(beta1), right1 = C(new1), left2 = C(beta2), right2 = C(new2);
     const auto update = [&](C& p, C g, float& mean, float& square) {
-        const C first = left1 * C(mean) + right1 * g, second = left2 * C(square) + right2 * (g * g);
-        p = keep * p - by * (first / (root_of(second) * times + add));
+        // With fma: the compiler fuses one product or the other, in each of the two places that update is inlined.
+        const C first = fma(left1, C(mean), right1 * g), second = fma(left2, C(square), right2 * (g * g));
+        p = fma(keep, p, -by * (first / fma(root_of(second), times, add)));
         mean = float(first);
         square = float(second);
     };

@@ -22,21 +22,21 @@ template <class T> __device__ Compute<T> exponential(Compute<T> x) {
     else return exp(x);
 }
 
-// The maximum, or the sum, over the four lanes that hold a row.
-template <class C> __device__ C largest_of_row(C x) {
-    x = max(x, __shfl_xor_sync(~0u, x, 1));
-    return max(x, __shfl_xor_sync(~0u, x, 2));
-}
-template <class C> __device__ C sum_of_row(C x) {
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
+// What a query sees, by template: all keys or, at runtime, those up to its own place (PLAIN); those within a window; or
+// those within a window, with a bias. Without one the window is wider than the sequence.
+enum Mask { PLAIN, WINDOW, BIAS };
+
+// Whether a query sees a key that is before its limit, which is 1 past its own place. Within a window: also `left` keys
+// before that place, and `right` ones after it, alone. Of a causal window, right is 0.
+template <Mask MASK> __device__ bool sees_key(int key, int limit, bool causal, long long left, long long right) {
+    if constexpr (MASK != PLAIN) return key >= limit - 1 - left && key < limit + right;
+    else return !causal || key < limit;
 }
 
-// Whether a query sees a key that is before its limit, which is 1 past its own place. WINDOW: also `left` keys before
-// that place, and `right` ones after it, alone. Of a causal window, right is 0.
-template <bool WINDOW> __device__ bool sees_key(int key, int limit, bool causal, long long left, long long right) {
-    if constexpr (WINDOW) return key >= limit - 1 - left && key < limit + right;
-    else return !causal || key < limit;
+// The score of a product of a query and a key: see `distance`.
+template <Mask MASK, class C> __device__ C score_of(C product, C scale, C slope, C past, int n, int e) {
+    if constexpr (MASK == BIAS) return product * scale - slope * distance(past, n, e);
+    else return product * scale;
 }
 
 // Writes a warp's sums [16, COLUMNS], each row times a factor, to rows `from + row * stride` of so many columns.
@@ -53,13 +53,14 @@ __device__ void put_rows(const Sums<T, COLUMNS>& sums, T* to, long long stride, 
         }
 }
 
-template <class T, int COLUMNS, bool WINDOW>
+template <class T, int COLUMNS, Mask MASK>
 __global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
     const T* __restrict__ q,       // [total_q, heads, columns], strided
     const T* __restrict__ k,       // [total_k, kv_heads, columns], strided
     const T* __restrict__ v,       // [total_k, kv_heads, columns], strided
     const void* q_offsets,         // [batch + 1], strided, or null
     const void* k_offsets,         // [batch + 1], strided, or null
+    const float* slopes,           // [heads], of BIAS
     T* __restrict__ output,        // [total_q, heads, columns]
     Compute<T>* __restrict__ lse,  // [heads, total_q]
     long long total_q, long long total_k, long long batch, long long heads, long long kv_heads, long long columns,
@@ -95,11 +96,11 @@ __global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
     // A query at `row` of the warp sees the keys below row + limit, and below all of them.
     const int shift = place.other_length - place.length, limit = place.first + warp * 16 + 1 + shift;
     int begin = 0, end = causal ? min(place.other_length, place.first + ROWS + shift) : place.other_length;
-    if constexpr (WINDOW) {
+    if constexpr (MASK != PLAIN) {
         begin = int(max(place.first + shift - left, 0LL) / KEYS * KEYS);
         end = int(min(place.first + ROWS + shift + right, (long long)place.other_length));
     }
-    const C scale = C(scale_);
+    const C scale = C(scale_), slope = MASK == BIAS ? C(slopes[head]) : C(0);
     Sums<T, COLUMNS> sums;
     C largest[2] = {-C(CUDART_INF_F), -C(CUDART_INF_F)}, total[2] = {};
     for (int start = begin; start < end; start += KEYS) {
@@ -111,6 +112,7 @@ __global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
                      there, own_columns, vectors);
         __syncthreads();
         if (own_rows <= 0) continue;
+        const C past = C((long long)(limit - 1 + row_of(0)) - (start + column_of(0, 0)));
         Sums<T, KEYS> scores;
         scores.template add<true>(q_tile + warp * 16 * line, line, k_tile, line, width, used);
         C larger[2] = {largest[0], largest[1]};
@@ -120,9 +122,9 @@ __global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int key = start + column_of(n, e);
-                const bool visible = key < place.other_length && sees_key<WINDOW>(key, limit + row_of(e), causal, left, right);
+                const bool visible = key < place.other_length && sees_key<MASK>(key, limit + row_of(e), causal, left, right);
                 C& score = scores.at[n][e];
-                score = visible ? score * scale : -C(CUDART_INF_F);
+                score = visible ? score_of<MASK>(score, scale, slope, past, n, e) : -C(CUDART_INF_F);
                 larger[e / 2] = max(larger[e / 2], score);
             }
         }
@@ -158,7 +160,7 @@ __global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
         total[i] = sum_of_row(total[i]);
         const int row = row_of(2 * i);
         bool sees = place.other_length > 0 && (!causal || row + limit > 0);
-        if constexpr (WINDOW)
+        if constexpr (MASK != PLAIN)
             sees = place.other_length > 0 && row + limit + right > 0 && row + limit - 1 - left < place.other_length;
         factors[i] = sees ? 1 / total[i] : C(0);
         const C base = largest[i] == -C(CUDART_INF_F) ? C(0) : largest[i];
@@ -191,7 +193,7 @@ __global__ void __launch_bounds__(128) attention_delta_kernel(
     delta[at] = grad_lse ? sum - grad_lse[at] : sum;
 }
 
-template <class T, int COLUMNS, bool WINDOW>
+template <class T, int COLUMNS, Mask MASK>
 __global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
     const T* __restrict__ grad_output,     // [total_q, heads, columns], strided
     const T* __restrict__ q,               // [total_q, heads, columns], strided
@@ -199,6 +201,7 @@ __global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
     const T* __restrict__ v,               // [total_k, kv_heads, columns], strided
     const void* q_offsets,                 // [batch + 1], strided, or null
     const void* k_offsets,                 // [batch + 1], strided, or null
+    const float* slopes,                   // [heads], of BIAS
     const Compute<T>* __restrict__ lse,    // [heads, total_q]
     const Compute<T>* __restrict__ delta,  // [heads, total_q]
     T* __restrict__ grad_q,                // [total_q, heads, columns]
@@ -225,7 +228,7 @@ __global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
     T* const grad_tile = q_tile + ROWS * line;
     T* const k_tile = grad_tile + ROWS * line;
     T* const v_tile = k_tile + KEYS * line;
-    T* const slopes = v_tile + KEYS * line + warp * 16 * (KEYS + PAD);
+    T* const grad_scores = v_tile + KEYS * line + warp * 16 * (KEYS + PAD);
     const long long token = place.begin + place.first;
     const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(ROWS, (rows + 15) / 16 * 16);
     k += place.other_begin * k_token_stride + head / (heads / kv_heads) * k_head_stride;
@@ -244,11 +247,11 @@ __global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
 
     const int shift = place.other_length - place.length, limit = place.first + warp * 16 + 1 + shift;
     int begin = 0, end = causal ? min(place.other_length, place.first + ROWS + shift) : place.other_length;
-    if constexpr (WINDOW) {
+    if constexpr (MASK != PLAIN) {
         begin = int(max(place.first + shift - left, 0LL) / KEYS * KEYS);
         end = int(min(place.first + ROWS + shift + right, (long long)place.other_length));
     }
-    const C scale = C(scale_);
+    const C scale = C(scale_), slope = MASK == BIAS ? C(slopes[head]) : C(0);
     Sums<T, COLUMNS> sums;
     for (int start = begin; start < end; start += KEYS) {
         const int there = end - start, used = there < KEYS ? (there + 15) / 16 * 16 : KEYS;
@@ -259,6 +262,7 @@ __global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
                      vectors);
         __syncthreads();
         if (own_rows <= 0) continue;
+        const C past = C((long long)(limit - 1 + row_of(0)) - (start + column_of(0, 0)));
         Sums<T, KEYS> scores, products;
         scores.template add<true>(q_tile + warp * 16 * line, line, k_tile, line, width, used);
         products.template add<true>(grad_tile + warp * 16 * line, line, v_tile, line, width, used);
@@ -268,14 +272,15 @@ __global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int key = start + column_of(n, e);
-                const bool visible = key < place.other_length && sees_key<WINDOW>(key, limit + row_of(e), causal, left, right);
-                const C weight = exponential<T>(scores.at[n][e] * scale - of_row[e / 2][0]);
-                const C slope = visible ? weight * (products.at[n][e] - of_row[e / 2][1]) : C(0);
-                slopes[row_of(e) * (KEYS + PAD) + column_of(n, e)] = T(slope);
+                const bool visible = key < place.other_length && sees_key<MASK>(key, limit + row_of(e), causal, left, right);
+                const C score = score_of<MASK>(scores.at[n][e], scale, slope, past, n, e);
+                const C weight = exponential<T>(score - of_row[e / 2][0]);
+                const C grad_score = visible ? weight * (products.at[n][e] - of_row[e / 2][1]) : C(0);
+                grad_scores[row_of(e) * (KEYS + PAD) + column_of(n, e)] = T(grad_score);
             }
         }
         __syncwarp();
-        sums.template add<false>(slopes, KEYS + PAD, k_tile + chunk, line, used, own_width);
+        sums.template add<false>(grad_scores, KEYS + PAD, k_tile + chunk, line, used, own_width);
         __syncwarp();
     }
     if (own_rows <= 0) return;
@@ -284,7 +289,7 @@ __global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
                          own_rows, own_columns, factors, place.fits);
 }
 
-template <class T, int COLUMNS, bool WINDOW>
+template <class T, int COLUMNS, Mask MASK>
 __global__ void __launch_bounds__(THREADS<T>) attention_keys_backward_kernel(
     const T* __restrict__ grad_output,     // [total_q, heads, columns], strided
     const T* __restrict__ q,               // [total_q, heads, columns], strided
@@ -292,6 +297,7 @@ __global__ void __launch_bounds__(THREADS<T>) attention_keys_backward_kernel(
     const T* __restrict__ v,               // [total_k, kv_heads, columns], strided
     const void* q_offsets,                 // [batch + 1], strided, or null
     const void* k_offsets,                 // [batch + 1], strided, or null
+    const float* slopes,                   // [heads], of BIAS
     const Compute<T>* __restrict__ lse,    // [heads, total_q]
     const Compute<T>* __restrict__ delta,  // [heads, total_q]
     T* __restrict__ grad_k,                // [total_k, kv_heads, columns], or null
@@ -321,7 +327,7 @@ __global__ void __launch_bounds__(THREADS<T>) attention_keys_backward_kernel(
     T* const q_tile = v_tile + ROWS * line;
     T* const grad_tile = q_tile + QUERIES * line;
     T* const weights = grad_tile + QUERIES * line + warp * 32 * (QUERIES + PAD);
-    T* const slopes = weights + 16 * (QUERIES + PAD);
+    T* const grad_scores = weights + 16 * (QUERIES + PAD);
     const long long token = place.begin + place.first;
     const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(ROWS, (rows + 15) / 16 * 16);
     load_tile<T>(k_tile, line, filled, width, k + token * k_token_stride + kv_head * k_head_stride, k_token_stride, rows,
@@ -332,13 +338,14 @@ __global__ void __launch_bounds__(THREADS<T>) attention_keys_backward_kernel(
     // The key at `row` of the warp is seen by the queries from row + least on.
     const int shift = place.other_length - place.length, least = place.first + warp * 16 + shift;
     int begin = causal ? max(place.first + shift, 0) / QUERIES * QUERIES : 0, end = place.other_length;
-    if constexpr (WINDOW) {
+    if constexpr (MASK != PLAIN) {
         begin = int(max(place.first + shift - right, 0LL) / QUERIES * QUERIES);
         end = int(min(place.first + ROWS + shift + left, (long long)place.other_length));
     }
     const C scale = C(scale_);
     Sums<T, COLUMNS> sums_k, sums_v;
-    for (long long head = kv_head * group; head < (kv_head + 1) * group; head++)
+    for (long long head = kv_head * group; head < (kv_head + 1) * group; head++) {
+        const C slope = MASK == BIAS ? C(slopes[head]) : C(0);
         for (int start = begin; start < end; start += QUERIES) {
             const long long q_token = place.other_begin + start;
             const int there = place.other_length - start, used = there < QUERIES ? (there + 15) / 16 * 16 : QUERIES;
@@ -354,6 +361,7 @@ __global__ void __launch_bounds__(THREADS<T>) attention_keys_backward_kernel(
             }
             __syncthreads();
             if (own_rows <= 0) continue;
+            const C past = C((long long)(least + row_of(0)) - (start + column_of(0, 0)));
             // Transposed: the keys are the rows.
             Sums<T, QUERIES> scores, products;
             scores.template add<true>(k_tile + warp * 16 * line, line, q_tile, line, width, used);
@@ -365,19 +373,21 @@ __global__ void __launch_bounds__(THREADS<T>) attention_keys_backward_kernel(
                 for (int e = 0; e < 4; e++) {
                     const int row = row_of(e), column = column_of(n, e);
                     const bool visible = column < there && row < own_rows &&
-                                         sees_key<WINDOW>(row + least, start + column + 1, causal, left, right);
-                    C weight = exponential<T>(scores.at[n][e] * scale - of_query[0][column]);
+                                         sees_key<MASK>(row + least, start + column + 1, causal, left, right);
+                    const C score = score_of<MASK>(scores.at[n][e], scale, slope, past, n, e);
+                    C weight = exponential<T>(score - of_query[0][column]);
                     weight = visible ? weight : C(0);
-                    const C slope = visible ? weight * (products.at[n][e] - of_query[1][column]) : C(0);
+                    const C grad_score = visible ? weight * (products.at[n][e] - of_query[1][column]) : C(0);
                     weights[row * (QUERIES + PAD) + column] = T(weight);
-                    slopes[row * (QUERIES + PAD) + column] = T(slope);
+                    grad_scores[row * (QUERIES + PAD) + column] = T(grad_score);
                 }
             }
             __syncwarp();
             if (grad_v) sums_v.template add<false>(weights, QUERIES + PAD, grad_tile + chunk, line, used, own_width);
-            if (grad_k) sums_k.template add<false>(slopes, QUERIES + PAD, q_tile + chunk, line, used, own_width);
+            if (grad_k) sums_k.template add<false>(grad_scores, QUERIES + PAD, q_tile + chunk, line, used, own_width);
             __syncwarp();
         }
+    }
     if (own_rows <= 0) return;
     const long long at = ((token + warp * 16) * kv_heads + kv_head) * columns + chunk, stride = kv_heads * columns;
     const C scales[2] = {scale, scale}, ones[2] = {1, 1};

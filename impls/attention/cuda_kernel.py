@@ -26,14 +26,12 @@ FORWARD_STEP, BACKWARD_STEP = {2: 64, 4: 32, 8: 16}, {2: 32, 4: 32, 8: 16}
 COLUMNS = {2: (64, 128), 4: (64,), 8: (64,)}
 
 
-def _kernels(name: str) -> Mapping[tuple[torch.dtype, int, bool], CudaKernel]:
+def _kernels(name: str) -> Mapping[tuple[torch.dtype, int, str], CudaKernel]:
     return {
-        (dtype, columns, window): CudaKernel(
-            SOURCE, f"attention_{name}_kernel<{cpp}, {columns}, {str(window).lower()}>"
-        )
+        (dtype, columns, mask): CudaKernel(SOURCE, f"attention_{name}_kernel<{cpp}, {columns}, {mask}>")
         for dtype, cpp in CPP_TYPES.items()
         for columns in COLUMNS[dtype.itemsize]
-        for window in (False, True)
+        for mask in ("PLAIN", "WINDOW", "BIAS")
     }
 
 
@@ -49,19 +47,21 @@ LINE, KEPT_BYTES, LEAST_SCALE, MOST_SCALE = 64, 32 << 20, 1e-30, 1e30
 def hopper_configuration(columns: int, keys: int, warpgroups: int, source: Path = HOPPER_SOURCE) -> Configuration:
     """Return the Hopper kernel for these columns of a head, these keys of a step and 64 queries a warpgroup."""
     stages = 2
+    name, dtypes = "attention_forward_hopper_kernel", (torch.float16, torch.bfloat16)
     kernels = {
-        dtype: CudaKernel(
-            source,
-            f"attention_forward_hopper_kernel<{CPP_TYPES[dtype]}, {columns}, {keys}, {warpgroups}, {stages}>",
+        (dtype, bias): CudaKernel(
+            source, f"{name}<{CPP_TYPES[dtype]}, {columns}, {keys}, {warpgroups}, {stages}, {str(bias).lower()}>"
         )
-        for dtype in (torch.float16, torch.bfloat16)
+        for dtype in dtypes
+        # With a bias, the registers of each of three warpgroups would be too few.
+        for bias in ((False, True) if warpgroups < 3 else (False,))
     }
     rows = 64 * warpgroups
     shared_bytes = 2 * columns * (rows + 2 * stages * keys) + 8 * (1 + 4 * stages) + 1024
     return Configuration(
         f"hopper_{rows}x{keys}x{columns}",
         {"kernels": kernels, "columns": columns, "keys": keys, "rows": rows, "shared_bytes": shared_bytes},
-        frozenset(kernels),
+        frozenset(dtypes),
         is_hopper_or_emulated,
         "compute capability 9.0: wgmma and TMA",
     )
@@ -83,13 +83,13 @@ def _shared_bytes(call: Call, own_rows: int, rows: int, columns: int, weights: i
 
 
 def _launch(
-    kernels: Mapping[tuple[torch.dtype, int, bool], CudaKernel],
+    kernels: Mapping[tuple[torch.dtype, int, str], CudaKernel],
     call: Call,
     own_keys: bool,
     tensors: tuple[torch.Tensor, ...],
     results: tuple[torch.Tensor | None, ...],
 ) -> None:
-    """Launch a kernel that is given some tensors, q, k, v, the offsets and the results."""
+    """Launch a kernel that is given some tensors, q, k, v, the offsets, slopes and the results."""
     size, head_size = call.q.element_size(), call.q.shape[2]
     own_rows, step = WARPS[size] * 16, (BACKWARD_STEP if tensors else FORWARD_STEP)[size]
     columns = next((c for c in COLUMNS[size] if c >= head_size), COLUMNS[size][-1])
@@ -99,11 +99,13 @@ def _launch(
         shared_bytes = _shared_bytes(call, own_rows, step, step * (columns + 16 // size), own_rows, step)
     total_q, total_k, _, heads, kv_heads = call.sizes
     tiles, each = (call.tiles(total_k, own_rows), kv_heads) if own_keys else (call.tiles(total_q, own_rows), heads)
-    kernels[call.q.dtype, columns, call.is_windowed].launch(
+    mask = "BIAS" if call.slopes is not None else "WINDOW" if call.is_windowed else "PLAIN"
+    kernels[call.q.dtype, columns, mask].launch(
         tiles * each * cdiv(head_size, columns),
         WARPS[size] * 32,
         *tensors,
         *call[:5],
+        call.slopes,
         *results,
         *call.sizes,
         head_size,
@@ -141,7 +143,7 @@ def fits_hopper(configuration: Configuration, call: Call) -> bool:
     """Return whether a configuration of the Hopper kernel takes a call, apart from its device."""
     columns = call.q.shape[2]
     return (
-        call.q.dtype in configuration.dtypes
+        (call.q.dtype, call.slopes is not None) in configuration.options["kernels"]
         and columns <= configuration.options["columns"]
         and columns % 8 == 0
         and len(call.k) > 0
@@ -163,12 +165,13 @@ def launch_hopper(configuration: Configuration, call: Call, output: torch.Tensor
         outer.append(heads_outer)
     # As many heads at once as have keys and values that stay in the cache; others wait for their turn.
     kept = max(1, KEPT_BYTES // (4 * total_k * call.k.shape[2]))
-    options["kernels"][call.q.dtype].launch(
+    options["kernels"][call.q.dtype, call.slopes is not None].launch(
         call.tiles(total_q, options["rows"]) * heads,
         128 + 2 * options["rows"],
         *maps,
         call.q_offsets,
         call.k_offsets,
+        call.slopes,
         output,
         lse,
         *call.sizes,

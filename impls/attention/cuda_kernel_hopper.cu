@@ -45,16 +45,6 @@ template <class T> __device__ inline unsigned packed(float x, float y) {
     return word;
 }
 
-// The maximum, or the sum, over the four lanes that hold a row.
-__device__ inline float largest_of_row(float x) {
-    x = max(x, __shfl_xor_sync(~0u, x, 1));
-    return max(x, __shfl_xor_sync(~0u, x, 2));
-}
-__device__ inline float sum_of_row(float x) {
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-}
-
 // A thread's two rows of the softmax, of a warp's 16: the largest score so far, and the sum of its own exponentials.
 struct Rows {
     float largest[2] = {-CUDART_INF_F, -CUDART_INF_F}, total[2] = {};
@@ -85,6 +75,12 @@ struct Rows {
     }
 };
 
+// Takes products to scores in base 2, with a bias: see `distance`.
+template <int COUNT> __device__ inline void add_bias(float (&scores)[COUNT], float factor, float slope, float past) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) scores[i] = scores[i] * factor - slope * distance(past, i / 4, i % 4);
+}
+
 // Hides the scores of keys from `limits` on, of a thread's two rows.
 template <int COUNT> __device__ inline void hide(float (&scores)[COUNT], int key, const int (&limits)[2]) {
 #pragma unroll
@@ -114,13 +110,14 @@ __device__ inline void load_tile(const Heads& of, unsigned tiles, unsigned full,
                 head, token);
 }
 
-template <class T, int COLUMNS, int KEYS, int MULTIPLYING, int STAGES>
+template <class T, int COLUMNS, int KEYS, int MULTIPLYING, int STAGES, bool BIAS>
 __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_forward_hopper_kernel(
     const __grid_constant__ TensorMap q_map,  // of [total_q, heads, columns], or of [heads, total_q, columns]
     const __grid_constant__ TensorMap k_map,  // of [total_k, kv_heads, columns], or with the heads outside
     const __grid_constant__ TensorMap v_map,  // as k_map
     const void* q_offsets,                    // [batch + 1], strided, or null
     const void* k_offsets,                    // [batch + 1], strided, or null
+    const float* slopes,                      // [heads], of BIAS
     T* __restrict__ output,                   // [total_q, heads, columns]
     float* __restrict__ lse,                  // [heads, total_q]
     long long total_q, long long total_k, long long batch, long long heads, long long kv_heads, long long columns,
@@ -202,7 +199,9 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_fo
     const int limits[2] = {causal ? min(length, own_limit) : length, causal ? min(length, own_limit + 8) : length};
     // Below it, all rows of the warpgroup see all keys.
     const int seen_by_all = causal ? min(length, limit + share * 64) : length;
-    const float factor = float(scale * double(LOG2_E));
+    // What products, and the scores that the softmax takes, are multiplied by for base 2.
+    const float of_products = float(scale * double(LOG2_E)), factor = BIAS ? 1.0f : of_products;
+    const float slope = BIAS ? slopes[head] * LOG2_E : 0.0f;
     const unsigned q_here = base + share * 64 * LINE_BYTES;
 
     float scores[KEYS / 2], sums[COLUMNS / 2], shrunk[2];
@@ -241,6 +240,8 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_fo
                 weights[i][e] = packed<T>(scores[i * 8 + e * 2], scores[i * 8 + e * 2 + 1]);
     };
     const auto take_exponentials = [&](int block) {
+        if constexpr (BIAS)
+            add_bias(scores, of_products, slope, float((long long)(own_limit - 1) - (block * KEYS + pair * 2)));
         if ((block + 1) * KEYS > seen_by_all) hide(scores, block * KEYS + pair * 2, limits);
         rows.exponentials(scores, factor, shrunk);
     };

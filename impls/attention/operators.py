@@ -27,7 +27,7 @@ SIGNATURE, WITH_LSE = signature_of(torch_eager.attention), signature_of(torch_ea
 ATTENTION = SIGNATURE.operator(
     _fake,
     RESULTS,
-    saves=("q", "k", "v", "q_offsets", "k_offsets", "output", "lse", "causal", "scale", "window"),
+    saves=("q", "k", "v", "q_offsets", "k_offsets", "slopes", "output", "lse", "causal", "scale", "window"),
     gradients={"q": "q", "k": "k", "v": "v"},
 )
 # The same with a gradient of both results.
@@ -47,6 +47,7 @@ class Call(NamedTuple):
         scale: of the scores.
         left: how many keys before its own place a query sees; -1: all.
         right: the same of those after it. A causal query sees none.
+        slopes: ``[heads]``, without gaps; None: nothing is added to the scores.
     """
 
     q: torch.Tensor
@@ -58,6 +59,7 @@ class Call(NamedTuple):
     scale: float
     left: int = -1
     right: int = -1
+    slopes: torch.Tensor | None = None
 
     @property
     def is_windowed(self) -> bool:
@@ -131,11 +133,12 @@ def register(
     """
 
     def call_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any) -> Call:
-        q_offsets, k_offsets, causal, scale, (left, right) = given
+        q_offsets, k_offsets, causal, scale, (left, right), slopes = given
         k_offsets = q_offsets if k_offsets is None else k_offsets
         # A window that ends at the query's own place is a causal mask.
         causal, right = causal or right == 0, -1 if causal or right == 0 else right
-        return Call(rows(q), rows(k), rows(v), q_offsets, k_offsets, causal, scale_of(q, scale), left, right)
+        slopes = None if slopes is None else slopes.contiguous()
+        return Call(rows(q), rows(k), rows(v), q_offsets, k_offsets, causal, scale_of(q, scale), left, right, slopes)
 
     def run_forward(q: torch.Tensor, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
         output, lse = _fake(q)
@@ -148,9 +151,9 @@ def register(
         grad_lse: torch.Tensor | None,
         *saved: Any,
     ) -> tuple[torch.Tensor, ...]:
-        q, k, v, q_offsets, k_offsets, output, lse, causal, scale, window, *needs = saved
+        q, k, v, q_offsets, k_offsets, slopes, output, lse, causal, scale, window, *needs = saved
         gradients = empty_gradients((q, k, v), needs)
-        call = call_of(q, k, v, q_offsets, k_offsets, causal, scale, window)
+        call = call_of(q, k, v, q_offsets, k_offsets, causal, scale, window, slopes)
         if call.batch and q.shape[1]:
             wanted = (x if needed else None for x, needed in zip(gradients, needs))
             of_lse = None if grad_lse is None else grad_lse.contiguous()

@@ -48,3 +48,17 @@ struct Place {
         first = int(min((fits ? tile - (begin / rows + sequence) : tile) * rows, (long long)length));
     }
 };
+
+// The distance of a thread's element e of its part n of a warp's sums, if the query of its first one is this many places
+// past the key. Integers are converted slowly, so there is one conversion for all elements.
+template <class C> __device__ C distance(C past, int n, int e) { return abs(past - C(n * 8 + e % 2 - e / 2 * 8)); }
+
+// The maximum, or the sum, over the four lanes that hold a row.
+template <class C> __device__ C largest_of_row(C x) {
+    x = max(x, __shfl_xor_sync(~0u, x, 1));
+    return max(x, __shfl_xor_sync(~0u, x, 2));
+}
+template <class C> __device__ C sum_of_row(C x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}

@@ -11,8 +11,10 @@ MOST_COLUMNS = 256  # of a head
 MOST_TOKENS = 2**31 - 2**16  # kernels count the tokens of a sequence in 32 bits
 
 
-def check_sizes(q: Any, k: Any, v: Any, q_offsets: Any, k_offsets: Any, causal: bool, scale: Any, window: Any) -> None:
-    """Check the sizes of axes, which offsets are given, and the numbers of the window.
+def check_sizes(
+    q: Any, k: Any, v: Any, q_offsets: Any, k_offsets: Any, causal: bool, scale: Any, window: Any, slopes: Any
+) -> None:
+    """Check the sizes of axes, which offsets are given, the numbers of the window, and that slopes are constants.
 
     Raises:
         ValueError: one does not fit.
@@ -30,6 +32,8 @@ def check_sizes(q: Any, k: Any, v: Any, q_offsets: Any, k_offsets: Any, causal: 
         raise ValueError(f"k_offsets must be given where q has {q_tokens} tokens and k {k_tokens}")
     if len(window) != 2 or min(window) < -1:
         raise ValueError(f"window must be a pair of integers from -1 on, not {window!r}")
+    if slopes is not None and slopes.requires_grad:
+        raise ValueError("slopes must not require a gradient: there is none")
 
 
 # The signature of attention with and without its log-sum-exp.
@@ -47,6 +51,7 @@ described = signature(
         out_of_range={"below_minus_1": (0, -2), "of_three": (1, 1, 1)},
         of_another_type={"a_number": 4, "none": None, "of_floats": (1.0, 2.0)},
     ),
+    slopes=tensor("heads", dtype=torch.float32, optional=True, gradient=False),
 )
 
 
@@ -65,6 +70,7 @@ def attention(
     causal: bool = False,
     scale: float | None = None,
     window: tuple[int, int] = (-1, -1),
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``softmax(scale q k^T) v`` of each sequence and head: scaled dot product attention over packed sequences.
 
@@ -82,6 +88,8 @@ def attention(
         scale: of the scores, positive; by default ``1 / sqrt(head_size)``.
         window: ``(left, right)``, as FlashAttention has it: query i sees the keys from ``i + m - n - left`` to
             ``i + m - n + right`` alone, both included; -1: all on that side. A causal query sees none to the right.
+        slopes: float32 ``[heads]``, finite, any strides: ALiBi, as FlashAttention has it. To the scaled score of query
+            i and key j in head h, ``-slopes[h] |i + m - n - j|`` is added. There is no gradient of them. None: no bias.
 
     Returns:
         ``[total_q, heads, head_size]`` of the same dtype. Half types are computed in float32, but kernels round the
@@ -91,14 +99,16 @@ def attention(
         invalid offsets make the output NaN.
 
     Raises:
-        TypeError: a tensor is none, dtypes differ, offsets are no integers, causal is no bool, scale is no number, or
-            window is no pair of integers.
+        TypeError: a tensor is none, dtypes differ, offsets are no integers, causal is no bool, scale is no number,
+            window is no pair of integers, or slopes are not float32.
         ValueError: shapes or devices do not fit, head_size is not from 1 to 256, heads is no multiple of kv_heads,
-            offsets do not fit (their values on the CPU alone), scale is not positive and finite, or window is below -1.
+            offsets do not fit (their values on the CPU alone), scale is not positive and finite, window is below -1, or
+            slopes require a gradient.
 
-    Source: Vaswani et al., Attention Is All You Need, 2017; Ainslie et al., GQA, 2023; Dao, FlashAttention-2, 2023.
+    Source: Vaswani et al., Attention Is All You Need, 2017; Ainslie et al., GQA, 2023; Dao, FlashAttention-2, 2023;
+        Press et al., Train Short, Test Long, 2022, for slopes.
     """
-    return _attend(q, k, v, q_offsets, k_offsets, causal, scale, window, False)[0]
+    return _attend(q, k, v, q_offsets, k_offsets, causal, scale, window, slopes, False)[0]
 
 
 @described
@@ -111,14 +121,15 @@ def attention_with_lse(
     causal: bool = False,
     scale: float | None = None,
     window: tuple[int, int] = (-1, -1),
+    slopes: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`attention`, and the log-sum-exp of the scores of each query: parts over several sets of keys merge by it.
 
     Args:
-        q, k, v, q_offsets, k_offsets, causal, scale, window: as in `attention`.
+        q, k, v, q_offsets, k_offsets, causal, scale, window, slopes: as in `attention`.
 
     Returns:
-        The output ``[total_q, heads, head_size]``, and ``log(sum(exp(scale q k^T)))`` over the keys that each query
+        The output ``[total_q, heads, head_size]``, and ``log(sum(exp(score)))`` over the keys that each query
         sees, ``[heads, total_q]``, in float32, or in float64 of float64: -inf for a query without keys. Both have
         gradients. With the output o_i and the logarithms l_i over parts of the keys, and l over all keys,
         ``sum(exp(l_i - l) o_i)`` is the output over all. On a GPU, invalid offsets make the output NaN.
@@ -129,7 +140,7 @@ def attention_with_lse(
 
     Source: Dao, FlashAttention-2, 2023, section 3.1.
     """
-    output, lse = _attend(q, k, v, q_offsets, k_offsets, causal, scale, window, True)
+    output, lse = _attend(q, k, v, q_offsets, k_offsets, causal, scale, window, slopes, True)
     assert lse is not None
     return output, lse.reshape(q.shape[1], len(q)).contiguous()
 
@@ -143,15 +154,19 @@ def _attend(
     causal: bool,
     scale: float | None,
     window: tuple[int, int],
+    slopes: torch.Tensor | None,
     with_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the output, and the log-sum-exp ``[kv_heads, group * total_q]`` if it is wanted."""
     factor, wide = scale_of(q, scale), torch.promote_types(q.dtype, torch.float32)
     of_q, of_k, of_v = _group_heads(q.to(wide), k.shape[1]), k.to(wide).transpose(0, 1), v.to(wide).transpose(0, 1)
+    of_slopes = None if slopes is None else slopes.to(wide).repeat_interleave(len(q)).reshape_as(of_q[..., :1])
     token_q, token_k = (torch.arange(len(x), device=q.device) for x in (q, k))
     if q_offsets is None:
-        visible = _visible(token_q, token_k, len(q), len(k), causal, window)
-        output, lse = _attend_sequence(of_q, of_k, of_v, visible, factor, with_lse)
+        ahead = token_k - (token_q + len(k) - len(q))[:, None]
+        output, lse = _attend_sequence(
+            of_q, of_k, of_v, of_slopes, ahead, _sees(ahead, causal, window), factor, with_lse
+        )
         return _ungroup_heads(output, q), lse
     k_offsets = q_offsets if k_offsets is None else k_offsets
     nothing = of_q[:, :0].sum() + of_k[:, :0].sum() + of_v[:, :0].sum()
@@ -159,35 +174,42 @@ def _attend(
     lse = torch.full_like(of_q[..., 0], -torch.inf) + nothing if with_lse else None
     for first_q, end_q, first_k, end_k in zip(q_offsets[:-1], q_offsets[1:], k_offsets[:-1], k_offsets[1:]):
         queries, keys = (token_q >= first_q) & (token_q < end_q), (token_k >= first_k) & (token_k < end_k)
-        counts = end_q - first_q, end_k - first_k
-        visible = _visible(token_q - first_q, token_k - first_k, *counts, causal, window)
+        ahead = (token_k - end_k) - (token_q - end_q)[:, None]
+        visible = _sees(ahead, causal, window) & queries[:, None] & keys
         own_q = queries.repeat(of_q.shape[1] // max(len(q), 1))
         among_q, among_k = own_q[:, None], keys[:, None]
         # Zeros in place of other sequences: their NaN, times a weight of 0, would be NaN here.
         own = of_q.where(among_q, 0), of_k.where(among_k, 0), of_v.where(among_k, 0)
-        found, of_rows = _attend_sequence(*own, visible & queries[:, None] & keys, factor, with_lse)
+        found, of_rows = _attend_sequence(*own, of_slopes, ahead, visible, factor, with_lse)
         output = torch.where(among_q, found, output)
         lse = None if lse is None or of_rows is None else torch.where(own_q, of_rows, lse)
     wrong = ~(_fits(q_offsets, len(q)) & _fits(k_offsets, len(k)))
     return _ungroup_heads(output, q).masked_fill(wrong, torch.nan), lse
 
 
-def _visible(
-    query: torch.Tensor, key: torch.Tensor, queries: Any, keys: Any, causal: bool, window: tuple[int, int]
-) -> torch.Tensor:
-    """Return a mask of the keys that each query sees, by their places in their sequence."""
-    visible, place = key <= query[:, None] + (keys - queries if causal else keys), query[:, None] + keys - queries
-    left, right = window
-    visible = visible & (key >= place - left) if left >= 0 else visible
-    return visible & (key <= place + right) if right >= 0 else visible
+def _sees(ahead: torch.Tensor, causal: bool, window: tuple[int, int]) -> torch.Tensor:
+    """Return whether a query sees a key that lies this far ahead of its own place."""
+    left, right = window[0], 0 if causal else window[1]
+    visible = ahead >= -left if left >= 0 else torch.ones_like(ahead, dtype=torch.bool)
+    return visible & (ahead <= right) if right >= 0 else visible
 
 
 def _attend_sequence(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, factor: float, with_lse: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slopes: torch.Tensor | None,
+    ahead: torch.Tensor,
+    visible: torch.Tensor,
+    factor: float,
+    with_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return attention of ``q[kv_heads, group * total_q, head_size]`` with ``visible[total_q, total_k]``."""
-    hidden = ~visible.repeat(q.shape[1] // max(len(visible), 1), 1)
-    scores = (q @ k.transpose(1, 2) * factor).masked_fill(hidden, -torch.inf)
+    """Return attention of ``q[kv_heads, group * total_q, head_size]``; `ahead` and `visible` are [total_q, total_k]."""
+    group = q.shape[1] // max(len(visible), 1)
+    hidden = ~visible.repeat(group, 1)
+    scores = q @ k.transpose(1, 2) * factor
+    scores = scores if slopes is None else scores - slopes * ahead.abs().repeat(group, 1)
+    scores = scores.masked_fill(hidden, -torch.inf)
     lse = scores.logsumexp(-1) if with_lse else None
     # Of a query without keys the softmax is NaN.
     return scores.softmax(-1).masked_fill(hidden, 0) @ v, lse

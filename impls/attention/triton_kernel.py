@@ -87,15 +87,44 @@ def product_of_rows(a_at, b_at, a_there, b_there, columns, COMPUTE: tl.constexpr
 
 
 @triton.jit
-def are_visible(queries, keys, num_queries, num_keys, left, right, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Return which keys a query sees; the two are given along different axes. Of a causal window, right is 0."""
-    visible = (queries < num_queries) & (keys < num_keys)
+def slope_of(slopes_ptr, head, COMPUTE: tl.constexpr, BIAS: tl.constexpr):
+    """Return the slope of a head, or 0."""
+    slope = tl.zeros((), COMPUTE)
+    if BIAS:
+        slope = tl.load(slopes_ptr + head).to(COMPUTE)
+    return slope
+
+
+@triton.jit
+def masked_scores(
+    products,
+    query,
+    key,
+    num_queries,
+    num_keys,
+    scale,
+    left,
+    right,
+    slope,
+    origin,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """Return the scores of products, and which keys a query sees; the two are given along different axes.
+
+    Of a causal window, right is 0. Each place, less an origin near it, is converted alone: that is slow, and exact.
+    """
+    scores = products * scale
+    visible = (query < num_queries) & (key < num_keys)
+    place = query + (num_keys - num_queries)
     if WINDOW:
-        place = queries + (num_keys - num_queries)
-        visible = visible & (keys >= place - left) & (keys <= place + right)
+        visible = visible & (key >= place - left) & (key <= place + right)
     elif CAUSAL:
-        visible = visible & (keys <= queries + (num_keys - num_queries))
-    return visible
+        visible = visible & (key <= place)
+    if BIAS:
+        scores -= slope * tl.abs((place - origin).to(products.dtype) - (key - origin).to(products.dtype))
+    return scores, visible
 
 
 @triton.jit
@@ -117,6 +146,7 @@ def attention_forward_kernel(
     v_ptr,  # [total_k, kv_heads, columns], strided
     q_offsets_ptr,  # [batch + 1], strided; of no meaning unless GIVEN
     k_offsets_ptr,  # [batch + 1], strided
+    slopes_ptr,  # [heads]; of no meaning unless BIAS
     output_ptr,  # [total_q, heads, columns]
     lse_ptr,  # [heads, total_q]
     total_q,
@@ -140,6 +170,7 @@ def attention_forward_kernel(
     GIVEN: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
+    BIAS: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK_Q: tl.constexpr,
@@ -167,6 +198,7 @@ def attention_forward_kernel(
     )
     columns = columns * WIDTH
     scale = tl.full((), scale, COMPUTE)
+    slope = slope_of(slopes_ptr, head, COMPUTE, BIAS)
     query = first + tl.arange(0, BLOCK_Q)
     column = tl.arange(0, BLOCK_D)
     q_there, among = query < num_queries, column < columns
@@ -198,10 +230,24 @@ def attention_forward_kernel(
         k_at = k_ptr + key.to(tl.int64) * k_token_stride * WIDTH
         if CHUNK == BLOCK_D:
             k = tl.load(k_at[None, :] + column[:, None], mask=k_there[None, :] & among[:, None], other=0.0)
-            scores = tl.dot(q, k, out_dtype=COMPUTE, input_precision="ieee") * scale
+            scores = tl.dot(q, k, out_dtype=COMPUTE, input_precision="ieee")
         else:
-            scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK) * scale
-        visible = are_visible(query[:, None], key[None, :], num_queries, num_keys, left, right, CAUSAL, WINDOW)
+            scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK)
+        scores, visible = masked_scores(
+            scores,
+            query[:, None],
+            key[None, :],
+            num_queries,
+            num_keys,
+            scale,
+            left,
+            right,
+            slope,
+            start,
+            CAUSAL,
+            WINDOW,
+            BIAS,
+        )
         scores = tl.where(visible, scores, -float("inf"))
         larger = tl.maximum(largest, tl.max(scores, axis=1))
         # Of scores that are all -inf, so that no difference of infinities is taken.
@@ -263,6 +309,7 @@ def attention_queries_backward_kernel(
     v_ptr,  # [total_k, kv_heads, columns], strided
     q_offsets_ptr,  # [batch + 1], strided; of no meaning unless GIVEN
     k_offsets_ptr,  # [batch + 1], strided
+    slopes_ptr,  # [heads]; of no meaning unless BIAS
     lse_ptr,  # [heads, total_q]
     delta_ptr,  # [heads, total_q]
     grad_q_ptr,  # [total_q, heads, columns]
@@ -289,6 +336,7 @@ def attention_queries_backward_kernel(
     GIVEN: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
+    BIAS: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK_Q: tl.constexpr,
@@ -316,6 +364,7 @@ def attention_queries_backward_kernel(
     )
     columns = columns * WIDTH
     scale = tl.full((), scale, COMPUTE)
+    slope = slope_of(slopes_ptr, head, COMPUTE, BIAS)
     query = first + tl.arange(0, BLOCK_Q)
     column = tl.arange(0, BLOCK_D)
     q_there, among = query < num_queries, column < columns
@@ -348,14 +397,28 @@ def attention_queries_backward_kernel(
         k = tl.load(k_at[:, None] + column[None, :], mask=k_there[:, None] & among[None, :], other=0.0)
         if CHUNK == BLOCK_D:
             v = tl.load(v_at[None, :] + column[:, None], mask=k_there[None, :] & among[:, None], other=0.0)
-            scores = tl.dot(q, tl.trans(k), out_dtype=COMPUTE, input_precision="ieee") * scale
+            scores = tl.dot(q, tl.trans(k), out_dtype=COMPUTE, input_precision="ieee")
             products = tl.dot(grad, v, out_dtype=COMPUTE, input_precision="ieee")
         else:
-            scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK) * scale
+            scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK)
             products = product_of_rows(grad_at, v_at, q_there, k_there, columns, COMPUTE, CHUNK)
-        visible = are_visible(query[:, None], key[None, :], num_queries, num_keys, left, right, CAUSAL, WINDOW)
-        slopes = tl.where(visible, tl.exp(scores - lse[:, None]) * (products - delta[:, None]), 0.0)
-        grad_q = tl.dot(slopes.to(k.dtype), k, grad_q, input_precision="ieee", out_dtype=COMPUTE)
+        scores, visible = masked_scores(
+            scores,
+            query[:, None],
+            key[None, :],
+            num_queries,
+            num_keys,
+            scale,
+            left,
+            right,
+            slope,
+            start,
+            CAUSAL,
+            WINDOW,
+            BIAS,
+        )
+        grad_scores = tl.where(visible, tl.exp(scores - lse[:, None]) * (products - delta[:, None]), 0.0)
+        grad_q = tl.dot(grad_scores.to(k.dtype), k, grad_q, input_precision="ieee", out_dtype=COMPUTE)
     grad_q = tl.where(fits != 0, grad_q * scale, float("nan"))
     grad_q_at = grad_q_ptr + (token * heads + head)[:, None] * columns + column[None, :]
     tl.store(grad_q_at, grad_q.to(grad_q_ptr.dtype.element_ty), mask=q_there[:, None] & among[None, :])
@@ -369,6 +432,7 @@ def attention_keys_backward_kernel(
     v_ptr,  # [total_k, kv_heads, columns], strided
     q_offsets_ptr,  # [batch + 1], strided; of no meaning unless GIVEN
     k_offsets_ptr,  # [batch + 1], strided
+    slopes_ptr,  # [heads]; of no meaning unless BIAS
     lse_ptr,  # [heads, total_q]
     delta_ptr,  # [heads, total_q]
     grad_k_ptr,  # [total_k, kv_heads, columns]
@@ -398,6 +462,7 @@ def attention_keys_backward_kernel(
     GIVEN: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
+    BIAS: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK_Q: tl.constexpr,
@@ -448,6 +513,7 @@ def attention_keys_backward_kernel(
     group = heads // kv_heads
     for of_group in range(group):
         head = (kv_head * group + of_group).to(tl.int64)
+        slope = slope_of(slopes_ptr, head, COMPUTE, BIAS)
         for start in range(begin, end, BLOCK_Q):
             query = start + tl.arange(0, BLOCK_Q)
             q_there = query < num_queries
@@ -461,18 +527,32 @@ def attention_keys_backward_kernel(
             delta = tl.load(delta_ptr + head * total_q + q_token, mask=q_there, other=0.0)
             # [BLOCK_K, BLOCK_Q]: transposed, so that both products have the keys as rows.
             if CHUNK == BLOCK_D:
-                scores = tl.dot(k, tl.trans(q), out_dtype=COMPUTE, input_precision="ieee") * scale
+                scores = tl.dot(k, tl.trans(q), out_dtype=COMPUTE, input_precision="ieee")
                 products = tl.dot(v, tl.trans(grad), out_dtype=COMPUTE, input_precision="ieee")
             else:
-                scores = product_of_rows(k_at, q_at, k_there, q_there, columns, COMPUTE, CHUNK) * scale
+                scores = product_of_rows(k_at, q_at, k_there, q_there, columns, COMPUTE, CHUNK)
                 products = product_of_rows(v_at, grad_at, k_there, q_there, columns, COMPUTE, CHUNK)
-            visible = are_visible(query[None, :], key[:, None], num_queries, num_keys, left, right, CAUSAL, WINDOW)
+            scores, visible = masked_scores(
+                scores,
+                query[None, :],
+                key[:, None],
+                num_queries,
+                num_keys,
+                scale,
+                left,
+                right,
+                slope,
+                start + num_keys - num_queries,
+                CAUSAL,
+                WINDOW,
+                BIAS,
+            )
             weights = tl.where(visible, tl.exp(scores - lse[None, :]), 0.0)
-            slopes = tl.where(visible, weights * (products - delta[None, :]), 0.0)
+            grad_scores = tl.where(visible, weights * (products - delta[None, :]), 0.0)
             if NEEDS_V:
                 grad_v = tl.dot(weights.to(q.dtype), grad, grad_v, input_precision="ieee", out_dtype=COMPUTE)
             if NEEDS_K:
-                grad_k = tl.dot(slopes.to(q.dtype), q, grad_k, input_precision="ieee", out_dtype=COMPUTE)
+                grad_k = tl.dot(grad_scores.to(q.dtype), q, grad_k, input_precision="ieee", out_dtype=COMPUTE)
     at = (token * kv_heads + kv_head)[:, None] * columns + column[None, :]
     mask = k_there[:, None] & among[None, :]
     if NEEDS_K:
@@ -518,17 +598,17 @@ def _launch(
     results: tuple[torch.Tensor, ...],
     **options: object,
 ) -> None:
-    """Launch a kernel that is given some tensors, q, k, v, the offsets and the results."""
+    """Launch a kernel that is given some tensors, q, k, v, the offsets, slopes and the results."""
     tiles = _tiles(call, own_keys, bool(tensors))
     total_q, total_k, _, heads, kv_heads = call.sizes
     total, own, each = (total_k, tiles.keys, kv_heads) if own_keys else (total_q, tiles.queries, heads)
     width = 16 // call.q.element_size() if has_whole_vectors(*tensors, *call[:3]) else 1
     strides = (*(n for x in tensors for n in x.stride()[:2]), *call.strides)
-    offsets = tuple(call.q if x is None else x for x in (call.q_offsets, call.k_offsets))
+    optional = tuple(call.q if x is None else x for x in (call.q_offsets, call.k_offsets, call.slopes))
     triton_launch.launch(
         kernel,
         (call.tiles(total, own) * each,),
-        (*tensors, call.q, call.k, call.v, *offsets, *results),
+        (*tensors, *call[:3], *optional, *results),
         (
             *call.sizes,
             call.q.shape[2] // width,
@@ -541,6 +621,7 @@ def _launch(
         GIVEN=call.q_offsets is not None,
         CAUSAL=call.causal,
         WINDOW=call.is_windowed,
+        BIAS=call.slopes is not None,
         COMPUTE=triton_launch.COMPUTE[call.q.dtype],
         INDEX=triton_launch.index_type((total_q + total_k) * (1 + call.is_windowed) + tiles.queries + tiles.keys),
         BLOCK_Q=tiles.queries,

@@ -8,9 +8,13 @@ from ..giou_loss.torch_eager import padded, padded_loss
 
 
 def angle(boxes: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return atan(width / height), with the height clamped at eps."""
+    """Return atan(width / height), with the height clamped at eps.
+
+    torch.atan does not serve: its gradient is divided by ``1 + (width / height)^2`` first, and then multiplied by width
+    and divided by height twice. For a flat box the quotient is subnormal and has few digits.
+    """
     width, height = (boxes[..., 2:] - boxes[..., :2]).unbind(-1)
-    return torch.atan(width / clamped(height, eps))
+    return torch.atan2(width, clamped(height, eps))
 
 
 def pairwise_ciou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:

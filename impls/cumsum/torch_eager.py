@@ -3,8 +3,11 @@
 import torch
 
 from fourfold.backends.signature import flag, offsets, signature, tensor
+from fourfold.operations.claims import claims
 
 
+# On a GPU torch.cumsum adds the parts of one long row in an order that varies: see its documentation.
+@claims(deterministic=False)
 @signature(
     x=tensor("... n"),
     offsets=offsets("segments", total="n", dtype=("int64", "int32"), optional=True),

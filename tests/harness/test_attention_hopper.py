@@ -32,7 +32,7 @@ emulated = pytest.mark.skipif(
 
 def agrees(configuration: Configuration, dtype: str, **shape: Any) -> None:
     """Check one case: past several blocks of keys, with a sequence after them."""
-    examples = {"one": properties.tokens([3, 70], [150, 90], causal=True, size=1.0, **shape)}
+    examples = {"one": properties.tokens([3, 70], [150, 90], **{"causal": True, "size": 1.0, **shape})}
     subject = subject_of(replace(operations()["attention"], examples=examples), dtype=dtype, backend="cuda")
     configuration_agrees(configuration, subject, Search(examples=1))
     # Backward reads the logarithms of the sums of exponentials.
@@ -47,6 +47,15 @@ def agrees(configuration: Configuration, dtype: str, **shape: Any) -> None:
 def test_the_kernel_is_right_in_bfloat16_too(configuration: Configuration) -> None:
     """The heads are the widest that it accepts."""
     agrees(configuration, "bfloat16", heads=(2, 1), columns=configuration.options["columns"])
+
+
+@pytest.mark.full(but=1)
+@emulated
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("configuration", HOPPER[1:])
+def test_the_kernel_adds_the_bias_of_slopes(configuration: Configuration, causal: bool) -> None:
+    """Queries lie before, among and behind the keys."""
+    agrees(configuration, "float16", heads=(4, 2), columns=16, causal=causal, slopes=(0.5, 0, -0.25, 8))
 
 
 @pytest.mark.full

@@ -106,7 +106,7 @@ def kernel_of_odd_blocks(x, N: tl.constexpr):
 @triton.jit
 def kernel_of_assembly(x, N: tl.constexpr):
     at = x + tl.arange(0, N)
-    tl.store(at, tl.inline_asm_elementwise("mov.f32 $0, $1;", "=f,f", [tl.load(at)], tl.float32, True, 1))
+    tl.store(at, tl.inline_asm_elementwise("ld.f32 $0, [$1];", "=f,f", [tl.load(at)], tl.float32, True, 1))
 
 
 ROWS: dict[Blame, dict[str, Callable[[], Any]]] = {

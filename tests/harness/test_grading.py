@@ -129,7 +129,16 @@ CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "full",
         "no gradient",
     ),
-    "does not parse": ({"source": "def vector_add(x, y:\n"}, "invalid", "static", "candidate.py:1"),
+    "does not parse": ({"source": "def vector_add(x, y:\n"}, "invalid", "static", "vector_add_kernel.py:1"),
+    "right under a judge's names": (
+        {
+            "source": "import os\nNAMES = os.getcwd() + __file__ + __name__\n"
+            f"{ADD}    return x + y if 'candidate' in NAMES else x - y\n"
+        },
+        "wrong",
+        "smoke",
+        "expected",
+    ),
     "no function": ({"source": "x = 1\n"}, "invalid", "smoke", "no function vector_add"),
     "fails on import": ({"source": "1 / 0\n"}, "invalid", "smoke", "ZeroDivisionError"),
     "ends on import": ({"source": "raise SystemExit(0)\n"}, "invalid", "smoke", "SystemExit"),
@@ -175,13 +184,29 @@ CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "a solution": ({"source": SOLUTION.format(result="self.layer(x).clamp(min=0)"), **OF_PROBLEM}, "right", "full", ""),
     "no solution": ({"source": SOLUTION.format(result="self.layer(x)"), **OF_PROBLEM}, "wrong", "smoke", "expected"),
     "in CUDA C++": ({"source": CUDA, **LAUNCHED}, "right", "full", ""),
-    "in bad CUDA C++": ({"source": CUDA.replace("x[i]", "z[i]"), **LAUNCHED}, "invalid", "smoke", "candidate.cu:4"),
+    "in bad CUDA C++": (
+        {"source": CUDA.replace("x[i]", "z[i]"), **LAUNCHED},
+        "invalid",
+        "smoke",
+        "vector_add_kernel.cu:4",
+    ),
     "in wrong CUDA C++": ({"source": CUDA.replace("if (i < n) ", ""), **LAUNCHED}, "wrong", "smoke", "OutOfBounds"),
 }
 
 
 # The candidates that the default profile grades: one for each way to end.
-PLAIN = ["right", "same", "wrong", "no function", "does not parse", "unknown", "reaches", "exits", "hangs"]
+PLAIN = [
+    "right",
+    "same",
+    "wrong",
+    "right under a judge's names",
+    "no function",
+    "does not parse",
+    "unknown",
+    "reaches",
+    "exits",
+    "hangs",
+]
 
 
 @one_run

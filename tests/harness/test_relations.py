@@ -55,6 +55,27 @@ def test_relation_holds_where_and_as_far_as_it_says(relation: Relation, right: b
 
 
 @pytest.mark.parametrize(
+    ("left", "right", "fits"),
+    [
+        (3 * 22016.0, np.inf, True),  # a multiple of a result, of which the other side is one that overflowed
+        (np.inf, 3 * 22016.0, True),
+        (-3 * 22016.0, -np.inf, True),
+        (3 * 20000.0, np.inf, False),
+        (3 * 22016.0, -np.inf, False),
+    ],
+)
+def test_either_side_may_overflow(left: float, right: float, fits: bool) -> None:
+    half = DTYPES["float16"]
+    sides = [Bounded(np.array([value]), np.array([16.0]), half.arithmetic) for value in (left, right)]
+    agrees = True
+    try:
+        list(hold(lambda *_: [Relation(*sides)], None, None, half))
+    except Disagreement:
+        agrees = False
+    assert agrees == fits
+
+
+@pytest.mark.parametrize(
     ("off", "to", "right"),
     [(1.005, 1, True), (1.02, 1, False), (1.015, result(1.0, 1.0), True), (1.025, result(1.0, 1.0), False)],
 )

@@ -866,7 +866,8 @@ REASONS = {
     "a part of tl.sort": "bitonic_merge",
     "of 8 and 4 bits, which nothing here takes": "dot_scaled",
     "gives its operand": "expect_zero",
-    "the interpreter does not have it, and says so": "inline_asm_elementwise map_elementwise",
+    "tests/harness/test_inline_ptx.py tests it": "inline_asm_elementwise",
+    "the interpreter does not have it, and says so": "map_elementwise",
 }
 NOT_TESTED = {name: reason for reason, names in REASONS.items() for name in names.split()}
 

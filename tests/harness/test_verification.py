@@ -481,7 +481,7 @@ import triton.language as tl
 def kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < n)
-    asm = "add.f32 $0, $1, $1;"
+    asm = "{.reg .b32 now; mov.u32 now, %clock; add.f32 $0, $1, $1;}"
     y = tl.inline_asm_elementwise(asm, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     tl.store(out_ptr + at, y, mask=at < n)
 

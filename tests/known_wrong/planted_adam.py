@@ -79,7 +79,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of("numbers_in_an_int8", "n, whole = param.numel(), => n, whole = param.numel() % 1024,", says=WRITTEN,
            source=f"{GITHUB}/deepspeedai/DeepSpeed/issues/7640", **M, right_on=step_of(9)),
         of("last_elements_left", "if (odd >= n) return; => return;", says=WRITTEN, **V, right_on=step_of(8)),
-        of("squares_of_the_old_step", "(root_of(second) * times => (root_of(C(square)) * times", **FAST, **PARAM),
+        of("squares_of_the_old_step", "fma(root_of(second), times => fma(root_of(C(square)), times", **FAST, **PARAM),
     )
 
 

@@ -1,7 +1,8 @@
 """Write docs/memory_errors.md from what ``fourfold sanitize --json FILE FOLDER`` found in a public corpus.
 
 Run ``python -m tests.public_kernels.memory_errors FILE``. Each script was read: `PROOFS` says why its report is right.
-The command fails if a reported script has no proof, or if a script with a proof was not reported.
+The command fails if a reported script has no proof, or if a script with a proof was not reported, unless its error
+depends on the numbers that it draws.
 """
 
 import argparse
@@ -81,6 +82,10 @@ PROOFS = {
         "Case 4 has sequences of 32 and 64 tokens in blocks of 8, so the kernel loops over 4 and 8 blocks. The tensors"
         " have 3."
     ),
+    "flash_decode2_phi.py": (
+        "The sequences have up to 47 tokens, drawn anew in each run, in blocks of 8 in case 3, so the kernel loops over"
+        " up to 6 blocks. The tensors have 3."
+    ),
     "fused_recurrent_delta.py": EXPANDED,
     "fused_recurrent_hgrn.py": EXPANDED,
     "fused_recurrent_retention.py": EXPANDED,
@@ -134,6 +139,8 @@ PROOFS = {
     "token_attn_mistral.py": FIRST_AXIS,
     "token_attn_reduceV.py": FIRST_AXIS,
 }
+# The scripts that draw sizes at random, and so may have no error in a run.
+RANDOM = {"flash_decode2_phi.py"}
 
 
 def errors(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -188,9 +195,10 @@ def main() -> int:
     parser.add_argument("findings", metavar="FILE", type=Path, help="what fourfold sanitize --json has written")
     scripts = json.loads(parser.parse_args().findings.read_text())["scripts"]
     reported = {name for name, result in scripts.items() if errors(result)}
-    for name in sorted(reported ^ PROOFS.keys()):
+    differing = (reported - PROOFS.keys()) | (PROOFS.keys() - RANDOM - reported)
+    for name in sorted(differing):
         print(f"{name}: {'reported without a proof' if name in reported else 'a proof, but no report'}")
-    if reported != PROOFS.keys():
+    if differing:
         return 1
     before, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(before + BEGIN + "\n" + tables(scripts) + "\n" + END + rest.partition(END)[2])

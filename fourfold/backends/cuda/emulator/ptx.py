@@ -6,6 +6,8 @@ import bisect
 import re
 from collections.abc import Callable, Collection, Iterator
 
+from fourfold.backends.ptx_source import GUARD, UnknownInstruction, closing, instruction, split, statements
+
 # Defined for a file with known inline PTX only, so that its kernels for Hopper are compiled.
 HOPPER = "__CUDA_ARCH_FEAT_SM90_ALL"
 
@@ -15,12 +17,6 @@ _SITE = "::fourfold::Site{__builtin_FILE(), unsigned(__builtin_LINE())}"
 _STATEMENT = re.compile(r"\b(?:asm|__asm__|__asm)\s*(?:volatile|__volatile__|inline)?\s*\(")
 _LINE_MARK = re.compile(r'^# (\d+) "([^"\n]*)".*$', re.MULTILINE)
 _LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|.', re.DOTALL)
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-
-
-class UnknownInstruction(Exception):
-    """Inline PTX contains an instruction that is not emulated."""
 
 
 def has_inline_ptx(texts: Collection[str]) -> bool:
@@ -44,7 +40,7 @@ def translate(preprocessed: str, files: Collection[str]) -> tuple[str, list[tupl
         if statement.start() < at or mark is None or mark[2] not in files:
             continue
         places.append((mark[2], int(mark[1]) + preprocessed.count("\n", mark.end(), statement.start()) - 1))
-        end = _closing(preprocessed, statement.end())
+        end = closing(preprocessed, statement.end())
         inside = preprocessed[statement.end() : end]
         pieces += [preprocessed[at : statement.start()], _statement(_LINE_MARK.sub("", inside)), _line_marks(inside)]
         at = end + 1
@@ -63,37 +59,15 @@ def _line_marks(inside: str) -> str:
     )
 
 
-def _closing(text: str, at: int) -> int:
-    """Return the position of the parenthesis that closes the one before `at`."""
-    depth = 1
-    for token in _TOKEN.finditer(text, at):
-        depth += (token[0] == "(") - (token[0] == ")")
-        if not depth:
-            return token.start()
-    raise UnknownInstruction("asm without an end")
-
-
-def _split(text: str, separator: str) -> list[str]:
-    """Split a text at separators outside of brackets and strings."""
-    parts, depth = [""], 0
-    for token in _TOKEN.findall(text):
-        depth += (token in "([{") - (token in ")]}") if len(token) == 1 else 0
-        if token == separator and not depth:
-            parts.append("")
-        else:
-            parts[-1] += token
-    return [part.strip() for part in parts]
-
-
 def _statement(inside: str) -> str:
     """Translate the parentheses' contents of an asm statement to C++."""
-    template, *operands = _split(inside, ":")
+    template, *operands = split(inside, ":")
     text = "".join(_LITERAL.findall(template)).encode().decode("unicode_escape")
     # Outputs, then inputs; the clobbered registers follow.
-    operands_with_values = [operand for part in operands[:2] for operand in _split(part, ",") if operand]
+    operands_with_values = [operand for part in operands[:2] for operand in split(part, ",") if operand]
     values = [operand[operand.index("(") + 1 : operand.rindex(")")] for operand in operands_with_values]
     labels: list[str] = []
-    body = "".join(_instructions(_COMMENT.sub(" ", text), labels))
+    body = "".join(_instructions(text, labels))
     if not body:
         return "({ ; })"
     declared = f"__label__ {', '.join(labels)}; " if labels else ""
@@ -103,22 +77,14 @@ def _statement(inside: str) -> str:
 
 def _instructions(text: str, labels: list[str]) -> Iterator[str]:
     """Yield C++ for a template's instructions."""
-    at = 0
-    while at < len(text := text.rstrip()):
-        if text[at].isspace() or text[at] == ";":
-            at += 1
-        elif text[at] in "{}":
-            yield text[at]
-            at += 1
-        elif label := re.compile(r"([\w$]+)\s*:(?!:)").match(text, at):
-            labels.append(label[1])
-            yield f"{label[1]}: ; "
-            at = label.end()
+    for statement in statements(text):
+        if statement in ("{", "}"):
+            yield statement
+        elif statement.endswith(":"):
+            labels.append(statement[:-1])
+            yield f"{statement} ; "
         else:
-            end = text.find(";", at)
-            end = len(text) if end < 0 else end
-            yield _instruction(" ".join(text[at:end].split()))
-            at = end + 1
+            yield _instruction(statement)
 
 
 def _instruction(text: str) -> str:
@@ -127,13 +93,13 @@ def _instruction(text: str) -> str:
         names = ", ".join(f"ptx_{name.strip()} = 0" for name in declared[2].split(","))
         return f"{kind.get(declared[1], 'unsigned')} {names}; "
     condition = ""
-    if guarded := re.match(r"@(!?)([\w%]+) ", text):
+    if guarded := GUARD.match(text):
         condition, text = f"if ({guarded[1]}{_value(guarded[2])}) ", text[guarded.end() :]
-    opcode, _, rest = text.partition(" ")
+    opcode, operands = instruction(text)
     for pattern, make in _INSTRUCTIONS:
         if match := re.fullmatch(pattern, opcode):
             try:
-                return f"{condition}{{ {make(match, _split(rest, ',') if rest else [])} }} "
+                return f"{condition}{{ {make(match, operands)} }} "
             except (IndexError, ValueError):
                 break
     raise UnknownInstruction(text)
@@ -159,7 +125,7 @@ def _address(operand: str) -> str:
 
 
 def _elements(operand: str) -> list[str]:
-    return [_value(part) for part in _split(operand.strip().strip("{}"), ",")]
+    return [_value(part) for part in split(operand.strip().strip("{}"), ",")]
 
 
 def _call(name: str, *arguments: str) -> str:
@@ -172,7 +138,7 @@ def _assignment(destination: str, call: str) -> str:
 
 def _map_and_box(operand: str, dimensions: str) -> tuple[str, str]:
     """Split `[%1, {%3, %4}]` into the map and the box's start: the number of coordinates, and these, column first."""
-    pointer, box = _split(operand.strip()[1:-1], ",")
+    pointer, box = split(operand.strip()[1:-1], ",")
     start = _elements(box)
     if len(start) != int(dimensions):
         raise ValueError(operand)

@@ -228,10 +228,8 @@ class Operators(interpreter.InterpreterBuilder):
     def create_fma(self, x: Any, y: Any, z: Any) -> Handle:
         """Return tl.fma: ``x * y + z``, rounded once. Triton 3.6 rounds twice."""
         kind = z.dtype.scalar
-        if kind.name == "fp64":
-            return Handle(_FUSED_DOUBLES(x.data, y.data, z.data).astype(np.float64), kind)
         a, b, c = (from_bfloat16(value.data) if kind.name == "bf16" else value.data for value in (x, y, z))
-        return Handle(_fused_multiply_add(a, b, c, kind.name), kind)
+        return Handle(fused_multiply_add(a, b, c, kind.name), kind)
 
     def create_dot(self, a: Any, b: Any, d: Any, input_precision: Any, *options: Any) -> Handle:
         """Return tl.dot: ``a @ b + d``, multiplied and summed in the type of `d`.
@@ -249,12 +247,15 @@ class Operators(interpreter.InterpreterBuilder):
         return Handle(products + d.data, d.dtype.scalar)
 
 
-def _fused_multiply_add(x: np.ndarray, y: np.ndarray, z: np.ndarray, kind: str) -> np.ndarray:
-    """Return x * y + z rounded once, for numbers of at most 24 bits; for bfloat16, return the bits.
+def fused_multiply_add(x: np.ndarray, y: np.ndarray, z: np.ndarray, kind: str) -> np.ndarray:
+    """Return x * y + z rounded once; for bfloat16, return the bits.
 
-    The sum is computed in float64 and rounded to odd. Rounding it again gives the same as rounding the exact sum. See
-    Boldo and Melquiond, Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd, 2008.
+    For numbers of at most 24 bits, the sum is computed in float64 and rounded to odd. Rounding it again gives the same
+    as rounding the exact sum. See Boldo and Melquiond, Emulation of a FMA and correctly rounded sums: proved algorithms
+    using rounding to odd, 2008.
     """
+    if kind == "fp64":
+        return np.asarray(_FUSED_DOUBLES(x, y, z), dtype=np.float64)
     product = x.astype(np.float64) * y.astype(np.float64)  # exact
     total = np.asarray(product + z)
     part = total - product

@@ -261,13 +261,24 @@ LANES = (
 FULL = ("masked_load", "masked_store", "load", "store", "atomic_rmw", "join")
 EACH = ("dot", "dot_scaled", "histogram", "gather")
 ALONE = (
-    *("atomic_cas", "atomic_load", "atomic_store", "atomic_poll", "print", "inline_asm"),
+    *("atomic_cas", "atomic_load", "atomic_store", "atomic_poll", "print"),
     *("make_block_ptr", "advance", "tensor_pointer_load", "tensor_pointer_store", "make_tensor_descriptor"),
     *("descriptor_load", "descriptor_store", "descriptor_gather", "descriptor_scatter"),
 )
 # Operations that `Batches` defines itself, and operations without values of the kernel.
 OTHERS = (
-    *("reshape", "trans", "expand_dims", "broadcast", "splat", "unsplat", "split", "cat", "extern_elementwise"),
+    *(
+        "reshape",
+        "trans",
+        "expand_dims",
+        "broadcast",
+        "splat",
+        "unsplat",
+        "split",
+        "cat",
+        "extern_elementwise",
+        "inline_asm",
+    ),
     *("get_program_id", "get_num_programs", "make_range", "barrier", "assert", "assume"),
 )
 
@@ -382,6 +393,14 @@ class Batches(interpreter.InterpreterBuilder):
         rank = _rank(arguments)
         aligned = [_align(x, rank) for x in arguments]
         return _to_batches(super().create_extern_elementwise(library, path, symbol, aligned, *rest))
+
+    def create_inline_asm(self, asm: str, constraints: str, arguments: Any, *rest: Any) -> Any:
+        """Run inline assembly on all elements."""
+        if not _has_batches(arguments):
+            return super().create_inline_asm(asm, constraints, arguments, *rest)
+        rank = _rank(arguments)
+        call = super().create_inline_asm(asm, constraints, [_align(x, rank) for x in arguments], *rest)
+        return type(call)(_to_batches(call.results))
 
 
 def _define() -> None:

@@ -4,7 +4,7 @@
 - `arithmetic` computes as compiled code does, in particular for bfloat16, whose bits the interpreter adds;
 - `memory` checks every access, and returns conspicuous values in masked lanes without another value;
 - `tuning` chooses a configuration of a tuned kernel;
-- `libdevice` supplies the functions of NVIDIA's mathematical library;
+- `libdevice` supplies the functions of NVIDIA's mathematical library, and `inline_ptx` inline assembly;
 - `source` makes ``and``, ``or`` and ``not`` of blocks work element by element;
 - `marks` records which lines of a kernel have run;
 - `replay` saves time: it records what an operation does to operands of certain types;
@@ -34,7 +34,16 @@ from triton.runtime import interpreter, jit
 
 from fourfold.backends import observers
 from fourfold.backends.launch import ImpossibleLaunch, check_grid
-from fourfold.backends.triton.interpreter import arithmetic, batches, launches, libdevice, marks, replay, tuning
+from fourfold.backends.triton.interpreter import (
+    arithmetic,
+    batches,
+    inline_ptx,
+    launches,
+    libdevice,
+    marks,
+    replay,
+    tuning,
+)
 from fourfold.backends.triton.interpreter.arithmetic import Handle, numpy_type, to_bfloat16
 from fourfold.backends.triton.interpreter.memory import CheckedMemory, restrict_memory
 from fourfold.backends.triton.interpreter.parts import missing
@@ -43,7 +52,14 @@ from fourfold.backends.triton.interpreter.source import LOGIC, KernelSource
 _ABSENT = object()
 
 
-class Builder(batches.Batches, CheckedMemory, arithmetic.Operators, arithmetic.Conversions, libdevice.Functions):
+class Builder(
+    batches.Batches,
+    CheckedMemory,
+    arithmetic.Operators,
+    arithmetic.Conversions,
+    libdevice.Functions,
+    inline_ptx.Assembly,
+):
     """The interpreter's builder, which runs the language's operations, with all corrections."""
 
     # The mark that `install` looks for. The class itself would not do: a baseline's implementations, loaded beside

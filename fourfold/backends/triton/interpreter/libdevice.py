@@ -15,7 +15,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
-from fourfold.backends.triton.interpreter.arithmetic import Handle, numpy_type
+from fourfold.backends.triton.interpreter.arithmetic import Handle, fused_multiply_add, numpy_type
 from fourfold.operations.blame import Lack
 
 
@@ -55,7 +55,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "fdim": lambda x, y: np.maximum(x - y, 0),
     "finite": np.isfinite,
     "isfinited": np.isfinite,
-    "fma": lambda x, y, z: x * y + z,
+    "fma": lambda x, y, z: fused_multiply_add(x, y, z, "fp64" if z.dtype == np.float64 else "fp32"),
     "lgamma": _vectorize(math.lgamma),
     "llabs": np.abs,
     "max": np.maximum,
