@@ -12,16 +12,19 @@ from fourfold.oracles import add_layer_norm as oracle
 from hypothesis import strategies as st
 
 from fourfold.declaration.library import Declared
-from fourfold.numerics.bounded import Bounded, stored, unspecified_where
+from fourfold.numerics.bounded import stored
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 from fourfold.operations.record import Cost
 
 from . import layer_norm
 from .add_rms_norm import (
+    backward_of_sum,
     joint_record,
     next_to_ties,
     nothing_is_added_to_nothing,
+    pair,
+    sums_not_finite,
     the_summands_may_change_places,
     two_cotangents,
     workloads_of,
@@ -55,16 +58,6 @@ def backward_of_y(grad_y: Any, x: Any, residual: Any, **others: Any) -> tuple[An
     return of_sum, of_sum, *rest
 
 
-def backward_of_h(grad_h: Any, x: Any, residual: Any, **others: Any) -> tuple[Any, ...]:
-    """Return the cotangent itself; unspecified where the norm's gradient of a cotangent of zeros is no number."""
-    if not isinstance(x, Bounded):
-        return grad_h, grad_h
-    zeros = Bounded.exact(np.zeros(grad_h.shape), x.arithmetic)
-    through_norm, *_ = backward_of_y(zeros, x, residual, **others)
-    of_sum = unspecified_where(grad_h, ~np.isfinite(through_norm.value) | np.isinf(through_norm.error))
-    return of_sum, of_sum
-
-
 def backward_of_both(grad_outputs: Any, **arguments: Any) -> tuple[Any, ...]:
     """Return the sums of both outputs' gradients."""
     cols = arguments["x"].shape[-1]
@@ -88,24 +81,11 @@ ADD_LAYER_NORM = Declared("add_layer_norm", ("y", "h"))
 rows = ADD_LAYER_NORM.example
 
 
-def pair(make: Callable[[np.random.Generator, DType], Any]) -> Callable[[DType], Case]:
-    """Return a named case of a given x and residual."""
-    return rows(
-        x=lambda rng, dtype: make(np.random.default_rng(53), dtype)[0],
-        residual=lambda rng, dtype: make(np.random.default_rng(53), dtype)[1],
-    )
-
-
 examples: Mapping[str, Callable[[DType], Case]] = {
     "residual_lies_otherwise": rows(33, cols=65, x="transposed", residual="misaligned"),
-    "sums_next_to_ties": pair(next_to_ties),
-    "sums_are_far_smaller": pair(lambda rng, dtype: (x := rng.normal(0, 2, (3, 24)), -x * (1 + 2.0**-7))),
-    "sums_are_not_finite": pair(
-        lambda rng, dtype: (
-            [[np.inf, 0.0, 1.0], [np.inf, 1.0, 2.0], [1.0, 2.0, np.nan], [1.0, 2.0, 3.0]],
-            [[1.0, 0.0, 1.0], [-np.inf, 1.0, 2.0], [1.0, 2.0, 3.0], [0.5, -np.inf, 1.0]],
-        )
-    ),
+    "sums_next_to_ties": pair(next_to_ties, rows),
+    "sums_are_far_smaller": pair(lambda rng, dtype: (x := rng.normal(0, 2, (3, 24)), -x * (1 + 2.0**-7)), rows),
+    "sums_are_not_finite": pair(sums_not_finite, rows),
     "many_rows": rows(300, cols=16),
     "longer_than_registers": rows(1, cols=8200),
 }
@@ -138,7 +118,7 @@ _h = replace(
     _y,
     name="add_layer_norm.h",
     forward=sum_output,
-    backward=backward_of_h,
+    backward=backward_of_sum(backward_of_y),
     differentiable=INPUTS[:2],
     examples={name: _y.examples[name] for name in OF_H},
     laws=(the_summands_may_change_places, nothing_is_added_to_nothing),

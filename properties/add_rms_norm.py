@@ -23,7 +23,7 @@ from fourfold.operations.relations import equals_exactly
 from fourfold.operations.workloads import Make, tiled, whole
 
 from . import rms_norm
-from .norms import sum_over_rows
+from .norms import gradient_of_weight_weighs_the_normalized_rows
 
 INPUTS = ("x", "residual", "weight")
 
@@ -53,21 +53,23 @@ def backward_of_y(grad_y: Any, x: Any, residual: Any, weight: Any, eps: float = 
     return grad_sum, grad_sum, grad_weight
 
 
-def backward_of_residual_out(
-    grad_residual_out: Any, x: Any, residual: Any, weight: Any, eps: float = 1e-6
-) -> tuple[Any, Any]:
-    """Return the cotangent itself, where y is not used.
+def backward_of_sum(backward_of_y: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, Any]]:
+    """Return the gradients through the sum, where y is not used, given those where the sum is not used."""
 
-    Kernels may add a gradient through the norm, of a cotangent of zeros. Where a zero is multiplied by infinity or NaN,
-    the gradient is unspecified.
-    """
-    if not isinstance(x, Bounded):
-        return grad_residual_out, grad_residual_out
-    zeros = Bounded.exact(np.zeros(grad_residual_out.shape), x.arithmetic)
-    through_norm, *_ = backward_of_y(zeros, x, residual, weight, eps)
-    lost = ~np.isfinite(through_norm.value) | np.isinf(through_norm.error)
-    grad_sum = unspecified_where(grad_residual_out, lost)
-    return grad_sum, grad_sum
+    def backward(grad_sum: Any, x: Any, residual: Any, **others: Any) -> tuple[Any, Any]:
+        """Return the cotangent itself.
+
+        Kernels may add a gradient through the norm, of a cotangent of zeros. Where a zero is multiplied by infinity or
+        NaN, the gradient is unspecified.
+        """
+        if not isinstance(x, Bounded):
+            return grad_sum, grad_sum
+        zeros = Bounded.exact(np.zeros(grad_sum.shape), x.arithmetic)
+        through_norm, *_ = backward_of_y(zeros, x, residual, **others)
+        lost = ~np.isfinite(through_norm.value) | np.isinf(through_norm.error)
+        return (unspecified_where(grad_sum, lost),) * 2
+
+    return backward
 
 
 def joined_outputs(x: Any, residual: Any, weight: Any, eps: float = 1e-6) -> Any:
@@ -114,14 +116,21 @@ ADD_RMS_NORM = Declared("add_rms_norm", ("y", "residual_out"))
 rows = ADD_RMS_NORM.example
 
 
-def pair(make: Callable[[np.random.Generator, DType], Any], **given: Any) -> Callable[[DType], Case]:
+def pair(
+    make: Callable[[np.random.Generator, DType], Any], rows: Callable[..., Any] = rows, **given: Any
+) -> Callable[[DType], Case]:
     """Return a named case of a given x and residual."""
-    seed = 53
-    return rows(
-        x=lambda rng, dtype: make(np.random.default_rng(seed), dtype)[0],
-        residual=lambda rng, dtype: make(np.random.default_rng(seed), dtype)[1],
-        **given,
-    )
+
+    def part(place: int) -> Callable[[np.random.Generator, DType], Any]:
+        return lambda rng, dtype: make(np.random.default_rng(53), dtype)[place]
+
+    return rows(x=part(0), residual=part(1), **given)
+
+
+def sums_not_finite(rng: np.random.Generator, dtype: DType) -> tuple[Any, Any]:
+    """Return rows that are not finite, or whose sums are not, and one that is."""
+    x = [[np.inf, 0.0, 1.0], [np.inf, 1.0, 2.0], [1.0, 2.0, np.nan], [1.0, 2.0, 3.0]]
+    return x, [[1.0, 0.0, 1.0], [-np.inf, 1.0, 2.0], [1.0, 2.0, 3.0], [0.5, -np.inf, 1.0]]
 
 
 def opposite(share: float) -> Callable[[DType], Case]:
@@ -151,12 +160,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
             rng.normal(0, 0.1, (3, 40)),
         )
     ),
-    "rows_not_finite": pair(
-        lambda rng, dtype: (
-            [[np.inf, 0.0, 1.0], [np.inf, 1.0, 2.0], [1.0, 2.0, np.nan], [1.0, 2.0, 3.0]],
-            [[1.0, 0.0, 1.0], [-np.inf, 1.0, 2.0], [1.0, 2.0, 3.0], [0.5, -np.inf, 1.0]],
-        )
-    ),
+    "rows_not_finite": pair(sums_not_finite),
     "each_entry_in_turn_not_finite": rows(x=lambda rng, dtype: not_finite_in_turn(rng, 17, dtype)),
     # The sum overflows float16, and its square bfloat16 and float32.
     "sums_overflow": pair(lambda rng, dtype: np.full((2, 2, 24), dtype.largest * 0.75)),
@@ -285,15 +289,6 @@ def y_is_norm_of_the_sum(norm: str) -> Law:
 y_is_the_norm_of_the_sum = y_is_norm_of_the_sum("rms_norm")
 
 
-def the_gradient_of_weight_weighs_the_normalized_rows(
-    evaluate: Evaluate, case: Case, dtype: DType
-) -> Iterator[Relation]:
-    """The gradient of weight is the sum over rows of the cotangent times the normalized row."""
-    normal = evaluate(case.with_inputs(weight=np.ones_like(case["weight"]))).output
-    lowered = Bounded.exact(case.grad_output.astype(dtype.wide), dtype.arithmetic)
-    yield Relation(evaluate(case).gradients["weight"], sum_over_rows(lowered * normal))
-
-
 def nothing_is_added_to_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """With a residual of 0 residual_out is x."""
     output = evaluate(case.with_inputs(residual=np.zeros_like(case["residual"]))).output
@@ -342,7 +337,7 @@ _of_y = ADD_RMS_NORM.operation(
         the_summands_may_change_places,
         a_sign_goes_through,
         y_is_the_norm_of_the_sum,
-        the_gradient_of_weight_weighs_the_normalized_rows,
+        gradient_of_weight_weighs_the_normalized_rows,
     ),
     cost=cost,
     workloads=workloads_of(rows, lambda make: make),
@@ -351,7 +346,7 @@ _of_residual_out = replace(
     _of_y,
     name="add_rms_norm.residual_out",
     forward=sum_output,
-    backward=backward_of_residual_out,
+    backward=backward_of_sum(backward_of_y),
     differentiable=INPUTS[:2],
     examples={name: _of_y.examples[name] for name in OF_SUMS},
     laws=(the_summands_may_change_places, nothing_is_added_to_nothing),

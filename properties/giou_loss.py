@@ -90,16 +90,19 @@ def example(
     return make
 
 
+def article_boxes(batch: int, max_boxes: int, dtype: DType) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return boxes and their counts as in the articles: floor(|N(0, 3)|) faces per image, at most max_boxes."""
+    rng = np.random.default_rng(3)
+    counts = np.clip(np.floor(np.abs(rng.normal(0, 3, batch))).astype(int), 0, max_boxes)
+    pred, target = box_pairs(rng, batch * max_boxes, ("pixels",), dtype)
+    return pred.reshape(batch, max_boxes, 4), target.reshape(batch, max_boxes, 4), counts
+
+
 def article_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
-    """Return a batch as in the articles: floor(|N(0, 3)|) faces per image, padded to max_boxes."""
+    """Return a batch of `article_boxes`, padded."""
 
     def make(dtype: DType) -> Case:
-        rng = np.random.default_rng(3)
-        counts = np.clip(np.floor(np.abs(rng.normal(0, 3, batch))).astype(int), 0, max_boxes)
-        pred, target = (
-            boxes.reshape(batch, max_boxes, 4) for boxes in box_pairs(rng, batch * max_boxes, ("pixels",), dtype)
-        )
-        pred, target = pad_targets(pred, target, counts)
+        pred, target = pad_targets(*article_boxes(batch, max_boxes, dtype))
         return Case({"pred": pred, "target": target}, np.array(0.75, dtype=dtype.numpy), {"eps": 1e-5})
 
     return make
@@ -247,16 +250,21 @@ def full_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
     return make
 
 
-workloads: Mapping[str, Mapping[str, Make]] = {
-    "cpu": {"small": whole(article_batch(16, 64)), "ragged": whole(article_batch(13, 37))},
-    "cuda": {
-        "small": whole(article_batch(32, 256)),
-        "article": whole(article_batch(1024, 256)),
-        "large": tiled(article_batch(1024, 256), 64, "pred", "target"),
-        "dense": tiled(full_batch(1024, 256), 64, "pred", "target"),
-        "ragged": tiled(article_batch(1021, 255), 4, "pred", "target"),
-    },
-}
+def article_workloads(batch: Callable[[int, int], Callable[[DType], Case]], **more: Make) -> dict[str, dict[str, Make]]:
+    """Return the workloads of batches as in the articles, and more on a GPU."""
+    return {
+        "cpu": {"small": whole(batch(16, 64)), "ragged": whole(batch(13, 37))},
+        "cuda": {
+            "small": whole(batch(32, 256)),
+            "article": whole(batch(1024, 256)),
+            "large": tiled(batch(1024, 256), 64, "pred", "target"),
+            **more,
+            "ragged": tiled(batch(1021, 255), 4, "pred", "target"),
+        },
+    }
+
+
+workloads = article_workloads(article_batch, dense=tiled(full_batch(1024, 256), 64, "pred", "target"))
 
 
 def record(name: str, oracle: ModuleType, *laws: Law, flops: tuple[int, int], source: str, **changes: Any) -> Operation:

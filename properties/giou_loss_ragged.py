@@ -16,7 +16,6 @@ from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 from fourfold.operations.record import Cost, Evaluate, Law, Operation, Relation, Sized
 from fourfold.operations.relations import equals_exactly
-from fourfold.operations.workloads import Make, tiled, whole
 
 from . import giou_loss
 from .boxes import (
@@ -207,13 +206,11 @@ def cost_of(flops: int, flops_of_backward: int) -> Callable[[Case], tuple[Cost, 
 
 
 def article_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
-    """Return a batch as in the articles: floor(|N(0, 3)|) faces per image, at most max_boxes."""
+    """Return a batch of `giou_loss.article_boxes`."""
 
     def make(dtype: DType) -> Case:
-        rng = np.random.default_rng(3)
-        counts = np.clip(np.floor(np.abs(rng.normal(0, 3, batch))).astype(int), 0, max_boxes)
-        pred, target = (b.reshape(batch, max_boxes, 4) for b in box_pairs(rng, batch * max_boxes, ("pixels",), dtype))
-        return Case(pack_boxes(pred, target, counts), np.array(0.75, dtype=dtype.numpy), {"eps": 1e-5})
+        boxes = pack_boxes(*giou_loss.article_boxes(batch, max_boxes, dtype))
+        return Case(boxes, np.array(0.75, dtype=dtype.numpy), {"eps": 1e-5})
 
     return make
 
@@ -223,15 +220,7 @@ def uneven_batch(batch: int, max_boxes: int) -> Callable[[DType], Case]:
     return example([max_boxes - place % 2 for place in range(batch)], max_boxes)
 
 
-workloads: Mapping[str, Mapping[str, Make]] = {
-    "cpu": {"small": whole(article_batch(16, 64)), "ragged": whole(article_batch(13, 37))},
-    "cuda": {
-        "small": whole(article_batch(32, 256)),
-        "article": whole(article_batch(1024, 256)),
-        "large": tiled(article_batch(1024, 256), 64, "pred", "target"),
-        "ragged": tiled(article_batch(1021, 255), 4, "pred", "target"),
-    },
-}
+workloads = giou_loss.article_workloads(article_batch)
 
 
 def record(padded: Operation, oracle: ModuleType, *, flops: tuple[int, int], source: str, **changes: Any) -> Operation:

@@ -24,6 +24,7 @@ from fourfold.operations.relations import equal_where, equals, exactly, only
 from fourfold.operations.workloads import Make, tiled, whole
 
 from .norms import (
+    ROWS_NOT_FINITE,
     a_row_does_not_see_the_others,
     adding_a_number_to_a_row_changes_nothing,
     columns_may_change_places,
@@ -114,14 +115,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     # The mean of the squares minus the square of the mean falls below 0 here, and its root is NaN.
     "constant_rows": rows(x=np.repeat([[0.1], [-3.3], [1000.0], [0.0]], 33, axis=1)),
     "squares_overflow": rows(x=squares_overflow),
-    "rows_not_finite": rows(
-        x=[
-            [np.inf, 0.0, 1.0, 2.0, 3.0],
-            [0.0, -np.inf, np.inf, 2.0, 3.0],
-            [1.0, 2.0, 3.0, 4.0, np.nan],
-            [1.0, 2.0, 3.0, 5.0, 9.0],
-        ]
-    ),
+    "rows_not_finite": rows(x=ROWS_NOT_FINITE),
     "each_entry_in_turn_not_finite": rows(x=lambda rng, dtype: not_finite_in_turn(rng, 17, dtype)),
     "cotangent_not_finite": rows(4, cols=17, grad_output=one_infinity_a_row),
     "eps_far_above_the_variance": rows(x=normal(0.5, 0.01, 3, 24), eps=0.25),

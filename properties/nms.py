@@ -296,7 +296,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
 OTHER_THRESHOLDS = (0.43271, 0.31597, 0.66913, 0.21739)
 
 
-def settled_case(case: Case, dtype: DType) -> Case | None:
+def decided_case(case: Case, dtype: DType) -> Case | None:
     """Return the case with its threshold, or another, for which no decision depends on rounding; None if none does.
 
     Calls on some of the boxes then decide alike.
@@ -325,7 +325,7 @@ def count_kept(evaluate: Evaluate, case: Case) -> Bounded:
 
 def kept_boxes_are_kept_again(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """No kept box suppresses another: a call with only the kept boxes keeps all of them."""
-    if here := settled_case(case, dtype):
+    if here := decided_case(case, dtype):
         kept = np.flatnonzero(count_kept(evaluate, here).value)
         yield equals_exactly(count_kept(evaluate, select_boxes(here, kept)), 1)
 
@@ -339,7 +339,7 @@ def moved_boxes_are_kept_alike(evaluate: Evaluate, case: Case, dtype: DType) -> 
 
 def boxes_of_lower_rank_change_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
     """The half of the boxes with the highest scores is kept as if the others were absent."""
-    if here := settled_case(case, dtype):
+    if here := decided_case(case, dtype):
         places = np.sort(oracle.order(case["scores"].astype(dtype.wide))[: (len(case["boxes"]) + 1) // 2])
         yield equals_exactly(count_kept(evaluate, select_boxes(here, places)), count_kept(evaluate, here).value[places])
 
@@ -348,7 +348,7 @@ def classes_do_not_see_one_another(evaluate: Evaluate, case: Case, dtype: DType)
     """The boxes of a class are kept as if the other classes were absent; two classes at most are tried."""
     if "idxs" not in case.inputs:
         case = case.with_inputs(idxs=np.arange(len(case["boxes"])) % 2)
-    if here := settled_case(case, dtype):
+    if here := decided_case(case, dtype):
         known, counts = np.unique(here["idxs"], return_counts=True)
         for of_class in known[np.argsort(-counts, kind="stable")][:2]:
             places = np.flatnonzero(here["idxs"] == of_class)

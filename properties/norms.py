@@ -13,6 +13,14 @@ from fourfold.operations.case import Case
 from fourfold.operations.record import Evaluate, Relation
 from fourfold.operations.relations import between, equal_where, only
 
+# Rows of which three are not finite.
+ROWS_NOT_FINITE = [
+    [np.inf, 0.0, 1.0, 2.0, 3.0],
+    [0.0, -np.inf, np.inf, 2.0, 3.0],
+    [1.0, 2.0, 3.0, 4.0, np.nan],
+    [1.0, 2.0, 3.0, 5.0, 9.0],
+]
+
 
 def squares_overflow(rng: np.random.Generator, dtype: DType) -> np.ndarray:
     """Return two rows whose squares overflow, between two ordinary rows."""
@@ -41,8 +49,8 @@ def plain_cotangent(case: Case, dtype: DType) -> Bounded:
 
 def standard(case: Case) -> Case:
     """Return the case with weight 1 and without bias: its output is the normalized rows."""
-    rest = {name: np.full_like(array, name == "weight") for name, array in case.inputs.items() if name != "x"}
-    return case.with_inputs(**rest)
+    numbers = {"weight": 1, "bias": 0}
+    return case.with_inputs(**{n: np.full_like(case[n], numbers[n]) for n in case.inputs if n in numbers})
 
 
 def adding_a_number_to_a_row_changes_nothing(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:

@@ -17,6 +17,7 @@ from fourfold.operations.record import Cost, Evaluate, Relation
 from fourfold.operations.workloads import Make, tiled, whole
 
 from .norms import (
+    ROWS_NOT_FINITE,
     a_row_does_not_see_the_others,
     columns_may_change_places,
     gradient_of_weight_weighs_the_normalized_rows,
@@ -78,14 +79,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "rows_of_zeros": rows(x=np.zeros((3, 8))),
     "one_large_entry": rows(x=lambda rng, dtype: np.where(np.arange(40) == 7, 200.0, rng.normal(0, 0.1, (3, 40)))),
     "squares_overflow": rows(x=squares_overflow),
-    "rows_not_finite": rows(
-        x=[
-            [np.inf, 0.0, 1.0, 2.0, 3.0],
-            [0.0, -np.inf, np.inf, 2.0, 3.0],
-            [1.0, 2.0, 3.0, 4.0, np.nan],
-            [1.0, 2.0, 3.0, 5.0, 9.0],
-        ]
-    ),
+    "rows_not_finite": rows(x=ROWS_NOT_FINITE),
     "each_entry_in_turn_not_finite": rows(x=lambda rng, dtype: not_finite_in_turn(rng, 17, dtype)),
     "eps_far_above_the_mean_square": rows(x=lambda rng, dtype: rng.normal(0, 0.01, (3, 24)), eps=0.25),
     "eps_far_below_the_mean_square": rows(x=lambda rng, dtype: rng.normal(0, 1e-4, (3, 24)), eps=1e-12),

@@ -76,7 +76,6 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
 
     def __init__(self, arguments: Sequence[Any]) -> None:
         super().__init__()
-        self._first_made = len(arguments)
         self._made: list[torch.Tensor] = []
         self._provided: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []
         self._launches: list[Callable[[Callable[[int], int]], Launch]] = []

@@ -67,9 +67,11 @@ class Operator:
         saves: the arguments and results that backward takes after the cotangent, tensors before others.
         saves_if: for a saved tensor, a function of the arguments: backward takes None in its place where it is false.
         gradients: the arguments that have a gradient, each with the saved tensor of its shape and dtype, or with
-            "grad_output", where the cotangent has these; unless given, every tensor argument, with itself.
+            "grad_output", where the cotangent has these; unless given, every tensor argument, with itself. Arguments
+            that have the same gradient stand together, as in ``{"x residual": "x"}``.
         cotangents: further results that are differentiable. Backward takes the cotangent of each, or None where it is
-            not used, after that of the first result.
+            not used, after that of the first result. An unused first result has a cotangent of zeros, or also None if
+            it is named here as well.
         backward: where no kernel has to be launched for them, ``(ctx, grad_output)`` to a gradient for each argument,
             from what ``ctx.saved_tensors`` are.
         repeats: whether calls may be repeated as `fourfold.backends.known_calls` says: what they launch depends only on
@@ -110,12 +112,20 @@ class Operator:
                 raise ValueError(f"{self._name} has no backward")
             return differentiate(operator, self.backward, self._save())
         schema = f"{self._name}_{backend}_backward{self._backward_schema()}"
-        backward_operator = define(schema, backward, self._fake_backward, self.repeats)
+        backward_operator = define(schema, backward, self.empty_gradients, self.repeats)
         not_differentiable_twice(backward_operator)
-        places = [list(self._arguments).index(name) for name in self._gradient_arguments]
-        others = [list(self._results).index(name) for name in self.cotangents]
+        places = [[list(self._arguments).index(name) for name in names.split()] for names in self._gradient_arguments]
+        others = [list(self._results).index(name) for name in self._further]
         gradients = _gradients(_direct_backward(backward_operator), places, len(self._arguments), others)
         return differentiate(operator, gradients, self._save())
+
+    def empty_gradients(self, grad_output: torch.Tensor | None, *rest: Any) -> Any:
+        """Return uninitialised gradients, given the arguments of backward; one alone is no tuple."""
+        rest = rest[len(self._further) :]
+        known = {"grad_output": grad_output, **dict(zip(self.saves, rest))}
+        likes: list[Any] = [known[like] for like in self._gradient_arguments.values()]
+        gradients = empty_gradients(likes, rest[len(self.saves) :] or [True])
+        return gradients[0] if len(gradients) == 1 else gradients
 
     @cached_property
     def _name(self) -> str:
@@ -135,21 +145,24 @@ class Operator:
         tensors = {name: name for name, kind in self._arguments.items() if kind == "Tensor"}
         return tensors if self.gradients is None else self.gradients
 
+    @cached_property
+    def _first(self) -> str:
+        return next(iter(self._results))
+
+    @cached_property
+    def _further(self) -> tuple[str, ...]:
+        """Return the differentiable results after the first."""
+        return tuple(name for name in self.cotangents if name != self._first)
+
     def _backward_schema(self) -> str:
         kinds = self._arguments | self._results
         saved = [f"{kinds[name]}{'?' if name in self.saves_if else ''} {name}" for name in self.saves]
-        needs = [f"bool needs_{name}" for name in self._gradient_arguments]
-        parameters = ["Tensor grad_output", *(f"Tensor? grad_{name}" for name in self.cotangents), *saved]
+        needs = [f"bool needs_{names.replace(' ', '_')}" for names in self._gradient_arguments]
+        first = "Tensor? grad_output" if self._first in self.cotangents else "Tensor grad_output"
+        parameters = [first, *(f"Tensor? grad_{name}" for name in self._further), *saved]
         if len(needs) == 1:
             return f"({', '.join(parameters)}) -> Tensor"
         return f"({', '.join([*parameters, *needs])}) -> ({', '.join(['Tensor'] * len(needs))})"
-
-    def _fake_backward(self, grad_output: torch.Tensor, *rest: Any) -> Any:
-        rest = rest[len(self.cotangents) :]
-        known = {"grad_output": grad_output, **dict(zip(self.saves, rest))}
-        likes = [known[like] for like in self._gradient_arguments.values()]
-        gradients = empty_gradients(likes, rest[len(self.saves) :] or [True])
-        return gradients[0] if len(gradients) == 1 else gradients
 
     def _save(self) -> Callable[..., None]:
         kinds = self._arguments | self._results
@@ -160,7 +173,7 @@ class Operator:
         place = list(kinds).index
         keeps = [(place(name), self.saves_if.get(name)) for name in tensors]
         constants, cotangents = [place(name) for name in others], self.cotangents
-        several = len(self._results) > 1
+        several, zeros = len(self._results) > 1, self._first not in cotangents
         constant = [i for i, name in enumerate(self._results) if i and name not in self.cotangents]
 
         def save(ctx: Any, inputs: tuple, output: Any) -> None:
@@ -172,7 +185,7 @@ class Operator:
             if cotangents:
                 # A result that is not used has no cotangent, and needs no zeros. The first one may be that.
                 ctx.set_materialize_grads(False)
-                ctx.first = output[0].shape, output[0].dtype, output[0].device
+                ctx.first = (output[0].shape, output[0].dtype, output[0].device) if zeros else None
 
         return save
 
@@ -183,27 +196,28 @@ def _types(declared: str) -> dict[str, str]:
     return {name: kind.partition("(")[0] for kind, name in pairs}
 
 
-def _gradients(take: Callable[..., Any], places: list[int], arguments: int, others: list[int]) -> Callable[..., tuple]:
+def _gradients(
+    take: Callable[..., Any], places: list[list[int]], arguments: int, others: list[int]
+) -> Callable[..., tuple]:
     """Return autograd's function: it returns a gradient for each argument, None except at `places`.
 
-    `others` are the indices of further results whose cotangents it takes.
+    Each of `places` holds the indices of the arguments that share a gradient, and `others` those of the further results
+    whose cotangents it takes.
     """
 
     def backward(ctx: Any, *cotangents: Any) -> tuple[torch.Tensor | None, ...]:
         gradients: list[torch.Tensor | None] = [None] * arguments
         grad_output, further = cotangents[0], [cotangents[place] for place in others]
-        if grad_output is None:
+        if grad_output is None and ctx.first is not None:
             shape, dtype, device = ctx.first
             grad_output = torch.zeros(shape, dtype=dtype, device=device)
-        if len(places) == 1:
-            gradients[places[0]] = take(grad_output, *further, *ctx.saved_tensors, *ctx.constants)
-            return tuple(gradients)
-        needs_input_grad = ctx.needs_input_grad
-        needed = [needs_input_grad[place] for place in places]
+        needs_input_grad, single = ctx.needs_input_grad, len(places) == 1
+        needed = () if single else [any(needs_input_grad[place] for place in shared) for shared in places]
         results = take(grad_output, *further, *ctx.saved_tensors, *ctx.constants, *needed)
-        for place, needs, gradient in zip(places, needed, results):
-            if needs:
-                gradients[place] = gradient
+        for shared, gradient in zip(places, (results,) if single else results):
+            for place in shared:
+                if needs_input_grad[place]:
+                    gradients[place] = gradient
         return tuple(gradients)
 
     return backward
@@ -295,12 +309,12 @@ def _direct_backward(operator: Any) -> Callable[..., Any]:
     """
     implementation, types, tensors = _launches[operator]
 
-    def call(grad_output: torch.Tensor, *rest: Any) -> Any:
+    def call(grad_output: torch.Tensor | None, *rest: Any) -> Any:
         arguments = (grad_output, *rest)
         if (
             torch.is_grad_enabled()
             or torch.compiler.is_compiling()
-            or _lacks_memory(grad_output)
+            or (grad_output is not None and _lacks_memory(grad_output))
             or _needs_dispatcher(arguments, types, tensors)
         ):
             return operator(*arguments)

@@ -47,8 +47,8 @@ class Signature:
 
     Raises:
         TypeError: the function has other arguments.
-        ValueError: the first argument is no floating-point tensor or may be None, or the values of a parameter depend
-            on sizes, which a signature cannot check.
+        ValueError: the first argument is no floating-point tensor or may be None, no tensor has an axis that limits
+            the integers of another, or the values of a parameter depend on sizes, which a signature cannot check.
     """
 
     def __init__(
@@ -73,6 +73,11 @@ class Signature:
         for name, of in self.parameters.items():
             if not of.choices:
                 raise ValueError(f"signature: the values of {name} must not depend on sizes")
+        axes = {axis for of in self.tensors.values() for axis in notation.names(of.axes)}
+        for name, tensor_input in self.tensors.items():
+            for field, axis in tensor_input.limiting_axes.items():
+                if axis not in axes:
+                    raise ValueError(f"signature: no tensor has the axis {axis!r}, which is the {field} of {name}")
         # The tensors that may be None, or have dtypes of their own or axes that the first one lacks. torch.compile does
         # not trace cached properties.
         of_first = {*notation.names(first.axes)}
@@ -173,6 +178,11 @@ class Signature:
                 else:
                     check_alike(name, value, first, given[0])
             _check_axes(name, value, of.axes, pattern, known)
+        # The axis that limits the integers of a tensor may be a later tensor's.
+        for place, name, of, _ in self._patterns:
+            value = given[place]
+            if value is None:
+                continue
             if isinstance(of, Ragged):
                 _check_total(name, value, of, known)
             if not of.is_floating and value.is_cpu and not torch.compiler.is_compiling():
@@ -230,12 +240,23 @@ def _check_total(name: str, tensor: torch.Tensor, of: Ragged, sizes: Mapping[str
     Raises:
         ValueError: there are no samples, or too few.
     """
-    samples, total = tensor.shape[0] - (1 if of.are_offsets else 0), sizes[of.total]
+    samples, total = tensor.shape[0] - (1 if of.are_offsets else 0), _size(sizes, of.total, name)
     if total and not samples:
         raise ValueError(f"{name} must have a sample for the {total} rows of {of.total}, not none")
-    if of.most and total > samples * sizes[of.most]:
+    if of.most and total > samples * _size(sizes, of.most, name):
         each = f"at most {sizes[of.most]}, the size of {of.most}"
         raise ValueError(f"{name} must give each sample {each}, but {samples} samples have {total} of {of.total}")
+
+
+def _size(sizes: Mapping[str, Any], axis: str, name: str) -> int:
+    """Return the size of an axis that limits the integers of a tensor.
+
+    Raises:
+        ValueError: the tensors with this axis are None.
+    """
+    if axis not in sizes:
+        raise ValueError(f"{name} needs the size of {axis}, but no tensor with this axis was given")
+    return sizes[axis]
 
 
 def _check_range(name: str, tensor: torch.Tensor, tensor_input: TensorInput, sizes: Mapping[str, Any]) -> None:
@@ -261,6 +282,8 @@ def _check_range(name: str, tensor: torch.Tensor, tensor_input: TensorInput, siz
     elif (
         tensor_input.high is not None and tensor_input.dtypes != ("bool",) and tensor.numel() and not tensor_input.also
     ):
+        if isinstance(tensor_input.high, str):
+            _size(sizes, tensor_input.high, name)
         low, high = tensor_input.range(sizes)
         least, largest = (int(end) for end in tensor.aminmax())
         if least < low or largest >= high:

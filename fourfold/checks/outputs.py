@@ -69,7 +69,7 @@ def outputs_fit(subject: Subject, search: Search) -> None:
         outputs = dict(zip(names, outputs_of(subject.call(**tensors, **case.parameters), names)))
         results = {name: output.detach() for name, output in outputs.items()}
         if differentiable:
-            joined = concatenate_outputs(lambda: tuple(outputs.values()), names, operation.joined, dtype.torch)()
+            joined = concatenate_outputs(lambda: tuple(outputs.values()), names, operation.joined_places, dtype.torch)()
             cotangent = case.tensor("grad_output", dtype, subject.device)
             gradients = gradients_of(joined, [tensors[name] for name in differentiable], cotangent)
             results |= named_gradients(dict(zip(differentiable, gradients)))
@@ -94,7 +94,7 @@ def check_of_joined_outputs(run: Run) -> Run:
 def join_outputs(function: Callable[..., Any], operation: Operation) -> Callable[..., torch.Tensor]:
     """Return an implementation that joins its outputs in a row; the function itself if it has one output."""
     names = tuple(operation.outputs)
-    return concatenate_outputs(function, names, operation.joined) if names else function
+    return concatenate_outputs(function, names, operation.joined_places) if names else function
 
 
 def together(subject: Subject) -> Subject:
@@ -103,7 +103,11 @@ def together(subject: Subject) -> Subject:
     if not outputs:
         return subject
     implementation = _make_once(
-        concatenate_outputs, subject.implementation, tuple(outputs), subject.operation.joined, subject.dtype.torch
+        concatenate_outputs,
+        subject.implementation,
+        tuple(outputs),
+        subject.operation.joined_places,
+        subject.dtype.torch,
     )
     return replace(subject, implementation=implementation)
 

@@ -213,7 +213,7 @@ class Subject:
 
     def within(self, claims: Claims) -> "Subject":
         """Return the subject with further claims, and with the cases that lie within them."""
-        operation, claims = claims.restrict(self.operation), self.claims.joined(claims)
+        operation, claims = claims.restrict(self.operation), self.claims.join(claims)
         large = self.large and replace(self.large, operation=claims.restrict(self.large.operation), claims=claims)
         differentiable = self.differentiable and claims.gradients
         return replace(self, operation=operation, claims=claims, large=large, differentiable=differentiable)
@@ -400,7 +400,7 @@ class Search:
             if not self.substantial and self._num_skipped() - before >= limit:
                 raise _SkippedEnough
             self.note(case)
-            if not self._ran(body, case):
+            if not self._run_case(body, case):
                 hypothesis.reject()
 
         # Hypothesis reports a failure under the function's name.
@@ -447,7 +447,7 @@ class Search:
         """Return the number of cases refused or not reached so far."""
         return self.unreached.total + (self.refusals.total if self.refusals is not None else 0)
 
-    def _ran(self, body: Callable[[Case], None], case: Case) -> bool:
+    def _run_case(self, body: Callable[[Case], None], case: Case) -> bool:
         """Run `body` on a case; return whether the case was usable: suitable, reached and not refused.
 
         Raises:
@@ -491,7 +491,7 @@ class Search:
         """Run `body` on a named case; return whether the case was usable: suitable, reached and not refused."""
         self.note(case)
         try:
-            return self._ran(body, case)
+            return self._run_case(body, case)
         except Exception as error:
             error.add_note(f"{NAMED} {name}: {self.describe(case)}")
             raise

@@ -48,7 +48,7 @@ def cases_past_comparisons(
 def _record_comparisons(
     large: LargeCases, implementation: Callable[..., Any], arguments: dict[str, Any]
 ) -> dict[int, tuple[float, float]]:
-    compare_elsewhere = getattr(implementation, "compared", None)
+    compare_elsewhere = getattr(implementation, "compare_sizes", None)
     if compare_elsewhere is not None:
         return compare_elsewhere(large.constants.comparisons, arguments)
     with Compared(large.constants.comparisons) as compared, contextlib.suppress(Exception):

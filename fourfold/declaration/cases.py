@@ -165,11 +165,9 @@ class Declaration:
     def _require_axes(self, sizes: Mapping[str, Any]) -> None:
         named = [("sizes", axis) for axis in sizes]
         for name, of in self.tensors.items():
-            named += [(f"high of {name}", of.high)] if isinstance(of.high, str) else []
-            if isinstance(of, Ragged):
-                named += [(f"total of {name}", of.total), *([(f"most of {name}", of.most)] if of.most else [])]
-                if of.samples != self.ragged[of.total].samples:
-                    raise ValueError(f"{name}: the rows of {of.total} belong to the samples of one axis only")
+            named += [(f"{field} of {name}", axis) for field, axis in of.limiting_axes.items()]
+            if isinstance(of, Ragged) and of.samples != self.ragged[of.total].samples:
+                raise ValueError(f"{name}: the rows of {of.total} belong to the samples of one axis only")
         for description, axis in named:
             if axis not in (*self.axes, *map(notation.indexed_axis, self.axes)):
                 raise ValueError(f"{description}: no tensor of {self.name} has an axis {axis!r}; there are {self.axes}")
@@ -354,13 +352,13 @@ class Declaration:
         """
         with blame_definition():
             try:
-                return _outcome(*self._ran(self._tensors(DTYPES["float32"], inputs), parameters))
+                return _outcome(*self._evaluate(self._tensors(DTYPES["float32"], inputs), parameters))
             except Exception as error:
                 texts = [f"{name}{list(array.shape)}" for name, array in inputs.items()]
                 texts += [f"{name}={value!r}" for name, value in parameters.items()]
                 raise ValueError(f"{self.name}({', '.join(texts)}): {type(error).__name__}: {error}") from error
 
-    def _ran(self, tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, Any]) -> tuple[torch.Tensor, int]:
+    def _evaluate(self, tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, Any]) -> tuple[torch.Tensor, int]:
         """Return the output, and the number of elements of the largest intermediate result."""
         with torch.no_grad(), _Largest() as largest, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as torch's about a variance of no numbers
@@ -373,7 +371,7 @@ class Declaration:
 
     def is_finite(self, case: Case) -> bool:
         """Return whether the definition's output for a case is free of NaN and infinities."""
-        output, _ = self._ran(self._tensors(DTYPES["float64"], case.inputs), case.parameters)
+        output, _ = self._evaluate(self._tensors(DTYPES["float64"], case.inputs), case.parameters)
         return bool(output.to(torch.float64).isfinite().all())  # float8 has no isfinite
 
     def _tensors(self, dtype: DType, inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
@@ -401,7 +399,7 @@ class Declaration:
             }
             try:
                 with torch.device("meta"):
-                    self._outcomes[key] = _outcome(*self._ran(tensors, plan.parameters))
+                    self._outcomes[key] = _outcome(*self._evaluate(tensors, plan.parameters))
             except Exception:
                 result = self._try_random_inputs(plan)
                 self._on_meta = False  # it runs only on numbers

@@ -72,13 +72,13 @@ def seeks_claims(failures: Iterable[Outcome]) -> bool:
 def claims_needed(failures: Iterable[Outcome]) -> Claims | None:
     """Return the claims that failed checks need together; None if they need none."""
     found = [Claims.parse(failure.holds) for failure in failures if failure.holds]
-    return functools.reduce(Claims.joined, found) if found else None
+    return functools.reduce(Claims.join, found) if found else None
 
 
 def examine(check: Judge, subject: Subject, search: Search, error: Exception) -> None:
     """Find out why a foreign implementation did not pass a check, and within which claims it would: see `Search`."""
     if isinstance(error, Unsupported) and error.exclusion is Exclusion.FORWARD_ONLY:
-        search.holds = subject.claims.joined(Claims(gradients=False))
+        search.holds = subject.claims.join(Claims(gradients=False))
     accuses = isinstance(error, Failure | Fault) or recorded_blame(error) in (Blame.BUG, Blame.REFUSAL)
     if not subject.foreign or not accuses:
         return

@@ -438,7 +438,7 @@ def suggestion(outcomes: Iterable[Outcome], boundary: Boundary, passed: bool) ->
         return boundary.claim()
     outcomes = list(outcomes)
     claims = [o.holds for o in outcomes if o.holds] or [boundary.claim()]
-    joined = functools.reduce(Claims.joined, map(Claims.parse, claims))
+    joined = functools.reduce(Claims.join, map(Claims.parse, claims))
     if joined.dtypes:  # of the dtypes that were checked
         joined = replace(joined, dtypes=tuple(dict.fromkeys(o.dtype for o in outcomes if o.dtype in joined.dtypes)))
         if not joined.dtypes:

@@ -58,7 +58,7 @@ def weakest_claims(judge: Judge, subject: Subject, search: Search, error: BaseEx
     if needed and needed[0].dtypes and subject.dtype.name not in needed[0].dtypes:
         return needed[0]
     if needed and _is_remedied(subject, failures[0], needed) and _attempt(judge, subject, search, needed) is None:
-        return subject.claims.joined(needed[0])
+        return subject.claims.join(needed[0])
     while failures:
         more = list(_remedies(subject, failures[-1], claimed))
         if not more:
@@ -78,7 +78,7 @@ def weakest_claims(judge: Judge, subject: Subject, search: Search, error: BaseEx
                     claimed = fewer
                     break
                 failures.append(failure)
-    return reduce(Claims.joined, claimed, subject.claims) if claimed and _leave_enough(claimed, subject) else None
+    return reduce(Claims.join, claimed, subject.claims) if claimed and _leave_enough(claimed, subject) else None
 
 
 def _other_dtypes(subject: Subject) -> Claims | None:
@@ -97,7 +97,7 @@ def _readiness(claim: Claims) -> int:
 def _leave_enough(claimed: Sequence[Claims], subject: Subject) -> bool:
     """Return whether the claims exclude only a part of the named examples."""
     every = subject.operation.examples
-    left = subject.within(reduce(Claims.joined, claimed)).operation.examples if claimed else every
+    left = subject.within(reduce(Claims.join, claimed)).operation.examples if claimed else every
     return len(left) >= LEAST_LEFT * len(every)
 
 
@@ -160,7 +160,7 @@ def _attempt(judge: Judge, subject: Subject, search: Search, claimed: Sequence[C
     that it alone finds would be claimed away, such as offsets of 32 bits by contiguous tensors. An implementation may
     refuse every case of the check if other checks need claims, and pass within them.
     """
-    claims = reduce(Claims.joined, claimed, Claims())
+    claims = reduce(Claims.join, claimed, Claims())
     again = Search(
         examples=search.examples,
         seed=search.seed,

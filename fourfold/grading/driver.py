@@ -197,7 +197,7 @@ class _Run:
                 while more and not ready and len(self.waiting) < AHEAD * places:
                     following = next(given, None)
                     more = following is not None
-                    if following is not None and (task := self._begun(*following, ready)):
+                    if following is not None and (task := self._make_task(*following, ready)):
                         pool = pool or start()
                         places = pool.places
                         pool.tasks.put(task)
@@ -222,7 +222,7 @@ class _Run:
             if pool is not None:
                 pool.close()
 
-    def _begun(self, name: str, candidate: Submission | BadCandidate, ready: deque[Graded]) -> Task | None:
+    def _make_task(self, name: str, candidate: Submission | BadCandidate, ready: deque[Graded]) -> Task | None:
         """Return a candidate's task, or None if its verdict is known or an identical candidate is being judged."""
         if isinstance(candidate, BadCandidate):
             key = f"no candidate: {candidate}"

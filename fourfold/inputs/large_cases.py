@@ -108,7 +108,7 @@ class LargeCases:
         sized = self.operation.sized
         if sized is None:
             return
-        for chosen in self.chosen(examples, dear):
+        for chosen in self.choose(examples, dear):
             case = sized.make(chosen.sizes)(self.dtype)
             if self.claims.outside(self.operation, case, self.dtype) is None:
                 yield chosen.name, case
@@ -122,13 +122,13 @@ class LargeCases:
         by_file: dict[str, list[str]] = {}
         if self.operation.sized is None:
             return ""
-        used = {c.constant for c in self.chosen(examples, True) if c.constant}
+        used = {c.constant for c in self.choose(examples, True) if c.constant}
         for constant in sorted(used):
             by_file.setdefault(constant.file, []).append(f"{constant.value} (line {constant.line})")
         texts = (f"{file}: {', '.join(sizes)}" for file, sizes in by_file.items())
         return f"sizes from constants of {'; '.join(texts)}" if by_file else ""
 
-    def chosen(self, examples: int, dear: bool) -> list[Chosen]:
+    def choose(self, examples: int, dear: bool) -> list[Chosen]:
         """Return the cases that fit into a check's budget, in ascending order of price."""
         place = 0 if self.is_first else 1
         times = max(examples, GENERATED) / GENERATED
@@ -190,7 +190,7 @@ class LargeCases:
         """Yield cases just past a comparison, and where its sides are equal, from the observed values of `probes`."""
         sized = self.operation.sized
         assert sized is not None
-        known = {chosen.name for chosen in self.chosen(GENERATED, True)}
+        known = {chosen.name for chosen in self.choose(GENERATED, True)}
         candidates = []
         for number, axis, size in equal_at(observed):
             comparison = self.constants.comparisons[number]

@@ -88,7 +88,7 @@ class LineRecorder:
         """Stop recording: the implementation has returned or raised."""
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Pause recording in this thread, which runs no Python code of an implementation inside the block."""
         yield
 
@@ -137,7 +137,7 @@ class Tracer(LineRecorder):
             sys.settrace(None)
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Trace nothing inside the block."""
         if sys.gettrace() is not self._trace:
             yield
@@ -269,4 +269,4 @@ def sees_all_threads() -> bool:
 
 # The recorder of this process.
 recorder = new_recorder(observers.marks)
-observers.around_launch = recorder.paused
+observers.around_launch = recorder.pause

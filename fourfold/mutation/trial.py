@@ -107,7 +107,7 @@ class Given(Search):
         for name, case in self.given.items():
             if self.wanted(name):
                 with _note_case(name):
-                    self._ran(functools.partial(run, name), case)
+                    self._run_case(functools.partial(run, name), case)
 
     def for_all(self, name: str, strategy: Any, body: Callable[[Case], None], *limits: Any, **options: Any) -> None:
         """Do the same as `cases`."""
@@ -299,7 +299,7 @@ class Trials:
         for name in (FORWARD, BACKWARD.name):
             yield from each(name, others, quick=True)
         for place, output in enumerate(self.operation.outputs):
-            for dtype in self.dtypes if place not in self.operation.joined else ():
+            for dtype in self.dtypes if place not in self.operation.joined_places else ():
                 yield Step(f"forward of {output}", forward, dtype, drawn[dtype], quick=True, output=output)
         half = DTYPES["float16"]
         apart = {**self.operation.examples_for_offsets(half), **generated_cases(small(half, 512), 8, SEED)}

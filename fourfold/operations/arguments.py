@@ -62,6 +62,12 @@ class TensorInput:
         """Return its dtype if `tested` is tested. `place` chooses among several declared dtypes."""
         return returned(tested, self.dtypes[place % len(self.dtypes)] if self.dtypes else None)
 
+    @property
+    def limiting_axes(self) -> dict[str, str]:
+        """The axes whose sizes limit the integers, by the name of the field."""
+        fields = {field: getattr(self, field, None) for field in ("high", "total", "most")}
+        return {field: axis for field, axis in fields.items() if isinstance(axis, str)}
+
     def range(self, sizes: Mapping[str, int]) -> tuple[int, int]:
         """Return the least integer, and the integer past the largest."""
         if self.dtypes == ("bool",):

@@ -130,7 +130,7 @@ class Claims:
         others = str(replace(self, **{name: getattr(NO_CLAIMS, name) for name in _DESCRIBED}))
         return ", ".join([*(word for word, holds in words.items() if holds), *filter(None, [others])])
 
-    def joined(self, other: "Claims") -> "Claims":
+    def join(self, other: "Claims") -> "Claims":
         """Return these claims with those of `other` that are not the default, and the ranks and dtypes of both.
 
         Contiguous tensors are aligned.

@@ -48,7 +48,7 @@ def alone(function: Callable[..., Any], names: Sequence[str], place: int) -> Cal
     at_once = getattr(function, "call_at_once", None)
     if at_once is not None:
         one.call_at_once = functools.partial(at_once, output=(names, place))  # type: ignore[attr-defined]
-        one.compared = function.compared  # type: ignore[attr-defined]
+        one.compare_sizes = function.compare_sizes  # type: ignore[attr-defined]
     return one
 
 
@@ -91,7 +91,7 @@ def pack_lists(function: Callable[..., Any], lists: Sequence[str]) -> Callable[.
 
 def _forget_other_calls(called: Any) -> None:
     """Drop the ways to make calls from several threads, and observed ones, in the process of the wrapped function."""
-    for name in ("call_at_once", "compared"):
+    for name in ("call_at_once", "compare_sizes"):
         called.__dict__.pop(name, None)
 
 

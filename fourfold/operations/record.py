@@ -211,7 +211,7 @@ class Operation:
     admissible: Callable[[Case, Mapping[str, np.ndarray]], str | None] | None = None
 
     @property
-    def joined(self) -> tuple[int, ...]:
+    def joined_places(self) -> tuple[int, ...]:
         """Return the indices of the joined outputs.
 
         These are the outputs with gradients; if none has one, those of numbers that a kernel rounds; or the first one.

@@ -76,7 +76,7 @@ class Call:
         self._former = {name: self.tensors[name].clone() for name in operation.mutates}
         self._parameters = workload.case.parameters
         self._grad_output = workload.tensor("grad_output", dtype, device)
-        self._outputs, self._joined = tuple(operation.outputs), operation.joined
+        self._outputs, self._joined = tuple(operation.outputs), operation.joined_places
         # The parts of the cotangent are known when the outputs' shapes are.
         self._cotangents: list[torch.Tensor] | None = None
         self._output: Parts = ()

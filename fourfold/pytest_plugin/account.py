@@ -44,7 +44,7 @@ class Account:
         self._without_example: list[str] = []
         self._failed = False
 
-    def collected(self, tests: Iterable[str]) -> None:
+    def expect(self, tests: Iterable[str]) -> None:
         """Record the tests that are about to run."""
         self._collected |= dict.fromkeys(tests)
 
@@ -84,7 +84,7 @@ class Account:
             yield f"no result: {join_names(missing)}"
 
     @property
-    def failed(self) -> bool:
+    def has_failures(self) -> bool:
         """Return whether any test failed."""
         return self._failed
 
@@ -135,7 +135,7 @@ def conclude(
         account.changed.append(f"{false} lines of the run's journal")
     for entry in entries:
         if "collected" in entry:
-            account.collected(entry["collected"])
+            account.expect(entry["collected"])
         if "report" in entry:
             account.add(config.hook.pytest_report_from_serializable(config=config, data=entry["report"]))
     status = end.get("status")
@@ -144,6 +144,6 @@ def conclude(
     if status != pytest.ExitCode.OK:
         return code or status, account, [*account.contradictions()] if account.changed else []
     lacking = account.shortcomings()
-    if account.failed or lacking:
+    if account.has_failures or lacking:
         return int(pytest.ExitCode.TESTS_FAILED), account, lacking
     return code, account, []

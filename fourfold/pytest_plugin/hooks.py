@@ -566,7 +566,7 @@ class RunReporter:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Iterable[str]) -> None:
         """Record the tests that a worker collected."""
-        self.account.collected(ids)
+        self.account.expect(ids)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: Any) -> None:

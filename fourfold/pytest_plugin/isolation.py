@@ -161,7 +161,7 @@ class Isolation:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """End the process after an illegal access: it breaks the device, so that every later call would fail."""
         report = yield
-        if report.failed and (lost := lost_device()):
+        if report.failed and (lost := device_error()):
             if self.journal is None and not xdist_internals.is_worker(self.config):
                 item.session.shouldfail = f"{lost}; nothing more can be run in this process, which -n 0 asks for"
                 return report
@@ -189,7 +189,7 @@ def recorded_lines(config: pytest.Config) -> dict[str, Any] | None:
     return None if executed is None else executed.report()
 
 
-def lost_device() -> str | None:
+def device_error() -> str | None:
     """Return the error that broke the GPU's context, or None."""
     if torch.cuda.is_initialized():
         try:

@@ -51,9 +51,9 @@ class Progress:
         self.told = self.now()
         failures = f", {self.failed} failed" if self.failed else ""
         progress = f"{self.total - len(self.remaining)} of {self.total} tests{failures}"
-        return f"[{progress}; {format_duration(self.left())} to go; {name.rpartition('::')[2]}]"
+        return f"[{progress}; {format_duration(self.seconds_left())} to go; {name.rpartition('::')[2]}]"
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Return the seconds until the end; a test of unknown duration counts as an average one of this run."""
         average = sum(self.seen.values()) / max(len(self.seen), 1)
         # A busier or a different machine slows all tests alike.

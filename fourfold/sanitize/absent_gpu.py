@@ -88,7 +88,7 @@ class StorageMode(_DispatchMode):
         try:
             result = run_operator(operator, args, kwargs)
             self.note(operator, inputs, result)
-            for tensor in self.written(operator, args, kwargs):
+            for tensor in self.mutated_tensors(operator, args, kwargs):
                 mark_written(tensor)
         finally:
             WHERE.storages_off = before
@@ -112,7 +112,7 @@ class StorageMode(_DispatchMode):
             if torch_internals.overload_packet(operator) in UNWRITTEN and storage.nbytes():
                 setattr(storage, WRITTEN_BYTES, np.zeros(storage.nbytes(), bool))
 
-    def written(self, operator: Any, args: tuple, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    def mutated_tensors(self, operator: Any, args: tuple, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
         """Yield the tensors that an operator writes."""
         for index, name in torch_internals.mutated_arguments(operator):
             yield from iter_tensors(args[index] if index < len(args) else kwargs.get(name))
@@ -164,18 +164,18 @@ class Names(TorchFunctionMode):
             _TENSOR.is_cpu.__get__: lambda call, x: on_host(x),
             _TENSOR.get_device: lambda call, x: -1 if on_host(x) else 0,
             _TENSOR.to: self.to,
-            _TENSOR.cuda: lambda call, x, *rest, **options: self.moved(x, "cuda"),
-            _TENSOR.cpu: lambda call, x, **options: self.moved(x, "cpu"),
+            _TENSOR.cuda: lambda call, x, *rest, **options: self.move(x, "cuda"),
+            _TENSOR.cpu: lambda call, x, **options: self.move(x, "cpu"),
             _TENSOR.pin_memory: lambda call, x, *rest: x,
             _TENSOR.is_pinned: lambda call, x, *rest: False,
             _TENSOR.record_stream: lambda call, x, stream: None,
             _TENSOR.data_ptr: self.address,
-            _TENSOR.numpy: self.shared,
-            _TENSOR.__array__: self.shared,
-            torch.from_numpy: self.of_host,
-            torch.frombuffer: self.of_host,
-            torch.as_tensor: self.copied,
-            torch.asarray: self.copied,
+            _TENSOR.numpy: self.share_with_numpy,
+            _TENSOR.__array__: self.share_with_numpy,
+            torch.from_numpy: self.make_on_host,
+            torch.frombuffer: self.make_on_host,
+            torch.as_tensor: self.copy_or_share,
+            torch.asarray: self.copy_or_share,
         }
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
@@ -226,7 +226,7 @@ class Names(TorchFunctionMode):
         found = call(tensor)
         return torch.device("cuda", 0) if found.type == "cpu" and not on_host(tensor) else found
 
-    def moved(self, tensor: torch.Tensor, device: str) -> torch.Tensor:
+    def move(self, tensor: torch.Tensor, device: str) -> torch.Tensor:
         """Return a tensor on another device: a copy, unless it is already there."""
         if on_host(tensor) == (device == "cpu"):
             return tensor
@@ -261,25 +261,25 @@ class Names(TorchFunctionMode):
             EXPOSED[found] = Exposed(tensor, found)
         return found
 
-    def shared(self, call: Any, tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+    def share_with_numpy(self, call: Any, tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
         """Share a tensor's memory with NumPy, and mark it as written, since NumPy may write all of it."""
         with contextlib.suppress(AttributeError):
             delattr(tensor.untyped_storage(), WRITTEN_BYTES)
         return call(tensor, *args, **options)
 
-    def of_host(self, call: Any, *args: Any, **options: Any) -> torch.Tensor:
+    def make_on_host(self, call: Any, *args: Any, **options: Any) -> torch.Tensor:
         """Return a tensor in the host's memory that shares memory with NumPy."""
         result = call(*args, **options)
         setattr(result.untyped_storage(), _ON_HOST, True)
         return result
 
-    def copied(self, call: Any, *args: Any, **options: Any) -> torch.Tensor:
+    def copy_or_share(self, call: Any, *args: Any, **options: Any) -> torch.Tensor:
         """Return a tensor that shares memory if its device allows."""
         asked = device_type(options.get("device"))
         given = args[0] if args else options.get("data", options.get("obj"))
         if isinstance(given, torch.Tensor):
             result = call(*args, **{**options, "device": None})
-            return self.moved(result, asked) if asked in ("cuda", "cpu") else result
+            return self.move(result, asked) if asked in ("cuda", "cpu") else result
         asked = asked or torch_internals.default_device().type
         result = call(*args, **{**options, "device": "cpu"})
         if asked == "cuda":
@@ -312,7 +312,7 @@ class Modes:
                 WHERE.names_off, WHERE.storages_off, WHERE.wanted = before
                 WHERE.entered = entered
 
-    def wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function to run in both modes, whoever calls it."""
 
         @functools.wraps(function)
@@ -329,7 +329,7 @@ class Modes:
             for name in ("forward", "backward", "vjp", "jvp", "setup_context"):
                 method = vars(cls).get(name)
                 if isinstance(method, staticmethod):
-                    setattr(cls, name, staticmethod(self.wrapped(method.__func__)))
+                    setattr(cls, name, staticmethod(self.wrap(method.__func__)))
 
         torch.autograd.Function.__init_subclass__ = classmethod(init_subclass)
         for name in ("custom_op", "triton_op"):
@@ -343,7 +343,7 @@ class Modes:
         def call(name: str, function: Any = None, /, **options: Any) -> Any:
             if function is None:
                 return lambda decorated: call(name, decorated, **options)
-            return register(name, self.wrapped(function), **options)
+            return register(name, self.wrap(function), **options)
 
         return call
 

@@ -1,21 +1,7 @@
 """add_layer_norm in Triton: the kernels of vector_add and of layer_norm."""
 
-import torch
-
-from fourfold.backends.signature import signature_of
-
 from ..layer_norm.triton_kernel import _backward, _forward
 from ..vector_add.triton_kernel import vector_add
 from .operators import register
-from .torch_eager import add_layer_norm as definition
 
-add_layer_norm_operator = register("triton", vector_add, _forward, _backward)
-
-
-@signature_of(definition).checked
-def add_layer_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return h = x + residual, and its norm: see `fourfold.impls.add_layer_norm.torch_eager.add_layer_norm`."""
-    y, h, _, _ = add_layer_norm_operator(x, residual, weight, bias, eps)
-    return y, h
+add_layer_norm = register("triton", vector_add, _forward, _backward)

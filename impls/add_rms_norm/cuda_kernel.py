@@ -2,11 +2,8 @@
 
 import torch
 
-from fourfold.backends.signature import signature_of
-
 from ..rms_norm.cuda_kernel import kernels_of, launch_backward, launch_forward
 from .operators import register
-from .torch_eager import add_rms_norm as definition
 
 OWN = kernels_of("add_rms_norm_forward_kernel", added=True)
 # Where residual_out has no cotangent, the gradients are those of rms_norm alone.
@@ -39,13 +36,4 @@ def _backward(
     launch_backward(grad_sum, grad_weight, grad_y, residual_out, weight, rstd, added, kernels)
 
 
-add_rms_norm_operator = register("cuda", _forward, _backward)
-
-
-@signature_of(definition).checked
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return residual_out = x + residual and its norm: see `fourfold.impls.add_rms_norm.torch_eager.add_rms_norm`."""
-    y, residual_out, _ = add_rms_norm_operator(x, residual, weight, eps)
-    return y, residual_out
+add_rms_norm = register("cuda", _forward, _backward)

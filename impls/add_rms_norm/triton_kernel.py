@@ -5,14 +5,12 @@ import triton
 import triton.language as tl
 
 from fourfold.backends.launch import cdiv
-from fourfold.backends.signature import signature_of
 from fourfold.backends.strides import as_rows
 from fourfold.backends.triton import launch as triton_launch
 
 from ..rms_norm.triton_kernel import forward_plan, launch_backward
 from ..triton_rows import NUMBERS_OF_ROWS, load_parameter, load_tile, store_tile
 from .operators import register
-from .torch_eager import add_rms_norm as definition
 
 
 @triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
@@ -101,13 +99,4 @@ def _forward(
     )
 
 
-add_rms_norm_operator = register("triton", _forward, launch_backward)
-
-
-@signature_of(definition).checked
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return residual_out = x + residual and its norm: see `fourfold.impls.add_rms_norm.torch_eager.add_rms_norm`."""
-    y, residual_out, _ = add_rms_norm_operator(x, residual, weight, eps)
-    return y, residual_out
+add_rms_norm = register("triton", _forward, launch_backward)

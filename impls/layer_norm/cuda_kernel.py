@@ -7,12 +7,10 @@ import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
 from fourfold.backends.launch import available_shared_memory, multiprocessors
-from fourfold.backends.signature import signature_of
 from fourfold.backends.strides import Rows, as_rows
 
 from ..staged_rows import staging
 from .operators import Needs, register_layer_norm, statistics_dtype
-from .torch_eager import layer_norm as definition
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 WARP = 32
@@ -284,10 +282,4 @@ def launch_backward(
         )
 
 
-layer_norm_operator = register_layer_norm("cuda", launch_forward, launch_backward)
-
-
-@signature_of(definition).checked
-def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Normalize rows by their mean and variance: see `fourfold.impls.layer_norm.torch_eager.layer_norm`."""
-    return layer_norm_operator(x, weight, bias, eps)[0]
+layer_norm = register_layer_norm("cuda", launch_forward, launch_backward)

@@ -6,7 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fourfold.backends.operators import Operator, empty_gradients
+from fourfold.backends.signature import signature_of
+
+from ..rms_norm.operators import backward_of, forward_of
+from .torch_eager import layer_norm as definition
 
 
 class Needs(NamedTuple):
@@ -36,9 +39,10 @@ def empty_results(
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), mean, rstd
 
 
-LAYER_NORM = Operator(
-    schema="layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor output, Tensor mean, Tensor rstd)",
-    fake=empty_results,
+SIGNATURE = signature_of(definition)
+LAYER_NORM = SIGNATURE.operator(
+    empty_results,
+    "(Tensor output, Tensor mean, Tensor rstd)",
     saves=("x", "weight", "mean", "rstd"),
     gradients={"x": "x", "weight": "weight", "bias": "weight"},
     repeats=True,
@@ -56,31 +60,8 @@ def register_layer_norm(backend: str, forward: Callable[..., Any], backward: Cal
             first three that are needed, contiguous. Neither function is called for an empty x.
     """
 
-    def run_forward(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        output, mean, rstd = empty_results(x, weight, bias, eps)
-        if x.numel():
-            forward(output, mean, rstd, x, weight, bias, eps)
-        else:
-            mean.zero_()
-            rstd.zero_()
-        return output, mean, rstd
+    def write(gradients: tuple[torch.Tensor, ...], needs: tuple[bool, ...], *rest: Any) -> None:
+        backward(*gradients, Needs(*needs), *rest)
 
-    def run_backward(
-        grad_output: torch.Tensor,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        mean: torch.Tensor,
-        rstd: torch.Tensor,
-        *needs: bool,
-    ) -> tuple[torch.Tensor, ...]:
-        gradients = empty_gradients((x, weight, weight), needs)
-        if x.numel():
-            backward(*gradients, Needs(*needs), grad_output, x, weight, mean, rstd)
-        else:
-            for gradient in gradients:
-                gradient.zero_()
-        return gradients
-
-    return LAYER_NORM.register(backend, run_forward, run_backward)
+    operator = LAYER_NORM.register(backend, forward_of(LAYER_NORM, forward), backward_of(LAYER_NORM, write))
+    return SIGNATURE.checked(lambda *given: operator(*given)[0])

@@ -7,13 +7,11 @@ import triton
 import triton.language as tl
 
 from fourfold.backends.launch import cdiv, next_power_of_2
-from fourfold.backends.signature import signature_of
 from fourfold.backends.strides import as_rows
 from fourfold.backends.triton import launch as triton_launch
 
 from ..triton_rows import NUMBERS_OF_ROWS, load_parameter, load_tile, row_offsets, store_tile
 from .operators import Needs, register_layer_norm
-from .torch_eager import layer_norm as definition
 
 # Columns per piece of a looped row. Forward, a program of all threads takes more at once.
 LOOPED_COLS = 4096
@@ -692,10 +690,4 @@ def _backward(
     launch_backward(grad_x, grad_weight, grad_bias, needs, grad_output, x, weight, mean, rstd, plan)
 
 
-layer_norm_operator = register_layer_norm("triton", _forward, _backward)
-
-
-@signature_of(definition).checked
-def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """Normalize rows by their mean and variance: see `fourfold.impls.layer_norm.torch_eager.layer_norm`."""
-    return layer_norm_operator(x, weight, bias, eps)[0]
+layer_norm = register_layer_norm("triton", _forward, _backward)

@@ -8,12 +8,10 @@ import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
 from fourfold.backends.launch import cdiv, multiprocessors
-from fourfold.backends.signature import signature_of
 from fourfold.backends.strides import Rows, as_rows
 
 from ..staged_rows import staging
 from .operators import register_rms_norm
-from .torch_eager import rms_norm as definition
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 WARP = 32
@@ -278,10 +276,4 @@ def launch_backward(
         kernels.sums[dtype].launch(cdiv(cols, WARP), (WARP, min(partials, 32)), partial, grad_weight, partials, cols)
 
 
-rms_norm_operator = register_rms_norm("cuda", launch_forward, launch_backward)
-
-
-@signature_of(definition).checked
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """Return x / sqrt(mean(x^2) + eps) * weight: see `fourfold.impls.rms_norm.torch_eager.rms_norm`."""
-    return rms_norm_operator(x, weight, eps)[0]
+rms_norm = register_rms_norm("cuda", launch_forward, launch_backward)

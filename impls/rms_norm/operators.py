@@ -1,4 +1,4 @@
-"""The operators of rms_norm, which Triton and CUDA C++ share except for the launches."""
+"""The operators of rms_norm, which Triton and CUDA C++ share except for the launches; and those of norms like it."""
 
 import math
 from collections.abc import Callable
@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 
-from fourfold.backends.operators import Operator, empty_gradients
+from fourfold.backends.operators import Operator
+from fourfold.backends.signature import signature_of
+
+from .torch_eager import rms_norm as definition
 
 
 def empty_results(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -16,13 +19,46 @@ def empty_results(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[to
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), rstd
 
 
-RMS_NORM = Operator(
-    schema="rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor output, Tensor rstd)",
-    fake=empty_results,
-    saves=("x", "weight", "rstd"),
-    gradients={"x": "x", "weight": "weight"},
-    repeats=True,
+SIGNATURE = signature_of(definition)
+RMS_NORM = SIGNATURE.operator(
+    empty_results, "(Tensor output, Tensor rstd)", saves=("x", "weight", "rstd"), repeats=True
 )
+
+
+def zero_all(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Write 0 into tensors, and return them."""
+    return tuple(tensor.zero_() for tensor in tensors)
+
+
+def forward_of(operator: Operator, write: Callable[..., None]) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Return an operator's forward pass: `write` takes empty results and the arguments; of an empty x they are 0."""
+
+    def run_forward(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+        results = operator.fake(x, *rest)
+        if not x.numel():
+            return zero_all(results)
+        write(*results, x, *rest)
+        return results
+
+    return run_forward
+
+
+def backward_of(operator: Operator, write: Callable[..., None]) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Return an operator's backward pass; of an empty x all gradients are 0.
+
+    Args:
+        operator: x is the first tensor that it saves.
+        write: ``(gradients, needs, grad_output, *saved)`` writes the gradients that are needed.
+    """
+
+    def run_backward(grad_output: torch.Tensor, x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+        gradients = operator.empty_gradients(grad_output, x, *rest)
+        if not x.numel():
+            return zero_all(gradients)
+        write(gradients, rest[-len(gradients) :], grad_output, x, *rest[: -len(gradients)])
+        return gradients
+
+    return run_backward
 
 
 def register_rms_norm(backend: str, forward: Callable[..., None], backward: Callable[..., None]) -> Callable[..., Any]:
@@ -35,24 +71,8 @@ def register_rms_norm(backend: str, forward: Callable[..., None], backward: Call
             is None. Neither function is called for an empty x.
     """
 
-    def run_forward(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-        output, rstd = empty_results(x, weight, eps)
-        if x.numel():
-            forward(output, rstd, x, weight, eps)
-        else:
-            rstd.zero_()
-        return output, rstd
+    def write(gradients: tuple[torch.Tensor, ...], needs: tuple[bool, ...], *rest: Any) -> None:
+        backward(*(gradient if needed else None for gradient, needed in zip(gradients, needs)), *rest)
 
-    def run_backward(
-        grad_output: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, *needs: bool
-    ) -> tuple[torch.Tensor, ...]:
-        gradients = empty_gradients((x, weight), needs)
-        if x.numel():
-            wanted = (gradient if needed else None for gradient, needed in zip(gradients, needs))
-            backward(*wanted, grad_output, x, weight, rstd)
-        else:
-            for gradient in gradients:
-                gradient.zero_()
-        return gradients
-
-    return RMS_NORM.register(backend, run_forward, run_backward)
+    operator = RMS_NORM.register(backend, forward_of(RMS_NORM, forward), backward_of(RMS_NORM, write))
+    return SIGNATURE.checked(lambda *given: operator(*given)[0])

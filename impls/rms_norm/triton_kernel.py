@@ -7,13 +7,11 @@ import triton
 import triton.language as tl
 
 from fourfold.backends.launch import cdiv, next_power_of_2
-from fourfold.backends.signature import signature_of
 from fourfold.backends.strides import as_rows
 from fourfold.backends.triton import launch as triton_launch
 
 from ..triton_rows import NUMBERS_OF_ROWS, load_parameter, load_tile, load_whole_rows, row_offsets, store_tile
 from .operators import register_rms_norm
-from .torch_eager import rms_norm as definition
 
 # Longest rows that a program holds, in bytes of the compute type: forward, and backward, where there are two tensors
 # and the sums of weight's gradient.
@@ -329,10 +327,4 @@ def launch_backward(
         )
 
 
-rms_norm_operator = register_rms_norm("triton", _forward, launch_backward)
-
-
-@signature_of(definition).checked
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """Return x / sqrt(mean(x^2) + eps) * weight: see `fourfold.impls.rms_norm.torch_eager.rms_norm`."""
-    return rms_norm_operator(x, weight, eps)[0]
+rms_norm = register_rms_norm("triton", _forward, launch_backward)

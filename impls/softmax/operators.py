@@ -1,11 +1,9 @@
 """The operators of softmax, whose gradient uses the output: the same on every backend except for the launches."""
 
-from fourfold.backends.operators import Operator
+from fourfold.backends.signature import signature_of
 
-SOFTMAX = Operator(
-    schema="softmax(Tensor x) -> Tensor output",
-    fake=lambda x: x.new_empty(x.shape),
-    saves=("output",),
-    gradients={"x": "output"},
-    repeats=True,
+from .torch_eager import softmax as definition
+
+SOFTMAX = signature_of(definition).operator(
+    lambda x: x.new_empty(x.shape), saves=("output",), gradients={"x": "output"}, repeats=True
 )

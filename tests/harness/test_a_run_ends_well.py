@@ -180,20 +180,6 @@ def test_candidates_import_what_is_in_their_own_folder(tmp_path: Path, monkeypat
 
 
 @pytest.mark.full
-def test_candidate_without_gradients_is_told_what_it_lacks(tmp_path: Path) -> None:
-    add = write_file(tmp_path / "add.py", "def add(x, y):\n    return (x + y).detach()\n")
-    tests = [FORWARD, OPERATIONS / "test_backward.py", "--candidate", f"vector_add={add}:add", *QUICK]
-    ended = run(ROOT, *tests)
-    assert ended.code == pytest.ExitCode.TESTS_FAILED
-    _, _, closing = ended.output.partition("= verified =")
-    assert "not passed: 2 checks of gradients, which the candidate for vector_add does not have" in closing
-    assert "(--forward-only accepts a candidate without)" in closing
-    accepted = run(ROOT, *tests, "--forward-only")
-    assert accepted.code == pytest.ExitCode.OK
-    assert "not passed" not in accepted.output
-
-
-@pytest.mark.full
 def test_backend_that_is_asked_for_and_cannot_run_does_not_pass(tmp_path: Path) -> None:
     without = {"CXX": str(tmp_path / "no g++")}
     asked = run(ROOT, FORWARD, "--op=vector_add", "--backend=cuda", *QUICK, verdict=tmp_path / "v.json", **without)

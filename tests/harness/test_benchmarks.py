@@ -100,6 +100,8 @@ def test_device_clock_gives_the_devices_time_and_not_the_hosts() -> None:
     clock.host_seconds = 40e-6
     assert kept_waiting > 40e-6  # without the busy wait, the clock measures the host
     assert one_round(clock, lambda: kernel.run(1)) == pytest.approx(8e-6)
+    clock.calls, clock.host_seconds = 16, 16 * 40e-6
+    assert one_round(clock, lambda: kernel.run(16)) == pytest.approx(8e-6)  # of a call
 
 
 def test_rounds_of_a_host_that_is_slower_than_it_was_are_made_again() -> None:
@@ -133,26 +135,14 @@ def test_a_round_of_more_launches_than_a_stream_holds_is_timed_with_the_host() -
     assert gpu.host < 10  # the clock stops doubling the wait
 
 
-def test_device_clock_divides_by_the_calls_of_a_round() -> None:
-    gpu = SimulatedGpu()
-    clock, kernel = DeviceClock(gpu), Kernel(gpu, 8e-6, launch_seconds=1e-6)
-    clock.calls, clock.host_seconds = 16, 16e-6
-    assert one_round(clock, lambda: kernel.run(16)) == pytest.approx(8e-6)
-
-
-def test_device_clock_flushes_the_cache_before_each_round_and_outside_of_it() -> None:
+@pytest.mark.parametrize("cold", [True, False])
+def test_device_clock_flushes_the_cache_before_each_round_unless_a_graph_is_replayed(cold: bool) -> None:
     gpu = SimulatedGpu(flush_seconds=1e-3)
     clock, kernel = DeviceClock(gpu), Kernel(gpu, 8e-6, launch_seconds=40e-6)
-    assert [one_round(clock, lambda: kernel.run(1)) for _ in range(3)] == pytest.approx([8e-6] * 3)
-    assert gpu.flushed == 3
-
-
-def test_replayed_graphs_are_not_flushed() -> None:
-    gpu = SimulatedGpu(flush_seconds=1e-3)
-    clock = DeviceClock(gpu)
-    clock.cold = False
-    one_round(clock, lambda: gpu.enqueue(1e-6))
-    assert gpu.flushed == 0
+    clock.cold = cold
+    seconds = [one_round(clock, lambda: kernel.run(1)) for _ in range(3)]
+    assert not cold or seconds == pytest.approx([8e-6] * 3)
+    assert gpu.flushed == 3 * cold
 
 
 class Script:

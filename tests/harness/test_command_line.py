@@ -198,18 +198,14 @@ def test_what_does_not_heed_a_time_limit_is_ended_some_time_after_it(
 # ---- candidates
 
 
-@pytest.mark.parametrize("name", ["Softmax", "softmax_module"])
-def test_module_is_a_candidate(name: str) -> None:
-    x = torch.randn(3, 5)
-    candidate = Candidate("softmax", str(CANDIDATES / "well.py"), name).load()
-    assert torch.equal(candidate(x=x), torch.softmax(x, -1))
-
-
-@pytest.mark.parametrize("name", ["Sum", "sum_of_two", "without_gradients"])
-def test_candidate_is_called_in_the_order_of_the_arguments_where_it_has_other_names_for_them(name: str) -> None:
+@pytest.mark.parametrize("name", ["Softmax", "softmax_module", "Sum", "sum_of_two", "without_gradients"])
+def test_modules_and_functions_with_other_names_for_the_arguments_are_candidates(name: str) -> None:
     x, y = torch.randn(2, 7)
-    candidate = Candidate("vector_add", str(CANDIDATES / "well.py"), name).load()
-    assert torch.equal(candidate(y=y, x=x), x + y)
+    operation, given, right = ("vector_add", {"y": y, "x": x}, x + y)
+    if name.startswith(("Soft", "soft")):
+        operation, given, right = ("softmax", {"x": x}, torch.softmax(x, -1))
+    candidate = Candidate(operation, str(CANDIDATES / "well.py"), name).load()
+    assert torch.equal(candidate(**given), right)
 
 
 @pytest.mark.parametrize("strict_errors", [False, True])
@@ -238,9 +234,13 @@ def test_candidate_without_gradients_is_told_apart(tmp_path: Path, device: str) 
     assert unsupported >= {"backward"}
     assert unsupported.isdisjoint({"forward", "memory", "errors", "repeatability"})
     assert "forward only" in done.stdout
+    _, _, closing = done.stdout.partition("= verified =")
+    assert re.search(r"not passed: \d+ checks of gradients, which the candidate for vector_add does not have", closing)
+    assert "(--forward-only accepts a candidate without)" in closing
     done, verdict = verify(tmp_path, candidate, "--forward-only", f"--device={device}")
     assert done.returncode == pytest.ExitCode.OK
     assert verdict["passed"]
+    assert "not passed" not in done.stdout
 
 
 def test_candidate_with_gradients_passes_every_check_and_its_verdict_says_so(tmp_path: Path, device: str) -> None:

@@ -69,13 +69,10 @@ def faults(file: str, kernel: str) -> set[int]:
 # ---- from the command line
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kernel", "options"),
-    [
-        pytest.param("softmax.cu:softmax_kernel", SOFTMAX, marks=pytest.mark.full),
-        pytest.param("vector_add.cu:vector_add", ADD, marks=pytest.mark.full),
-        pytest.param("matmul.cu:matmul_kernel", MATMUL, marks=pytest.mark.full),
-    ],
+    [("softmax.cu:softmax_kernel", SOFTMAX), ("vector_add.cu:vector_add", ADD), ("matmul.cu:matmul_kernel", MATMUL)],
 )
 def test_a_right_kernel_is_accepted_from_a_folder_of_its_own(kernel, options, tmp_path):
     (tmp_path / "kernels").symlink_to(HERE)
@@ -88,32 +85,18 @@ def test_a_right_kernel_is_accepted_from_a_folder_of_its_own(kernel, options, tm
     assert 0 < forward["worst_error_over_bound"] <= 1
 
 
-@pytest.mark.parametrize(
-    ("kernel", "options", "says"),
-    [
-        pytest.param("softmax.cu:no_maximum", SOFTMAX, r"output\[.*\] is (?:nan|inf|0\.0)", marks=pytest.mark.full),
-        ("softmax.cu:no_barrier", SOFTMAX, r"Race: no_barrier \(softmax\.cu:(\d+)\), block .*no barrier between"),
-        pytest.param(
-            "softmax.cu:wrong_index",
-            SOFTMAX,
-            r"OutOfBounds: wrong_index \(softmax\.cu:(\d+)\), block .*argument 0 \(x\)",
-            marks=pytest.mark.full,
-        ),
-        pytest.param(
-            "vector_add.cu:no_bounds",
-            ADD,
-            r"OutOfBounds: no_bounds \(vector_add\.cu:(\d+)\), block .*argument 0 \(a\)",
-            marks=pytest.mark.full,
-        ),
-        pytest.param(
-            "matmul.cu:no_barrier",
-            MATMUL,
-            r"Race: no_barrier \(matmul\.cu:(\d+)\), block .*shared array [AB]s",
-            marks=pytest.mark.full,
-        ),
-    ],
-)
-def test_a_wrong_kernel_is_rejected_at_its_line(kernel, options, says, tmp_path):
+REJECTED = {
+    "softmax.cu:no_barrier": (SOFTMAX, r"Race: no_barrier \(softmax\.cu:(\d+)\), block .*no barrier between"),
+    "softmax.cu:no_maximum": (SOFTMAX, r"output\[.*\] is (?:nan|inf|0\.0)"),
+    "softmax.cu:wrong_index": (SOFTMAX, r"OutOfBounds: wrong_index \(softmax\.cu:(\d+)\), block .*argument 0 \(x\)"),
+    "vector_add.cu:no_bounds": (ADD, r"OutOfBounds: no_bounds \(vector_add\.cu:(\d+)\), block .*argument 0 \(a\)"),
+    "matmul.cu:no_barrier": (MATMUL, r"Race: no_barrier \(matmul\.cu:(\d+)\), block .*shared array [AB]s"),
+}
+
+
+@pytest.mark.parametrize("kernel", sampled(REJECTED, "softmax.cu:no_barrier"))
+def test_a_wrong_kernel_is_rejected_at_its_line(kernel, tmp_path):
+    options, says = REJECTED[kernel]
     done, verdict = verify(tmp_path, str(HERE / kernel), *options, "--dtype", "float32", "-k", "agrees_with_the_oracle")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     (check,) = (check for check in verdict["checks"] if check["outcome"] == "failed")

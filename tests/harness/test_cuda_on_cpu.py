@@ -261,16 +261,18 @@ def test_the_last_block_may_read_what_the_others_wrote(fences, mode, order):
         assert counter.item() == 0
 
 
-def test_the_last_warp_may_read_what_the_others_wrote(mode, order):
-    x, out = torch.arange(256.0), torch.zeros(1)
-    KERNELS["last_warp_sums"].launch(1, 256, x, out)
-    assert out.item() == 255 * 128
-
-
-def test_order_goes_along_from_flag_to_flag(mode, order):
-    flags, values = torch.zeros(2, dtype=torch.int32), torch.zeros(3)
-    KERNELS["passes_on"].launch(3, 1, flags, values)
-    assert values.tolist() == [1.0, 2.0, 3.0]
+@pytest.mark.parametrize(
+    ("name", "grid", "block", "given", "expected"),
+    [
+        ("last_warp_sums", 1, 256, torch.arange(256.0), [255 * 128]),
+        ("passes_on", 3, 1, torch.zeros(2, dtype=torch.int32), [1.0, 2.0, 3.0]),  # from flag to flag
+        ("syncs_ever_fewer_lanes", 1, 64, torch.arange(64.0), [31 * 16, 32 * 32 + 31 * 16]),
+    ],
+)
+def test_what_is_ordered_by_counters_flags_or_syncwarps_is_no_race(name, grid, block, given, expected, mode, order):
+    out = torch.zeros(len(expected))
+    KERNELS[name].launch(grid, block, given.clone(), out)
+    assert out.tolist() == expected
 
 
 @pytest.mark.full(but=3)
@@ -335,12 +337,6 @@ WARP_WIDE = [
     np.max,
     np.bitwise_or.reduce,
 ]
-
-
-def test_a_tree_of_partial_syncwarps_is_no_race(mode, order):
-    x, out = torch.arange(64.0), torch.zeros(2)
-    KERNELS["syncs_ever_fewer_lanes"].launch(1, 64, x, out)
-    assert out.tolist() == [31 * 16, 32 * 32 + 31 * 16]
 
 
 @pytest.mark.parametrize("n", [1, 100, 6144])

@@ -133,16 +133,22 @@ def entries(told: Executed) -> list[tuple[str, str]]:
     return [(each.lines, each.condition) for each in told.never()]
 
 
-def never_of(text: str, call: Callable[[ModuleType], Any], folder: Path, name: str = "run") -> list[tuple[str, str]]:
-    """Return the lines of a file's function `name` that never ran in a single call."""
-    file = write_file(folder, textwrap.dedent(text))
+def executed(file: Path, call: Callable[[ModuleType], Any]) -> Executed:
+    """Return what is known of a file's function `run` after a single call."""
     module, told = modules.load_file(file, anew=True), Executed()
-    told.watch(file, name, "cpu")
-    with blame_implementation():
-        call(module)
-    line_recorder.recorder.close()
+    told.watch(file, "run", "cpu")
+    try:
+        with blame_implementation():
+            call(module)
+    finally:
+        line_recorder.recorder.close()
     told.add(told.report())
-    return entries(told)
+    return told
+
+
+def never_of(text: str, call: Callable[[ModuleType], Any], folder: Path) -> list[tuple[str, str]]:
+    """Return the lines of the function `run` that never ran in a single call."""
+    return entries(executed(write_file(folder, textwrap.dedent(text)), call))
 
 
 # ---- lines and conditions
@@ -257,7 +263,7 @@ def test_functions_that_are_not_reached_by_name_do_not_count(tmp_path: Path) -> 
 
 
 def test_functions_that_an_operator_is_made_of_count(tmp_path: Path) -> None:
-    """One is ``layer_norm_operator = register("triton", _forward, _backward)``, which the wrapper calls."""
+    """One is ``layer_norm = register("triton", _forward, _backward)``, which the wrapper calls."""
     text = "def made(f, g):\n    return lambda n: n or g(n)\n\ndef forward(n):\n    return n\n\n"
     text += "def backward(n):\n    return 2 * n\n\nOPERATOR = made(forward, backward)\n\n"
     text += "def run(n):\n    return OPERATOR(n)\n"
@@ -309,14 +315,7 @@ def test_a_long_condition_is_cut_and_many_entries_are_counted(tmp_path: Path) ->
     body = f"def run(n):\n    if {tests}:\n        n = 1\n" + "".join(
         f"    if n == {k}:\n        n = 0\n" for k in range(50, 64)
     )
-    file = write_file(tmp_path, body)
-    module, told = modules.load_file(file, anew=True), Executed()
-    told.watch(file, "run", "cpu")
-    with blame_implementation():
-        module.run(1)
-    line_recorder.recorder.close()
-    told.add(told.report())
-    lines = list(told.lines())
+    lines = list(executed(write_file(tmp_path, body), lambda module: module.run(1)).lines())
     assert lines[0].startswith("never executed: kernels.py:3 (n == 10 or n == 11")
     assert lines[0].endswith("...)")
     assert lines[SHOWN:] == ["never executed: and 5 more"]
@@ -338,25 +337,15 @@ def test_a_trace_function_that_is_there_already_stays(tmp_path: Path) -> None:
         module.run(1)
 
     file = write_file(tmp_path, "def run(n):\n    return n\n")
-    told, module = Executed(), modules.load_file(file, anew=True)
-    told.watch(file, "run", "cpu")
     sys.settrace(debugger)
     try:
-        with blame_implementation():
-            call(module)
+        told = executed(file, call)
         assert sys.gettrace() is debugger
+        assert list(told.lines()) == ([BLIND] if line_recorder.monitoring is None else [])
     finally:
         sys.settrace(before)
-        line_recorder.recorder.close()
-    assert "run" in seen
-    told.add(told.report())
-    try:
-        if line_recorder.monitoring is None:
-            assert list(told.lines()) == [BLIND]
-        else:
-            assert list(told.lines()) == []
-    finally:
         line_recorder.recorder.blind = False
+    assert "run" in seen
 
 
 @pytest.mark.skipif(line_recorder.monitoring is not None, reason="there is no trace function from Python 3.12 on")
@@ -390,12 +379,7 @@ def test_threads_are_seen_where_they_call(tmp_path: Path) -> None:
 def test_nothing_is_said_of_functions_that_torch_compiles(tmp_path: Path) -> None:
     text = "import torch\n\n@torch.compile(backend='eager')\ndef run(x):\n    if x.ndim > 4:\n        return x\n"
     file = write_file(tmp_path, f"{text}    return x + 1\n")
-    module, told = modules.load_file(file, anew=True), Executed()
-    told.watch(file, "run", "cpu")
-    with blame_implementation():
-        assert module.run(torch.ones(2)).tolist() == [2.0, 2.0]
-    line_recorder.recorder.close()
-    told.add(told.report())
+    told = executed(file, lambda module: module.run(torch.ones(2)))
     assert list(told.lines()) == [COMPILED]
 
 
@@ -635,17 +619,13 @@ def test_what_a_process_tells_is_not_believed_to_be_well_formed() -> None:
 
 def test_an_unreached_line_costs_a_call_little(tmp_path: Path) -> None:
     """An unreached line keeps the trace function, which sees calls of Python functions, but no line of other files."""
-    file = write_file(
-        tmp_path, "import torch\n\ndef run(x):\n    if x is None:\n        return x\n    return torch.relu(x)\n"
-    )
-    module, told = modules.load_file(file, anew=True), Executed()
-    told.watch(file, "run", "cpu")
-    with blame_implementation():
+    text = "import torch\n\ndef run(x):\n    if x is None:\n        return x\n    return torch.relu(x)\n"
+
+    def call(module: ModuleType) -> None:
         for _ in range(3):
             module.run(torch.ones(1))
         tracer = sys.gettrace()
         if tracer is not None:
             assert tracer(inspect.currentframe(), "call", None) is None  # a frame of this file is not traced
-    line_recorder.recorder.close()
-    told.add(told.report())
-    assert entries(told) == [("5", "x is None")]
+
+    assert never_of(text, call, tmp_path) == [("5", "x is None")]

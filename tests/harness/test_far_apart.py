@@ -38,18 +38,14 @@ def test_others_may_give_back_what_they_have_done_with(monkeypatch: pytest.Monke
     assert len(slept) == 2
 
 
-def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept = fake_free_memory(monkeypatch, iter([10] * 1000))
-    with pytest.raises(NotReached, match="cuda:0 has no"):
-        sparse_memory.wait_for_room(GPU, 50)
-    assert len(slept) == sparse_memory.LOOKS
-
-
-def test_nobody_waits_for_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept = fake_free_memory(monkeypatch, iter([90]))
-    with pytest.raises(NotReached):
-        sparse_memory.wait_for_room(GPU, 101)
-    assert not slept
+@pytest.mark.parametrize(("free", "wanted", "looks"), [(10, 50, sparse_memory.LOOKS), (90, 101, 0)])
+def test_nobody_waits_for_ever_or_for_more_than_there_is(
+    free: int, wanted: int, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept = fake_free_memory(monkeypatch, iter([free] * 1000))
+    with pytest.raises(NotReached, match="cuda:0 has no" if looks else None):
+        sparse_memory.wait_for_room(GPU, wanted)
+    assert len(slept) == looks
 
 
 @pytest.fixture

@@ -118,12 +118,7 @@ CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "right": ({"source": RIGHT}, "right", "full", ""),
     "same": ({"source": RIGHT}, "right", "full", ""),
     "wrong": ({"source": WRONG}, "wrong", "smoke", "expected"),
-    "wrong gradient": (
-        {"source": f"{ADD}    return x + y.detach()\n"},
-        "wrong",
-        "smoke",
-        "gradient of y",
-    ),
+    "wrong gradient": ({"source": f"{ADD}    return x + y.detach()\n"}, "wrong", "smoke", "gradient of y"),
     "refuses": ({"source": f"{ADD}    raise NotImplementedError('never')\n"}, "refused", "full", "refused all"),
     "claims in its source": (
         {
@@ -186,51 +181,16 @@ CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "full",
         "",
     ),
-    "a solution": (
-        {
-            "source": SOLUTION.format(result="self.layer(x).clamp(min=0)"),
-            **OF_PROBLEM,
-        },
-        "right",
-        "full",
-        "",
-    ),
-    "no solution": (
-        {
-            "source": SOLUTION.format(result="self.layer(x)"),
-            **OF_PROBLEM,
-        },
-        "wrong",
-        "smoke",
-        "expected",
-    ),
-    "in CUDA C++": (
-        {
-            "source": CUDA,
-            **LAUNCHED,
-        },
-        "right",
-        "full",
-        "",
-    ),
+    "a solution": ({"source": SOLUTION.format(result="self.layer(x).clamp(min=0)"), **OF_PROBLEM}, "right", "full", ""),
+    "no solution": ({"source": SOLUTION.format(result="self.layer(x)"), **OF_PROBLEM}, "wrong", "smoke", "expected"),
+    "in CUDA C++": ({"source": CUDA, **LAUNCHED}, "right", "full", ""),
     "in bad CUDA C++": (
-        {
-            "source": CUDA.replace("x[i]", "z[i]"),
-            **LAUNCHED,
-        },
+        {"source": CUDA.replace("x[i]", "z[i]"), **LAUNCHED},
         "invalid",
         "smoke",
         "vector_add_kernel.cu:4",
     ),
-    "in wrong CUDA C++": (
-        {
-            "source": CUDA.replace("if (i < n) ", ""),
-            **LAUNCHED,
-        },
-        "wrong",
-        "smoke",
-        "OutOfBounds",
-    ),
+    "in wrong CUDA C++": ({"source": CUDA.replace("if (i < n) ", ""), **LAUNCHED}, "wrong", "smoke", "OutOfBounds"),
 }
 
 

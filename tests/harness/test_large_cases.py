@@ -130,7 +130,7 @@ def test_sizes_are_those_around_a_constant_and_at_its_multiples(name: str) -> No
     large = LargeCases(operation, NO_CLAIMS, FLOAT32, constants)
     assert operation.sized is not None
     for axis in operation.sized.axes:
-        taken = {chosen.sizes[axis] for chosen in large.chosen(25, False)}
+        taken = {chosen.sizes[axis] for chosen in large.choose(25, False)}
         wanted = (320, 321, 322, 643)
         assert {size for size in wanted if operation.sized.allows({**operation.sized.axes, axis: size})} <= taken
     for made, case in large.cases(25, False):
@@ -145,7 +145,7 @@ def test_other_axes_are_short_past_a_constant_above_two_bytes(tmp_path: Path) ->
     constants = file_constants(source, "kernel")
     assert {constant.value for constant in constants.sizes} >= {100_000}
     large = LargeCases(operations()["softmax"], NO_CLAIMS, FLOAT32, constants)
-    assert 100_001 in {chosen.sizes["cols"] for chosen in large.chosen(25, False)}
+    assert 100_001 in {chosen.sizes["cols"] for chosen in large.choose(25, False)}
 
 
 def test_large_cases_lie_within_the_claims() -> None:
@@ -164,10 +164,10 @@ def test_a_constant_past_the_budget_is_asked_once_and_in_one_dtype() -> None:
     softmax = operations()["softmax"]
     constants = Constants(sizes=(Constant(60_000, "of.py", 1),))
     rows = "rows_60001"
-    assert rows in [c.name for c in LargeCases(softmax, NO_CLAIMS, FLOAT32, constants).chosen(25, True)]
-    assert rows not in [c.name for c in LargeCases(softmax, NO_CLAIMS, FLOAT32, constants).chosen(25, False)]
-    assert rows not in [c.name for c in LargeCases(softmax, NO_CLAIMS, DTYPES["float16"], constants).chosen(25, True)]
-    nightly = LargeCases(softmax, NO_CLAIMS, FLOAT32, Constants()).chosen(1000, False)
+    assert rows in [c.name for c in LargeCases(softmax, NO_CLAIMS, FLOAT32, constants).choose(25, True)]
+    assert rows not in [c.name for c in LargeCases(softmax, NO_CLAIMS, FLOAT32, constants).choose(25, False)]
+    assert rows not in [c.name for c in LargeCases(softmax, NO_CLAIMS, DTYPES["float16"], constants).choose(25, True)]
+    nightly = LargeCases(softmax, NO_CLAIMS, FLOAT32, Constants()).choose(1000, False)
     assert {"rows_65537", "cols_65537", "rows_2051", "rows_257_cols_300"} <= {chosen.name for chosen in nightly}
 
 
@@ -194,11 +194,11 @@ def pairs_of_columns(x):
 
 def test_declared_operations_have_large_cases_that_are_affordable() -> None:
     constants = Constants(sizes=(Constant(600, "of.py", 1), Constant(5000, "of.py", 2)))
-    taken = LargeCases(mean_square, NO_CLAIMS, FLOAT32, constants).chosen(25, False)
+    taken = LargeCases(mean_square, NO_CLAIMS, FLOAT32, constants).choose(25, False)
     assert {"rows_257_cols_300", "cols_601", "rows_5001"} <= {chosen.name for chosen in taken}
     assert max(chosen.sizes["cols"] for chosen in taken) <= 4096
     # With this many columns the products of all pairs do not fit.
-    few = LargeCases(pairs_of_columns, NO_CLAIMS, FLOAT32, constants).chosen(1000, True)
+    few = LargeCases(pairs_of_columns, NO_CLAIMS, FLOAT32, constants).choose(1000, True)
     assert max(chosen.sizes["cols"] for chosen in few) < 601
     assert max(chosen.sizes["..."] for chosen in few) > 2048
 
@@ -274,13 +274,13 @@ def test_offsets_are_continued_over_the_repetitions() -> None:
 
 def test_all_axes_are_past_a_constant_together() -> None:
     large = LargeCases(operations()["matmul"], NO_CLAIMS, FLOAT32, Constants(sizes=(Constant(64, "of.py", 3),)))
-    assert any(min(chosen.sizes[axis] for axis in "mnk") > 64 for chosen in large.chosen(25, False))
+    assert any(min(chosen.sizes[axis] for axis in "mnk") > 64 for chosen in large.choose(25, False))
 
 
 def test_two_constants_meet_on_two_axes_in_both_ways() -> None:
     constants = Constants(sizes=(Constant(48, "of.py", 3), Constant(130, "of.py", 4)))
     large = LargeCases(operations()["softmax"], NO_CLAIMS, FLOAT32, constants)
-    met = {tuple(chosen.sizes.values()) for chosen in large.chosen(25, False)}
+    met = {tuple(chosen.sizes.values()) for chosen in large.choose(25, False)}
     assert {(49, 131), (131, 49)} <= met
 
 

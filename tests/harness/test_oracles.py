@@ -225,44 +225,38 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return pred, target, np.array(counts)
 
 
+@pytest.mark.parametrize("ragged", [True, False])
 @few
 @hypothesis.given(batch=batches(), grad_output=st.sampled_from((-1.75, 0.0, 3.0)), eps=st.sampled_from((1e-5, 1.0)))
-def test_ragged_loss_is_the_loop_over_samples(batch: tuple, grad_output: float, eps: float) -> None:
+def test_losses_are_the_loops_over_samples_and_over_rows_with_positive_y2(
+    ragged: bool, batch: tuple, grad_output: float, eps: float
+) -> None:
     pred, target, counts = batch
     taken = np.arange(pred.shape[1]) < counts[:, None]
     sizes = counts.tolist()
+    if ragged:
+        oracle = giou_loss_ragged
+        given: tuple = pred, target[taken], np.concatenate([[0], np.cumsum(counts)])
+    else:
+        target = np.where(taken[..., None], target, 0.0)  # rows with a drawn y2 <= 0 are padding too
+        taken = target[..., 3] > 0
+        oracle, given = giou_loss, (pred, target)
     value, (grad_pred, grad_target) = torch_gradients(
-        lambda p, t: grad_output * looped(p, list(t.split(sizes)), eps), pred, target[taken]
+        lambda p, t: (
+            grad_output * (looped(p, list(t.split(sizes)), eps) if ragged else looped(p[taken][None], [t[taken]], eps))
+        ),
+        *given[:2],
     )
-    offsets = np.concatenate([[0], np.cumsum(counts)])
-    actual = giou_loss_ragged.backward(np.float64(grad_output), pred, target[taken], offsets, eps)
+    actual = oracle.backward(np.float64(grad_output), *given, eps)
     allowed = np.zeros(pred.shape)
-    row = np.full(len(target[taken]), grad_output / max(counts.sum(), 1))
+    count = int(taken.sum())
+    row = np.full(count, grad_output / max(count, 1))
     allowed[taken] = allowed_gradient_error(pred[taken], target[taken], row, eps)
     assert np.all(abs(actual[0] - grad_pred) <= allowed)
-    assert np.all(abs(actual[1] - grad_target) <= allowed[taken])
-    loss = giou_loss_ragged.forward(pred, target[taken], offsets, eps)
-    assert abs(grad_output * loss - value) <= allowed_loss_error(pred[taken], target[taken], grad_output, eps)
-
-
-@few
-@hypothesis.given(batch=batches(), grad_output=st.sampled_from((-1.75, 0.0, 3.0)), eps=st.sampled_from((1e-5, 1.0)))
-def test_padded_loss_is_the_loop_over_rows_with_positive_y2(batch: tuple, grad_output: float, eps: float) -> None:
-    pred, target, counts = batch
-    padding = np.arange(pred.shape[1]) >= counts[:, None]
-    target = np.where(padding[..., None], 0.0, target)  # rows with a drawn y2 <= 0 are padding too
-    valid = target[..., 3] > 0
-    value, (grad_pred, grad_target) = torch_gradients(
-        lambda p, t: grad_output * looped(p[valid][None], [t[valid]], eps), pred, target
+    assert np.all(abs(actual[1] - grad_target) <= (allowed[taken] if ragged else allowed))
+    assert abs(grad_output * oracle.forward(*given, eps) - value) <= allowed_loss_error(
+        pred[taken], target[taken], grad_output, eps
     )
-    actual = giou_loss.backward(np.float64(grad_output), pred, target, eps)
-    allowed = np.zeros(pred.shape)
-    row = np.full(int(valid.sum()), grad_output / max(valid.sum(), 1))
-    allowed[valid] = allowed_gradient_error(pred[valid], target[valid], row, eps)
-    assert np.all(abs(actual[0] - grad_pred) <= allowed)
-    assert np.all(abs(actual[1] - grad_target) <= allowed)
-    loss = giou_loss.forward(pred, target, eps)
-    assert abs(grad_output * loss - value) <= allowed_loss_error(pred[valid], target[valid], grad_output, eps)
 
 
 def allowed_loss_error(a: np.ndarray, b: np.ndarray, grad_output: float, eps: float) -> float:

@@ -36,17 +36,17 @@ def run(known: dict[str, float], taking: dict[str, float], of: int, workers: int
 
 def test_what_is_known_is_scaled_by_how_this_run_goes() -> None:
     seen, _ = run(known={"a": 1, "b": 2, "c": 10}, taking={"a": 2, "b": 4, "c": 20}, of=2)
-    assert seen.left() == pytest.approx(20)
+    assert seen.seconds_left() == pytest.approx(20)
 
 
 def test_what_is_not_known_takes_an_average() -> None:
     seen, _ = run(known={}, taking={"a": 2, "b": 4, "c": 9, "d": 9}, of=2)
-    assert seen.left() == pytest.approx(6)
+    assert seen.seconds_left() == pytest.approx(6)
 
 
 def test_workers_share_what_is_left() -> None:
     seen, _ = run(known={"c": 30}, taking={"a": 1, "b": 1, "c": 30}, of=2, workers=3)
-    assert seen.left() == pytest.approx(10)
+    assert seen.seconds_left() == pytest.approx(10)
 
 
 def test_a_line_is_told_now_and_then_and_not_at_the_end() -> None:

@@ -641,8 +641,19 @@ def test_a_wrong_access_is_reported_where_it_is(name: str, results: dict[str, Re
     assert {finding["kind"] for finding in findings} == {expected.kind}, printed
 
 
-def test_an_offset_that_has_overflowed_is_called_so(results: dict[str, Result]) -> None:
-    assert "an offset of 32 bits has overflowed" in results["an_offset_past_32_bits"].printed
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("an_offset_past_32_bits", ["an offset of 32 bits has overflowed"]),
+        ("waits", ["waits for what no other program does"]),
+        ("fails", ["ValueError: of the script", "the script has failed; 0 errors"]),
+    ],
+)
+def test_the_cause_is_printed(name: str, says: list[str], results: dict[str, Result]) -> None:
+    code, _, printed = results[name]
+    assert code == 1
+    assert all(text in printed for text in says), printed
+    assert name != "fails" or "fourfold/sanitize" not in printed
 
 
 def test_the_same_value_stored_twice_is_a_warning(results: dict[str, Result]) -> None:
@@ -682,11 +693,6 @@ def test_programs_in_step_race_where_two_touch_one_element_and_one_of_them_store
     assert len(seen) == 4
 
 
-def test_a_wait_without_an_end_ends(results: dict[str, Result]) -> None:
-    assert results["waits"].code == 1
-    assert "waits for what no other program does" in results["waits"].printed
-
-
 def test_the_command_runs_a_script_with_its_arguments_and_its_siblings(tmp_path: Path) -> None:
     (tmp_path / "sibling.py").write_text(HEAD + WRONG["no_mask_at_the_tail"][0].rpartition("\n")[0])
     (tmp_path / "script.py").write_text(
@@ -715,14 +721,6 @@ def test_every_configuration_runs_where_it_is_asked(tmp_path: Path) -> None:
     assert "power of 2" in every.stderr
     (tmp_path / "tuned.py").write_text(HEAD + RIGHT["tuning_and_benchmarks"])
     assert run(tmp_path, "--all-configs", "tuned.py").returncode == 0
-
-
-def test_a_script_that_fails_is_a_failure(results: dict[str, Result]) -> None:
-    code, _, printed = results["fails"]
-    assert code == 1
-    assert "ValueError: of the script" in printed
-    assert "fourfold/sanitize" not in printed
-    assert "the script has failed; 0 errors" in printed
 
 
 def test_the_scripts_of_a_folder_run_on_their_own(tmp_path: Path) -> None:

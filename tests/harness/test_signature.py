@@ -66,6 +66,20 @@ def test_a_signature_that_is_not_the_functions_is_refused() -> None:
         Signature(shifted, {"x": tensor("...", optional=True), "weight": tensor("...")})
     with pytest.raises(ValueError, match="the values of weight must not depend on sizes"):
         Signature(shifted, {"x": tensor("cols"), "weight": divisors("cols")})
+    with pytest.raises(ValueError, match="no tensor has the axis 'rows', which is the total of weight"):
+        Signature(shifted, {"x": tensor("cols"), "weight": offsets("segments", total="rows")})
+
+
+def test_the_total_of_offsets_may_be_an_axis_of_a_later_tensor() -> None:
+    @signature(x=tensor("n"), ends=offsets("segments", total="rows", most="rows"), rows=tensor("rows", optional=True))
+    def parts(x: torch.Tensor, ends: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        return x
+
+    assert torch.equal(parts(X[0], torch.tensor([0, 3]), WEIGHT), X[0])
+    with pytest.raises(ValueError, match="ends must rise from 0 to 3, the size of rows"):
+        parts(X[0], torch.tensor([0, 4]), WEIGHT)
+    with pytest.raises(ValueError, match="ends needs the size of rows, but no tensor with this axis was given"):
+        parts(X[0], torch.tensor([0, 3]))
 
 
 def _not_all_alike(x: torch.Tensor, *_: Any) -> None:

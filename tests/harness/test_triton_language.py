@@ -565,7 +565,6 @@ def test_rounding_to_float8_is_to_nearest_even_and_saturates(given: str, wanted:
     halfway = (numbers[1:] + numbers[:-1]) / 2
     beside = [np.nextafter(halfway, np.float32(side)) for side in (-np.inf, np.inf)]
     x = torch.from_numpy(np.concatenate([numbers, halfway, *beside])).to(getattr(torch, given))
-    output = torch.zeros(len(x), dtype=getattr(torch, wanted))
     padded = torch.cat([x, torch.zeros(1024 - len(x), dtype=x.dtype)])
     output = torch.zeros(1024, dtype=getattr(torch, wanted))
     cast_kernel[(1,)](padded, output, BLOCK=1024)
@@ -774,28 +773,15 @@ def named(text: str) -> set[str]:
     return {node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id == "tl"}
 
 
-SYMBOLS: dict[type[ast.AST], str] = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "truediv",
-    ast.FloorDiv: "floordiv",
-    ast.Mod: "mod",
-    ast.BitAnd: "and",
-    ast.BitOr: "or",
-    ast.BitXor: "xor",
-    ast.LShift: "lshift",
-    ast.RShift: "rshift",
-    ast.Lt: "lt",
-    ast.LtE: "le",
-    ast.Gt: "gt",
-    ast.GtE: "ge",
-    ast.Eq: "eq",
-    ast.NotEq: "ne",
-    ast.USub: "neg",
-    ast.Invert: "invert",
-    ast.Not: "not",
-}
+# By the name of a node in ast that is not its own.
+SYMBOLS = {"Mult": "mul", "Div": "truediv", "BitAnd": "and", "BitOr": "or", "BitXor": "xor"}
+SYMBOLS |= {"LtE": "le", "GtE": "ge", "Eq": "eq", "NotEq": "ne", "USub": "neg"}
+
+
+def symbol(node: ast.AST) -> str:
+    """Return the name of an operator in Python's methods."""
+    name = type(node).__name__
+    return SYMBOLS.get(name, name.lower())
 
 
 def operators(text: str) -> set[str]:
@@ -804,11 +790,11 @@ def operators(text: str) -> set[str]:
     for node in ast.walk(ast.parse(text.strip(), mode="eval")):
         if isinstance(node, ast.BinOp):
             reflected = "r" if isinstance(node.left, ast.Constant) else ""
-            found.add(f"__{reflected}{SYMBOLS[type(node.op)]}__")
+            found.add(f"__{reflected}{symbol(node.op)}__")
         elif isinstance(node, ast.Compare):
-            found.add(f"__{SYMBOLS[type(node.ops[0])]}__")
+            found.add(f"__{symbol(node.ops[0])}__")
         elif isinstance(node, ast.UnaryOp) and not isinstance(node.operand, ast.Constant):
-            found.add(f"__{SYMBOLS[type(node.op)]}__")
+            found.add(f"__{symbol(node.op)}__")
         elif isinstance(node, ast.Subscript):
             found.add("__getitem__")
         elif isinstance(node, ast.Attribute):

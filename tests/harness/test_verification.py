@@ -61,6 +61,11 @@ def forward_alone(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x.detach(), -1)
 
 
+def with_rounded_steps(x: torch.Tensor) -> torch.Tensor:
+    powers = (x - x.amax(-1, keepdim=True)).exp() if x.numel() else x
+    return powers / powers.sum(-1, keepdim=True)
+
+
 class WithRoundedProducts(torch.autograd.Function):
     """A softmax whose backward pass rounds products to the dtype before it sums them."""
 
@@ -193,8 +198,10 @@ def test_what_is_claimed_is_not_tried_and_so_not_refused() -> None:
     assert "contiguous=True" in verdict.summary
 
 
-def test_who_refuses_everything_has_not_passed() -> None:
-    verdict = fourfold.verify(of_nothing, "softmax", **ONE)
+def test_who_refuses_everything_has_not_passed_and_is_soon_asked_no_more() -> None:
+    verdict = fourfold.verify(of_nothing, "softmax", only=["forward"], **ONE)
+    assert len(operations()["softmax"].examples) + 10 < verdict.refusals.total()
+    assert verdict.refusals.total() <= len(operations()["softmax"].examples) + 50
     assert not verdict.passed
     assert "nothing was verified: refused all" in verdict.summary
     assert "no kernel for torch.float32" in verdict.summary
@@ -281,10 +288,6 @@ def test_storage_accuracy_is_told_and_must_be_claimed() -> None:
 
 @pytest.mark.parametrize("strict_errors", [False, True])
 def test_strict_errors_leave_the_grade_as_it_is(strict_errors: bool) -> None:
-    def with_rounded_steps(x: torch.Tensor) -> torch.Tensor:
-        powers = (x - x.amax(-1, keepdim=True)).exp() if x.numel() else x
-        return powers / powers.sum(-1, keepdim=True)
-
     claims = Claims(accuracy="storage", gradients=False)
     options: dict[str, Any] = {**QUICK, "dtypes": ["bfloat16"], "only": ["forward", "bad input"], "claims": claims}
     verdict = fourfold.verify(with_rounded_steps, "softmax", strict_errors=strict_errors, **options)
@@ -306,19 +309,12 @@ def test_strict_errors_leave_gradients_where_an_input_is_nan_as_they_are(strict_
 @pytest.mark.full
 def test_what_is_shown_is_wrong_by_the_bounds_of_every_grade() -> None:
     def imprecise_and_wrong_for_129(x: torch.Tensor) -> torch.Tensor:
-        powers = (x - x.amax(-1, keepdim=True)).exp() if x.numel() else x
-        return powers / powers.sum(-1, keepdim=True) * (1.5 if x.shape[-1] == 129 else 1)
+        return with_rounded_steps(x) * (1.5 if x.shape[-1] == 129 else 1)
 
     claims = Claims(gradients=False, finite=True, sizes={"cols": (100, 200)})
     options: dict[str, Any] = {**QUICK, "dtypes": ["bfloat16"], "only": ["forward"], "claims": claims}
     ((_, failure),) = fourfold.verify(imprecise_and_wrong_for_129, "softmax", **options).failures
     assert "129]" in failure.counterexample
-
-
-def test_who_refuses_every_named_example_is_soon_asked_no_more() -> None:
-    verdict = fourfold.verify(of_nothing, "softmax", only=["forward"], **ONE)
-    named = len(operations()["softmax"].examples)
-    assert named + 10 < verdict.refusals.total() <= named + 50
 
 
 def test_who_takes_nothing_but_empty_tensors_refuses_everything() -> None:
@@ -619,11 +615,6 @@ def test_a_suite_shows_one_wrong_result_once() -> None:
         suite().test_repeatability("float32")  # type: ignore[attr-defined]
 
 
-def test_an_unknown_operation_is_an_error_that_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="layer_norm"):
-        fourfold.verify(softmax, "soft_max", **QUICK)
-
-
 WAYS_TO_BE_OFF: dict[str, tuple[Callable[..., Any], str]] = {
     "tuple": (lambda x: (x.softmax(-1),), "output is a tuple, not a tensor"),
     "nothing": (lambda x: None, "output is a NoneType, not a tensor"),
@@ -642,9 +633,15 @@ def test_a_result_that_is_off_is_named_in_a_line(way: str) -> None:
     assert says in failure.message.splitlines()[0]
 
 
-def test_a_function_that_takes_other_arguments_is_an_error_that_shows_both() -> None:
-    with pytest.raises(ValueError, match=r"softmax\(x"):
-        fourfold.verify(lambda x, dim, mode: x, "softmax", **QUICK)
+@pytest.mark.parametrize(
+    ("function", "operation", "says"),
+    [(lambda x, dim, mode: x, "softmax", r"softmax\(x"), (softmax, "soft_max", "layer_norm")],
+)
+def test_arguments_or_a_name_that_no_operation_has_are_errors_that_show_what_there_is(
+    function: Callable[..., Any], operation: str, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        fourfold.verify(function, operation, **QUICK)
 
 
 def test_a_parameter_without_a_default_gets_the_operations() -> None:
@@ -729,12 +726,8 @@ def test_the_first_failure_may_be_the_last() -> None:
 
 
 def test_what_is_only_imprecise_is_looked_at_further() -> None:
-    def in_half(x: torch.Tensor) -> torch.Tensor:
-        powers = (x - x.amax(-1, keepdim=True)).exp() if x.shape[-1] else x
-        return powers / powers.sum(-1, keepdim=True)
-
     options = {**QUICK, "dtypes": ["float16"], "first_failure": True}
-    verdict = fourfold.verify(in_half, "softmax", only=["forward", "repeatability"], **options)
+    verdict = fourfold.verify(with_rounded_steps, "softmax", only=["forward", "repeatability"], **options)
     assert [o.check for o in verdict.outcomes] == ["forward", "repeatability"], str(verdict)
     assert verdict.kind == "imprecise"
 

@@ -192,7 +192,7 @@ def test_a_claim_of_numbers_excludes_no_case_for_a_layout_that_is_named() -> Non
 
 
 def test_joined_claims_support_what_both_support() -> None:
-    joined = Claims(ranks=(2, 3, 4), aligned=True).joined(Claims(ranks=(1, 2, 3), contiguous=True))
+    joined = Claims(ranks=(2, 3, 4), aligned=True).join(Claims(ranks=(1, 2, 3), contiguous=True))
     assert joined == Claims(ranks=(2, 3), contiguous=True)
 
 

@@ -14,7 +14,7 @@ from .planted import Fault
 GITHUB = "https://github.com"
 SUM, Y, H = "h = x + residual\n    return layer_norm(h => h = x +", {"output": "y"}, {"output": "h"}
 SHORT = {"right_on": rows(2, cols=24)}
-BACKWARD, OF_BOTH = "        backward(*gradients, Needs =>", {"check": check_of_joined_outputs(backward_agrees)}
+BACKWARD, OF_BOTH = "            backward(*gradients, Needs =>", {"check": check_of_joined_outputs(backward_agrees)}
 
 
 def _torch_faults() -> tuple[Fault, ...]:
@@ -40,12 +40,12 @@ def _triton_faults() -> tuple[Fault, ...]:
     return (
         of("norm_before_the_sum", "forward(y, mean, rstd, h, => forward(y, mean, rstd, x,", **Y),
         of("bias_left_out", "rstd, h, weight, bias, eps) => rstd, h, weight, torch.zeros_like(bias), eps)", **Y),
-        of.gradient("gradients_of_1024_columns_are_0", f"{BACKWARD}         if h.shape[-1] == 1024:\n"
-                    "            return tuple(gradient.zero_() for gradient in gradients)\n"
-                    "        backward(*gradients, Needs", **Y, **SHORT,
+        of.gradient("gradients_of_1024_columns_are_0", f"{BACKWARD}             if h.shape[-1] == 1024:\n"
+                    "                return zero_all(gradients)\n"
+                    "            backward(*gradients, Needs", **Y, **SHORT,
                     source=f"{GITHUB}/PaddlePaddle/Paddle/pull/74149"),
-        of.gradient("rows_of_the_first_axis_alone", "grad_y, h, weight, mean, rstd)\n        if =>"
-                    " grad_y, h, weight, mean[: len(h)], rstd[: len(h)])\n        if",
+        of.gradient("rows_of_the_first_axis_alone", "grad_y, h, weight, mean, rstd) =>"
+                    " grad_y, h, weight, mean[: len(h)], rstd[: len(h)])",
                     source=f"{GITHUB}/flagos-ai/FlagGems/issues/5392", **Y, **SHORT),
         of.gradient("cotangent_of_h_left_out", "if grad_h is None or not needs[0]: => if True:", **OF_BOTH),
     )

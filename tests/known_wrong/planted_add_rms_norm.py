@@ -101,8 +101,7 @@ def _torch_faults() -> tuple[Fault, ...]:
         of.law(properties.a_sign_goes_through, f"{NORM} return rms_norm(residual_out, weight, eps).abs(),", **zeros),
         of.law(properties.y_is_the_norm_of_the_sum, f"{NORM} return residual_out"
                " / (residual_out.square().mean() + eps).sqrt() * weight,", right_on=residual_of_zeros, **y),
-        of.law(properties.the_gradient_of_weight_weighs_the_normalized_rows, WEIGHT_OF_X, right_on=residual_of_zeros,
-               **y),
+        of.law(properties.gradient_of_weight_weighs_the_normalized_rows, WEIGHT_OF_X, right_on=residual_of_zeros, **y),
         of.law(properties.the_summands_may_change_places, f"{SUM} x + residual - residual.detach() / 2\n",
                name="sums_law", right_on=the_same_twice, **sums),
         of.law(properties.nothing_is_added_to_nothing, THE_RESIDUAL, name="sums_law", **sums),

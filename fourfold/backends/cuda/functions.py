@@ -105,7 +105,7 @@ class KernelInstances:
         self._refused[dtype] = why
 
     @property
-    def refused(self) -> Mapping[torch.dtype, str]:
+    def refusals(self) -> Mapping[torch.dtype, str]:
         """The dtypes for which the template does not compile, with the reasons."""
         return self._refused
 

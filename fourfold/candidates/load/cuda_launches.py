@@ -183,4 +183,4 @@ def compile_launch(described: Mapping[str, Any]) -> tuple[Callable[..., torch.Te
         like = arguments.pop(RESULT)
         return kernel(arguments, like)
 
-    return launch, {short(dtype): why for dtype, why in kernels.refused.items()}
+    return launch, {short(dtype): why for dtype, why in kernels.refusals.items()}

@@ -73,7 +73,7 @@ class RemoteCall:
         self.versions = {name: _num_writes(result) for name, result in self.results.items()}
         weakref.finalize(self, session.forgotten_calls.append, number).atexit = False
 
-    def written(self) -> dict[str, int]:
+    def count_writes(self) -> dict[str, int]:
         """Return how often autograd saw each input written, and each output since the call, by its number."""
         inputs = {name: _num_writes(tensor) for name, tensor in self.tensors.items()}
         return inputs | {name: _num_writes(result) - self.versions[name] for name, result in self.results.items()}
@@ -192,7 +192,7 @@ class UntrustedFunction:
                 alive.append(cotangent)
                 layouts.append(protocol.layout_of(cotangent, call.session.number_of(cotangent)))
             other = threading.get_ident() != call.thread
-            ask = protocol.Backward(call.number, list(inputs), layouts, call.written(), other, conditions())
+            ask = protocol.Backward(call.number, list(inputs), layouts, call.count_writes(), other, conditions())
             answer, storages = self._ask(call.session, ask, protocol.Gradients)
             with end_if_malformed(call.session):
                 if len(answer.gradients) != len(inputs):
@@ -245,7 +245,7 @@ class UntrustedFunction:
                     _results(each, len(inputs), storages) for each, inputs in zip(answer.results, wanted)
                 ]
 
-    def compared(
+    def compare_sizes(
         self, comparisons: Sequence[SizeComparison], arguments: Mapping[str, Any]
     ) -> dict[int, tuple[float, float]]:
         """Return both sides of comparisons in a call, as its process reports them.

@@ -34,7 +34,7 @@ def contents(storage: torch.UntypedStorage) -> bytes:
     return ctypes.string_at(storage.data_ptr(), size) if size else b""
 
 
-def put(storage: torch.UntypedStorage, content: bytes) -> None:
+def overwrite(storage: torch.UntypedStorage, content: bytes) -> None:
     """Overwrite a storage."""
     if content:
         ctypes.memmove(storage.data_ptr(), content, len(content))

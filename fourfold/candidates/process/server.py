@@ -307,7 +307,7 @@ class Served:
         for number, content in contents.items():
             if number not in self.storages:
                 self.storages[number] = torch.UntypedStorage(len(content))
-            protocol.put(self.storages[number], content)
+            protocol.overwrite(self.storages[number], content)
         self.last |= contents
 
     def load(self, ask: protocol.LoadFunction) -> protocol.FunctionLoaded | protocol.Missing | protocol.Uncallable:
@@ -378,7 +378,7 @@ class Served:
             for name, argument in ask.arguments
             if isinstance(argument, protocol.TensorArgument)
         }
-        arguments = given(ask.arguments, self.storages, {name: twin.tensor for name, twin in twins.items()})
+        arguments = decode_arguments(ask.arguments, self.storages, {name: twin.tensor for name, twin in twins.items()})
         watch = watching(ask.conditions)
         with self._reproduce_conditions(ask.conditions, watch):
             output = self._run(self.function, **arguments)
@@ -430,7 +430,7 @@ class Served:
 
     def compare(self, ask: protocol.CompareSizes) -> protocol.SizesCompared:
         """Return both sides of comparisons in a call, and ignore its result."""
-        arguments = given(ask.arguments, self.storages)
+        arguments = decode_arguments(ask.arguments, self.storages)
         JUDGE.hide()
         with Compared(ask.comparisons) as compared, contextlib.suppress(Exception):
             self.function(**arguments)
@@ -479,7 +479,7 @@ class Served:
         If there are several outputs, return the requested one.
         """
         storages = {number: storage.clone() for number, storage in list(self.storages.items())}
-        arguments = given(ask.arguments, storages)
+        arguments = decode_arguments(ask.arguments, storages)
 
         def wanted_output(arguments: Mapping[str, Any]) -> Any:
             output = self.function(**arguments)
@@ -542,7 +542,7 @@ class Served:
         )
 
 
-def given(
+def decode_arguments(
     spelled: protocol.Arguments,
     storages: dict[int, torch.UntypedStorage],
     known: Mapping[str, torch.Tensor] = MappingProxyType({}),

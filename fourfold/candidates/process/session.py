@@ -219,7 +219,7 @@ class Session:
                 self.know(living[number], number)
             elif number not in copied:
                 raise Malformed(f"the contents of storage {number}, which is shared")
-            protocol.put(living[number], content)
+            protocol.overwrite(living[number], content)
         self.last |= contents
         return reply.result, living
 

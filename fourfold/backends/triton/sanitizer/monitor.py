@@ -179,7 +179,7 @@ class Region:
         """Return the elements at some offsets as unsigned integers, or None if they are not aligned."""
         return None if (offsets % size).any() else self.memory(size)[offsets // size]
 
-    def unwritten(self, offsets: np.ndarray, size: int) -> np.ndarray:
+    def find_unwritten(self, offsets: np.ndarray, size: int) -> np.ndarray:
         """Return which of the elements are unwritten."""
         assert self.written is not None
         if (offsets % size).any():
@@ -397,21 +397,21 @@ class LaunchMonitor:
         count = f"{np.count_nonzero(~inside)} of the {addresses.size} elements that it does not mask"
         region = self.regions.get(stray >> _TAG)
         if region is None:
-            self.found(OUTSIDE, what, "", None, f"{what} through a pointer that leads to no tensor, of {count}")
+            self.add_finding(OUTSIDE, what, "", None, f"{what} through a pointer that leads to no tensor, of {count}")
             return
         offset = (stray - region.first) // region.unit
         message = f"{what} at element {offset} of {region}; outside are {count}"
         wrapped = next((n for n in (1, -1) if region.low <= stray + n * (size << 32) <= region.high - size), None)
         if wrapped:
             message += "; 2^32 elements off: an offset of 32 bits has overflowed"
-        self.found(OUTSIDE, what, region.name, offset, message)
+        self.add_finding(OUTSIDE, what, region.name, offset, message)
 
-    def read(self, what: str, access: Access) -> None:
+    def report_unwritten(self, what: str, access: Access) -> None:
         """Report a load of unwritten memory."""
         for region, offsets, _ in access.parts:
             if region.written is None:
                 continue
-            unwritten = region.unwritten(offsets, access.size)
+            unwritten = region.find_unwritten(offsets, access.size)
             if unwritten.any():
                 lane = int(np.flatnonzero(unwritten)[0])
                 offset = self.element(region, offsets[lane])
@@ -419,7 +419,7 @@ class LaunchMonitor:
                 message = (
                     f"{what} of memory that nothing has written: {count}, the first is element {offset} of {region}"
                 )
-                self.found(UNWRITTEN, what, region.name, offset, message)
+                self.add_finding(UNWRITTEN, what, region.name, offset, message)
 
     def element(self, region: Region, offset: Any) -> int:
         """Return the index of an element relative to the tensor's first."""
@@ -445,14 +445,14 @@ class LaunchMonitor:
         )
         if race.harmless:
             message += "; both leave the same value"
-        self.found(RACE, what, region.name, offset, message, warning=race.harmless)
+        self.add_finding(RACE, what, region.name, offset, message, warning=race.harmless)
 
     def suspect(self) -> None:
         """Raise `Suspicion` in a first try."""
         if self.is_first_try:
             raise Suspicion
 
-    def found(
+    def add_finding(
         self, kind: str, what: str, parameter: str, offset: int | None, message: str, warning: bool = False
     ) -> None:
         """Add a finding at the kernel's current line."""
@@ -559,7 +559,7 @@ class MonitoredMemory(CheckedMemory):
         access = self.pass_to_monitor("load", ptrs, mask)
         watch = self.watch
         assert watch is not None
-        watch.read("load", access)
+        watch.report_unwritten("load", access)
         if self.batch is not None:
             self.load_in_step(access)
         elif watch.order is not None:
@@ -623,7 +623,7 @@ class MonitoredMemory(CheckedMemory):
                     f"store of several values at element {offset} of {region}: which of them remains is not defined"
                     f" ({np.count_nonzero(lost)} of {offsets.size} elements are lost)"
                 )
-                self.watch.found(RACE, "store", region.name, offset, message)
+                self.watch.add_finding(RACE, "store", region.name, offset, message)
 
     def create_atomic_rmw(self, rmwOp: Any, ptr: Any, val: Any, mask: Any, sem: Any, *rest: Any) -> Any:
         """Perform tl.atomic_add, tl.atomic_max and so on."""
@@ -648,7 +648,7 @@ class MonitoredMemory(CheckedMemory):
         assert watch is not None
         watch.wait(access)
         if not exchanges:
-            watch.read("atomic operation", access)
+            watch.report_unwritten("atomic operation", access)
         addresses: list[int] = []
         for part in access.parts:
             if part.region.written is not None:
