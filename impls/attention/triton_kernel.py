@@ -87,44 +87,15 @@ def product_of_rows(a_at, b_at, a_there, b_there, columns, COMPUTE: tl.constexpr
 
 
 @triton.jit
-def slope_of(slopes_ptr, head, COMPUTE: tl.constexpr, BIAS: tl.constexpr):
-    """Return the slope of a head, or 0."""
-    slope = tl.zeros((), COMPUTE)
-    if BIAS:
-        slope = tl.load(slopes_ptr + head).to(COMPUTE)
-    return slope
-
-
-@triton.jit
-def masked_scores(
-    products,
-    query,
-    key,
-    num_queries,
-    num_keys,
-    scale,
-    left,
-    right,
-    slope,
-    origin,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    BIAS: tl.constexpr,
-):
-    """Return the scores of products, and which keys a query sees; the two are given along different axes.
-
-    Of a causal window, right is 0. Each place, less an origin near it, is converted alone: that is slow, and exact.
-    """
-    scores = products * scale
-    visible = (query < num_queries) & (key < num_keys)
-    place = query + (num_keys - num_queries)
+def are_visible(queries, keys, num_queries, num_keys, left, right, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Return which keys a query sees; the two are given along different axes. Of a causal window, right is 0."""
+    visible = (queries < num_queries) & (keys < num_keys)
     if WINDOW:
-        visible = visible & (key >= place - left) & (key <= place + right)
+        place = queries + (num_keys - num_queries)
+        visible = visible & (keys >= place - left) & (keys <= place + right)
     elif CAUSAL:
-        visible = visible & (key <= place)
-    if BIAS:
-        scores -= slope * tl.abs((place - origin).to(products.dtype) - (key - origin).to(products.dtype))
-    return scores, visible
+        visible = visible & (keys <= queries + (num_keys - num_queries))
+    return visible
 
 
 @triton.jit
@@ -137,6 +108,12 @@ def has_keys(query, num_queries, num_keys, left, right, CAUSAL: tl.constexpr, WI
     elif CAUSAL:
         sees = sees & (query + num_keys - num_queries >= 0)
     return sees
+
+
+@triton.jit
+def biased(scores, places, keys, origin, slope):
+    """Return scores less their bias. What is converted lies near an origin, where it is exact, and along one axis."""
+    return scores - slope * tl.abs((places - origin).to(scores.dtype) - (keys - origin).to(scores.dtype))
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -198,7 +175,8 @@ def attention_forward_kernel(
     )
     columns = columns * WIDTH
     scale = tl.full((), scale, COMPUTE)
-    slope = slope_of(slopes_ptr, head, COMPUTE, BIAS)
+    if BIAS:
+        slope = tl.load(slopes_ptr + head).to(COMPUTE)
     query = first + tl.arange(0, BLOCK_Q)
     column = tl.arange(0, BLOCK_D)
     q_there, among = query < num_queries, column < columns
@@ -230,24 +208,12 @@ def attention_forward_kernel(
         k_at = k_ptr + key.to(tl.int64) * k_token_stride * WIDTH
         if CHUNK == BLOCK_D:
             k = tl.load(k_at[None, :] + column[:, None], mask=k_there[None, :] & among[:, None], other=0.0)
-            scores = tl.dot(q, k, out_dtype=COMPUTE, input_precision="ieee")
+            scores = tl.dot(q, k, out_dtype=COMPUTE, input_precision="ieee") * scale
         else:
-            scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK)
-        scores, visible = masked_scores(
-            scores,
-            query[:, None],
-            key[None, :],
-            num_queries,
-            num_keys,
-            scale,
-            left,
-            right,
-            slope,
-            start,
-            CAUSAL,
-            WINDOW,
-            BIAS,
-        )
+            scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK) * scale
+        if BIAS:
+            scores = biased(scores, (query + num_keys - num_queries)[:, None], key[None, :], start, slope)
+        visible = are_visible(query[:, None], key[None, :], num_queries, num_keys, left, right, CAUSAL, WINDOW)
         scores = tl.where(visible, scores, -float("inf"))
         larger = tl.maximum(largest, tl.max(scores, axis=1))
         # Of scores that are all -inf, so that no difference of infinities is taken.
@@ -364,7 +330,8 @@ def attention_queries_backward_kernel(
     )
     columns = columns * WIDTH
     scale = tl.full((), scale, COMPUTE)
-    slope = slope_of(slopes_ptr, head, COMPUTE, BIAS)
+    if BIAS:
+        slope = tl.load(slopes_ptr + head).to(COMPUTE)
     query = first + tl.arange(0, BLOCK_Q)
     column = tl.arange(0, BLOCK_D)
     q_there, among = query < num_queries, column < columns
@@ -397,26 +364,14 @@ def attention_queries_backward_kernel(
         k = tl.load(k_at[:, None] + column[None, :], mask=k_there[:, None] & among[None, :], other=0.0)
         if CHUNK == BLOCK_D:
             v = tl.load(v_at[None, :] + column[:, None], mask=k_there[None, :] & among[:, None], other=0.0)
-            scores = tl.dot(q, tl.trans(k), out_dtype=COMPUTE, input_precision="ieee")
+            scores = tl.dot(q, tl.trans(k), out_dtype=COMPUTE, input_precision="ieee") * scale
             products = tl.dot(grad, v, out_dtype=COMPUTE, input_precision="ieee")
         else:
-            scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK)
+            scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK) * scale
             products = product_of_rows(grad_at, v_at, q_there, k_there, columns, COMPUTE, CHUNK)
-        scores, visible = masked_scores(
-            scores,
-            query[:, None],
-            key[None, :],
-            num_queries,
-            num_keys,
-            scale,
-            left,
-            right,
-            slope,
-            start,
-            CAUSAL,
-            WINDOW,
-            BIAS,
-        )
+        if BIAS:
+            scores = biased(scores, (query + num_keys - num_queries)[:, None], key[None, :], start, slope)
+        visible = are_visible(query[:, None], key[None, :], num_queries, num_keys, left, right, CAUSAL, WINDOW)
         grad_scores = tl.where(visible, tl.exp(scores - lse[:, None]) * (products - delta[:, None]), 0.0)
         grad_q = tl.dot(grad_scores.to(k.dtype), k, grad_q, input_precision="ieee", out_dtype=COMPUTE)
     grad_q = tl.where(fits != 0, grad_q * scale, float("nan"))
@@ -513,7 +468,8 @@ def attention_keys_backward_kernel(
     group = heads // kv_heads
     for of_group in range(group):
         head = (kv_head * group + of_group).to(tl.int64)
-        slope = slope_of(slopes_ptr, head, COMPUTE, BIAS)
+        if BIAS:
+            slope = tl.load(slopes_ptr + head).to(COMPUTE)
         for start in range(begin, end, BLOCK_Q):
             query = start + tl.arange(0, BLOCK_Q)
             q_there = query < num_queries
@@ -527,26 +483,15 @@ def attention_keys_backward_kernel(
             delta = tl.load(delta_ptr + head * total_q + q_token, mask=q_there, other=0.0)
             # [BLOCK_K, BLOCK_Q]: transposed, so that both products have the keys as rows.
             if CHUNK == BLOCK_D:
-                scores = tl.dot(k, tl.trans(q), out_dtype=COMPUTE, input_precision="ieee")
+                scores = tl.dot(k, tl.trans(q), out_dtype=COMPUTE, input_precision="ieee") * scale
                 products = tl.dot(v, tl.trans(grad), out_dtype=COMPUTE, input_precision="ieee")
             else:
-                scores = product_of_rows(k_at, q_at, k_there, q_there, columns, COMPUTE, CHUNK)
+                scores = product_of_rows(k_at, q_at, k_there, q_there, columns, COMPUTE, CHUNK) * scale
                 products = product_of_rows(v_at, grad_at, k_there, q_there, columns, COMPUTE, CHUNK)
-            scores, visible = masked_scores(
-                scores,
-                query[None, :],
-                key[:, None],
-                num_queries,
-                num_keys,
-                scale,
-                left,
-                right,
-                slope,
-                start + num_keys - num_queries,
-                CAUSAL,
-                WINDOW,
-                BIAS,
-            )
+            if BIAS:
+                place = query + num_keys - num_queries
+                scores = biased(scores, place[None, :], key[:, None], start + num_keys - num_queries, slope)
+            visible = are_visible(query[None, :], key[:, None], num_queries, num_keys, left, right, CAUSAL, WINDOW)
             weights = tl.where(visible, tl.exp(scores - lse[None, :]), 0.0)
             grad_scores = tl.where(visible, weights * (products - delta[None, :]), 0.0)
             if NEEDS_V:
