@@ -11,12 +11,12 @@ from fourfold.backends.triton import launch as triton_launch
 
 from .operators import Call, has_whole_vectors, register
 
-PROBES = 128  # offsets that a program looks at together
+PROBES = tl.constexpr(128)  # offsets that a program looks at together
 ROWS_OF_DELTA = 32
 # A multiple of 16, or 1, makes no kernel of its own.
 UNSPECIALIZED = ["total_q", "total_k", "batch", "heads", "kv_heads", "columns", "q_token_stride", "q_head_stride"]
 UNSPECIALIZED += ["k_token_stride", "k_head_stride", "v_token_stride", "v_head_stride", "grad_token_stride"]
-UNSPECIALIZED += ["grad_head_stride", "q_offsets_stride", "k_offsets_stride", "left", "right"]
+UNSPECIALIZED += ["grad_head_stride", "left", "right"]
 
 
 @triton.jit
@@ -24,15 +24,12 @@ def place_of(
     tile,
     own_ptr,
     other_ptr,
-    own_stride,
-    other_stride,
     own_total,
     other_total,
     batch,
     GIVEN: tl.constexpr,
     ROWS: tl.constexpr,
     INDEX: tl.constexpr,
-    PROBES: tl.constexpr,
 ):
     """Return a tile's first row in its sequence, and begin and length of the sequence's own and other tokens.
 
@@ -50,20 +47,20 @@ def place_of(
         for start in range(0, batch, PROBES):
             sequences = (start + tl.arange(0, PROBES)).to(tl.int64)
             there = sequences < batch
-            begins = tl.load(own_ptr + sequences * own_stride, mask=there, other=0).to(tl.int64)
-            ends = tl.load(own_ptr + (sequences + 1) * own_stride, mask=there, other=0).to(tl.int64)
-            other_begins = tl.load(other_ptr + sequences * other_stride, mask=there, other=0)
-            other_ends = tl.load(other_ptr + (sequences + 1) * other_stride, mask=there, other=0)
+            begins = tl.load(own_ptr + sequences, mask=there, other=0).to(tl.int64)
+            ends = tl.load(own_ptr + sequences + 1, mask=there, other=0).to(tl.int64)
+            other_begins = tl.load(other_ptr + sequences, mask=there, other=0)
+            other_ends = tl.load(other_ptr + sequences + 1, mask=there, other=0)
             wrong = (ends < begins) | (other_ends < other_begins)
             wrong = wrong | ((sequences == 0) & ((begins != 0) | (other_begins != 0)))
             wrong = wrong | ((sequences == batch - 1) & ((ends != own_total) | (other_ends != other_total)))
             fits = tl.where(tl.max((there & wrong).to(tl.int32), axis=0) > 0, 0, fits)
             begun += tl.sum((there & (begins // ROWS + sequences <= tile)).to(tl.int32), axis=0)
         sequence = tl.maximum(begun - 1, 0).to(tl.int64)
-        at = tl.load(own_ptr + sequence * own_stride).to(tl.int64)
-        end = tl.load(own_ptr + (sequence + 1) * own_stride).to(tl.int64)
-        other_at = tl.load(other_ptr + sequence * other_stride).to(tl.int64)
-        other_end = tl.load(other_ptr + (sequence + 1) * other_stride).to(tl.int64)
+        at = tl.load(own_ptr + sequence).to(tl.int64)
+        end = tl.load(own_ptr + sequence + 1).to(tl.int64)
+        other_at = tl.load(other_ptr + sequence).to(tl.int64)
+        other_end = tl.load(other_ptr + sequence + 1).to(tl.int64)
         valid = fits != 0
         begin = tl.where(valid, at, begin)
         length = tl.where(valid, end - at, length)
@@ -121,8 +118,8 @@ def attention_forward_kernel(
     q_ptr,  # [total_q, heads, columns], strided
     k_ptr,  # [total_k, kv_heads, columns], strided
     v_ptr,  # [total_k, kv_heads, columns], strided
-    q_offsets_ptr,  # [batch + 1], strided; of no meaning unless GIVEN
-    k_offsets_ptr,  # [batch + 1], strided
+    q_offsets_ptr,  # [batch + 1]; of no meaning unless GIVEN
+    k_offsets_ptr,  # [batch + 1]
     slopes_ptr,  # [heads]; of no meaning unless BIAS
     output_ptr,  # [total_q, heads, columns]
     lse_ptr,  # [heads, total_q]
@@ -138,8 +135,6 @@ def attention_forward_kernel(
     k_head_stride,
     v_token_stride,
     v_head_stride,
-    q_offsets_stride,
-    k_offsets_stride,
     scale: tl.float64,  # else Triton rounds it to float32
     left,  # how many keys a query sees before and after its place; of no meaning unless WINDOW
     right,
@@ -154,24 +149,12 @@ def attention_forward_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
     CHUNK: tl.constexpr,
-    PROBES: tl.constexpr,
 ):
     # One program owns BLOCK_Q queries of one sequence and head. Those that see most keys come first.
     tile = tl.num_programs(0) // heads - 1 - tl.program_id(0) // heads
     head = tl.program_id(0) % heads
     first, q_begin, num_queries, k_begin, num_keys, fits = place_of(
-        tile,
-        q_offsets_ptr,
-        k_offsets_ptr,
-        q_offsets_stride,
-        k_offsets_stride,
-        total_q,
-        total_k,
-        batch,
-        GIVEN,
-        BLOCK_Q,
-        INDEX,
-        PROBES,
+        tile, q_offsets_ptr, k_offsets_ptr, total_q, total_k, batch, GIVEN, BLOCK_Q, INDEX
     )
     columns = columns * WIDTH
     scale = tl.full((), scale, COMPUTE)
@@ -273,8 +256,8 @@ def attention_queries_backward_kernel(
     q_ptr,  # [total_q, heads, columns], strided
     k_ptr,  # [total_k, kv_heads, columns], strided
     v_ptr,  # [total_k, kv_heads, columns], strided
-    q_offsets_ptr,  # [batch + 1], strided; of no meaning unless GIVEN
-    k_offsets_ptr,  # [batch + 1], strided
+    q_offsets_ptr,  # [batch + 1]; of no meaning unless GIVEN
+    k_offsets_ptr,  # [batch + 1]
     slopes_ptr,  # [heads]; of no meaning unless BIAS
     lse_ptr,  # [heads, total_q]
     delta_ptr,  # [heads, total_q]
@@ -293,8 +276,6 @@ def attention_queries_backward_kernel(
     k_head_stride,
     v_token_stride,
     v_head_stride,
-    q_offsets_stride,
-    k_offsets_stride,
     scale: tl.float64,
     left,
     right,
@@ -309,24 +290,12 @@ def attention_queries_backward_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
     CHUNK: tl.constexpr,
-    PROBES: tl.constexpr,
 ):
     # One program owns BLOCK_Q queries of one sequence and head, and goes through the keys that they see.
     tile = tl.num_programs(0) // heads - 1 - tl.program_id(0) // heads
     head = tl.program_id(0) % heads
     first, q_begin, num_queries, k_begin, num_keys, fits = place_of(
-        tile,
-        q_offsets_ptr,
-        k_offsets_ptr,
-        q_offsets_stride,
-        k_offsets_stride,
-        total_q,
-        total_k,
-        batch,
-        GIVEN,
-        BLOCK_Q,
-        INDEX,
-        PROBES,
+        tile, q_offsets_ptr, k_offsets_ptr, total_q, total_k, batch, GIVEN, BLOCK_Q, INDEX
     )
     columns = columns * WIDTH
     scale = tl.full((), scale, COMPUTE)
@@ -385,8 +354,8 @@ def attention_keys_backward_kernel(
     q_ptr,  # [total_q, heads, columns], strided
     k_ptr,  # [total_k, kv_heads, columns], strided
     v_ptr,  # [total_k, kv_heads, columns], strided
-    q_offsets_ptr,  # [batch + 1], strided; of no meaning unless GIVEN
-    k_offsets_ptr,  # [batch + 1], strided
+    q_offsets_ptr,  # [batch + 1]; of no meaning unless GIVEN
+    k_offsets_ptr,  # [batch + 1]
     slopes_ptr,  # [heads]; of no meaning unless BIAS
     lse_ptr,  # [heads, total_q]
     delta_ptr,  # [heads, total_q]
@@ -406,8 +375,6 @@ def attention_keys_backward_kernel(
     k_head_stride,
     v_token_stride,
     v_head_stride,
-    q_offsets_stride,
-    k_offsets_stride,
     scale: tl.float64,
     left,
     right,
@@ -424,24 +391,12 @@ def attention_keys_backward_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
     CHUNK: tl.constexpr,
-    PROBES: tl.constexpr,
 ):
     # One program owns BLOCK_K keys of one sequence and head, and goes through the queries that see them.
     tile = tl.program_id(0) // kv_heads
     kv_head = tl.program_id(0) % kv_heads
     first, k_begin, num_keys, q_begin, num_queries, fits = place_of(
-        tile,
-        k_offsets_ptr,
-        q_offsets_ptr,
-        k_offsets_stride,
-        q_offsets_stride,
-        total_k,
-        total_q,
-        batch,
-        GIVEN,
-        BLOCK_K,
-        INDEX,
-        PROBES,
+        tile, k_offsets_ptr, q_offsets_ptr, total_k, total_q, batch, GIVEN, BLOCK_K, INDEX
     )
     columns = columns * WIDTH
     scale = tl.full((), scale, COMPUTE)
@@ -558,7 +513,6 @@ def _launch(
             *call.sizes,
             call.q.shape[2] // width,
             *(n // width for n in strides),
-            *call.offset_strides,
             call.scale,
             *call.window,
         ),
@@ -573,7 +527,6 @@ def _launch(
         BLOCK_K=tiles.keys,
         BLOCK_D=_block_d(call),
         CHUNK=tiles.chunk,
-        PROBES=PROBES,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
         **options,
