@@ -213,29 +213,8 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
 def smooth(draw: st.DrawFn, dtype: DType) -> Case:
     """Draw two sequences of one to three tokens each."""
     rng, heads, causal = draw(GENERATORS), draw(st.sampled_from((1, 2))), draw(st.booleans())
-    counts = rng.integers(1, 4, 2), rng.integers(1, 4, 2)
-    return packed_case(rng, counts, heads, 1, 2, dtype, size=1.0, causal=causal)
-
-
-def packed_case(
-    rng: np.random.Generator,
-    counts: tuple[Any, Any],
-    heads: int,
-    kv_heads: int,
-    columns: int,
-    dtype: DType,
-    size: float = 1.5,
-    offset_dtype: type | None = np.int64,
-    layouts: Mapping[str, str] | None = None,
-    **parameters: Any,
-) -> Case:
-    """Return a case of ordinary numbers, without offsets if `offset_dtype` is None."""
-    shapes = {"q": (sum(counts[0]), heads), "k": (sum(counts[1]), kv_heads), "v": (sum(counts[1]), kv_heads)}
-    inputs = {name: rng.normal(0, size, (*shape, columns)).astype(dtype.numpy) for name, shape in shapes.items()}
-    if offset_dtype is not None:
-        inputs |= {"q_offsets": offsets_of(counts[0], offset_dtype), "k_offsets": offsets_of(counts[1], offset_dtype)}
-    grad_output = cotangent(rng, inputs["q"].shape, dtype)
-    return Case(inputs, grad_output, {"causal": False, "scale": None, "window": WHOLE, **parameters}, layouts or {})
+    counts = rng.integers(1, 4, (2, 2)).tolist()
+    return tokens(*counts, heads=(heads, 1), columns=2, causal=causal, size=1.0, numbers=rng)(dtype)
 
 
 def tokens(
@@ -250,22 +229,25 @@ def tokens(
     slopes: Sequence[float] | np.ndarray | None = None,
     offset_dtype: type = np.int64,
     size: float = 1.5,
+    numbers: np.random.Generator | None = None,
     **layouts: str,
 ) -> Callable[[DType], Case]:
-    """Return a named case: of one sequence where the numbers of queries and keys are no lists."""
+    """Return a case of ordinary numbers: of one sequence where the numbers of queries and keys are no lists."""
 
     def make(dtype: DType) -> Case:
-        rng, others = np.random.default_rng(29), queries if keys is None else keys
-        counts = [[n] if isinstance(n, int) else list(n) for n in (queries, others)]
-        kind = None if isinstance(queries, int) else offset_dtype
-        case = packed_case(rng, (counts[0], counts[1]), *heads, columns, dtype, size, kind, layouts)
-        case = case.with_parameters(causal=causal, scale=scale, window=window)
+        rng = np.random.default_rng(29) if numbers is None else numbers
+        counts = [[n] if isinstance(n, int) else list(n) for n in (queries, queries if keys is None else keys)]
+        sides = {"q": (sum(counts[0]), heads[0]), "k": (sum(counts[1]), heads[1]), "v": (sum(counts[1]), heads[1])}
+        inputs = {name: rng.normal(0, size, (*side, columns)).astype(dtype.numpy) for name, side in sides.items()}
+        if not isinstance(queries, int):
+            inputs |= {f"{name}_offsets": offsets_of(of, offset_dtype) for name, of in zip("qk", counts)}
         if slopes is not None:
-            case = replace(case, inputs={**case.inputs, "slopes": np.asarray(slopes, dtype=np.float32)})
+            inputs["slopes"] = np.asarray(slopes, dtype=np.float32)
+        grad_output = cotangent(rng, inputs["q"].shape, dtype)
         if layouts.get("grad_output") == "expanded":
-            case = replace(case, grad_output=np.full_like(case.grad_output, -1.5))
-        inputs = {name: repeat_first(x) if layouts.get(name) == "expanded" else x for name, x in case.inputs.items()}
-        return replace(case, inputs=inputs)
+            grad_output = np.full_like(grad_output, -1.5)
+        inputs = {name: repeat_first(x) if layouts.get(name) == "expanded" else x for name, x in inputs.items()}
+        return Case(inputs, grad_output, {"causal": causal, "scale": scale, "window": window}, layouts)
 
     return make
 

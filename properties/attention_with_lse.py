@@ -18,7 +18,7 @@ from fourfold.operations.workloads import whole
 
 from . import attention
 from .attention import ARGUMENTS as ARGUMENTS
-from .attention import open_places, packed_case, tokens
+from .attention import open_places, tokens
 
 Make = Callable[[DType], Case]
 
@@ -97,7 +97,8 @@ def smooth(draw: st.DrawFn, dtype: DType) -> Case:
     """Draw two sequences of one to three tokens each, where each query sees a key: -inf has no derivative."""
     rng, heads, causal = draw(GENERATORS), draw(st.sampled_from((1, 2))), draw(st.booleans())
     counts = rng.integers(1, 4, 2)
-    return packed_case(rng, (counts, counts + draw(st.integers(0, 1))), heads, 1, 2, dtype, size=1.0, causal=causal)
+    keys = (counts + draw(st.integers(0, 1))).tolist()
+    return tokens(counts.tolist(), keys, heads=(heads, 1), columns=2, causal=causal, size=1.0, numbers=rng)(dtype)
 
 
 def scores_far_below_0(arrays: dict[str, np.ndarray]) -> None:

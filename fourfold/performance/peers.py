@@ -65,15 +65,13 @@ def attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    q_offsets: torch.Tensor | None = None,
-    k_offsets: torch.Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
-    window: tuple[int, int] = (-1, -1),
-    slopes: torch.Tensor | None = None,
+    **given: Any,
 ) -> torch.Tensor:
     """Call torch's own kernel, of one sequence, or of packed ones as nested tensors with keys for each head."""
-    if max(window) >= 0 or slopes is not None:
+    q_offsets, k_offsets = given.get("q_offsets"), given.get("k_offsets")
+    if max(given.get("window", (-1, -1))) >= 0 or "slopes" in given:
         raise NotImplementedError("torch has no window and no slopes without a mask")
     if q_offsets is None:
         if causal and len(q) != len(k):

@@ -58,16 +58,15 @@ __global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
     const T* __restrict__ q,       // [total_q, heads, columns], strided
     const T* __restrict__ k,       // [total_k, kv_heads, columns], strided
     const T* __restrict__ v,       // [total_k, kv_heads, columns], strided
-    const void* q_offsets,         // [batch + 1], strided, or null
-    const void* k_offsets,         // [batch + 1], strided, or null
+    const void* q_offsets,         // [batch + 1], or null
+    const void* k_offsets,         // [batch + 1], or null
     const float* slopes,           // [heads], of BIAS
     T* __restrict__ output,        // [total_q, heads, columns]
     Compute<T>* __restrict__ lse,  // [heads, total_q]
     long long total_q, long long total_k, long long batch, long long heads, long long kv_heads, long long columns,
     long long q_token_stride, long long q_head_stride, long long k_token_stride, long long k_head_stride,
-    long long v_token_stride, long long v_head_stride, long long q_offsets_stride, long long k_offsets_stride,
-    bool wide_q, bool wide_k, bool vectors, bool causal, long long left, long long right,
-    double scale_) {
+    long long v_token_stride, long long v_head_stride, bool wide_q, bool wide_k, bool vectors, bool causal, long long left,
+    long long right, double scale_) {
     // One block owns ROWS queries of a sequence and head, and COLUMNS columns of their output; one warp 16 queries.
     using C = Compute<T>;
     constexpr int ROWS = WARPS<T> * 16, KEYS = FORWARD_STEP<T>, PAD = 16 / sizeof(T);
@@ -76,8 +75,8 @@ __global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
     const long long chunk = blockIdx.x % chunks * COLUMNS, head = blockIdx.x / chunks % heads;
     // Queries that see most keys come first.
     const long long tile = gridDim.x / (chunks * heads) - 1 - blockIdx.x / (chunks * heads);
-    const Tokens queries{q_offsets, wide_q, q_offsets_stride, batch, total_q};
-    const Tokens keys{k_offsets, wide_k, k_offsets_stride, batch, total_k};
+    const Tokens queries{q_offsets, wide_q, batch, total_q};
+    const Tokens keys{k_offsets, wide_k, batch, total_k};
     const Place place(tile, ROWS, queries, keys);
     if (place.first >= place.length) return;
     const int own_columns = int(min(columns - chunk, (long long)COLUMNS)), own_width = (own_columns + 15) / 16 * 16;
@@ -199,8 +198,8 @@ __global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
     const T* __restrict__ q,               // [total_q, heads, columns], strided
     const T* __restrict__ k,               // [total_k, kv_heads, columns], strided
     const T* __restrict__ v,               // [total_k, kv_heads, columns], strided
-    const void* q_offsets,                 // [batch + 1], strided, or null
-    const void* k_offsets,                 // [batch + 1], strided, or null
+    const void* q_offsets,                 // [batch + 1], or null
+    const void* k_offsets,                 // [batch + 1], or null
     const float* slopes,                   // [heads], of BIAS
     const Compute<T>* __restrict__ lse,    // [heads, total_q]
     const Compute<T>* __restrict__ delta,  // [heads, total_q]
@@ -208,8 +207,7 @@ __global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
     long long total_q, long long total_k, long long batch, long long heads, long long kv_heads, long long columns,
     long long grad_token_stride, long long grad_head_stride, long long q_token_stride, long long q_head_stride,
     long long k_token_stride, long long k_head_stride, long long v_token_stride, long long v_head_stride,
-    long long q_offsets_stride, long long k_offsets_stride, bool wide_q, bool wide_k, bool vectors, bool causal,
-    long long left, long long right, double scale_) {
+    bool wide_q, bool wide_k, bool vectors, bool causal, long long left, long long right, double scale_) {
     // One block owns ROWS queries of a sequence and head, and COLUMNS columns of their gradient; one warp 16 queries.
     using C = Compute<T>;
     constexpr int ROWS = WARPS<T> * 16, KEYS = BACKWARD_STEP<T>, PAD = 16 / sizeof(T);
@@ -217,8 +215,8 @@ __global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
     const long long chunks = (columns + COLUMNS - 1) / COLUMNS;
     const long long chunk = blockIdx.x % chunks * COLUMNS, head = blockIdx.x / chunks % heads;
     const long long tile = gridDim.x / (chunks * heads) - 1 - blockIdx.x / (chunks * heads);
-    const Tokens queries{q_offsets, wide_q, q_offsets_stride, batch, total_q};
-    const Tokens keys{k_offsets, wide_k, k_offsets_stride, batch, total_k};
+    const Tokens queries{q_offsets, wide_q, batch, total_q};
+    const Tokens keys{k_offsets, wide_k, batch, total_k};
     const Place place(tile, ROWS, queries, keys);
     if (place.first >= place.length) return;
     const int own_columns = int(min(columns - chunk, (long long)COLUMNS)), own_width = (own_columns + 15) / 16 * 16;
@@ -295,8 +293,8 @@ __global__ void __launch_bounds__(THREADS<T>) attention_keys_backward_kernel(
     const T* __restrict__ q,               // [total_q, heads, columns], strided
     const T* __restrict__ k,               // [total_k, kv_heads, columns], strided
     const T* __restrict__ v,               // [total_k, kv_heads, columns], strided
-    const void* q_offsets,                 // [batch + 1], strided, or null
-    const void* k_offsets,                 // [batch + 1], strided, or null
+    const void* q_offsets,                 // [batch + 1], or null
+    const void* k_offsets,                 // [batch + 1], or null
     const float* slopes,                   // [heads], of BIAS
     const Compute<T>* __restrict__ lse,    // [heads, total_q]
     const Compute<T>* __restrict__ delta,  // [heads, total_q]
@@ -305,8 +303,7 @@ __global__ void __launch_bounds__(THREADS<T>) attention_keys_backward_kernel(
     long long total_q, long long total_k, long long batch, long long heads, long long kv_heads, long long columns,
     long long grad_token_stride, long long grad_head_stride, long long q_token_stride, long long q_head_stride,
     long long k_token_stride, long long k_head_stride, long long v_token_stride, long long v_head_stride,
-    long long q_offsets_stride, long long k_offsets_stride, bool wide_q, bool wide_k, bool vectors, bool causal,
-    long long left, long long right, double scale_) {
+    bool wide_q, bool wide_k, bool vectors, bool causal, long long left, long long right, double scale_) {
     // One block owns ROWS keys of a sequence and head, and COLUMNS columns of their gradients; one warp 16 keys.
     using C = Compute<T>;
     constexpr int ROWS = WARPS<T> * 16, QUERIES = BACKWARD_STEP<T>, PAD = 16 / sizeof(T);
@@ -314,8 +311,8 @@ __global__ void __launch_bounds__(THREADS<T>) attention_keys_backward_kernel(
     const long long chunks = (columns + COLUMNS - 1) / COLUMNS, group = heads / kv_heads;
     const long long chunk = blockIdx.x % chunks * COLUMNS, kv_head = blockIdx.x / chunks % kv_heads;
     const long long tile = blockIdx.x / (chunks * kv_heads);
-    const Tokens queries{q_offsets, wide_q, q_offsets_stride, batch, total_q};
-    const Tokens keys{k_offsets, wide_k, k_offsets_stride, batch, total_k};
+    const Tokens queries{q_offsets, wide_q, batch, total_q};
+    const Tokens keys{k_offsets, wide_k, batch, total_k};
     const Place place(tile, ROWS, keys, queries);
     if (place.first >= place.length) return;
     const int own_columns = int(min(columns - chunk, (long long)COLUMNS)), own_width = (own_columns + 15) / 16 * 16;

@@ -115,14 +115,14 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_fo
     const __grid_constant__ TensorMap q_map,  // of [total_q, heads, columns], or of [heads, total_q, columns]
     const __grid_constant__ TensorMap k_map,  // of [total_k, kv_heads, columns], or with the heads outside
     const __grid_constant__ TensorMap v_map,  // as k_map
-    const void* q_offsets,                    // [batch + 1], strided, or null
-    const void* k_offsets,                    // [batch + 1], strided, or null
+    const void* q_offsets,                    // [batch + 1], or null
+    const void* k_offsets,                    // [batch + 1], or null
     const float* slopes,                      // [heads], of BIAS
     T* __restrict__ output,                   // [total_q, heads, columns]
     float* __restrict__ lse,                  // [heads, total_q]
     long long total_q, long long total_k, long long batch, long long heads, long long kv_heads, long long columns,
-    long long q_offsets_stride, long long k_offsets_stride, bool wide_q, bool wide_k, bool q_heads_outer,
-    bool k_heads_outer, bool v_heads_outer, long long together, bool causal, double scale) {
+    bool wide_q, bool wide_k, bool q_heads_outer, bool k_heads_outer, bool v_heads_outer, long long together, bool causal,
+    double scale) {
     // One block owns 64 * MULTIPLYING queries of a sequence and head; one multiplying warpgroup 64 of them.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using Memory = Shared<COLUMNS, KEYS, MULTIPLYING, STAGES>;
@@ -131,8 +131,8 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_fo
     const long long tiles = gridDim.x / heads, first_head = blockIdx.x / (together * tiles) * together;
     const long long among = min(together, heads - first_head), in_group = blockIdx.x % (together * tiles);
     const int head = int(first_head + in_group % among);
-    const Tokens queries{q_offsets, wide_q, q_offsets_stride, batch, total_q};
-    const Tokens keys{k_offsets, wide_k, k_offsets_stride, batch, total_k};
+    const Tokens queries{q_offsets, wide_q, batch, total_q};
+    const Tokens keys{k_offsets, wide_k, batch, total_k};
     const Place place(tiles - 1 - in_group / among, ROWS, queries, keys);
     if (place.first >= place.length) return;
 

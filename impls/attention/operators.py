@@ -41,7 +41,7 @@ class Call(NamedTuple):
         q: ``[total_q, heads, columns]``; the columns of a head are neighbours in all three.
         k: ``[total_k, kv_heads, columns]``.
         v: like k.
-        q_offsets: ``[batch + 1]``, or None: there is one sequence.
+        q_offsets: ``[batch + 1]``, without gaps, or None: there is one sequence.
         k_offsets: like q_offsets.
         causal: whether a query sees no later keys.
         scale: of the scores.
@@ -88,11 +88,6 @@ class Call(NamedTuple):
         """Of q, k and v from token to token and from head to head."""
         return *self.q.stride()[:2], *self.k.stride()[:2], *self.v.stride()[:2]
 
-    @property
-    def offset_strides(self) -> tuple[int, int]:
-        """Of q_offsets and k_offsets."""
-        return tuple(0 if x is None else x.stride(0) for x in (self.q_offsets, self.k_offsets))  # type: ignore[return-value]
-
     def tiles(self, total: int, rows: int) -> int:
         """Return the largest number of tiles of this many rows that the tokens of all sequences need.
 
@@ -134,10 +129,10 @@ def register(
 
     def call_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any) -> Call:
         q_offsets, k_offsets, causal, scale, (left, right), slopes = given
+        q_offsets, k_offsets, slopes = (None if x is None else x.contiguous() for x in (q_offsets, k_offsets, slopes))
         k_offsets = q_offsets if k_offsets is None else k_offsets
         # A window that ends at the query's own place is a causal mask.
         causal, right = causal or right == 0, -1 if causal or right == 0 else right
-        slopes = None if slopes is None else slopes.contiguous()
         return Call(rows(q), rows(k), rows(v), q_offsets, k_offsets, causal, scale_of(q, scale), left, right, slopes)
 
     def run_forward(q: torch.Tensor, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:

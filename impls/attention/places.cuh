@@ -3,14 +3,14 @@
 
 // The tokens of one side, queries or keys, of the sequences of a batch.
 struct Tokens {
-    const void* offsets;  // [batch + 1], strided, or null: there is one sequence
+    const void* offsets;  // [batch + 1], or null: there is one sequence
     bool wide;            // int64, else int32
-    long long stride, batch, total;
+    long long batch, total;
 
     __device__ long long operator[](long long sequence) const {
         if (!offsets) return sequence ? total : 0;
-        const long long at = sequence * stride;
-        return wide ? __ldg(static_cast<const long long*>(offsets) + at) : __ldg(static_cast<const int*>(offsets) + at);
+        return wide ? __ldg(static_cast<const long long*>(offsets) + sequence)
+                    : __ldg(static_cast<const int*>(offsets) + sequence);
     }
     // Whether, as far as the thread looks, the offsets do not rise from 0 to the total.
     __device__ bool fall() const {

@@ -108,7 +108,7 @@ def attention(
     Source: Vaswani et al., Attention Is All You Need, 2017; Ainslie et al., GQA, 2023; Dao, FlashAttention-2, 2023;
         Press et al., Train Short, Test Long, 2022, for slopes.
     """
-    return _attend(q, k, v, q_offsets, k_offsets, causal, scale, window, slopes, False)[0]
+    return _attend(False, q, k, v, q_offsets, k_offsets, causal, scale, window, slopes)[0]
 
 
 @described
@@ -140,24 +140,16 @@ def attention_with_lse(
 
     Source: Dao, FlashAttention-2, 2023, section 3.1.
     """
-    output, lse = _attend(q, k, v, q_offsets, k_offsets, causal, scale, window, slopes, True)
+    output, lse = _attend(True, q, k, v, q_offsets, k_offsets, causal, scale, window, slopes)
     assert lse is not None
     return output, lse.reshape(q.shape[1], len(q)).contiguous()
 
 
 def _attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    q_offsets: torch.Tensor | None,
-    k_offsets: torch.Tensor | None,
-    causal: bool,
-    scale: float | None,
-    window: tuple[int, int],
-    slopes: torch.Tensor | None,
-    with_lse: bool,
+    with_lse: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the output, and the log-sum-exp ``[kv_heads, group * total_q]`` if it is wanted."""
+    q_offsets, k_offsets, causal, scale, window, slopes = given
     factor, wide = scale_of(q, scale), torch.promote_types(q.dtype, torch.float32)
     of_q, of_k, of_v = _group_heads(q.to(wide), k.shape[1]), k.to(wide).transpose(0, 1), v.to(wide).transpose(0, 1)
     of_slopes = None if slopes is None else slopes.to(wide).repeat_interleave(len(q)).reshape_as(of_q[..., :1])

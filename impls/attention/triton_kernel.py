@@ -11,12 +11,12 @@ from fourfold.backends.triton import launch as triton_launch
 
 from .operators import Call, has_whole_vectors, register
 
-PROBES = 128  # offsets that a program looks at together
+PROBES = tl.constexpr(128)  # offsets that a program looks at together
 ROWS_OF_DELTA = 32
 # A multiple of 16, or 1, makes no kernel of its own.
 UNSPECIALIZED = ["total_q", "total_k", "batch", "heads", "kv_heads", "columns", "q_token_stride", "q_head_stride"]
 UNSPECIALIZED += ["k_token_stride", "k_head_stride", "v_token_stride", "v_head_stride", "grad_token_stride"]
-UNSPECIALIZED += ["grad_head_stride", "q_offsets_stride", "k_offsets_stride", "left", "right"]
+UNSPECIALIZED += ["grad_head_stride", "left", "right"]
 
 
 @triton.jit
@@ -24,15 +24,12 @@ def place_of(
     tile,
     own_ptr,
     other_ptr,
-    own_stride,
-    other_stride,
     own_total,
     other_total,
     batch,
     GIVEN: tl.constexpr,
     ROWS: tl.constexpr,
     INDEX: tl.constexpr,
-    PROBES: tl.constexpr,
 ):
     """Return a tile's first row in its sequence, and begin and length of the sequence's own and other tokens.
 
@@ -50,20 +47,20 @@ def place_of(
         for start in range(0, batch, PROBES):
             sequences = (start + tl.arange(0, PROBES)).to(tl.int64)
             there = sequences < batch
-            begins = tl.load(own_ptr + sequences * own_stride, mask=there, other=0).to(tl.int64)
-            ends = tl.load(own_ptr + (sequences + 1) * own_stride, mask=there, other=0).to(tl.int64)
-            other_begins = tl.load(other_ptr + sequences * other_stride, mask=there, other=0)
-            other_ends = tl.load(other_ptr + (sequences + 1) * other_stride, mask=there, other=0)
+            begins = tl.load(own_ptr + sequences, mask=there, other=0).to(tl.int64)
+            ends = tl.load(own_ptr + sequences + 1, mask=there, other=0).to(tl.int64)
+            other_begins = tl.load(other_ptr + sequences, mask=there, other=0)
+            other_ends = tl.load(other_ptr + sequences + 1, mask=there, other=0)
             wrong = (ends < begins) | (other_ends < other_begins)
             wrong = wrong | ((sequences == 0) & ((begins != 0) | (other_begins != 0)))
             wrong = wrong | ((sequences == batch - 1) & ((ends != own_total) | (other_ends != other_total)))
             fits = tl.where(tl.max((there & wrong).to(tl.int32), axis=0) > 0, 0, fits)
             begun += tl.sum((there & (begins // ROWS + sequences <= tile)).to(tl.int32), axis=0)
         sequence = tl.maximum(begun - 1, 0).to(tl.int64)
-        at = tl.load(own_ptr + sequence * own_stride).to(tl.int64)
-        end = tl.load(own_ptr + (sequence + 1) * own_stride).to(tl.int64)
-        other_at = tl.load(other_ptr + sequence * other_stride).to(tl.int64)
-        other_end = tl.load(other_ptr + (sequence + 1) * other_stride).to(tl.int64)
+        at = tl.load(own_ptr + sequence).to(tl.int64)
+        end = tl.load(own_ptr + sequence + 1).to(tl.int64)
+        other_at = tl.load(other_ptr + sequence).to(tl.int64)
+        other_end = tl.load(other_ptr + sequence + 1).to(tl.int64)
         valid = fits != 0
         begin = tl.where(valid, at, begin)
         length = tl.where(valid, end - at, length)
@@ -87,44 +84,15 @@ def product_of_rows(a_at, b_at, a_there, b_there, columns, COMPUTE: tl.constexpr
 
 
 @triton.jit
-def slope_of(slopes_ptr, head, COMPUTE: tl.constexpr, BIAS: tl.constexpr):
-    """Return the slope of a head, or 0."""
-    slope = tl.zeros((), COMPUTE)
-    if BIAS:
-        slope = tl.load(slopes_ptr + head).to(COMPUTE)
-    return slope
-
-
-@triton.jit
-def masked_scores(
-    products,
-    query,
-    key,
-    num_queries,
-    num_keys,
-    scale,
-    left,
-    right,
-    slope,
-    origin,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    BIAS: tl.constexpr,
-):
-    """Return the scores of products, and which keys a query sees; the two are given along different axes.
-
-    Of a causal window, right is 0. Each place, less an origin near it, is converted alone: that is slow, and exact.
-    """
-    scores = products * scale
-    visible = (query < num_queries) & (key < num_keys)
-    place = query + (num_keys - num_queries)
+def are_visible(queries, keys, num_queries, num_keys, left, right, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Return which keys a query sees; the two are given along different axes. Of a causal window, right is 0."""
+    visible = (queries < num_queries) & (keys < num_keys)
     if WINDOW:
-        visible = visible & (key >= place - left) & (key <= place + right)
+        place = queries + (num_keys - num_queries)
+        visible = visible & (keys >= place - left) & (keys <= place + right)
     elif CAUSAL:
-        visible = visible & (key <= place)
-    if BIAS:
-        scores -= slope * tl.abs((place - origin).to(products.dtype) - (key - origin).to(products.dtype))
-    return scores, visible
+        visible = visible & (keys <= queries + (num_keys - num_queries))
+    return visible
 
 
 @triton.jit
@@ -139,13 +107,19 @@ def has_keys(query, num_queries, num_keys, left, right, CAUSAL: tl.constexpr, WI
     return sees
 
 
+@triton.jit
+def biased(scores, places, keys, origin, slope):
+    """Return scores less their bias. What is converted lies near an origin, where it is exact, and along one axis."""
+    return scores - slope * tl.abs((places - origin).to(scores.dtype) - (keys - origin).to(scores.dtype))
+
+
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def attention_forward_kernel(
     q_ptr,  # [total_q, heads, columns], strided
     k_ptr,  # [total_k, kv_heads, columns], strided
     v_ptr,  # [total_k, kv_heads, columns], strided
-    q_offsets_ptr,  # [batch + 1], strided; of no meaning unless GIVEN
-    k_offsets_ptr,  # [batch + 1], strided
+    q_offsets_ptr,  # [batch + 1]; of no meaning unless GIVEN
+    k_offsets_ptr,  # [batch + 1]
     slopes_ptr,  # [heads]; of no meaning unless BIAS
     output_ptr,  # [total_q, heads, columns]
     lse_ptr,  # [heads, total_q]
@@ -161,8 +135,6 @@ def attention_forward_kernel(
     k_head_stride,
     v_token_stride,
     v_head_stride,
-    q_offsets_stride,
-    k_offsets_stride,
     scale: tl.float64,  # else Triton rounds it to float32
     left,  # how many keys a query sees before and after its place; of no meaning unless WINDOW
     right,
@@ -177,28 +149,17 @@ def attention_forward_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
     CHUNK: tl.constexpr,
-    PROBES: tl.constexpr,
 ):
     # One program owns BLOCK_Q queries of one sequence and head. Those that see most keys come first.
     tile = tl.num_programs(0) // heads - 1 - tl.program_id(0) // heads
     head = tl.program_id(0) % heads
     first, q_begin, num_queries, k_begin, num_keys, fits = place_of(
-        tile,
-        q_offsets_ptr,
-        k_offsets_ptr,
-        q_offsets_stride,
-        k_offsets_stride,
-        total_q,
-        total_k,
-        batch,
-        GIVEN,
-        BLOCK_Q,
-        INDEX,
-        PROBES,
+        tile, q_offsets_ptr, k_offsets_ptr, total_q, total_k, batch, GIVEN, BLOCK_Q, INDEX
     )
     columns = columns * WIDTH
     scale = tl.full((), scale, COMPUTE)
-    slope = slope_of(slopes_ptr, head, COMPUTE, BIAS)
+    if BIAS:
+        slope = tl.load(slopes_ptr + head).to(COMPUTE)
     query = first + tl.arange(0, BLOCK_Q)
     column = tl.arange(0, BLOCK_D)
     q_there, among = query < num_queries, column < columns
@@ -230,24 +191,12 @@ def attention_forward_kernel(
         k_at = k_ptr + key.to(tl.int64) * k_token_stride * WIDTH
         if CHUNK == BLOCK_D:
             k = tl.load(k_at[None, :] + column[:, None], mask=k_there[None, :] & among[:, None], other=0.0)
-            scores = tl.dot(q, k, out_dtype=COMPUTE, input_precision="ieee")
+            scores = tl.dot(q, k, out_dtype=COMPUTE, input_precision="ieee") * scale
         else:
-            scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK)
-        scores, visible = masked_scores(
-            scores,
-            query[:, None],
-            key[None, :],
-            num_queries,
-            num_keys,
-            scale,
-            left,
-            right,
-            slope,
-            start,
-            CAUSAL,
-            WINDOW,
-            BIAS,
-        )
+            scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK) * scale
+        if BIAS:
+            scores = biased(scores, (query + num_keys - num_queries)[:, None], key[None, :], start, slope)
+        visible = are_visible(query[:, None], key[None, :], num_queries, num_keys, left, right, CAUSAL, WINDOW)
         scores = tl.where(visible, scores, -float("inf"))
         larger = tl.maximum(largest, tl.max(scores, axis=1))
         # Of scores that are all -inf, so that no difference of infinities is taken.
@@ -307,8 +256,8 @@ def attention_queries_backward_kernel(
     q_ptr,  # [total_q, heads, columns], strided
     k_ptr,  # [total_k, kv_heads, columns], strided
     v_ptr,  # [total_k, kv_heads, columns], strided
-    q_offsets_ptr,  # [batch + 1], strided; of no meaning unless GIVEN
-    k_offsets_ptr,  # [batch + 1], strided
+    q_offsets_ptr,  # [batch + 1]; of no meaning unless GIVEN
+    k_offsets_ptr,  # [batch + 1]
     slopes_ptr,  # [heads]; of no meaning unless BIAS
     lse_ptr,  # [heads, total_q]
     delta_ptr,  # [heads, total_q]
@@ -327,8 +276,6 @@ def attention_queries_backward_kernel(
     k_head_stride,
     v_token_stride,
     v_head_stride,
-    q_offsets_stride,
-    k_offsets_stride,
     scale: tl.float64,
     left,
     right,
@@ -343,28 +290,17 @@ def attention_queries_backward_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
     CHUNK: tl.constexpr,
-    PROBES: tl.constexpr,
 ):
     # One program owns BLOCK_Q queries of one sequence and head, and goes through the keys that they see.
     tile = tl.num_programs(0) // heads - 1 - tl.program_id(0) // heads
     head = tl.program_id(0) % heads
     first, q_begin, num_queries, k_begin, num_keys, fits = place_of(
-        tile,
-        q_offsets_ptr,
-        k_offsets_ptr,
-        q_offsets_stride,
-        k_offsets_stride,
-        total_q,
-        total_k,
-        batch,
-        GIVEN,
-        BLOCK_Q,
-        INDEX,
-        PROBES,
+        tile, q_offsets_ptr, k_offsets_ptr, total_q, total_k, batch, GIVEN, BLOCK_Q, INDEX
     )
     columns = columns * WIDTH
     scale = tl.full((), scale, COMPUTE)
-    slope = slope_of(slopes_ptr, head, COMPUTE, BIAS)
+    if BIAS:
+        slope = tl.load(slopes_ptr + head).to(COMPUTE)
     query = first + tl.arange(0, BLOCK_Q)
     column = tl.arange(0, BLOCK_D)
     q_there, among = query < num_queries, column < columns
@@ -397,26 +333,14 @@ def attention_queries_backward_kernel(
         k = tl.load(k_at[:, None] + column[None, :], mask=k_there[:, None] & among[None, :], other=0.0)
         if CHUNK == BLOCK_D:
             v = tl.load(v_at[None, :] + column[:, None], mask=k_there[None, :] & among[:, None], other=0.0)
-            scores = tl.dot(q, tl.trans(k), out_dtype=COMPUTE, input_precision="ieee")
+            scores = tl.dot(q, tl.trans(k), out_dtype=COMPUTE, input_precision="ieee") * scale
             products = tl.dot(grad, v, out_dtype=COMPUTE, input_precision="ieee")
         else:
-            scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK)
+            scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK) * scale
             products = product_of_rows(grad_at, v_at, q_there, k_there, columns, COMPUTE, CHUNK)
-        scores, visible = masked_scores(
-            scores,
-            query[:, None],
-            key[None, :],
-            num_queries,
-            num_keys,
-            scale,
-            left,
-            right,
-            slope,
-            start,
-            CAUSAL,
-            WINDOW,
-            BIAS,
-        )
+        if BIAS:
+            scores = biased(scores, (query + num_keys - num_queries)[:, None], key[None, :], start, slope)
+        visible = are_visible(query[:, None], key[None, :], num_queries, num_keys, left, right, CAUSAL, WINDOW)
         grad_scores = tl.where(visible, tl.exp(scores - lse[:, None]) * (products - delta[:, None]), 0.0)
         grad_q = tl.dot(grad_scores.to(k.dtype), k, grad_q, input_precision="ieee", out_dtype=COMPUTE)
     grad_q = tl.where(fits != 0, grad_q * scale, float("nan"))
@@ -430,8 +354,8 @@ def attention_keys_backward_kernel(
     q_ptr,  # [total_q, heads, columns], strided
     k_ptr,  # [total_k, kv_heads, columns], strided
     v_ptr,  # [total_k, kv_heads, columns], strided
-    q_offsets_ptr,  # [batch + 1], strided; of no meaning unless GIVEN
-    k_offsets_ptr,  # [batch + 1], strided
+    q_offsets_ptr,  # [batch + 1]; of no meaning unless GIVEN
+    k_offsets_ptr,  # [batch + 1]
     slopes_ptr,  # [heads]; of no meaning unless BIAS
     lse_ptr,  # [heads, total_q]
     delta_ptr,  # [heads, total_q]
@@ -451,8 +375,6 @@ def attention_keys_backward_kernel(
     k_head_stride,
     v_token_stride,
     v_head_stride,
-    q_offsets_stride,
-    k_offsets_stride,
     scale: tl.float64,
     left,
     right,
@@ -469,24 +391,12 @@ def attention_keys_backward_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
     CHUNK: tl.constexpr,
-    PROBES: tl.constexpr,
 ):
     # One program owns BLOCK_K keys of one sequence and head, and goes through the queries that see them.
     tile = tl.program_id(0) // kv_heads
     kv_head = tl.program_id(0) % kv_heads
     first, k_begin, num_keys, q_begin, num_queries, fits = place_of(
-        tile,
-        k_offsets_ptr,
-        q_offsets_ptr,
-        k_offsets_stride,
-        q_offsets_stride,
-        total_k,
-        total_q,
-        batch,
-        GIVEN,
-        BLOCK_K,
-        INDEX,
-        PROBES,
+        tile, k_offsets_ptr, q_offsets_ptr, total_k, total_q, batch, GIVEN, BLOCK_K, INDEX
     )
     columns = columns * WIDTH
     scale = tl.full((), scale, COMPUTE)
@@ -513,7 +423,8 @@ def attention_keys_backward_kernel(
     group = heads // kv_heads
     for of_group in range(group):
         head = (kv_head * group + of_group).to(tl.int64)
-        slope = slope_of(slopes_ptr, head, COMPUTE, BIAS)
+        if BIAS:
+            slope = tl.load(slopes_ptr + head).to(COMPUTE)
         for start in range(begin, end, BLOCK_Q):
             query = start + tl.arange(0, BLOCK_Q)
             q_there = query < num_queries
@@ -527,26 +438,15 @@ def attention_keys_backward_kernel(
             delta = tl.load(delta_ptr + head * total_q + q_token, mask=q_there, other=0.0)
             # [BLOCK_K, BLOCK_Q]: transposed, so that both products have the keys as rows.
             if CHUNK == BLOCK_D:
-                scores = tl.dot(k, tl.trans(q), out_dtype=COMPUTE, input_precision="ieee")
+                scores = tl.dot(k, tl.trans(q), out_dtype=COMPUTE, input_precision="ieee") * scale
                 products = tl.dot(v, tl.trans(grad), out_dtype=COMPUTE, input_precision="ieee")
             else:
-                scores = product_of_rows(k_at, q_at, k_there, q_there, columns, COMPUTE, CHUNK)
+                scores = product_of_rows(k_at, q_at, k_there, q_there, columns, COMPUTE, CHUNK) * scale
                 products = product_of_rows(v_at, grad_at, k_there, q_there, columns, COMPUTE, CHUNK)
-            scores, visible = masked_scores(
-                scores,
-                query[None, :],
-                key[:, None],
-                num_queries,
-                num_keys,
-                scale,
-                left,
-                right,
-                slope,
-                start + num_keys - num_queries,
-                CAUSAL,
-                WINDOW,
-                BIAS,
-            )
+            if BIAS:
+                place = query + num_keys - num_queries
+                scores = biased(scores, place[None, :], key[:, None], start + num_keys - num_queries, slope)
+            visible = are_visible(query[None, :], key[:, None], num_queries, num_keys, left, right, CAUSAL, WINDOW)
             weights = tl.where(visible, tl.exp(scores - lse[None, :]), 0.0)
             grad_scores = tl.where(visible, weights * (products - delta[None, :]), 0.0)
             if NEEDS_V:
@@ -613,7 +513,6 @@ def _launch(
             *call.sizes,
             call.q.shape[2] // width,
             *(n // width for n in strides),
-            *call.offset_strides,
             call.scale,
             *call.window,
         ),
@@ -628,7 +527,6 @@ def _launch(
         BLOCK_K=tiles.keys,
         BLOCK_D=_block_d(call),
         CHUNK=tiles.chunk,
-        PROBES=PROBES,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
         **options,

@@ -89,7 +89,6 @@ AMONG = "q_there, among = query < num_queries, column < columns\n    kv_head = {
     "tl.cast(head // (heads // kv_heads), tl.int64)")
 THERE = "k_there = key < num_keys\n        k_at = k_ptr + key.to(tl.int64) * k_token_stride * WIDTH\n        if CHUNK"
 
-BIASED_WEIGHTS = "\n                BIAS,\n            )\n            weights ="
 
 
 def _triton_faults() -> tuple[Fault, ...]:
@@ -106,12 +105,14 @@ def _triton_faults() -> tuple[Fault, ...]:
            source="https://github.com/triton-lang/triton/issues/621", **one),
         of("first_block_of_the_window_skipped", "begin = (tl.maximum(place - left, 0) // BLOCK_K =>2"
            " begin = (tl.cdiv(tl.maximum(place - left, 0), BLOCK_K)", right_on="causal"),
-        of.gradient("window_left_out_of_backward", f"WINDOW,{BIASED_WEIGHTS} => False,{BIASED_WEIGHTS}",
+        of.gradient("window_left_out_of_backward", "left, right, CAUSAL, WINDOW)\n            weights = =>"
+                    " left, right, CAUSAL, False)\n            weights =",
                     source="https://github.com/ROCm/aiter/pull/3742", right_on="causal"),
-        of("distance_from_the_first_key", "tl.abs((place - origin) => tl.abs((query - origin)", **SLOPES,
+        of("distance_from_the_first_key", "(query + num_keys - num_queries)[:, None], key[None, :], start, slope =>2"
+           " query[:, None], key[None, :], start, slope", **SLOPES,
            source="https://github.com/keras-team/keras-hub/issues/2861"),
-        of.gradient("slopes_left_out_of_dq", "start, CAUSAL, WINDOW, BIAS\n        )\n        grad_scores ="
-                    " => start, CAUSAL, WINDOW, False\n        )\n        grad_scores =", **SLOPES),
+        of.gradient("slopes_left_out_of_dk", "            if BIAS:\n                place = => "
+                    "            if False:\n                place =", **SLOPES),
         of("output_not_rescaled", "output * shrunk[:, None], input_precision => output, input_precision",
            examples=named(properties, "scores_that_rise"), **one),
         of("masked_scores_may_all_be_infinite",
