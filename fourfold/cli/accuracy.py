@@ -5,7 +5,7 @@ import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,14 +15,10 @@ from fourfold.checks.records import operations
 from fourfold.cli.source import NotThere, require_function, require_operation
 from fourfold.engine.cells import CANDIDATE, Selection, SelectionError, operation_in
 from fourfold.engine.exact_math import computing_exactly
-from fourfold.performance.accuracy import Accuracy, Errors, Row, measure
-from fourfold.performance.timings import OWN, PEERS
+from fourfold.engine.tables import table_lines
+from fourfold.performance.accuracy import EXPLANATION, Accuracy, measure, table
+from fourfold.performance.timings import OWN
 from fourfold.pytest_plugin.preparation import triton_for
-
-EXPLANATION = (
-    "In each cell: the largest and the mean error in ulp of the result's dtype. Rounding alone costs up to 0.50."
-    " bits: by how many bits the largest error, or the mean, is larger than torch's."
-)
 
 
 def command(given: argparse.Namespace) -> int:
@@ -90,34 +86,11 @@ def describe_run(device: str, examples: int, seed: int) -> dict[str, Any]:
 def lines(accuracy: Accuracy) -> Iterator[str]:
     """Yield the table, with the kernels farthest behind torch first, and what was not measured."""
     rows = accuracy.rows()
-    contenders = [name for name in PEERS if any(name in row.errors for row in rows)]
-    heads = ["bits", "operation", "result", "dtype", "kernel", "largest / mean", *contenders, "largest at"]
     yield EXPLANATION
-    texts = [heads, *(_texts(row, contenders) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*texts)]
-    for text in texts:
-        yield "  ".join(f"{cell:{width}}" for cell, width in zip(text, widths)).rstrip()
+    yield from table_lines(table([row.cells for row in rows]))
     behind = sum(row.is_behind for row in rows)
     yield f"{behind} of {len(rows)} results are less exact than torch's, {len(rows) - behind} as exact or more"
     if accuracy.ended:
         yield f"ended: the GPU cannot be used any more: {accuracy.ended}"
     for what, count in accuracy.missing.items():
         yield f"not measured: {what}" + (f" ({count} cases)" if count > 1 else "")
-
-
-def _texts(row: Row, contenders: Sequence[str]) -> list[str]:
-    own = row.errors[row.kernel]
-    cells = [_format_errors(row.errors[name]) if name in row.errors else "" for name in contenders]
-    behind = "" if row.behind is None else f"{round(row.behind, 1) + 0.0:+.1f}"  # + 0.0 makes -0.0 a 0.0
-    return [behind, row.operation, row.result, row.dtype, row.kernel, _format_errors(own), *cells, own.at]
-
-
-def _format_errors(errors: Errors) -> str:
-    if not errors.elements:
-        return "no element"
-    return " / ".join(map(_number, (errors.largest, errors.mean)))
-
-
-def _number(ulps: float) -> str:
-    """Format a number with two digits after the point, or a large one with two significant digits."""
-    return f"{ulps:.2f}" if ulps < 1000 else f"{ulps:.1e}".replace("e+0", "e").replace("e+", "e")

@@ -1,4 +1,4 @@
-"""``fourfold report``: write pages from saved results of verify, grade and bench, and an index of them."""
+"""``fourfold report``: write pages from saved results of verify, grade, bench and accuracy, and an index of them."""
 
 import argparse
 import json
@@ -13,10 +13,11 @@ from fourfold.engine.verdict import Outcome, Verdict
 from fourfold.engine.verification import source_of
 from fourfold.grading import report as grading
 from fourfold.grading.results import Graded
+from fourfold.performance import accuracy
 from fourfold.performance import report as performance
 from fourfold.performance.timings import Timing, column_names, comparisons, markdown
 
-BACK = "../index.html"
+BACK, ACCURACY = "../index.html", "accuracy.json"
 
 
 class Entry(NamedTuple):
@@ -41,15 +42,21 @@ def command(given: argparse.Namespace) -> int:
     """Write the pages; return 0, or 2 if a file holds no result."""
     rows: list[Entry] = []
     timed: dict[str, list[dict[str, Any]]] = {}
+    exact: list[dict[str, Any]] = []
     for number, file in enumerate(given.results):
         name = f"{number:02}-{re.sub(r'[^A-Za-z0-9._-]+', '_', file.stem)[:60]}"
         try:
             rows += [row._replace(link=f"{name}/{row.link}") for row in pages_of(file, given.out / name)]
+            if run := performance.read(given.out / name / ACCURACY):
+                exact.append(run)
             if part := performance.read(given.out / name / "performance.json"):
                 timed.setdefault(part["machine"].get("gpu", ""), []).append(part)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"{type(error).__name__}: {error}" if not isinstance(error, OSError | ValueError) else error
-            given.error(f"{file}: expected what verify --json, grade --out, bench --json or --save write: {problem}")
+            given.error(
+                f"{file}: expected what verify --json, grade --out, bench --json or --save, accuracy --json write:"
+                f" {problem}"
+            )
     index = given.out / "index.html"
     index.write_text(page("engine/table.html", title="Results", about="", names=("result", "", "of"), rows=rows))
     print(f"report: {index}")
@@ -58,9 +65,9 @@ def command(given: argparse.Namespace) -> int:
         for gpu, parts in timed.items()
         if gpu
     ]
-    if runs:
+    if runs or exact:
         beside = given.out / "comparisons.md"
-        beside.write_text(markdown(runs), encoding="utf-8")
+        beside.write_text(markdown(runs) + "".join(map(accuracy.markdown, exact)), encoding="utf-8")
         print(f"kernels beside their peers: {beside}")
     return 0
 
@@ -79,6 +86,14 @@ def pages_of(file: Path, folder: Path) -> Iterator[Entry]:
     if "benchmarks" in record:
         performance.write(folder, "performance", performance.saved_performance(record), BACK)
         yield Entry((f"{len(record['benchmarks'])} benchmarks", "timed", str(file)), "index.html")
+    elif "not_measured" in record:
+        (folder / ACCURACY).write_text(text, encoding="utf-8")
+        heads, *lines = accuracy.table([accuracy.cells_of(row) for row in record["rows"]])
+        rows = [Entry(tuple(line)) for line in lines]
+        about = f"{file}. {accuracy.EXPLANATION}"
+        table = page("engine/table.html", BACK, title="Accuracy", about=about, names=heads, rows=rows)
+        (folder / "index.html").write_text(table, encoding="utf-8")
+        yield Entry((f"accuracy of {len(rows)} results", "measured", str(file)), "index.html")
     elif "timings" in record:
         timed = [Timing(**one) for one in record["timings"]]
         rows = [Entry(tuple(one.cells)) for one in timed]

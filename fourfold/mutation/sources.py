@@ -18,35 +18,40 @@ OF_BACKENDS = {"triton": (".py",), "cuda": SUFFIXES}
 
 
 def sources(operation: str, backend: str) -> dict[str, str]:
-    """Return the texts of an operation's kernel files and of the shared files that it uses, by path.
+    """Return the texts of an operation's kernel files and of those of others that it uses, by path.
 
-    A shared file lies beside the operations' folders. An operation uses it if one of its own files names it, or if a
-    header that it uses includes it.
+    It uses those beside the modules that its own module reaches, and a shared file beside the operations' folders if
+    one of these names it, or if a header that it uses includes it.
     """
     suffixes = OF_BACKENDS[backend]
     folder = KernelPackage.of(operation).folder
-    own_files = {path: path.read_text() for path in sorted((folder / operation).iterdir()) if path.suffix in suffixes}
+    folders = dict.fromkeys((folder / operation, *(path.parent for path in _reached(operation, backend)[1])))
+    used = {
+        path: path.read_text()
+        for of in folders
+        for path in sorted(of.iterdir())
+        if of != folder and path.suffix in suffixes
+    }
     shared = {path: path.read_text() for path in sorted(folder.iterdir()) if path.suffix in suffixes}
-    used = {path: text for path, text in shared.items() if any(path.stem in other for other in own_files.values())}
+    used |= {path: text for path, text in shared.items() if any(path.stem in other for other in used.values())}
     while more := {p: shared[p] for p in shared.keys() - used.keys() if any(f'"{p.name}"' in t for t in used.values())}:
         used |= more
     return {
-        str(path.relative_to(folder)): text
-        for path, text in {**own_files, **used}.items()
-        if backend == "cuda" or "@triton.jit" in text
+        str(path.relative_to(folder)): text for path, text in used.items() if backend == "cuda" or "@triton.jit" in text
     }
 
 
 def reachable_functions(operation: str, backend: str, texts: dict[str, str]) -> set[tuple[str, str]]:
-    """Return (file, name) of each function of an operation's own files, and of each shared function that they reach.
+    """Return (file, name) of each function of an operation's own files, and of each other function that they reach.
 
-    A shared function is reached if the operation's files, or a reached function, name it. So it is if a function of a
-    shared Python module does, through which the operation's module launches its kernels.
+    A function is reached if the operation's files, or a reached function, name it. So it is if a function of another
+    Python module does, through which the operation's module launches its kernels. In CUDA C++ all kernels of such a
+    module are reached, because it may put their names together.
     """
-    own_files = {file for file in texts if pathlib.PurePath(file).parts[0] == operation}
-    words = {word for file in own_files for word in re.findall(r"\w+", texts[file])} | _words_of_launchers(
-        operation, backend
-    )
+    words, modules = _reached(operation, backend)
+    own = {path.parent.name for path in modules if backend == "cuda" and path.stem == MODULES[backend]}
+    own_files = {file for file in texts if pathlib.PurePath(file).parts[0] in {operation, *own}}
+    words = words.union(*(re.findall(r"\w+", texts[file]) for file in own_files))
     reachable: set[tuple[str, str]] = set()
     others = [(file, *function) for file, text in texts.items() for function in FUNCTIONS[backend](text)]
     while True:
@@ -63,25 +68,47 @@ def reachable_functions(operation: str, backend: str, texts: dict[str, str]) -> 
         others = [function for function in others if function not in new]
 
 
-def _words_of_launchers(operation: str, backend: str) -> set[str]:
-    """Return the words of the shared functions, other than kernels, that an operation's module reaches by name."""
-    folder = KernelPackage.of(operation).folder
-    module = folder / operation / f"{MODULES[backend]}.py"
-    text = module.read_text() if module.exists() else ""
-    others = [
-        node
-        for path in sorted(folder.glob("*.py"))
-        if re.search(rf"\b{path.stem}\b", text)
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.FunctionDef) and not node.decorator_list
-    ]
-    named, words = set(re.findall(r"\w+", text)), set[str]()
-    while new := [node for node in others if node.name in named]:
-        others = [node for node in others if node not in new]
-        # Its docstring may name what it does not reach.
-        words |= {word for node in new for word in re.findall(r"\w+", ast.unparse(ast.Module(node.body[1:], [])))}
-        named |= words
-    return words
+def _reached(operation: str, backend: str) -> tuple[set[str], list[pathlib.Path]]:
+    """Return what an operation's module reaches by imports within its package.
+
+    Returns:
+        The words of all of that module, and of what it reaches of others, except for kernels. And the modules' paths.
+    """
+    words: set[str] = set()
+    own = KernelPackage.of(operation).folder / operation / f"{MODULES[backend]}.py"
+    left, seen = [(own, "")], set[tuple[pathlib.Path, str]]()
+    while left:
+        path, name = left.pop()
+        if (path, name) in seen or not path.exists():
+            continue
+        seen.add((path, name))
+        body = ast.parse(path.read_text()).body
+        found = set[str]().union(*(more for node in body for of, more in _values(node) if name in ("", of)))
+        words |= found
+        left += [(path, word) for word in found]
+        for node in body:
+            if isinstance(node, ast.ImportFrom) and node.level:
+                place = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+                for alias in node.names:
+                    if name == "" or (alias.asname or alias.name) in found:
+                        module = place / f"{alias.name}.py"
+                        whole = [(module, word) for word in found] if module.exists() else []
+                        left += whole or [(place.with_suffix(".py"), alias.name)]
+    return words, sorted({path for path, _ in seen})
+
+
+def _values(node: ast.stmt) -> list[tuple[str, set[str]]]:
+    """Return the names that a statement of a module binds, each with the words of its value; of no kernel."""
+    match node:
+        case ast.FunctionDef() if not any("triton.jit" in ast.unparse(decorator) for decorator in node.decorator_list):
+            # Its docstring may name what it does not reach.
+            names, value = [node.name], ast.unparse(ast.Module(node.body[ast.get_docstring(node) is not None :], []))
+        case ast.Assign():
+            names = [of.id for target in node.targets for of in ast.walk(target) if isinstance(of, ast.Name)]
+            value = ast.unparse(node.value)
+        case _:
+            return []
+    return [(name, set(re.findall(r"\w+", value))) for name in names]
 
 
 def mutants_of_files(texts: Mapping[str, str], backend: str) -> list[Mutant]:

@@ -21,6 +21,7 @@ from types import ModuleType
 
 GROUP = "fourfold.operations"
 VARIABLE = "FOURFOLD_OPERATIONS"
+RECORD = re.compile(r"^(def )?operation\b", re.MULTILINE)  # a record, or a declared function, in a module
 
 
 def packages() -> list[str]:
@@ -40,7 +41,9 @@ def files() -> dict[str, Path]:
     specs = [importlib.util.find_spec(package) for package in packages()]
     folders = [Path(folder) for spec in specs if spec for folder in spec.submodule_search_locations or ()]
     every = (file for folder in folders for file in sorted(folder.glob("*.py")))
-    return {file.stem: file for file in every if re.search(r"^operation\b", file.read_text("utf-8"), re.MULTILINE)}
+    return {
+        file.stem: file for file in every if re.search(r"^(def )?operation\b", file.read_text("utf-8"), re.MULTILINE)
+    }
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -35,6 +35,10 @@ from fourfold.performance.timings import OWN, PEERS
 OF_TORCH = ("torch", LIBRARY)
 # Errors in ulp that rounding to the dtype costs anyway. Smaller ones are no advantage.
 OF_ROUNDING = 0.5
+EXPLANATION = (
+    "In each cell: the largest and the mean error in ulp of the result's dtype. Rounding alone costs up to 0.50."
+    " bits: by how many bits the largest error, or the mean, is larger than torch's."
+)
 ELEMENTS = 2048  # of the inputs of a generated case
 
 
@@ -140,6 +144,57 @@ class Row:
         }
         behind = None if self.behind is None else _finite(self.behind)
         return {**asdict(replace(self, errors={})), "behind": behind, "errors": errors}
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """Return the texts of the row, by column: `FIRST`, then a column for each peer, then `LAST`."""
+        return cells_of(self.as_dict())
+
+
+FIRST, LAST = ("bits", "operation", "result", "dtype", "kernel", "largest / mean"), "largest at"
+
+
+def cells_of(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of a row that `Row.as_dict` has described; see `Row.cells`."""
+    errors = dict(row["errors"])
+    own = errors.pop(row["kernel"])
+    if row["behind"] is not None:
+        behind = f"{round(row['behind'], 1) + 0.0:+.1f}"  # + 0.0 makes -0.0 a 0.0
+    elif {*OF_TORCH} & {*errors}:
+        behind = "+inf" if own["largest"] is None else "-inf"
+    else:
+        behind = ""
+    texts = (behind, row["operation"], row["result"], row["dtype"], row["kernel"], _format_errors(own))
+    return {**dict(zip(FIRST, texts)), **{name: _format_errors(each) for name, each in errors.items()}, LAST: own["at"]}
+
+
+def table(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """Return the head and the lines of a table of cells."""
+    heads = [*FIRST, *(name for name in PEERS if any(name in row for row in rows)), LAST]
+    return [heads, *([row.get(head, "") for head in heads] for row in rows)]
+
+
+def markdown(run: Mapping[str, Any]) -> str:
+    """Return the table of a run of ``fourfold accuracy``, which its JSON describes, as a section in Markdown."""
+    heads, *rows = table([cells_of(row) for row in run["rows"]])
+    about = ", ".join(f"{key} {value}" for key, value in run.items() if key not in ("device", "rows", "not_measured"))
+    lines = ["", f"## Accuracy: {run['device']}", "", about, "", EXPLANATION, ""]
+    lines += [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)]
+    lines += ["", "Not measured:", "", *(f"- {what} ({count})" for what, count in run["not_measured"].items())]
+    return "\n".join(lines) + "\n"
+
+
+def _format_errors(errors: Mapping[str, Any]) -> str:
+    if not errors["elements"]:
+        return "no element"
+    return " / ".join(_format_ulps(errors[name]) for name in ("largest", "mean"))
+
+
+def _format_ulps(ulps: float | None) -> str:
+    """Format a number with two digits after the point, or a large one with two significant digits; None is infinite."""
+    if ulps is None:
+        return "inf"
+    return f"{ulps:.2f}" if ulps < 1000 else f"{ulps:.1e}".replace("e+0", "e").replace("e+", "e")
 
 
 def _finite(number: float) -> float | None:

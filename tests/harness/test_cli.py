@@ -12,6 +12,7 @@ import warm
 
 import fourfold
 from fourfold.api import progress
+from fourfold.checks.records import operations
 from fourfold.cli import verify
 from fourfold.cli.listing import known_operations
 from fourfold.cli.main import COMMANDS, main, parse
@@ -135,7 +136,9 @@ def test_a_mistake_is_named_with_what_was_meant(
 
 
 def test_each_known_operation_is_listed_with_its_arguments() -> None:
-    assert [row["operation"] for row in known_operations() if not row["arguments"]] == []
+    rows = known_operations()
+    assert [row["operation"] for row in rows if not row["arguments"]] == []
+    assert {row["operation"] for row in rows} == {*operations()}
 
 
 def test_pytest_names_the_option_that_was_meant(tmp_path: Path) -> None:

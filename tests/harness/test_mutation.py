@@ -11,7 +11,6 @@ import sys
 
 import numpy as np
 import pytest
-from samples import sampled
 
 from fourfold.checks.records import operations
 from fourfold.checks.search import need
@@ -189,7 +188,7 @@ print(*{mutant.function for mutant in mutants if mutant.file == sys.argv[1]})
 """
 
 
-@pytest.mark.full(but=1)
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("operation", "backend", "file", "used", "unused"),
     [
@@ -208,6 +207,23 @@ print(*{mutant.function for mutant in mutants if mutant.file == sys.argv[1]})
         ),
         pytest.param(
             *("rms_norm", "cuda", "rows.cuh", {"row_offset", "take", "sum_over_row"}, set()), marks=pytest.mark.full
+        ),
+        # Its kernels are all another operation's.
+        (
+            *("attention_with_lse", "triton", "attention/triton_kernel.py"),
+            *({"attention_forward_kernel", "attention_delta_kernel", "place_of"}, set()),
+        ),
+        pytest.param(
+            *("paged_attention", "triton", "attention/triton_kernel.py"),
+            *({"product_of_rows"}, {"attention_forward_kernel", "place_of"}),
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            *("ciou_loss", "cuda", "giou/measures.cuh", {"angle_of", "score_of"}, set()), marks=pytest.mark.full
+        ),
+        pytest.param(
+            *("ciou_loss", "cuda", "giou_loss/cuda_kernel.cu", {"giou_loss_forward_kernel"}, set()),
+            marks=pytest.mark.full,
         ),
     ],
 )
@@ -551,9 +567,20 @@ def test_a_check_that_is_repeated_by_wider_bounds_has_the_same_cases() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("backend", sampled(["triton", "cuda"], "triton"))
-def test_the_kernels_of_an_operation_pass_every_check_as_they_are(backend: str, tmp_path: pathlib.Path) -> None:
-    chosen = ["--op", "vector_add", "--backend", backend, "--dtype", "float64", "--examples", "2", "--sample", "1"]
+@pytest.mark.parametrize(
+    ("operation", "backend", "dtypes"),
+    # scaled_matmul has no gradients, and no results in float64.
+    [
+        ("vector_add", "triton", "float64"),
+        ("vector_add", "cuda", "float64"),
+        ("scaled_matmul", "triton", "float32 float64"),
+    ],
+)
+def test_the_kernels_of_an_operation_pass_every_check_as_they_are(
+    operation: str, backend: str, dtypes: str, tmp_path: pathlib.Path
+) -> None:
+    chosen = ["--op", operation, "--backend", backend, "--examples", "2", "--sample", "1"]
+    chosen += [word for dtype in dtypes.split() for word in ("--dtype", dtype)]
     command = [sys.executable, "-m", "fourfold.mutation", *chosen, "--report", str(tmp_path / "report.json")]
     done = subprocess.run(command, cwd=pathlib.Path(__file__).parents[2], capture_output=True, text=True)
     assert "as they are the kernels pass" in done.stdout, done.stdout + done.stderr

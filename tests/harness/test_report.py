@@ -182,8 +182,30 @@ def verdict(kind: type[Verdict], **more: Any) -> Any:
     )
 
 
+def of_errors(largest: float | None, at: str) -> dict[str, Any]:
+    """Return one contender's errors as the JSON of accuracy has them."""
+    return {"largest": largest, "mean": 0.25, "bits_lost": 0.3, "elements": 8, "at": at}
+
+
+OF_SOFTMAX = {"operation": "softmax", "result": "gradient of x", "dtype": "float16"}
+ROWS = [
+    {
+        **OF_SOFTMAX,
+        "kernel": "triton",
+        "behind": None,
+        "errors": {"triton": of_errors(None, "long"), "torch": of_errors(0.5, "a")},
+    },
+    {
+        **OF_SOFTMAX,
+        "kernel": "cuda",
+        "behind": 2.04,
+        "errors": {"cuda": of_errors(2.0, "b"), "torch": of_errors(0.5, "a"), "liger": of_errors(5400.0, "c")},
+    },
+]
+
+
 def saved_results(folder: Path) -> list[Path]:
-    """Write what verify, grade and bench save; return the files."""
+    """Write what verify, grade, bench and accuracy save; return the files."""
     part = measured()
     benchmarks = [
         {**one, "stats": {key: one[key] for key in ("median", "iqr", "rounds")}} for one in part["benchmarks"]
@@ -211,6 +233,7 @@ def saved_results(folder: Path) -> list[Path]:
         "graded.jsonl": "".join(f"{verdict(Graded, id=name, stage='full').line()}\n" for name in ("a", "b")),
         "timings.json": json.dumps({"timings": [timing]}),
         "0001_a.json": json.dumps(saved),
+        "accuracy.json": json.dumps({"device": "H100", "seed": 0, "rows": ROWS, "not_measured": {"x-liger: none": 3}}),
     }
     for name, text in contents.items():
         (folder / name).write_text(text)
@@ -413,7 +436,7 @@ def test_saved_results_become_pages_with_an_index(tmp_path: Path) -> None:
     assert len(links) == len(files)
     texts = [(tmp_path / "out" / link).read_text() for link in links]
     assert all('<a href="../index.html">' in text for text in texts)
-    own, of_run, graded, timings, benchmarks = (Page(text).text for text in texts)
+    own, of_run, graded, timings, benchmarks, accuracy = (Page(text).text for text in texts)
     for text in (own, of_run):
         assert "raise KeyError(x.shape)  # long" in text  # in the source alone
         assert "shifting_" in text
@@ -422,6 +445,10 @@ def test_saved_results_become_pages_with_an_index(tmp_path: Path) -> None:
     assert "softmax-small32x25620 µs3 GB/s0.50" in timings.replace("\n", "")
     assert "date 2026-07-01 12:00 UTC; commit 0123456789ab-dirty" in benchmarks
     assert "softmax_kernel<float, 4>" in benchmarks
+    assert "+infsoftmaxgradient of xfloat16tritoninf / 0.250.50 / 0.25long" in accuracy.replace("\n", "")
+    *_, liger, _, _, _, missing = (tmp_path / "out" / "comparisons.md").read_text().splitlines()
+    assert liger == "| +2.0 | softmax | gradient of x | float16 | cuda | 2.00 / 0.25 | 0.50 / 0.25 | 5.4e3 / 0.25 | b |"
+    assert missing == "- x-liger: none (3)"
 
 
 @pytest.mark.parametrize(("text", "said"), [(None, "No such file"), ("x = 1", "Expecting value"), ("{}", "nothing")])

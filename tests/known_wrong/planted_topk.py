@@ -106,9 +106,12 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of("best_begins_at_zero", "key_of(T(number), largest);\n        places => key_of(T(largest ? fmax(number, C(0))"
            " : number), largest);\n        places", source="https://github.com/vllm-project/vllm/pull/42608",
            **INDICES | {"right_on": "the_largest_alone"}),
-        of("nan_passed_over_by_a_warp", "again = nan || => again =", examples=NAN, **VALUES),
-        of("ties_of_a_warp_backwards", "places[other] < places[own] => places[other] > places[own]", **INDICES),
-        of("groups_of_a_warp_not_counted", "found += __popc(lanes); => found = max(found, __popc(lanes));", **VALUES),
+        of("nan_passed_over_by_a_warp", "again = nan || => again =",
+           examples=named(properties, "whole_vectors_with_nan"), **VALUES),
+        of.stopped("ties_of_a_warp_in_one_place", cuda_on_cpu.Race,
+                   "places[other] < places[own] => places[other] != places[own]", **INDICES),
+        of.stopped("groups_of_a_warp_not_counted", cuda_on_cpu.Race,
+                   "found += __popc(lanes); => found = max(found, __popc(lanes));", **VALUES),
         of("the_same_nan_every_time", f"{PLACE} const long long at = places[keys[place] == ~Key<T>(0) ? 0 : place];",
            examples=named(properties, "all_nan"), source="https://github.com/vllm-project/vllm/pull/39391", **INDICES),
     )
