@@ -182,24 +182,41 @@ def prod(a: Bounded, axis: Any = None, *, keepdims: bool = False) -> Bounded:
 
     See `fourfold.numerics.steps.orders`.
     """
-    along: dict[str, Any] = {"axis": axis, "keepdims": keepdims}
-    arithmetic, size, terms = a.arithmetic, abs(a.value), number_of_terms(a, axis)
-    value = np.prod(a.value, **along)
-    if terms == 1:
-        return Bounded(value, np.prod(a.error, **along), arithmetic)
-    inherited = np.prod(size + a.error, **along) - np.prod(size, **along)
-    multiply = functools.partial(np.prod, **along)
+
+    def multiply(part: np.ndarray) -> Any:
+        return np.prod(part, axis=axis, keepdims=keepdims)
+
+    return bounded_product(a, number_of_terms(a, axis), multiply)
+
+
+def bounded_product(a: Bounded, terms: int | np.ndarray, multiply: Callable[[np.ndarray], np.ndarray]) -> Bounded:
+    """Return products of the elements of `a` in any order.
+
+    Args:
+        a: the factors of all products.
+        terms: the number of factors of each product.
+        multiply: returns the products of an array of factors, such as numpy.prod along an axis.
+    """
+    arithmetic, size = a.arithmetic, abs(a.value)
+
+    def has(factors: np.ndarray) -> np.ndarray:
+        return multiply(np.where(factors, 0.0, 1.0)) == 0
+
+    value = multiply(a.value)
+    inherited = multiply(size + a.error) - multiply(size)
     farthest, lost, underflows = partial_products(
         size - a.error, size + a.error, multiply, terms, arithmetic, arithmetic.smallest_normal
     )
-    infinite = np.any(np.isinf(size), **along)
-    unknown = ~(farthest <= arithmetic.largest) | np.any(np.isinf(a.error), **along) | (infinite & underflows)
+    infinite = has(np.isinf(size))
+    unknown = ~(farthest <= arithmetic.largest) | has(np.isinf(a.error)) | (infinite & underflows)
     # A factor that is certainly 0 makes the product 0, or NaN if another is infinite.
-    certain_zero = np.any((size == 0) & (a.error == 0), **along)
+    certain_zero = has((size == 0) & (a.error == 0))
     lost, unknown = np.where(certain_zero, 0.0, lost), unknown & ~(certain_zero & infinite)
-    return elementary_step(
-        value, inherited + lost, (Bounded(value, inherited, arithmetic),), max(terms - 1, 0), unknown
-    )
+    steps = np.maximum(np.asarray(terms) - 1, 0)
+    result = elementary_step(value, inherited + lost, (Bounded(value, inherited, arithmetic),), steps, unknown)
+    # The only factor of a product is not rounded.
+    result.error = np.where(np.asarray(terms) == 1, multiply(a.error), result.error)
+    return result
 
 
 # Extremes.

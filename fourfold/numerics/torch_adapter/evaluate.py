@@ -63,14 +63,16 @@ def tensor_of(argument: Any, evaluation: Evaluation, dtype: torch.dtype | None =
 
 @contextlib.contextmanager
 def use_simple_operators() -> Iterator[None]:
-    """Make torch compute attention by simple operators instead of fused ones."""
+    """Make torch compute attention and recurrent layers by simple operators instead of fused ones."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    onednn, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+        torch.backends.mkldnn.enabled = onednn
 
 
 def result_of(definition: Callable[..., Any], tensors: dict[str, Any], evaluation: Evaluation) -> Any:
