@@ -696,6 +696,19 @@ KINKS: dict[str, tuple[Definition, list[float], list[tuple[float, float]]]] = {
 }
 
 
+@pytest.mark.parametrize(
+    "pool",
+    [lambda x: F.max_pool2d(x, 2, return_indices=True), lambda x: F.adaptive_max_pool2d(x, 2, return_indices=True)],
+)
+def test_places_of_maxima_are_counted_in_the_image_and_any_of_equal_ones_is_right(pool: Any) -> None:
+    x = torch.tensor([[0.0, 1, 5, 2], [3, 3, 2, 1], [1, 2, 4, 4], [0, 1, 4, 4]])[None, None]
+    bound = forward_of(lambda x: pool(x)[1])(x=exact(x, FREE))
+    assert bound.value.tolist() == [[[[4, 2], [9, 10]]]]
+    for given, right in (([5, 2, 9, 15], [5, 2, 9, 15]), ([1, 6, 1, 7], [4, 2, 9, 10])):
+        nearest = bound.nearest(np.array(given, dtype=np.float64).reshape(1, 1, 2, 2))
+        assert nearest.reshape(-1).tolist() == right
+
+
 def test_pooling_along_one_axis_has_a_bound_where_rounding_may_change_the_order() -> None:
     """torch removes an axis of one element from the indices, which nothing uses afterwards."""
     found = span(lambda x: F.max_pool1d((x + 0.1).view(1, 1, 4), 2), [5, 5, 2, 1])
@@ -764,6 +777,46 @@ def test_rows_of_zero_cotangents_may_be_skipped_unless_ties_are_documented(grad_
         assert outside(2 * found[1], bound[1]) > 0
         # The kernel that skips is rejected where ties are documented, and only there.
         assert (outside(found, bound) == 0) == (free or grad_of_first_row != 0)
+
+
+FORMULAS: dict[str, tuple[float, Definition, Definition]] = {
+    "tanh": (0, lambda x: torch.tanh(x), lambda x: 2 * torch.sigmoid(2 * x) - 1),
+    "elu": (0, lambda x: F.elu(x), lambda x: torch.where(x > 0, x, torch.exp(x) - 1)),
+    "softplus": (-9, lambda x: F.softplus(x), lambda x: torch.log(1 + torch.exp(x))),
+    "logsigmoid": (9, lambda x: F.logsigmoid(x), lambda x: -torch.log(1 + torch.exp(-x))),
+    "log_softmax": (4096, lambda x: x.log_softmax(-1), lambda x: x - torch.logsumexp(x, -1, True)),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_formula_with_the_same_absolute_accuracy_is_right_unless_the_steps_are_documented(name: str) -> None:
+    middle, definition, formula = FORMULAS[name]
+    x = torch.linspace(middle - 0.02, middle + 0.01, 61)
+    free, documented = (forward_of(definition)(x=exact(x, dtype)) for dtype in (FREE, DTYPES["float32"]))
+    assert outside(formula(x), free) == 0
+    assert outside(formula(x), documented) > 0
+    assert outside(formula(x) + 0.01, free) == 61
+
+
+@pytest.mark.parametrize("times", [lambda p, v: p @ v, lambda p, v: (p[..., None] * v).sum(-2)])
+def test_online_softmax_may_overflow_before_it_divides(times: Definition) -> None:
+    definition = lambda x, v: times(torch.softmax(x, -1), v)  # noqa: E731
+    arguments = {"x": torch.zeros(1, 8), "v": torch.full((8, 1), 3e38)}
+    free, documented = (
+        forward_of(definition)(**{name: exact(part, dtype) for name, part in arguments.items()})
+        for dtype in (FREE, DTYPES["float32"])
+    )
+    assert np.isinf(free.error).all()
+    assert np.isfinite(documented.error).all()
+
+
+def test_kept_gradients_of_a_loss_may_be_multiplied_by_an_infinite_cotangent() -> None:
+    definition = lambda x: torch.where(torch.tensor([True, False]), x, 0.0).sum()  # noqa: E731
+    for grad_output, known in ((torch.inf, [False, False]), (torch.nan, [False, False]), (2.0, [True, True])):
+        (_, grad) = results(definition, FREE, torch.tensor(grad_output), x=torch.ones(2))
+        assert np.isfinite(grad.error).tolist() == known
+    (_, grad) = results(definition, DTYPES["float32"], torch.tensor(torch.inf), x=torch.ones(2))
+    assert grad.error.tolist() == [0, 0]
 
 
 def test_a_norm_that_may_overflow_on_its_way_is_unspecified() -> None:

@@ -68,6 +68,15 @@ def summation_growth(terms: int | np.ndarray) -> np.ndarray:
     return np.where(terms <= SEQUENTIAL_TERMS, np.maximum(terms - 1.0, 0.0), SEQUENTIAL_TERMS + 2.0 * np.sqrt(terms))
 
 
+def reach_of_sum(magnitude: np.ndarray, terms: int | np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
+    """Return what the partial sums of terms may reach, given the sum of their magnitudes.
+
+    The weights of a softmax are quotients of numbers up to 1 by their sum. A kernel that divides last, as online
+    softmax does, adds up products that are larger by that sum, which is at most the number of terms.
+    """
+    return magnitude * np.maximum(terms, 1) if arithmetic.contract.reassociation else magnitude
+
+
 def bounded_sum(
     a: Bounded,
     terms: int | np.ndarray,
@@ -86,7 +95,7 @@ def bounded_sum(
     magnitude, growth = add(abs(a.value) + a.error), summation_growth(terms) * a.arithmetic.roundoff
     grown = growth * magnitude
     # Some orders pass through the sum of all terms of one sign.
-    overflows = np.isfinite(magnitude) & ~(magnitude + grown <= largest)
+    overflows = np.isfinite(magnitude) & ~(reach_of_sum(magnitude, terms, a.arithmetic) + grown <= largest)
     infinite = np.isinf(value)
     if infinite.any():
         # The finite terms of the other sign may overflow first, which makes the sum NaN.
@@ -346,7 +355,7 @@ def matrix_product(a: Bounded, b: Bounded) -> Bounded:
     grown = CUT_OFF * (summation_growth(terms) + 1) * arithmetic.roundoff * magnitude
     grown = grown + np.where(magnitude > 0, terms * arithmetic.smallest_normal, 0)
     # As for a sum, some orders pass through the sum of all terms of one sign; infinite terms do not undo that.
-    unknown = ~(magnitude + grown <= arithmetic.largest)
+    unknown = ~(reach_of_sum(magnitude, terms, arithmetic) + grown <= arithmetic.largest)
     if rough:
         unknown |= np.isinf(a.error).any(axis=-1)[..., :, None] | np.isinf(b.error).any(axis=-2)[..., None, :]
         # An infinite element times one that may be 0.

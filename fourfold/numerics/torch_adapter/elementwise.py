@@ -25,6 +25,7 @@ from fourfold.numerics.steps.elementwise import (
     add,
     divide,
     elementary_step,
+    exp,
     maximum,
     minimum,
     multiply,
@@ -38,6 +39,7 @@ from fourfold.numerics.steps.elementwise import (
     units,
     where,
 )
+from fourfold.numerics.steps.orders import either_formula
 from fourfold.numerics.torch_adapter.tensors import (
     LOGICAL,
     BoundedTensor,
@@ -80,7 +82,7 @@ def by_numpy(function: Any) -> Callable[..., Any]:
 
 # NumPy's functions whose rule covers the aten operator of the same name completely.
 _SAME: tuple[Any, ...] = (
-    *(np.exp, np.exp2, np.expm1, np.log, np.log1p, np.log2, np.sqrt, np.square, np.reciprocal, np.sin, np.cos, np.tanh),
+    *(np.exp, np.exp2, np.log, np.log2, np.sqrt, np.square, np.reciprocal, np.sin, np.cos),
     *(np.maximum, np.minimum, np.isnan, np.isinf, np.isfinite),
 )
 for _function in _SAME:
@@ -209,6 +211,37 @@ def sigmoid(a: Any) -> Bounded:
     exponential = (EXPONENTIAL + EXPONENT * reach) * a.arithmetic.roundoff * slope
     inherited = np.where(np.isinf(a.error), np.inf, inherited)
     return set_least(elementary_step(value, inherited + exponential, (a,), ROUNDED_ONCE + DIVISION), 0.0)
+
+
+def or_by_formula(function: Any, formula: Callable[[Bounded], Bounded]) -> Callable[[Any], Bounded]:
+    """Return NumPy's rule, with a bound that also admits kernels of other people that use another formula.
+
+    Triton has no function for these: its kernels write ``log(1 + x)``, and a result near 0 keeps its absolute accuracy
+    alone.
+    """
+    compute = NUMPY_RULES[function].compute
+
+    def rule(a: Any) -> Bounded:
+        a = lift_operand(a)
+        return either_formula(compute(a), formula(a)) if a.arithmetic.contract.reassociation else compute(a)
+
+    return rule
+
+
+def log_of_sum(a: Bounded) -> Bounded:
+    """Return log(1 + a)."""
+    return NUMPY_RULES[np.log].compute(add(lift_operand(1.0), a))
+
+
+def tanh_by_sigmoid(a: Bounded) -> Bounded:
+    """Return 2 sigmoid(2 a) - 1."""
+    two = lift_operand(2.0)
+    return subtract(multiply(two, sigmoid(multiply(two, a))), lift_operand(1.0))
+
+
+aten("log1p.default")(or_by_formula(np.log1p, log_of_sum))
+expm1 = aten("expm1.default")(or_by_formula(np.expm1, lambda a: subtract(exp(a), lift_operand(1.0))))
+aten("tanh.default")(or_by_formula(np.tanh, tanh_by_sigmoid))
 
 
 def special(
@@ -679,7 +712,7 @@ def leaky_relu_backward(grad: Any, a: Any, slope: Any, self_is_result: bool) -> 
 def elu(a: Any, alpha: Any = 1.0, scale: Any = 1.0, input_scale: Any = 1.0) -> Bounded:
     """Return scale a above 0, else scale alpha (e^(input_scale a) - 1)."""
     a = lift_operand(a)
-    below = multiply(np.expm1(scaled(a, input_scale)), lift_operand(alpha * scale))
+    below = multiply(expm1(scaled(a, input_scale)), lift_operand(alpha * scale))
     return where(a > 0.0, scaled(a, scale), below)
 
 

@@ -24,7 +24,8 @@ from fourfold.numerics.steps.elementwise import (
     sqrt,
     subtract,
 )
-from fourfold.numerics.steps.orders import any_order, slopes_of_normalized
+from fourfold.numerics.steps.orders import any_order, either_formula, slopes_of_normalized
+from fourfold.numerics.torch_adapter.along_axes import logsumexp
 from fourfold.numerics.torch_adapter.elementwise import aten, lift_operand
 from fourfold.numerics.torch_adapter.moves import add_at, element_numbers, pad
 from fourfold.numerics.torch_adapter.orders import amax
@@ -101,12 +102,20 @@ def softmax_backward(grad: Any, output: Any, dim: int, input_dtype: Any = None) 
 
 @aten("_log_softmax.default")
 def log_softmax(a: Any, dim: int, half_to_float: bool = False) -> Bounded:
-    """Return (a - m) - log(sum(exp(a - m))) with the maximum m."""
+    """Return (a - m) - log(sum(exp(a - m))) with the maximum m.
+
+    Other kernels subtract the sum's logarithm and m together, as one number.
+    """
     a = lift_operand(a)
     if not a.ndim:
         return log_softmax(a.reshape(1), 0).reshape(())
     centred = subtract_largest(a, dim)
-    return subtract(centred, np.log(sum_of(powers_of(centred), dim)))
+    result = subtract(centred, np.log(sum_of(powers_of(centred), dim)))
+    return (
+        either_formula(result, subtract(a, logsumexp(a, dim, True)))
+        if result.arithmetic.contract.reassociation
+        else result
+    )
 
 
 @aten("_log_softmax_backward_data.default")
