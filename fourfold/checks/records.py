@@ -43,8 +43,12 @@ def operation_named(text: str) -> Operation:
     """Return a known operation by its name, or one that a file declares, as ``FILE_OR_MODULE:OPERATION``.
 
     Raises:
+        TypeError: the operation is no text.
         ValueError: the operation is unknown, or the file or the module cannot be imported.
     """
+    if not isinstance(text, str):
+        kind = getattr(text, "__name__", type(text).__name__)
+        raise TypeError(f"operation: {kind} is neither declared by fourfold.operation nor the name of an operation")
     place, colon, name = text.rpartition(":")
     if not colon:
         known = operations({text})  # to import all takes half a second

@@ -121,7 +121,7 @@ class DefinitionError(ValueError):
 
 
 def operation(
-    *,
+    *misplaced: Any,
     sizes: Mapping[str, Any] | None = None,
     returns: str | torch.dtype | Mapping[str, str | torch.dtype | Output | None] | None = None,
     mutates: str | Sequence[str] = (),
@@ -149,13 +149,16 @@ def operation(
         A decorator. It returns an `Operation` that can be called like the definition.
 
     Raises:
-        TypeError: an argument of the definition is not declared and has no default, or the definition has no argument
-            of a declared name, or `mutates` names an argument that cannot be changed. The decorator raises it.
+        TypeError: the definition is no function in Python. An argument of it is not declared and has no default, or it
+            has no argument of a declared name, or `mutates` names an argument that cannot be changed. The decorator
+            raises it.
         ValueError: the definition does not accept such tensors, or does not return one tensor, or not as many as
             `returns` names, or another kind of numbers than `returns` says.
         DefinitionError: the definition raises an error where its rounding errors are bounded, because it is random,
             works in place, or calls an operator without a rule. The message names the line.
     """
+    if misplaced:
+        raise TypeError('operation: declare each argument by its name: @fourfold.operation(x=tensor("... cols"))')
     changed = (mutates,) if isinstance(mutates, str) else tuple(mutates)
     for field in _OF_ARGUMENTS:
         if field in given and not _is_declared(given[field]):
@@ -174,6 +177,9 @@ def operation(
         fields["lists"] = lists
 
     def decorate(definition: Callable[..., Any]) -> DefinedOperation:
+        signature_of(definition)
+        if not hasattr(definition, "__name__"):
+            raise TypeError(NO_FUNCTION.format(type(definition).__name__))
         evaluated = pack_lists(definition, lists)
         if changed:
             record = _in_place_operation(evaluated, declared, fields, sizes or {}, returns, changed)
@@ -187,6 +193,24 @@ def operation(
         return record
 
     return decorate
+
+
+NO_FUNCTION = (
+    "operation: a definition is a function in Python, and {} is none: write one that calls it, such as"
+    " `def softmax(x): return torch.softmax(x, -1)`, and declare its arguments by their names"
+)
+
+
+def signature_of(definition: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a definition.
+
+    Raises:
+        TypeError: it is a builtin function, such as torch.softmax, which has none.
+    """
+    try:
+        return inspect.signature(definition)
+    except ValueError:
+        raise TypeError(NO_FUNCTION.format(getattr(definition, "__name__", definition))) from None
 
 
 def _try(made: DefinedOperation) -> None:
@@ -398,7 +422,7 @@ def declaration_of(
     lists: dict[str, TensorList] = {}
     parameters: dict[str, Values] = {}
     default: dict[str, Any] = {}
-    signature = inspect.signature(definition).parameters
+    signature = signature_of(definition).parameters
     for argument in declared:
         if argument not in signature:
             raise TypeError(f"{name} has no argument {argument}, which is declared")

@@ -1,13 +1,12 @@
 """Infer the declaration of an operation from a function and inputs to call it with."""
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from fourfold.declaration.definition import DefinedOperation, operation
+from fourfold.declaration.definition import DefinedOperation, operation, signature_of
 from fourfold.numerics.dtypes import INTEGERS, QUANTISED, name_of
 from fourfold.operations.arguments import TensorInput, Values, tensor, values
 
@@ -38,7 +37,7 @@ def like(
         ValueError: an input has a dtype that cannot be drawn, or is too large.
         TypeError: the function does not accept the inputs.
     """
-    signature = inspect.signature(definition)
+    signature = signature_of(definition)
     bound = signature.bind(**inputs) if isinstance(inputs, Mapping) else signature.bind(*inputs)
     tensors = [value for value in bound.arguments.values() if isinstance(value, torch.Tensor)]
     lengths = sorted({size for value in tensors for size in value.shape if size > 1})

@@ -16,7 +16,7 @@ from fourfold.instruments.line_coverage import Unexecuted, report_lines
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.boundary import Boundary
 from fourfold.operations.claims import EXACT, STORAGE, Claims
-from fourfold.operations.outcomes import WRONG, Exclusion, Kind, Status
+from fourfold.operations.outcomes import IN_TABLES, WRONG, Exclusion, Kind, Status
 
 # Failures after which other checks may still find something wrong.
 MAY_BE_WRONG = (Kind.UNDECIDED, Kind.IMPRECISE)
@@ -384,6 +384,9 @@ class Verdict:
         checks = dict.fromkeys(o.check for o in self.outcomes)
         rows = [[f"  {check}", *(_cell(found.get((check, name))) for name in dtypes)] for check in checks]
         yield from table_lines([["", *dtypes], *rows])
+        yield from (
+            f"{word}: {reason}" for reason, word in IN_TABLES.items() if reason in {o.reason for o in self.outcomes}
+        )
 
     def json(self) -> str:
         """Return the whole verdict as JSON, as docs/verdict.schema.json describes it."""
@@ -484,7 +487,7 @@ def _cell(outcome: Outcome | None) -> str:
     if outcome.outcome is Status.FAILED:
         return "FAILED" if outcome.grade == WRONG else "STORAGE"
     if outcome.outcome is not Status.PASSED:
-        return outcome.outcome
+        return IN_TABLES.get(outcome.reason or "", outcome.outcome)
     storage = " storage" if outcome.grade == STORAGE else ""
     return f"{outcome.worst:.2f} {outcome.examples:>4}{storage}"
 

@@ -6,7 +6,9 @@ from fourfold.operations.refusals import Refusals
 
 # The reasons of the other checks if an implementation is known to be wrong.
 BRIEFLY = "looked at briefly, by a few small cases: it is wrong already"
-NOT_MADE = "not made: it is wrong already"
+NOT_MADE = "left out: it is wrong already"
+# What a table shows of such a check in place of its status.
+IN_TABLES = {BRIEFLY: "brief", NOT_MADE: "not made"}
 # The grade of a wrong implementation, besides the accuracies that one may claim.
 WRONG = "wrong"
 

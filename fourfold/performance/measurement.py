@@ -400,7 +400,7 @@ class Bench:
         expected = self.references.of(measurement.operation, measurement.workload, workload, dtype, gradients)
         operation = measurement.operation
         return worst_error(
-            runnable.results, expected, workload, dtype, operation.returns, joined=len(operation.joined) > 1
+            runnable.results, expected, workload, dtype, operation.returns, joined=len(operation.joined_places) > 1
         )
 
     def time(self, benchmark: Any, measurement: Measurement, least_rounds: int, most_seconds: float) -> None:

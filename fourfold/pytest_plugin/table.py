@@ -11,7 +11,7 @@ from fourfold.engine.verdict import Outcome, refusal_lines, suggestion
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.boundary import Boundary
 from fourfold.operations.claims import STORAGE
-from fourfold.operations.outcomes import Kind, Status
+from fourfold.operations.outcomes import IN_TABLES, Kind, Status
 
 # Footnotes for failures other than wrong results.
 KINDS = {
@@ -83,7 +83,8 @@ class Tally:
             notes += "".join(footnote.mark(KINDS[kind]) for kind in KINDS if kind in self.kinds)
             return f"{self.failed} FAILED{notes}"
         if not self.passed:
-            return f"unsupported{notes}" if self.skipped else ""
+            shown = {IN_TABLES.get(reason, "unsupported") for reason in self.skipped}
+            return f"{' '.join(sorted(shown))}{notes}"
         if self.storage:
             notes += footnote.mark("storage accuracy: right if each intermediate is rounded to the dtype")
         return f"{self.worst:.2f} {short(self.examples):>5} {self.seconds:>3.0f}s{notes}"

@@ -45,6 +45,17 @@ def declared(definition: Callable[..., Any], **arguments: Any) -> Call:
     return lambda: operation(**arguments)(definition)
 
 
+# ---- a definition that is no function in Python
+
+calls(
+    "no function",
+    lambda: operation(torch.softmax),
+    declared(torch.relu, input=tensor("n")),
+    declared(torch.nn.ReLU(), input=tensor("n")),
+    lambda: fourfold.like(torch.softmax, [torch.ones(3), -1]),
+    lambda: fourfold.verify(torch.relu, torch.relu),
+)
+
 # ---- arguments of a declaration
 
 X = tensor("n")

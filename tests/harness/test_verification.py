@@ -29,7 +29,7 @@ from fourfold.engine.failures import finding
 from fourfold.numerics.bounded import NoRule
 from fourfold.numerics.dtypes import DTYPES, DType
 from fourfold.operations.case import Case
-from fourfold.operations.outcomes import Failure
+from fourfold.operations.outcomes import BRIEFLY, NOT_MADE, Failure
 
 ROOT = Path(__file__).parents[2]
 QUICK: dict[str, Any] = {"examples": 6, "device": "cpu", "seed": 1}
@@ -613,6 +613,14 @@ def test_a_suite_shows_one_wrong_result_once() -> None:
         suite().test_batch("float32")  # type: ignore[attr-defined]
     with pytest.raises(pytest.skip.Exception, match="looked at briefly"):
         suite().test_repeatability("float32")  # type: ignore[attr-defined]
+
+
+def test_a_table_says_which_checks_looked_at_a_wrong_kernel_briefly(device: str) -> None:
+    options = QUICK | {"only": ["forward", "repeatability"], "dtypes": "float32", "device": device}
+    text = str(fourfold.verify(lambda x: x, "softmax", **options))
+    word, reason = ("brief", BRIEFLY) if device == "cpu" else ("not made", NOT_MADE)
+    assert re.search(rf"^  repeatability +{word}$", text, re.M)
+    assert f"\n{word}: {reason}\n" in text
 
 
 WAYS_TO_BE_OFF: dict[str, tuple[Callable[..., Any], str]] = {

@@ -68,6 +68,15 @@ def summation_growth(terms: int | np.ndarray) -> np.ndarray:
     return np.where(terms <= SEQUENTIAL_TERMS, np.maximum(terms - 1.0, 0.0), SEQUENTIAL_TERMS + 2.0 * np.sqrt(terms))
 
 
+def reach_of_sum(magnitude: np.ndarray, terms: int | np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
+    """Return what the partial sums of terms may reach, given the sum of their magnitudes.
+
+    The weights of a softmax are quotients of numbers up to 1 by their sum. A kernel that divides last, as online
+    softmax does, adds up products that are larger by that sum, which is at most the number of terms.
+    """
+    return magnitude * np.maximum(terms, 1) if arithmetic.contract.reassociation else magnitude
+
+
 def bounded_sum(
     a: Bounded,
     terms: int | np.ndarray,
@@ -86,7 +95,7 @@ def bounded_sum(
     magnitude, growth = add(abs(a.value) + a.error), summation_growth(terms) * a.arithmetic.roundoff
     grown = growth * magnitude
     # Some orders pass through the sum of all terms of one sign.
-    overflows = np.isfinite(magnitude) & ~(magnitude + grown <= largest)
+    overflows = np.isfinite(magnitude) & ~(reach_of_sum(magnitude, terms, a.arithmetic) + grown <= largest)
     infinite = np.isinf(value)
     if infinite.any():
         # The finite terms of the other sign may overflow first, which makes the sum NaN.
@@ -182,24 +191,41 @@ def prod(a: Bounded, axis: Any = None, *, keepdims: bool = False) -> Bounded:
 
     See `fourfold.numerics.steps.orders`.
     """
-    along: dict[str, Any] = {"axis": axis, "keepdims": keepdims}
-    arithmetic, size, terms = a.arithmetic, abs(a.value), number_of_terms(a, axis)
-    value = np.prod(a.value, **along)
-    if terms == 1:
-        return Bounded(value, np.prod(a.error, **along), arithmetic)
-    inherited = np.prod(size + a.error, **along) - np.prod(size, **along)
-    multiply = functools.partial(np.prod, **along)
+
+    def multiply(part: np.ndarray) -> Any:
+        return np.prod(part, axis=axis, keepdims=keepdims)
+
+    return bounded_product(a, number_of_terms(a, axis), multiply)
+
+
+def bounded_product(a: Bounded, terms: int | np.ndarray, multiply: Callable[[np.ndarray], np.ndarray]) -> Bounded:
+    """Return products of the elements of `a` in any order.
+
+    Args:
+        a: the factors of all products.
+        terms: the number of factors of each product.
+        multiply: returns the products of an array of factors, such as numpy.prod along an axis.
+    """
+    arithmetic, size = a.arithmetic, abs(a.value)
+
+    def has(factors: np.ndarray) -> np.ndarray:
+        return multiply(np.where(factors, 0.0, 1.0)) == 0
+
+    value = multiply(a.value)
+    inherited = multiply(size + a.error) - multiply(size)
     farthest, lost, underflows = partial_products(
         size - a.error, size + a.error, multiply, terms, arithmetic, arithmetic.smallest_normal
     )
-    infinite = np.any(np.isinf(size), **along)
-    unknown = ~(farthest <= arithmetic.largest) | np.any(np.isinf(a.error), **along) | (infinite & underflows)
+    infinite = has(np.isinf(size))
+    unknown = ~(farthest <= arithmetic.largest) | has(np.isinf(a.error)) | (infinite & underflows)
     # A factor that is certainly 0 makes the product 0, or NaN if another is infinite.
-    certain_zero = np.any((size == 0) & (a.error == 0), **along)
+    certain_zero = has((size == 0) & (a.error == 0))
     lost, unknown = np.where(certain_zero, 0.0, lost), unknown & ~(certain_zero & infinite)
-    return elementary_step(
-        value, inherited + lost, (Bounded(value, inherited, arithmetic),), max(terms - 1, 0), unknown
-    )
+    steps = np.maximum(np.asarray(terms) - 1, 0)
+    result = elementary_step(value, inherited + lost, (Bounded(value, inherited, arithmetic),), steps, unknown)
+    # The only factor of a product is not rounded.
+    result.error = np.where(np.asarray(terms) == 1, multiply(a.error), result.error)
+    return result
 
 
 # Extremes.
@@ -329,7 +355,7 @@ def matrix_product(a: Bounded, b: Bounded) -> Bounded:
     grown = CUT_OFF * (summation_growth(terms) + 1) * arithmetic.roundoff * magnitude
     grown = grown + np.where(magnitude > 0, terms * arithmetic.smallest_normal, 0)
     # As for a sum, some orders pass through the sum of all terms of one sign; infinite terms do not undo that.
-    unknown = ~(magnitude + grown <= arithmetic.largest)
+    unknown = ~(reach_of_sum(magnitude, terms, arithmetic) + grown <= arithmetic.largest)
     if rough:
         unknown |= np.isinf(a.error).any(axis=-1)[..., :, None] | np.isinf(b.error).any(axis=-2)[..., None, :]
         # An infinite element times one that may be 0.

@@ -20,7 +20,7 @@ Array = np.ndarray
 
 
 def partial_products(
-    least: Array, most: Array, multiply: Callable[..., Any], count: int, arithmetic: Arithmetic, loss: float
+    least: Array, most: Array, multiply: Callable[..., Any], count: int | Array, arithmetic: Arithmetic, loss: float
 ) -> tuple[Array, Array, Array]:
     """Return what the partial products of factors reach and lose in any order, and where one may underflow.
 

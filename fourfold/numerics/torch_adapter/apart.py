@@ -18,6 +18,23 @@ def apart(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
+def on_each(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Apply an operator on lists of tensors, as optimizers call them, to the tensors one by one."""
+    name = str(func).split(".")[1].removeprefix("_foreach_")
+    # torch.maximum takes no numbers.
+    alone = name.replace("maximum", "clamp_min").replace("minimum", "clamp_max")
+    method = torch.linalg.vector_norm if name == "norm" else getattr(torch.Tensor, alone)
+    count = next(len(arg) for arg in args if isinstance(arg, list | tuple))
+    results = []
+    for i in range(count):
+        first, *rest = (arg[i] if isinstance(arg, list | tuple) else arg for arg in args)
+        named = {key: arg[i] if isinstance(arg, list | tuple) else arg for key, arg in kwargs.items()}
+        if name.startswith("addc") and len(rest) == 3:
+            named["value"] = rest.pop()
+        results.append(method(first, *rest, **named))
+    return None if name.endswith("_") else results
+
+
 @apart("searchsorted.Tensor")
 def searchsorted(
     edges: Any, a: Any, *, out_int32: bool = False, right: bool = False, side: Any = None, sorter: Any = None
@@ -142,3 +159,162 @@ def embedding_bag_weights_backward(
     """Return the product of each row and the gradient of its bag."""
     products = (grad.index_select(0, bag) * table.index_select(0, index)).sum(-1)
     return torch.where(index != padding, products, 0.0)
+
+
+@apart("addbmm.default")
+def addbmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """Add the sum of products of matrices."""
+    return torch.add(bias if beta == 1 else beta * bias, (a @ b).sum(0), alpha=alpha)
+
+
+@apart("_trilinear.default")
+def trilinear(a: Any, b: Any, c: Any, of_a: Any, of_b: Any, of_c: Any, summed: Any, unroll_dim: int = 1) -> Any:
+    """Sum the products of three tensors along axes, each with axes of length 1 inserted."""
+    for axis in range(a.ndim + len(of_a)):
+        a, b, c = (x.unsqueeze(axis) if axis in new else x for x, new in ((a, of_a), (b, of_b), (c, of_c)))
+    product = a * b * c
+    return product.sum(summed) if summed else product
+
+
+@apart("angle.default")
+def angle(a: Any) -> Any:
+    """Return pi for numbers below 0, else 0."""
+    return torch.where(a.isnan(), a, torch.where(a < 0, torch.pi, 0.0))
+
+
+@apart("_weight_norm_interface_backward.default")
+def weight_norm_backward(grad: Any, v: Any, g: Any, norms: Any, dim: int) -> Any:
+    """Return the gradients of the direction and of the length."""
+    others = [axis for axis in range(v.ndim) if axis != dim % v.ndim]
+    along = (grad * v).sum(others, keepdim=True) / norms
+    return g / norms * (grad - v * (along / norms)), along
+
+
+@apart("histc.default")
+def histc(a: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
+    """Count the numbers in each of equal parts of a range; the last part has its end."""
+    if min == max:
+        return NotImplemented
+    place = ((a.reshape(-1, 1) - min) * (bins / (max - min))).to(a.dtype)
+    start = torch.arange(bins)
+    inside = (place >= start) & ((place < start + 1) | ((start == bins - 1) & (place <= bins)))
+    return inside.sum(0).to(a.dtype)
+
+
+@apart("segment_reduce.default")
+def segment_reduce(
+    a: Any,
+    reduce: str,
+    *,
+    lengths: Any = None,
+    indices: Any = None,
+    offsets: Any = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: Any = None,
+) -> Any:
+    """Reduce the rows of each segment."""
+    counts = lengths if lengths is not None else offsets.diff() if offsets is not None else None
+    if counts is None or counts.ndim != 1 or axis or (initial is not None and reduce == "mean"):
+        return NotImplemented
+    start, reduction = EMPTY_SEGMENTS[reduce]
+    result = a.new_full((len(counts), *a.shape[1:]), start if initial is None else initial)
+    segment = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    return result.index_reduce(0, segment, a, reduction, include_self=reduce != "mean")
+
+
+@apart("_segment_reduce_backward.default")
+def segment_reduce_backward(
+    grad: Any,
+    output: Any,
+    a: Any,
+    reduce: str,
+    *,
+    lengths: Any = None,
+    offsets: Any = None,
+    axis: int = 0,
+    initial: Any = None,
+) -> Any:
+    """Return the gradients of the rows: those of equal extremes share one."""
+    counts = lengths if lengths is not None else offsets.diff()
+    if reduce == "prod" or initial is not None:
+        return NotImplemented
+    segment = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    if reduce == "mean":
+        grad = grad / counts.reshape(-1, *[1] * (a.ndim - 1))
+    if reduce in ("sum", "mean"):
+        return grad.index_select(0, segment)
+    chosen = a == output.index_select(0, segment)
+    shares = torch.zeros_like(output).index_add(0, segment, chosen.to(a.dtype))
+    return torch.where(chosen, (grad / shares.clamp(min=1)).index_select(0, segment), 0.0)
+
+
+# What a segment without rows is reduced to, and the name of the reduction elsewhere.
+EMPTY_SEGMENTS = {
+    "sum": (0.0, "sum"),
+    "mean": (torch.nan, "mean"),
+    "prod": (1.0, "prod"),
+    "max": (-torch.inf, "amax"),
+    "min": (torch.inf, "amin"),
+}
+
+
+@apart("grid_sampler_2d_backward.default")
+def grid_sampler_backward(grad: Any, a: Any, grid: Any, mode: int, padding: int, corners: bool, mask: Any) -> Any:
+    """Return the gradients of an image and of the places where it was sampled."""
+    if mode == BICUBIC or padding == REFLECTED:
+        return NotImplemented
+    sizes = (a.shape[-1], a.shape[-2])
+    steps = [(size - 1) / 2 if corners else size / 2 for size in sizes]
+    places = [(grid[..., i] + 1) * step - (0.0 if corners else 0.5) for i, step in enumerate(steps)]
+    if padding == BORDER:
+        inner = [(place > 0) & (place < size - 1) for place, size in zip(places, sizes)]
+        slopes = [torch.where(inside, step, 0.0) for inside, step in zip(inner, steps)]
+        places = [place.clamp(0, size - 1) for place, size in zip(places, sizes)]
+    else:
+        slopes = [torch.full_like(place, step) for place, step in zip(places, steps)]
+    starts = [place.round() if mode == NEAREST else place.floor() for place in places]
+    flat, image = grad.flatten(2), a.flatten(2)
+    to_image = image.new_zeros(image.shape)
+    to_grid = [torch.zeros_like(place) for place in places]
+    for x, y in ((0, 0),) if mode == NEAREST else ((0, 0), (0, 1), (1, 0), (1, 1)):
+        column, row = (start.to(torch.int64) + one for start, one in zip(starts, (x, y)))
+        inside = (column >= 0) & (column < sizes[0]) & (row >= 0) & (row < sizes[1])
+        number = torch.where(inside, row * sizes[0] + column, 0).flatten(1)[:, None]
+        number = number.expand(-1, image.shape[1], -1)
+        near = [1.0 if mode == NEAREST else 1 - abs(p - s) for p, s in zip(places, (column, row))]
+        share = torch.where(inside, near[0] * near[1], 0.0).flatten(1)[:, None]
+        to_image = to_image.scatter_add(2, number, flat * share)
+        if mode != NEAREST:
+            product = torch.where(inside, (flat * image.gather(2, number)).sum(1).reshape(inside.shape), 0.0)
+            to_grid[0] = to_grid[0] + (2 * x - 1) * product * near[1]
+            to_grid[1] = to_grid[1] + (2 * y - 1) * product * near[0]
+    both = torch.stack([part * slope for part, slope in zip(to_grid, slopes)], -1)
+    return to_image.reshape(a.shape), both
+
+
+NEAREST, BICUBIC = 1, 2
+BORDER, REFLECTED = 1, 2
+
+
+@apart("linalg_cholesky_ex.default")
+def cholesky(a: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
+    """Factor column by column."""
+    a = a.mT if upper else a
+    columns: list[Any] = []
+    for i in range(a.shape[-1]):
+        rest = a[..., i:, i]
+        if columns:
+            done = torch.stack(columns, -1)
+            rest = rest - (done[..., i:, :] @ done[..., i, :, None])[..., 0]
+        column = torch.cat([rest[..., :1].sqrt(), rest[..., 1:] / rest[..., :1].sqrt()], -1)
+        columns.append(torch.nn.functional.pad(column, (i, 0)))
+    result = torch.stack(columns, -1) if columns else a
+    return (result.mT if upper else result), torch.zeros(a.shape[:-2], dtype=torch.int32)
+
+
+@apart("cholesky_solve.default")
+def cholesky_solve(b: Any, factor: Any, upper: bool = False) -> Any:
+    """Substitute by the factor and by its transpose."""
+    lower = factor.mT if upper else factor
+    return solve_triangular(lower.mT, solve_triangular(lower, b, upper=False), upper=True)

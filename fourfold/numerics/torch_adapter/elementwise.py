@@ -12,18 +12,20 @@ import numpy as np
 import torch
 
 from fourfold.numerics.bounded import RULES as NUMPY_RULES
-from fourfold.numerics.bounded import Bounded, Comparison, NoRule, certain, lift, truth
+from fourfold.numerics.bounded import Bounded, Comparison, NoRule, certain, lift, truth, unspecified_where
 from fourfold.numerics.steps.elementwise import (
     DIVISION,
     EXPONENT,
     EXPONENTIAL,
     POWER,
+    REORDERING,
     ROUNDED_ONCE,
     WITHIN_2_ULP,
     absolute,
     add,
     divide,
     elementary_step,
+    exp,
     maximum,
     minimum,
     multiply,
@@ -34,8 +36,10 @@ from fourfold.numerics.steps.elementwise import (
     sqrt,
     square,
     subtract,
+    units,
     where,
 )
+from fourfold.numerics.steps.orders import either_formula
 from fourfold.numerics.torch_adapter.tensors import (
     LOGICAL,
     BoundedTensor,
@@ -78,7 +82,7 @@ def by_numpy(function: Any) -> Callable[..., Any]:
 
 # NumPy's functions whose rule covers the aten operator of the same name completely.
 _SAME: tuple[Any, ...] = (
-    *(np.exp, np.exp2, np.expm1, np.log, np.log1p, np.log2, np.sqrt, np.square, np.reciprocal, np.sin, np.cos, np.tanh),
+    *(np.exp, np.exp2, np.log, np.log2, np.sqrt, np.square, np.reciprocal, np.sin, np.cos),
     *(np.maximum, np.minimum, np.isnan, np.isinf, np.isfinite),
 )
 for _function in _SAME:
@@ -209,19 +213,52 @@ def sigmoid(a: Any) -> Bounded:
     return set_least(elementary_step(value, inherited + exponential, (a,), ROUNDED_ONCE + DIVISION), 0.0)
 
 
+def or_by_formula(function: Any, formula: Callable[[Bounded], Bounded]) -> Callable[[Any], Bounded]:
+    """Return NumPy's rule, with a bound that also admits kernels of other people that use another formula.
+
+    Triton has no function for these: its kernels write ``log(1 + x)``, and a result near 0 keeps its absolute accuracy
+    alone.
+    """
+    compute = NUMPY_RULES[function].compute
+
+    def rule(a: Any) -> Bounded:
+        a = lift_operand(a)
+        return either_formula(compute(a), formula(a)) if a.arithmetic.contract.reassociation else compute(a)
+
+    return rule
+
+
+def log_of_sum(a: Bounded) -> Bounded:
+    """Return log(1 + a)."""
+    return NUMPY_RULES[np.log].compute(add(lift_operand(1.0), a))
+
+
+def tanh_by_sigmoid(a: Bounded) -> Bounded:
+    """Return 2 sigmoid(2 a) - 1."""
+    two = lift_operand(2.0)
+    return subtract(multiply(two, sigmoid(multiply(two, a))), lift_operand(1.0))
+
+
+aten("log1p.default")(or_by_formula(np.log1p, log_of_sum))
+expm1 = aten("expm1.default")(or_by_formula(np.expm1, lambda a: subtract(exp(a), lift_operand(1.0))))
+aten("tanh.default")(or_by_formula(np.tanh, tanh_by_sigmoid))
+
+
 def special(
     function: Callable[[torch.Tensor], torch.Tensor],
     slope: Callable[[Array], Array],
     peak: float = np.nan,
     saturates: bool = False,
+    steps: float = WITHIN_2_ULP,
 ) -> Callable[[Any], Bounded]:
-    """Return the rule, within 2 ulp, of a function that torch computes in double precision.
+    """Return the rule of a function that torch computes in double precision.
 
     Args:
         function: torch's function.
         slope: its derivative, whose magnitude is monotonic on either side of at most one turning point.
         peak: the argument of the steepest slope, if there is one.
         saturates: whether the function ends in ±1: see `saturated`.
+        steps: the roundings of a call, by default those of a function within 2 ulp.
     """
 
     def compute(a: Any) -> Bounded:
@@ -237,7 +274,7 @@ def special(
             steepest = np.maximum(steepest, abs(slope(np.clip(peak, *ends))))
         inherited = np.where(a.error > 0, a.error * steepest, 0.0)
         inherited = inherited + 4 * DOUBLE * abs(value)
-        result = elementary_step(value, inherited, (a,), WITHIN_2_ULP)
+        result = elementary_step(value, inherited, (a,), steps)
         return saturating_step(result, inherited) if saturates else result
 
     return compute
@@ -246,6 +283,21 @@ def special(
 def bell(x: Array) -> Array:
     """Return the derivative of erf: 2 / sqrt(pi) e^(-x^2)."""
     return 2 / np.sqrt(np.pi) * np.exp(-np.square(x))
+
+
+def in_double(function: Callable[[torch.Tensor], torch.Tensor], x: Array) -> Array:
+    """Return a function of torch in double precision."""
+    return function(torch.from_numpy(np.asarray(x, dtype=np.float64))).numpy()
+
+
+def erfcx_slope(x: Array) -> Array:
+    """Return the derivative of the scaled complementary error function."""
+    return 2 * x * in_double(torch.special.erfcx, x) - 2 / np.sqrt(np.pi)
+
+
+def i1_slope(x: Array) -> Array:
+    """Return the derivative of the modified Bessel function of order 1, which is 1/2 at 0."""
+    return np.where(x == 0, 0.5, in_double(torch.special.i0, x) - in_double(torch.special.i1, x) / x)
 
 
 def arc(x: Array) -> Array:
@@ -263,6 +315,64 @@ aten("acos.default")(special(torch.acos, arc))
 aten("atanh.default")(special(torch.atanh, lambda x: 1 / (1 - np.square(x))))
 aten("sinh.default")(special(torch.sinh, np.cosh))
 aten("cosh.default")(special(torch.cosh, np.sinh))
+
+
+aten("erfinv.default")(
+    special(torch.erfinv, lambda x: np.sqrt(np.pi) / 2 * np.exp(np.square(in_double(torch.erfinv, x))))
+)
+# CUDA's functions of these names are within 6 ulp, and erfcx within 4.
+aten("special_erfcx.default")(special(torch.special.erfcx, erfcx_slope, steps=units(4)))
+aten("i0.default")(special(torch.special.i0, lambda x: in_double(torch.special.i1, x), steps=units(6)))
+aten("special_i0e.default")(special(torch.special.i0e, np.ones_like, steps=units(6)))
+aten("special_i1e.default")(special(torch.special.i1e, np.ones_like, steps=units(6)))
+aten("special_i1.default")(special(torch.special.i1, i1_slope, steps=units(6)))
+
+
+@aten("lgamma.default")
+def lgamma(a: Any) -> Bounded:
+    """Return the logarithm of the magnitude of the gamma function.
+
+    Where it is less than 1, kernels add terms of about that size: CUDA's function, within 6 ulp elsewhere, has an error
+    relative to them. Nothing is known below 0 beside a pole, at which the function is infinite.
+    """
+    a = lift_operand(a)
+    result = special(torch.lgamma, lambda x: in_double(torch.digamma, x), steps=units(6))(a)
+    return with_terms(result, a, 1.0)
+
+
+@aten("digamma.default")
+def digamma(a: Any) -> Bounded:
+    """Return the derivative of the logarithm of the gamma function, as an asymptotic series past 10.
+
+    Before 10 kernels subtract up to ten reciprocals from it, and below 0 they reflect the function: its terms are then
+    as large as the function at the mirrored number and a cotangent.
+    """
+    a = lift_operand(a)
+    double = np.asarray(a.value, dtype=np.float64)
+    mirrored = np.where(double < 0, 1 - double, double)
+    terms = sum(1 / (mirrored + k) for k in range(10)) + np.log(mirrored + 10)
+    cotangent = np.where(double < 0, np.pi / abs(np.tan(np.pi * double)), 0)
+    # The angle pi a is rounded, which turns it by as much.
+    turned = np.where(double < 0, np.pi * abs(np.pi * double) / np.square(np.sin(np.pi * double)), 0)
+    result = special(torch.digamma, lambda x: in_double(lambda y: torch.polygamma(1, y), x))(a)
+    return with_terms(result, a, (10 + DIVISION) * (terms + cotangent) + turned)
+
+
+def with_terms(result: Bounded, a: Bounded, terms: Any) -> Bounded:
+    """Return a function of `a` with the error of one rounding of each of its terms, and poles at 0, -1, -2, ..."""
+    grown = REORDERING * a.arithmetic.roundoff * terms
+    error = np.where(np.isfinite(result.value), result.error + grown, result.error)
+    beside = (a.value - a.error <= 0) & (np.floor(a.value - a.error) != np.floor(a.value + a.error))
+    return Bounded(result.value, np.where(beside & (a.error > 0), np.inf, error), a.arithmetic)
+
+
+@aten("polygamma.default")
+def polygamma(n: int, a: Any) -> Bounded:
+    """Return the n-th derivative of digamma, which the gradients of digamma need; nothing is known of it below 0."""
+    a = lift_operand(a)
+    slope = special(lambda x: torch.polygamma(n, x), lambda x: in_double(lambda y: torch.polygamma(n + 1, y), x))
+    result = with_terms(slope(a), a, (10 + DIVISION) * abs(slope(a).value))
+    return unspecified_where(result, a.value - a.error < 0)
 
 
 @aten("tan.default")
@@ -602,7 +712,7 @@ def leaky_relu_backward(grad: Any, a: Any, slope: Any, self_is_result: bool) -> 
 def elu(a: Any, alpha: Any = 1.0, scale: Any = 1.0, input_scale: Any = 1.0) -> Bounded:
     """Return scale a above 0, else scale alpha (e^(input_scale a) - 1)."""
     a = lift_operand(a)
-    below = multiply(np.expm1(scaled(a, input_scale)), lift_operand(alpha * scale))
+    below = multiply(expm1(scaled(a, input_scale)), lift_operand(alpha * scale))
     return where(a > 0.0, scaled(a, scale), below)
 
 

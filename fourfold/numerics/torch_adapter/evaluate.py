@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fourfold.numerics.bounded import DOCUMENTED, Arithmetic, Bounded, lift
+from fourfold.numerics.bounded import DOCUMENTED, Arithmetic, Bounded, lift, unspecified_where
 from fourfold.numerics.dtypes import DTYPES, QUANTISED, DType, is_chosen, name_of
 
 # These register the rules.
@@ -63,14 +63,16 @@ def tensor_of(argument: Any, evaluation: Evaluation, dtype: torch.dtype | None =
 
 @contextlib.contextmanager
 def use_simple_operators() -> Iterator[None]:
-    """Make torch compute attention by simple operators instead of fused ones."""
+    """Make torch compute attention and recurrent layers by simple operators instead of fused ones."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    onednn, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+        torch.backends.mkldnn.enabled = onednn
 
 
 def result_of(definition: Callable[..., Any], tensors: dict[str, Any], evaluation: Evaluation) -> Any:
@@ -187,10 +189,13 @@ def backward_of(
                 gradients = torch.autograd.grad(
                     [output for output, _ in given], inputs, [cotangent for _, cotangent in given], allow_unused=True
                 )
+            # A loss whose gradients are kept multiplies them by its cotangent, zeros by an infinity too.
+            free = grad_output.value.size == 1 and not np.isfinite(grad_output.value).all()
+            free = free and evaluation.contract.nonfinite
             return tuple(
                 Bounded.exact(np.zeros_like(arguments[name].value), evaluation.dtype.arithmetic)
                 if grad is None
-                else gradient_of(grad, evaluation)
+                else unspecified_where(gradient_of(grad, evaluation), np.array(free))
                 for name, grad in zip(differentiable, gradients)
             )
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.numerics.bounded import Bounded, Comparison, HangsOnRounding, NoRule, certain, lift
+from fourfold.numerics.bounded import Bounded, Comparison, HangsOnRounding, certain, lift
 from fourfold.numerics.dtypes import QUANTISED
-from fourfold.numerics.steps.along_axes import bounded_sum, concatenate
+from fourfold.numerics.steps.along_axes import bounded_product, bounded_sum, concatenate
 from fourfold.numerics.steps.elementwise import divide
 from fourfold.numerics.torch_adapter.elementwise import aten, lift_operand, scaled
 from fourfold.numerics.torch_adapter.integers import evaluate_integers, integers_of, truncate, whole_of
@@ -43,7 +43,8 @@ MOVES = (
     " tril.default triu.default repeat.default cat.default stack.default take.default"
     " lift_fresh.default lift.default rot90.default masked_select.default permute_copy.default"
     " _unsafe_index.Tensor diag_embed.default select_scatter.default slice_scatter.default"
-    " diagonal_scatter.default index_copy.default copy.default masked_scatter.default"
+    " diagonal_scatter.default index_copy.default copy.default masked_scatter.default as_strided_scatter.default"
+    " _upsample_nearest_exact1d.default _upsample_nearest_exact2d.default _upsample_nearest_exact3d.default"
 )
 # The positions of the arguments whose elements are moved, unless it is the first one alone.
 MOVED = {
@@ -53,6 +54,7 @@ MOVED = {
     "scatter.src": (0, 3),
     "index_copy.default": (0, 3),
     "copy.default": (0, 1),
+    "as_strided_scatter.default": (0, 1),
     "masked_scatter.default": (0, 2),
 }
 
@@ -257,11 +259,21 @@ def round_to_8_bits(a: Bounded, dtype: torch.dtype) -> Bounded:
 
 
 # The number with which an operator fills a tensor; None if it is an argument.
-NUMBERS = {"full": None, "fill": None, "scalar_tensor": None, "zeros": 0, "zero": 0, "ones": 1, "empty": np.nan}
+NUMBERS = {
+    "full": None,
+    "fill": None,
+    "scalar_tensor": None,
+    "zeros": 0,
+    "zero": 0,
+    "_efficientzerotensor": 0,
+    "ones": 1,
+    "empty": np.nan,
+}
 FILLS = (
     "full.default zeros.default ones.default empty.memory_format empty_strided.default scalar_tensor.default"
     " full_like.default zeros_like.default ones_like.default empty_like.default fill.Scalar fill.Tensor zero.default"
     " new_full.default new_zeros.default new_ones.default new_empty.default new_empty_strided.default"
+    " _efficientzerotensor.default"
 )
 
 
@@ -357,8 +369,16 @@ def scatter_reduce(a: Any, dim: int, index: Array, items: Any, reduce: str, *, i
         start = Bounded(np.where(replaced, 0, a.value), np.where(replaced, 0, a.error), a.arithmetic)
         sums = add_at(start, places, items)
         return divide(sums, lift_operand(np.maximum(count + include_self, 1))) if reduce == "mean" else sums
-    if reduce not in ("amax", "amin"):
-        raise NoRule(f"scatter_reduce has no running-error rule for {reduce}")
+    if reduce == "prod":
+        start = Bounded(np.where(replaced, 1, a.value), np.where(replaced, 0, a.error), a.arithmetic)
+        factors, flat = concatenate([start.reshape(-1), items.reshape(-1)]), places.reshape(-1)
+
+        def multiply(part: Array) -> Array:
+            products = part[: a.size].copy()
+            np.multiply.at(products, flat, part[a.size :])
+            return products
+
+        return bounded_product(factors, (count + 1).reshape(-1), multiply).reshape(a.shape)
     choose, last = (np.maximum, -np.inf) if reduce == "amax" else (np.minimum, np.inf)
 
     def ends(sign: int) -> Array:
@@ -367,7 +387,8 @@ def scatter_reduce(a: Any, dim: int, index: Array, items: Any, reduce: str, *, i
         return values.reshape(a.shape)
 
     low, value, high = map(ends, (-1, 0, 1))
-    return Bounded(value, np.maximum(high - value, value - low), a.arithmetic)
+    error = np.where((high == low) | np.isnan(value), 0.0, np.maximum(high - value, value - low))
+    return Bounded(value, np.where(np.isnan(error), np.inf, error), a.arithmetic)
 
 
 @aten("index_add.default")

@@ -1,14 +1,14 @@
 """The rules of torch's operators for neural networks: softmax, normalizations, convolutions."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from fourfold.numerics.bounded import IN_GRADIENTS, Bounded, NoRule, scaling_allowance
+from fourfold.numerics.bounded import IN_GRADIENTS, Bounded, scaling_allowance
 from fourfold.numerics.steps.along_axes import matrix_product, mean, number_of_terms, total
 from fourfold.numerics.steps.elementwise import (
     DIVISION,
@@ -24,10 +24,12 @@ from fourfold.numerics.steps.elementwise import (
     sqrt,
     subtract,
 )
-from fourfold.numerics.steps.orders import any_order, slopes_of_normalized
+from fourfold.numerics.steps.orders import any_order, either_formula, slopes_of_normalized
+from fourfold.numerics.torch_adapter.along_axes import logsumexp
 from fourfold.numerics.torch_adapter.elementwise import aten, lift_operand
-from fourfold.numerics.torch_adapter.moves import add_at, pad
+from fourfold.numerics.torch_adapter.moves import add_at, element_numbers, pad
 from fourfold.numerics.torch_adapter.orders import amax
+from fourfold.numerics.torch_adapter.resampling import adaptive_taps
 from fourfold.numerics.torch_adapter.tensors import BoundedTensor, Evaluation, Places, ViewedStorage, whole
 
 # Softmax.
@@ -100,12 +102,20 @@ def softmax_backward(grad: Any, output: Any, dim: int, input_dtype: Any = None) 
 
 @aten("_log_softmax.default")
 def log_softmax(a: Any, dim: int, half_to_float: bool = False) -> Bounded:
-    """Return (a - m) - log(sum(exp(a - m))) with the maximum m."""
+    """Return (a - m) - log(sum(exp(a - m))) with the maximum m.
+
+    Other kernels subtract the sum's logarithm and m together, as one number.
+    """
     a = lift_operand(a)
     if not a.ndim:
         return log_softmax(a.reshape(1), 0).reshape(())
     centred = subtract_largest(a, dim)
-    return subtract(centred, np.log(sum_of(powers_of(centred), dim)))
+    result = subtract(centred, np.log(sum_of(powers_of(centred), dim)))
+    return (
+        either_formula(result, subtract(a, logsumexp(a, dim, True)))
+        if result.arithmetic.contract.reassociation
+        else result
+    )
 
 
 @aten("_log_softmax_backward_data.default")
@@ -473,19 +483,31 @@ def columns(a: Bounded) -> Bounded:
 # Averages of windows: convolutions of each single channel with ones.
 
 
+def excess(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool) -> int:
+    """Return by how much the last window of a pooling exceeds the padded axis, if its size is rounded up.
+
+    A window that would begin in the padding on the right is left out.
+    """
+    rest = size + 2 * padding - dilation * (kernel - 1) - 1
+    steps = -(-rest // stride)
+    if not ceil or steps * stride >= size + padding:
+        return 0
+    return max(steps * stride - rest, 0)
+
+
 class PoolingWindows:
     """The windows of a pooling, and the number of elements that each of them averages."""
 
     def __init__(self, a: Bounded, kernel: Any, stride: Any, padding: Any, ceil: bool, pads_count: bool, divisor: Any):
-        if ceil:
-            raise NoRule("average pooling with ceil_mode has no running-error rule")
         self.axes = len(kernel)
         self.ones = Bounded.exact(np.ones((a.shape[-self.axes - 1], 1, *kernel), a.dtype), a.arithmetic)
         self.stride, self.padding = stride or kernel, list(padding) * (self.axes // len(padding))
         self.shape = (-1, *a.shape[-self.axes - 1 :])
+        each = zip(a.shape[-self.axes :], kernel, self.stride, self.padding)
+        self.beyond = [(0, excess(size, k, step, p, 1, ceil)) for size, k, step, p in each]
         inside = Bounded.exact(np.ones((1, *self.shape[1:]), a.dtype), a.arithmetic)
         around = pad_spatially(inside, [(p, p) for p in self.padding])
-        counts = around.moved(np.ones_like) if pads_count else around
+        counts = pad_spatially(around.moved(np.ones_like) if pads_count else around, self.beyond)
         counted = windows(counts, kernel, self.stride, [1] * self.axes).value.sum(axis=tuple(range(-self.axes, 0)))
         self.count = np.full_like(counted, divisor) if divisor else counted
 
@@ -503,7 +525,7 @@ def average_pool(
     """Return the sum of the elements of each window, divided by their number."""
     a = lift_operand(a)
     pool = PoolingWindows(a, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    around = pad_spatially(a.reshape(pool.shape), [(p, p) for p in pool.padding])
+    around = pad_spatially(a.reshape(pool.shape), [(p, p + more) for p, (_, more) in zip(pool.padding, pool.beyond)])
     sums = correlate(around, pool.ones, pool.stride, [1] * pool.axes, len(pool.ones))
     result = divide(sums, lift_operand(pool.count))
     return result.reshape(*a.shape[: -pool.axes], *result.shape[2:])
@@ -536,57 +558,144 @@ def pooled_windows(
     a: Bounded, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, fill: float
 ) -> Bounded:
     """Return the elements of each window of the last axes, padded with a number: ``[..., *places, elements]``."""
-    if ceil:
-        raise NoRule("max pooling with ceil_mode has no running-error rule")
-    axes = len(kernel)
+    axes, stride = len(kernel), stride or kernel
     padding, dilation = (list(x) * (axes // len(x)) for x in (padding, dilation))
     images = math.prod(a.shape[:-axes])
-    around = pad(a.reshape(images, 1, *a.shape[-axes:]), [p for p in reversed(padding) for _ in range(2)], fill)
-    under = windows(around, kernel, stride or kernel, dilation)
+    each = zip(a.shape[-axes:], kernel, stride, padding, dilation)
+    widths = [(p, p + excess(size, k, step, p, d, ceil)) for size, k, step, p, d in each]
+    around = pad(a.reshape(images, 1, *a.shape[-axes:]), [width for pair in reversed(widths) for width in pair], fill)
+    under = windows(around, kernel, stride, dilation)
     return under.reshape(*a.shape[:-axes], *under.shape[2 : 2 + axes], math.prod(kernel))
+
+
+def adaptive_windows(a: Bounded, results: Sequence[int], fill: float) -> Bounded:
+    """Return the elements of each of about equal parts of the last axes: ``[..., *places, elements]``."""
+    count = len(results)
+    each = [adaptive_taps(size, result) for size, result in zip(a.shape[-count:], results)]
+    places, inside = (
+        np.meshgrid(*(part.reshape(-1) for part in parts), indexing="ij")
+        for parts in ([taps.places for taps in each], [taps.taken for taps in each])
+    )
+    split = [length for taps in each for length in taps.places.shape]
+    order = [*range(0, 2 * count, 2), *range(1, 2 * count, 2)]
+
+    def by_place(part: np.ndarray) -> np.ndarray:
+        part = part.reshape(*part.shape[:-count], *split)
+        kept = part.ndim - 2 * count
+        part = part.transpose(*range(kept), *(kept + axis for axis in order))
+        return part.reshape(*part.shape[: kept + count], math.prod(part.shape[kept + count :]))
+
+    taken = by_place(np.all(inside, axis=0))
+    result = a.moved(lambda part: by_place(part[(..., *places)]))
+    return Bounded(np.where(taken, result.value, fill), np.where(taken, result.error, 0), a.arithmetic)
 
 
 @dataclass(frozen=True, eq=False)
 class WindowPlaces(Places):
-    """The place of each number in its window. The elements of a window lie along the last axis of `source`."""
+    """The place of each number in its window. The elements of a window lie along the last axis of `source`.
+
+    Attributes:
+        numbers: the place of each element of each window in the image, flattened; -1 for padding.
+    """
+
+    numbers: np.ndarray = field(kw_only=True)
+
+    @property
+    def outcome(self) -> np.ndarray:
+        """The places in the image of the exact numbers."""
+        return np.take_along_axis(self.numbers, self.index[..., None], -1)[..., 0]
+
+    def certain(self) -> np.ndarray:
+        """Return the places in the image; see `Places.certain`."""
+        super().certain()
+        return self.outcome
 
     def nearest(self, actual: np.ndarray) -> np.ndarray:
-        """Refuse the places as a result: they are counted within windows.
-
-        Raises:
-            NoRule: always.
-        """
-        raise NoRule("the indices of max pooling have no running-error rule as a result")
+        """Return the right places that are nearest to those of `actual`: any of equal numbers of a window."""
+        expected = self.outcome
+        taken = (self.numbers == actual[..., None]) & (self.numbers >= 0)
+        values, errors = self.source.value, self.source.error
+        top, top_error = self.values.value[..., None], self.values.error[..., None]
+        equal = (abs(values - top) <= errors + top_error) | (values == top) | (np.isnan(values) & np.isnan(top))
+        return np.where((taken & equal).any(-1), actual, expected)
 
     def viewed(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Return a view of the places: the same ones without an axis of length 1, as used by pooling along one axis."""
-        if str(func).split(".")[1] != "squeeze":
-            return super().viewed(func, args, kwargs)
+        """Return a view of the places in the image.
+
+        They stay the places in their windows in a copy, and without an axis of length 1, as in pooling along one axis.
+        """
+        name = str(func).split(".")[1]
+        if name in ("detach", "alias", "clone"):
+            return BoundedTensor.of(ViewedStorage(self), self, torch.int64)
+        if name != "squeeze":
+            return func(torch.from_numpy(self.certain()), *args[1:], **kwargs)
         index = func(torch.from_numpy(self.index), *args[1:], **kwargs)
-        source = self.source.reshape(*index.shape, self.source.shape[-1])
-        places = WindowPlaces(index.numpy(), source, self.values.reshape(*index.shape), index.ndim)
+        shape = (*index.shape, self.source.shape[-1])
+        source, numbers = self.source.reshape(*shape), self.numbers.reshape(shape)
+        places = WindowPlaces(index.numpy(), source, self.values.reshape(*index.shape), index.ndim, numbers=numbers)
         return BoundedTensor.of(ViewedStorage(places), places, torch.int64)
+
+
+def pool_extremes(
+    evaluation: Evaluation, a: torch.Tensor, axes: int, under: Callable[[Bounded, float], Bounded]
+) -> Any:
+    """Return the largest number of each window, and its place.
+
+    Args:
+        evaluation: the evaluation that runs.
+        a: the images.
+        axes: the number of their axes.
+        under: returns the elements of each window of images, padded with a number.
+    """
+    elements = under(lift_operand(evaluation.unwrap(a)), -np.inf)
+    values, numbers = amax(elements, -1), element_numbers(a.shape[-axes:]).double().numpy()
+    numbers = under(Bounded.exact(np.broadcast_to(numbers, a.shape), elements.arithmetic), -1.0).value.astype(np.int64)
+    first = np.argmax(np.where(numbers >= 0, elements.value, -np.inf), axis=-1)
+    index = np.where(elements.value.max(-1, initial=-np.inf) == -np.inf, np.argmax(numbers >= 0, axis=-1), first)
+    places = WindowPlaces(index, elements, values, elements.ndim - 1, numbers=numbers)
+    return evaluation.wrap(values, a.dtype), BoundedTensor.of(ViewedStorage(places), places, torch.int64)
+
+
+def pool_extremes_backward(evaluation: Evaluation, grad: torch.Tensor, a: torch.Tensor, axes: int, index: Any) -> Any:
+    """Return the gradient of the input: each window's gradient at its largest element, or at any of equal ones."""
+    places = index.payload
+    spread = places.spread(lift_operand(evaluation.unwrap(grad)), evaluation.contract.ties)
+    images = np.arange(math.prod(a.shape[:-axes])).reshape(*a.shape[:-axes], *[1] * (axes + 1))
+    numbers = places.numbers + images * math.prod(a.shape[-axes:])
+    inside, spread = places.numbers >= 0, spread.reshape(*numbers.shape)
+    empty = Bounded.exact(np.zeros(tuple(a.shape), spread.dtype), spread.arithmetic)
+    return evaluation.wrap(add_at(empty, numbers[inside], spread[inside]), grad.dtype)
 
 
 @whole("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
 def max_pool(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Return the largest number of each window and its place, counted within the window."""
+    """Return the largest number of each window and its place."""
     a, kernel, *given = args
     defaults: list[Any] = [[], [0], [1], False]
     stride, padding, dilation, ceil = given + defaults[len(given) :]
-    under = pooled_windows(lift_operand(evaluation.unwrap(a)), kernel, stride, padding, dilation, ceil, -np.inf)
-    values = amax(under, -1)
-    places = WindowPlaces(np.argmax(under.value, axis=-1), under, values, under.ndim - 1)
-    return evaluation.wrap(values, a.dtype), BoundedTensor.of(ViewedStorage(places), places, torch.int64)
+
+    def under(part: Bounded, fill: float) -> Bounded:
+        return pooled_windows(part, kernel, stride, padding, dilation, ceil, fill)
+
+    return pool_extremes(evaluation, a, len(kernel), under)
+
+
+@whole("adaptive_max_pool2d.default", "adaptive_max_pool3d.default")
+def adaptive_max_pool(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Return the largest number of each of about equal parts, and its place."""
+    a, results = args
+    return pool_extremes(evaluation, a, len(results), lambda part, fill: adaptive_windows(part, results, fill))
 
 
 @whole("max_pool2d_with_indices_backward.default", "max_pool3d_with_indices_backward.default")
 def max_pool_backward(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Return the gradient of the input: each window's gradient at its largest element, or at any of equal ones."""
-    grad, a, kernel, stride, padding, dilation, ceil, index = args
-    spread = index.payload.spread(lift_operand(evaluation.unwrap(grad)), evaluation.contract.ties)
-    numbers = Bounded.exact(np.arange(a.numel(), dtype=np.float64).reshape(a.shape), evaluation.dtype.arithmetic)
-    places = pooled_windows(numbers, kernel, stride, padding, dilation, ceil, -1.0).value.astype(np.int64)
-    inside, spread = places >= 0, spread.reshape(*places.shape)
-    empty = Bounded.exact(np.zeros(tuple(a.shape), spread.dtype), spread.arithmetic)
-    return evaluation.wrap(add_at(empty, places[inside], spread[inside]), grad.dtype)
+    """Return the gradient of the input of a pooling."""
+    grad, a, kernel, *_, index = args
+    return pool_extremes_backward(evaluation, grad, a, len(kernel), index)
+
+
+@whole("adaptive_max_pool2d_backward.default", "adaptive_max_pool3d_backward.default")
+def adaptive_max_pool_backward(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Return the gradient of the input of a pooling into about equal parts."""
+    grad, a, index = args
+    return pool_extremes_backward(evaluation, grad, a, 3 if "3d" in str(func) else 2, index)

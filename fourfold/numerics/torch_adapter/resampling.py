@@ -159,12 +159,16 @@ def repetition_backward(operator: Any, grad: Any, shape: Sequence[int], *argumen
     return add_back(lift_operand(grad), places, shape)
 
 
-def register_repetitions(nearest: Any, edges: Any) -> None:
-    """Register the rules of the gradients of an interpolation that takes the nearest element, and of a padding."""
+def register_nearest_backward(nearest: Any) -> None:
+    """Register the rule of the gradient of an interpolation that takes the nearest element."""
 
     @aten(f"{nearest.__name__.split('.')[0]}_backward.default")
     def nearest_backward(grad: Any, results: Sequence[int], sizes: Sequence[int], *scales: Any) -> Bounded:
         return repetition_backward(nearest, grad, sizes, results, *scales)
+
+
+def register_edges_backward(edges: Any) -> None:
+    """Register the rule of the gradient of a padding that repeats the elements at the edges."""
 
     @aten(f"{edges.__name__.split('.')[0]}_backward.default")
     def edges_backward(grad: Any, a: Any, widths: Sequence[int]) -> Bounded:
@@ -172,7 +176,6 @@ def register_repetitions(nearest: Any, edges: Any) -> None:
 
 
 for _axes in (1, 2, 3):
-    register_repetitions(
-        getattr(torch.ops.aten, f"upsample_nearest{_axes}d").default,
-        getattr(torch.ops.aten, f"replication_pad{_axes}d").default,
-    )
+    register_nearest_backward(getattr(torch.ops.aten, f"upsample_nearest{_axes}d").default)
+    register_nearest_backward(getattr(torch.ops.aten, f"_upsample_nearest_exact{_axes}d").default)
+    register_edges_backward(getattr(torch.ops.aten, f"replication_pad{_axes}d").default)

@@ -26,7 +26,7 @@ from fourfold.numerics.bounded import (
     stored,
 )
 from fourfold.numerics.dtypes import DType
-from fourfold.numerics.torch_adapter.apart import APART
+from fourfold.numerics.torch_adapter.apart import APART, on_each
 from fourfold.numerics.torch_adapter.ranking import Ranking
 
 Array = np.ndarray
@@ -479,6 +479,9 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         if special := WHOLE.get(name):
             return special(self, func, args, kwargs)
         library, operator, overload = name.split(".")
+        if operator.startswith("_foreach_"):
+            with self:
+                return on_each(func, args, kwargs)
         if operator.endswith("_") and not operator.endswith("__"):
             packet = getattr(getattr(torch.ops, library), operator[:-1], None)
             functional = getattr(packet, overload, None)
