@@ -44,7 +44,7 @@ class Blame(Enum):
 
     REFUSAL = "refusal"  # the kernel, or a library on its behalf, rejects the case
     BUG = "bug"  # the kernel's code is wrong
-    LACK = "lack"  # the harness lacks a feature that a GPU may have, inline assembly in the interpreter for example
+    LACK = "lack"  # the harness lacks a feature that a GPU may have, a clock in the interpreter for example
     HARNESS = "harness"  # the harness is wrong
     DEFINITION = "definition"  # the kernel's definition is wrong, or has no error bound
 
