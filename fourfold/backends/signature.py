@@ -31,6 +31,7 @@ from fourfold.operations.arguments import one_of as one_of
 from fourfold.operations.arguments import positive as positive
 from fourfold.operations.arguments import tensor as tensor
 from fourfold.operations.arguments import values as values
+from fourfold.operations.claims import claims as claims
 
 _ATTRIBUTE = "__fourfold_signature__"
 # The types of parameters in an operator's schema, by the type of their values.

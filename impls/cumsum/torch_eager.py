@@ -2,8 +2,7 @@
 
 import torch
 
-from fourfold.backends.signature import flag, offsets, signature, tensor
-from fourfold.operations.claims import claims
+from fourfold.backends.signature import claims, flag, offsets, signature, tensor
 
 
 # On a GPU torch.cumsum adds the parts of one long row in an order that varies: see its documentation.

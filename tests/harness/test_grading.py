@@ -321,7 +321,7 @@ def test_a_source_is_read_without_being_run() -> None:
     assert "which is forbidden" in found("import subprocess as s")[0]
     assert "uses Model" in found("def f(): return Model()", language="kernelbench")[0]
     assert found("class Model: pass\ndef f(): return Model()", language="kernelbench") == []
-    with pytest.raises(static.Unparsable, match=r"candidate\.py:1"):
+    with pytest.raises(static.Unparsable, match=r"softmax_kernel\.py:1"):
         found("def")
 
 

@@ -46,7 +46,7 @@ _COMPARISONS: dict[str, Callable] = {
 _BITS_OF_TANH = 11
 
 
-class Call(NamedTuple):
+class PtxCall(NamedTuple):
     """The results of inline assembly."""
 
     results: tuple[Handle, ...]
@@ -61,13 +61,13 @@ class Assembly(interpreter.InterpreterBuilder):
 
     def create_inline_asm(
         self, asm: str, constraints: str, arguments: Sequence[Any], types: Sequence[Any], isPure: bool, pack: int
-    ) -> Call:
+    ) -> PtxCall:
         """Run inline assembly on the elements of blocks of one shape, `pack` consecutive ones in each instance."""
         shape = np.broadcast_shapes((1,), *(argument.data.shape for argument in arguments))
         inputs = [np.broadcast_to(argument.data, shape).reshape(-1) for argument in arguments]
         kinds = [numpy_type(kind) for kind in types]
         outputs = run(asm, constraints, inputs, kinds, pack)
-        return Call(tuple(Handle(x.reshape(shape), kind.scalar) for x, kind in zip(outputs, types)))
+        return PtxCall(tuple(Handle(x.reshape(shape), kind.scalar) for x, kind in zip(outputs, types)))
 
 
 def run(
