@@ -59,6 +59,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "attention": {
         "many_keys": attention_properties.tokens([70, 3], [330, 5], heads=(2, 1), columns=16, causal=True),
         **named(attention_properties, "nothing_finite_in_another_sequence"),
+        "slopes": attention_properties.tokens(70, 90, heads=(2, 1), columns=16, slopes=(0.5, -0.25)),
     },
 }
 
@@ -126,6 +127,7 @@ OF_ATTENTION = _faults(
     ("none_hidden", "if ((block + 1) * KEYS > seen_by_all) hide => if (false) hide", None, OUTPUT),
     ("limits_of_the_first_warpgroup", "own_limit = limit + share * 64 + row_here => own_limit = limit + row_here", None,
      OUTPUT),
+    ("slopes_not_in_base_2", "slopes[head] * LOG2_E => slopes[head]", None, OUTPUT),
     ("values_of_the_next_sequence", "if (length < blocks * KEYS) { => if (false) {", None, OUTPUT),
     ("zeros_without_a_fence", "fence_proxy_async(); =>", RACE, NO_BARRIER.format(r"fence\.proxy\.async")),
     ("zeros_without_a_barrier", "sync_threads<MULTIPLYING * WARPGROUP>(CLEANED); =>", RACE,
