@@ -339,6 +339,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
         tokens([3, 2, 130], [290, 3, 150], heads=(2, 1), columns=40, causal=True), nothing_finite_in_the_second
     ),
     "many_sequences": tokens([1, 3, 0, 2] * 4, [2, 1, 1, 0] * 4, columns=4, causal=True),
+    # A warp or a program looks at the offsets of some of them at a time.
+    "sequences_past_128": tokens([0] * 127 + [1, 2, 3], [0] * 126 + [1, 2, 1, 3], columns=1),
     "columns_past_64": tokens(4, 6, columns=65, causal=True),
     "most_columns": tokens(1, 2, columns=256),
     "queries_as_part_of_qkv": tokens(

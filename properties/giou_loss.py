@@ -160,6 +160,9 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "infinity_in_padding_rows": example([[[np.inf] * 4, [0, 0, 2, 2]]], [[[np.inf, 0, -np.inf, 0], UNIT]]),
     "infinite_y2_is_valid": example([[UNIT, [0, 0, 2, 2]]], [[[0, 0, 1, np.inf], UNIT]]),
     "least_y2_is_valid": least_y2_is_valid,
+    "areas_equal_to_eps": example(
+        [[[0, 0, 0.5, 0.5], [0, 0, 0.25, 0.5]]], [[[0, 0, 0.5, 0.5], [0.5, 0, 0.75, 0.5]]], eps=0.25
+    ),
     "area_below_eps": example([[[0, 0, 0.25, 0.5], UNIT]], [[[0, 0.25, 0.5, 0.5], [0, 0, 2, 2]]], eps=0.25),
     "samples_and_boxes_strided": example(
         [[UNIT, [1, 1, 4, 2], [0, 2, 3, 5]], [[2, 0, 3, 1], [1, 1, 2, 6], UNIT]],

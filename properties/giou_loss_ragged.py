@@ -105,6 +105,13 @@ def negative_y2_counts(dtype: DType) -> Case:
     )
 
 
+def areas_equal_to_eps(dtype: DType) -> Case:
+    """Return a box whose hull with the target equals eps, and boxes apart whose union does."""
+    pred, target = ([[[0, 0, 0.5, 0.5]], [box]] for box in ([0, 0, 0.25, 0.5], [0.5, 0, 0.75, 0.5]))
+    boxes = (np.array(of, dtype=dtype.numpy) for of in (pred, target))
+    return Case(pack_boxes(*boxes, np.array([1, 1])), np.array(1.5, dtype=dtype.numpy), {"eps": 0.25})
+
+
 def not_finite_where_it_counts(dtype: DType) -> Case:
     """Put NaN into one sample's box and infinity into another's. The NaN past their boxes must not matter."""
     pred = np.full((3, 2, 4), np.nan)
@@ -136,6 +143,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "not_finite_where_it_counts": not_finite_where_it_counts,
     "infinite_cotangent_of_rows_without_boxes": example([1, 0], 3, cotangent=np.inf),
     "negative_y2_counts": negative_y2_counts,
+    "areas_equal_to_eps": areas_equal_to_eps,
 }
 
 

@@ -245,7 +245,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "one_box": example(HALF[:1]),
     "one_box_of_a_class": example(HALF[:1], idxs=np.array([3])),
     "equal_to_the_threshold": example(HALF),
-    "just_above_the_threshold": example(HALF, iou_threshold=0.4990234375),
+    "just_above_the_threshold": example(HALF, iou_threshold=0.5 - 2**-20),
     "nested_equal_to_the_threshold": example([[0, 0, 4, 4], [0, 0, 4, 2], [0, 0, 2, 2]]),
     "touching_with_a_threshold_of_0": example([[0, 0, 2, 2], [2, 0, 4, 2], [0, 2, 2, 4], [1, 1, 3, 3]], None, 0.0),
     "identical": example([[1, 2, 5, 4]] * 5),

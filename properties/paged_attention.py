@@ -103,7 +103,8 @@ def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     most = min(40, elements // (kv_heads * columns))
     lengths = [draw(st.integers(0, most)) if few else int(rng.integers(most + 1)) for _ in range(count)]
     kinds = [draw(st.sampled_from(attention.KINDS)) for _ in INPUTS]
-    scale, more = draw(st.sampled_from((0.25, 1.0, 1.5))), (draw(st.integers(0, 2)), draw(st.integers(0, 2)))
+    # A half type has no 1.3.
+    scale, more = draw(st.sampled_from((0.25, 1.0, 1.3))), (draw(st.integers(0, 2)), draw(st.integers(0, 2)))
     case = case_of(rng, lengths, page_size, (heads, kv_heads), columns, dtype, more, kinds, scale)
     if draw(st.integers(0, 7)) == 7:
         name = draw(st.sampled_from(INPUTS))
@@ -144,6 +145,19 @@ def rising_scores(case: Case) -> Case:
     return case.with_inputs(q=np.full_like(case["q"], 2), k_cache=k_cache)
 
 
+def large_scores(case: Case) -> Case:
+    """Give all tokens scores of about 400, which differ by ordinary numbers."""
+    q, k_cache = np.full_like(case["q"], 8), 8 + case["k_cache"] / 16
+    return case.with_inputs(q=q, k_cache=k_cache.astype(q.dtype))
+
+
+def scores_of_minus_infinity(case: Case) -> Case:
+    """Give the tokens of the first page scores of minus infinity."""
+    q, k_cache = np.ones_like(case["q"]), case["k_cache"].copy()
+    k_cache[case["page_table"][0, 0]] = -np.inf
+    return case.with_inputs(q=q, k_cache=k_cache)
+
+
 LONG: Mapping[str, Any] = {"page_size": 16, "heads": (2, 1), "columns": 4}
 examples: Mapping[str, Callable[[DType], Case]] = {
     "no_sequences": sequences(),
@@ -159,13 +173,17 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "more_heads_in_a_group_than_a_tile": sequences(9, 6, heads=(34, 2), columns=4),
     "more_heads_in_a_group_than_two_tiles": sequences(5, heads=(65, 1), columns=2),
     "head_of_64_columns": sequences(21, 40, page_size=16, heads=(4, 1), columns=64),
-    "columns_past_128": sequences(17, columns=130),
+    "columns_past_128": sequences(17, columns=129),
     "most_columns": sequences(3, 17, columns=256),
-    # More tokens than a split has at least, in several splits; in the second the last ones have none of a short one.
+    # More tokens than a split has at least, in several splits. In the second case the last splits have no tokens of a
+    # short sequence, and one sequence ends with a split.
     "splits": sequences(300, 17, **LONG),
-    "splits_without_tokens": sequences(1, 0, 65, 129, 700, **LONG),
+    "splits_without_tokens": sequences(1, 0, 64, 65, 129, 700, **LONG),
     "one_split_more_than_a_block": sequences(257, 256, 255, more=(0, 1), **LONG),
     "scores_that_rise": changed(sequences(40, 300, more=(1, 0), **LONG), rising_scores),
+    # Exponentials of such scores overflow, and so do those of their sum; and the first block of tokens has no weight.
+    "large_scores_in_splits": changed(sequences(300, 200, scale=1.3, **LONG), large_scores),
+    "minus_infinity_before_others": changed(sequences(150, page_size=64, columns=4), scores_of_minus_infinity),
     "entries_past_the_end_are_large": changed(
         sequences(3, 9), lambda case: replace_unused(case, np.nan, np.iinfo(np.int32).max)
     ),
