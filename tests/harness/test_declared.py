@@ -140,7 +140,6 @@ def test_an_expanded_tensor_holds_the_same_along_an_axis() -> None:
             assert 0 in case.tensor(each, FLOAT32, "cpu").stride(), (name, each)
 
 
-@pytest.mark.full
 def test_an_input_by_which_torch_cannot_differentiate_has_no_gradient() -> None:
     @operation(x=tensor("batch c"), mean=tensor("c"), var=tensor("c", kind="positive"), sizes={"batch": (1, None)})
     def normalize(x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
@@ -157,6 +156,7 @@ def test_an_input_by_which_torch_cannot_differentiate_has_no_gradient() -> None:
     assert (normalize.differentiable, count.differentiable, multiply.differentiable) == (("x",), (), ("x", "y"))
 
 
+@pytest.mark.full
 def test_leading_axes_are_none_to_three_and_alike() -> None:
     for name, least in (("rms_norm", 1), ("masked_softmax", 1), ("embedding", 0)):
         first = next(iter(DECLARED[name].axes))
