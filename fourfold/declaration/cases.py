@@ -4,6 +4,7 @@ import copy
 import functools
 import hashlib
 import math
+import re
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,8 @@ from fourfold.operations.case import Case
 from fourfold.operations.layouts import writable
 from fourfold.operations.refusals import blame_definition
 
+# What torch says of an operator that has no derivative.
+NO_DERIVATIVE = re.compile(r"not differentiable with respect to|derivative for \S+ is not implemented")
 # The limit on an input's elements in a smooth case, as a multiple of the least. Numerical differentiation calls the
 # definition once for each element.
 FEW_ELEMENTS = 6
@@ -202,6 +205,8 @@ class Declaration:
         self.returns = self._result_dtype(few)
         if is_chosen(self.returns):
             self.differentiable = ()
+        if not self._has_derivative(self.differentiable, few):
+            self.differentiable = tuple(name for name in self.differentiable if self._has_derivative([name], few))
         for axis in self.axes:
             # The tensors of a list are alike, and some of them absent here.
             first = notation.item_axes([notation.indexed_axis(axis)], 0)[0]
@@ -212,6 +217,23 @@ class Declaration:
                     runs({**few, axis: 0})
                 except ValueError:
                     self.allowed[axis] = self.allowed[axis].not_empty()
+
+    def _has_derivative(self, names: Sequence[str], sizes: Mapping[str, int]) -> bool:
+        """Return whether torch can differentiate the definition by inputs: not by running statistics, for example."""
+        plan = self.plan(sizes, (sizes[LEADING],) if LEADING in sizes else (), self.defaults)
+        inputs = self.make_inputs(plan, np.random.default_rng(0), DTYPES["float32"], {})
+        tensors = self._tensors(DTYPES["float32"], inputs)
+        for name in tensors.keys() & {*names}:
+            tensors[name].requires_grad_()
+        try:
+            with torch.enable_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                output = self.definition(**tensors, **plan.parameters)
+                if output.requires_grad:
+                    output.sum().backward()
+        except Exception as error:  # any other error is reported where the definition is tried
+            return NO_DERIVATIVE.search(str(error)) is None
+        return True
 
     @property
     def empty_lists(self) -> dict[str, Any]:

@@ -140,6 +140,22 @@ def test_an_expanded_tensor_holds_the_same_along_an_axis() -> None:
             assert 0 in case.tensor(each, FLOAT32, "cpu").stride(), (name, each)
 
 
+def test_an_input_by_which_torch_cannot_differentiate_has_no_gradient() -> None:
+    @operation(x=tensor("batch c"), mean=tensor("c"), var=tensor("c", kind="positive"), sizes={"batch": (1, None)})
+    def normalize(x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.batch_norm(x, mean, var)
+
+    @operation(x=tensor("n"), y=tensor("n"))
+    def count(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x // y
+
+    @operation(x=tensor("n"), y=tensor("n"))
+    def multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * y.detach()
+
+    assert (normalize.differentiable, count.differentiable, multiply.differentiable) == (("x",), (), ("x", "y"))
+
+
 @pytest.mark.full
 def test_leading_axes_are_none_to_three_and_alike() -> None:
     for name, least in (("rms_norm", 1), ("masked_softmax", 1), ("embedding", 0)):
