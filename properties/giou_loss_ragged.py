@@ -107,9 +107,9 @@ def negative_y2_counts(dtype: DType) -> Case:
 
 def areas_equal_to_eps(dtype: DType) -> Case:
     """Return a box whose hull with the target equals eps, and boxes apart whose union does."""
-    pred, target = ([[[0, 0, 0.5, 0.5]], [box]] for box in ([0, 0, 0.25, 0.5], [0.5, 0, 0.75, 0.5]))
-    boxes = (np.array(of, dtype=dtype.numpy) for of in (pred, target))
-    return Case(pack_boxes(*boxes, np.array([1, 1])), np.array(1.5, dtype=dtype.numpy), {"eps": 0.25})
+    pairs = [[[0, 0, 0.5, 0.5]], [[0, 0, 0.25, 0.5]]], [[[0, 0, 0.5, 0.5]], [[0.5, 0, 0.75, 0.5]]]
+    pred, target = (np.array(boxes, dtype=dtype.numpy) for boxes in pairs)
+    return Case(pack_boxes(pred, target, np.array([1, 1])), np.array(1.5, dtype=dtype.numpy), {"eps": 0.25})
 
 
 def not_finite_where_it_counts(dtype: DType) -> Case:
