@@ -71,7 +71,7 @@ def attention(
 ) -> torch.Tensor:
     """Call torch's own kernel, of one sequence, or of packed ones as nested tensors with keys for each head."""
     q_offsets, k_offsets = given.get("q_offsets"), given.get("k_offsets")
-    if max(given.get("window", (-1, -1))) >= 0 or "slopes" in given:
+    if max(given.get("window", (-1, -1))) >= 0 or given.get("slopes") is not None:
         raise NotImplementedError("torch has no window and no slopes without a mask")
     if q_offsets is None:
         if causal and len(q) != len(k):
