@@ -605,12 +605,12 @@ def test_one_dtype_and_the_checks_of_all_outputs_may_be_given_by_one_name() -> N
 
 def test_a_suite_shows_one_wrong_result_once() -> None:
     suite = fourfold.suite(
-        lambda x: x, "softmax", only=["forward", "repeatability", "batch"], **QUICK, dtypes="float32"
+        lambda x: x, "softmax", only=["forward", "repeatability", "sharing"], **QUICK, dtypes="float32"
     )
     with pytest.raises(pytest.fail.Exception, match=r"(?s)float32: softmax .*\nrepeat with"):
         suite().test_forward("float32")  # type: ignore[attr-defined]
     with pytest.raises(pytest.fail.Exception, match=r"float32: same cause as test_forward\[float32\]: [^\n]*\Z"):
-        suite().test_batch("float32")  # type: ignore[attr-defined]
+        suite().test_sharing("float32")  # type: ignore[attr-defined]
     with pytest.raises(pytest.skip.Exception, match="looked at briefly"):
         suite().test_repeatability("float32")  # type: ignore[attr-defined]
 
