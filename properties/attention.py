@@ -242,7 +242,7 @@ def tokens(
         if not isinstance(queries, int):
             inputs |= {f"{name}_offsets": offsets_of(of, offset_dtype) for name, of in zip("qk", counts)}
         if slopes is not None:
-            inputs["slopes"] = np.asarray(slopes, dtype=np.float32)
+            inputs["slopes"] = np.array(slopes, dtype=np.float32)
         grad_output = cotangent(rng, inputs["q"].shape, dtype)
         if layouts.get("grad_output") == "expanded":
             grad_output = np.full_like(grad_output, -1.5)
