@@ -81,9 +81,9 @@ def rows_without_ids_have_no_gradient(evaluate: Evaluate, case: Case, dtype: DTy
 
 
 def cost(case: Case) -> tuple[Cost, Cost]:
-    """Forward reads ids, writes a row for each and reads rows of the table once; backward writes the table's gradient.
+    """Forward reads the ids, and each row of the table that they name once; it writes a row for each id.
 
-    Of the table it reads as many rows as there are different ids, of which only the ids know the number: at least one.
+    Backward reads the ids and the cotangent, and writes the table's gradient.
     """
     moved, table, ids = case.grad_output.nbytes, case["table"], case["ids"]
     used = len(np.unique(ids)) * table[:1].nbytes

@@ -13,7 +13,7 @@ from fourfold.operations.case import Case
 from fourfold.operations.record import Evaluate, Relation
 from fourfold.operations.relations import between, equal_where, only
 
-# Rows of which three are not finite.
+# The first three rows have an infinity or NaN.
 ROWS_NOT_FINITE = [
     [np.inf, 0.0, 1.0, 2.0, 3.0],
     [0.0, -np.inf, np.inf, 2.0, 3.0],

@@ -178,8 +178,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "a_long_row_of_other_numbers": rows(1, 8300, k=70),
     "more_alike_than_are_collected": rows(2, 1500, k=70, kind="constant"),
     "more_alike_than_are_collected_from_the_smallest": rows(2, 1500, k=70, kind="constant", largest=False),
-    # Rows of whole vectors, of which a warp may own one: several vectors a lane, equal numbers, one NaN in a lane whose
-    # numbers are otherwise not chosen.
+    # A warp may own such a row of whole vectors: with several vectors a lane, with equal numbers, and with one NaN in a
+    # lane that has no other chosen number.
     "whole_vectors": rows(2, 2048, k=12),
     "whole_vectors_alike": rows(3, 512, k=12, kind="whole"),
     "whole_vectors_with_nan": example(np.where(np.arange(128) == 5, np.nan, np.arange(128))[None], 4),

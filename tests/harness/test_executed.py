@@ -134,7 +134,7 @@ def entries(told: Executed) -> list[tuple[str, str]]:
 
 
 def executed(file: Path, call: Callable[[ModuleType], Any]) -> Executed:
-    """Return what is known of a file's function `run` after a single call."""
+    """Return the executed lines after one call of a file's function `run`."""
     module, told = modules.load_file(file, anew=True), Executed()
     told.watch(file, "run", "cpu")
     try:

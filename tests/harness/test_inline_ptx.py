@@ -277,6 +277,7 @@ UNKNOWN = {
     "memory": ("ld.global.u32 $0, [$1];", "=r,l"),
     "a rounding": ("add.rz.f32 $0, $1, $1;", "=f,f"),
     "a register": ("mov.b32 $0, nowhere;", "=r,f"),
+    "a guard": ("@p mov.b32 $0, 1;", "=r,f"),
     "a branch": ("bra done; done:", "=r,f"),
 }
 

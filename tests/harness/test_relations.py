@@ -57,7 +57,7 @@ def test_relation_holds_where_and_as_far_as_it_says(relation: Relation, right: b
 @pytest.mark.parametrize(
     ("left", "right", "fits"),
     [
-        (3 * 22016.0, np.inf, True),  # a multiple of a result, of which the other side is one that overflowed
+        (3 * 22016.0, np.inf, True),  # three times a result, and a result that overflowed
         (np.inf, 3 * 22016.0, True),
         (-3 * 22016.0, -np.inf, True),
         (3 * 20000.0, np.inf, False),

@@ -182,8 +182,8 @@ def verdict(kind: type[Verdict], **more: Any) -> Any:
     )
 
 
-def of_errors(largest: float | None, at: str) -> dict[str, Any]:
-    """Return one contender's errors as the JSON of accuracy has them."""
+def contender_errors(largest: float | None, at: str) -> dict[str, Any]:
+    """Return the errors of one contender, as in the JSON of accuracy."""
     return {"largest": largest, "mean": 0.25, "bits_lost": 0.3, "elements": 8, "at": at}
 
 
@@ -193,13 +193,17 @@ ROWS = [
         **OF_SOFTMAX,
         "kernel": "triton",
         "behind": None,
-        "errors": {"triton": of_errors(None, "long"), "torch": of_errors(0.5, "a")},
+        "errors": {"triton": contender_errors(None, "long"), "torch": contender_errors(0.5, "a")},
     },
     {
         **OF_SOFTMAX,
         "kernel": "cuda",
         "behind": 2.04,
-        "errors": {"cuda": of_errors(2.0, "b"), "torch": of_errors(0.5, "a"), "liger": of_errors(5400.0, "c")},
+        "errors": {
+            "cuda": contender_errors(2.0, "b"),
+            "torch": contender_errors(0.5, "a"),
+            "liger": contender_errors(5400.0, "c"),
+        },
     },
 ]
 

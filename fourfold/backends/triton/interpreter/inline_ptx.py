@@ -84,7 +84,7 @@ def run(
 
     Raises:
         Lack: an instruction is unknown.
-        ValueError: the constraints name fewer registers than the operands have.
+        ValueError: the constraints name another number of registers than the operands have.
     """
     elements = max((len(x) for x in inputs), default=1)
     instances = -(-elements // pack)
@@ -222,6 +222,8 @@ def _execute(text: str, registers: Registers, instances: int) -> None:
         return
     guard = None
     if guarded := ptx_source.GUARD.match(text):
+        if guarded[2] not in registers:
+            raise unknown
         guard = registers[guarded[2]].astype(bool)
         guard, text = ~guard if guarded[1] else guard, text[guarded.end() :]
     opcode, operands = ptx_source.instruction(text)
@@ -257,7 +259,7 @@ def _wide(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float32) if x.dtype.itemsize < 4 and x.dtype.kind not in "iub" else x
 
 
-def _of_floats(match: re.Match, scope: _Scope, function: Callable[..., np.ndarray], count: int) -> None:
+def _compute_in_float64(match: re.Match, scope: _Scope, function: Callable[..., np.ndarray], count: int) -> None:
     """Compute a function of floats in float64 and round.
 
     Of a sum, product, quotient or root of numbers of 24 bits the second rounding changes nothing: 53 >= 2 * 24 + 2. See
@@ -284,7 +286,7 @@ def _add(match: re.Match, scope: _Scope, function: Callable) -> None:
         else:
             scope.write(0, function(a, b))
     else:
-        _of_floats(match, scope, function, 2)
+        _compute_in_float64(match, scope, function, 2)
 
 
 def _multiply_integers(match: re.Match, scope: _Scope) -> None:
@@ -312,7 +314,7 @@ def _fused(match: re.Match, scope: _Scope) -> None:
 def _divide(match: re.Match, scope: _Scope) -> None:
     kind = match["kind"]
     if kind in _FLOATS:
-        return _of_floats(match, scope, np.divide, 2)
+        return _compute_in_float64(match, scope, np.divide, 2)
     a, b = (scope.read(number, kind).astype(object) for number in (1, 2))
     quotient = np.where(b == 0, -1, np.abs(a) // np.maximum(np.abs(b), 1) * np.where((a < 0) != (b < 0), -1, 1))
     remainder = a - b * quotient
@@ -369,7 +371,7 @@ _UNARY: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def _unary(match: re.Match, scope: _Scope) -> None:
-    _of_floats(match, scope, _UNARY[match["operation"]], 1)
+    _compute_in_float64(match, scope, _UNARY[match["operation"]], 1)
 
 
 def _bitwise(match: re.Match, scope: _Scope) -> None:
