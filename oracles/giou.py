@@ -109,13 +109,13 @@ def gradients_of_areas(grad_output: Array, areas: tuple[Array, ...], eps: float,
     union = np.maximum(raw_union, eps)
 
     grad_intersection = grad_output / union
-    grad_union = -grad_output * (intersection / union) / union
+    grad_union = -grad_times_quotient(grad_output, intersection / union, union)
     grad_hull_width = grad_hull_height = np.zeros_like(grad_union)
     if enclosed:
         hull = np.maximum(raw_hull, eps)
         penalty = (hull - union) / hull
-        grad_union = grad_output / hull - grad_output * (intersection / union) / union
-        grad_hull = through_clamp(grad_output * penalty / hull - grad_output / hull, raw_hull, eps)
+        grad_union = grad_output / hull + grad_union
+        grad_hull = through_clamp(grad_times_quotient(grad_output, penalty, hull) - grad_output / hull, raw_hull, eps)
         grad_hull_width, grad_hull_height = grad_hull * hull_height, grad_hull * hull_width
     grad_union = through_clamp(grad_union, raw_union, eps)
     grad_intersection = grad_intersection - grad_union
@@ -123,6 +123,11 @@ def gradients_of_areas(grad_output: Array, areas: tuple[Array, ...], eps: float,
     grad_width = through_clamp(grad_intersection * np.maximum(height, 0.0), width, 0.0)
     grad_height = through_clamp(grad_intersection * np.maximum(width, 0.0), height, 0.0)
     return grad_union, grad_width, grad_height, grad_hull_width, grad_hull_height
+
+
+def grad_times_quotient(grad: Array, quotient: Array, divisor: Array) -> Array:
+    """Return ``grad * quotient / divisor``, in either order: an infinite cotangent times a quotient of 0 is NaN."""
+    return np.maximum(grad * quotient / divisor, grad * (quotient / divisor))
 
 
 def box_gradient(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 from fourfold.oracles import attention as oracle
@@ -58,13 +59,25 @@ def _all_below(q: Any, k: Any, visible: np.ndarray) -> np.ndarray:
 
 
 def _infinite(rows: Any, others: Any, visible: np.ndarray) -> np.ndarray:
-    """Return a mask of the rows that are infinite, or see an infinite row, ``[..., queries, 1]``.
+    """Return a mask of the rows that are infinite, see an infinite row, or whose products with a row that they see may
+    overflow, ``[..., queries, 1]``.
 
     The products of the two are then infinities of both signs, and the row sum of dO * O, which is that of the weights
     times these products, is NaN by one way and an infinity by the other.
     """
     of_others = np.isinf(others.value).any(-1)[..., None, :] & visible
-    return np.isinf(rows.value).any(-1, keepdims=True) | of_others.any(-1, keepdims=True)
+    return (
+        np.isinf(rows.value).any(-1, keepdims=True)
+        | of_others.any(-1, keepdims=True)
+        | products_overflow(rows, others, visible)
+    )
+
+
+def products_overflow(rows: Any, others: Any, visible: np.ndarray) -> np.ndarray:
+    """Return the rows whose product with a row that they see may overflow, ``[..., queries, 1]``."""
+    with np.errstate(all="ignore"):
+        sizes = abs(rows.value).astype(np.longdouble) @ np.swapaxes(abs(others.value), -1, -2).astype(np.longdouble)
+    return np.asarray(((sizes > rows.arithmetic.largest / 8) & visible).any(-1, keepdims=True))
 
 
 def _overflows(v: Any, visible: np.ndarray) -> np.ndarray:
@@ -103,10 +116,10 @@ def open_places(
 
 
 def _is_open_somewhere(*arrays: Any) -> bool:
-    """Return whether any number is not finite, or so large that a sum of as many may overflow."""
+    """Return whether any number is not finite, or so large that a sum of products may overflow."""
     if not isinstance(arrays[0], Bounded):
         return False
-    largest = arrays[0].arithmetic.largest / 2 / max(arrays[-1].shape[0], 1)
+    largest = (arrays[0].arithmetic.largest / 8 / max(*arrays[-1].shape, 1)) ** 0.5
     return any(not (abs(x.value) <= largest).all() for x in arrays)
 
 
@@ -289,6 +302,12 @@ def scores_far_from_0(arrays: dict[str, np.ndarray]) -> None:
     arrays["k"][:] = 24 + np.arange(len(arrays["k"]))[:, None, None] % 4
 
 
+def products_that_overflow(arrays: dict[str, np.ndarray]) -> None:
+    """Let products of the cotangent and the values overflow where weights are nearly 0."""
+    scores_that_rise(arrays)
+    arrays["v"][:], arrays["grad_output"][:] = 4, ml_dtypes.finfo(arrays["v"].dtype).max
+
+
 def values_with_an_offset(arrays: dict[str, np.ndarray]) -> None:
     """Give values and cotangents a mean: their products are large, and nearly all of them cancel in dq.
 
@@ -313,6 +332,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "no_keys": tokens(3, 0, heads=(2, 2)),
     "no_heads": tokens([2, 1], heads=(0, 0)),
     "one_token": tokens(1, columns=1),
+    "products_that_overflow": changed(tokens(3, 8, columns=1), products_that_overflow),
     # Sequences as long as their keys, with fewer and with more keys than queries, with none of either.
     "causal": tokens([5, 4, 2, 3, 0], [5, 2, 6, 0, 4], heads=(4, 2), columns=12, causal=True),
     "not_causal": tokens([5, 4, 2, 3, 0], [5, 2, 6, 0, 4], heads=(4, 2), columns=12),
@@ -645,6 +665,7 @@ operation = Operation(
     axes=ARGUMENTS.axes,
     # Of a larger scale the largest score takes all the weight, and hangs on rounding.
     ranges={"scale": (0.0, 4.0)},
+    ordinary=("slopes",),  # they must be finite
     other_integers=other_offsets,
     sized=sized,
     source="Vaswani et al., Attention Is All You Need, 2017; Dao, FlashAttention-2, 2023: causal at the bottom right",

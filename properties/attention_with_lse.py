@@ -18,16 +18,14 @@ from fourfold.operations.workloads import whole
 
 from . import attention
 from .attention import ARGUMENTS as ARGUMENTS
-from .attention import open_places, tokens
+from .attention import open_places, products_overflow, tokens
 
 Make = Callable[[DType], Case]
 
 
 def _overflows(q: Any, k: Any, v: Any, visible: np.ndarray) -> np.ndarray:
     """Return the rows with a visible score that is infinite or may overflow: of an infinity, inf - inf makes NaN."""
-    with np.errstate(all="ignore"):
-        sizes = abs(q.value).astype(np.longdouble) @ np.swapaxes(abs(k.value), -1, -2).astype(np.longdouble)
-    return np.asarray(((sizes > q.arithmetic.largest / 8) & visible).any(-1, keepdims=True))
+    return products_overflow(q, k, visible)
 
 
 def _add_rows_beside_infinities(q: Any, k: Any, v: Any, visible: np.ndarray) -> np.ndarray:

@@ -29,6 +29,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "one_centre_near_zero": example(
         [[[-1.1398697, -2.2312558, 1.1235247, 2.2389002]]], [[[-0.019489482, -0.018528586, 0.0031444621, 0.026172975]]]
     ),
+    # The cotangent times a side overflows, but not the gradient.
+    "large_sides": example([[[0, 0, 3e18, 1e18]]], [[[0, 0, 1e18, 3e18]]], cotangent=-3e38),
     "far_from_zero": example([[[200, 300, 220, 310]]], [[[202, 296, 226, 308]]]),
 }
 

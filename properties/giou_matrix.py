@@ -1,6 +1,7 @@
 """The record of giou_matrix: generalized intersection over union of each box with each other."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,19 @@ def random_case(n: int, m: int, mode: str = "giou", kinds: tuple[str, ...] = PAI
 FIVE = [[0.0, 0, 1, 1], [1, 1, 4, 2], [0, 0, 4, 4], [4, 4, 1, 1], [3, 3, 3, 3]]
 SIX = [*FIVE, [2, 0, 3, 1]]
 SPECIAL = [[np.nan, 0, 1, 1], [0, -np.inf, 2, 2], [0, 0, np.inf, 3], [1, 1, 2, 2]]
+
+
+def infinite_cotangent(mode: str) -> Callable[[DType], Case]:
+    """Return a case where I / U, divided by U again, is 0, and the cotangent is infinite."""
+
+    def make(dtype: DType) -> Case:
+        with np.errstate(over="ignore"):  # of float16
+            case = example([[0, 0, 1, 1]], [[0, 0, 3e18, 3e18]], mode)(dtype)
+        return replace(case, grad_output=np.full_like(case.grad_output, np.inf))
+
+    return make
+
+
 examples: Mapping[str, Callable[[DType], Case]] = {
     f"{name}_{mode}": make
     for mode in MODES
@@ -97,6 +111,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
         "every_kind": example(FIVE, SIX, mode),
         "areas_at_and_below_eps": example(FIVE, SIX, mode, 1.0),
         "not_finite": example(SPECIAL, SIX, mode),
+        "infinite_cotangent": infinite_cotangent(mode),
         "one_with_one": example(FIVE[:1], SIX[1:2], mode),
         "as_many_of_both": random_case(33, 33, mode),
         "no_rows": example(np.zeros((0, 4)), SIX, mode),

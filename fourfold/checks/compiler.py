@@ -12,7 +12,7 @@ from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Exclusion, Failure, Unsupported
 
 # The most elements of a named example.
-MOST_ELEMENTS = 4096
+MOST_ELEMENTS = 16384
 
 
 def compiler_accepts(subject: Subject, search: Search) -> None:

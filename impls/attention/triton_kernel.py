@@ -414,9 +414,9 @@ def attention_keys_backward_kernel(
     begin = tl.zeros((), INDEX)
     end = num_queries
     if WINDOW:
-        place = first + num_queries - num_keys
-        begin = (tl.maximum(place - right, 0) // BLOCK_Q * BLOCK_Q).to(INDEX)
-        end = tl.minimum(end, place + BLOCK_K + left)
+        diagonal = first + num_queries - num_keys
+        begin = (tl.maximum(diagonal - right, 0) // BLOCK_Q * BLOCK_Q).to(INDEX)
+        end = tl.minimum(end, diagonal + BLOCK_K + left)
     elif CAUSAL:
         begin = tl.maximum(first + num_queries - num_keys, 0) // BLOCK_Q * BLOCK_Q
     end = tl.where(first < num_keys, end, 0).to(INDEX)

@@ -10,11 +10,13 @@ from ..giou_loss.torch_eager import padded, padded_loss
 def angle(boxes: torch.Tensor, eps: float) -> torch.Tensor:
     """Return atan(width / height), with the height clamped at eps.
 
-    torch.atan does not serve: its gradient is divided by ``1 + (width / height)^2`` first, and then multiplied by width
-    and divided by height twice. For a flat box the quotient is subnormal and has few digits.
+    The quotient is at most 1, so that no step of its gradient overflows, or has few digits because it is subnormal.
     """
     width, height = (boxes[..., 2:] - boxes[..., :2]).unbind(-1)
-    return torch.atan2(width, clamped(height, eps))
+    height = clamped(height, eps)
+    wide = width.abs() > height
+    quotient = torch.where(wide, -height, width) / torch.where(wide, width, height)
+    return torch.atan(quotient) + torch.where(wide, torch.pi / 2 * width.detach().sign(), 0.0)
 
 
 def pairwise_ciou(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Tensor:
