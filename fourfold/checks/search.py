@@ -395,6 +395,7 @@ class Search:
         """
 
         before, limit = self._num_skipped(), REFUSED_TRIES * (examples or self.examples)
+        passing: list[Case] = []
 
         def holds(case: Case) -> None:
             if not self.substantial and self._num_skipped() - before >= limit:
@@ -402,6 +403,8 @@ class Search:
             self.note(case)
             if not self._run_case(body, case):
                 hypothesis.reject()
+            if self.blob:
+                passing.append(case)
 
         # Hypothesis reports a failure under the function's name.
         holds.__name__ = holds.__qualname__ = "".join(c if c.isalnum() else "_" for c in name)
@@ -435,6 +438,10 @@ class Search:
                 test()
         except _SkippedEnough:
             return
+        except hypothesis.errors.DidNotReproduce:
+            if not passing:
+                raise
+            self.remarks.append(f"the case to reproduce passes now: {self.describe(passing[0])}")
         except hypothesis.errors.FlakyFailure as error:
             # A failure that does not come again, or comes otherwise, such as a race between threads, is a failure.
             errors = [each for each in error.exceptions if not isinstance(each, hypothesis.errors.HypothesisException)]

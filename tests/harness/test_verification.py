@@ -174,6 +174,9 @@ def test_a_failure_is_repeated_by_its_blob() -> None:
     assert failure.blob
     again = fourfold.verify(wrong_for_three_axes, "softmax", reproduce=failure.blob, **options)
     assert [f.counterexample for _, f in again.failures] == [failure.counterexample]
+    repaired = fourfold.verify(lambda x: torch.softmax(x, -1), "softmax", reproduce=failure.blob, **options)
+    assert repaired.passed, str(repaired)
+    assert f"forward, float32: the case to reproduce passes now: {failure.counterexample}" in str(repaired)
 
 
 def test_an_exception_of_its_own_is_a_refusal_with_its_reason() -> None:
