@@ -59,11 +59,10 @@ def _all_below(q: Any, k: Any, visible: np.ndarray) -> np.ndarray:
 
 
 def _infinite(rows: Any, others: Any, visible: np.ndarray) -> np.ndarray:
-    """Return a mask of the rows that are infinite, see an infinite row, or whose products with a row that they see may
-    overflow, ``[..., queries, 1]``.
+    """Return a mask of the rows whose products with rows that they see may be infinite, ``[..., queries, 1]``.
 
-    The products of the two are then infinities of both signs, and the row sum of dO * O, which is that of the weights
-    times these products, is NaN by one way and an infinity by the other.
+    These are infinities of both signs, and the row sum of dO * O, which is that of the weights times these products, is
+    NaN by one way and an infinity by the other.
     """
     of_others = np.isinf(others.value).any(-1)[..., None, :] & visible
     return (
