@@ -302,9 +302,10 @@ def scores_far_from_0(arrays: dict[str, np.ndarray]) -> None:
 
 
 def products_that_overflow(arrays: dict[str, np.ndarray]) -> None:
-    """Let products of the cotangent and the values overflow where weights are nearly 0."""
+    """Let products of the cotangent and the values overflow where weights are small, and no row sum of dO * O."""
     scores_that_rise(arrays)
-    arrays["v"][:], arrays["grad_output"][:] = 4, ml_dtypes.finfo(arrays["v"].dtype).max
+    arrays["v"][:], arrays["grad_output"][:] = 0, ml_dtypes.finfo(arrays["v"].dtype).max
+    arrays["v"][-2] = 4
 
 
 def values_with_an_offset(arrays: dict[str, np.ndarray]) -> None:
