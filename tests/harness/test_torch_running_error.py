@@ -887,6 +887,36 @@ def test_arguments_that_are_no_tensors_are_given_as_they_are() -> None:
     assert grad.value.tolist() == [3, 3, 0]
 
 
+# Of an exponential moving average: its definition, and the weights that a kernel takes of x and y.
+AVERAGES: dict[str, Definition] = {
+    "sum": lambda x, y, beta: beta * y + (1 - beta) * x,
+    "lerp": lambda x, y, beta: torch.lerp(x, y, beta),
+    "root": lambda x, y, beta: beta * y + x * math.sqrt(1 - beta) * math.sqrt(1 - beta),
+    "power": lambda x, y, beta: beta * y + -(beta**1 - 1) * x,
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", AVERAGES)
+def test_a_parameter_is_rounded_before_its_digits_cancel_and_to_no_narrower_type(name: str, dtype: str) -> None:
+    tested, beta = DTYPES[dtype].with_contract(OPEN), 0.999
+    x, y, grad = torch.full((3,), 1.5), torch.tensor([0.0, 1e-3, -1.0]), torch.ones(3)
+    x, y, grad = (exact(part.to(tested.torch), tested) for part in (x, y, grad))
+    output = forward_of(AVERAGES[name])(x=x, y=y, beta=beta)
+    grads = backward_of(AVERAGES[name], ["x", "y"])(grad, x=x, y=y, beta=beta)
+
+    def wrong(taken: Any) -> list[int]:
+        """Return the number of wrong elements of a kernel that takes the parameter so."""
+        weights = type(taken)(1) - taken, taken
+        results = [weights[0] * x.value + weights[1] * y.value, *(np.broadcast_to(weight, 3) for weight in weights)]
+        return [outside(torch.from_numpy(a.astype(float)), b) for a, b in zip(results, (output, *grads), strict=True)]
+
+    right = np.float64 if dtype == "float64" else np.float32
+    assert wrong(right(beta)) == [0, 0, 0]
+    assert wrong(np.float16(beta)) == [3, 3, 3]
+    assert wrong(right(0.998)) == [3, 3, 3]
+
+
 def test_a_table_without_columns_has_a_gradient_without_elements() -> None:
     backward = backward_of(lambda weight: F.embedding(INDEX[:0], weight, padding_idx=1), ["weight"])
     (grad,) = backward(exact(torch.zeros(0, 0), FREE), weight=exact(torch.zeros(5, 0), FREE))

@@ -55,10 +55,12 @@ def evaluation_of(arguments: Sequence[Any]) -> Evaluation:
 
 
 def tensor_of(argument: Any, evaluation: Evaluation, dtype: torch.dtype | None = None) -> Any:
-    """Return an input as a tensor of a dtype, by default the tested one, and a parameter unchanged."""
+    """Return an input as a tensor of a dtype, by default the tested one, and a parameter with its rounding."""
     if isinstance(argument, Bounded):
         return evaluation.wrap(argument, dtype or evaluation.dtype.torch)
-    return torch.from_numpy(np.array(argument)) if isinstance(argument, np.ndarray) else argument
+    if isinstance(argument, np.ndarray):
+        return torch.from_numpy(np.array(argument))
+    return evaluation.numbers.parameter(argument)
 
 
 @contextlib.contextmanager

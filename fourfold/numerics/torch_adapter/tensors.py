@@ -27,6 +27,7 @@ from fourfold.numerics.bounded import (
 )
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.torch_adapter.apart import APART, on_each
+from fourfold.numerics.torch_adapter.parameters import Numbers
 from fourfold.numerics.torch_adapter.ranking import Ranking
 
 Array = np.ndarray
@@ -448,6 +449,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         dtype: the tested dtype, whose arithmetic the rules use.
         backward: whether autograd is computing gradients.
         missing: the error for an operator without a rule, which Python's operators replace by another TypeError.
+        numbers: the errors of the parameters, and of the numbers that Python computes from them.
     """
 
     def __init__(self, dtype: DType):
@@ -455,6 +457,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         self.dtype, self.backward = dtype, False
         self.outer: list[Any] = []
         self.missing: NoTorchRule | None = None
+        self.numbers = Numbers(dtype.arithmetic)
 
     @property
     def contract(self) -> Contract:
