@@ -537,7 +537,8 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         if result is NotImplemented:
             self.missing = NoTorchRule(
                 name,
-                "has no running-error rule, and torch does not take it apart. Give one:"
+                "has no running-error rule, and torch does not take it apart: no bound of its rounding errors is known."
+                " Write the definition with simpler functions, such as sums, products and torch.where, or give a rule:"
                 f" @fourfold.numerics.torch_adapter.evaluate.rule(torch.ops.{name}) makes a function the rule of this"
                 " operator",
             )
