@@ -23,7 +23,7 @@ from fourfold.numerics.bounded import DOCUMENTED, Arithmetic, Bounded, lift, uns
 from fourfold.numerics.dtypes import DTYPES, QUANTISED, DType, is_chosen, name_of
 
 # These register the rules.
-from fourfold.numerics.torch_adapter import along_axes, networks, resampling  # noqa: F401
+from fourfold.numerics.torch_adapter import along_axes, complex_numbers, networks, resampling  # noqa: F401
 from fourfold.numerics.torch_adapter.integers import chosen_result
 from fourfold.numerics.torch_adapter.tensors import Evaluation, NoTorchRule, rule
 
@@ -93,6 +93,9 @@ def output_of(definition: Callable[..., torch.Tensor], tensors: dict[str, Any], 
     output = result_of(definition, tensors, evaluation)
     if not isinstance(output, torch.Tensor):
         raise TypeError(f"the definition must return a tensor, and returned {type(output).__name__}")
+    if output.is_complex():
+        given = f"{name_of(output.dtype)}: take torch.view_as_real of it"
+        raise TypeError(f"the definition must return real numbers, and returned {given}")
     return output
 
 

@@ -365,6 +365,8 @@ def whole(*names: str) -> Callable:
 
 # The rule of all operators on integers that rounding may change: see `fourfold.numerics.torch_adapter.integers`.
 INTEGERS: list[Callable[["Evaluation", Any, tuple, dict[str, Any]], Any]] = []
+# The rule of all operators on complex numbers: see `fourfold.numerics.torch_adapter.complex_numbers`.
+COMPLEX: list[Callable[["Evaluation", Any, tuple, dict[str, Any]], Any]] = []
 
 # Operators whose results are elements of their operands, or zero.
 SELECTING = {
@@ -479,6 +481,8 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
     def call(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run an operator: by its rule, in place, by torch itself if there is no error, or by its decomposition."""
         name = str(func)
+        if any(tensor.is_complex() for tensor in iter_tensors(args)) or any(isinstance(x, complex) for x in args):
+            return COMPLEX[0](self, func, args, kwargs)
         if special := WHOLE.get(name):
             return special(self, func, args, kwargs)
         library, operator, overload = name.split(".")
