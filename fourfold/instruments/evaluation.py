@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from fourfold.backends.launch import explain_launch
 from fourfold.instruments.line_recorder import recorder
 from fourfold.instruments.tampering import nothing_else_changes
 from fourfold.numerics.dtypes import DType
@@ -36,7 +37,10 @@ def blame_implementation() -> Iterator[None]:
         if recorded_blame(error) is None:
             if is_order(error):
                 raise escape_of(error) from None
-            mark(error, blame_of(error))
+            explained = explain_launch(error)
+            mark(explained, blame_of(explained))
+            if explained is not error:
+                raise explained from None
         raise
     finally:
         recorder.end(token)
