@@ -26,9 +26,9 @@ def blame_implementation() -> Iterator[None]:
     Raises:
         Escape: the implementation raised an exception that makes a test runner or a check skip a case.
     """
-    token = recorder.begin()
     try:
-        yield
+        with recorder.record_call():
+            yield
     except NotReached as error:
         if not error.is_of_this_package:
             raise escape_of(error) from None
@@ -42,8 +42,6 @@ def blame_implementation() -> Iterator[None]:
             if explained is not error:
                 raise explained from None
         raise
-    finally:
-        recorder.end(token)
 
 
 def gradients_of(

@@ -598,7 +598,6 @@ def reproduce_conditions(conditions: protocol.Conditions, watch: AbstractContext
             stack.enter_context(on_cpu.schedule(conditions.order))
         stack.enter_context(nothing_else_changes(Case({}, np.empty(0, np.float32))))
         stack.enter_context(watch)
-        token = recorder.begin()
-        stack.callback(recorder.end, token)
+        stack.enter_context(recorder.record_call())
         JUDGE.hide()
         yield
