@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -300,6 +301,31 @@ def test_products_are_repeated_along_both_axes_and_losses_along_samples() -> Non
         "giou_loss-pred_target",
         "layer_norm-x",
     } <= REPEATED.keys()
+
+
+@pytest.mark.parametrize("parts", [1, 4, 8])
+def test_repetitions_may_be_summed_in_any_order(parts: int) -> None:
+    """In one repetition a row has one cotangent, and its gradient no error: only sums over repetitions are rounded."""
+
+    class InParts(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(ids)
+            return table[ids]
+
+        @staticmethod
+        def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None]:
+            ids = ctx.saved_tensors[0]
+            sums = grad_output.new_zeros(parts, 64, 8)
+            for place, row in enumerate(ids.tolist()):
+                sums[place // len(ids.unique()) % parts, row] += grad_output[place]
+            return sums.sum(0), None
+
+    rng = np.random.default_rng(5)
+    inputs = {"table": rng.normal(size=(64, 8)).astype(np.float32), "ids": rng.permutation(64)}
+    case = Case(inputs, rng.normal(size=(64, 8)).astype(np.float32), {"padding_idx": None})
+    work = tiled(lambda _: case, 32, "ids")(FLOAT32)
+    assert check("embedding", work, lambda table, ids, padding_idx: InParts.apply(table, ids), "backward") <= 1
 
 
 def test_a_gradient_that_leaves_rows_out_is_found_in_a_repeated_workload() -> None:
