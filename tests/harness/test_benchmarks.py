@@ -447,8 +447,12 @@ def test_each_kernel_stands_beside_its_fastest_peer_the_slowest_first() -> None:
     assert str(c) == " 0.25  softmax c float32 forward: cuda 0.25 beside library"
     assert str(a) == " 0.50  softmax a float32 forward: triton 0.50, cuda 2.00 beside liger, which is less exact"
     page = markdown([({"gpu": "H100", "cpu": "x", "torch": "2.11", "liger": "0.8.5"}, [c, a])]).splitlines()
-    assert page[-6:] == [
+    assert page[-10:] == [
         "torch 2.11, liger 0.8.5",
+        "",
+        "| operation | workloads | triton | cuda |",
+        "|---|---|---|---|",
+        "| softmax | 2 | 0 of 1, 0.50 | 1 of 2, 1.12 |",
         "",
         "| workload | shapes | torch | library | liger | triton | cuda |",
         "|---|---|---|---|---|---|---|",
