@@ -11,11 +11,10 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from fourfold.backends.cuda.declarations import closing, strip_comments
+from fourfold.backends.cuda.declarations import Macro, closing, device_macros, strip_comments
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
 _OF_TORCH = re.compile(r"(?:torch|ATen|c10|pybind11)/|Python\.h$")
-_FOR_DEVICE = re.compile(r"\b(?:__global__|__device__|constexpr)\b")
 _DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", re.MULTILINE)
 
 _CONSTANTS = re.compile(r"\bM_(?:PI|E|SQRT2|SQRT1_2|2_SQRTPI|LOG2E|LN2)\b")
@@ -142,20 +141,28 @@ def own_headers(source: str, texts: Mapping[str, str]) -> dict[str, str]:
 def device_code(text: str) -> str:
     """Return a `.cu` file's text without the functions of the host; the lines keep their numbers.
 
-    A function that is neither `__global__` nor `__device__` nor constexpr is removed: no kernel can call it.
+    A function that is neither `__global__` nor `__device__` nor constexpr, nor marked by a macro, is removed: no kernel
+    can call it.
     """
     code = strip_comments(text)
+    macros = device_macros(code)
     code = _DIRECTIVE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), code)
-    for start, end in _host_functions(code):
+    for start, end in _host_functions(code, macros):
         text = text[:start] + re.sub(r"[^\n]", " ", text[start:end]) + text[end:]
     return text
 
 
-def _host_functions(code: str) -> Iterator[tuple[int, int]]:
+def _host_functions(code: str, macros: Mapping[str, Macro]) -> Iterator[tuple[int, int]]:
     """Yield the start and end of each function that no kernel can call, outside of classes."""
+    whole = "|".join(name for name, macro in macros.items() if "{" in macro.body)
+    use_of_whole = re.compile(rf"(?:{whole})\s*\(" if whole else r"(?!)")
+    for_device = re.compile(rf"\b(?:{'|'.join(('__global__', '__device__', 'constexpr', *macros))})\b")
     at = 0
     while match := re.compile(r"\s*").match(code, at):
         start = match.end()
+        if use := use_of_whole.match(code, start):
+            at = closing(code, use.end() - 1) + 1
+            continue
         ends = re.compile(r"[;{}]").search(code, start)
         if ends is None:
             return
@@ -167,5 +174,5 @@ def _host_functions(code: str) -> Iterator[tuple[int, int]]:
             continue  # its contents come next
         at = closing(code, ends.start()) + 1
         is_function = re.search(r"\)\s*(?:const|noexcept|override|->[^;{}]*)?\s*$", head)
-        if is_function and not _FOR_DEVICE.search(head):
+        if is_function and not for_device.search(head):
             yield start, at
