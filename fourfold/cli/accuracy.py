@@ -52,9 +52,9 @@ def command(given: argparse.Namespace) -> int:
     for line in lines(accuracy):
         print(line)
     if given.json is not None:
-        content = {**about, "rows": [row.as_dict() for row in accuracy.rows()], "not_measured": accuracy.missing}
+        content = {**about, "rows": [row.as_dict() for row in accuracy.rows()], "not_measured": accuracy.not_measured}
         given.json.write_text(json.dumps(content, indent=1) + "\n")
-    return 0 if accuracy.rows() and not accuracy.ended else 1
+    return 0 if accuracy.rows() and not accuracy.device_error else 1
 
 
 def select_cells(given: argparse.Namespace) -> Selection:
@@ -90,7 +90,7 @@ def lines(accuracy: Accuracy) -> Iterator[str]:
     yield from table_lines(table([row.cells for row in rows]))
     behind = sum(row.is_behind for row in rows)
     yield f"{behind} of {len(rows)} results are less exact than torch's, {len(rows) - behind} as exact or more"
-    if accuracy.ended:
-        yield f"ended: the GPU cannot be used any more: {accuracy.ended}"
-    for what, count in accuracy.missing.items():
+    if accuracy.device_error:
+        yield f"ended: the GPU cannot be used any more: {accuracy.device_error}"
+    for what, count in accuracy.not_measured.items():
         yield f"not measured: {what}" + (f" ({count} cases)" if count > 1 else "")
