@@ -102,7 +102,7 @@ def verify(
     ) as trial:
         planned = [(check.name, dtype) for check, dtype in trial.plan_checks(dtypes, only, forbid_fallback)]
         with display(planned) as tell:
-            verdict = verify_trial(trial, replace(plan, told=tell))
+            verdict = verify_trial(trial, replace(plan, on_check=tell))
         if verdict.passed or not accept or verdict.suggested_claim in ("", verdict.claims):
             return verdict
     options["claims"] = Claims.parse(verdict.suggested_claim)

@@ -173,7 +173,7 @@ def _check(
         seed=seed,
         first_failure=True,
         seconds=PART_TO_BEGIN * candidate.seconds,
-        told=lambda check, dtype: say(SMOKE, check, dtype),
+        on_check=lambda check, dtype: say(SMOKE, check, dtype),
     )
     for plan in (replace(brief, brief=True), brief) if settings.device == "cuda" else (brief,):
         verdict = verify_trial(trial, plan)
@@ -186,7 +186,7 @@ def _check(
         first_failure=settings.first_failure,
         seconds=PART_TO_BEGIN * candidate.seconds - (time.monotonic() - started),
         forbid_fallback=settings.forbid_fallback,
-        told=lambda check, dtype: say(FULL, check, dtype),
+        on_check=lambda check, dtype: say(FULL, check, dtype),
     )
     return FULL, verify_trial(trial, whole)
 

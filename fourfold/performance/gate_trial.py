@@ -101,7 +101,7 @@ class GateTrial:
 
 @dataclass(frozen=True)
 class Waits:
-    """Two copies of today's code with a wait in each kernel: in `reference` of length 0, in `slowed` of a chosen one."""
+    """Two copies of today's code that wait in each kernel: `reference` for no time, `slowed` for a chosen length."""
 
     reference: Baseline
     slowed: Baseline

@@ -69,7 +69,7 @@ def _measurements(trial: Trial, dtypes: Dtypes, workloads: Mapping[str, Any]) ->
         if name not in claimed_dtypes:
             raise ValueError(f"dtypes: {trial.name} does not take {name}: there are {', '.join(claimed_dtypes)}")
     usual = [name for name in DTYPES_TIMED[trial.device] if name in claimed_dtypes] or [*claimed_dtypes][:1]
-    name = getattr(trial.given, "__qualname__", type(trial.given).__name__)
+    name = getattr(trial.original, "__qualname__", type(trial.original).__name__)
     for dtype in dtype_names or usual:
         cell = Cell(operation.name, CANDIDATE, dtype)
         candidate = Contender(

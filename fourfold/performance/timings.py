@@ -87,7 +87,7 @@ def column_names(rows: Sequence[Timing]) -> tuple[str, ...]:
 def lines(rows: Sequence[Timing]) -> list[str]:
     """Return the table of timings."""
     names = column_names(rows)
-    return table_lines([names, *([*row.cells] for row in rows)], right=range(2, len(names)))
+    return table_lines([names, *([*row.cells] for row in rows)], right_aligned=range(2, len(names)))
 
 
 @dataclass(frozen=True)

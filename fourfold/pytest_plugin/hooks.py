@@ -442,7 +442,7 @@ def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Ca
         refusals=Refusals() if _may_refuse(identity, pytestconfig) else None,
         brief=identity is not None and identity.cell in pytestconfig.stash[WRONG],
         seeks_claims=identity is not None and seeks_claims(failures),
-        needed=claims_needed(failures),
+        other_claims=claims_needed(failures),
     )
     if WATCH in pytestconfig.stash:
         pytestconfig.stash[WATCH].hold_search(result)
