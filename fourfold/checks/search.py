@@ -86,7 +86,7 @@ SEED = secrets.randbits(32)  # one for this process
 # Cases of this library's own implementations. Checks and backends share them, so that the oracle computes each once.
 shared = RecentCases(500_000)
 # Named examples, which many checks take. The oracle's results for longer ones take too much memory.
-kept_examples = RecentCases(4_000_000, most=1 << 15)
+kept_examples = RecentCases(4_000_000, limit=1 << 15)
 # The output's name among the results of a call.
 OUTPUT = "output"
 # The beginning of the note of an exception for a named example.
