@@ -44,8 +44,8 @@ def seal_key() -> bytes:
     if not file.is_file() or file.stat().st_size != KEY_BYTES:
         file.parent.mkdir(parents=True, exist_ok=True)
         new = file.with_name(f"seal-{os.getpid()}")
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:
-            written.write(secrets.token_bytes(KEY_BYTES))
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(secrets.token_bytes(KEY_BYTES))
         try:
             os.link(new, file)  # another run may have made one in the meantime
         except FileExistsError:
@@ -78,9 +78,9 @@ class Graded(Verdict):
     repeat: str = ""
 
     @classmethod
-    def of(cls, verdict: Verdict, **more: Any) -> Self:
+    def of(cls, verdict: Verdict, **details: Any) -> Self:
         """Extend a verdict by further fields."""
-        return cls(**{each.name: getattr(verdict, each.name) for each in fields(Verdict)} | more)
+        return cls(**{field.name: getattr(verdict, field.name) for field in fields(Verdict)} | details)
 
     def line(self) -> str:
         """Return the result as a line of the file."""
@@ -146,17 +146,17 @@ class Results:
     def _read_lines(self) -> Iterator[Graded]:
         """Yield the results whose seals are right, and note the other lines."""
         self._file.seek(0)
-        sealed, wrong = bool(self.keys), None
+        sealed, first_error = bool(self.keys), None
         for number, line in enumerate(self._file, 1):
             if not line.endswith(b"\n"):
-                if sealed or wrong is None:  # otherwise it is a file of something else
+                if sealed or first_error is None:  # otherwise it is a file of something else
                     self._file.truncate(self._file.tell() - len(line))
                 break
             self._written.update(line)
             try:
                 graded = Graded.from_json(line.decode())
             except ValueError as error:
-                wrong = wrong or ValueError(f"{self.path}, line {number}: {error}")
+                first_error = first_error or ValueError(f"{self.path}, line {number}: {error}")
                 self.forged.append(f"line {number}")
                 continue
             entry = json.loads(line)
@@ -165,8 +165,8 @@ class Results:
                 yield graded
             else:
                 self.forged.append(f"line {number} (id {graded.id!r})")
-        if wrong is not None and not sealed:
-            raise wrong
+        if first_error is not None and not sealed:
+            raise first_error
 
     def _seal(self, fields: dict[str, Any]) -> str:
         """Return the seal of a line's fields, whatever their order and the spaces between them."""

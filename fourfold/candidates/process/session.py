@@ -66,10 +66,10 @@ atexit.register(end_all)
 def fork_first_process() -> FirstProcess:
     """Fork the first process of this process; return the fork, for a process that this one forks."""
     first = first_process()
-    connection, other = Connection.pair()
-    with other:
-        forked = first.ask(protocol.ForkFirst(), protocol.CandidateStarted, [other.fileno()])
-    child = Child(forked.process, session=True, output=None, clock=time.monotonic)
+    connection, peer = Connection.pair()
+    with peer:
+        started = first.ask(protocol.ForkFirst(), protocol.CandidateStarted, [peer.fileno()])
+    child = Child(started.process, session=True, output=None, clock=time.monotonic)
     return FirstProcess(connection, child, first.variables)
 
 
@@ -90,13 +90,13 @@ class Session:
     """
 
     def __init__(self, most_bytes: int, plain: bool = False) -> None:
-        self.connection, other = Connection.pair()
+        self.connection, peer = Connection.pair()
         self.folder = Path(tempfile.mkdtemp())
         work = Path.cwd() if plain else copy_folder(self.folder)
         self.first = first_process()
-        with other:
+        with peer:
             start = protocol.StartCandidate(str(work), most_bytes, plain)
-            self.process: int = self.first.ask(start, protocol.CandidateStarted, [other.fileno()]).process
+            self.process: int = self.first.ask(start, protocol.CandidateStarted, [peer.fileno()]).process
         _sessions.add(self)
         self.owner, self.over = os.getpid(), False
         self.asked = 0
@@ -114,8 +114,8 @@ class Session:
     def number_of(self, tensor: torch.Tensor) -> int:
         """Return the number of a tensor's storage."""
         storage = tensor.untyped_storage()
-        known, number = self._of.get(id(storage), (None, 0))
-        if known is None or known() is not storage:
+        reference, number = self._of.get(id(storage), (None, 0))
+        if reference is None or reference() is not storage:
             self._made += 1
             number = self._made
             self.know(storage, number)
@@ -123,8 +123,8 @@ class Session:
 
     def object_number(self, tensor: torch.Tensor) -> int:
         """Return the number of a tensor object, the same as long as the object lives."""
-        known, number = self._objects.get(id(tensor), (None, 0))
-        if known is None or known() is not tensor:
+        reference, number = self._objects.get(id(tensor), (None, 0))
+        if reference is None or reference() is not tensor:
             self._objects_made += 1
             number = self._objects_made
             self._objects[id(tensor)] = (weakref.ref(tensor), number)
@@ -139,7 +139,7 @@ class Session:
 
     def living(self) -> dict[int, torch.UntypedStorage]:
         """Return the storages that still exist, by number."""
-        pairs = ((number, known()) for number, known in list(self._by_number.items()))
+        pairs = ((number, reference()) for number, reference in list(self._by_number.items()))
         return {number: storage for number, storage in pairs if storage is not None}
 
     def forget(self) -> list[int]:
@@ -187,9 +187,9 @@ class Session:
     def _exchange(self, request: Any, answer: Any, seconds: float) -> tuple[Any, dict[int, torch.UntypedStorage]]:
         self.asked += 1
         self.connection.within(seconds)
-        storages, living = self.forget(), self.living()
+        storages, storages_by_number = self.forget(), self.living()
         shared, files, copied = [], [], {}
-        for number, storage in living.items():
+        for number, storage in storages_by_number.items():
             file = sparse_memory.file_of(storage.data_ptr())
             if file is None:
                 if storage.nbytes() > MOST_BYTES:
@@ -203,7 +203,7 @@ class Session:
         objects, self.forgotten_objects[:] = list(self.forgotten_objects), []
         message = protocol.Request(self.asked, request, storages, calls, objects, shared)
         self.connection.send(message, protocol.changed_storages(copied.items(), self.last), files)
-        sizes = {number: storage.nbytes() for number, storage in living.items()}
+        sizes = {number: storage.nbytes() for number, storage in storages_by_number.items()}
         reply, contents, sent = self.connection.receive_with_storages(protocol.Answer, sizes)
         for file in sent:
             os.close(file)
@@ -212,16 +212,16 @@ class Session:
         if not isinstance(reply.result, answer | protocol.Raised):
             raise Malformed(f"the answer {type(reply.result).__name__} to {type(request).__name__}")
         for number, content in contents.items():
-            if number not in living:
+            if number not in storages_by_number:
                 if number >= 0:
                     raise Malformed(f"the contents of the unknown storage {number}")
-                living[number] = torch.UntypedStorage(len(content))
-                self.know(living[number], number)
+                storages_by_number[number] = torch.UntypedStorage(len(content))
+                self.know(storages_by_number[number], number)
             elif number not in copied:
                 raise Malformed(f"the contents of storage {number}, which is shared")
-            protocol.overwrite(living[number], content)
+            protocol.overwrite(storages_by_number[number], content)
         self.last |= contents
-        return reply.result, living
+        return reply.result, storages_by_number
 
     def cause(self) -> str:
         """End the process; return the cause of its death."""
@@ -239,21 +239,21 @@ class Session:
         death = Death(None)
         if self.first.alive:
             with contextlib.suppress(Crashed):
-                ended = self.first.ask(protocol.EndCandidate(self.process, seconds), protocol.CandidateEnded)
-                death = Death(ended.code, printable(ended.printed))
+                answer = self.first.ask(protocol.EndCandidate(self.process, seconds), protocol.CandidateEnded)
+                death = Death(answer.code, printable(answer.printed))
         shutil.rmtree(self.folder, ignore_errors=True)
         return death
 
 
-def copy_folder(into: Path) -> Path:
+def copy_folder(parent: Path) -> Path:
     """Copy the small files of the working folder into a folder; return the copy.
 
     A kernel sees the folder that it sees elsewhere, and cannot change it by relative paths.
     """
-    here = Path.cwd()
-    copy = into / (here.name or "work")
+    source = Path.cwd()
+    copy = parent / (source.name or "work")
     copy.mkdir()
-    for entry in itertools.islice(os.scandir(here), MOST_ENTRIES):
+    for entry in itertools.islice(os.scandir(source), MOST_ENTRIES):
         with contextlib.suppress(OSError):
             if entry.is_dir():
                 (copy / entry.name).mkdir()
