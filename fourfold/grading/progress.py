@@ -36,7 +36,7 @@ class ProgressDisplay:
         self.seconds: list[float] = []
         self.latest: deque[Graded] = deque(maxlen=SHOWN)
         self.slowest: list[Graded] = []
-        self.begun = self.told = time.monotonic()
+        self.start = self.last_line = time.monotonic()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -76,14 +76,14 @@ class ProgressDisplay:
         self._bar.update(self._task, advance=1, rate=f"{self.rate:.0f} a minute")
         if self._live:
             self._live.update(Group(self._bar, self.line(), *map(describe_failure, self.latest)))
-        elif time.monotonic() - self.told > BETWEEN_LINES:
-            self.told = time.monotonic()
+        elif time.monotonic() - self.last_line > BETWEEN_LINES:
+            self.last_line = time.monotonic()
             self.console.print(escape(f"[{self.line()}; {self.rate:.0f} a minute]"), soft_wrap=True)
 
     @property
     def rate(self) -> float:
         """Return the number of candidates a minute."""
-        return 60 * self.counts.total() / max(time.monotonic() - self.begun, 1e-3)
+        return 60 * self.counts.total() / max(time.monotonic() - self.start, 1e-3)
 
     def line(self) -> str:
         """Return the counts in a line."""
@@ -111,7 +111,7 @@ class ProgressDisplay:
         if self.seconds:
             times = sorted(self.seconds)
             middle, late = times[len(times) // 2], times[min(len(times) - 1, int(0.95 * len(times)))]
-            seconds = time.monotonic() - self.begun
+            seconds = time.monotonic() - self.start
             self.console.print(
                 f"{len(times)} judged in {seconds:.0f} s, {60 * len(times) / max(seconds, 1e-3):.1f} a minute;"
                 f" seconds a candidate: {middle:.1f} in the median, 95% within {late:.1f}",

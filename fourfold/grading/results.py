@@ -130,7 +130,7 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path, self._key, self.forged = path, seal_key(), list[str]()
-        self._written = hashlib.blake2b()  # of the whole file
+        self._digest = hashlib.blake2b()  # of the whole file
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a+b")
         try:
@@ -152,7 +152,7 @@ class Results:
                 if sealed or first_error is None:  # otherwise it is a file of something else
                     self._file.truncate(self._file.tell() - len(line))
                 break
-            self._written.update(line)
+            self._digest.update(line)
             try:
                 graded = Graded.from_json(line.decode())
             except ValueError as error:
@@ -183,7 +183,7 @@ class Results:
         """Append a result, and flush it to the disk."""
         fields = json.loads(graded.line())
         line = json.dumps({**fields, SEAL: self._seal(fields)}).encode() + b"\n"
-        self._written.update(line)
+        self._digest.update(line)
         self._file.write(line)
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -196,7 +196,7 @@ class Results:
         """Close the file, so that other runs can use it; warn of lines that others have written into it."""
         try:
             self._file.seek(0)
-            if hashlib.file_digest(self._file, hashlib.blake2b).digest() != self._written.digest():
+            if hashlib.file_digest(self._file, hashlib.blake2b).digest() != self._digest.digest():
                 self.forged.clear()
                 for _ in self._read_lines():
                     pass

@@ -70,7 +70,7 @@ class Judge:
 
     def __init__(self, child: Child, connection: Connection, folder: Path) -> None:
         self.child, self.connection, self.folder = child, connection, folder
-        self.begun = CheckBegun("", "", "")
+        self.stage = CheckBegun("", "", "")
         self.result: Judged | None = None
 
     def listen(self) -> bool:
@@ -81,7 +81,7 @@ class Judge:
             if isinstance(message, Judged):
                 self.result = message
             else:
-                self.begun = message
+                self.stage = message
             return True
         return False
 
@@ -140,7 +140,7 @@ class WorkerProcess:
         if judge.result is not None:
             return replace(reply, stage=judge.result.stage, verdict=judge.result.verdict)
         kind, message, is_verdict = reason
-        stage = judge.begun
+        stage = judge.stage
         place = f", in the check {stage.check}, {stage.dtype}" if stage.check else ""
         if job.settings.device == "cuda" and not gpu_answers():
             reply = replace(reply, gone=GONE)

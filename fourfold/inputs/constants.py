@@ -107,7 +107,7 @@ class _Source:
         self.values: list[Constant] = []
         self.comparisons: list[SizeComparison] = []
         self._modules: dict[Path, Module | None] = {}
-        self._seen: set[Any] = set()
+        self._visited: set[Any] = set()
 
     def read(self, file: Path, name: str) -> None:
         """Read the code that one name of a file reaches, or all of the file if it does not define the name."""
@@ -132,9 +132,9 @@ class _Source:
 
     def _read_node(self, module: "Module", top: ast.AST) -> None:
         """Read the constants of a statement, and of the definitions that it names."""
-        if id(top) in self._seen:
+        if id(top) in self._visited:
             return
-        self._seen.add(id(top))
+        self._visited.add(id(top))
         self.comparisons += _comparisons(module.file, top)
         for node in _walk_code(top):
             if isinstance(node, ast.Constant | ast.BinOp) and (value := module.fold(node)) is not None:
@@ -159,8 +159,8 @@ class _Source:
             self._read_node(module, definition)
         if (name not in module.defined) and (imported := module.imported.get(name)):
             file, original = imported
-            if (file, original) not in self._seen:
-                self._seen.add((file, original))
+            if (file, original) not in self._visited:
+                self._visited.add((file, original))
                 other = self._module(file)
                 for definition in other.defined.get(original, ()) if other else ():
                     self._read_node(other, definition)  # type: ignore[arg-type]
@@ -190,9 +190,9 @@ class _Source:
 
     def _read_cuda_file(self, file: Path) -> None:
         file = file.resolve()
-        if file in self._seen or not file.is_file():
+        if file in self._visited or not file.is_file():
             return
-        self._seen.add(file)
+        self._visited.add(file)
         text = file.read_text(errors="replace")
         self._read_cuda(text, file, 1)
         for included in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.MULTILINE):

@@ -48,10 +48,10 @@ class Snapshot:
         self._names: list[tuple[Any, str, list[tuple[str, Any]]]] = []
         self._code: list[tuple[FunctionType, str, tuple[Any, ...]]] = []
         self._tables: list[tuple[dict, str, dict]] = []
-        self._loaded: list[tuple[str, ModuleType]] = []
+        self._modules: list[tuple[str, ModuleType]] = []
         # Classes and modules: their name, the names in them, and names that are looked up elsewhere if missing.
         self._namespaces: list[tuple[Any, str, frozenset[str], frozenset[str]]] = []
-        self._known: dict[int, Any] = {}  # by id, the objects kept alive here
+        self._objects: dict[int, Any] = {}  # by id, the objects kept alive here
         for module in modules:
             self._add_module(module, False)
         for module in with_tables:
@@ -61,7 +61,7 @@ class Snapshot:
 
     def _add_module(self, module: ModuleType, with_tables: bool) -> None:
         name = module.__name__
-        self._loaded.append((name, module))
+        self._modules.append((name, module))
         of_module = [(key, value) for key, value in vars(module).items() if _is_judging(key, value, with_tables)]
         self._names.append((module, name, of_module))
         if with_tables:
@@ -71,9 +71,9 @@ class Snapshot:
                 self._add(value, f"{name}.{key}", _DEPTH)
 
     def _add(self, value: Any, name: str, depth: int) -> None:
-        if depth == 0 or id(value) in self._known:
+        if depth == 0 or id(value) in self._objects:
             return
-        self._known[id(value)] = value
+        self._objects[id(value)] = value
         if isinstance(value, FunctionType):
             self._code.append((value, name, _code_of(value)))
             if wrapped := getattr(value, "__wrapped__", None):
@@ -115,7 +115,7 @@ class Snapshot:
     @property
     def modules(self) -> int:
         """Return the number of modules in the snapshot."""
-        return len(self._loaded)
+        return len(self._modules)
 
     def changes(self) -> list[str]:
         """Return the names of all changes, and undo them."""
@@ -131,7 +131,7 @@ class Snapshot:
 
     def _changes(self) -> Iterator[tuple[str, Callable[[], object]]]:
         """Yield the name of each change, and a function that undoes it."""
-        for name, module in self._loaded:
+        for name, module in self._modules:
             if sys.modules.get(name) is not module:
                 yield name, partial(sys.modules.__setitem__, name, module)
         for function, name, code in self._code:

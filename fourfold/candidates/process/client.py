@@ -143,7 +143,7 @@ class UntrustedFunction:
         self.session: Session | None = None
         self._other: Session | None = None  # the process of the calls inside `afresh`, and inside it the first one
         self._plain = False  # whether the calls are inside `afresh`
-        self._watched: dict[str, dict[int, int]] = {}
+        self._statements: dict[str, dict[int, int]] = {}
         self.file = Path(place) if place.endswith(".py") else Path(os.devnull)
         try:
             self._start()
@@ -267,11 +267,11 @@ class UntrustedFunction:
         """
         with self.lock:
             for file, lines in statements.items():
-                self._watched.setdefault(file, {}).update(lines)
+                self._statements.setdefault(file, {}).update(lines)
             self._watch(self._start())
 
     def _watch(self, session: Session) -> None:
-        statements = {file: list(lines.items()) for file, lines in self._watched.items()}
+        statements = {file: list(lines.items()) for file, lines in self._statements.items()}
         self._ask(session, protocol.WatchLines(statements), protocol.Done)
 
     def lines(self) -> tuple[dict[str, set[int]], bool]:
@@ -282,7 +282,7 @@ class UntrustedFunction:
         with self.lock, contextlib.suppress(Unanswered):
             if self.session is not None and not self.session.over:
                 answer, _ = self._ask(self.session, protocol.ReadLines(), protocol.LinesRead)
-                return {file: set(answer.lines.get(file, ())) for file in self._watched}, answer.blind
+                return {file: set(answer.lines.get(file, ())) for file in self._statements}, answer.blind
         return {}, True
 
     def forget_lines(self, lines: Mapping[str, Collection[int]]) -> None:
@@ -371,7 +371,7 @@ class UntrustedFunction:
             raise CannotBeCalled(printable(answer.why))
         self.file = Path(answer.file)
         claims(**_claims(answer.claims))(self)
-        if self._watched and not self._plain:
+        if self._statements and not self._plain:
             self._watch(session)
 
     def _ask(self, session: Session, request: Any, expected: Any) -> tuple[Any, dict[int, torch.UntypedStorage]]:

@@ -196,17 +196,18 @@ class Twins:
     """
 
     def __init__(self) -> None:
-        self._of: dict[int, tuple[Any, Twin]] = {}  # by the object's number: its layout and how it was made; its twin
+        # By the object's number: its layout and how it was made, and its twin.
+        self._twins: dict[int, tuple[Any, Twin]] = {}
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self._twins)
 
     def of(self, argument: protocol.TensorArgument, storages: dict[int, torch.UntypedStorage]) -> Twin:
         """Return the twin of an argument; a new one if the object was not passed before, or has changed its layout."""
-        key, twin = self._of.get(argument.object, (None, None))
+        key, twin = self._twins.get(argument.object, (None, None))
         if twin is None or key != (argument.layout, argument.made) or place_of(twin.tensor) != twin.place:
             twin = Twin(protocol.decode_argument(argument, storages), argument.written)
-            self._of[argument.object] = (argument.layout, argument.made), twin
+            self._twins[argument.object] = (argument.layout, argument.made), twin
         elif twin.tensor.requires_grad != argument.needs_gradient:
             twin.tensor.requires_grad_(argument.needs_gradient)
         twin.note_writes(argument.written)
@@ -215,7 +216,7 @@ class Twins:
     def forget(self, numbers: Sequence[int]) -> None:
         """Forget the twins of objects that are gone."""
         for number in numbers:
-            self._of.pop(number, None)
+            self._twins.pop(number, None)
 
 
 class OpenCall:

@@ -104,9 +104,9 @@ class Session:
         self.forgotten: list[int] = []
         self.forgotten_calls: list[int] = []
         self.forgotten_objects: list[int] = []
-        self._made = self._objects_made = 0
+        self._num_storages = self._num_objects = 0
         self._objects: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # by id: a tensor and its number
-        self._of: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}  # by id: a storage and its number
+        self._storages: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}  # by id: a storage and its number
         self._by_number: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     # ---- storages
@@ -114,10 +114,10 @@ class Session:
     def number_of(self, tensor: torch.Tensor) -> int:
         """Return the number of a tensor's storage."""
         storage = tensor.untyped_storage()
-        reference, number = self._of.get(id(storage), (None, 0))
+        reference, number = self._storages.get(id(storage), (None, 0))
         if reference is None or reference() is not storage:
-            self._made += 1
-            number = self._made
+            self._num_storages += 1
+            number = self._num_storages
             self.know(storage, number)
         return number
 
@@ -125,15 +125,15 @@ class Session:
         """Return the number of a tensor object, the same as long as the object lives."""
         reference, number = self._objects.get(id(tensor), (None, 0))
         if reference is None or reference() is not tensor:
-            self._objects_made += 1
-            number = self._objects_made
+            self._num_objects += 1
+            number = self._num_objects
             self._objects[id(tensor)] = (weakref.ref(tensor), number)
             weakref.finalize(tensor, self.forgotten_objects.append, number).atexit = False
         return number
 
     def know(self, storage: torch.UntypedStorage, number: int) -> None:
         """Register a storage that the process now holds with the same contents."""
-        self._of[id(storage)] = (weakref.ref(storage), number)
+        self._storages[id(storage)] = (weakref.ref(storage), number)
         self._by_number[number] = weakref.ref(storage)
         weakref.finalize(storage, self.forgotten.append, number).atexit = False
 
@@ -148,7 +148,7 @@ class Session:
         for number in storages:
             self._by_number.pop(number, None)
             self.last.pop(number, None)
-        self._of = {key: pair for key, pair in self._of.items() if pair[1] in self._by_number}
+        self._storages = {key: pair for key, pair in self._storages.items() if pair[1] in self._by_number}
         self._objects = {key: pair for key, pair in self._objects.items() if pair[0]() is not None}
         return storages
 
