@@ -36,7 +36,7 @@ def compiler_accepts(subject: Subject, search: Search) -> None:
     for name, case in itertools.islice(examples, BRIEF_NAMED) if search.brief else examples:
         if case.elements <= MOST_ELEMENTS:
             with contextlib.suppress(Exception):  # other checks find these
-                search.one(name, case, body)
+                search.run_named_case(name, case, body)
     search.failing = None
     search.note(None)  # the compiler refuses a kernel, and no case
     answer = front_end.answer() if process is None else process.compiler_answer()
@@ -45,14 +45,14 @@ def compiler_accepts(subject: Subject, search: Search) -> None:
         raise _failure(subject, answer.refused)
     if answer.unknown and not answer.accepted:
         raise Unsupported(f"cannot judge: Triton's compiler was not heard: {answer.unknown[0]}", Exclusion.NO_COMPILER)
-    search.remarks += [f"Triton's compiler was not heard of a kernel: {each}" for each in answer.unknown]
+    search.remarks += [f"Triton's compiler was not heard of a kernel: {kernel}" for kernel in answer.unknown]
     if not answer.accepted:
         raise Unsupported("it launches no Triton kernel", Exclusion.NO_COMPILER)
 
 
 def _failure(subject: Subject, refused: list[front_end.CompilerRefusal]) -> Failure:
     first = refused[0]
-    lines = [f"{each.kernel} ({each.file}:{each.line}): {each.reason}" for each in refused]
+    lines = [f"{refusal.kernel} ({refusal.file}:{refusal.line}): {refusal.reason}" for refusal in refused]
     failure = Failure(
         f"{subject}: Triton's compiler refuses what its interpreter runs: {'; '.join(dict.fromkeys(lines))}"
     )

@@ -53,11 +53,11 @@ Make = Callable[[DType], Workload]
 def whole(make: Callable[[DType], Case]) -> Make:
     """Return a workload that is small enough for the oracle to evaluate the whole case."""
 
-    def made(dtype: DType) -> Workload:
+    def make_workload(dtype: DType) -> Workload:
         case = make(dtype)
         return Workload(case=case, part=case)
 
-    return made
+    return make_workload
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class Tiled:
         return np.tile(array, repetitions)
 
     def _weigh(self, array: np.ndarray, axis: int) -> np.ndarray:
-        along = np.repeat(self._factors(), array.shape[axis]).astype(array.dtype)
-        return self._repeat(array, axis) * (along if axis == -1 else along.reshape(-1, *[1] * (array.ndim - 1)))
+        factors = np.repeat(self._factors(), array.shape[axis]).astype(array.dtype)
+        return self._repeat(array, axis) * (factors if axis == -1 else factors.reshape(-1, *[1] * (array.ndim - 1)))
 
 
 def tiled(make: Callable[[DType], Case], times: int, *names: str, across: Collection[str] = ()) -> Tiled:

@@ -655,7 +655,7 @@ def test_each_output_of_a_peer_is_timed_and_compared(peer: str, direction: str) 
         with pytest.raises(Disagreement):
             worst_error(call.results, expected, workload, FLOAT32)
         parts[-1].detach()[..., -1] -= 1
-    given = call.given
+    given = call.arguments
     call.poison()
     assert not call.results
     assert {"grad_output 0", "grad_output 1"} <= {*given} or direction == "forward"
