@@ -100,9 +100,9 @@ def verify(
     with Trial.of(
         implementation, operation, claims, device, refusals, strict_errors, own_process, compile_seconds
     ) as trial:
-        planned = [(check.name, dtype) for check, dtype in trial.plan_checks(dtypes, only, forbid_fallback)]
-        with display(planned) as tell:
-            verdict = verify_trial(trial, replace(plan, told=tell))
+        pairs = [(check.name, dtype) for check, dtype in trial.plan_checks(dtypes, only, forbid_fallback)]
+        with display(pairs) as tell:
+            verdict = verify_trial(trial, replace(plan, on_check=tell))
         if verdict.passed or not accept or verdict.suggested_claim in ("", verdict.claims):
             return verdict
     options["claims"] = Claims.parse(verdict.suggested_claim)
@@ -152,7 +152,7 @@ def suite(implementation: Callable[..., torch.Tensor], operation: Operation | st
     search = Search(**{"examples": EXAMPLES, **options})
     planned: dict[str, list[str]] = {}
     checks_by_name = {}
-    findings = _Found()
+    findings = _Findings()
     for check, dtype in trial.plan_checks(dtypes, only):
         planned.setdefault(check.name, []).append(dtype)
         checks_by_name[check.name] = check
@@ -165,7 +165,7 @@ def suite(implementation: Callable[..., torch.Tensor], operation: Operation | st
 
 
 @dataclass
-class _Found:
+class _Findings:
     """What the tests of a suite have found.
 
     Attributes:
@@ -181,24 +181,26 @@ def _test_name(check: str) -> str:
     return f"test_{check.replace(': ', '_').replace(' ', '_')}"
 
 
-def _test(trial: "Trial", check: Check, dtypes: Sequence[str], search: Search, found: _Found) -> Callable[..., None]:
+def _test(
+    trial: "Trial", check: Check, dtypes: Sequence[str], search: Search, findings: _Findings
+) -> Callable[..., None]:
     """Return one test of a suite."""
     refused_all: set[str] = set()
     kind, output = catalogue.parts_of(check.name)
 
     def test(self: Any, dtype: str) -> None:
-        of, name = (dtype, output), f"{trial.name} as {trial.operation.name}, {dtype}"
-        if of in found.wrong and trial.device == "cuda" and kind != FORWARD:
+        key, name = (dtype, output), f"{trial.name} as {trial.operation.name}, {dtype}"
+        if key in findings.wrong and trial.device == "cuda" and kind != FORWARD:
             pytest.skip(NOT_MADE)
-        own = replace(search, brief=of in found.wrong and kind != FORWARD)
+        copy = replace(search, brief=key in findings.wrong and kind != FORWARD)
         with trial.settings():
-            outcome = trial.outcome(check, dtype, own)
+            outcome = trial.outcome(check, dtype, copy)
         if outcome.failure is not None:
             if kind == FORWARD and outcome.grade == WRONG:
-                found.wrong.add(of)
-            this = f"{_test_name(check.name)}[{dtype}]"
-            first = found.causes.setdefault((dtype, outcome.failure.cause or this), this)
-            if first != this:
+                findings.wrong.add(key)
+            test_id = f"{_test_name(check.name)}[{dtype}]"
+            first = findings.causes.setdefault((dtype, outcome.failure.cause or test_id), test_id)
+            if first != test_id:
                 pytest.fail(f"{name}: same cause as {first}: {outcome.failure.message.splitlines()[0]}", pytrace=False)
             lines = [f"{name}: {outcome.failure}", *holding_lines(outcome.holds)]
             pytest.fail("\n".join(lines), pytrace=False)
@@ -207,7 +209,7 @@ def _test(trial: "Trial", check: Check, dtypes: Sequence[str], search: Search, f
             if refused_all == {*dtypes}:
                 pytest.fail(f"{name}: nothing was verified: {outcome.reason}", pytrace=False)
         if outcome.refusals:
-            summary = "; ".join(refusal_lines(Counter(outcome.refusals), outcome.examples, own.boundary.claim()))
+            summary = "; ".join(refusal_lines(Counter(outcome.refusals), outcome.examples, copy.boundary.claim()))
             _warn_of_refusals(trial, f"{name}, {check.name}: {summary}")
         if outcome.reason:
             pytest.skip(outcome.reason)

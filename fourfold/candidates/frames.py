@@ -18,7 +18,7 @@ def own_frames(error: BaseException, origin: Path) -> list[traceback.FrameSummar
     """
     frames = getattr(error, FRAMES_ELSEWHERE, None)
     if frames is None:
-        frames = [frame for each in _error_chain(error) for frame in traceback.extract_tb(each.__traceback__)]
+        frames = [frame for cause in _error_chain(error) for frame in traceback.extract_tb(cause.__traceback__)]
     first = next((place for place, frame in enumerate(frames) if _lies_in(frame, origin)), len(frames))
     return [frame for frame in frames[first:] if _lies_in(frame, origin) or not is_of_a_library(frame)]
 
@@ -52,8 +52,8 @@ def words(error: BaseException) -> str:
     """Return an exception's message; a candidate's own exception may fail at that, too."""
     try:
         return str(error)
-    except Exception as broken:
-        return f"(its message cannot be had: {type(broken).__name__})"
+    except Exception as failure:
+        return f"(its message cannot be had: {type(failure).__name__})"
 
 
 def _lies_in(frame: traceback.FrameSummary, origin: Path) -> bool:

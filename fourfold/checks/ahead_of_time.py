@@ -64,8 +64,8 @@ def representative(examples: list[Case], dtype: str) -> list[Case]:
 
 def is_for(kernel: CudaKernel, dtype: str) -> bool:
     """Return whether a kernel is the instance for a dtype: the first one in its name, or float32 if it has none."""
-    named = [name for name in re.findall(r"\w+", kernel.name) if name in CPP_TYPES.values()]
-    return (named or [CPP_TYPES[torch.float32]])[0] == CPP_TYPES[getattr(torch, dtype)]
+    dtype_names = [name for name in re.findall(r"\w+", kernel.name) if name in CPP_TYPES.values()]
+    return (dtype_names or [CPP_TYPES[torch.float32]])[0] == CPP_TYPES[getattr(torch, dtype)]
 
 
 def cuda_kernels(operation: str, dtype: str, capability: int) -> list[dict[str, Any]]:
@@ -102,10 +102,10 @@ def answer(operation_name: str, dtype_name: str, *words: str) -> str:
                 evaluate_tensors(implementation, operation, case, dtype, "cpu")
         # Compile a kernel for other sizes, which these cases do not launch, for the first example that launches it.
         for case in examples:
-            known = {kernel.name for kernel in compiled}
-            with triton_compile.compile_launches(capability, known, disassembled) as others:
+            names = {kernel.name for kernel in compiled}
+            with triton_compile.compile_launches(capability, names, disassembled) as launches:
                 evaluate_tensors(implementation, operation, case, dtype, "cpu")
-            compiled += others
+            compiled += launches
         resources += compiled
     return json.dumps([needs(kernel) for kernel in resources])
 
@@ -113,9 +113,9 @@ def answer(operation_name: str, dtype_name: str, *words: str) -> str:
 def main(*arguments: str) -> None:
     """Print the answer to the arguments, or to each line of the input."""
     if KERNELS in arguments:
-        at = arguments.index(KERNELS)
-        fourfold.__path__.insert(0, arguments[at + 1])
-        arguments = arguments[:at]
+        index = arguments.index(KERNELS)
+        fourfold.__path__.insert(0, arguments[index + 1])
+        arguments = arguments[:index]
     for words in [arguments] if arguments else map(str.split, sys.stdin):
         print(answer(*words), flush=True)
 

@@ -23,7 +23,7 @@ def backward_agrees(subject: Subject, search: Search) -> None:
             named_results(output, gradients),
             expected_results(subject, case),
             tensors,
-            when="where gradients are wanted, ",
+            context="where gradients are wanted, ",
         )
         inputs_are_unchanged(subject, case, tensors)
         search.saw(*agreements)

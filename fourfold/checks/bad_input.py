@@ -56,7 +56,7 @@ def _bad_input_is_noticed(subject: Subject, search: Search) -> None:
     accepted = []
     for declared in subject.operation.errors:
         arguments = declared.arguments(subject.device)
-        devices = {each.device.type for each in arguments.values() if isinstance(each, torch.Tensor)}
+        devices = {value.device.type for value in arguments.values() if isinstance(value, torch.Tensor)}
         if subject.device == "cuda" and devices - {"cuda"}:
             continue
         try:

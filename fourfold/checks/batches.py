@@ -39,7 +39,7 @@ def _samples(operation: Operation, case: Case) -> int:
     return case.grad_output.shape[0]
 
 
-def _part(operation: Operation, case: Case, samples: slice) -> Case:
+def _select(operation: Operation, case: Case, samples: slice) -> Case:
     inputs = {name: array[samples] if name in operation.batched else array for name, array in case.inputs.items()}
     return replace(case, inputs=inputs, grad_output=case.grad_output[samples])
 
@@ -66,38 +66,38 @@ def the_batch_does_not_matter(subject: Subject, search: Search) -> None:
         need(count > 1 and case.grad_output.size)
         # Make all tensors contiguous. A part of a transposed batch may be contiguous, and another kernel would read it.
         case = replace(case, layouts={})
-        whole, tensors = _evaluate(subject, case)
+        of_batch, tensors = _evaluate(subject, case)
         agreements = []
         # Some samples from the middle, which then have another place in their blocks, and the last sample alone.
         for samples in (slice(count // 3, count // 3 + (count + 1) // 2), slice(count - 1, count)):
-            part = _part(operation, case, samples)
+            part = _select(operation, case, samples)
             expected = expected_results(subject, part) if subject.depends_on_batch else {}
             for name, alone in _evaluate(subject, part)[0].items():
-                among = whole[name][samples]
+                in_batch = of_batch[name][samples]
                 description = f"{name} of samples {samples.start} to {samples.stop - 1} among all {count}"
                 if expected:
                     dtype = subject.dtype_of(name)
-                    within = expectation(expected[name], dtype)
-                    if not isinstance(within, OneOf):  # each call may choose another of several right results
-                        within = Bounded(subject.dtype.array(alone), 2 * within.error, within.arithmetic)
+                    bound = expectation(expected[name], dtype)
+                    if not isinstance(bound, OneOf):  # each call may choose another of several right results
+                        bound = Bounded(subject.dtype.array(alone), 2 * bound.error, bound.arithmetic)
                     try:
-                        agreements.append(compare(dtype.array(among), within, dtype, description))
+                        agreements.append(compare(dtype.array(in_batch), bound, dtype, description))
                     except Disagreement as disagreement:
                         raise Failure(f"{subject}: {disagreement}\nwith {describe(tensors)}", name) from None
                 else:
                     # Sums and products do not define the sign and the payload of a NaN.
-                    differs = (bits(among) != bits(alone)) & ~(among.isnan() & alone.isnan())
+                    differs = (bits(in_batch) != bits(alone)) & ~(in_batch.isnan() & alone.isnan())
                     if differs.any():
-                        wrong = f"{int(differs.sum())} of {differs.numel()} elements differ from those of them alone"
+                        problem = f"{int(differs.sum())} of {differs.numel()} elements differ from those of them alone"
                         claim = "the backend's module has no depends_on_batch, and so claims the same bits"
-                        raise Failure(f"{subject}: {description}: {wrong}; {claim}\nwith {describe(tensors)}", name)
-                    agreements.append(Agreement(0.0, among.numel(), 0))
+                        raise Failure(f"{subject}: {description}: {problem}; {claim}\nwith {describe(tensors)}", name)
+                    agreements.append(Agreement(0.0, in_batch.numel(), 0))
         search.saw(*agreements)
 
     batches = {name: case for name, case in subject.named_examples() if _samples(operation, case) > 1}
     small = {name: case for name, case in batches.items() if 0 < case.grad_output.size <= NAMED_ELEMENTS}
     # Some bugs show only with samples of very different values, which few generated cases have.
-    search.cases(subject, "batch", body, few=True, also=small)
+    search.cases(subject, "batch", body, sparse=True, extra=small)
 
 
 def many_samples_are_alike(subject: Subject, search: Search, samples: int = 0, results: int = 0) -> None:
@@ -123,24 +123,24 @@ def many_samples_are_alike(subject: Subject, search: Search, samples: int = 0, r
         repetitions = 1 + max(samples // count, results // case.grad_output.size)
         inputs = case_tensors(subject, case)
         repeated = {*operation.batched, "grad_output"}
-        needed = sum(t.nbytes for name, t in inputs.items() if name in repeated) * 4 * repetitions
+        memory = sum(t.nbytes for name, t in inputs.items() if name in repeated) * 4 * repetitions
 
         def place(name: str, tensor: torch.Tensor) -> torch.Tensor:
             return tensor.repeat(repetitions, *[1] * (tensor.ndim - 1)) if name in repeated else tensor
 
         expected, agreements = expected_results(subject, case), []
-        with room(subject.device, needed):
+        with room(subject.device, memory):
             outputs, tensors = _evaluate(subject, case, place)
             for name in list(outputs):
                 result = outputs.pop(name)
                 if result.numel():
-                    first, when = {name: result[:count]}, f"the first {count} samples: "
-                    agreements += compare_results(subject, first, expected, tensors, when)
+                    first, context = {name: result[:count]}, f"the first {count} samples: "
+                    agreements += compare_results(subject, first, expected, tensors, context)
                     _require_repetition(subject, name, result, count, expected[name], describe(tensors))
             del result, tensors  # before another process may take as much
         search.saw(*agreements)
 
-    search.cases(subject, "many samples", body, few=True)
+    search.cases(subject, "many samples", body, sparse=True)
 
 
 def _require_repetition(
@@ -157,21 +157,21 @@ def _require_repetition(
     first, start = result[:count], 0
     if isinstance(expected, OneOf) and subject.depends_on_batch is not None:
         dtype = subject.dtype_of(name)
-        for at in range(count, len(result), max(len(result) // SOME_REPETITIONS // count, 1) * count):
-            samples = f"{name} of samples {at} to {at + count - 1}"
-            compare(dtype.array(result[at : at + count]), expectation(expected, dtype), dtype, samples)
+        for low in range(count, len(result), max(len(result) // SOME_REPETITIONS // count, 1) * count):
+            samples = f"{name} of samples {low} to {low + count - 1}"
+            compare(dtype.array(result[low : low + count]), expectation(expected, dtype), dtype, samples)
         return
     error = expectation(expected, subject.dtype_of(name)).error
-    allowed = (
+    tolerance = (
         torch.zeros(()) if subject.depends_on_batch is None else torch.from_numpy(np.asarray(2 * error, np.float64))
     ).to(result.device)
     # Compare in pieces, because the comparison takes more memory than the results.
     for piece in result.split(count * max(1, (1 << 22) // max(first.numel(), 1))):
         rows = piece.view(-1, *first.shape)
-        alike = (rows == first) | (rows.isnan() & first.isnan())
-        alike |= (rows.double() - first.double()).abs() <= allowed
-        if not alike.all():
-            at = start + int(alike.flatten(1).all(1).logical_not().nonzero()[0]) * count
-            problem = f"{name} of samples {at} to {at + count - 1} is not that of the first {count}, their equals"
+        equal = (rows == first) | (rows.isnan() & first.isnan())
+        equal |= (rows.double() - first.double()).abs() <= tolerance
+        if not equal.all():
+            low = start + int(equal.flatten(1).all(1).logical_not().nonzero()[0]) * count
+            problem = f"{name} of samples {low} to {low + count - 1} is not that of the first {count}, their equals"
             raise Failure(f"{subject}: {problem}\nwith {described}", name)
         start += len(piece)

@@ -204,10 +204,10 @@ def check_named(name: str) -> Check:
     Raises:
         ValueError: no check has the name.
     """
-    known = {check.name: check for check in (*STANDARD, LAW, CONFIGURATION, TOGETHER, BAD_INPUT)}
-    if name not in known:
-        raise ValueError(f"there is no check {name!r}: there are {', '.join(known)}")
-    return known[name]
+    checks = {check.name: check for check in (*STANDARD, LAW, CONFIGURATION, TOGETHER, BAD_INPUT)}
+    if name not in checks:
+        raise ValueError(f"there is no check {name!r}: there are {', '.join(checks)}")
+    return checks[name]
 
 
 def checks_of(operation: Operation, device: str, claims: Claims) -> list[Check]:
@@ -241,8 +241,8 @@ def fallback_of(operation: Operation) -> Check:
 
 
 def _output_checks(operation: Operation, device: str, claims: Claims) -> Iterator[Check]:
-    for name, of in operation.outputs.items():
-        for check in checks_of(of, device, claims):
+    for name, output in operation.outputs.items():
+        for check in checks_of(output, device, claims):
             if check is not BAD_INPUT and name in outputs_for(check, operation):
                 yield replace(check, name=f"{check.name}{OF}{name}", run=outputs.check_of_output(check.run, name))
     if claims.gradients and ALL in outputs_for(BACKWARD, operation):
@@ -265,7 +265,7 @@ def outputs_for(check: Check | None, operation: Operation) -> list[str]:
     if check in (BAD_INPUT, COMPILER):
         return list(operation.outputs)[:1]
     gradients = check is not None and check.gradients
-    names = [name for name, of in operation.outputs.items() if of.differentiable or not gradients]
+    names = [name for name, output in operation.outputs.items() if output.differentiable or not gradients]
     return [*names, ALL] if check is BACKWARD and len(names) > 1 else names
 
 

@@ -20,12 +20,12 @@ def configuration_agrees(configuration: Configuration, subject: Subject, search:
     Raises:
         Unsupported: the device cannot run the configuration.
     """
-    where = torch.device("cuda", torch.cuda.current_device()) if subject.device == "cuda" else torch.device("cpu")
-    if not configuration.runs_on(where):
+    device = torch.device("cuda", torch.cuda.current_device()) if subject.device == "cuda" else torch.device("cpu")
+    if not configuration.runs_on(device):
         raise Unsupported(f"the configuration needs {configuration.needs}")
     kernel = f"{subject.operation.name}_{subject.backend}"
     if subject.large is not None:
-        subject = replace(subject, large=replace(subject.large, every=0))
+        subject = replace(subject, large=replace(subject.large, every_nth=0))
     with tuning.force_configuration(kernel, configuration.name) as forced:
         forward_agrees(subject, search)
     if not forced.launches:

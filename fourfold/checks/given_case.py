@@ -37,7 +37,7 @@ def smaller_cases(draw: st.DrawFn, operation: Operation, case: Case, dtype: DTyp
     Smaller draws make a smaller case, so that Hypothesis shrinks it. Inputs that are limited to a range keep their
     numbers. Integers are not changed, and the axes that they may index are not cut.
     """
-    cuts = {axis: _part(draw, size) for axis, size in _axes(operation, case).items()}
+    cuts = {axis: _draw_slice(draw, size) for axis, size in _axes(operation, case).items()}
     inputs = {name: _cut(operation, name, array, cuts) for name, array in case.inputs.items()}
     for name, array in inputs.items():
         if is_floating(array) and name not in operation.ordinary:
@@ -54,7 +54,7 @@ def smaller_cases(draw: st.DrawFn, operation: Operation, case: Case, dtype: DTyp
         hypothesis.reject()
 
 
-def _part(draw: st.DrawFn, size: int) -> slice:
+def _draw_slice(draw: st.DrawFn, size: int) -> slice:
     """Draw a part of an axis. Its end and its length shrink independently."""
     end = min(draw(st.integers(min(size, 1), WHOLE * size)), size)
     return slice(end - min(draw(st.integers(min(size, 1), WHOLE * size)), end), end)
@@ -62,22 +62,22 @@ def _part(draw: st.DrawFn, size: int) -> slice:
 
 def _axis_names(operation: Operation, name: str, axes: int) -> Iterator[str]:
     """Yield the axes of an input; those of ``...`` with their places."""
-    written = notation.parse(operation.axes[name])
-    for axis in written:
+    names = notation.parse(operation.axes[name])
+    for axis in names:
         if axis == notation.LEADING:
-            yield from (f"{axis}{place}" for place in range(axes - len(written) + 1))
+            yield from (f"{axis}{place}" for place in range(axes - len(names) + 1))
         else:
             yield axis
 
 
 def _axes(operation: Operation, case: Case) -> dict[str, int]:
     """Return the sizes of the axes that may be cut."""
-    whole = {name for name, array in case.inputs.items() if array.dtype.kind in "iu"}
+    integers = {name for name, array in case.inputs.items() if array.dtype.kind in "iu"}
     declaration = operation.declaration if isinstance(operation, DefinedOperation) else None
-    if case.inputs.keys() - operation.axes.keys() or (whole and (declaration is None or declaration.ragged)):
+    if case.inputs.keys() - operation.axes.keys() or (integers and (declaration is None or declaration.ragged)):
         return {}
     sizes: dict[str, int] = {}
-    fixed = {of.high for of in declaration.tensors.values()} if declaration else set()
+    fixed = {tensor.high for tensor in declaration.tensors.values()} if declaration else set()
     for name, array in case.inputs.items():
         for axis, size in zip(_axis_names(operation, name, array.ndim), array.shape):
             sizes[axis] = size

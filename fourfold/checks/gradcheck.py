@@ -54,33 +54,33 @@ def gradcheck(subject: Subject, search: Search) -> None:
         # The gradients are functions of the points and of the cotangent, as within a longer chain.
         variables, labels = [*points, weights.detach().clone().requires_grad_()], [*names, "the cotangent"]
 
-        def gradients(at: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-            output = subject.call(**dict(zip(names, at)), **constants, **case.parameters)
-            return torch.autograd.grad(output, at[:-1], at[-1], create_graph=True, allow_unused=True)
+        def gradients(point: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+            output = subject.call(**dict(zip(names, point)), **constants, **case.parameters)
+            return torch.autograd.grad(output, point[:-1], point[-1], create_graph=True, allow_unused=True)
 
-        def gradient(place: int, along: int) -> Callable[[torch.Tensor], torch.Tensor | None]:
-            return lambda point: gradients([*variables[:along], point, *variables[along + 1 :]])[place]
+        def gradient(place: int, index: int) -> Callable[[torch.Tensor], torch.Tensor | None]:
+            return lambda point: gradients([*variables[:index], point, *variables[index + 1 :]])[place]
 
         def differentiable() -> list[tuple[int, int, bool]]:
             """Return the gradients that autograd differentiates, along what, and whether they depend on it there."""
             places: list[tuple[int, int, bool]] = []
             with contextlib.suppress(Exception):
-                for place, each in enumerate(gradients(variables)):
-                    if each is not None and each.requires_grad:
+                for place, gradient in enumerate(gradients(variables)):
+                    if gradient is not None and gradient.requires_grad:
                         second = torch.autograd.grad(
-                            each, variables, torch.ones_like(each), retain_graph=True, allow_unused=True
+                            gradient, variables, torch.ones_like(gradient), retain_graph=True, allow_unused=True
                         )
                         depends = [derivative is not None for derivative in second]
                         # The graph of `once_differentiable` ends in leaves of its own.
-                        places += [(place, *along) for along in enumerate(depends) if any(depends)]
+                        places += [(place, *dependence) for dependence in enumerate(depends) if any(depends)]
             return places
 
         # The whole Jacobian for the first case, then its product with random vectors, at the cost of two calls.
         _run_gradcheck(subject, weighted_output, points, "gradcheck", fast=search.ran > 0)
-        for place, along, depends in differentiable() if search.ran < TWICE else ():
-            what = f"gradcheck of the gradient of {names[place]} along {labels[along]}"
-            what += "" if depends else NOT_RECORDED
-            _run_gradcheck(subject, gradient(place, along), [variables[along]], what, fast=True)
+        for place, index, depends in differentiable() if search.ran < TWICE else ():
+            title = f"gradcheck of the gradient of {names[place]} along {labels[index]}"
+            title += "" if depends else NOT_RECORDED
+            _run_gradcheck(subject, gradient(place, index), [variables[index]], title, fast=True)
         search.saw(Agreement(0.0, weights.numel(), 0))
 
     search.for_all(f"gradcheck {subject}", subject.operation.smooth(subject.dtype), body)
@@ -88,10 +88,10 @@ def gradcheck(subject: Subject, search: Search) -> None:
 
 
 def _run_gradcheck(
-    subject: Subject, function: Callable[..., torch.Tensor | None], points: list[torch.Tensor], what: str, fast: bool
+    subject: Subject, function: Callable[..., torch.Tensor | None], points: list[torch.Tensor], title: str, fast: bool
 ) -> None:
     try:
         with blame_implementation():
             torch.autograd.gradcheck(function, points, fast_mode=fast)
     except GradcheckError as error:
-        raise Failure(f"{subject}: {what}: {error}", OUTPUT) from error
+        raise Failure(f"{subject}: {title}: {error}", OUTPUT) from error

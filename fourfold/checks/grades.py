@@ -26,13 +26,13 @@ def allow_storage_accuracy(check: Check) -> Check:
         try:
             return check(subject, search)
         except Failure as failure:
-            again = replace(search, keeps=False)
+            retry = replace(search, keeps=False)
             try:
-                check(replace(subject, dtype=dtype), again)
-            except Exception as worse:
-                search.failing, search.subject, search.limit = again.failing, again.subject, again.limit
-                raise worse from None  # its case fails by both bounds
-            search.ran, search.substantial, search.worst = again.ran, again.substantial, again.worst
+                check(replace(subject, dtype=dtype), retry)
+            except Exception as error:
+                search.failing, search.subject, search.limit = retry.failing, retry.subject, retry.limit
+                raise error from None  # its case fails by both bounds
+            search.ran, search.substantial, search.worst = retry.ran, retry.substantial, retry.worst
             search.grade = STORAGE
             if subject.claims.accuracy != STORAGE:
                 imprecise = Imprecise(

@@ -24,8 +24,8 @@ Pass = Callable[[torch.Tensor, list[torch.Tensor], torch.Tensor], tuple[torch.Te
 def _thread_gradients(
     output: torch.Tensor, leaves: list[torch.Tensor], grad_output: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    with ThreadPoolExecutor(1) as another:
-        return another.submit(gradients_of, output, leaves, grad_output).result()
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(gradients_of, output, leaves, grad_output).result()
 
 
 def _accumulate_gradients(
@@ -41,7 +41,7 @@ def _accumulate_gradients(
 def place_in_the_graph_does_not_matter(subject: Subject, search: Search) -> None:
     """Check the gradients of leaves, results and views, by `autograd.grad`, by `backward` and in another thread."""
     subject.needs_gradients()
-    ways: list[tuple[str, str, Pass]] = [
+    variants: list[tuple[str, str, Pass]] = [
         ("of the result of another operation", "", gradients_of),
         ("of a view", "", gradients_of),
         ("of a leaf", " in another thread", _thread_gradients),
@@ -52,19 +52,19 @@ def place_in_the_graph_does_not_matter(subject: Subject, search: Search) -> None
         names = subject.operation.differentiable_in(case)
         need(names)
         expected, agreements = expected_gradients(subject, case), []
-        for before, by, run in ways:
+        for source, suffix, differentiate in variants:
             leaves = case.tensors(subject.dtype, subject.device)
             for name in names:
                 leaves[name].requires_grad_()
-            arguments = {name: BEFORE[before](leaf) if name in names else leaf for name, leaf in leaves.items()}
+            arguments = {name: BEFORE[source](leaf) if name in names else leaf for name, leaf in leaves.items()}
             output = subject.call(**arguments, **case.parameters)
             grad_output = case.tensor("grad_output", subject.dtype, subject.device)
-            gradients = run(output, [leaves[name] for name in names], grad_output)
+            gradients = differentiate(output, [leaves[name] for name in names], grad_output)
             results = {name: gradient.detach() for name, gradient in zip(expected, gradients)}
-            agreements += compare_results(subject, results, expected, arguments, f"of a call {before}{by}, ")
-            for name in names if run is not _accumulate_gradients else ():
+            agreements += compare_results(subject, results, expected, arguments, f"of a call {source}{suffix}, ")
+            for name in names if differentiate is not _accumulate_gradients else ():
                 if leaves[name].grad is not None:
-                    raise Failure(f"{subject}: torch.autograd.grad{by} has written into the grad of {name}")
+                    raise Failure(f"{subject}: torch.autograd.grad{suffix} has written into the grad of {name}")
         search.saw(*agreements)
 
-    search.cases(subject, "graph", body, few=True, also=subject.small_example())
+    search.cases(subject, "graph", body, sparse=True, extra=subject.small_example())

@@ -44,12 +44,12 @@ def change_values(subject: Subject, case: Case) -> Case:
     if not distinguishes(subject, expected_results(subject, other), expected_results(subject, case)):
         other = subject.operation.redraw_numbers(case, scaled_alone=False)
     if integers := subject.operation.other_integers(case):
-        moved = replace(other, inputs={**other.inputs, **integers})
-        result, former = (reference(subject.operation, each, subject.dtype) for each in (moved, case))
+        shifted = replace(other, inputs={**other.inputs, **integers})
+        result, former = (reference(subject.operation, c, subject.dtype) for c in (shifted, case))
         if result.shape == case.grad_output.shape and (
             subject.operation.differentiable or distinguishes(subject, {OUTPUT: result}, {OUTPUT: former})
         ):
-            return moved
+            return shifted
     return other
 
 
@@ -65,22 +65,22 @@ def distinguishes(subject: Subject, expected: dict[str, Bounded], former: dict[s
     return True
 
 
-def _lie_alike(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
+def _lie_alike(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
     """Return whether tensors of the same name have the same strides, so that values can be copied between them.
 
     Strides may differ: halved numbers may become equal, and the layout "expanded" then gives them stride 0.
     """
-    return all(tensor.stride() == others[name].stride() for name, tensor in some.items())
+    return all(tensor.stride() == second[name].stride() for name, tensor in first.items())
 
 
-def _once(tensor: torch.Tensor) -> torch.Tensor:
+def _writable(tensor: torch.Tensor) -> torch.Tensor:
     """Return the writable part of a tensor: only the first element along an axis of stride 0."""
     return tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())]
 
 
-def _write(to: torch.Tensor, values: torch.Tensor) -> None:
+def _write(target: torch.Tensor, values: torch.Tensor) -> None:
     # Write to the address, as another kernel would. Autograd's version counter does not notice it.
-    _once(to.data).copy_(_once(values))
+    _writable(target.data).copy_(_writable(values))
 
 
 def _own_threads() -> set[threading.Thread]:
@@ -96,13 +96,13 @@ class _History:
         self._former: list[tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
 
     def call(
-        self, when: str, tensors: dict[str, torch.Tensor], expected: dict[str, Bounded]
+        self, context: str, tensors: dict[str, torch.Tensor], expected: dict[str, Bounded]
     ) -> dict[str, torch.Tensor]:
         """Call the implementation on tensors that include `grad_output`, check the results and return copies."""
-        subject, before = self.subject, _own_threads()
+        subject, threads = self.subject, _own_threads()
         results = self._results(tensors)
         copies = {name: result.detach().clone() for name, result in results.items()}
-        stray = _own_threads() - before
+        stray = _own_threads() - threads
         for thread in stray:
             thread.join(SECONDS_FOR_STRAY_THREADS)
         if subject.device == "cuda":
@@ -110,25 +110,27 @@ class _History:
         inputs = {name: tensor for name, tensor in tensors.items() if name != "grad_output"}
         for name, count in zip(results, differing((results[name].detach(), copies[name]) for name in results)):
             if count:
-                by = f", by {', '.join(thread.name for thread in stray)}" if stray else ""
-                raise Failure(f"{subject}: {when}: {name} changed after the call had returned{by}", name)
+                culprit = f", by {', '.join(thread.name for thread in stray)}" if stray else ""
+                raise Failure(f"{subject}: {context}: {name} changed after the call had returned{culprit}", name)
         try:
-            compare_results(subject, results, expected, inputs, f"{when}: ")
+            compare_results(subject, results, expected, inputs, f"{context}: ")
         except Failure:
             for name, result in results.items():
                 if result.numel() and (result == OVERWRITTEN).all():
-                    raise Failure(f"{subject}: {when}: {name} is what was written into a former result", name) from None
+                    raise Failure(
+                        f"{subject}: {context}: {name} is what was written into a former result", name
+                    ) from None
             raise
-        self._former_results_stand(when)
-        lent = {storage_of(tensor) for tensor in tensors.values()}  # a gradient may be the cotangent itself
-        new_results = {name: result.detach() for name, result in results.items() if storage_of(result) not in lent}
-        self._former.append((when, new_results, copies))
+        self._former_results_stand(context)
+        inputs_memory = {storage_of(tensor) for tensor in tensors.values()}  # a gradient may be the cotangent itself
+        new_results = {name: r.detach() for name, r in results.items() if storage_of(r) not in inputs_memory}
+        self._former.append((context, new_results, copies))
         return copies
 
     def overwrite_last(self) -> None:
         """Overwrite the results of the last call. The caller may do so, because it owns them."""
         for result in self._former.pop()[1].values():
-            _once(result).fill_(OVERWRITTEN)
+            _writable(result).fill_(OVERWRITTEN)
 
     def _results(self, arguments: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         tensors = {name: tensor for name, tensor in arguments.items() if name != "grad_output"}
@@ -142,11 +144,13 @@ class _History:
         gradients = gradients_of(output, [tensors[name] for name in names], arguments["grad_output"])
         return named_results(output, dict(zip(names, gradients)))
 
-    def _former_results_stand(self, when: str) -> None:
-        kept = [(made, name, results[name], copies[name]) for made, results, copies in self._former for name in results]
-        for (made, name, _, _), count in zip(kept, differing((result, copy) for _, _, result, copy in kept)):
+    def _former_results_stand(self, context: str) -> None:
+        former = [
+            (call, name, results[name], copies[name]) for call, results, copies in self._former for name in results
+        ]
+        for (call, name, _, _), count in zip(former, differing((result, copy) for _, _, result, copy in former)):
             if count:
-                raise Failure(f"{self.subject}: {name} of the call {made} was changed by the call {when}", name)
+                raise Failure(f"{self.subject}: {name} of the call {call} was changed by the call {context}", name)
 
 
 @allow_storage_accuracy
@@ -179,14 +183,14 @@ def history_does_not_matter(subject: Subject, search: Search) -> None:
             views = {name: tensor.detach() for name, tensor in tensors.items()}
             history.call("on new tensors at the place of former ones", views, expected)
             for tensor in tensors.values():
-                _once(tensor.data).zero_()
-            when = "on the values of an earlier call at another place"
-            again = history.call(when, case_tensors(subject, case), expected)
+                _writable(tensor.data).zero_()
+            context = "on the values of an earlier call at another place"
+            repeated = history.call(context, case_tensors(subject, case), expected)
             if subject.claims.deterministic:
-                require_same_bits(subject, again, first, tensors, f"{when}: ")
+                require_same_bits(subject, repeated, first, tensors, f"{context}: ")
         search.saw(*(Agreement(0.0, result.value.size, 0) for result in expected.values()))
 
-    search.cases(subject, "history", body, few=True, also=subject.examples_of_integers())
+    search.cases(subject, "history", body, sparse=True, extra=subject.examples_of_integers())
 
 
 @allow_storage_accuracy
@@ -221,7 +225,7 @@ def late_inputs_are_waited_for(subject: Subject, search: Search) -> None:
                 _write(tensor, values[name])
             results = call()
         torch.cuda.synchronize()
-        when = "on a stream whose inputs come late (a kernel must be launched on torch's current stream): "
-        search.saw(*compare_results(subject, dict(zip(expected, results)), expected, tensors, when))
+        context = "on a stream whose inputs come late (a kernel must be launched on torch's current stream): "
+        search.saw(*compare_results(subject, dict(zip(expected, results)), expected, tensors, context))
 
-    search.cases(subject, "late inputs", body, few=True)
+    search.cases(subject, "late inputs", body, sparse=True)

@@ -76,13 +76,13 @@ class Accepted:
     dtype: str
     result: str
     impostor: str
-    tried: int
+    num_cases: int
 
     def __str__(self) -> str:
-        where = f"the specification of {self.operation} for {self.dtype} is at fault"
-        if not self.tried:
-            return f"{where}: no case has a result, {self.result}, for which {self.impostor} could be taken"
-        return f"{where}: it takes {self.impostor} for the {self.result} in each of {self.tried} cases"
+        problem = f"the specification of {self.operation} for {self.dtype} is at fault"
+        if not self.num_cases:
+            return f"{problem}: no case has a result, {self.result}, for which {self.impostor} could be taken"
+        return f"{problem}: it takes {self.impostor} for the {self.result} in each of {self.num_cases} cases"
 
 
 def results_of(operation: Operation, case: Case, dtype: DType) -> Iterator[tuple[str, Bounded]]:
@@ -104,7 +104,7 @@ def accepted_impostors(operation: Operation, dtype: DType, cases: Iterable[Case]
         The impostors that no case rejects. Zeros and NaN are among them if no case could try them, because every
         record must have such a case.
     """
-    tried: dict[tuple[str, str], int] = {}
+    counts: dict[tuple[str, str], int] = {}
     rejected: set[tuple[str, str]] = set()
     former: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
     copies: dict[str, Impostor | None] = {f"a copy of {name}": copy_of(name) for name in operation.differentiable}
@@ -112,25 +112,25 @@ def accepted_impostors(operation: Operation, dtype: DType, cases: Iterable[Case]
         for name, expected in results_of(operation, case, dtype):
             if not expected.value.size:
                 continue
-            another = former.get((name, expected.shape))
+            stale = former.get((name, expected.shape))
             former[name, expected.shape] = expected.value
             for impostor, make in (IMPOSTORS | copies | {ANOTHER_CASE: None}).items():
                 key = name, impostor
                 if key in rejected:
                     continue
-                values = make(case, expected) if make else another
-                if values is None or (values is another and np.array_equal(another, expected.value, equal_nan=True)):
+                values = make(case, expected) if make else stale
+                if values is None or (values is stale and np.array_equal(stale, expected.value, equal_nan=True)):
                     continue
-                tried[key] = tried.get(key, 0) + 1
+                counts[key] = counts.get(key, 0) + 1
                 try:
                     compare(values, expected, operation.result_dtype(dtype) if name == "output" else dtype)
                 except Disagreement:
                     rejected.add(key)
     names = ["output", *(f"gradient of {name}" for name in operation.differentiable)]
     possible = [(name, impostor) for name in names for impostor in ("all zero", "all NaN")]
-    required = dict.fromkeys([*possible, *tried])
+    pairs = dict.fromkeys([*possible, *counts])
     return [
-        Accepted(operation.name, dtype.name, name, impostor, tried.get((name, impostor), 0))
-        for name, impostor in required
+        Accepted(operation.name, dtype.name, name, impostor, counts.get((name, impostor), 0))
+        for name, impostor in pairs
         if (name, impostor) not in rejected
     ]

@@ -37,23 +37,23 @@ class _Call:
         self.cotangent = tensors["grad_output"]
         self.inputs = {name: tensor for name, tensor in tensors.items() if name != "grad_output"}
         self.names = subject.operation.differentiable_in(case)
-        for each in self.names:
-            self.inputs[each].requires_grad_()
+        for differentiable in self.names:
+            self.inputs[differentiable].requires_grad_()
         self.output = subject.call(**self.inputs, **case.parameters)
         self._state = {f"its input {name}": tensor.detach() for name, tensor in self.inputs.items()}
         self._state |= {"the cotangent": self.cotangent, "the output": self.output.detach()}
         self._copies = {name: tensor.clone() for name, tensor in self._state.items()}
 
-    def backward(self, when: str, retain_graph: bool = False) -> list[Agreement]:
+    def backward(self, context: str, retain_graph: bool = False) -> list[Agreement]:
         """Run a backward pass, check its gradients, and check that it changed none of the call's tensors."""
         leaves = [self.inputs[name] for name in self.names]
         gradients = gradients_of(self.output, leaves, self.cotangent, retain_graph)
         results = named_results(self.output, dict(zip(self.names, gradients)))
-        agreements = compare_results(self.subject, results, self.expected, self.inputs, f"{when}: ")
+        agreements = compare_results(self.subject, results, self.expected, self.inputs, f"{context}: ")
         for name, count in zip(self._state, differing((self._state[name], self._copies[name]) for name in self._state)):
             if count:
-                what = f"{self.subject}: {when}: a backward pass of {self.name} has changed {name}"
-                raise Failure(f"{what}\nwith {describe(self.inputs)}")
+                problem = f"{self.subject}: {context}: a backward pass of {self.name} has changed {name}"
+                raise Failure(f"{problem}\nwith {describe(self.inputs)}")
         for name, gradient in zip(self.names, gradients):
             # A gradient may be the cotangent itself, which is kept already.
             self._state[f"the gradient of {name} that it gave before"] = gradient
@@ -96,7 +96,7 @@ def backward_passes_may_interleave(subject: Subject, search: Search) -> None:
             search.refusals.add(error)
         search.saw(*agreements)
 
-    search.cases(subject, "interleaving", body, few=True, also=subject.small_example())
+    search.cases(subject, "interleaving", body, sparse=True, extra=subject.small_example())
 
 
 def _smallest_of_each_shape(subject: Subject) -> list[Case]:
@@ -125,8 +125,8 @@ def _call_of_another_dtype(subject: Subject, case: Case) -> None:
         return
     dtype = DTYPES[name]
     tensors = {
-        each: tensor.to(dtype.torch) if tensor.is_floating_point() and each not in subject.operation.dtypes else tensor
-        for each, tensor in case.tensors(subject.dtype, subject.device).items()
+        name: tensor.to(dtype.torch) if tensor.is_floating_point() and name not in subject.operation.dtypes else tensor
+        for name, tensor in case.tensors(subject.dtype, subject.device).items()
     }
     for each in subject.operation.differentiable_in(case):
         tensors[each].requires_grad_()

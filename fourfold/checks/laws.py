@@ -52,11 +52,11 @@ class _Evaluation:
     Args:
         law: the law, for messages.
         subject: the implementation to verify.
-        kept: the cases and results of earlier laws; None to keep none.
+        shared: the cases and results of earlier laws; None to keep none.
     """
 
-    def __init__(self, law: Law, subject: Subject, kept: LawCases | None) -> None:
-        self.law, self.subject, self.kept = law, subject, kept
+    def __init__(self, law: Law, subject: Subject, shared: LawCases | None) -> None:
+        self.law, self.subject, self.shared = law, subject, shared
         self.with_gradients = False  # whether the law has used gradients; one call then computes both
 
     def __call__(self, case: Case, operation: str | None = None, documented: bool = False) -> Result:
@@ -66,8 +66,8 @@ class _Evaluation:
         dtype = subject.dtype.with_contract(DOCUMENTED) if documented else subject.dtype
         if operation is not None:
             record, implementation = subject.sibling(operation)
-        elif self.kept is not None and case in self.kept.results and not documented:
-            return self.kept.results[case]
+        elif self.shared is not None and case in self.shared.results and not documented:
+            return self.shared.results[case]
 
         @functools.cache
         def results(gradients: bool) -> Mapping[str, Bounded]:
@@ -127,8 +127,10 @@ def _law_holds(law: Law, subject: Subject, search: Search) -> None:
     # The oracle checks named examples more strictly than a law can. If calls are slow, small ones in one dtype suffice.
     # Layouts are the oracle's and not a law's: those of generated cases suffice.
     named = subject.device == "cuda" or subject.dtype.name == "float32"
-    most = math.inf if subject.device == "cuda" else getattr(law, "most_named", MOST_NAMED)
-    search.cases(subject, law.__name__, body, special=False, named=named, alike="laws", most_named=most, laid_out=False)
+    limit = math.inf if subject.device == "cuda" else getattr(law, "most_named", MOST_NAMED)
+    search.cases(
+        subject, law.__name__, body, special=False, named=named, stream="laws", most_named=limit, laid_out=False
+    )
 
 
 def hold(law: Law, evaluate: Evaluate, case: Case, dtype: DType, exact: bool = True) -> Iterator[Agreement]:

@@ -49,7 +49,7 @@ class _Call:
 
     number: int
     place: int
-    way: object
+    mode: object
     results: Results
     copies: Results
 
@@ -66,7 +66,7 @@ def _pairs(subject: Subject) -> Iterator[tuple[str, Case, Case]]:
     """Yield named examples, each with a case of distinguishable values, in the order of `filled_examples`."""
     for name, case in subject.filled_examples().items():
         other = change_values(subject, case)
-        expected = [expected_results(subject, each) for each in (other, case)]
+        expected = [expected_results(subject, c) for c in (other, case)]
         if distinguishes(subject, expected[0], expected[1]):
             yield name, case, other
 
@@ -82,23 +82,23 @@ class _Calls:
         self.recorded = [tensors | dict(zip(names, leaves)) for tensors, leaves in zip(self.inputs, self.leaves)]
         self.cotangents = [case.tensor("grad_output", subject.dtype, subject.device) for case in cases]
         self.names = names
-        self.made: list[_Call] = []
-        self._before = self._living_tensors(keep_garbage=True)
+        self.calls: list[_Call] = []
+        self._living_before = self._living_tensors(keep_garbage=True)
 
     def make(self, place: int) -> None:
         """Call the implementation on the tensors of one case, and keep the results."""
-        subject, parameters, number = self.subject, self.cases[place].parameters, len(self.made)
-        way: Any = WITHOUT[number % len(WITHOUT)]
+        subject, parameters, number = self.subject, self.cases[place].parameters, len(self.calls)
+        mode: Any = WITHOUT[number % len(WITHOUT)]
         if number % BACKWARD == 0 and self.names:
-            way = WITH_BACKWARD
+            mode = WITH_BACKWARD
             output = subject.call(**self.recorded[place], **parameters)
             gradients = gradients_of(output, self.leaves[place], self.cotangents[place])
             results = named_results(output.detach(), dict(zip(self.names, gradients)))
         else:
-            with way():
+            with mode():
                 results = named_results(subject.call(**self.inputs[place], **parameters).detach(), {})
         copies = {name: result.clone() for name, result in results.items()}
-        self.made.append(_Call(number=number, place=place, way=way, results=results, copies=copies))
+        self.calls.append(_Call(number=number, place=place, mode=mode, results=results, copies=copies))
 
     def _living_tensors(self, keep_garbage: bool) -> int:
         """Count the tensors in the process of the implementation: see `costs.living_tensors`."""
@@ -107,8 +107,8 @@ class _Calls:
 
     def more_tensors(self) -> int:
         """Forget the results; return how many more tensors are alive than before the calls."""
-        self.made.clear()  # a result that is a view keeps another tensor alive
-        return self._living_tensors(keep_garbage=False) - self._before
+        self.calls.clear()  # a result that is a view keeps another tensor alive
+        return self._living_tensors(keep_garbage=False) - self._living_before
 
     def judge(self) -> list[Agreement]:
         """Compare the first results with the oracle's, the others with the first, and each with its copy.
@@ -117,43 +117,43 @@ class _Calls:
         """
         agreements: list[Agreement] = []
         expected = [expected_results(self.subject, case) for case in self.cases]
-        for place, way in dict.fromkeys((call.place, call.way) for call in self.made):
-            alike = [call for call in self.made if (call.place, call.way) == (place, way)]
-            for name in alike[0].results:
-                agreements += self._judge_result(alike, name, expected[place])
+        for place, mode in dict.fromkeys((call.place, call.mode) for call in self.calls):
+            calls = [call for call in self.calls if (call.place, call.mode) == (place, mode)]
+            for name in calls[0].results:
+                agreements += self._judge_result(calls, name, expected[place])
         return agreements
 
     def _judge_result(self, calls: list[_Call], name: str, expected: dict[str, Bounded]) -> list[Agreement]:
         """Return the agreements of one result of calls of the same case in the same way."""
-        subject, total, tensors = self.subject, len(self.made), self.inputs[calls[0].place]
-        right = calls[0].copies[name]
+        subject, total, tensors = self.subject, len(self.calls), self.inputs[calls[0].place]
+        first = calls[0].copies[name]
 
         def compare(call: _Call) -> list[Agreement]:
-            when = f"call {call.number + 1} of many: "
-            return compare_results(subject, {name: call.copies[name]}, expected, tensors, when)
+            context = f"call {call.number + 1} of many: "
+            return compare_results(subject, {name: call.copies[name]}, expected, tensors, context)
 
         agreements = compare(calls[0])
-        changed_later, wrong = (_differing(calls, name, right, later=later) for later in (True, False))
-        if wrong and subject.claims.deterministic:
-            what = f"{len(wrong)} of {len(calls)} calls on the same tensors gave another {name} than the first"
-            what += f": call {wrong[0].number + 1} of {total}"
-            raise Failure(f"{subject}: {what}\nwith {describe(tensors)}", name)
-        for call in wrong:
+        changed_later, differing = (_differing(calls, name, first, later=later) for later in (True, False))
+        if differing and subject.claims.deterministic:
+            problem = f"{len(differing)} of {len(calls)} calls on the same tensors gave another {name} than the first"
+            problem += f": call {differing[0].number + 1} of {total}"
+            raise Failure(f"{subject}: {problem}\nwith {describe(tensors)}", name)
+        for call in differing:
             agreements += compare(call)
         if changed_later:
-            what = f"{name} of call {changed_later[0].number + 1} of {total} was changed by a later call"
-            raise Failure(f"{subject}: {what}, as were {len(changed_later)} of {len(calls)}", name)
+            problem = f"{name} of call {changed_later[0].number + 1} of {total} was changed by a later call"
+            raise Failure(f"{subject}: {problem}, as were {len(changed_later)} of {len(calls)}", name)
         return agreements
 
 
-def _differing(calls: list[_Call], name: str, right: torch.Tensor, later: bool) -> list[_Call]:
+def _differing(calls: list[_Call], name: str, first: torch.Tensor, later: bool) -> list[_Call]:
     """Return the calls whose copy differs in bits from the first or, if `later`, whose result from its copy."""
-    alike = [call for call in calls if call.copies[name].shape == right.shape]
-    copies = torch.stack([bits(call.copies[name]) for call in alike])
-    against = torch.stack([bits(call.results[name]) for call in alike]) if later else bits(right)
-    differs = (copies != against).reshape(len(alike), -1).any(1).tolist()
-    differing = [call for call, differ in zip(alike, differs) if differ]
-    return differing if later else sorted([*differing, *(c for c in calls if c not in alike)], key=lambda c: c.number)
+    equals = [call for call in calls if call.copies[name].shape == first.shape]
+    copies = torch.stack([bits(call.copies[name]) for call in equals])
+    compared = torch.stack([bits(call.results[name]) for call in equals]) if later else bits(first)
+    differs = (copies != compared).reshape(len(equals), -1).any(1).tolist()
+    differing = [call for call, differ in zip(equals, differs) if differ]
+    return differing if later else sorted([*differing, *(c for c in calls if c not in equals)], key=lambda c: c.number)
 
 
 @allow_storage_accuracy
@@ -172,21 +172,21 @@ def each_of_many_calls_is_alike(subject: Subject, search: Search) -> None:
         afterwards.callback(gc.unfreeze)  # a failure leaves the objects of the first count of tensors frozen
         afterwards.enter_context(contextlib.suppress(NotReached))  # already counted, and true of all other cases
         for name, case, other in pairs:
-            if search.one(name, case, functools.partial(_call_many_times, subject, search, other)):
+            if search.run_named_case(name, case, functools.partial(_call_many_times, subject, search, other)):
                 break
     search.require_evidence(subject, "many calls")
 
 
 def _call_many_times(subject: Subject, search: Search, other: Case, case: Case) -> None:
-    calls = _Calls(subject, (case, other))
+    runner = _Calls(subject, (case, other))
     order = np.random.default_rng(0).integers(0, 2, CALLS)
-    until = time.monotonic() + costs.MOST_SECONDS
+    deadline = time.monotonic() + costs.MOST_SECONDS
 
     def make(total: int) -> None:
-        for n in range(len(calls.made), total):
-            if n and time.monotonic() > until:
+        for n in range(len(runner.calls), total):
+            if n and time.monotonic() > deadline:
                 return
-            calls.make(int(order[n]))
+            runner.make(int(order[n]))
 
     make(BACKWARD)  # the first calls may compile and tune
     count = 2 * BACKWARD
@@ -194,14 +194,14 @@ def _call_many_times(subject: Subject, search: Search, other: Case, case: Case) 
         cost = costs.functions_called(functools.partial(make, count)) / BACKWARD
         count = max(LEAST, costs.calls_within(FUNCTIONS[subject.device], cost, CALLS))
     make(count)
-    agreements, total = calls.judge(), len(calls.made)
-    if (more := calls.more_tensors()) >= max(KEPT, total // BACKWARD):
-        raise Failure(f"{subject}: {total} calls on the same tensors have left {more} more tensors alive")
+    agreements, total = runner.judge(), len(runner.calls)
+    if (leaked := runner.more_tensors()) >= max(KEPT, total // BACKWARD):
+        raise Failure(f"{subject}: {total} calls on the same tensors have left {leaked} more tensors alive")
     search.saw(*agreements)
-    with_backward = len(range(0, total, BACKWARD)) if calls.names else 0
-    alike = "no differing call" if subject.claims.deterministic else "no wrong call"
+    with_backward = len(range(0, total, BACKWARD)) if runner.names else 0
+    finding = "no differing call" if subject.claims.deterministic else "no wrong call"
     search.remarks.append(
-        f"{alike} in {total} ({with_backward} of them with a backward pass):"
+        f"{finding} in {total} ({with_backward} of them with a backward pass):"
         f" a rate over {excluded_rate(total):.2%} is excluded with {CONFIDENCE:.0%} confidence"
     )
     costs.require_calls(total, count)

@@ -25,17 +25,17 @@ def memory_is_respected(subject: Subject, search: Search) -> None:
         runs: list[dict[str, torch.Tensor]] = []
         for poison in POISONS:
             results, tensors = _results_in(subject, case, poison)
-            lent = {storage_of(tensor): f"its input {name}" for name, tensor in tensors.items()}
-            lent |= {storage_of(former): "a former result" for run in runs for former in run.values()}
+            owners = {storage_of(tensor): f"its input {name}" for name, tensor in tensors.items()}
+            owners |= {storage_of(former): "a former result" for run in runs for former in run.values()}
             for name, result in results.items():
-                if result.numel() and storage_of(result) in lent:
-                    raise Failure(f"{subject}: {name} shares its memory with {lent[storage_of(result)]}", name)
+                if result.numel() and storage_of(result) in owners:
+                    raise Failure(f"{subject}: {name} shares its memory with {owners[storage_of(result)]}", name)
             runs.append(results)
         if different := _difference(subject, *runs):
-            name, at, first, second = different
+            name, index, first, second = different
             poisons = [poison_of(poison, runs[0][name].dtype) for poison in POISONS]
             if np.array_equal([first, second], poisons, equal_nan=True):
-                why = "was never written, or comes from memory that the call was not given"
+                problem = "was never written, or comes from memory that the call was not given"
             elif not subject.claims.deterministic:
                 for run in runs:
                     search.saw(*compare_results(subject, run, expected_results(subject, case), tensors))
@@ -44,10 +44,10 @@ def memory_is_respected(subject: Subject, search: Search) -> None:
                 _difference(subject, runs[1], _results_in(subject, case, POISONS[1])[0])
                 for _ in range(CALLS_IN_ONE_MEMORY)
             ):
-                why = f"is {first} or {second} in two calls alike; Claims(deterministic=False) accepts that"
+                problem = f"is {first} or {second} in two calls alike; Claims(deterministic=False) accepts that"
             else:
-                why = f"is {first} or {second}, depending on memory that the call was not given"
-            raise Failure(f"{subject}: {name}{at} {why}\nwith {describe(tensors)}", name)
+                problem = f"is {first} or {second}, depending on memory that the call was not given"
+            raise Failure(f"{subject}: {name}{index} {problem}\nwith {describe(tensors)}", name)
         search.saw(*(Agreement(0.0, result.numel(), 0) for result in runs[0].values()))
 
     search.cases(subject, "memory", body)
@@ -66,10 +66,10 @@ def _difference(
     subject: Subject, first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
 ) -> tuple[str, list[int], float, float] | None:
     """Return the first difference between two calls' results: name, index and both values; None if there is none."""
-    one, other = subject.dtype.arrays(first), subject.dtype.arrays(second)
-    for name in one:
-        differs = np.argwhere((one[name] != other[name]) & ~(np.isnan(one[name]) & np.isnan(other[name])))
+    left, right = subject.dtype.arrays(first), subject.dtype.arrays(second)
+    for name in left:
+        differs = np.argwhere((left[name] != right[name]) & ~(np.isnan(left[name]) & np.isnan(right[name])))
         if len(differs):
-            at = tuple(int(i) for i in differs[0])
-            return name, list(at), one[name][at], other[name][at]
+            index = tuple(int(i) for i in differs[0])
+            return name, list(index), left[name][index], right[name][index]
     return None

@@ -63,50 +63,50 @@ def modes_do_not_matter(subject: Subject, search: Search) -> None:
     """
 
     # A separate process shows neither pytest nor the interpreter.
-    known = MODES_OF_OTHERS if subject.foreign and not subject.elsewhere else MODES
+    available = MODES_OF_OTHERS if subject.foreign and not subject.elsewhere else MODES
     # A kernel for float32 alone may create its results in the default dtype.
     in_default = set(subject.claims.dtypes) == {"float32"}
     modes = [
-        when
-        for when, (_, needs_gradients, _) in known.items()
-        if (subject.differentiable or not needs_gradients) and not (in_default and when in OTHER_DEFAULTS)
+        mode
+        for mode, (_, needs_gradients, _) in available.items()
+        if (subject.differentiable or not needs_gradients) and not (in_default and mode in OTHER_DEFAULTS)
     ]
     turns = itertools.cycle(modes)
 
     of_combined: dict[Case, str] = {}
     combinations = {}
-    for each in combined_cases(subject.large) if subject.large is not None and not search.brief else ():
-        combinations[each.name] = each.case
-        of_combined[each.case] = modes[each.mode % len(modes)]
+    for combined in combined_cases(subject.large) if subject.large is not None and not search.brief else ():
+        combinations[combined.name] = combined.case
+        of_combined[combined.case] = modes[combined.mode % len(modes)]
 
     def body(case: Case) -> None:
         expected = {"output": reference(subject.operation, case, subject.dtype)}
         agreements: list[Agreement] = []
         outputs: list[torch.Tensor] = []
-        for when in [of_combined[case]] if case in of_combined else itertools.islice(turns, MODES_A_CASE):
-            output, tensors = _call_in_mode(subject, case, when)
-            agreements += compare_results(subject, {"output": output.detach()}, expected, tensors, f"{when}: ")
+        for name in [of_combined[case]] if case in of_combined else itertools.islice(turns, MODES_A_CASE):
+            output, tensors = _call_in_mode(subject, case, name)
+            agreements += compare_results(subject, {"output": output.detach()}, expected, tensors, f"{name}: ")
             outputs.append(output.detach())
             if not subject.foreign and subject.claims.deterministic:
-                require_same_bits(subject, {OUTPUT: outputs[-1]}, {OUTPUT: outputs[0]}, tensors, f"{when}: ")
+                require_same_bits(subject, {OUTPUT: outputs[-1]}, {OUTPUT: outputs[0]}, tensors, f"{name}: ")
         search.saw(*agreements)
 
-    also = subject.small_example() | combinations
-    search.cases(subject, "modes", body, named=False, also=also)
+    extra = subject.small_example() | combinations
+    search.cases(subject, "modes", body, named=False, extra=extra)
 
 
 def _call_in_mode(subject: Subject, case: Case, when: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    mode, needs_gradients, within = MODES_OF_OTHERS[when]
-    tensors = {} if within else case.tensors(subject.dtype, subject.device)
+    mode, needs_gradients, is_inside = MODES_OF_OTHERS[when]
+    tensors = {} if is_inside else case.tensors(subject.dtype, subject.device)
     for name in subject.operation.differentiable_in(case) if needs_gradients else ():
         tensors[name].requires_grad_()
-    before = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    outside = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     with mode() if mode is not None else contextlib.nullcontext():
         tensors = tensors or case.tensors(subject.dtype, subject.device)
         inside = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         output = subject.call(**tensors, **case.parameters)
-        after = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    if after != inside or before != (torch.is_grad_enabled(), torch.is_inference_mode_enabled()):
+        at_end = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    if at_end != inside or outside != (torch.is_grad_enabled(), torch.is_inference_mode_enabled()):
         raise Failure(f"{subject}: {when}: the call has changed whether gradients are recorded")
     if mode in (torch.no_grad, torch.inference_mode) and isinstance(output, torch.Tensor) and output.requires_grad:
         raise Failure(f"{subject}: {when}: the output requires a gradient", OUTPUT)
@@ -128,16 +128,16 @@ def autocast_changes_precision_alone(subject: Subject, search: Search) -> None:
     def body(case: Case) -> None:
         search.saw(*(agreement for dtype in AUTOCAST for agreement in _cast(subject, case, DTYPES[dtype])))
 
-    search.cases(subject, "autocast", body, special=False, named=False, also=subject.small_example())
+    search.cases(subject, "autocast", body, special=False, named=False, extra=subject.small_example())
 
 
-def _cast(subject: Subject, case: Case, to: DType) -> list[Agreement]:
+def _cast(subject: Subject, case: Case, target: DType) -> list[Agreement]:
     """Return the agreements of a call under autocast to a dtype."""
     tensors = case.tensors(subject.dtype, subject.device)
     names = subject.operation.differentiable_in(case) if subject.differentiable else ()
     for name in names:
         tensors[name].requires_grad_()
-    with torch.autocast(subject.device, dtype=to.torch):
+    with torch.autocast(subject.device, dtype=target.torch):
         output = subject.call(**tensors, **case.parameters)
     gradients: dict[str, torch.Tensor] = {}
     if names:
@@ -147,25 +147,25 @@ def _cast(subject: Subject, case: Case, to: DType) -> list[Agreement]:
     try:
         return compare_results(subject, results, expected_results(subject, case), tensors)
     except Failure as failure:
-        return _compare_cast_results(subject, case, to, results, tensors, failure)
+        return _compare_cast_results(subject, case, target, results, tensors, failure)
 
 
 def _compare_cast_results(
     subject: Subject,
     case: Case,
-    to: DType,
+    target: DType,
     results: dict[str, torch.Tensor],
     tensors: dict[str, torch.Tensor],
     failure: Failure,
 ) -> list[Agreement]:
     """Compare results that are wrong without autocast with the oracle's results if every step is rounded."""
-    dtypes = (subject.dtype, to, *map(subject.dtype_of, [OUTPUT, *subject.operation.differentiable]))
+    dtypes = (subject.dtype, target, *map(subject.dtype_of, [OUTPUT, *subject.operation.differentiable]))
     admitted = {dtype.torch: dtype for dtype in dtypes}
     for result in results.values():
         if type(result) is not torch.Tensor or result.dtype not in admitted or result.device.type != subject.device:
             raise failure
     try:
-        expected = _round_each_step(subject, case, to)
+        expected = _round_each_step(subject, case, target)
     except (NoRule, HangsOnRounding):
         # The reference needs the exact value of a number that rounding may change, such as the index of a row.
         raise failure from None
@@ -175,15 +175,15 @@ def _compare_cast_results(
         try:
             array: np.ndarray = dtype.array(result).astype(np.promote_types(dtype.wide, subject.dtype.wide))
             expected_result = expectation(expected[name], dtype)
-            agreements.append(compare(array, expected_result, dtype, f"under autocast to {to}: {name}"))
+            agreements.append(compare(array, expected_result, dtype, f"under autocast to {target}: {name}"))
         except Disagreement as disagreement:
             raise Failure(f"{subject}: {disagreement}\nwith {describe(tensors)}", name) from None
     return agreements
 
 
-def _round_each_step(subject: Subject, case: Case, to: DType) -> dict[str, Bounded]:
+def _round_each_step(subject: Subject, case: Case, target: DType) -> dict[str, Bounded]:
     """Return the oracle's results if inputs, cotangent and each step are rounded to autocast's dtype."""
-    operation, storage = subject.operation, to.arithmetic.storage
+    operation, storage = subject.operation, target.arithmetic.storage
     arithmetic = replace(subject.dtype.arithmetic, storage=storage, rounds_each_step=True)
 
     def rounded(array: np.ndarray) -> Bounded:

@@ -37,11 +37,11 @@ def offsets_may_pass_32_bits(subject: Subject, search: Search) -> None:
 
             with room(subject.device, sparse_memory.room_needed(2 * sparse_memory.SIDE, small[far])):
                 output, gradients, tensors = subject.evaluate(case, place=place)
-                when = f"with axis {axis} of {far} 2^31 elements long: "
-                agreements += compare_results(subject, named_results(output, gradients), expected, tensors, when)
+                context = f"with axis {axis} of {far} 2^31 elements long: "
+                agreements += compare_results(subject, named_results(output, gradients), expected, tensors, context)
                 del output, gradients, tensors  # before another process may take as much
         search.saw(*agreements)
 
     search.lays_out = True
-    also = subject.operation.examples_for_offsets(subject.dtype, subject.most_named)
-    search.cases(subject, "offsets", body, few=True, also=also)
+    extra = subject.operation.examples_for_offsets(subject.dtype, subject.most_named)
+    search.cases(subject, "offsets", body, sparse=True, extra=extra)

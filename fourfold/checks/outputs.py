@@ -42,13 +42,13 @@ def select_output(subject: Subject, name: str) -> Subject:
     """Return the subject reduced to one of its outputs."""
     names = tuple(subject.operation.outputs)
     implementation = _make_once(alone, subject.implementation, names, names.index(name))
-    of = subject.operation.outputs[name]
+    output = subject.operation.outputs[name]
     # Its large cases have a cotangent for this output alone, too.
-    large = None if subject.large is None else replace(subject.large, operation=of)
-    subject = replace(subject, operation=of, implementation=implementation, large=large)
+    large = None if subject.large is None else replace(subject.large, operation=output)
+    subject = replace(subject, operation=output, implementation=implementation, large=large)
     if subject.differentiable and subject.operation.differentiable:
-        has = requires_gradient(implementation, subject.operation, subject.dtype, subject.device)
-        subject = replace(subject, differentiable=has)
+        differentiable = requires_gradient(implementation, subject.operation, subject.dtype, subject.device)
+        subject = replace(subject, differentiable=differentiable)
     return subject
 
 
@@ -69,9 +69,11 @@ def outputs_fit(subject: Subject, search: Search) -> None:
         outputs = dict(zip(names, outputs_of(subject.call(**tensors, **case.parameters), names)))
         results = {name: output.detach() for name, output in outputs.items()}
         if differentiable:
-            joined = concatenate_outputs(lambda: tuple(outputs.values()), names, operation.joined_places, dtype.torch)()
+            concatenated = concatenate_outputs(
+                lambda: tuple(outputs.values()), names, operation.joined_places, dtype.torch
+            )()
             cotangent = case.tensor("grad_output", dtype, subject.device)
-            gradients = gradients_of(joined, [tensors[name] for name in differentiable], cotangent)
+            gradients = gradients_of(concatenated, [tensors[name] for name in differentiable], cotangent)
             results |= named_gradients(dict(zip(differentiable, gradients)))
         problem = admissible(case, dtype.arrays(results))
         if problem is not None:
@@ -148,7 +150,7 @@ def requires_gradient(
         try:
             with convert_escapes(), preserve_random_state():
                 output = implementation(**tensors, **case.parameters)
-                return any(each.requires_grad for each in (output if isinstance(output, tuple | list) else [output]))
+                return any(o.requires_grad for o in (output if isinstance(output, tuple | list) else [output]))
         except OutOfTime:
             break  # another example would take as long
         except (Exception, NotReached):

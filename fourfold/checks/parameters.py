@@ -40,9 +40,9 @@ def defaults_of(operation: Operation) -> dict[str, Any]:
             return {}
     parameters = inspect.signature(definition).parameters
     declaration = getattr(operation, "declaration", None)
-    passed = parameters if declaration is None else declaration.parameters
-    passed = [name for name in passed if name not in operation.axes]
-    return {name: parameters[name].default for name in passed if parameters[name].default is not _EMPTY}
+    names = parameters if declaration is None else declaration.parameters
+    names = [name for name in names if name not in operation.axes]
+    return {name: parameters[name].default for name in names if parameters[name].default is not _EMPTY}
 
 
 def _own_arguments(implementation: Callable[..., Any], operation: Operation) -> dict[str, inspect.Parameter]:
@@ -82,47 +82,51 @@ def defaults_are_the_definitions(subject: Subject, search: Search) -> None:
     A default that is written differently is no failure by itself: None may stand for the number. The results of the
     call decide, on cases that distinguish the two defaults.
     """
-    declared = defaults_of(subject.operation)
-    if not declared:
+    defaults = defaults_of(subject.operation)
+    if not defaults:
         raise Unsupported(f"{subject.operation.name} has no parameter with a default")
-    own = _own_defaults(subject.implementation, subject.operation)
-    passed = _passed_parameters(subject, declared)
-    for left_out in [[name] for name in passed] + [passed][: len(passed) > 1]:
+    actual = _own_defaults(subject.implementation, subject.operation)
+    names = _passed_parameters(subject, defaults)
+    for left_out in [[name] for name in names] + [names][: len(names) > 1]:
         differing = {
-            name: own[name] for name in left_out if name in own and not equal_defaults(own[name], declared[name])
+            name: actual[name]
+            for name in left_out
+            if name in actual and not equal_defaults(actual[name], defaults[name])
+            for name in left_out
+            if name in actual and not equal_defaults(actual[name], defaults[name])
         }
-        _leave_out(subject, search, left_out, declared, differing)
+        _leave_out(subject, search, left_out, defaults, differing)
 
 
-def _passed_parameters(subject: Subject, declared: Mapping[str, Any]) -> list[str]:
+def _passed_parameters(subject: Subject, defaults: Mapping[str, Any]) -> list[str]:
     """Return the parameters that have a default and that cases pass."""
     for make in subject.operation.examples.values():
         parameters = make(subject.dtype).parameters
-        return [name for name in declared if name in parameters]
-    return list(declared)
+        return [name for name in defaults if name in parameters]
+    return list(defaults)
 
 
-def equal_defaults(one: Any, other: Any) -> bool:
+def equal_defaults(first: Any, second: Any) -> bool:
     """Return whether two defaults are the same plain value, or tuples of such; other objects are never equal."""
-    if type(one) is type(other) is tuple:
-        return len(one) == len(other) and all(map(equal_defaults, one, other))
+    if type(first) is type(second) is tuple:
+        return len(first) == len(second) and all(map(equal_defaults, first, second))
     try:
-        return type(one) in (int, float, bool, str, type(None)) and bool(one == other)
+        return type(first) in (int, float, bool, str, type(None)) and bool(first == second)
     except (TypeError, ValueError):
         return False
 
 
 def _leave_out(
-    subject: Subject, search: Search, left_out: list[str], declared: Mapping[str, Any], differing: Mapping[str, Any]
+    subject: Subject, search: Search, left_out: list[str], defaults: Mapping[str, Any], differing: Mapping[str, Any]
 ) -> None:
     """Check calls without some parameters, on cases that distinguish differing defaults, if there are any."""
     names = " and ".join(left_out)
     differences = "".join(
-        f": its default is {value!r}, the definition's is {declared[name]!r}" for name, value in differing.items()
+        f": its default is {value!r}, the definition's is {defaults[name]!r}" for name, value in differing.items()
     )
 
     def body(case: Case) -> None:
-        case = case.with_parameters(**{name: declared[name] for name in left_out})
+        case = case.with_parameters(**{name: defaults[name] for name in left_out})
         need(subject.operation.allows(case))
         expected = reference(subject.operation, case, subject.dtype)
         if differing:
@@ -130,21 +134,21 @@ def _leave_out(
         parameters = {name: value for name, value in case.parameters.items() if name not in left_out}
         tensors = case.tensors(subject.dtype, subject.device)
         output = subject.call(**tensors, **parameters)
-        when = f"with {names} left out{differences}: "
-        search.saw(*compare_results(subject, {"output": output}, {"output": expected}, tensors, when))
+        context = f"with {names} left out{differences}: "
+        search.saw(*compare_results(subject, {"output": output}, {"output": expected}, tensors, context))
 
-    before = search.ran
+    ran = search.ran
     with contextlib.suppress(Unsatisfiable):
-        search.cases(subject, f"defaults of {names}", body, few=True, also=subject.small_example())
-    if differing and search.ran == before:
+        search.cases(subject, f"defaults of {names}", body, sparse=True, extra=subject.small_example())
+    if differing and search.ran == ran:
         search.warnings.append(f"{names}{differences}, and no case showed a difference")
 
 
 def _matters(subject: Subject, case: Case, differing: Mapping[str, Any]) -> bool:
     """Return whether the two defaults give distinguishable results. If that is unknown, return True."""
-    other = case.with_parameters(**differing)
+    variant = case.with_parameters(**differing)
     try:
-        former = {"output": reference(subject.operation, other, subject.dtype)}
+        former = {"output": reference(subject.operation, variant, subject.dtype)}
     except Exception:  # the definition does not accept the value, None for example
         return True
     return distinguishes(subject, {"output": reference(subject.operation, case, subject.dtype)}, former)
@@ -163,14 +167,14 @@ def parameters_may_be_far_from_the_usual(subject: Subject, search: Search) -> No
 
     def cases(dtype: DType, elements: int) -> st.SearchStrategy[Case]:
         numbers = st.fixed_dictionaries({name: _numbers(dtype, *ends) for name, ends in ranges.items()})
-        drawn = st.tuples(subject.operation.cases(dtype, elements), numbers)
-        return drawn.map(lambda pair: pair[0].with_parameters(**pair[1]))
+        pairs = st.tuples(subject.operation.cases(dtype, elements), numbers)
+        return pairs.map(lambda pair: pair[0].with_parameters(**pair[1]))
 
     def body(case: Case) -> None:
         output, gradients, tensors = subject.evaluate(case)
         numbers = ", ".join(f"{name}={case.parameters[name]!r}" for name in ranges)
-        when, results = f"with {numbers}: ", named_results(output, gradients)
-        search.saw(*compare_results(subject, results, expected_results(subject, case), tensors, when))
+        context, results = f"with {numbers}: ", named_results(output, gradients)
+        search.saw(*compare_results(subject, results, expected_results(subject, case), tensors, context))
 
     far = replace(subject, operation=replace(subject.operation, cases=cases))
     search.cases(far, "parameters", body, special=False, named=False)
@@ -179,8 +183,8 @@ def parameters_may_be_far_from_the_usual(subject: Subject, search: Search) -> No
 def _numbers(dtype: DType, low: float, high: float) -> st.SearchStrategy[float]:
     """Return a strategy for numbers in a range, log-uniform, of both signs if the range includes both."""
     arithmetic = dtype.arithmetic
-    least, most = (math.log2(end) / POWER for end in (arithmetic.smallest_normal, arithmetic.largest))
+    low_power, high_power = (math.log2(end) / POWER for end in (arithmetic.smallest_normal, arithmetic.largest))
     # Hypothesis's own floating-point numbers are mostly simple ones.
-    drawn = GENERATORS.map(lambda rng: float(2.0 ** rng.uniform(least, most)))
-    signed = st.builds(lambda number, sign: sign * number, drawn, st.sampled_from((1.0, -1.0) if low < 0 else (1.0,)))
+    powers = GENERATORS.map(lambda rng: float(2.0 ** rng.uniform(low_power, high_power)))
+    signed = st.builds(lambda number, sign: sign * number, powers, st.sampled_from((1.0, -1.0) if low < 0 else (1.0,)))
     return signed.filter(lambda number: low < number < high)

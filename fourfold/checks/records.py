@@ -51,22 +51,22 @@ def operation_named(text: str) -> Operation:
         raise TypeError(f"operation: {kind} is neither declared by fourfold.operation nor the name of an operation")
     place, colon, name = text.rpartition(":")
     if not colon:
-        known = operations({text})  # to import all takes half a second
-        if text not in known:
-            known = operations()
-        if text not in known:
-            suggestion = registry.did_you_mean(text, known)
-            raise ValueError(f"operation: there is no {text!r}: there are {', '.join(known)}{suggestion}")
-        return known[text]
+        records = operations({text})  # to import all takes half a second
+        if text not in records:
+            records = operations()
+        if text not in records:
+            suggestion = registry.did_you_mean(text, records)
+            raise ValueError(f"operation: there is no {text!r}: there are {', '.join(records)}{suggestion}")
+        return records[text]
     try:
         module = modules.load_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:
         raise ValueError(f"operation {text}: {type(error).__name__}: {error}") from error
     record = getattr(module, name, None)
     if not isinstance(record, Operation):
-        there = [key for key, value in vars(module).items() if isinstance(value, Operation)]
+        names = [key for key, value in vars(module).items() if isinstance(value, Operation)]
         raise ValueError(
-            f"operation: {place} declares no {name}, as by fourfold.operation{registry.did_you_mean(name, there)}"
+            f"operation: {place} declares no {name}, as by fourfold.operation{registry.did_you_mean(name, names)}"
         )
     return replace(defaults.complete(record), name=name)
 

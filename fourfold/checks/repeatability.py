@@ -52,18 +52,18 @@ def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
     def elsewhere(example: Case) -> None:
         # Other checks take the example and its other numbers, and a diagnosis of the failure calls the example here.
         case = subject.operation.redraw_numbers(subject.operation.redraw_numbers(example))
-        raised = second = None
+        error = second = None
         try:
             second = _results_of_another_process(subject, case)
-        except Exception as error:
-            raised = error
+        except Exception as exception:
+            error = exception
         if subject.process is None:  # a call in this process would leave its results to later forks
             first, tensors = _results_of_another_process(subject, case), case.tensors(subject.dtype, subject.device)
         else:
             first, tensors = _results(subject, case)
-        if raised is not None:
-            reason = f"the call raised {type(raised).__name__} in {OTHER}, and not in this one: {raised}"
-            raise Failure(f"{subject}: {reason}") if is_refusal(raised) else raised
+        if error is not None:
+            reason = f"the call raised {type(error).__name__} in {OTHER}, and not in this one: {error}"
+            raise Failure(f"{subject}: {reason}") if is_refusal(error) else error
         if first is None or second is None:
             return
         if subject.claims.deterministic:
@@ -74,13 +74,13 @@ def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
     # Few cases are enough if threads run in one order only. Two calls then differ only by the memory that they read,
     # and `memory_is_respected` is the stricter check of that.
     if subject.claims.deterministic:
-        search.cases(subject, "repeats", body, few=backends.has_one_order(subject.backend, subject.device))
+        search.cases(subject, "repeats", body, sparse=backends.has_one_order(subject.backend, subject.device))
     if subject.foreign and subject.device == "cpu" and not search.brief:
         small = [pair for pair in subject.filled_examples().items() if pair[1].elements <= MOST_ELEMENTS]
         small.sort(key=lambda pair: pair[1].elements)
         with contextlib.suppress(NotReached):  # already counted
             for name, case in small[:: -max(1, len(small) // MOST_CASES)]:
-                search.one(name, case, elsewhere)
+                search.run_named_case(name, case, elsewhere)
     if not subject.claims.deterministic:
         raise Unclaimed("the same bits twice")
 
@@ -88,7 +88,7 @@ def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
 def _results(subject: Subject, case: Case, gradients: bool = True) -> tuple[Results, dict[str, torch.Tensor]]:
     """Return copies of a call's results, and the tensors of the call."""
     output, gradients_by_name, tensors = subject.evaluate(case, gradients)
-    return {name: each.detach().clone() for name, each in named_results(output, gradients_by_name).items()}, tensors
+    return {name: result.detach().clone() for name, result in named_results(output, gradients_by_name).items()}, tensors
 
 
 def _results_in_other_order(subject: Subject, case: Case, gradients: bool = True) -> Results:

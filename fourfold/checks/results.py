@@ -25,15 +25,15 @@ def compare_results(
     results: Mapping[str, torch.Tensor],
     expected: Mapping[str, Bounded],
     tensors: dict[str, torch.Tensor],
-    when: str = "",
+    context: str = "",
 ) -> list[Agreement]:
     """Compare results with the expected ones.
 
     Raises:
         Failure: a result is not a plain tensor of its dtype on the subject's device, or disagrees. The message names
-            the result, `when` it was wrong, and the strides of the call's tensors.
+            the result, `context` it was wrong, and the strides of the call's tensors.
     """
-    descriptions = {name: f"{when}{name}" for name in results}
+    descriptions = {name: f"{context}{name}" for name in results}
 
     def failure(problem: object, name: str, worst: float = 0.0) -> Failure:
         unwritten = _unwritten(subject, results, tensors)
@@ -49,30 +49,30 @@ def compare_results(
             agreements.append(
                 compare(dtype.array(tensor), expectation(expected[name], dtype), dtype, descriptions[name])
             )
-        except Disagreement as wrong:
-            raise failure(wrong, name, wrong.worst) from None
+        except Disagreement as disagreement:
+            raise failure(disagreement, name, disagreement.worst) from None
     return agreements
 
 
 def _unwritten(subject: Subject, results: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> str:
     """Return the note that a call has not written into an argument that it must change, or an empty string."""
-    changed = subject.operation.changed
-    if changed not in tensors or OUTPUT not in results or differing([(results[OUTPUT], tensors[changed])])[0]:
+    name = subject.operation.changed
+    if name not in tensors or OUTPUT not in results or differing([(results[OUTPUT], tensors[name])])[0]:
         return ""
-    return f"; the call has written nothing new into {changed}"
+    return f"; the call has written nothing new into {name}"
 
 
-def _problem(subject: Subject, actual: torch.Tensor, dtype: DType, what: str) -> str | None:
+def _problem(subject: Subject, actual: torch.Tensor, dtype: DType, name: str) -> str | None:
     problem = None
     if not isinstance(actual, torch.Tensor):
-        problem = f"{what} is a {type(actual).__name__}, not a tensor"
+        problem = f"{name} is a {type(actual).__name__}, not a tensor"
     elif type(actual) is not torch.Tensor:
         # A subclass may compute when it is read, or hide its work from autograd and torch.compile.
-        problem = f"{what} is a {type(actual).__name__}, a kind of tensor of its own"
+        problem = f"{name} is a {type(actual).__name__}, a kind of tensor of its own"
     elif actual.dtype != dtype.torch:
-        problem = f"{what} has dtype {actual.dtype}, expected {dtype.torch}"
+        problem = f"{name} has dtype {actual.dtype}, expected {dtype.torch}"
     elif actual.device.type != subject.device:
-        problem = f"{what} is on {actual.device}, expected on {subject.device}"
+        problem = f"{name} is on {actual.device}, expected on {subject.device}"
     return problem
 
 
@@ -92,19 +92,19 @@ def inputs_are_unchanged(subject: Subject, case: Case, tensors: dict[str, torch.
 def require_same_bits(
     subject: Subject,
     results: Mapping[str, torch.Tensor],
-    others: Mapping[str, torch.Tensor],
+    former: Mapping[str, torch.Tensor],
     tensors: dict[str, torch.Tensor],
-    when: str = "",
+    context: str = "",
     problem: str = "is not the same bit for bit",
 ) -> None:
     """Require that results have the bits of those of another call.
 
     Raises:
-        Failure: one has not. The message names the result, `when` and the `problem`.
+        Failure: one has not. The message names the result, `context` and the `problem`.
     """
-    for name, count in zip(results, differing((results[name], others[name]) for name in results)):
+    for name, count in zip(results, differing((results[name], former[name]) for name in results)):
         if count:
-            raise Failure(f"{subject}: {when}{name} {problem}\nwith {describe(tensors)}", name)
+            raise Failure(f"{subject}: {context}{name} {problem}\nwith {describe(tensors)}", name)
 
 
 def case_tensors(subject: Subject, case: Case) -> dict[str, torch.Tensor]:

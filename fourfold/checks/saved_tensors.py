@@ -20,12 +20,12 @@ def backward_is_of_the_call(subject: Subject, search: Search) -> None:
         expected = expected_gradients(subject, case)
         agreements = [Agreement(0.0, 1, 0)]
         names = subject.operation.differentiable_in(case)
-        for written in (*names, "the output"):
+        for target in (*names, "the output"):
             tensors = case.tensors(subject.dtype, subject.device)
             leaves = [tensors[name].requires_grad_() for name in names]
             output = subject.call(**tensors, **case.parameters)
             with torch.no_grad():
-                (output if written == "the output" else tensors[written]).mul_(-2)
+                (output if target == "the output" else tensors[target]).mul_(-2)
             grad_output = case.tensor("grad_output", subject.dtype, subject.device)
             try:
                 gradients = gradients_of(output, leaves, grad_output)
@@ -33,8 +33,8 @@ def backward_is_of_the_call(subject: Subject, search: Search) -> None:
                 if torch_internals.says_written_into(error):
                     continue
                 raise
-            when = f"after {written} was written into, "
-            agreements += compare_results(subject, dict(zip(expected, gradients)), expected, tensors, when)
+            context = f"after {target} was written into, "
+            agreements += compare_results(subject, dict(zip(expected, gradients)), expected, tensors, context)
         search.saw(*agreements)
 
     search.for_all(f"backward is of the call {subject}", subject.operation.smooth(subject.dtype), body)

@@ -86,7 +86,7 @@ SEED = secrets.randbits(32)  # one for this process
 # Cases of this library's own implementations. Checks and backends share them, so that the oracle computes each once.
 shared = RecentCases(500_000)
 # Named examples, which many checks take. The oracle's results for longer ones take too much memory.
-kept_examples = RecentCases(4_000_000, most=1 << 15)
+kept_examples = RecentCases(4_000_000, limit=1 << 15)
 # The output's name among the results of a call.
 OUTPUT = "output"
 # The beginning of the note of an exception for a named example.
@@ -107,7 +107,7 @@ def need(condition: Any) -> None:
 
 def draws(strategy: st.SearchStrategy[Example], count: int, seed: int) -> list[Example]:
     """Return about `count` draws of one search: the same for a seed and a version of Hypothesis."""
-    drawn: list[Example] = []
+    examples: list[Example] = []
 
     # Use only the generate phase: the first draws of a search must be as varied as its later ones.
     @hypothesis.seed(seed)
@@ -120,12 +120,12 @@ def draws(strategy: st.SearchStrategy[Example], count: int, seed: int) -> list[E
     )
     @hypothesis.given(strategy)
     def keep(example: Example) -> None:
-        drawn.append(example)
+        examples.append(example)
 
     if count:
         with preserve_random_state():
             keep()
-    return drawn
+    return examples
 
 
 def generated_cases(strategy: st.SearchStrategy[Case], count: int, seed: int) -> dict[str, Case]:
@@ -196,11 +196,11 @@ class Subject:
         if lists:
             object.__setattr__(self, "implementation", _pack_once(self.implementation, lists))
         if mutates and not getattr(self.implementation, READS_BACK, False):
-            others = tuple(name for name in self.operation.outputs if name not in mutates)
+            outputs = tuple(name for name in self.operation.outputs if name not in mutates)
             results = {name: self.operation.outputs.get(name, self.operation) for name in mutates if name in lists}
-            dtypes = tuple((name, of.result_dtype(self.dtype).torch) for name, of in results.items())
-            each = self.implementation, mutates, others, dtypes, self.device
-            object.__setattr__(self, "implementation", _read_back(*each))
+            dtypes = tuple((name, output.result_dtype(self.dtype).torch) for name, output in results.items())
+            arguments = self.implementation, mutates, outputs, dtypes, self.device
+            object.__setattr__(self, "implementation", _read_back(*arguments))
 
     def __str__(self) -> str:
         return f"{self.operation.name} · {self.backend} · {self.dtype} · {self.device}"
@@ -231,9 +231,9 @@ class Subject:
         watch: AbstractContextManager | None = None,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Call the implementation; return its output, its gradients if it has any, and the tensors of the call."""
-        wanted = gradients and self.differentiable
+        with_gradients = gradients and self.differentiable
         return evaluate_tensors(
-            self.implementation, self.operation, case, self.dtype, self.device, wanted, place, watch
+            self.implementation, self.operation, case, self.dtype, self.device, with_gradients, place, watch
         )
 
     @property
@@ -249,9 +249,9 @@ class Subject:
 
     def named_examples(self) -> Iterator[tuple[str, Case]]:
         """Yield the named examples. Each check takes the same ones, unless the implementation could change them."""
-        kept = not self.foreign or self.elsewhere
+        is_shared = not self.foreign or self.elsewhere
         for name, make in self.operation.examples.items():
-            yield name, kept_examples.get_or_make(make, self.dtype) if kept else make(self.dtype)
+            yield name, kept_examples.get_or_make(make, self.dtype) if is_shared else make(self.dtype)
 
     def filled_examples(self) -> dict[str, Case]:
         """Return the named examples with nonempty results: small ones before large, degenerate ones last."""
@@ -269,8 +269,8 @@ class Subject:
             others = self.operation.other_integers(case)
             return any(not np.array_equal(array, case[name]) for name, array in others.items())
 
-        found = [(name, case) for name, case in self.named_examples() if case.grad_output.size and has_others(case)]
-        return dict(sorted(found, key=lambda pair: pair[1].elements)[:FEW_NAMED])
+        pairs = [(name, case) for name, case in self.named_examples() if case.grad_output.size and has_others(case)]
+        return dict(sorted(pairs, key=lambda pair: pair[1].elements)[:FEW_NAMED])
 
     def needs_gradients(self) -> None:
         """Require that the implementation has gradients.
@@ -301,13 +301,13 @@ def _order(case: Case) -> tuple[bool, bool, int]:
 def _read_back(
     implementation: Callable,
     mutates: tuple[str, ...],
-    others: tuple[str, ...],
+    outputs: tuple[str, ...],
     lists: tuple[tuple[str, torch.dtype], ...],
     device: str,
 ) -> Callable:
     """Return the same function for the same one that works in place, so that caches keyed by it find its results."""
     empty = {name: torch.empty(0, dtype=dtype, device=device) for name, dtype in lists}
-    return read_back(implementation, mutates, others, empty)
+    return read_back(implementation, mutates, outputs, empty)
 
 
 @functools.lru_cache(maxsize=16)
@@ -343,7 +343,7 @@ class Search:
     ran: int = 0
     substantial: int = 0  # examples with a finite bound for at least one element
     largest: int = 0  # elements of the largest result
-    started: float = field(default_factory=time.perf_counter)
+    start: float = field(default_factory=time.perf_counter)
     # The cases that the implementation refused; None if it may refuse none.
     refusals: Refusals | None = None
     # The traits that separate the refused cases from the accepted ones.
@@ -362,10 +362,10 @@ class Search:
     failing: Case | None = None  # the last case that failed
     # Whether to look for claims within which a failed check holds. If one check finds none, others need not look.
     seeks_claims: bool = True
-    needed: Claims | None = None  # the claims that other checks need, which are tried first
+    other_claims: Claims | None = None  # the claims that other checks need, which are tried first
     holds: Claims | None = None  # these claims, if there are any
     # After a failure: the first wrong result of the failing case, and the mistake that explains the results exactly.
-    wrong: str = ""
+    wrong_result: str = ""
     likely_cause: str = ""
 
     def saw(self, *agreements: Agreement) -> None:
@@ -378,7 +378,7 @@ class Search:
     @property
     def seconds(self) -> float:
         """Return the seconds since the search began."""
-        return time.perf_counter() - self.started
+        return time.perf_counter() - self.start
 
     def for_all(
         self,
@@ -394,11 +394,11 @@ class Search:
         Searches with the same seed and strategy draw the same cases.
         """
 
-        before, limit = self._num_skipped(), REFUSED_TRIES * (examples or self.examples)
+        skipped, limit = self._num_skipped(), REFUSED_TRIES * (examples or self.examples)
         passing: list[Case] = []
 
         def holds(case: Case) -> None:
-            if not self.substantial and self._num_skipped() - before >= limit:
+            if not self.substantial and self._num_skipped() - skipped >= limit:
                 raise _SkippedEnough
             self.note(case)
             if not self._run_case(body, case):
@@ -410,10 +410,10 @@ class Search:
         holds.__name__ = holds.__qualname__ = "".join(c if c.isalnum() else "_" for c in name)
         database = hypothesis.settings().database if self.shrinks else None
         # The explain phase finds the arguments that matter, and there is only one.
-        without = {hypothesis.Phase.explain} if shrink else {hypothesis.Phase.explain, hypothesis.Phase.shrink}
+        omitted = {hypothesis.Phase.explain} if shrink else {hypothesis.Phase.explain, hypothesis.Phase.shrink}
         settings = hypothesis.settings(
             max_examples=examples or self.examples,
-            phases=tuple(phase for phase in hypothesis.settings().phases if phase not in without),
+            phases=tuple(phase for phase in hypothesis.settings().phases if phase not in omitted),
             deadline=None,
             database=None if database is None else Filed(database, name),
             print_blob=True,
@@ -444,8 +444,8 @@ class Search:
             self.remarks.append(f"the case to reproduce passes now: {self.describe(passing[0])}")
         except hypothesis.errors.FlakyFailure as error:
             # A failure that does not come again, or comes otherwise, such as a race between threads, is a failure.
-            errors = [each for each in error.exceptions if not isinstance(each, hypothesis.errors.HypothesisException)]
-            raise next((each for each in errors if isinstance(each, Failure)), errors[0] if errors else error) from None
+            errors = [e for e in error.exceptions if not isinstance(e, hypothesis.errors.HypothesisException)]
+            raise next((e for e in errors if isinstance(e, Failure)), errors[0] if errors else error) from None
         except hypothesis.errors.Unsatisfiable:
             if not self._num_skipped():
                 raise
@@ -491,10 +491,10 @@ class Search:
             operation, dtype = (None, None) if self.subject is None else (self.subject.operation, self.subject.dtype)
             traits = traits_of(operation, case, dtype)
             self.boundary.add(
-                {name: of for name, of in traits.items() if not (self.lays_out and name in LAYOUTS)}, refused
+                {name: trait for name, trait in traits.items() if not (self.lays_out and name in LAYOUTS)}, refused
             )
 
-    def one(self, name: str, case: Case, body: Callable[[Case], None]) -> bool:
+    def run_named_case(self, name: str, case: Case, body: Callable[[Case], None]) -> bool:
         """Run `body` on a named case; return whether the case was usable: suitable, reached and not refused."""
         self.note(case)
         try:
@@ -513,11 +513,11 @@ class Search:
         check: str,
         body: Callable[[Case], None],
         *,
-        few: bool = False,
+        sparse: bool = False,
         special: bool = True,
         named: bool = True,
-        also: Mapping[str, Case] = MappingProxyType({}),
-        alike: str | None = None,
+        extra: Mapping[str, Case] = MappingProxyType({}),
+        stream: str | None = None,
         large: bool = False,
         dear: bool = False,
         most_named: float = math.inf,
@@ -531,12 +531,12 @@ class Search:
             subject: the implementation to verify.
             check: the check's name.
             body: the check of one case.
-            few: run an eighth of the generated cases, none of them large, and only the named cases in `also`. This is
-                for checks that call often, and for behaviour that depends little on the case.
+            sparse: run an eighth of the generated cases, none of them large, and only the named cases in `extra`. This
+                is for checks that call often, and for behaviour that depends little on the case.
             special: put special values into some generated cases.
             named: run the operation's named examples.
-            also: further named cases.
-            alike: checks with the same `alike` draw the same cases, with or without a seed.
+            extra: further named cases.
+            stream: checks with the same `stream` draw the same cases, with or without a seed.
             large: run the large cases after the named ones.
             dear: let one of the large cases take seconds.
             most_named: the most elements of a named example; larger ones are skipped.
@@ -546,47 +546,47 @@ class Search:
         if self.case is not None:
             self._run_given(subject, check, self.case, body)
             return
-        examples = min(self.examples, max(3, self.examples // 8)) if few else self.examples
+        examples = min(self.examples, max(3, self.examples // 8)) if sparse else self.examples
         if self.brief:
             examples = min(examples, BRIEF_GENERATED)
 
         def first() -> None:
-            named_cases = self._named_cases(subject, named and not few, also, most_named, laid_out)
+            named_cases = self._named_cases(subject, named and not sparse, extra, most_named, laid_out)
             for name, case in named_cases:
-                self.one(name, case, body)
-            before = self._num_skipped()
+                self.run_named_case(name, case, body)
+            skipped = self._num_skipped()
             for name, case in self._large(subject, dear) if large else ():
-                self.one(name, case, body)
-                if not self.substantial and self._num_skipped() - before >= REFUSED_LARGE:
+                self.run_named_case(name, case, body)
+                if not self.substantial and self._num_skipped() - skipped >= REFUSED_LARGE:
                     break
 
-        def among(elements: int, shrink: bool = True) -> None:
+        def draw(elements: int, shrink: bool = True) -> None:
             self.limit = elements
             name = f"{check} {subject} {elements}"
             strategy = subject.operation.cases(subject.dtype, elements)
             if special and (self.finite_specials or not subject.claims.finite):
                 strategy = cases_with_special_values(subject.dtype, strategy, subject.operation.ordinary)
                 strategy = subject.claims.filter_cases(strategy, subject.operation, subject.dtype)
-            drawn, seed = f"{alike or check} {subject.operation.name} {subject.dtype} {elements}", self.seed
-            if alike and seed is None:
+            seed_text, seed = f"{stream or check} {subject.operation.name} {subject.dtype} {elements}", self.seed
+            if stream and seed is None:
                 seed = SEED
-            wanted = min(examples, AFTER_REFUSALS) if self._num_skipped() and not self.substantial else examples
-            self.for_all(name, strategy, body, shrink, wanted, None if seed is None else f"{seed} {drawn}")
+            count = min(examples, AFTER_REFUSALS) if self._num_skipped() and not self.substantial else examples
+            self.for_all(name, strategy, body, shrink, count, None if seed is None else f"{seed} {seed_text}")
 
-        most = self.elements // 4 if few else self.elements
+        size = self.elements // 4 if sparse else self.elements
         if self.brief:
-            most = min(most, BRIEF_ELEMENTS)
+            size = min(size, BRIEF_ELEMENTS)
         if self.blob:
             of_blob = self.blob.rpartition("-")[0]
-            among(int(of_blob) if of_blob.isdigit() else most)
+            draw(int(of_blob) if of_blob.isdigit() else size)
             return
         with contextlib.suppress(NotReached):  # already counted, and true of all other cases
-            self._shrunk(first, among, most, FEW_ELEMENTS)
-            self._shrunk(functools.partial(among, most, shrink=False), among, most, 0)
+            self._run_and_shrink(first, draw, size, FEW_ELEMENTS)
+            self._run_and_shrink(functools.partial(draw, size, shrink=False), draw, size, 0)
             limit = MORE_CASES * examples
             while not self.brief and examples < limit and not self._num_skipped() and self._missing_evidence(subject):
                 examples *= 2
-                self._shrunk(functools.partial(among, most, shrink=False), among, most, 0)
+                self._run_and_shrink(functools.partial(draw, size, shrink=False), draw, size, 0)
         if not self.brief:
             self.require_evidence(subject, check)
 
@@ -594,7 +594,7 @@ class Search:
         """Run `body` on the given case; on failure search for a smaller case like it that fails."""
         case = with_cotangent(subject.operation, case, subject.dtype)
         try:
-            self.one("given", case, body)
+            self.run_named_case("given", case, body)
         except Exception:
             if not (hypothesis.Phase.shrink in hypothesis.settings().phases and self.shrinks and not self.brief):
                 raise
@@ -609,20 +609,20 @@ class Search:
         if not self.substantial and self._num_skipped():
             self.require_evidence(subject, check)
 
-    def _shrunk(self, run: Callable[[], None], among: Callable[..., None], most: int, few: int) -> None:
-        """Run `run`. If a case of more than `few` elements fails, search `among` cases for a small one that fails."""
+    def _run_and_shrink(self, attempt: Callable[[], None], draw: Callable[..., None], size: int, small: int) -> None:
+        """Run `attempt`. If a case of more than `small` elements fails, `draw` a small case that fails."""
         try:
-            run()
+            attempt()
         except hypothesis.errors.Unsatisfiable:
             raise  # no case was usable: there is nothing to shrink
         except Exception:
             shrinks = hypothesis.Phase.shrink in hypothesis.settings().phases and self.shrinks and not self.brief
-            if shrinks and self.failing is not None and self.failing.elements > few:
+            if shrinks and self.failing is not None and self.failing.elements > small:
                 # Claimed sizes may leave no case of few elements, which takes long to find out.
-                claimed = self.subject is not None and self.subject.claims.sizes
-                for elements in (most,) if claimed else (FEW_ELEMENTS, most):
+                has_sizes = self.subject is not None and self.subject.claims.sizes
+                for elements in (size,) if has_sizes else (FEW_ELEMENTS, size):
                     try:
-                        among(elements)
+                        draw(elements)
                     except (hypothesis.errors.Unsatisfiable, NotReached):
                         continue  # the check cannot use such small cases
                     except Exception as smaller:
@@ -630,17 +630,17 @@ class Search:
             raise
 
     def _named_cases(
-        self, subject: Subject, named: bool, also: Mapping[str, Case], most: float, laid_out: bool
+        self, subject: Subject, named: bool, extra: Mapping[str, Case], limit: float, laid_out: bool
     ) -> Iterable[tuple[str, Case]]:
-        """Return the operation's examples, if `named`, and the cases in `also`; only small ones for a brief search.
+        """Return the operation's examples, if `named`, and the cases in `extra`; only small ones for a brief search.
 
         On a GPU they are sorted by size. The search then learns which size is too large for the compiler before it
         compiles more cases of that size.
         """
-        most = min(most, subject.most_named)
+        limit = min(limit, subject.most_named)
         cases_by_name = subject.named_examples() if named else ()
-        fitting = (pair for pair in cases_by_name if pair[1].elements <= most and (laid_out or not pair[1].layouts))
-        cases = itertools.chain(fitting, also.items())
+        fitting = (pair for pair in cases_by_name if pair[1].elements <= limit and (laid_out or not pair[1].layouts))
+        cases = itertools.chain(fitting, extra.items())
         if not self.brief:
             return cases if subject.device == "cpu" else sorted(cases, key=lambda pair: pair[1].elements)
 

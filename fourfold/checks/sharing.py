@@ -36,13 +36,13 @@ class Arrangement:
     """Tensors of a case that share memory.
 
     Attributes:
-        what: the arrangement in words, for messages.
+        description: the arrangement in words, for messages.
         case: the case.
         tensors: the tensors that share memory, by name; the others are separate as usual.
         twice: the names of two inputs that are the same tensor, if any.
     """
 
-    what: str
+    description: str
     case: Case
     tensors: Mapping[str, torch.Tensor]
     twice: tuple[str, str] | None = None
@@ -58,8 +58,8 @@ def inputs_may_share_memory(subject: Subject, search: Search) -> None:
     for arrangement in _arrangements(subject):
         if subject.claims.outside(subject.operation, arrangement.case, subject.dtype) is None:
             check = _check_repeated_tensor if arrangement.twice else _check_shared_memory
-            name = arrangement.what.replace(" ", "_")
-            search.one(name, arrangement.case, functools.partial(check, subject, search, arrangement))
+            name = arrangement.description.replace(" ", "_")
+            search.run_named_case(name, arrangement.case, functools.partial(check, subject, search, arrangement))
     if not search.brief:
         search.require_evidence(subject, "sharing")
 
@@ -75,7 +75,9 @@ def _check_shared_memory(subject: Subject, search: Search, arrangement: Arrangem
     output, gradients, tensors = subject.evaluate(case, place=lambda name, t: arrangement.tensors.get(name, t))
     expected = _expected_results(subject, case, bool(gradients))
     search.saw(
-        *compare_results(subject, named_results(output, gradients), expected, tensors, f"where {arrangement.what}, ")
+        *compare_results(
+            subject, named_results(output, gradients), expected, tensors, f"where {arrangement.description}, "
+        )
     )
     inputs_are_unchanged(subject, case, tensors)
 
@@ -88,13 +90,13 @@ def _check_repeated_tensor(subject: Subject, search: Search, arrangement: Arrang
     tensors[second] = tensors[first].requires_grad_(differentiable)
     output = subject.call(**tensors, **case.parameters)
     expected = _expected_results(subject, case, differentiable)
-    results, right = {OUTPUT: output.detach()}, {OUTPUT: expected[OUTPUT]}
+    results, expected_results = {OUTPUT: output.detach()}, {OUTPUT: expected[OUTPUT]}
     if differentiable:
         cotangent = case.tensor("grad_output", subject.dtype, subject.device)
         (results[f"{GRADIENT_OF}{first}"],) = gradients_of(output, [tensors[first]], cotangent)
-        both = [stored(expected[f"{GRADIENT_OF}{name}"]) for name in (first, second)]
-        right[f"{GRADIENT_OF}{first}"] = both[0] + both[1]
-    search.saw(*compare_results(subject, results, right, tensors, f"where {arrangement.what}, "))
+        gradients = [stored(expected[f"{GRADIENT_OF}{name}"]) for name in (first, second)]
+        expected_results[f"{GRADIENT_OF}{first}"] = gradients[0] + gradients[1]
+    search.saw(*compare_results(subject, results, expected_results, tensors, f"where {arrangement.description}, "))
     inputs_are_unchanged(subject, case, tensors)
 
 
@@ -112,7 +114,7 @@ def _arrangements(subject: Subject) -> Iterator[Arrangement]:
 
 def _pack_into_storage(subject: Subject, case: Case) -> dict[str, torch.Tensor]:
     """Return the tensors of a case one after another in memory, without gaps unless a claim needs alignment."""
-    views, at = {}, 0
+    views, offset = {}, 0
     tensors = {name: tensor for name, tensor in case_tensors(subject, case).items() if tensor.is_floating_point()}
     tensors = {name: tensor for name, tensor in tensors.items() if tensor.dtype == subject.dtype.torch}
     holder = torch.full(
@@ -122,9 +124,9 @@ def _pack_into_storage(subject: Subject, case: Case) -> dict[str, torch.Tensor]:
         device=subject.device,
     )
     for name, tensor in tensors.items():
-        views[name] = holder[at : at + tensor.numel()].view(tensor.shape).copy_(tensor)
+        views[name] = holder[offset : offset + tensor.numel()].view(tensor.shape).copy_(tensor)
         step = ALIGNED // tensor.element_size() if subject.claims.aligned else 1
-        at = -(-(at + tensor.numel()) // step) * step
+        offset = -(-(offset + tensor.numel()) // step) * step
     return views
 
 
@@ -135,9 +137,9 @@ def _square_cases(subject: Subject) -> Iterator[Case]:
         return
     yield sized.make(sizes)(subject.dtype)
     if LEADING in sizes and not subject.claims.contiguous:
-        more = make_case(subject.operation, subject.dtype, sizes, SQUARE)
-        if more is not None:
-            yield more
+        case = make_case(subject.operation, subject.dtype, sizes, SQUARE)
+        if case is not None:
+            yield case
 
 
 def _pairs_of_equal_shape(subject: Subject, case: Case) -> list[tuple[str, str]]:
@@ -145,18 +147,18 @@ def _pairs_of_equal_shape(subject: Subject, case: Case) -> list[tuple[str, str]]
     excluded = {*subject.operation.ordinary, *subject.operation.mutates}
     free = [name for name, array in case.inputs.items() if is_floating(array) and not {name, list_of(name)} & excluded]
     pairs = itertools.combinations(free, 2)
-    return [(a, b) for a, b in pairs if _alike(case[a], case[b]) and case[a].ndim]
+    return [(a, b) for a, b in pairs if _are_exchangeable(case[a], case[b]) and case[a].ndim]
 
 
-def _alike(one: np.ndarray, other: np.ndarray) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype
+def _are_exchangeable(first: np.ndarray, second: np.ndarray) -> bool:
+    return first.shape == second.shape and first.dtype == second.dtype
 
 
 def _pair_arrangements(subject: Subject, case: Case, first: str, second: str) -> Iterator[Arrangement]:
     """Yield two inputs as one tensor, as overlapping tensors, and as a tensor and its transpose."""
     dtype, device = subject.dtype, subject.device
-    alike = case.with_inputs(**{second: case[first]})
-    yield Arrangement(f"{first} and {second} are one tensor", alike, {}, (first, second))
+    equal = case.with_inputs(**{second: case[first]})
+    yield Arrangement(f"{first} and {second} are one tensor", equal, {}, (first, second))
     base = dtype.tensor(np.concatenate([case[first], case[second][:1]]), device)
     views = {first: base[:-1], second: base[1:]}
     offset = base.stride(0) * base.element_size()

@@ -20,12 +20,12 @@ def single_gradients_agree(subject: Subject, search: Search) -> None:
     def body(case: Case) -> None:
         names = subject.operation.differentiable_in(case)
         expected = expected_gradients(subject, case)
-        some: list[tuple[str, ...]] = [(name,) for name in names]
+        subsets: list[tuple[str, ...]] = [(name,) for name in names]
         if len(names) > 2:
             # All but one, each omitted in turn, as when the input is data and only parameters are trained.
-            some.append(tuple(name for name in names if name != names[search.ran % len(names)]))
+            subsets.append(tuple(name for name in names if name != names[search.ran % len(names)]))
         agreements: list[Agreement] = []
-        for inputs in some:
+        for inputs in subsets:
             tensors = case.tensors(subject.dtype, subject.device)
             for name in inputs:
                 tensors[name].requires_grad_()
@@ -33,8 +33,8 @@ def single_gradients_agree(subject: Subject, search: Search) -> None:
             grad_output = case.tensor("grad_output", subject.dtype, subject.device)
             gradients = gradients_of(output, [tensors[name] for name in inputs], grad_output)
             results = named_gradients(dict(zip(inputs, gradients)))
-            when = f"for {' and '.join(inputs)} alone, "
-            agreements += compare_results(subject, results, expected, tensors, when)
+            context = f"for {' and '.join(inputs)} alone, "
+            agreements += compare_results(subject, results, expected, tensors, context)
         search.saw(*agreements)
 
     search.cases(subject, "single gradients", body)

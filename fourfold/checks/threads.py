@@ -102,22 +102,22 @@ def threads_do_not_matter(subject: Subject, search: Search) -> None:
 
     def body(case: Case) -> None:
         other = change_values(subject, case)
-        cases, expected = [case, other], [expected_results(subject, each) for each in (case, other)]
+        cases, expected = [case, other], [expected_results(subject, c) for c in (case, other)]
         need(distinguishes(subject, expected[1], expected[0]))
         alone, agreements = [], []
-        for each, right in zip(cases, expected):
-            output, gradients, tensors = subject.evaluate(each)  # the first call may compile, tune and allocate
+        for own_case, own_expected in zip(cases, expected):
+            output, gradients, tensors = subject.evaluate(own_case)  # the first call may compile, tune and allocate
             alone.append(named_results(output.detach(), gradients))
-            agreements += compare_results(subject, alone[-1], right, tensors, "before threads call at once: ")
+            agreements += compare_results(subject, alone[-1], own_expected, tensors, "before threads call at once: ")
         count, results_by_thread = _call_threads(subject, [cases[place % 2] for place in range(THREADS)])
         for place, calls in enumerate(results_by_thread):
             tensors_of_call = cases[place % 2].tensors(subject.dtype, subject.device)
             for results in itertools.chain.from_iterable(calls):
-                when = f"where {THREADS} threads call at once: "
-                agreements += compare_results(subject, results, expected[place % 2], tensors_of_call, when)
+                context = f"where {THREADS} threads call at once: "
+                agreements += compare_results(subject, results, expected[place % 2], tensors_of_call, context)
                 if same_bits:
-                    require_same_bits(subject, results, alone[place % 2], tensors_of_call, when)
+                    require_same_bits(subject, results, alone[place % 2], tensors_of_call, context)
         search.saw(*agreements)
         require_calls(sum(map(len, results_by_thread)), count * THREADS)
 
-    search.cases(subject, "threads", body, few=True, also=subject.small_example())
+    search.cases(subject, "threads", body, sparse=True, extra=subject.small_example())

@@ -28,7 +28,7 @@ def cases_past_comparisons(
         implementation: the function to call on the small cases.
         device: "cpu" or "cuda".
     """
-    observed: list[Observed] = []
+    observations: list[Observed] = []
     for sizes, case in large.probes():
         arguments = {**case.tensors(large.dtype, device), **case.parameters}
         sides: dict[int, tuple[float, float]] = {}
@@ -38,11 +38,11 @@ def cases_past_comparisons(
             preserve_random_state(),
         ):  # the check reports a failure
             sides = _record_comparisons(large, implementation, arguments)
-        if not sides and not observed:
+        if not sides and not observations:
             return
-        observed.append((sizes, sides))
-    if observed:
-        yield from large.cases_past(observed)
+        observations.append((sizes, sides))
+    if observations:
+        yield from large.cases_past(observations)
 
 
 def _record_comparisons(

@@ -21,63 +21,63 @@ from fourfold.performance.timings import OWN
 from fourfold.pytest_plugin.preparation import triton_for
 
 
-def command(given: argparse.Namespace) -> int:
+def command(args: argparse.Namespace) -> int:
     """Run ``fourfold accuracy``; return 0 if all was measured, 1 if not, 2 for bad arguments."""
-    if given.kernel:
+    if args.kernel:
         try:
-            require_function(given.kernel)
-            require_operation(given.operation)
+            require_function(args.kernel)
+            require_operation(args.operation)
         except NotThere as error:
-            given.error(str(error))
-        given.candidate.append(f"{given.operation}={given.kernel}")
-    if given.examples < 0:
-        given.error(f"--examples must be at least 0, not {given.examples}")
-    device = given.device
+            args.error(str(error))
+        args.candidate.append(f"{args.operation}={args.kernel}")
+    if args.examples < 0:
+        args.error(f"--examples must be at least 0, not {args.examples}")
+    device = args.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
-        given.error("--device cuda: torch finds no GPU")
+        args.error("--device cuda: torch finds no GPU")
     triton_for(device)
     os.environ.setdefault("FOURFOLD_CUDA_ON_CPU", "fast")  # the checks look for errors of other kinds
     try:
-        selection = select_cells(given)
+        selection = select_cells(args)
         for candidate in selection.candidates.values():
             candidate.load()
     except SelectionError as error:
-        given.error(str(error))
+        args.error(str(error))
     with computing_exactly():
-        accuracy = measure(selection, device, given.examples, given.seed, lambda line: print(line, file=sys.stderr))
-    about = describe_run(device, given.examples, given.seed)
-    print(f"accuracy: {', '.join(f'{key} {value}' for key, value in about.items())}")
+        accuracy = measure(selection, device, args.examples, args.seed, lambda line: print(line, file=sys.stderr))
+    facts = describe_run(device, args.examples, args.seed)
+    print(f"accuracy: {', '.join(f'{key} {value}' for key, value in facts.items())}")
     for line in lines(accuracy):
         print(line)
-    if given.json is not None:
-        content = {**about, "rows": [row.as_dict() for row in accuracy.rows()], "not_measured": accuracy.missing}
-        given.json.write_text(json.dumps(content, indent=1) + "\n")
-    return 0 if accuracy.rows() and not accuracy.ended else 1
+    if args.json is not None:
+        content = {**facts, "rows": [row.as_dict() for row in accuracy.rows()], "not_measured": accuracy.not_measured}
+        args.json.write_text(json.dumps(content, indent=1) + "\n")
+    return 0 if accuracy.rows() and not accuracy.device_error else 1
 
 
-def select_cells(given: argparse.Namespace) -> Selection:
+def select_cells(args: argparse.Namespace) -> Selection:
     """Return the cells that the options select.
 
     Raises:
         SelectionError: an option names something unknown.
     """
-    names = given.backend or ([] if given.candidate else [name for name in backends.BACKENDS if name in OWN])
+    names = args.backend or ([] if args.candidate else [name for name in backends.BACKENDS if name in OWN])
     return Selection.of(
         operations(),
-        given.candidate,
-        op=given.op or [operation_in(text) for text in given.candidate],
-        backend=[*names, *([CANDIDATE] if given.candidate else [])],
-        dtype=given.dtype,
+        args.candidate,
+        op=args.op or [operation_in(text) for text in args.candidate],
+        backend=[*names, *([CANDIDATE] if args.candidate else [])],
+        dtype=args.dtype,
     )
 
 
 def describe_run(device: str, examples: int, seed: int) -> dict[str, Any]:
     """Return what the figures depend on: device, versions, number of cases and seed."""
-    where = torch.cuda.get_device_name() if device == "cuda" else "cpu (Triton interpreted, CUDA C++ emulated)"
+    machine = torch.cuda.get_device_name() if device == "cuda" else "cpu (Triton interpreted, CUDA C++ emulated)"
     versions = {name: importlib.metadata.version(name) for name in ("torch", "triton", "hypothesis")}
-    return {"device": where, **versions, "generated cases": examples, "seed": seed}
+    return {"device": machine, **versions, "generated cases": examples, "seed": seed}
 
 
 # ---- the table
@@ -90,7 +90,7 @@ def lines(accuracy: Accuracy) -> Iterator[str]:
     yield from table_lines(table([row.cells for row in rows]))
     behind = sum(row.is_behind for row in rows)
     yield f"{behind} of {len(rows)} results are less exact than torch's, {len(rows) - behind} as exact or more"
-    if accuracy.ended:
-        yield f"ended: the GPU cannot be used any more: {accuracy.ended}"
-    for what, count in accuracy.missing.items():
-        yield f"not measured: {what}" + (f" ({count} cases)" if count > 1 else "")
+    if accuracy.device_error:
+        yield f"ended: the GPU cannot be used any more: {accuracy.device_error}"
+    for cell, count in accuracy.not_measured.items():
+        yield f"not measured: {cell}" + (f" ({count} cases)" if count > 1 else "")

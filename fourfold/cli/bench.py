@@ -42,24 +42,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_launch(parser)
 
 
-def command(given: argparse.Namespace) -> int:
+def command(args: argparse.Namespace) -> int:
     """Run the benchmarks; the exit code is pytest's."""
-    words = [*given.passed, "--benchmark-only", f"--candidate={candidate_of(given)}"]
-    words += [f"--benchmark-save={given.save}"] if given.save else []
-    words += [f"--benchmark-compare={last_record(given)}", "--perf-gate"] if given.compare else []
-    if given.json == STANDARD_OUTPUT:  # all else that pytest prints goes to standard error
+    words = [*args.passed, "--benchmark-only", f"--candidate={candidate_of(args)}"]
+    words += [f"--benchmark-save={args.save}"] if args.save else []
+    words += [f"--benchmark-compare={last_record(args)}", "--perf-gate"] if args.compare else []
+    if args.json == STANDARD_OUTPUT:  # all else that pytest prints goes to standard error
         output = os.dup(1)
         os.set_inheritable(output, True)
         os.dup2(2, 1)
-        given.json = f"/dev/fd/{output}"
-    words += [f"--timings={given.json}"] if given.json else []
+        args.json = f"/dev/fd/{output}"
+    words += [f"--timings={args.json}"] if args.json else []
     become(pytest_command(*words, tests=TESTS))
 
 
-def last_record(given: argparse.Namespace) -> Path:
+def last_record(args: argparse.Namespace) -> Path:
     """Return the record of the last saved run of a name."""
-    saved = {path.stem.partition("_")[2]: path for path in sorted(SAVED.glob("*/[0-9]*_*.json"), key=lambda p: p.name)}
-    if given.compare not in saved:
-        there = f"there are {', '.join(saved)}{did_you_mean(given.compare, saved)}" if saved else "save one by --save"
-        given.error(f"--compare: no run is saved as {given.compare} in {SAVED.absolute()}: {there}")
-    return saved[given.compare]
+    runs = {path.stem.partition("_")[2]: path for path in sorted(SAVED.glob("*/[0-9]*_*.json"), key=lambda p: p.name)}
+    if args.compare not in runs:
+        hint = f"there are {', '.join(runs)}{did_you_mean(args.compare, runs)}" if runs else "save one by --save"
+        args.error(f"--compare: no run is saved as {args.compare} in {SAVED.absolute()}: {hint}")
+    return runs[args.compare]

@@ -14,17 +14,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("topic", metavar="TOPIC", help="a check, a kind of verdict or an operation, as memory or wrong")
 
 
-def command(given: argparse.Namespace) -> int:
+def command(args: argparse.Namespace) -> int:
     """Print the explanation; return 0, or 2 for an unknown topic."""
-    name, texts = given.topic.partition(":")[0].strip().lower(), explanations()
+    name, texts = args.topic.partition(":")[0].strip().lower(), explanations()
     if name in files():
         (row,) = (row for row in known_operations() if row["operation"] == name)
         print(f"{row['operation']}({row['arguments']}): {row['about']}")
     elif name in texts:
         print(texts[name])
     else:
-        near = did_you_mean(name, [*texts, *files()])
-        given.error(f"there is no check, kind of verdict or operation {given.topic}{near}")
+        hint = did_you_mean(name, [*texts, *files()])
+        args.error(f"there is no check, kind of verdict or operation {args.topic}{hint}")
     return 0
 
 

@@ -15,52 +15,52 @@ from fourfold.grading.results import Graded, InUse
 from fourfold.processes.stop import Stop
 
 
-def command(given: argparse.Namespace) -> int:
+def command(args: argparse.Namespace) -> int:
     """Run ``fourfold grade``; return 0 if every candidate has a verdict, 2 for bad arguments, 130 after Ctrl-C."""
-    if not given.candidates.is_file():
-        given.error(f"{given.candidates} is no file")
+    if not args.candidates.is_file():
+        args.error(f"{args.candidates} is no file")
     with Stop() as stop:
-        return grade_file(given, stop)
+        return grade_file(args, stop)
 
 
-def grade_file(given: argparse.Namespace, stop: Stop) -> int:
+def grade_file(args: argparse.Namespace, stop: Stop) -> int:
     """Grade the file that the options name; return the exit code."""
     console = Console(stderr=True, highlight=False)
     graded: list[Graded] = []
-    watched: ProgressDisplay | None = None
+    display: ProgressDisplay | None = None
     try:
-        total = sum(1 for _ in select(read_candidates(given.candidates), given.id))
+        total = sum(1 for _ in select(read_candidates(args.candidates), args.id))
         verdicts = grade(
-            given.candidates,
-            out=given.out,
-            workers=given.workers,
-            gpus=given.gpus,
-            ray=given.ray,
-            seed=given.seed,
-            only=tuple(given.id),
-            examples=given.examples,
-            dtypes=tuple(given.dtype),
-            first_failure=not given.all_failures,
-            refusals=not given.no_refusals,
-            strict_errors=given.strict_errors,
-            forbid_fallback=given.forbid_fallback,
-            forbid_imports=tuple(name for name in given.forbid_imports.split(",") if name),
-            speed=given.speed,
+            args.candidates,
+            out=args.out,
+            workers=args.workers,
+            gpus=args.gpus,
+            ray=args.ray,
+            seed=args.seed,
+            only=tuple(args.id),
+            examples=args.examples,
+            dtypes=tuple(args.dtype),
+            first_failure=not args.all_failures,
+            refusals=not args.no_refusals,
+            strict_errors=args.strict_errors,
+            forbid_fallback=args.forbid_fallback,
+            forbid_imports=tuple(name for name in args.forbid_imports.split(",") if name),
+            speed=args.speed,
         )
-        with ProgressDisplay(total, console) as watched, contextlib.closing(verdicts):
-            graded.extend(one for one in watched.each(verdicts) if given.id or given.report)
+        with ProgressDisplay(total, console) as display, contextlib.closing(verdicts):
+            graded.extend(verdict for verdict in display.each(verdicts) if args.id or args.report)
     except (ValueError, BadCandidate, NoWorkers, InUse, ModuleNotFoundError, ConnectionError) as error:
         print(f"fourfold grade: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        hint = f"; the same command resumes: {given.out} has the finished verdicts" if given.out else ""
+        hint = f"; the same command resumes: {args.out} has the finished verdicts" if args.out else ""
         print(f"fourfold grade: interrupted{hint}", file=sys.stderr)
         return stop.status
     finally:
-        if watched is not None and watched.counts:
-            watched.tell()
-        if given.report is not None and graded:
-            print(f"report: {report.write(graded, given.report)}", file=sys.stderr)
-    if given.id:
+        if display is not None and display.counts:
+            display.tell()
+        if args.report is not None and graded:
+            print(f"report: {report.write(graded, args.report)}", file=sys.stderr)
+    if args.id:
         print("\n\n".join(map(str, graded)))
     return 0

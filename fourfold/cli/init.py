@@ -58,24 +58,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--no-workflow", action="store_true", help="write no workflow for GitHub")
 
 
-def command(given: argparse.Namespace) -> int:
+def command(args: argparse.Namespace) -> int:
     """Write the files; return 0, or 2 if there is no kernel or a file is there already."""
     try:
-        if given.operation:
-            require_operation(given.operation)
-        kernels = choose_sources(given.kernel)
+        if args.operation:
+            require_operation(args.operation)
+        kernels = choose_sources(args.kernel)
     except NotThere as error:
-        given.error(str(error))
-    here, files = Path.cwd(), dict[Path, str]()
+        args.error(str(error))
+    cwd, files = Path.cwd(), dict[Path, str]()
     for source, functions in kernels:
-        files[source.file.parent / f"test_{source.file.stem}.py"] = test_file(source, functions, given.operation or "")
-    root = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
-    if not given.no_workflow:
-        names = " ".join(str(file.resolve().relative_to(root) if root != here else file) for file in files)
+        files[source.file.parent / f"test_{source.file.stem}.py"] = test_file(source, functions, args.operation or "")
+    root = next((folder for folder in (cwd, *cwd.parents) if (folder / ".git").exists()), cwd)
+    if not args.no_workflow:
+        names = " ".join(str(file.resolve().relative_to(root) if root != cwd else file) for file in files)
         install = " -e ." if _is_package(root / "pyproject.toml") else ""
         files[root / WORKFLOW] = _WORKFLOW.format(install=install, tests=names)
-    if there := [os.path.relpath(file) for file in files if file.exists() and not given.force]:
-        given.error(f"{', '.join(there)} is there already: --force replaces it")
+    if existing := [os.path.relpath(file) for file in files if file.exists() and not args.force]:
+        args.error(f"{', '.join(existing)} is there already: --force replaces it")
     for file, text in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
@@ -127,19 +127,19 @@ def test_file(source: Source, functions: Sequence[str], operation: str) -> str:
     imports, bodies = {"import fourfold"}, []
     for function in functions:
         node, name = source.definitions.get(function), "".join(part.title() for part in function.split("_"))
-        own = [f"{source.file}:{each}" for each in source.operations() if _names(function, each)]
-        known = operation or next(iter(own), "") or likely(function, node)
-        place, colon, declared = known.rpartition(":")
+        references = [f"{source.file}:{place}" for place in source.operations() if _names(function, place)]
+        reference = operation or next(iter(references), "") or likely(function, node)
+        place, colon, object_name = reference.rpartition(":")
         if colon:
-            imports.add(f"from {module_of(Path(place))} import {declared}")
-            known = declared
-        elif known:
-            known = repr(known).replace("'", '"')
+            imports.add(f"from {module_of(Path(place))} import {object_name}")
+            reference = object_name
+        elif reference:
+            reference = repr(reference).replace("'", '"')
         else:
             imports |= {"import torch", "from fourfold import tensor, values"}
-            known = f"{function}_in_torch"
+            reference = f"{function}_in_torch"
             bodies.append(definition(function, node))
-        bodies.append(f"Test{name} = fourfold.suite({function}, {known})\n")
+        bodies.append(f"Test{name} = fourfold.suite({function}, {reference})\n")
     kernels = f"from {module_of(source.file)} import {', '.join(functions)}"
     modules = sorted(line for line in imports if line.startswith("import"))
     names = sorted(line for line in imports if line.startswith("from"))
@@ -156,8 +156,8 @@ def likely(function: str, node: ast.AST | None) -> str:
             arguments = arguments_of(name)
             if not isinstance(node, ast.FunctionDef):
                 return name
-            own = node.args.args
-            return name if len(own) - len(node.args.defaults) <= len(arguments) and len(own) <= len(arguments) else ""
+            args = node.args.args
+            return name if len(args) - len(node.args.defaults) <= len(arguments) and len(args) <= len(arguments) else ""
     return ""
 
 
@@ -178,21 +178,21 @@ def module_of(file: Path) -> str:
 
 def definition(function: str, node: Any) -> str:
     """Return the skeleton of a definition with the arguments of a function."""
-    arguments, given = (
+    arguments, defaults_of_last = (
         (node.args.args, node.args.defaults) if isinstance(node, ast.FunctionDef) else ([ast.arg("x")], [])
     )
-    defaults: list[ast.expr | None] = [*[None] * (len(arguments) - len(given)), *given]
-    declared, signature = [], []
+    defaults: list[ast.expr | None] = [*[None] * (len(arguments) - len(defaults_of_last)), *defaults_of_last]
+    declarations, signature = [], []
     for argument, default in zip(arguments, defaults):
         number = argument.annotation is not None and ast.unparse(argument.annotation) in ("int", "float", "bool")
         if default is None and not number:
-            declared.append(f'{argument.arg}=tensor("rows cols")')
+            declarations.append(f'{argument.arg}=tensor("rows cols")')
         else:
-            declared.append(f"{argument.arg}=values({ast.unparse(default) if default else 1})")
+            declarations.append(f"{argument.arg}=values({ast.unparse(default) if default else 1})")
         signature.append(argument.arg + (f"={ast.unparse(default)}" if default else ""))
     return f"""\
 # The shape of each tensor, and numbers that each parameter may be.
-@fourfold.operation({", ".join(declared)})
+@fourfold.operation({", ".join(declarations)})
 def {function}_in_torch({", ".join(signature)}):
     raise NotImplementedError("write what {function} computes, in torch")
 """

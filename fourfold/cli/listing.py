@@ -22,14 +22,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "the list")
 
 
-def command(given: argparse.Namespace) -> int:
+def command(args: argparse.Namespace) -> int:
     """Print the list; return 0."""
     try:
-        rows = [row for file in given.files for row in rows_of(file)] if given.files else known_operations()
+        rows = [row for file in args.files for row in rows_of(file)] if args.files else known_operations()
     except NotThere as error:
-        given.error(str(error))
-    if given.json:
-        given.json.write_text(json.dumps(rows, indent=1) + "\n")
+        args.error(str(error))
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
         return 0
     console = Console(highlight=False)
     if not rows:
@@ -62,8 +62,8 @@ def known_operations() -> list[dict[str, str]]:
 def rows_of(file: Path) -> list[dict[str, str]]:
     """Return the kernels and operations that a file defines."""
     source = Source.of(file)
-    named: Mapping[str, list[str]] = {"kernel": source.kernels(), "operation": source.operations()}
-    return [{"name": f"{file}:{name}", "kind": kind} for kind, names in named.items() for name in names]
+    names_of: Mapping[str, list[str]] = {"kernel": source.kernels(), "operation": source.operations()}
+    return [{"name": f"{file}:{name}", "kind": kind} for kind, names in names_of.items() for name in names]
 
 
 def arguments_of(operation: str) -> list[str]:
@@ -82,8 +82,8 @@ def _arguments(module: str, name: str) -> list[str]:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return [argument.arg for argument in node.args.args]
         if isinstance(node, ast.ImportFrom) and node.level and any(alias.name == name for alias in node.names):
-            beside = importlib.util.resolve_name("." * node.level + (node.module or ""), module.rpartition(".")[0])
-            return _arguments(beside, name)
+            sibling = importlib.util.resolve_name("." * node.level + (node.module or ""), module.rpartition(".")[0])
+            return _arguments(sibling, name)
     return []
 
 

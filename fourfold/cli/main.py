@@ -102,19 +102,19 @@ COMMANDS = {
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     words = sys.argv[1:] if words is None else words
-    name, *rest = words or ["--help"]
+    name, *arguments = words or ["--help"]
     if name not in COMMANDS:
         return about(name, [*words])
-    given = parse(name, rest)
-    to_errors = getattr(given, "json", None) == STANDARD_OUTPUT
+    args = parse(name, arguments)
+    to_errors = getattr(args, "json", None) == STANDARD_OUTPUT
     with contextlib.redirect_stdout(sys.stderr) if to_errors else contextlib.nullcontext():
-        return importlib.import_module(COMMANDS[name].run).command(given)
+        return importlib.import_module(COMMANDS[name].run).command(args)
 
 
 def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
     """Return the options of a command; settings of the project are their defaults."""
-    what, (module, function), _ = COMMANDS[name]
-    parser = Parser(prog=f"fourfold {name}", description=what[0].upper() + what[1:] + ".")
+    summary, (module, function), _ = COMMANDS[name]
+    parser = Parser(prog=f"fourfold {name}", description=summary[0].upper() + summary[1:] + ".")
     getattr(importlib.import_module(module), function)(parser)
     try:
         return parser.parse(ProjectSettings.of(Path.cwd()).words(parser.names, words))
@@ -127,8 +127,8 @@ def about(name: str, words: Sequence[str]) -> int:
     parser = Parser(prog="fourfold", description="Is a GPU kernel right, on every shape, dtype and layout?")
     parser.add_argument("--version", action="version", version=f"fourfold {fourfold.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
-    for each, command in COMMANDS.items():
-        commands.add_parser(each, help=command.what)
+    for command_name, command in COMMANDS.items():
+        commands.add_parser(command_name, help=command.what)
     if not name.startswith("-"):
         parser.error(f"there is no command {name}{did_you_mean(name, COMMANDS)}")
     parser.parse(["--help"] if name == "--help" else words)

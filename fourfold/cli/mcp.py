@@ -32,14 +32,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def command(given: argparse.Namespace) -> int:
+def command(args: argparse.Namespace) -> int:
     """Serve until standard input ends; return 0, or 2 if the SDK is missing."""
     try:
         from mcp.server import MCPServer
     except ModuleNotFoundError:
-        given.error("the Python SDK of the Model Context Protocol is missing: pip install 'fourfold[mcp]'")
+        args.error("the Python SDK of the Model Context Protocol is missing: pip install 'fourfold[mcp]'")
     server = MCPServer("fourfold", instructions=INSTRUCTIONS)
-    run = partial(answer, seconds=given.seconds)
+    run = partial(answer, seconds=args.seconds)
 
     async def verify(kernel: str, operation: str, options: list[str] | None = None) -> dict[str, Any]:
         return await run("verify", kernel, "--as", operation, *(options or []), result="--json")
@@ -53,14 +53,14 @@ def command(given: argparse.Namespace) -> int:
     async def explain(topic: str) -> dict[str, Any]:
         return await run("explain", topic)
 
-    more = "options are those of"
-    for tool, about in (
-        (verify, f"Run every check of an operation on a kernel. {_KERNEL} {more} `fourfold verify --help`."),
-        (sanitize, f"Run a script with Triton kernels on the CPU; find memory errors. {more} `fourfold sanitize`."),
-        (bench, f"Time a kernel beside torch and torch.compile. {_KERNEL} {more} `fourfold bench --help`."),
+    see = "options are those of"
+    for tool, description in (
+        (verify, f"Run every check of an operation on a kernel. {_KERNEL} {see} `fourfold verify --help`."),
+        (sanitize, f"Run a script with Triton kernels on the CPU; find memory errors. {see} `fourfold sanitize`."),
+        (bench, f"Time a kernel beside torch and torch.compile. {_KERNEL} {see} `fourfold bench --help`."),
         (explain, "Explain a check, a kind of verdict or an operation, such as memory, imprecise or softmax."),
     ):
-        server.add_tool(tool, description=about)
+        server.add_tool(tool, description=description)
     server.run()
     return 0
 
@@ -79,9 +79,9 @@ async def answer(*words: str, seconds: float, result: str = "") -> dict[str, Any
     """
     with tempfile.TemporaryDirectory() as folder:
         file, name = Path(folder, "result.json"), words[0]
-        given = [name, *([f"{result}={file}"] if result else []), *words[1:]]
+        arguments = [name, *([f"{result}={file}"] if result else []), *words[1:]]
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "fourfold", *given),
+            *(sys.executable, "-m", "fourfold", *arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

@@ -57,13 +57,13 @@ def add_resources(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_cells(parser)
     add("--arch", choices=ARCHITECTURES, default="90", help="compute capability times 10: 90 by default")
-    against = parser.add_mutually_exclusive_group()
-    against.add_argument(
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
         "--base",
         metavar="REVISION",
         help="compare with the kernels of this git revision; operations whose files are the same are left out",
     )
-    against.add_argument("--against", type=Path, metavar="FILE", help="compare with a file of --json")
+    group.add_argument("--against", type=Path, metavar="FILE", help="compare with a file of --json")
     add_json(parser, "what the kernels need")
     add("--strict", action="store_true", help="exit with 1 if a kernel needs more than before")
     add("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="the number of kernels that compile at once")

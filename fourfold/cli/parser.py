@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(formatter_class=Help, allow_abbrev=False, **settings)
-        self._given: Sequence[str] = ()
+        self._words: Sequence[str] = ()
 
     @property
     def names(self) -> list[str]:
@@ -39,19 +39,19 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse the words of a command; unknown ones go to `passed` where the command passes words on."""
-        self._given = words
-        given, rest = self.parse_known_args(words)
-        if not hasattr(given, "passed"):
-            if rest:
-                self.error(f"unrecognized arguments: {' '.join(rest)}")
+        self._words = words
+        args, remainder = self.parse_known_args(words)
+        if not hasattr(args, "passed"):
+            if remainder:
+                self.error(f"unrecognized arguments: {' '.join(remainder)}")
         else:
-            given.passed += rest
-        given.words, given.error = [*words], self.error
-        return given
+            args.passed += remainder
+        args.words, args.error = [*words], self.error
+        return args
 
     def error(self, message: str) -> NoReturn:
         """Exit with 2 and a message, which also names the nearest option for each unknown one."""
-        options, names = (word.partition("=")[0] for word in self._given if word.startswith("--")), self.names
+        options, names = (word.partition("=")[0] for word in self._words if word.startswith("--")), self.names
         unknown = ((word, did_you_mean(word, names)) for word in options if word not in names)
         closest = [f"no such option: {word}{close}" for word, close in unknown if close]
         self.exit(2, "\n".join([f"{self.prog}: error: {message}", *closest, f"see {self.prog} --help\n"]))
@@ -63,21 +63,21 @@ class Passed(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Store the option joined with its value."""
         option = option_string or ""
-        between = "=" if option.startswith("--") else ""
-        namespace.passed = [*namespace.passed, option if values == [] else f"{option}{between}{values}"]
+        separator = "=" if option.startswith("--") else ""
+        namespace.passed = [*namespace.passed, option if values == [] else f"{option}{separator}{values}"]
 
 
 def passing(add: Any) -> Any:
     """Return a function that adds an option as `add` does, for pytest to read."""
 
-    def add_option(*names: str, action: str = "", type: Any = None, default: Any = None, **given: Any) -> None:
+    def add_option(*names: str, action: str = "", type: Any = None, default: Any = None, **settings: Any) -> None:
         nargs = {"nargs": 0} if action == "store_true" else {}
-        add(*names, action=Passed, dest="passed", default=[], **nargs, **given)
+        add(*names, action=Passed, dest="passed", default=[], **nargs, **settings)
 
     return add_option
 
 
-def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+def add_json(parser: argparse.ArgumentParser, content: str) -> None:
     """Add the option --json. If the JSON goes to standard output, `main` sends all other text to standard error."""
     parser.add_argument(
         "--json",
@@ -85,5 +85,5 @@ def add_json(parser: argparse.ArgumentParser, what: str) -> None:
         nargs="?",
         const=STANDARD_OUTPUT,
         metavar="FILE",
-        help=f"write {what} to this file as JSON; to standard output without FILE",
+        help=f"write {content} to this file as JSON; to standard output without FILE",
     )

@@ -31,12 +31,12 @@ def pytest_command(*arguments: str, tests: tuple[str, str] = ("claims", "tests/o
 
     pytest would look for its configuration above the checks, which lie in this package.
     """
-    here = Path.cwd()
-    configuration = configuration_of(here)
-    project = ["-c", str(configuration)] if configuration else [f"--rootdir={here}"]
+    folder = Path.cwd()
+    configuration = configuration_of(folder)
+    project = ["-c", str(configuration)] if configuration else [f"--rootdir={folder}"]
     # No assertion of the harness is worth the seconds that rewriting it takes.
-    own = ["-p", "fourfold", "--assert=plain", *_WARNINGS]
-    return [sys.executable, "-m", "pytest", str(part_of(*tests)), *own, *project, *arguments]
+    options = ["-p", "fourfold", "--assert=plain", *_WARNINGS]
+    return [sys.executable, "-m", "pytest", str(part_of(*tests)), *options, *project, *arguments]
 
 
 def run_here(command: Sequence[str]) -> NoReturn:
@@ -52,7 +52,7 @@ def run_here(command: Sequence[str]) -> NoReturn:
 
 def configuration_of(folder: Path) -> Path | None:
     """Return the file that configures pytest for a folder, or None."""
-    for path in (above / name for above in (folder, *folder.parents) for name in CONFIGURATIONS):
+    for path in (parent / name for parent in (folder, *folder.parents) for name in CONFIGURATIONS):
         if path.is_file() and _SHARED.get(path.name, "") in path.read_text(encoding="utf-8", errors="replace"):
             return path
     return None

@@ -38,37 +38,37 @@ class NoResult(ValueError):
     """A file holds no result that this command knows."""
 
 
-def command(given: argparse.Namespace) -> int:
+def command(args: argparse.Namespace) -> int:
     """Write the pages; return 0, or 2 if a file holds no result."""
     rows: list[Entry] = []
     timed: dict[str, list[dict[str, Any]]] = {}
     exact: list[dict[str, Any]] = []
-    for number, file in enumerate(given.results):
+    for number, file in enumerate(args.results):
         name = f"{number:02}-{re.sub(r'[^A-Za-z0-9._-]+', '_', file.stem)[:60]}"
         try:
-            rows += [row._replace(link=f"{name}/{row.link}") for row in pages_of(file, given.out / name)]
-            if run := performance.read(given.out / name / ACCURACY):
+            rows += [row._replace(link=f"{name}/{row.link}") for row in pages_of(file, args.out / name)]
+            if run := performance.read(args.out / name / ACCURACY):
                 exact.append(run)
-            if part := performance.read(given.out / name / "performance.json"):
-                timed.setdefault(part["machine"].get("gpu", ""), []).append(part)
+            if measured := performance.read(args.out / name / "performance.json"):
+                timed.setdefault(measured["machine"].get("gpu", ""), []).append(measured)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"{type(error).__name__}: {error}" if not isinstance(error, OSError | ValueError) else error
-            given.error(
+            args.error(
                 f"{file}: expected what verify --json, grade --out, bench --json or --save, accuracy --json write:"
                 f" {problem}"
             )
-    index = given.out / "index.html"
+    index = args.out / "index.html"
     index.write_text(page("engine/table.html", title="Results", about="", names=("result", "", "of"), rows=rows))
     print(f"report: {index}")
     runs = [
-        (parts[0]["machine"], comparisons(one for part in parts for one in part["benchmarks"]))
+        (parts[0]["machine"], comparisons(entry for measured in parts for entry in measured["benchmarks"]))
         for gpu, parts in timed.items()
         if gpu
     ]
     if runs or exact:
-        beside = given.out / "comparisons.md"
-        beside.write_text(markdown(runs) + "".join(map(accuracy.markdown, exact)), encoding="utf-8")
-        print(f"kernels beside their peers: {beside}")
+        path = args.out / "comparisons.md"
+        path.write_text(markdown(runs) + "".join(map(accuracy.markdown, exact)), encoding="utf-8")
+        print(f"kernels beside their peers: {path}")
     return 0
 
 
@@ -79,8 +79,8 @@ def pages_of(file: Path, folder: Path) -> Iterator[Entry]:
     if file.suffix == ".jsonl":
         graded = [Graded.from_json(line) for line in text.splitlines()]
         grading.write(graded, folder, BACK)
-        right = sum(one.passed for one in graded)
-        yield Entry((f"{len(graded)} candidates", f"{right} right", str(file)), "index.html")
+        count = sum(verdict.passed for verdict in graded)
+        yield Entry((f"{len(graded)} candidates", f"{count} right", str(file)), "index.html")
         return
     record = json.loads(text)
     if "benchmarks" in record:
@@ -90,13 +90,13 @@ def pages_of(file: Path, folder: Path) -> Iterator[Entry]:
         (folder / ACCURACY).write_text(text, encoding="utf-8")
         heads, *lines = accuracy.table([accuracy.cells_of(row) for row in record["rows"]])
         rows = [Entry(tuple(line)) for line in lines]
-        about = f"{file}. {accuracy.EXPLANATION}"
-        table = page("engine/table.html", BACK, title="Accuracy", about=about, names=heads, rows=rows)
+        description = f"{file}. {accuracy.EXPLANATION}"
+        table = page("engine/table.html", BACK, title="Accuracy", about=description, names=heads, rows=rows)
         (folder / "index.html").write_text(table, encoding="utf-8")
         yield Entry((f"accuracy of {len(rows)} results", "measured", str(file)), "index.html")
     elif "timings" in record:
-        timed = [Timing(**one) for one in record["timings"]]
-        rows = [Entry(tuple(one.cells)) for one in timed]
+        timed = [Timing(**entry) for entry in record["timings"]]
+        rows = [Entry(tuple(timing.cells)) for timing in timed]
         table = page("engine/table.html", BACK, title="Timings", about=str(file), names=column_names(timed), rows=rows)
         (folder / "index.html").write_text(table, encoding="utf-8")
         yield Entry((f"{len(rows)} timings", "timed", str(file)), "index.html")
@@ -114,7 +114,7 @@ def verdicts_of(record: Mapping[str, Any], text: str) -> Iterator[Verdict]:
     if "implementation" in record:
         yield Verdict.from_json(text)
         return
-    split = (each.partition("=") for each in record.get("candidates", []))
+    split = (candidate.partition("=") for candidate in record.get("candidates", []))
     places = {operation.rpartition(":")[2]: place for operation, _, place in split}
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for check in record["checks"]:

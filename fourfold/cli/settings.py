@@ -43,13 +43,13 @@ class ProjectSettings:
     examples: int = 0
     kernels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
-    def words(self, known: Container[str], given: Sequence[str]) -> list[str]:
+    def words(self, accepted: Container[str], words: Sequence[str]) -> list[str]:
         """Return the words of a command line, with settings for known options that are not among them."""
-        names = {word.partition("=")[0] for word in given}
+        names = {word.partition("=")[0] for word in words}
         values: dict[str, list[object]]
         values = {"--device": [self.device], "--dtype": [*self.dtypes], "--examples": [self.examples]}
-        missing = [name for name in values if name in known and name not in names]
-        return [*(f"{name}={value}" for name in missing for value in values[name] if value), *given]
+        unnamed = [name for name in values if name in accepted and name not in names]
+        return [*(f"{name}={value}" for name in unnamed for value in values[name] if value), *words]
 
     @classmethod
     def of(cls, folder: Path) -> "ProjectSettings":
@@ -65,16 +65,16 @@ class ProjectSettings:
             table = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("fourfold", {})
         except (OSError, ValueError) as error:
             raise BadSettings(f"{file}: {error}") from None
-        given = _check_table(f"{file}: [tool.fourfold]", table, _OF_TYPE)
+        entries = _check_table(f"{file}: [tool.fourfold]", table, _OF_TYPE)
         kernels = {}
-        for name, kernel in given.pop("kernels", {}).items():
+        for name, kernel in entries.pop("kernels", {}).items():
             entry = _check_table(f"{file}: [tool.fourfold.kernels.{name!r}]", kernel, _OF_KERNEL)
             place, colon, function = name.rpartition(":")
             if not colon:
                 raise BadSettings(f"{file}: [tool.fourfold.kernels]: expected FILE_OR_MODULE:FUNCTION, not {name!r}")
             inside = _relative_to(file.parent / place, folder) if (file.parent / place).is_file() else place
             kernels[f"{inside}:{function}"] = entry
-        return cls(**{**given, "dtypes": tuple(given.get("dtypes", ())), "kernels": kernels})
+        return cls(**{**entries, "dtypes": tuple(entries.get("dtypes", ())), "kernels": kernels})
 
 
 def _relative_to(file: Path, folder: Path) -> str:
@@ -82,13 +82,13 @@ def _relative_to(file: Path, folder: Path) -> str:
     return str(file.relative_to(folder) if file.is_relative_to(folder) else file)
 
 
-def _check_table(where: str, table: Any, known: Mapping[str, type]) -> dict[str, Any]:
+def _check_table(place: str, table: Any, types: Mapping[str, type]) -> dict[str, Any]:
     if not isinstance(table, dict):
-        raise BadSettings(f"{where} must be a table, not {table!r}")
+        raise BadSettings(f"{place} must be a table, not {table!r}")
     for key, value in table.items():
-        if key not in known:
-            raise BadSettings(f"{where} takes {', '.join(known)}, not {key}{did_you_mean(key, known)}")
-        strings = not isinstance(value, list) or all(isinstance(each, str) for each in value)
-        if type(value) is not known[key] or not strings:
-            raise BadSettings(f"{where}: {key} must be {_NAMED[known[key]]}, not {value!r}")
+        if key not in types:
+            raise BadSettings(f"{place} takes {', '.join(types)}, not {key}{did_you_mean(key, types)}")
+        strings = not isinstance(value, list) or all(isinstance(item, str) for item in value)
+        if type(value) is not types[key] or not strings:
+            raise BadSettings(f"{place}: {key} must be {_NAMED[types[key]]}, not {value!r}")
     return dict(table)

@@ -37,8 +37,8 @@ class Source:
             NotThere: the file is missing, or is not Python.
         """
         if not file.is_file():
-            beside = [str(path) for path in file.parent.glob(f"*{file.suffix}")] if file.parent.is_dir() else []
-            raise NotThere(f"there is no file {file}{registry.did_you_mean(str(file), beside)}")
+            siblings = [str(path) for path in file.parent.glob(f"*{file.suffix}")] if file.parent.is_dir() else []
+            raise NotThere(f"there is no file {file}{registry.did_you_mean(str(file), siblings)}")
         try:
             return cls(file, ast.parse(file.read_text(encoding="utf-8"), str(file)))
         except (SyntaxError, ValueError) as error:
@@ -52,12 +52,12 @@ class Source:
     @cached_property
     def names(self) -> set[str]:
         """Return the names that the file defines or imports."""
-        found = set(self.definitions)
+        names = set(self.definitions)
         for node in _statements(self.tree):
             if isinstance(node, ast.Import | ast.ImportFrom):
-                found |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-            found |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        return found
+                names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+            names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        return names
 
     def require(self, name: str) -> None:
         """Check that the file defines a name.
@@ -76,20 +76,20 @@ class Source:
     def kernels(self) -> list[str]:
         """Return the functions that launch the file's Triton kernels and that none of its other functions calls."""
         jitted = {name for name, node in self.definitions.items() if any("jit" in ast.unparse(d) for d in _marks(node))}
-        others = {name: _used_names(node) for name, node in self.definitions.items() if name not in jitted}
+        uses = {name: _used_names(node) for name, node in self.definitions.items() if name not in jitted}
         launching: set[str] = set()
-        while added := {name for name, used in others.items() if used & (jitted | launching)} - launching:
-            launching |= added
-        called = set[str]().union(*(others[name] - {name} for name in launching))
-        return [name for name in self.definitions if name in launching - called]
+        while new := {name for name, names in uses.items() if names & (jitted | launching)} - launching:
+            launching |= new
+        inner = set[str]().union(*(uses[name] - {name} for name in launching))
+        return [name for name in self.definitions if name in launching - inner]
 
     def operations(self) -> list[str]:
         """Return the functions that `fourfold.operation` declares to be operations."""
-        marked = ("operation", "fourfold.operation")
+        decorators = ("operation", "fourfold.operation")
         return [
             name
             for name, node in self.definitions.items()
-            if any(isinstance(mark, ast.Call) and ast.unparse(mark.func) in marked for mark in _marks(node))
+            if any(isinstance(mark, ast.Call) and ast.unparse(mark.func) in decorators for mark in _marks(node))
         ]
 
 
@@ -107,7 +107,7 @@ def _marks(node: ast.FunctionDef | ast.ClassDef) -> list[ast.expr]:
 
 
 def _used_names(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
 
 
 def require_function(text: str) -> None:
@@ -155,5 +155,5 @@ def require_operation(text: str | None) -> None:
         raise NotThere("--as OPERATION is missing, as softmax or FILE.py:OPERATION: `fourfold list` names all")
     if ":" in text:
         require_function(text)
-    elif text not in (known := registry.files()):
-        raise NotThere(f"there is no operation {text}{registry.did_you_mean(text, known)}")
+    elif text not in (names := registry.files()):
+        raise NotThere(f"there is no operation {text}{registry.did_you_mean(text, names)}")

@@ -59,7 +59,7 @@ def table_of(printed: str) -> str:
     return "\n".join(line for line in lines if line.startswith(("softmax ", "  candidate")))
 
 
-def command(given: argparse.Namespace) -> int:
+def command(args: argparse.Namespace) -> int:
     """Verify both kernels of the example; return 0 if the right one is accepted and the wrong one rejected."""
     with Stop() as stop:
         try:
@@ -76,18 +76,18 @@ def guided_tour() -> int:
     with tempfile.TemporaryDirectory() as folder:
         runs = {name: Verification(name, Path(folder)) for name in ("softmax", "softmax_without_maximum")}
         right, wrong = (run.result() for run in runs.values())
-    failed = [check for check in wrong["checks"] if check["outcome"] == "failed"]
+    failures = [check for check in wrong["checks"] if check["outcome"] == "failed"]
     print(
         f"\n1. softmax: {right['counts']['passed']} checks passed, {right['counts']['failed']} failed.",
         right["table"],
         sep="\n",
     )
     print("   In the cell: worst error in units of its bound, number of examples, seconds.")
-    print(f"\n2. softmax_without_maximum: {len(failed)} checks failed.\n{wrong['table']}")
-    if failed:
-        print(f"   The first failure:\n\n{failed[0]['message']}\n{failed[0]['counterexample']}")
-        print(f"\n   The command that repeats it:\n\n{failed[0]['repeat']}")
-    as_expected = right["passed"] and failed and not wrong["passed"]
+    print(f"\n2. softmax_without_maximum: {len(failures)} checks failed.\n{wrong['table']}")
+    if failures:
+        print(f"   The first failure:\n\n{failures[0]['message']}\n{failures[0]['counterexample']}")
+        print(f"\n   The command that repeats it:\n\n{failures[0]['repeat']}")
+    as_expected = right["passed"] and failures and not wrong["passed"]
     print(
         "\nNext: fourfold verify my_kernels.py:my_softmax --as softmax\n"
         "      fourfold init my_kernels.py      a test file for your kernels, and a workflow that runs it\n"

@@ -77,103 +77,103 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
     of_cuda.add_argument("--args", metavar="A, B, ...", help="the kernel's arguments, as x, out, rows, cols")
 
 
-def command(given: argparse.Namespace) -> int:
+def command(args: argparse.Namespace) -> int:
     """Verify a kernel, or each kernel of the settings; return pytest's exit code, or the highest."""
     kernels = ProjectSettings.of(Path.cwd()).kernels
-    if not given.kernel and not kernels:
-        given.error("FILE_OR_MODULE:FUNCTION is missing, and pyproject.toml has no [tool.fourfold.kernels]")
-    if not given.kernel and (given.json or "--verdict" in " ".join(given.passed)):
-        given.error("--json and --verdict hold the verdict on one kernel: name it")
+    if not args.kernel and not kernels:
+        args.error("FILE_OR_MODULE:FUNCTION is missing, and pyproject.toml has no [tool.fourfold.kernels]")
+    if not args.kernel and (args.json or "--verdict" in " ".join(args.passed)):
+        args.error("--json and --verdict hold the verdict on one kernel: name it")
     runs = []
-    for kernel in [given.kernel] if given.kernel else kernels:
-        settings, one = kernels.get(kernel, {}), argparse.Namespace(**vars(given))
-        one.kernel, one.operation, one.passed = kernel, given.operation or settings.get("as"), [*given.passed]
-        if "claims" in settings and "--claims" not in " ".join(given.passed):
-            one.passed.append(f"--claims={settings['claims']}")
-        runs.append((command_of(one), one))
-    if len(runs) == 1 and not (given.accept_claims or given.json or annotations.in_github_actions()):
+    for kernel in [args.kernel] if args.kernel else kernels:
+        settings, copy = kernels.get(kernel, {}), argparse.Namespace(**vars(args))
+        copy.kernel, copy.operation, copy.passed = kernel, args.operation or settings.get("as"), [*args.passed]
+        if "claims" in settings and "--claims" not in " ".join(args.passed):
+            copy.passed.append(f"--claims={settings['claims']}")
+        runs.append((command_of(copy), copy))
+    if len(runs) == 1 and not (args.accept_claims or args.json or annotations.in_github_actions()):
         run_here(runs[0][0])
     with Stop() as stop:
         try:
-            return max(run(words, one) for words, one in runs)
+            return max(run(words, copy) for words, copy in runs)
         except KeyboardInterrupt:
             kill_descendants()
             return stop.status
 
 
-def run(words: list[str], given: argparse.Namespace) -> int:
+def run(words: list[str], args: argparse.Namespace) -> int:
     """Run pytest, with --accept-claims until it passes or suggests no further claim; return its exit code."""
     verdicts = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     verdicts.add_argument("--verdict", type=Path)
     with tempfile.TemporaryDirectory() as folder:
-        named, _ = verdicts.parse_known_args(words)
-        path = named.verdict or Path(folder) / "verdict.json"
+        paths, _ = verdicts.parse_known_args(words)
+        path = paths.verdict or Path(folder) / "verdict.json"
         words, claims = [*words, f"--verdict={path}"], None
         while True:
             # What pytest prints goes where this command's own words go: to standard error if JSON goes to output.
             output, die = sys.stdout.fileno(), functools.partial(die_with, os.getpid())
             code = subprocess.run(words, stdout=output, preexec_fn=die, check=False).returncode
-            suggested = json.loads(path.read_text())["suggested_claim"] if path.is_file() else ""
-            if not given.accept_claims or code != 1 or suggested in ("", claims):  # 1: some tests failed
+            claim = json.loads(path.read_text())["suggested_claim"] if path.is_file() else ""
+            if not args.accept_claims or code != 1 or claim in ("", claims):  # 1: some tests failed
                 break
-            claims = suggested
+            claims = claim
             words += ["--claims", claims]
             print(f"\nfourfold verify: once more, with --claims {shlex.quote(claims)}\n", flush=True)
         text = path.read_text() if path.is_file() else ""
-        if given.json and text:
-            given.json.write_text(text)
+        if args.json and text:
+            args.json.write_text(text)
         if annotations.in_github_actions() and text:
             print(
-                *annotations.check_annotations(json.loads(text)["checks"], *definition_of(given.kernel)),
+                *annotations.check_annotations(json.loads(text)["checks"], *definition_of(args.kernel)),
                 sep="\n",
                 flush=True,
             )
         return code
 
 
-def command_of(given: argparse.Namespace) -> list[str]:
+def command_of(args: argparse.Namespace) -> list[str]:
     """Return the pytest command for the options of ``fourfold verify``."""
-    candidate, options = candidate_of(given), list(given.passed)
-    if LAUNCHED.search(given.kernel):
+    candidate, options = candidate_of(args), list(args.passed)
+    if LAUNCHED.search(args.kernel):
         options.append("--forward-only")  # such a kernel has no gradient
-    if not given.trusted:
+    if not args.trusted:
         options.append("--untrusted-where-possible")
-    options += worker_options(given.passed)
+    options += worker_options(args.passed)
     return pytest_command("--candidate", candidate, *options)
 
 
-def worker_options(passed: Sequence[str]) -> list[str]:
+def worker_options(words: Sequence[str]) -> list[str]:
     """Return the option for a worker per core, if a run of the passed options is long enough to gain by it; else none.
 
     Each worker imports torch, which costs more than a run of few checks gains. On a GPU, its memory sets the number.
     """
-    narrowed = {option.partition("=")[0] for option in passed} - _WHOLE_RUN
-    on_cpu = "--device=cuda" not in passed and ("--device=cpu" in passed or not Path("/dev/nvidiactl").exists())
+    selectors = {option.partition("=")[0] for option in words} - _WHOLE_RUN
+    on_cpu = "--device=cuda" not in words and ("--device=cpu" in words or not Path("/dev/nvidiactl").exists())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return [f"-n{min(cores, _MOST_WORKERS)}"] if cores > 1 and on_cpu and not narrowed else []
+    return [f"-n{min(cores, _MOST_WORKERS)}"] if cores > 1 and on_cpu and not selectors else []
 
 
-def candidate_of(given: argparse.Namespace) -> str:
+def candidate_of(args: argparse.Namespace) -> str:
     """Return the value of --candidate for a kernel and its operation: ``OPERATION=FILE_OR_MODULE:FUNCTION``."""
     try:
-        require_function(given.kernel)
-        require_operation(given.operation)
+        require_function(args.kernel)
+        require_operation(args.operation)
     except NotThere as error:
-        given.error(str(error))
-    if LAUNCHED.search(given.kernel):
-        return f"{given.operation}={launch_expression(given)}"
-    if given.grid or given.block or given.shared or given.args:
-        given.error(f"--grid, --block, --shared and --args are for a kernel of a .cu file, and {given.kernel} is none")
-    return f"{given.operation}={given.kernel}"
+        args.error(str(error))
+    if LAUNCHED.search(args.kernel):
+        return f"{args.operation}={launch_expression(args)}"
+    if args.grid or args.block or args.shared or args.args:
+        args.error(f"--grid, --block, --shared and --args are for a kernel of a .cu file, and {args.kernel} is none")
+    return f"{args.operation}={args.kernel}"
 
 
-def launch_expression(given: argparse.Namespace) -> str:
+def launch_expression(args: argparse.Namespace) -> str:
     """Return the kernel of a .cu file with its launch: ``FILE.cu:KERNEL<<<GRID, BLOCK, SHARED>>>(ARGUMENTS)``."""
-    if "<<<" in given.kernel:
-        return given.kernel
-    if not (given.grid and given.block):
-        given.error(f"{given.kernel} needs --grid and --block, as --grid rows --block 256")
-    shared = f", {given.shared}" if given.shared else ""
-    sizes = (f"({size})" if "," in size and not size.startswith("(") else size for size in (given.grid, given.block))
-    arguments = f"({given.args})" if given.args else ""
-    return f"{given.kernel}<<<{', '.join(sizes)}{shared}>>>{arguments}"
+    if "<<<" in args.kernel:
+        return args.kernel
+    if not (args.grid and args.block):
+        args.error(f"{args.kernel} needs --grid and --block, as --grid rows --block 256")
+    shared = f", {args.shared}" if args.shared else ""
+    sizes = (f"({size})" if "," in size and not size.startswith("(") else size for size in (args.grid, args.block))
+    arguments = f"({args.args})" if args.args else ""
+    return f"{args.kernel}<<<{', '.join(sizes)}{shared}>>>{arguments}"

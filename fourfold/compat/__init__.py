@@ -45,8 +45,8 @@ def users_of_parts() -> dict[str, list[str]]:
 
 def library_of(part: str) -> str:
     """Return the import name of the library that a part belongs to."""
-    named = (library for library in _DISTRIBUTIONS if part.startswith(f"{library}."))
-    return next(named, part.partition(".")[0])
+    libraries = (library for library in _DISTRIBUTIONS if part.startswith(f"{library}."))
+    return next(libraries, part.partition(".")[0])
 
 
 def release(part: str) -> str:
@@ -93,17 +93,17 @@ def uses(*parts: str, otherwise: Callable[..., Any] | None = None) -> Callable[[
             of the function then raises `MissingPart`.
     """
 
-    def marked(function: F) -> F:
+    def mark(function: F) -> F:
         user = f"{function.__module__}.{function.__qualname__}"
         for part in parts:
             _users.setdefault(part, []).append(user)
-        missing = [part for part in parts if library_of(part) in sys.modules and not exists(part)]
-        if missing:
-            return cast(F, otherwise or _refusing(function, missing[0], user))
+        absent = [part for part in parts if library_of(part) in sys.modules and not exists(part)]
+        if absent:
+            return cast(F, otherwise or _refusing(function, absent[0], user))
         of_instances = {name: part for part in parts for name in re.findall(r"\w+", part.partition("()")[2])}
         return _guard(function, of_instances, user) if of_instances else function
 
-    return marked
+    return mark
 
 
 def exists(part: str) -> bool:

@@ -15,19 +15,19 @@ def ignore_local_constants() -> None:
 
     Otherwise the cases of one seed depend on what else its process has imported. No setting does that.
     """
-    nothing = providers.Constants()
-    providers._get_local_constants = lambda: nothing
+    none = providers.Constants()
+    providers._get_local_constants = lambda: none
 
 
 @contextlib.contextmanager
 @uses("hypothesis.internal.conjecture.engine.MAX_SHRINKS")
 def shrinking_at_most(times: int) -> Iterator[None]:
     """Limit how often Hypothesis makes a failing case smaller inside the block. No setting does that."""
-    before, engine.MAX_SHRINKS = engine.MAX_SHRINKS, times
+    former, engine.MAX_SHRINKS = engine.MAX_SHRINKS, times
     try:
         yield
     finally:
-        engine.MAX_SHRINKS = before
+        engine.MAX_SHRINKS = former
 
 
 @uses("hypothesis.reproduce_failure in a failure's notes")

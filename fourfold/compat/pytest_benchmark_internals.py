@@ -39,7 +39,7 @@ def current_benchmarks(benchmarks: Iterable[Mapping[str, Any]]) -> list[Mapping[
 
     The others are those of the run that it is compared with.
     """
-    return [one for one in benchmarks if one["path"] is None]
+    return [entry for entry in benchmarks if entry["path"] is None]
 
 
 @uses("pytest.Config()._benchmarksession.handle_loading")
@@ -55,9 +55,9 @@ def withdraw_regressions(config: pytest.Config, benchmarks: Iterable[Mapping[str
     pytest-benchmark raises an exception for a regression after the run, and pytest prints its whole traceback.
     """
     session = config._benchmarksession  # type: ignore[attr-defined]
-    names = {session.name_format(one): one["fullname"] for one in benchmarks}
+    names = {session.name_format(entry): entry["fullname"] for entry in benchmarks}
     failing = {names[name] for name, _ in session.performance_regressions if name in names}
-    session.performance_regressions[:] = [one for one in session.performance_regressions if one[0] not in names]
+    session.performance_regressions[:] = [r for r in session.performance_regressions if r[0] not in names]
     if not session.compared_mapping:  # else a traceback says that there is no baseline
         session.compare_fail = []
     return failing
@@ -77,15 +77,15 @@ def processor(config: pytest.Config) -> Mapping[str, Any]:
 @uses("pytest.Config().option.benchmark_json")
 def json_file(config: pytest.Config) -> Path | None:
     """Return the file of ``--benchmark-json``. Before pytest-benchmark 5.3 the option's value is an open file."""
-    given = config.getoption("--benchmark-json")
-    return Path(given if isinstance(given, str | Path) else given.name) if given else None
+    value = config.getoption("--benchmark-json")
+    return Path(value if isinstance(value, str | Path) else value.name) if value else None
 
 
 @uses("pytest_benchmark.storage.file.FileStorage of file://FOLDER")
 def storage_folder(config: pytest.Config) -> Path | None:
     """Return the folder of ``--benchmark-storage``, or None if the storage is of another kind."""
-    given = config.getoption("--benchmark-storage")
-    return Path(given.removeprefix("file://")) if given.startswith("file://") else None
+    value = config.getoption("--benchmark-storage")
+    return Path(value.removeprefix("file://")) if value.startswith("file://") else None
 
 
 @uses("pytest_benchmark.storage.file.FileStorage.save to MACHINE/0001_NAME.json")

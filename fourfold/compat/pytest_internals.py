@@ -33,8 +33,8 @@ def message_of(report: Any) -> str:
 @uses("pytest.TestReport().longrepr[2]")
 def skip_reason_of(report: Any) -> str:
     """Return the reason why a test was skipped. The report holds a path, a line and the reason, or text."""
-    why = report.longrepr[2] if isinstance(report.longrepr, tuple | list) else report.longreprtext
-    return str(why).removeprefix("Skipped: ")
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple | list) else report.longreprtext
+    return str(reason).removeprefix("Skipped: ")
 
 
 @functools.cache

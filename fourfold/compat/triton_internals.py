@@ -236,23 +236,23 @@ def compilations_replaced(compilation: Callable[[Compilation], Any]) -> Iterator
             finally:
                 _loading.now = False
 
-        def run_as(other: Specialisation) -> Any:
-            attributes = (other.multiples, *rest[1:])
-            return shipped(kernel, key, other.types, device, other.constants, options, *attributes)
+        def run_as(other_form: Specialisation) -> Any:
+            attributes = (other_form.multiples, *rest[1:])
+            return shipped(kernel, key, other_form.types, device, other_form.constants, options, *attributes)
 
         names = [parameter.name for parameter in parameters(kernel)]
         sizes = {names[path[0]]: value for path, value in constants.items() if type(value) is int}
         warps = getattr(options, "num_warps", 1)
         plain = all(isinstance(kind, str) for kind in signature.values())  # the type of a tuple is a tuple
         multiples = rest[0] if rest and isinstance(rest[0], Mapping) else {}
-        of = Specialisation(signature if plain else {}, constants, multiples)
-        found = Compilation(kernel.__name__, kernel.cache_key, sizes, warps, load, compile_or_load, of, run_as)
-        return compilation(found)
+        form = Specialisation(signature if plain else {}, constants, multiples)
+        request = Compilation(kernel.__name__, kernel.cache_key, sizes, warps, load, compile_or_load, form, run_as)
+        return compilation(request)
 
-    def add_stages(*arguments: Any, **named: Any) -> Any:
+    def add_stages(*arguments: Any, **keywords: Any) -> Any:
         if getattr(_loading, "now", False):
             raise NotKept
-        return stages(*arguments, **named)
+        return stages(*arguments, **keywords)
 
     triton.JITFunction._do_compile, backend.add_stages = run, add_stages
     try:
@@ -292,12 +292,12 @@ def driver_replaced(replacement: Any) -> Iterator[None]:
 
     The public ``driver.active`` searches for a GPU and raises if there is none: it cannot return the driver to restore.
     """
-    before = driver._active
+    former = driver._active
     driver.set_active(replacement)
     try:
         yield
     finally:
-        driver.set_active(before)
+        driver.set_active(former)
 
 
 class AcceptedByFrontEnd(BaseException):
@@ -333,11 +333,11 @@ def stop_after_front_end() -> None:
     backend, cache = find("triton.backends.nvidia.compiler.CUDABackend"), find("triton.runtime.cache")
     shipped = backend.add_stages
 
-    def add_stages(self: Any, stages: dict[str, Any], *arguments: Any, **named: Any) -> None:
+    def add_stages(self: Any, stages: dict[str, Any], *arguments: Any, **keywords: Any) -> None:
         def accept(*_: Any) -> None:
             raise AcceptedByFrontEnd
 
-        shipped(self, stages, *arguments, **named)
+        shipped(self, stages, *arguments, **keywords)
         _, second, *_ = stages
         stages[second] = accept
 

@@ -58,9 +58,9 @@ class _Largest(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for each in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(each, torch.Tensor):
-                self.elements = max(self.elements, each.numel())
+        for output in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(output, torch.Tensor):
+                self.elements = max(self.elements, output.numel())
         return result
 
 
@@ -125,13 +125,13 @@ class Declaration:
         self.tensors, self.parameters, self.lists = tensors, parameters, lists
         self.counts = self._counts_of_lists()
         self.tensors_of_lists = {
-            item: place for argument, of in lists.items() for place, item in enumerate(of.items(argument))
+            item: place for argument, items in lists.items() for place, item in enumerate(items.items(argument))
         }
         self.defaults = {**defaults, **self.list_arguments(min(USUAL_COUNT, self.counts[-1]))}
-        self.optional = tuple(name for name, of in tensors.items() if of.optional)
-        self.differentiable = tuple(name for name, of in tensors.items() if of.has_gradient)
-        self.dtypes = {name: of.dtypes[0] for name, of in tensors.items() if of.dtypes and of.is_floating}
-        self.ragged = {of.total: of for of in tensors.values() if isinstance(of, Ragged)}
+        self.optional = tuple(name for name, t in tensors.items() if t.optional)
+        self.differentiable = tuple(name for name, t in tensors.items() if t.has_gradient)
+        self.dtypes = {name: t.dtypes[0] for name, t in tensors.items() if t.dtypes and t.is_floating}
+        self.ragged = {t.total: t for t in tensors.values() if isinstance(t, Ragged)}
         self._require_axes(sizes)
         self.allowed = {axis: extent(axis, sizes.get(notation.indexed_axis(axis), (0, None))) for axis in self.axes}
         self._on_meta = True  # whether the definition runs on tensors without numbers
@@ -140,9 +140,9 @@ class Declaration:
     @functools.cached_property
     def axes(self) -> tuple[str, ...]:
         """All named axes in the order of the tensors, after ``...`` if a tensor has it."""
-        names = dict.fromkeys(LEADING for of in self.tensors.values() if LEADING in of.axes)
-        for of in self.tensors.values():
-            names |= dict.fromkeys(notation.names(of.axes))
+        names = dict.fromkeys(LEADING for tensor in self.tensors.values() if LEADING in tensor.axes)
+        for tensor in self.tensors.values():
+            names |= dict.fromkeys(notation.names(tensor.axes))
         return tuple(names)
 
     def _counts_of_lists(self) -> range:
@@ -151,13 +151,13 @@ class Declaration:
         Raises:
             ValueError: two lists have other numbers of tensors, or an axis ``n[i]`` is not that of a list.
         """
-        limits = {(of.least, of.most) for of in self.lists.values()}
+        limits = {(tensors.least, tensors.most) for tensors in self.lists.values()}
         if len(limits) > 1:
             raise ValueError(f"{self.name}: {' and '.join(self.lists)} must have the same count")
-        for name, of in self.tensors.items():
-            if any("[i]" in axis for axis in of.axes):
+        for name, tensor in self.tensors.items():
+            if any("[i]" in axis for axis in tensor.axes):
                 raise ValueError(
-                    f"{self.name}: the axes {' '.join(of.axes)!r} of {name} are those of a list of tensors"
+                    f"{self.name}: the axes {' '.join(tensor.axes)!r} of {name} are those of a list of tensors"
                 )
         return range(min(limits)[0], min(limits)[1] + 1) if limits else range(1)
 
@@ -166,21 +166,21 @@ class Declaration:
         return {name: None if place >= count else PRESENT for name, place in self.tensors_of_lists.items()}
 
     def _require_axes(self, sizes: Mapping[str, Any]) -> None:
-        named = [("sizes", axis) for axis in sizes]
-        for name, of in self.tensors.items():
-            named += [(f"{field} of {name}", axis) for field, axis in of.limiting_axes.items()]
-            if isinstance(of, Ragged) and of.samples != self.ragged[of.total].samples:
-                raise ValueError(f"{name}: the rows of {of.total} belong to the samples of one axis only")
-        for description, axis in named:
+        limits = [("sizes", axis) for axis in sizes]
+        for name, tensor in self.tensors.items():
+            limits += [(f"{field} of {name}", axis) for field, axis in tensor.limiting_axes.items()]
+            if isinstance(tensor, Ragged) and tensor.samples != self.ragged[tensor.total].samples:
+                raise ValueError(f"{name}: the rows of {tensor.total} belong to the samples of one axis only")
+        for description, axis in limits:
             if axis not in (*self.axes, *map(notation.indexed_axis, self.axes)):
                 raise ValueError(f"{description}: no tensor of {self.name} has an axis {axis!r}; there are {self.axes}")
-        ragged = [name for name, of in self.tensors.items() if isinstance(of, Ragged)]
+        ragged = [name for name, tensor in self.tensors.items() if isinstance(tensor, Ragged)]
         for name, values in self.parameters.items():
             for tie in values.takes:
                 if tie == LEADING or tie not in (*self.axes, *ragged):
-                    there = ", ".join(each for each in (*self.axes, *ragged) if each != LEADING)
+                    names = ", ".join(name for name in (*self.axes, *ragged) if name != LEADING)
                     description = "is neither an axis nor the lengths or offsets of a ragged batch"
-                    raise ValueError(f"{self.name}: {name} is tied to {tie}, which {description}; there are {there}")
+                    raise ValueError(f"{self.name}: {name} is tied to {tie}, which {description}; there are {names}")
 
     def learn(self) -> None:
         """Run the definition on few numbers, and find out which axes may be empty.
@@ -188,7 +188,7 @@ class Declaration:
         Raises:
             ValueError: the definition does not accept the declared arguments.
         """
-        few = {axis: self.allowed[axis].nearest(2 + place % 3) for place, axis in enumerate(self.axes)}
+        tiny = {axis: self.allowed[axis].nearest(2 + place % 3) for place, axis in enumerate(self.axes)}
 
         def runs(sizes: Mapping[str, int], absent: str | None = None) -> None:
             leading = (sizes[LEADING],) if LEADING in sizes else ()
@@ -196,17 +196,17 @@ class Declaration:
             self._try_random_inputs(plan)
 
         for absent in (None, *self.optional):
-            runs(few, absent)
+            runs(tiny, absent)
         if self.lists and self.counts[0] == 0:
             try:
-                self._try_random_inputs(self.plan(few, (few[LEADING],) if LEADING in few else (), self.empty_lists))
+                self._try_random_inputs(self.plan(tiny, (tiny[LEADING],) if LEADING in tiny else (), self.empty_lists))
             except ValueError:
                 self.counts = self.counts[1:]
-        self.returns = self._result_dtype(few)
+        self.returns = self._result_dtype(tiny)
         if is_chosen(self.returns):
             self.differentiable = ()
-        if not self._has_derivative(self.differentiable, few):
-            self.differentiable = tuple(name for name in self.differentiable if self._has_derivative([name], few))
+        if not self._has_derivative(self.differentiable, tiny):
+            self.differentiable = tuple(name for name in self.differentiable if self._has_derivative([name], tiny))
         for axis in self.axes:
             # The tensors of a list are alike, and some of them absent here.
             first = notation.item_axes([notation.indexed_axis(axis)], 0)[0]
@@ -214,7 +214,7 @@ class Declaration:
                 self.allowed[axis] = self.allowed[first]
             elif self.allowed[axis].nearest(0) == 0:
                 try:
-                    runs({**few, axis: 0})
+                    runs({**tiny, axis: 0})
                 except ValueError:
                     self.allowed[axis] = self.allowed[axis].not_empty()
 
@@ -251,24 +251,24 @@ class Declaration:
 
     def _result_dtype(self, sizes: Mapping[str, int]) -> str | None:
         leading = (sizes[LEADING],) if LEADING in sizes else ()
-        given = [{}, *({name: value} for name, of in self.parameters.items() for value in of.choices)]
-        plans = [self.plan(sizes, leading, {**self.defaults, **each}) for each in given]
-        several = any(len(of.dtypes) > 1 for of in self.tensors.values())
+        settings = [{}, *({name: value} for name, field in self.parameters.items() for value in field.choices)]
+        plans = [self.plan(sizes, leading, {**self.defaults, **setting}) for setting in settings]
+        may_choose = any(len(tensor.dtypes) > 1 for tensor in self.tensors.values())
         dtypes = dict.fromkeys(
             self.infer_shape(
                 self.make_inputs(plan, np.random.default_rng(seed), DTYPES["float32"], {}), plan.parameters
             ).dtype
             for plan in plans
-            for seed in range(SEEDS_OF_DTYPES if several else 1)
+            for seed in range(SEEDS_OF_DTYPES if may_choose else 1)
         )
         if self.returns is None and len(dtypes) > 1 and any(map(is_chosen, dtypes)):
             raise ValueError(f"{self.name} returns {' or '.join(sorted(dtypes))}: `returns` must name one of them")
-        own = next(iter(dtypes))
+        returned = next(iter(dtypes))
         if self.returns is None:
-            return own if is_chosen(own) else None
-        kinds = [of if of == "bool" else "integers" if of in INTEGERS else "numbers" for of in (own, self.returns)]
+            return returned if is_chosen(returned) else None
+        kinds = [n if n == "bool" else "integers" if n in INTEGERS else "numbers" for n in (returned, self.returns)]
         if kinds[0] != kinds[1]:
-            raise ValueError(f"returns: {self.name} returns {own}, not {self.returns}")
+            raise ValueError(f"returns: {self.name} returns {returned}, not {self.returns}")
         return self.returns
 
     def within(self, limits: Mapping[str, tuple[int, int] | int]) -> Self:
@@ -280,8 +280,8 @@ class Declaration:
         fewer = copy.copy(self)
         fewer.allowed = dict(self.allowed)
         for axis, limit in limits.items():
-            limited = [each for each in self.axes if axis in (each, notation.indexed_axis(each))]
-            extents = [self.allowed[each].within(limit) for each in limited]
+            limited = [name for name in self.axes if axis in (name, notation.indexed_axis(name))]
+            extents = [self.allowed[name].within(limit) for name in limited]
             if not extents or None in extents:
                 raise ValueError(f"sizes of {axis}: {self.name} has none within {limit}")
             fewer.allowed |= dict(zip(limited, extents))  # type: ignore[arg-type]
@@ -305,13 +305,13 @@ class Declaration:
         shares: dict[str, np.ndarray] = dict(counts or {})
         for total, ragged in self.ragged.items():
             if total not in shares:
-                most = fixed[ragged.most] if ragged.most else None
-                shares[total] = share_rows(np.random.default_rng(0), fixed[total], fixed[ragged.samples], most, "equal")
+                cap = fixed[ragged.most] if ragged.most else None
+                shares[total] = share_rows(np.random.default_rng(0), fixed[total], fixed[ragged.samples], cap, "equal")
             fixed[total], fixed[ragged.samples] = int(shares[total].sum()), len(shares[total])
-        for name, of in self.tensors.items():
-            if isinstance(of.high, str) and not of.also and parameters.get(name, name) is not None:
-                empty = 0 in notation.shape(of.axes, fixed, leading)
-                fixed[of.high] = max(fixed[of.high], 0 if empty else of.low + 1)
+        for name, tensor in self.tensors.items():
+            if isinstance(tensor.high, str) and not tensor.also and parameters.get(name, name) is not None:
+                empty = 0 in notation.shape(tensor.axes, fixed, leading)
+                fixed[tensor.high] = max(fixed[tensor.high], 0 if empty else tensor.low + 1)
         plan = CallPlan(sizes=fixed, leading=leading, counts=shares, parameters=parameters)
         tied = {name: self.choices(name, plan) for name in parameters if self._is_tied(name)}
         places = {name: Place.among(choices, parameters[name]) for name, choices in tied.items()}
@@ -326,7 +326,7 @@ class Declaration:
         Raises:
             ValueError: there is none. The message names the parameter.
         """
-        ragged = {n: of.of_counts(plan.counts[of.total]) for n, of in self.tensors.items() if isinstance(of, Ragged)}
+        ragged = {n: t.of_counts(plan.counts[t.total]) for n, t in self.tensors.items() if isinstance(t, Ragged)}
         return self._choices(parameter, plan.sizes, ragged)
 
     def _choices(self, parameter: str, sizes: Mapping[str, int], inputs: Mapping[str, np.ndarray]) -> list[Any]:
@@ -350,20 +350,20 @@ class Declaration:
 
     def shapes(self, plan: CallPlan) -> dict[str, Shape]:
         """Return the shapes of the inputs that are present in a call."""
-        present = {name: of for name, of in self.tensors.items() if name not in plan.parameters}
-        return {name: notation.shape(of.axes, plan.sizes, plan.leading) for name, of in present.items()}
+        present = {name: tensor for name, tensor in self.tensors.items() if name not in plan.parameters}
+        return {name: notation.shape(tensor.axes, plan.sizes, plan.leading) for name, tensor in present.items()}
 
     def make_inputs(
-        self, plan: CallPlan, rng: np.random.Generator, dtype: DType, how: Mapping[str, str]
+        self, plan: CallPlan, rng: np.random.Generator, dtype: DType, kinds: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
-        """Return the inputs of a call, filled with random numbers. `how` is as in `make_array`, by name."""
+        """Return the inputs of a call, filled with random numbers. `kinds` is as in `make_array`, by name."""
         inputs = {}
         for name, shape in self.shapes(plan).items():
-            of = self.tensors[name]
-            if isinstance(of, Ragged):
-                inputs[name] = of.of_counts(plan.counts[of.total], int(rng.integers(2)))
+            tensor = self.tensors[name]
+            if isinstance(tensor, Ragged):
+                inputs[name] = tensor.of_counts(plan.counts[tensor.total], int(rng.integers(2)))
             else:
-                inputs[name] = make_array(of, rng, shape, dtype, plan.sizes, how.get(name, ""))
+                inputs[name] = make_array(tensor, rng, shape, dtype, plan.sizes, kinds.get(name, ""))
         return inputs
 
     def infer_shape(self, inputs: Mapping[str, np.ndarray], parameters: Mapping[str, Any]) -> OutputShape:
@@ -386,9 +386,9 @@ class Declaration:
             warnings.simplefilter("ignore")  # such as torch's about a variance of no numbers
             output = self.definition(**tensors, **parameters)
         if not isinstance(output, torch.Tensor) or name_of(output.dtype) not in {**DTYPES, **QUANTISED, **INTEGERS}:
-            what = output.dtype if isinstance(output, torch.Tensor) else type(output).__name__
-            several = "; `returns` names several" if isinstance(output, tuple | list) else ""
-            raise TypeError(f"a definition must return one tensor of real numbers, not {what}{several}")
+            result = output.dtype if isinstance(output, torch.Tensor) else type(output).__name__
+            hint = "; `returns` names several" if isinstance(output, tuple | list) else ""
+            raise TypeError(f"a definition must return one tensor of real numbers, not {result}{hint}")
         return output, max(largest.elements, output.numel())
 
     def is_finite(self, case: Case) -> bool:
@@ -430,8 +430,8 @@ class Declaration:
 
     def output_shape(self, plan: CallPlan, inputs: Mapping[str, np.ndarray]) -> Shape:
         """Return the shape of a call's output. Every check makes the same cases: equal numbers are tried once."""
-        few = sum(array.size for array in inputs.values()) <= FEW_TO_TRY
-        if not few and self._on_meta:
+        is_small = sum(array.size for array in inputs.values()) <= FEW_TO_TRY
+        if not is_small and self._on_meta:
             outcome = self.outcome(plan)
             if self._on_meta:
                 return outcome.shape
@@ -477,16 +477,16 @@ class Declaration:
         """Return the number of elements of the largest floating-point input if each axis is as short as allowed."""
         sizes = {axis: allowed[axis].nearest(0) for axis in self.axes}
         leading = (sizes[LEADING],) if LEADING in sizes else ()
-        floating = [of for of in self.tensors.values() if of.is_floating]
+        floating = [tensor for tensor in self.tensors.values() if tensor.is_floating]
         return max((int(np.prod(notation.shape(of.axes, sizes, leading))) for of in floating), default=1)
 
     def other_integers(self, case: Case) -> dict[str, np.ndarray]:
         """Return other integers for a case, by input: see `fourfold.declaration.drawing.other_integers`."""
         integers = {name: other_integers(self.tensors[name], array) for name, array in case.inputs.items()}
-        others = {name: array for name, array in integers.items() if array is not None}
-        if self.allows(replace(case, inputs={**case.inputs, **others})):
-            return others
-        return {name: array for name, array in others.items() if not isinstance(self.tensors[name], Ragged)}
+        changed = {name: array for name, array in integers.items() if array is not None}
+        if self.allows(replace(case, inputs={**case.inputs, **changed})):
+            return changed
+        return {name: array for name, array in changed.items() if not isinstance(self.tensors[name], Ragged)}
 
     def _make_constant(self, name: str, array: np.ndarray, place: int) -> np.ndarray:
         """Return an input for the layout "expanded": constant along its first or its last axis, depending on `place`.
@@ -494,10 +494,10 @@ class Declaration:
         Lengths, offsets and arrays from the user's own function stay as they are. Probabilities are constant along the
         first axis only, because they sum to 1 along the last.
         """
-        of = self.tensors[name]
-        if isinstance(of, Ragged) or of.make is not None:
+        tensor = self.tensors[name]
+        if isinstance(tensor, Ragged) or tensor.make is not None:
             return array
-        if "probabilities" in of.kinds:
+        if "probabilities" in tensor.kinds:
             return repeat_first(array) if array.ndim > 1 else array
         return repeat_first(array, -(place % 2))
 
@@ -534,28 +534,28 @@ class Declaration:
                 and where they are the lengths or offsets of a ragged batch.
             scaled_alone: whether unlimited numbers are scaled instead of drawn again.
         """
-        known, misfit = self._sizes(case.inputs)
+        sizes, misfit = self._sizes(case.inputs)
         if misfit:
             return scaled
         rng = np.random.default_rng(zlib.crc32(b"".join(array.tobytes() for array in case.inputs.values())))
 
-        def anew(these: Mapping[str, TensorInput]) -> dict[str, np.ndarray]:
-            return {name: self._redraw(name, case, known, rng) for name in these if name in case.inputs}
+        def redraw_all(tensors: Mapping[str, TensorInput]) -> dict[str, np.ndarray]:
+            return {name: self._redraw(name, case, sizes, rng) for name in tensors if name in case.inputs}
 
-        floating = {name: of for name, of in self.tensors.items() if of.is_floating}
+        floating = {name: tensor for name, tensor in self.tensors.items() if tensor.is_floating}
         # Scaled numbers mostly have the same order, signs and places, and so the same result of integers.
         redrawn = is_chosen(self.returns) or not scaled_alone
-        kept_within = {name: of for name, of in floating.items() if redrawn or of.make is not None or has_range(of)}
-        found = replace(scaled, inputs={**scaled.inputs, **anew(kept_within)})
-        whole = {n: of for n, of in self.tensors.items() if not of.is_floating and not isinstance(of, Ragged)}
+        kept_within = {name: t for name, t in floating.items() if redrawn or t.make is not None or has_range(t)}
+        redrawn_case = replace(scaled, inputs={**scaled.inputs, **redraw_all(kept_within)})
+        whole = {n: t for n, t in self.tensors.items() if not t.is_floating and not isinstance(t, Ragged)}
         if not integers or not whole:
-            return found
-        others = replace(found, inputs={**found.inputs, **anew(whole)})
+            return redrawn_case
+        with_integers = replace(redrawn_case, inputs={**redrawn_case.inputs, **redraw_all(whole)})
         try:
-            shape = self.infer_shape(others.inputs, case.parameters).shape
+            shape = self.infer_shape(with_integers.inputs, case.parameters).shape
         except ValueError:
-            return found
-        return others if shape == case.grad_output.shape else found
+            return redrawn_case
+        return with_integers if shape == case.grad_output.shape else redrawn_case
 
     def _flatten_lists(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return arguments with the tensors of lists one by one.
@@ -563,25 +563,25 @@ class Declaration:
         Raises:
             ValueError: a list is left out, or has too many tensors.
         """
-        flat = {name: of for name, of in arguments.items() if name not in self.lists}
-        for name, of in self.lists.items():
-            if len(given := arguments.get(name, [None] * (of.most + 1))) > of.most:
-                raise ValueError(f"{self.name}: an example must give {name}, of at most {of.most} tensors")
-            flat |= dict(zip(of.items(name), given))
+        flat = {name: value for name, value in arguments.items() if name not in self.lists}
+        for name, tensor_list in self.lists.items():
+            if len(items := arguments.get(name, [None] * (tensor_list.most + 1))) > tensor_list.most:
+                raise ValueError(f"{self.name}: an example must give {name}, of at most {tensor_list.most} tensors")
+            flat |= dict(zip(tensor_list.items(name), items))
         return flat
 
     def _sizes(self, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], str | None]:
         """Return the sizes of the axes of a call's inputs, and an input that does not fit them."""
-        axes = {name: of.axes for name, of in self.tensors.items()}
+        axes = {name: tensor.axes for name, tensor in self.tensors.items()}
         return notation.sizes(axes, {name: array.shape for name, array in inputs.items()})
 
     def _redraw(self, name: str, case: Case, sizes: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
         """Return another array for an input, in the same layout."""
-        of, former = self.tensors[name], case[name]
-        how = str(rng.choice(of.kinds)) if of.is_floating else "any"
-        tested = of.is_floating and not of.dtypes
+        tensor, former = self.tensors[name], case[name]
+        kind = str(rng.choice(tensor.kinds)) if tensor.is_floating else "any"
+        tested = tensor.is_floating and not tensor.dtypes
         dtype = DTYPES[former.dtype.name if tested else "float32"]
-        array = make_array(of, rng, former.shape, dtype, sizes, how).astype(former.dtype)
+        array = make_array(tensor, rng, former.shape, dtype, sizes, kind).astype(former.dtype)
         if case.layouts.get(name) == "expanded":
             array = self._make_constant(name, array, list(case.inputs).index(name))
         return array
@@ -598,14 +598,14 @@ class Declaration:
         inputs: dict[str, np.ndarray] = {}
         usual = {name: value for name, value in self.defaults.items() if name not in self.tensors_of_lists}
         parameters = {**usual, **{n: v for n, v in arguments.items() if n in self.parameters}}
-        for name, of in self.tensors.items():
+        for name, tensor in self.tensors.items():
             if arguments.get(name) is None:
-                if not of.optional and name not in self.tensors_of_lists:
+                if not tensor.optional and name not in self.tensors_of_lists:
                     raise ValueError(f"{self.name}: an example must give {name}")
                 parameters[name] = None
                 continue
-            inputs[name] = np.array(arguments[name], np.float64 if of.is_floating else None).astype(
-                of.dtype(dtype).numpy
+            inputs[name] = np.array(arguments[name], np.float64 if tensor.is_floating else None).astype(
+                tensor.dtype(dtype).numpy
             )
         sizes, misfit = self._sizes(inputs)
         if misfit:
@@ -625,58 +625,60 @@ def _outcome(output: torch.Tensor, largest: int) -> OutputShape:
 
 
 @st.composite
-def _absent(draw: st.DrawFn, of: Declaration) -> dict[str, Any]:
+def _absent(draw: st.DrawFn, declaration: Declaration) -> dict[str, Any]:
     """Draw the optional inputs, and those of lists, to leave out.
 
     At least one differentiable input stays, if there is one that does not belong to a list.
     """
-    of_lists = of.list_arguments(draw(st.sampled_from(of.counts))) if of.lists else {}
-    absent = {name for name in of.optional if draw(st.integers(1, ABSENT)) == ABSENT}
-    if of.differentiable and absent >= set(of.differentiable):
-        absent.discard(of.differentiable[0])
-    return {**of_lists, **{name: None for name in of.tensors if name in absent}}
+    of_lists = declaration.list_arguments(draw(st.sampled_from(declaration.counts))) if declaration.lists else {}
+    absent = {name for name in declaration.optional if draw(st.integers(1, ABSENT)) == ABSENT}
+    if declaration.differentiable and absent >= set(declaration.differentiable):
+        absent.discard(declaration.differentiable[0])
+    return {**of_lists, **{name: None for name in declaration.tensors if name in absent}}
 
 
 @st.composite
-def _plans(draw: st.DrawFn, of: Declaration, allowed: Mapping[str, Extent], elements: int) -> CallPlan:
-    parameters = {name: draw(draw_value(values)) for name, values in of.parameters.items()} | draw(_absent(of))
-    sizes = draw(draw_sizes(of.axes, [tensor.axes for tensor in of.tensors.values()], allowed, elements))
+def _plans(draw: st.DrawFn, declaration: Declaration, allowed: Mapping[str, Extent], elements: int) -> CallPlan:
+    parameters = {name: draw(draw_value(values)) for name, values in declaration.parameters.items()}
+    parameters |= draw(_absent(declaration))
+    tensors = [tensor.axes for tensor in declaration.tensors.values()]
+    sizes = draw(draw_sizes(declaration.axes, tensors, allowed, elements))
     alone = LEADING in sizes and allowed[LEADING].nearest(1) == 1 and draw(st.integers(1, ALONE)) == ALONE
     if alone:
         sizes[LEADING] = 1
     leading: Shape = (sizes[LEADING],) if LEADING in sizes else ()
-    plan = of.smaller(of.plan(sizes, leading, parameters), elements)
+    plan = declaration.smaller(declaration.plan(sizes, leading, parameters), elements)
     counts = {}
-    for total, ragged in of.ragged.items():
-        most = plan.sizes[ragged.most] if ragged.most else None
-        rng, how = draw(GENERATORS), draw(st.sampled_from(SHARES))
-        counts[total] = share_rows(rng, plan.sizes[total], plan.sizes[ragged.samples], most, how)
+    for total, ragged in declaration.ragged.items():
+        cap = plan.sizes[ragged.most] if ragged.most else None
+        rng, share = draw(GENERATORS), draw(st.sampled_from(SHARES))
+        counts[total] = share_rows(rng, plan.sizes[total], plan.sizes[ragged.samples], cap, share)
     if leading:
         leading = () if alone else draw(leading_axes(plan.sizes[LEADING]))
-    return of.plan(plan.sizes, leading, parameters, counts)
+    return declaration.plan(plan.sizes, leading, parameters, counts)
 
 
 @st.composite
-def _cases(draw: st.DrawFn, of: Declaration, dtype: DType, elements: int) -> Case:
-    plan = draw(_plans(of, of.allowed, elements))
+def _cases(draw: st.DrawFn, declaration: Declaration, dtype: DType, elements: int) -> Case:
+    plan = draw(_plans(declaration, declaration.allowed, elements))
     inputs = {}
-    for place, (name, shape) in enumerate(of.shapes(plan).items()):
-        tensor = of.tensors[name]
+    for place, (name, shape) in enumerate(declaration.shapes(plan).items()):
+        tensor = declaration.tensors[name]
         if isinstance(tensor, Ragged):
             inputs[name] = tensor.of_counts(plan.counts[tensor.total], draw(st.integers(0, 1)))
         else:
             inputs[name] = draw(draw_array(tensor, dtype, shape, plan.sizes, place))
     layouts = draw(layouts_for(*inputs, "grad_output"))
     # An expanded cotangent is constant along the first or the last axis, as after a sum over that axis.
-    return of.case(plan, inputs, draw(generators(len(inputs))), dtype, layouts, draw(st.sampled_from((0, -1))))
+    return declaration.case(plan, inputs, draw(generators(len(inputs))), dtype, layouts, draw(st.sampled_from((0, -1))))
 
 
 @st.composite
-def _smooth(draw: st.DrawFn, of: Declaration, dtype: DType) -> Case:
-    allowed = {axis: extent.not_empty() for axis, extent in of.allowed.items()}
-    plan, rng = draw(_plans(of, allowed, FEW_ELEMENTS * of.least(allowed))), draw(GENERATORS)
-    how = {name: "normal" for name, tensor in of.tensors.items() if tensor.is_floating and not has_range(tensor)}
-    return of.case(plan, of.make_inputs(plan, rng, dtype, how), rng, dtype, {})
+def _smooth(draw: st.DrawFn, declaration: Declaration, dtype: DType) -> Case:
+    allowed = {axis: extent.not_empty() for axis, extent in declaration.allowed.items()}
+    plan, rng = draw(_plans(declaration, allowed, FEW_ELEMENTS * declaration.least(allowed))), draw(GENERATORS)
+    kinds = {n: "normal" for n, t in declaration.tensors.items() if t.is_floating and not has_range(t)}
+    return declaration.case(plan, declaration.make_inputs(plan, rng, dtype, kinds), rng, dtype, {})
 
 
 def has_range(tensor: TensorInput) -> bool:

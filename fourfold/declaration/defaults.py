@@ -36,7 +36,7 @@ def complete(operation: Operation) -> Operation:
         changes["errors"] = errors(operation.examples, operation.dtypes)
     if operation.reduction:
         law = law_of(operation)
-        if law.__name__ not in [each.__name__ for each in operation.laws]:
+        if law.__name__ not in [known.__name__ for known in operation.laws]:
             changes["laws"] = (*operation.laws, law)
     if operation.workloads is FOLLOWS:
         changes["workloads"] = workloads(operation)
@@ -108,8 +108,8 @@ def workloads(operation: Operation) -> Mapping[str, Mapping[str, Make]]:
     else:
         sides = {"small": False, "ragged": True, "large": False}
         workloads_by_device = {
-            device: {name: filled_workload(elements, odd) for (name, odd), elements in zip(sides.items(), several)}
-            for device, several in FILLED.items()
+            device: {name: filled_workload(elements, odd) for (name, odd), elements in zip(sides.items(), counts)}
+            for device, counts in FILLED.items()
         }
     if operation.batched:
         workloads_by_device["cuda"]["large"] = large

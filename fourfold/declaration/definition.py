@@ -46,7 +46,7 @@ FEW_NAMED = 40
 # The most kinds of examples for which its rounding errors are bounded. Kinds differ in the values of parameters, in the
 # axes without elements, and in whether all numbers are finite.
 MOST_KINDS = 8
-_FIELDS = {each.name for each in dataclasses.fields(Operation)}
+_FIELDS = {field.name for field in dataclasses.fields(Operation)}
 # Fields that follow from the arguments and cannot be given.
 _OF_ARGUMENTS = {"axes", "differentiable", "dtypes", "ordinary", "outputs", "lists", "changed"}
 # Fields that may be given for an operation with several outputs. They hold for each output.
@@ -60,14 +60,14 @@ class DefinedOperation(Operation):
     Attributes:
         definition: a function of torch tensors that returns one tensor or a tuple of several.
         declaration: the declaration of its arguments.
-        given: the examples that were given in addition to those that follow from the declaration.
+        own_examples: the examples that were given in addition to those that follow from the declaration.
         has_own_cases: whether a strategy of cases was given. The declaration may not describe all of its constraints.
         has_own_workloads: whether workloads were given. They stay as they are on fewer sizes.
     """
 
     definition: Callable[..., Any]
     declaration: Declaration
-    given: Mapping[str, named_cases.Make]
+    own_examples: Mapping[str, named_cases.Make]
     has_own_cases: bool = False
     has_own_workloads: bool = False
 
@@ -76,9 +76,9 @@ class DefinedOperation(Operation):
         object.__setattr__(self, "__signature__", inspect.signature(self.definition))
         object.__setattr__(self, "__doc__", self.definition.__doc__)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the definition."""
-        return self.definition(*arguments, **named)
+        return self.definition(*arguments, **keywords)
 
     def redraw_numbers(self, case: Case, scaled_alone: bool = True) -> Case:
         """Return a case of the same shapes, layouts and parameters with other numbers that the declaration allows.
@@ -106,7 +106,7 @@ class DefinedOperation(Operation):
             return self
         fewer = self.declaration.within(limits)
         smooth = fewer.smooth if self.smooth == self.declaration.smooth else self.smooth
-        examples = named_cases.join_cases(fewer, self.given)
+        examples = named_cases.join_cases(fewer, self.own_examples)
         sized = named_cases.sized_cases(fewer)
         workloads = self.workloads if self.has_own_workloads else FOLLOWS
         changes: dict[str, Any] = {"examples": examples, "declaration": fewer, "sized": sized, "workloads": workloads}
@@ -126,7 +126,7 @@ def operation(
     returns: str | torch.dtype | Mapping[str, str | torch.dtype | Output | None] | None = None,
     mutates: str | Sequence[str] = (),
     tried: bool = True,
-    **given: Any,
+    **declarations: Any,
 ) -> Callable[[Callable[..., Any]], DefinedOperation]:
     """Return a decorator that makes the record of an operation from its definition.
 
@@ -138,7 +138,7 @@ def operation(
         mutates: the names of the tensors that a kernel changes in place. The definition may do so, too, or return their
             new values in this order. What it returns beside them is named by `returns`. There are no gradients.
         tried: whether to evaluate the definition for a few named examples immediately, so that its errors surface here.
-        given: the declaration of each argument of the definition, by its name: `tensor`, `tensors`, `lengths`,
+        declarations: the declaration of each argument of the definition, by its name: `tensor`, `tensors`, `lengths`,
             `offsets`, `values`, `tied`, `divisors`, or a Hypothesis strategy of a parameter. An argument with a default
             may be left out; it is then not passed.
             Also fields of `fourfold.operations.record.Operation`, such as laws, errors, forward and backward. They
@@ -159,12 +159,12 @@ def operation(
     """
     if misplaced:
         raise TypeError('operation: declare each argument by its name: @fourfold.operation(x=tensor("... cols"))')
-    changed = (mutates,) if isinstance(mutates, str) else tuple(mutates)
+    mutated = (mutates,) if isinstance(mutates, str) else tuple(mutates)
     for field in _OF_ARGUMENTS:
-        if field in given and not _is_declared(given[field]):
+        if field in declarations and not _is_declared(declarations[field]):
             raise TypeError(f"operation: {field} follows from the declarations of the arguments")
-    declared = {name: value for name, value in given.items() if _is_declared(value)}
-    fields = {name: value for name, value in given.items() if name not in declared}
+    arguments = {name: value for name, value in declarations.items() if _is_declared(value)}
+    fields = {name: value for name, value in declarations.items() if name not in arguments}
     for name, value in fields.items():
         if name not in _FIELDS:
             expected = (
@@ -172,7 +172,7 @@ def operation(
             )
             raise TypeError(f"operation: {name} must be {expected}, not {value!r}")
 
-    lists = tuple(name for name, value in declared.items() if isinstance(value, TensorList))
+    lists = tuple(name for name, value in arguments.items() if isinstance(value, TensorList))
     if lists:
         fields["lists"] = lists
 
@@ -181,12 +181,12 @@ def operation(
         if not hasattr(definition, "__name__"):
             raise TypeError(NO_FUNCTION.format(type(definition).__name__))
         evaluated = pack_lists(definition, lists)
-        if changed:
-            record = _in_place_operation(evaluated, declared, fields, sizes or {}, returns, changed)
+        if mutated:
+            record = _in_place_operation(evaluated, arguments, fields, sizes or {}, returns, mutated)
         elif isinstance(returns, Mapping):
-            record = _multiple_outputs(evaluated, declared, fields, sizes or {}, returns)
+            record = _multiple_outputs(evaluated, arguments, fields, sizes or {}, returns)
         else:
-            record = _make_operation(evaluated, declared, {**fields, "returns": Output(returns).dtype}, sizes or {})
+            record = _make_operation(evaluated, arguments, {**fields, "returns": Output(returns).dtype}, sizes or {})
         record = dataclasses.replace(record, definition=definition)
         if tried and not {"forward", "backward"} & fields.keys():
             _try(record)
@@ -213,14 +213,14 @@ def signature_of(definition: Callable[..., Any]) -> inspect.Signature:
         raise TypeError(NO_FUNCTION.format(getattr(definition, "__name__", definition))) from None
 
 
-def _try(made: DefinedOperation) -> None:
+def _try(record: DefinedOperation) -> None:
     """Evaluate a definition, forward and backward, for named examples of each kind that it may treat differently.
 
     Raises:
         DefinitionError: the definition raises an error.
     """
     dtype, kinds = DTYPES["float32"], set[str]()
-    for name, make in itertools.islice(made.examples.items(), FEW_NAMED):
+    for name, make in itertools.islice(record.examples.items(), FEW_NAMED):
         case, finite = None, True
         try:
             case = make(dtype)
@@ -229,26 +229,26 @@ def _try(made: DefinedOperation) -> None:
             kind = repr((shapes, finite, sorted(case.parameters.items())))
             if case.elements <= FEW_TO_TRY and kind not in kinds and len(kinds) < MOST_KINDS:
                 kinds.add(kind)
-                for of in made.outputs.values() or (made,):
-                    reference(of, case if not made.outputs else of.examples[name](dtype), dtype)
-                    if of.differentiable:
-                        reference_gradients(of, case if not made.outputs else of.examples[name](dtype), dtype)
+                for output in record.outputs.values() or (record,):
+                    reference(output, case if not record.outputs else output.examples[name](dtype), dtype)
+                    if output.differentiable:
+                        reference_gradients(output, case if not record.outputs else output.examples[name](dtype), dtype)
         except Exception as error:
             if isinstance(error, HangsOnRounding) and not finite:
                 continue  # numbers without an order: other cases have one
             innermost = error
             while innermost.__cause__ is not None and not isinstance(innermost.__cause__, AttributeError):
                 innermost = innermost.__cause__  # type: ignore[assignment]
-            at = f" at {case!r}" if case is not None else ""
+            case_text = f" at {case!r}" if case is not None else ""
             raise DefinitionError(
-                f"operation {made.name}: its definition cannot be judged by, as for the named example {name} it raised "
-                f"{type(innermost).__name__}: {innermost}{_find_line(error, made)}{at}"
+                f"operation {record.name}: its definition cannot be judged by, as for the named example {name} it"
+                f" raised {type(innermost).__name__}: {innermost}{_find_line(error, record)}{case_text}"
             ) from error
 
 
-def _find_line(error: BaseException | None, made: DefinedOperation) -> str:
+def _find_line(error: BaseException | None, record: DefinedOperation) -> str:
     """Return the innermost line of the definition's file in the traceback of an exception or of its causes."""
-    file, line = inspect.unwrap(made.definition).__code__.co_filename, ""
+    file, line = inspect.unwrap(record.definition).__code__.co_filename, ""
     while error is not None:
         for frame in traceback.extract_tb(error.__traceback__):
             if frame.filename == file:
@@ -257,8 +257,8 @@ def _find_line(error: BaseException | None, made: DefinedOperation) -> str:
     return line
 
 
-def _is_declared(what: Any) -> bool:
-    return isinstance(what, TensorInput | TensorList | Values | st.SearchStrategy)
+def _is_declared(value: Any) -> bool:
+    return isinstance(value, TensorInput | TensorList | Values | st.SearchStrategy)
 
 
 def _multiple_outputs(
@@ -280,29 +280,29 @@ def _multiple_outputs(
     if not names or any(not name.isidentifier() for name in names):
         raise TypeError(f"operation: returns must name each output by a word, not {list(names)}")
     dtypes = [
-        declaration_of(whole, alone(definition, names, place), declared, sizes, of.dtype).result_dtype()
-        for place, of in enumerate(outputs.values())
+        declaration_of(whole, alone(definition, names, place), declared, sizes, output.dtype).result_dtype()
+        for place, output in enumerate(outputs.values())
     ]
-    chosen = [*map(is_chosen, dtypes)]
-    places = [place for place, of in enumerate(outputs.values()) if of.gradient and not chosen[place]]
+    are_chosen = [*map(is_chosen, dtypes)]
+    places = [place for place, output in enumerate(outputs.values()) if output.gradient and not are_chosen[place]]
 
-    def only(place: int, of: Output) -> DefinedOperation:
+    def of_output(place: int, output: Output) -> DefinedOperation:
         inputs = declared if place in places else {name: _drop_gradient(field) for name, field in declared.items()}
-        these = {**fields, "name": f"{whole}.{names[place]}", "returns": of.dtype}
-        order = [place, *(other for other in places if other != place)]
+        output_fields = {**fields, "name": f"{whole}.{names[place]}", "returns": output.dtype}
+        order = [place, *(p for p in places if p != place)]
         gradients = functools.partial(backward_of, definition, places=order)
-        return _make_operation(alone(definition, names, place), inputs, these, sizes, gradients)
+        return _make_operation(alone(definition, names, place), inputs, output_fields, sizes, gradients)
 
-    each = {name: only(place, of) for place, (name, of) in enumerate(outputs.items())}
+    records = {name: of_output(place, output) for place, (name, output) in enumerate(outputs.items())}
     shared = {name: field for name, field in fields.items() if name != "batched"} | {"name": whole}
-    rounded = [place for place in range(len(names)) if not chosen[place]]
+    rounded = [place for place in range(len(names)) if not are_chosen[place]]
     joined = _make_operation(concatenate_outputs(definition, names, places or rounded or [0]), declared, shared, sizes)
-    return dataclasses.replace(joined, definition=definition, outputs=each)
+    return dataclasses.replace(joined, definition=definition, outputs=records)
 
 
 def _in_place_operation(
     definition: Callable[..., Any],
-    declared: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     fields: Mapping[str, Any],
     sizes: Mapping[str, Any],
     returns: Any,
@@ -313,48 +313,48 @@ def _in_place_operation(
     if returns is not None and not isinstance(returns, Mapping):
         raise TypeError(f"{name}: returns must name each output that is returned beside {' and '.join(mutates)}")
     for argument in mutates:
-        what = declared.get(argument)
-        what = what.each if isinstance(what, TensorList) else what
-        if not isinstance(what, TensorInput):
+        tensor = arguments.get(argument)
+        tensor = tensor.each if isinstance(tensor, TensorList) else tensor
+        if not isinstance(tensor, TensorInput):
             raise TypeError(f"{name}: mutates names {argument}, which is not declared to be a tensor")
-        if what.optional or len(what.dtypes) > 1:
-            problem = "be None" if what.optional else f"have the dtypes {' and '.join(what.dtypes)}"
+        if tensor.optional or len(tensor.dtypes) > 1:
+            problem = "be None" if tensor.optional else f"have the dtypes {' and '.join(tensor.dtypes)}"
             raise TypeError(f"{name}: {argument} may {problem}, and so cannot be changed in place")
         if argument in (returns or {}):
             raise TypeError(f"{name}: returns names {argument}, which mutates names already")
-    inputs = {argument: _drop_gradient(what) for argument, what in declared.items()}
-    each = {argument: getattr(inputs[argument], "each", inputs[argument]) for argument in mutates}
-    new = {argument: result(*what.dtypes, gradient=False) for argument, what in each.items()}
+    inputs = {argument: _drop_gradient(value) for argument, value in arguments.items()}
+    tensors = {argument: getattr(inputs[argument], "each", inputs[argument]) for argument in mutates}
+    new = {argument: result(*tensor.dtypes, gradient=False) for argument, tensor in tensors.items()}
     outputs = {**new, **(returns or {})}
     fields = {**fields, "mutates": mutates}
-    changed = functional(definition, mutates, tuple(returns or ()))
+    function = functional(definition, mutates, tuple(returns or ()))
     if len(outputs) > 1:
-        record = _multiple_outputs(changed, inputs, fields, sizes, outputs)
+        record = _multiple_outputs(function, inputs, fields, sizes, outputs)
         outputs_of_all = {
-            output: dataclasses.replace(of, changed=output if output in mutates else "")
-            for output, of in record.outputs.items()
+            output: dataclasses.replace(record_of_output, changed=output if output in mutates else "")
+            for output, record_of_output in record.outputs.items()
         }
         return dataclasses.replace(record, definition=definition, outputs=outputs_of_all)
     ((argument, value),) = new.items()
-    record = _make_operation(changed, inputs, {**fields, "changed": argument, "returns": value.dtype}, sizes)
+    record = _make_operation(function, inputs, {**fields, "changed": argument, "returns": value.dtype}, sizes)
     return dataclasses.replace(record, definition=definition)
 
 
-def _drop_gradient(what: Any) -> Any:
-    if isinstance(what, TensorList):
-        return dataclasses.replace(what, each=_drop_gradient(what.each))
-    return dataclasses.replace(what, gradient=False) if isinstance(what, TensorInput) else what
+def _drop_gradient(value: Any) -> Any:
+    if isinstance(value, TensorList):
+        return dataclasses.replace(value, each=_drop_gradient(value.each))
+    return dataclasses.replace(value, gradient=False) if isinstance(value, TensorInput) else value
 
 
 def _make_operation(
     definition: Callable[..., Any],
-    declared: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     fields: Mapping[str, Any],
     sizes: Mapping[str, Any],
     gradients: Callable[..., Callable] | None = None,
 ) -> DefinedOperation:
     name = fields.get("name") or definition.__name__
-    declaration = declaration_of(name, definition, declared, sizes, fields.get("returns"), fields.get("mutates", ()))
+    declaration = declaration_of(name, definition, arguments, sizes, fields.get("returns"), fields.get("mutates", ()))
     return build_operation(definition, declaration, fields, gradients)
 
 
@@ -376,10 +376,10 @@ def build_operation(
     follow = own_cases is None or own_examples is None
     if follow:
         declaration.learn()
-    added = {
-        each: what if callable(what) else _example(declaration, what) for each, what in (own_examples or {}).items()
+    own = {
+        key: value if callable(value) else _example(declaration, value) for key, value in (own_examples or {}).items()
     }
-    examples = named_cases.join_cases(declaration, added) if follow else added
+    examples = named_cases.join_cases(declaration, own) if follow else own
     fields = {**fields, "returns": declaration.returns}
     record: dict[str, Any] = {
         "name": declaration.name,
@@ -389,24 +389,24 @@ def build_operation(
         "smooth": declaration.smooth if own_cases is None else FOLLOWS,
         "sized": named_cases.sized_cases(declaration) if own_cases is None else None,
         "dtypes": declaration.dtypes,
-        "axes": {argument: " ".join(of.axes) for argument, of in declaration.tensors.items()},
+        "axes": {argument: " ".join(tensor.axes) for argument, tensor in declaration.tensors.items()},
         "other_integers": declaration.other_integers,
-        "ordinary": tuple(argument for argument, of in declaration.tensors.items() if not of.special),
+        "ordinary": tuple(argument for argument, tensor in declaration.tensors.items() if not tensor.special),
     }
     record |= {**fields, "examples": examples}
     if "forward" not in record or "backward" not in record:
         record = _oracle(definition, declaration, gradients) | record
-    made = DefinedOperation(
+    defined = DefinedOperation(
         definition=definition,
         declaration=declaration,
-        given=added,
+        own_examples=own,
         has_own_cases=own_cases is not None,
         has_own_workloads="workloads" in fields,
         **record,
     )
-    if made.errors is FOLLOWS:
-        made = dataclasses.replace(made, errors=_errors(made, declaration))
-    return defaults.complete(made)  # type: ignore[return-value]
+    if defined.errors is FOLLOWS:
+        defined = dataclasses.replace(defined, errors=_errors(defined, declaration))
+    return defaults.complete(defined)  # type: ignore[return-value]
 
 
 def declaration_of(
@@ -429,18 +429,18 @@ def declaration_of(
     for argument, parameter in signature.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(f"{name}: its argument {argument} cannot be given by its name")
-        what = declared.get(argument)
-        if what is None:
+        value = declared.get(argument)
+        if value is None:
             if parameter.default is parameter.empty:
                 raise TypeError(f"{name}: its argument {argument} is not declared, and has no default")
-        elif isinstance(what, TensorInput):
-            tensors[argument] = what
-        elif isinstance(what, TensorList):
-            lists[argument] = what
-            tensors |= what.items(argument)
+        elif isinstance(value, TensorInput):
+            tensors[argument] = value
+        elif isinstance(value, TensorList):
+            lists[argument] = value
+            tensors |= value.items(argument)
         else:
-            parameters[argument] = of = what if isinstance(what, Values) else Values((), what)
-            usual = (Place(0.5),) if of.tied is not None else of.choices
+            parameters[argument] = spec = value if isinstance(value, Values) else Values((), value)
+            usual = (Place(0.5),) if spec.tied is not None else spec.choices
             if parameter.default is parameter.empty and not usual:
                 raise TypeError(f"{name}: {argument} needs a default or values, which named cases take")
             default[argument] = usual[0] if parameter.default is parameter.empty else parameter.default
@@ -483,7 +483,7 @@ def _oracle(
     return {"forward": forward_of(definition, declaration.returns, dtypes), "backward": backward}
 
 
-def _errors(made: Operation, declaration: Declaration) -> tuple:
+def _errors(record: Operation, declaration: Declaration) -> tuple:
     """Return the errors that follow from arguments of any shapes. None is no error where an input may be None.
 
     Of the tensors of a list, only the first one is wrong, and the error must name the list.
@@ -492,6 +492,6 @@ def _errors(made: Operation, declaration: Declaration) -> tuple:
     later = {name for name, place in declaration.tensors_of_lists.items() if place}
     return tuple(
         dataclasses.replace(error, names=list_of(error.names))
-        for error in defaults.errors(made.examples, made.dtypes)
+        for error in defaults.errors(record.examples, record.dtypes)
         if error.name not in may_be and error.names not in later
     )

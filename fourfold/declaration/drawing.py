@@ -24,56 +24,58 @@ PLACES = 60
 
 
 def make_array(
-    of: TensorInput, rng: np.random.Generator, shape: Shape, dtype: DType, sizes: Mapping[str, int], how: str = ""
+    tensor: TensorInput, rng: np.random.Generator, shape: Shape, dtype: DType, sizes: Mapping[str, int], kind: str = ""
 ) -> np.ndarray:
     """Return a random array.
 
     Args:
-        of: the tensor's description.
+        tensor: the tensor's description.
         rng: the source of its numbers.
         shape: its shape.
         dtype: the tested dtype.
         sizes: the sizes of the named axes.
-        how: one of its `kinds`. For integers, one of `PATTERNS`, or "least", "largest" or "others" to make all of them
+        kind: one of its `kinds`. For integers, one of `PATTERNS`, or "least", "largest" or "others" to make all of them
             the least, the largest, or the first of its `also`. The default is the first kind, and for integers a
             uniform distribution.
     """
-    own_dtype = of.dtype(dtype, int(rng.integers(2)))
+    own_dtype = tensor.dtype(dtype, int(rng.integers(2)))
     stored_dtype = own_dtype.numpy
-    if of.make is not None:
-        return _require_shape(np.asarray(of.make(rng, shape, stored_dtype)), shape, stored_dtype)
-    if of.is_floating:
-        return arrays.values(rng, shape, own_dtype, how or of.kinds[0])
-    return _integers(rng, shape, *of.range(sizes), of.also, how or "even").astype(stored_dtype)
+    if tensor.make is not None:
+        return _require_shape(np.asarray(tensor.make(rng, shape, stored_dtype)), shape, stored_dtype)
+    if tensor.is_floating:
+        return arrays.values(rng, shape, own_dtype, kind or tensor.kinds[0])
+    return _integers(rng, shape, *tensor.range(sizes), tensor.also, kind or "even").astype(stored_dtype)
 
 
 def draw_array(
-    of: TensorInput, dtype: DType, shape: Shape, sizes: Mapping[str, int], place: int
+    tensor: TensorInput, dtype: DType, shape: Shape, sizes: Mapping[str, int], place: int
 ) -> st.SearchStrategy[np.ndarray]:
     """Return a strategy of arrays of a shape, for these sizes of the named axes and this place of the argument."""
     size = int(np.prod(shape, dtype=np.int64))
-    if of.is_floating and of.special and of.make is None:
-        return arrays.arrays(of.dtype(dtype), shape, of.kinds, place)
-    ways = of.kinds if of.is_floating else PATTERNS
+    if tensor.is_floating and tensor.special and tensor.make is None:
+        return arrays.arrays(tensor.dtype(dtype), shape, tensor.kinds, place)
+    kinds = tensor.kinds if tensor.is_floating else PATTERNS
     rngs = generators(place)
-    bulk = st.builds(lambda rng, how: make_array(of, rng, shape, dtype, sizes, how), rngs, st.sampled_from(ways))
-    if of.make is not None or of.is_floating or not 0 < size <= FEW_ELEMENTS:
+    bulk = st.builds(lambda rng, how: make_array(tensor, rng, shape, dtype, sizes, how), rngs, st.sampled_from(kinds))
+    if tensor.make is not None or tensor.is_floating or not 0 < size <= FEW_ELEMENTS:
         return bulk
-    low, high = of.range(sizes)
-    element = st.one_of(st.integers(low, high - 1), *([st.sampled_from(of.also)] if of.also else []))
+    low, high = tensor.range(sizes)
+    element = st.one_of(st.integers(low, high - 1), *([st.sampled_from(tensor.also)] if tensor.also else []))
     flat = st.lists(element, min_size=size, max_size=size)
-    few = st.builds(lambda numbers, kind: np.array(numbers, kind).reshape(shape), flat, st.sampled_from(of.dtypes))
-    return st.one_of(few, bulk)
+    small = st.builds(
+        lambda numbers, kind: np.array(numbers, kind).reshape(shape), flat, st.sampled_from(tensor.dtypes)
+    )
+    return st.one_of(small, bulk)
 
 
-def other_integers(of: TensorInput, array: np.ndarray) -> np.ndarray | None:
+def other_integers(tensor: TensorInput, array: np.ndarray) -> np.ndarray | None:
     """Return other integers that are as valid as those of an array, or None if none are known.
 
     Those of a ragged batch are the lengths or the offsets of the same samples in reverse order.
     """
-    if isinstance(of, Ragged):
-        return reverse_offsets(array) if of.are_offsets else array[::-1].copy()
-    return np.flip(array).copy() if not of.is_floating and of.make is None else None
+    if isinstance(tensor, Ragged):
+        return reverse_offsets(array) if tensor.are_offsets else array[::-1].copy()
+    return np.flip(array).copy() if not tensor.is_floating and tensor.make is None else None
 
 
 def _require_shape(array: np.ndarray, shape: Shape, dtype: np.dtype) -> np.ndarray:
@@ -87,16 +89,16 @@ def reverse_offsets(offsets: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray((offsets[-1] - offsets)[::-1])
 
 
-def draw_value(of: Values) -> st.SearchStrategy[Any]:
+def draw_value(spec: Values) -> st.SearchStrategy[Any]:
     """Return a strategy of a parameter's values, or of the `Place` of a tied one.
 
     Numbers too small for float32 become 0; too large ones are dropped.
     """
-    if of.tied is not None:
+    if spec.tied is not None:
         return st.integers(0, PLACES).map(lambda place: Place(place / PLACES))
-    if of.strategy is None:
-        return st.sampled_from(of.choices)
-    return of.strategy.map(_flush_subnormal).filter(_is_no_overflow)
+    if spec.strategy is None:
+        return st.sampled_from(spec.choices)
+    return spec.strategy.map(_flush_subnormal).filter(_is_no_overflow)
 
 
 def _flush_subnormal(value: Any) -> Any:
@@ -111,23 +113,23 @@ def _is_no_overflow(value: Any) -> bool:
     return not (isinstance(value, float) and MOST < abs(value) < math.inf)
 
 
-def share_rows(rng: np.random.Generator, total: int, samples: int, most: int | None, how: str) -> np.ndarray:
-    """Return each sample's share of `total` rows, at most `most`. `how` is one of `SHARES`."""
+def share_rows(rng: np.random.Generator, total: int, samples: int, limit: int | None, shares: str) -> np.ndarray:
+    """Return each sample's share of `total` rows, at most `limit`. `shares` is one of `SHARES`."""
     if not samples:
         return np.zeros(0, np.int64)
     weights = np.ones(samples)
-    if how == "one_has_all":
+    if shares == "one_has_all":
         weights = np.zeros(samples)
         weights[rng.integers(samples)] = 1
-    elif how == "most_are_empty":
+    elif shares == "most_are_empty":
         weights = np.where(rng.random(samples) < 0.2, 1.0, 0.0)
         weights[rng.integers(samples)] = 1
-    elif how == "any":
+    elif shares == "any":
         weights = rng.exponential(1, samples)
     counts = rng.multinomial(total, weights / weights.sum())
-    if how == "equal":  # samples without a row lie between others, and the last one has a row
+    if shares == "equal":  # samples without a row lie between others, and the last one has a row
         counts = np.diff(total * np.arange(samples + 1) // samples)
-    return counts if most is None else np.minimum(counts, most)
+    return counts if limit is None else np.minimum(counts, limit)
 
 
 def _integers(rng: np.random.Generator, shape: Shape, low: int, high: int, also: Sequence[int], how: str) -> np.ndarray:

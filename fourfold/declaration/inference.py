@@ -41,7 +41,7 @@ def like(
     bound = signature.bind(**inputs) if isinstance(inputs, Mapping) else signature.bind(*inputs)
     tensors = [value for value in bound.arguments.values() if isinstance(value, torch.Tensor)]
     lengths = sorted({size for value in tensors for size in value.shape if size > 1})
-    declared: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         argument: _infer(argument, value, lengths if vary else []) for argument, value in bound.arguments.items()
     }
 
@@ -50,31 +50,31 @@ def like(
         return definition(*args, **kwargs)
 
     defined.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[p for p in signature.parameters.values() if p.name in declared]
+        parameters=[p for p in signature.parameters.values() if p.name in arguments]
     )
     defined.__name__ = name or str(getattr(definition, "__name__", "reference"))
     sizes = {} if vary else {_axis(size): size for size in lengths}
     # The user did not write the definition, so the verdict reports an operator without an error bound, not this call.
-    return operation(sizes=sizes, tried=False, **declared, **fields)(defined)
+    return operation(sizes=sizes, tried=False, **arguments, **fields)(defined)
 
 
 def _axis(size: int) -> str:
     return f"of_{size}" if size > 1 else str(size)
 
 
-def _infer(argument: str, given: Any, lengths: Sequence[int]) -> TensorInput | Values:
+def _infer(argument: str, value: Any, lengths: Sequence[int]) -> TensorInput | Values:
     """Return the declaration of an argument. Integers below a varying length count as indices into its axis."""
-    if not isinstance(given, torch.Tensor):
-        return values(given)
-    if given.numel() > MOST_ELEMENTS:
-        raise ValueError(f"{argument} has {given.numel()} elements: a reference takes at most {MOST_ELEMENTS}")
-    axes = " ".join(map(_axis, given.shape))
-    if given.is_floating_point():
-        return tensor(axes, dtype=given.dtype if name_of(given.dtype) in QUANTISED else None)
-    if given.dtype == torch.bool:
+    if not isinstance(value, torch.Tensor):
+        return values(value)
+    if value.numel() > MOST_ELEMENTS:
+        raise ValueError(f"{argument} has {value.numel()} elements: a reference takes at most {MOST_ELEMENTS}")
+    axes = " ".join(map(_axis, value.shape))
+    if value.is_floating_point():
+        return tensor(axes, dtype=value.dtype if name_of(value.dtype) in QUANTISED else None)
+    if value.dtype == torch.bool:
         return tensor(axes, dtype="bool")
-    if name_of(given.dtype) not in INTEGERS:
-        raise ValueError(f"{argument} has dtype {given.dtype}, which cannot be drawn")
-    low, high = (int(given.min()), int(given.max()) + 1) if given.numel() else (0, 1)
-    along = next((length for length in lengths if length >= high and low >= 0), None)
-    return tensor(axes, dtype=given.dtype, low=low if along is None else 0, high=_axis(along) if along else high)
+    if name_of(value.dtype) not in INTEGERS:
+        raise ValueError(f"{argument} has dtype {value.dtype}, which cannot be drawn")
+    low, high = (int(value.min()), int(value.max()) + 1) if value.numel() else (0, 1)
+    axis = next((length for length in lengths if length >= high and low >= 0), None)
+    return tensor(axes, dtype=value.dtype, low=low if axis is None else 0, high=_axis(axis) if axis else high)

@@ -46,9 +46,9 @@ class Declared:
         self.arguments = arguments_of(name)
         self.declaration = declaration_of(name, self._definition, self.signature.arguments, sizes or {})
 
-    def example(self, *leading: int, **given: Any) -> named_cases.Make:
+    def example(self, *leading: int, **arguments: Any) -> named_cases.Make:
         """Return a named case: see `fourfold.declaration.named_cases.example`."""
-        return named_cases.example(*leading, **given).of(self.declaration)
+        return named_cases.example(*leading, **arguments).of(self.declaration)
 
     def operation(self, oracle: ModuleType, **fields: Any) -> Operation:
         """Return the record.
@@ -57,7 +57,7 @@ class Declared:
             oracle: the module with its forward and backward.
             fields: fields of the record. They replace those that follow from the signature; `examples` are added.
         """
-        batched = {n: len(of.axes) - 1 for n, of in self.signature.tensors.items() if of.axes[:1] == (LEADING,)}
+        batched = {n: len(t.axes) - 1 for n, t in self.signature.tensors.items() if t.axes[:1] == (LEADING,)}
         arguments: dict[str, Any] = {
             "name": self.name,
             "forward": oracle.forward,
@@ -70,4 +70,4 @@ class Declared:
         record = build_operation(self._definition, self.declaration, {**arguments, **fields})
         if len(self.declaration.axes) == 1:
             return record
-        return replace(record, examples={name: of for name, of in record.examples.items() if name not in MANY_ROWS})
+        return replace(record, examples={name: make for name, make in record.examples.items() if name not in MANY_ROWS})

@@ -21,16 +21,16 @@ def law_of(operation: Operation) -> Law:
     """
     kind, _, over = operation.reduction.partition(" over ")
     axes = {axis.strip() for axis in over.split(",")}
-    written = {name: notation.parse(text) for name, text in operation.axes.items()}
-    known = {axis for each in written.values() for axis in (*notation.names(each), *each) if axis == LEADING or axis}
-    if kind not in ("mean", "sum") or not axes <= known:
-        names = ", ".join(sorted(axis for axis in known if axis.isidentifier() or axis == LEADING))
+    parsed = {name: notation.parse(text) for name, text in operation.axes.items()}
+    axis_names = {axis for a in parsed.values() for axis in (*notation.names(a), *a) if axis == LEADING or axis}
+    if kind not in ("mean", "sum") or not axes <= axis_names:
+        names = ", ".join(sorted(axis for axis in axis_names if axis.isidentifier() or axis == LEADING))
         raise ValueError(
             f'reduction of {operation.name} must be "mean over AXIS" or "sum over AXIS", where an axis is one of '
             f"{names}, not {operation.reduction!r}"
         )
 
-    for name, tensor in written.items():
+    for name, tensor in parsed.items():
         for axis in tensor:
             if axis != LEADING and notation.split(axis).name is None and axes & set(notation.names((axis,))):
                 raise ValueError(
@@ -38,16 +38,16 @@ def law_of(operation: Operation) -> Law:
                 )
 
     def relations(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-        repeated = {name: _place(written[name], axes) for name in case.inputs if name in written}
+        repeated = {name: _place(parsed[name], axes) for name in case.inputs if name in parsed}
         inputs = {name: _repeat_input(array, repeated.get(name)) for name, array in case.inputs.items()}
         longer = case.with_inputs(**inputs)
         if not operation.allows(longer):
             return
-        here, there = evaluate(case), evaluate(longer)
+        single_batch, repeated_batch = evaluate(case), evaluate(longer)
         factor = 1.0 if kind == "mean" else float(TIMES)
-        yield Relation(there.output, factor * here.output)
-        for name, gradient in here.gradients.items():
-            of_each = there.gradients[name]
+        yield Relation(repeated_batch.output, factor * single_batch.output)
+        for name, gradient in single_batch.gradients.items():
+            of_each = repeated_batch.gradients[name]
             place = repeated.get(name)
             if place is None:  # it takes part in the terms of every repetition
                 yield Relation(of_each, factor * gradient)
@@ -81,8 +81,8 @@ def _repeat_input(array: np.ndarray, place: tuple[int, int] | None) -> np.ndarra
     """Repeat an input along an axis. Offsets, which are one longer than the batch, continue instead."""
     if place is None:
         return array
-    axis, more = place
-    if not more:
+    axis, offset = place
+    if not offset:
         return np.concatenate([array] * TIMES, axis)
     steps = np.tile(np.diff(array), TIMES)
     return np.concatenate([array[:1], array[:1] + np.cumsum(steps)]).astype(array.dtype)

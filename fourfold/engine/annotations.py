@@ -30,10 +30,10 @@ def annotation(message: str, title: str, file: str | Path, line: int, level: str
         level: "error", "warning" or "notice".
     """
     path, workspace = Path(file).absolute(), Path(os.environ.get("GITHUB_WORKSPACE") or Path.cwd())
-    shown = path.relative_to(workspace) if path.is_relative_to(workspace) else path
-    properties = {"file": str(shown), "line": str(line), "title": title}
-    given = ",".join(f"{name}={_escape(text, _ESCAPED_IN_PROPERTY)}" for name, text in properties.items())
-    return f"::{level} {given}::{_escape(message, _ESCAPED)}"
+    relative = path.relative_to(workspace) if path.is_relative_to(workspace) else path
+    properties = {"file": str(relative), "line": str(line), "title": title}
+    fields = ",".join(f"{name}={_escape(text, _ESCAPED_IN_PROPERTY)}" for name, text in properties.items())
+    return f"::{level} {fields}::{_escape(message, _ESCAPED)}"
 
 
 def lines_in(text: str, file: str | Path) -> list[int]:
@@ -49,23 +49,23 @@ def check_annotations(checks: Sequence[Mapping[str, Any]], file: Path, line: int
         file: the kernel's file.
         line: the line of its definition, for failures that name no line of the file.
     """
-    seen = set()
+    causes = set()
     for check in checks:
         cause = check.get("cause") or check.get("message")
-        if check["outcome"] == "failed" and cause not in seen:
-            seen.add(cause)
-            raised = lines_in(f"{check.get('frames', '')}\n{check['message']}\n{cause}", file)
+        if check["outcome"] == "failed" and cause not in causes:
+            causes.add(cause)
+            lines = lines_in(f"{check.get('frames', '')}\n{check['message']}\n{cause}", file)
             parts = (check["message"], check.get("likely_cause"), check.get("counterexample"), check.get("repeat"))
             message, title = "\n".join(filter(None, parts)), f"{check['check']}, {check['dtype']}"
-            yield annotation(message, title, file, raised[-1] if raised else line)
+            yield annotation(message, title, file, lines[-1] if lines else line)
 
 
 def violation_annotations(violations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield an annotation for each finding of the sanitizer, as its JSON holds it."""
-    for found in violations:
-        level = "warning" if found["warning"] else "error"
-        yield annotation(found["message"], f"{found['kind']} in {found['kernel']}", found["file"], found["line"], level)
+    for fault in violations:
+        level = "warning" if fault["warning"] else "error"
+        yield annotation(fault["message"], f"{fault['kind']} in {fault['kernel']}", fault["file"], fault["line"], level)
 
 
-def _escape(text: str, by: Mapping[str, str]) -> str:
-    return "".join(by.get(letter, letter) for letter in text)
+def _escape(text: str, escapes: Mapping[str, str]) -> str:
+    return "".join(escapes.get(letter, letter) for letter in text)

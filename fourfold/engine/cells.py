@@ -84,7 +84,7 @@ class Candidate:
         return f"{self.declared or self.operation}={self.place}:{self.function}"
 
     @classmethod
-    def parse(cls, text: str, known: Iterable[str]) -> "Candidate":
+    def parse(cls, text: str, operations: Iterable[str]) -> "Candidate":
         """Parse ``OP=FILE_OR_MODULE:FUNCTION``, or ``OP=FILE.cu:KERNEL<<<GRID, BLOCK>>>``.
 
         OP is the name of a known operation, or ``FILE_OR_MODULE:OPERATION``.
@@ -97,10 +97,10 @@ class Candidate:
         place, function = (launch.file, launch.launched) if launch else target.rpartition(":")[::2]
         if not launch and not (place and function.isidentifier()):
             raise SelectionError(f"--candidate must be OP=FILE_OR_MODULE:FUNCTION, not {text!r}")
-        declared, name = operation if ":" in operation else "", operation_in(text)
-        if not declared:
-            choose("--candidate", [name], known)
-        return cls(name, place, function, declared=declared)
+        function_name, name = operation if ":" in operation else "", operation_in(text)
+        if not function_name:
+            choose("--candidate", [name], operations)
+        return cls(name, place, function, declared=function_name)
 
     @staticmethod
     def _launch(target: str) -> Launch | None:
@@ -178,25 +178,25 @@ class Candidate:
         except CannotBeCalled as error:
             raise SelectionError(f"--candidate {self.place}: {error}") from None
         except (Exception, SystemExit, GeneratorExit) as error:
-            at = [f" ({frame.filename}:{frame.lineno})" for frame in own_frames(error, self.file())[-1:]]
-            raise SelectionError(f"--candidate {self.place}: {type(error).__name__}: {error}{''.join(at)}") from error
+            line = [f" ({frame.filename}:{frame.lineno})" for frame in own_frames(error, self.file())[-1:]]
+            raise SelectionError(f"--candidate {self.place}: {type(error).__name__}: {error}{''.join(line)}") from error
 
     def _elsewhere(self, call_seconds: float) -> UntrustedFunction:
-        wanted = inspect.signature(self.reference)
+        signature = inspect.signature(self.reference)
         place = str(self.file()) if self.place.endswith(".py") else self.place
         kernel = self._read() if self.is_cuda else None
         try:
             if kernel is not None:
                 return start_kernel(kernel, call_seconds, os.getpid())
-            return start(place, self.function, wanted, self.operation, call_seconds, os.getpid(), self.record.lists)
+            return start(place, self.function, signature, self.operation, call_seconds, os.getpid(), self.record.lists)
         except CannotBeImported as error:
             raise SelectionError(f"--candidate {error}") from None
         except (CannotBeCalled, Unanswered) as error:
             raise SelectionError(f"--candidate {self.place}: {error}") from None
         except Exception as error:
-            at = [f" ({frame.filename}:{frame.lineno})" for frame in own_frames(error, self.file())[-1:]]
+            line = [f" ({frame.filename}:{frame.lineno})" for frame in own_frames(error, self.file())[-1:]]
             kind = "" if isinstance(error, Escape) else f"{type(error).__name__}: "
-            raise SelectionError(f"--candidate {self.place}: {kind}{error}{''.join(at)}") from error
+            raise SelectionError(f"--candidate {self.place}: {kind}{error}{''.join(line)}") from error
 
     def _module(self) -> ModuleType:
         with out_of_sight(interpreter=False):  # Triton's decorators need the interpreter
@@ -216,17 +216,17 @@ def operation_in(candidate: str) -> str:
     return candidate.partition("=")[0].rpartition(":")[2]
 
 
-def choose(option: str, wanted: Sequence[str], known: Iterable[str]) -> list[str]:
-    """Return the names that an option selects, in the order of `known`: all of them if the option is not given.
+def choose(option: str, selected: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return the names that an option selects, in the order of `names`: all of them if the option is not given.
 
     Raises:
         SelectionError: a name is unknown.
     """
-    known = list(known)
-    for name in wanted:
-        if name not in known:
-            raise SelectionError(f"{option} {name}: there are {', '.join(known)}{did_you_mean(name, known)}")
-    return [name for name in known if name in wanted or not wanted]
+    names = list(names)
+    for name in selected:
+        if name not in names:
+            raise SelectionError(f"{option} {name}: there are {', '.join(names)}{did_you_mean(name, names)}")
+    return [name for name in names if name in selected or not selected]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,11 +270,11 @@ class Selection:
         """
         parsed = [replace(Candidate.parse(text, operations), call_seconds=call_seconds) for text in candidates]
         by_operation = {candidate.operation: candidate for candidate in parsed}
-        operations = {**operations, **{each.operation: each.record for each in parsed if each.declared}}
+        operations = {**operations, **{c.operation: c.record for c in parsed if c.declared}}
         if len(by_operation) < len(parsed):
             raise SelectionError("--candidate is given twice for one operation")
-        known = (*backends.BACKENDS, CANDIDATE) if parsed else backends.BACKENDS
-        chosen_backends = choose("--backend", backend or ([CANDIDATE] if parsed else []), known)
+        backend_names = (*backends.BACKENDS, CANDIDATE) if parsed else backends.BACKENDS
+        chosen_backends = choose("--backend", backend or ([CANDIDATE] if parsed else []), backend_names)
         cells = tuple(
             Cell(operation, backend_name, dtype_name)
             for operation in choose("--op", op, operations)
@@ -323,7 +323,7 @@ class Selection:
             backends.load(cell.operation, cell.backend)
         if kernel not in tuning.kernels():
             return []
-        return [each for each in tuning.configurations(kernel) if DTYPES[cell.dtype].torch in each.dtypes]
+        return [c for c in tuning.configurations(kernel) if DTYPES[cell.dtype].torch in c.dtypes]
 
     def implementation(self, operation: str, backend: str) -> Callable[..., Any]:
         """Return the public function of an operation on a backend."""
@@ -394,7 +394,7 @@ class Selection:
                 self._constants(cell, implementation),
                 share=profiles.share(own=not foreign),
                 dear_limit=profiles.dear_limit(own=not foreign),
-                every=1 if foreign or profiles.is_full() else profiles.OWN_EVERY,
+                every_nth=1 if foreign or profiles.is_full() else profiles.OWN_EVERY,
             ),
         )
 

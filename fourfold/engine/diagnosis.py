@@ -33,19 +33,21 @@ IN_TF32 = "float32 inputs are rounded to TF32, as tl.dot does unless it has inpu
 
 
 def diagnose(search: Search) -> None:
-    """Set `Search.wrong` of a failed search, and `Search.likely_cause` unless the search is brief."""
+    """Set `Search.wrong_result` of a failed search, and `Search.likely_cause` unless the search is brief."""
     subject, case = search.subject, search.failing
     if subject is None or case is None:
         return
     with contextlib.suppress(Exception, NotReached), convert_escapes(), preserve_random_state():
-        failed = _Call(subject, case)
-        search.wrong = failed.wrong
+        first = _Call(subject, case)
+        search.wrong_result = first.wrong_result
         if search.brief:  # the first failure has been diagnosed
             return
-        larger = (each for each in subject.filled_examples().values() if ELEMENTS <= each.elements <= MOST_ELEMENTS)
-        alike = (replace(each, parameters=case.parameters, layouts=case.layouts) for each in larger)
-        wrong = [call for each in itertools.islice(alike, EXAMPLES) if (call := _Call(subject, each)).wrong] or [failed]
-        causes = set.intersection(*({*call.mistakes()} for call in wrong)) if wrong[0].distinguishes else set()
+        larger = (large for large in subject.filled_examples().values() if ELEMENTS <= large.elements <= MOST_ELEMENTS)
+        cases = (replace(large, parameters=case.parameters, layouts=case.layouts) for large in larger)
+        failing = [call for c in itertools.islice(cases, EXAMPLES) if (call := _Call(subject, c)).wrong_result] or [
+            first
+        ]
+        causes = set.intersection(*({*call.mistakes()} for call in failing)) if failing[0].distinguishes else set()
         search.likely_cause = min(causes, default="")
 
 
@@ -59,17 +61,17 @@ class _Call:
             name: subject.dtype_of(name).array(tensor) for name, tensor in named_results(output, gradients).items()
         }
         self.expected = expected_results(subject, case)
-        self.wrong = next((name for name in self.results if not self._agrees(name, self.expected)), "")
+        self.wrong_result = next((name for name in self.results if not self._agrees(name, self.expected)), "")
 
     @property
     def distinguishes(self) -> bool:
         """Return whether the wrong result has enough elements that no other mistake gives the same by chance."""
-        return self.results[self.wrong].size > 1
+        return self.results[self.wrong_result].size > 1
 
     def mistakes(self) -> Iterator[str]:
         """Yield the mistakes that explain the wrong result."""
         yield from self._roundings()
-        yield from (words for words, other in self._other_calls() if self._is_of(other))
+        yield from (words for words, variant in self._other_calls() if self._is_of(variant))
 
     def _agrees(self, name: str, expected: Mapping[str, Bounded], rounded: DType | None = None) -> bool:
         """Return whether a result agrees with an expected one, rounded to another dtype as well if there is one."""
@@ -84,19 +86,19 @@ class _Call:
     def _is_of(self, case: Case) -> bool:
         """Return whether the wrong result is that of another case, and the bounds say something."""
         expected = expected_results(self.subject, case)
-        return bool(np.isfinite(expected[self.wrong].error).all()) and self._agrees(self.wrong, expected)
+        return bool(np.isfinite(expected[self.wrong_result].error).all()) and self._agrees(self.wrong_result, expected)
 
     def _roundings(self) -> Iterator[str]:
         """Yield the narrower dtype through which the wrong result is rounded."""
-        result, expected = self.results[self.wrong], np.asarray(self.expected[self.wrong].value)
-        own = self.subject.dtype_of(self.wrong)
+        result, expected = self.results[self.wrong_result], np.asarray(self.expected[self.wrong_result].value)
+        usual = self.subject.dtype_of(self.wrong_result)
         for dtype in (DTYPES[name] for name in ("float32", "bfloat16", "float16")):
             with np.errstate(all="ignore"):
                 has_few_digits = result.astype(dtype.numpy).astype(result.dtype) == result
                 needs_more = expected.astype(dtype.numpy).astype(expected.dtype) != expected
-            certain = dtype.roundoff > own.roundoff and needs_more.sum() >= ROUNDED_ELEMENTS and has_few_digits.all()
-            if certain and self._agrees(self.wrong, self.expected, dtype):
-                yield f"{self.wrong} is rounded through {dtype}"
+            certain = dtype.roundoff > usual.roundoff and needs_more.sum() >= ROUNDED_ELEMENTS and has_few_digits.all()
+            if certain and self._agrees(self.wrong_result, self.expected, dtype):
+                yield f"{self.wrong_result} is rounded through {dtype}"
 
     def _other_calls(self) -> Iterator[tuple[str, Case]]:
         """Yield mistakes in words, and the case that a kernel with this mistake computes."""
@@ -116,18 +118,18 @@ class _Call:
         defaults = defaults_of(self.subject.operation)
         for name, value in case.parameters.items():
             if name in defaults and defaults[name] != value:
-                other = case.with_parameters(**{name: defaults[name]})
-                if self.subject.operation.allows(other):
-                    yield f"{name} is ignored: its default is {defaults[name]!r}", other
+                variant = case.with_parameters(**{name: defaults[name]})
+                if self.subject.operation.allows(variant):
+                    yield f"{name} is ignored: its default is {defaults[name]!r}", variant
             for rounded in (np.float32, np.float16) if isinstance(value, float) else ():
                 if float(rounded(value)) != value:
-                    other = case.with_parameters(**{name: float(rounded(value))})
-                    yield f"{name} is rounded to {np.dtype(rounded)}", other
+                    variant = case.with_parameters(**{name: float(rounded(value))})
+                    yield f"{name} is rounded to {np.dtype(rounded)}", variant
 
 
-def _replace_values(case: Case, name: str, values: np.ndarray, like: np.ndarray) -> Case:
+def _replace_values(case: Case, name: str, values: np.ndarray, template: np.ndarray) -> Case:
     """Return a case with other values of an input, or of the cotangent, in the same dtype."""
-    values = values.astype(like.dtype)
+    values = values.astype(template.dtype)
     if name == "grad_output":
         return Case(case.inputs, values, case.parameters)
     return case.with_inputs(**{name: values})
@@ -135,7 +137,7 @@ def _replace_values(case: Case, name: str, values: np.ndarray, like: np.ndarray)
 
 def _contiguous_elements(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the elements that follow a tensor's first one in memory, in its shape; None if the memory ends before."""
-    left = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
-    if left < tensor.numel() or not tensor.numel():
+    available = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    if available < tensor.numel() or not tensor.numel():
         return None
     return tensor.as_strided([tensor.numel()], [1], tensor.storage_offset()).view(tensor.shape)

@@ -23,10 +23,10 @@ def compute_exactly() -> None:
 @contextlib.contextmanager
 def computing_exactly() -> Iterator[None]:
     """Disable inexact products in torch inside the block, and restore the settings afterwards."""
-    before = [(owner, name, getattr(owner, name)) for owner, name in INEXACT]
+    originals = [(owner, name, getattr(owner, name)) for owner, name in INEXACT]
     try:
         compute_exactly()
         yield
     finally:
-        for owner, name, value in before:
+        for owner, name, value in originals:
             setattr(owner, name, value)

@@ -57,10 +57,10 @@ def failure_message(error: BaseException, frames: Sequence[traceback.FrameSummar
     """Return the message of a failure: a check's own, or the exception with who is to blame for it."""
     if isinstance(error, Failure | Escape | SelectionError | Tampered | Unanswered):
         return words(error)
-    shown = innermost_error(error)
-    said = f"{type(shown).__name__}: {words(shown) or statement(shown)}"
+    innermost = innermost_error(error)
+    description = f"{type(innermost).__name__}: {words(innermost) or statement(innermost)}"
     blame = blame_for_undecided(error, frames)
-    return f"{UNDECIDED_BY[blame]}: {said}" if blame else said
+    return f"{UNDECIDED_BY[blame]}: {description}" if blame else description
 
 
 def notes_of(error: BaseException) -> str:
@@ -80,7 +80,7 @@ def finding(error: BaseException, origin: Path, case: str) -> Finding:
     message = failure_message(error, frames)
     # Hypothesis groups the failures of a case that does not always fail.
     together = error.exceptions if isinstance(error, BaseExceptionGroup) else [error]
-    result, worst = next(((each.result, each.worst) for each in together if isinstance(each, Failure)), ("", 0.0))
+    result, worst = next(((part.result, part.worst) for part in together if isinstance(part, Failure)), ("", 0.0))
     of_result = f"{result} is wrong" if result else _NUMBERS_AND_DTYPES.sub("N", message)
     return Finding(
         message=message,

@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 import fourfold
 
 
-def page(template: str, back: str = "", **given: Any) -> str:
+def page(template: str, back: str = "", **values: Any) -> str:
     """Return a page.
 
     Args:
@@ -17,7 +17,7 @@ def page(template: str, back: str = "", **given: Any) -> str:
         back: the address of the page that links to it; "" for none.
         **given: the names that it reads.
     """
-    return _environment().get_template(template).render(back=back, **given) + "\n"
+    return _environment().get_template(template).render(back=back, **values) + "\n"
 
 
 @functools.cache

@@ -47,5 +47,5 @@ def dear_limit(own: bool) -> float:
 
 def examples(own: bool) -> int:
     """Return the number of generated cases a check draws for a candidate, or for an `own` implementation."""
-    most = hypothesis.settings().max_examples
-    return min(most, OWN_EXAMPLES) if own and not is_full() else most
+    limit = hypothesis.settings().max_examples
+    return min(limit, OWN_EXAMPLES) if own and not is_full() else limit

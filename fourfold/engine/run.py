@@ -49,8 +49,8 @@ def run(
     try:
         with containment(changes):
             judge(check.judge, subject(), search)
-    except (Exception, NotReached) as raised:
-        error = raised
+    except (Exception, NotReached) as exception:
+        error = exception
     return outcome_of(error, check.name, dtype, search, origin, last())
 
 
@@ -71,8 +71,8 @@ def seeks_claims(failures: Iterable[Outcome]) -> bool:
 
 def claims_needed(failures: Iterable[Outcome]) -> Claims | None:
     """Return the claims that failed checks need together; None if they need none."""
-    found = [Claims.parse(failure.holds) for failure in failures if failure.holds]
-    return functools.reduce(Claims.join, found) if found else None
+    claims = [Claims.parse(failure.holds) for failure in failures if failure.holds]
+    return functools.reduce(Claims.join, claims) if claims else None
 
 
 def examine(check: Judge, subject: Subject, search: Search, error: Exception) -> None:
@@ -106,8 +106,8 @@ def containment(changes: Callable[[], Collection[str]], *but: type[BaseException
     try:
         with preserve_random_state(), convert_escapes(*but):
             yield
-    except (Exception, NotReached) as raised:
-        error = raised
+    except (Exception, NotReached) as exception:
+        error = exception
     if names := changes():
         raise Tampered(f"the candidate changed what judges it: {join_names(dict.fromkeys(names))}") from None
     if error is not None:
@@ -129,7 +129,7 @@ def outcome_of(
     """
     outcome = Outcome(check=check, dtype=dtype, outcome=Status.PASSED)
     if search is not None:
-        unreached = search.unreached.lines()
+        unreached_lines = search.unreached.lines()
         outcome = replace(
             outcome,
             grade=search.grade,
@@ -138,12 +138,12 @@ def outcome_of(
             refusals={} if search.refusals is None else dict(search.refusals.counts),
             seconds=round(search.seconds, 3),
             holds="" if search.holds is None else str(search.holds),
-            remarks=(*search.remarks, *unreached),
+            remarks=(*search.remarks, *unreached_lines),
             search={
                 "warnings": search.warnings,
                 "remarks": search.remarks,
                 "reproduces": bool(search.blob),
-                "unreached": unreached,
+                "unreached": unreached_lines,
                 "constants": search.constants,
                 "boundary": search.boundary.as_dict(),
             },
@@ -163,7 +163,7 @@ def outcome_of(
             failure = replace(failure, blob=f"{search.limit}-{failure.blob}")
         if search is not None and failure.kind in (Kind.WRONG, Kind.IMPRECISE) and failure.result:
             # A law or a later check may fail by the same wrong result.
-            cause = f"{search.wrong} is wrong" if search.wrong and not failure.frames else failure.cause
+            cause = f"{search.wrong_result} is wrong" if search.wrong_result and not failure.frames else failure.cause
             failure = replace(failure, cause=cause, likely_cause=search.likely_cause)
         return replace(outcome, outcome=Status.FAILED, failure=failure, grade=_GRADES.get(failure.kind, WRONG))
     if search is not None and search.brief:

@@ -34,42 +34,45 @@ def shortcomings(
         forward_only: whether --forward-only is given.
     """
     lines, reported = [], set[Cell]()
-    named = [("--op", "operation", name) for name in operations] + [("--backend", "backend", name) for name in backends]
-    for option, kind, name in named:
+    options = [("--op", "operation", name) for name in operations]
+    options += [("--backend", "backend", name) for name in backends]
+    for option, kind, name in options:
         coverage = {cell: checks for cell, checks in cells.items() if getattr(cell, kind) == name}
-        if coverage and all(_has(checks, _NEVER) and not _has(checks, _VERIFIED) for checks in coverage.values()):
+        if coverage and all(
+            _has_any(checks, _NEVER) and not _has_any(checks, _VERIFIED) for checks in coverage.values()
+        ):
             lines.append(f"nothing of {option} {name} can be verified here: {_count_unsupported(coverage)}")
             reported |= coverage.keys()
-    others = {cell: checks for cell, checks in cells.items() if cell not in reported}
-    if others and (named or candidates) and not any(_has(checks, _VERIFIED) for checks in cells.values()):
-        lines.append(f"nothing was verified: {_count_unsupported(others)}")
+    unreported = {cell: checks for cell, checks in cells.items() if cell not in reported}
+    if unreported and (options or candidates) and not any(_has_any(checks, _VERIFIED) for checks in cells.values()):
+        lines.append(f"nothing was verified: {_count_unsupported(unreported)}")
     elif candidates:
-        lines += _unjustified_omissions(others, forward_only)
+        lines += _unjustified_omissions(unreported, forward_only)
     return lines
 
 
 def _unjustified_omissions(cells: Coverage, forward_only: bool) -> Iterator[str]:
     """Yield the checks that a run with candidates must not leave out; `forward_only` excuses those of gradients."""
-    without = {cell: count for cell, checks in cells.items() if (count := checks.count(Exclusion.FORWARD_ONLY))}
-    if without and not forward_only:
-        operations = join_names(dict.fromkeys(cell.operation for cell in without if cell.backend == CANDIDATE))
+    counts = {cell: count for cell, checks in cells.items() if (count := checks.count(Exclusion.FORWARD_ONLY))}
+    if counts and not forward_only:
+        operations = join_names(dict.fromkeys(cell.operation for cell in counts if cell.backend == CANDIDATE))
         yield (
-            f"{_count(sum(without.values()), 'check')} of gradients, which the candidate for {operations} does not"
+            f"{_count(sum(counts.values()), 'check')} of gradients, which the candidate for {operations} does not"
             " have (--forward-only accepts a candidate without)"
         )
     accepted = (*_ACCEPTED, Exclusion.NO_GRADIENTS) if forward_only else _ACCEPTED
-    others = {
+    by_cell = {
         cell: unjustified
         for cell, checks in cells.items()
         if (unjustified := [check for check in checks if check not in accepted])
-        and not (forward_only and _has(checks, _NEVER))  # a kernel of a `.cu` file has the dtypes of its pointers
+        and not (forward_only and _has_any(checks, _NEVER))  # a kernel of a `.cu` file has the dtypes of its pointers
     }
-    if others:
-        yield f"what is verified with a candidate must be in full: {_count_unsupported(others)}"
+    if by_cell:
+        yield f"what is verified with a candidate must be in full: {_count_unsupported(by_cell)}"
 
 
-def _has(checks: Sequence[Exclusion | Status], some: Collection[Exclusion | Status]) -> bool:
-    return any(check in some for check in checks)
+def _has_any(checks: Sequence[Exclusion | Status], accepted: Collection[Exclusion | Status]) -> bool:
+    return any(check in accepted for check in checks)
 
 
 def _count_unsupported(cells: Coverage) -> str:
@@ -78,12 +81,12 @@ def _count_unsupported(cells: Coverage) -> str:
     return f"{_count(unsupported, 'check')} of {_count(len(cells), 'cell')} unsupported ({names})"
 
 
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def join_names(names: Iterable[str]) -> str:
     """Join names with commas, at most `SHOWN` of them."""
     names = list(names)
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + rest

@@ -7,22 +7,22 @@ from collections.abc import Iterable, Sequence
 WIDEST = 10_000
 
 
-def table_lines(rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+def table_lines(rows: Iterable[Sequence[str]], right_aligned: Sequence[int] = ()) -> list[str]:
     """Return the rows of a table as lines without trailing space.
 
     Args:
         rows: the cells of each row, the head first. Short rows end early.
-        right: the numbers of the columns whose cells end at the same place.
+        right_aligned: the numbers of the columns whose cells end at the same place.
     """
     from rich.console import Console  # 0.1 s, which an import of the engine need not take
     from rich.table import Table
     from rich.text import Text
 
-    every = list(rows)
+    lines = list(rows)
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    for column in range(max(map(len, every), default=0)):
-        table.add_column(justify="right" if column in right else "left", no_wrap=True)
-    for row in every:
+    for column in range(max(map(len, lines), default=0)):
+        table.add_column(justify="right" if column in right_aligned else "left", no_wrap=True)
+    for row in lines:
         table.add_row(*map(Text, row))
     console = Console(file=io.StringIO(), width=WIDEST)
     console.print(table)

@@ -136,24 +136,24 @@ class Outcome:
         if self.refusals:
             entry["refused_share"] = (refused := sum(self.refusals.values())) / (refused + self.examples)
         if self.failure:
-            found = {each.name: getattr(self.failure, each.name) for each in fields(Finding) if each.name != "result"}
-            entry |= {name: value for name, value in found.items() if value or name == "message"}
+            details = {f.name: getattr(self.failure, f.name) for f in fields(Finding) if f.name != "result"}
+            entry |= {name: value for name, value in details.items() if value or name == "message"}
         return entry
 
     @classmethod
     def of_check(cls, entry: Mapping[str, Any]) -> Self:
         """Return the outcome from the result of `as_check`."""
-        found = {**entry, "worst": entry.get("worst_error_over_bound", 0.0)}
-        return cls.of({**found, "failure": _fields(Finding, entry) if "message" in entry else None})
+        values = {**entry, "worst": entry.get("worst_error_over_bound", 0.0)}
+        return cls.of({**values, "failure": _fields(Finding, entry) if "message" in entry else None})
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Self:
+    def of(cls, values: Mapping[str, Any]) -> Self:
         """Return the outcome from the result of `as_dict`."""
-        failure, exclusion = found.get("failure"), found.get("exclusion")
+        failure, exclusion = values.get("failure"), values.get("exclusion")
         if failure:
             failure = Finding(**_fields(Finding, {**failure, "kind": Kind(failure["kind"])}))
-        status, exclusion = Status(found["outcome"]), exclusion and Exclusion(exclusion)
-        return cls(**_fields(cls, {**found, "outcome": status, "exclusion": exclusion, "failure": failure}))
+        status, exclusion = Status(values["outcome"]), exclusion and Exclusion(exclusion)
+        return cls(**_fields(cls, {**values, "outcome": status, "exclusion": exclusion, "failure": failure}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,17 +343,17 @@ class Verdict:
         """Return the verdict in one sentence."""
         name = f"{self.implementation} as {self.operation} on {self.device}"
         if self.passed:
-            right = "right" if not self.refusals else "right wherever it accepts"
-            within = f" (claims: {self.claims})" if self.claims else ""
+            verb = "right" if not self.refusals else "right wherever it accepts"
+            condition = f" (claims: {self.claims})" if self.claims else ""
             worst = f"worst error {self.worst:.2f} of its bound, {self.examples} examples"
-            return f"{name}: {right}, {self.grade}; {worst}{within}"
+            return f"{name}: {verb}, {self.grade}; {worst}{condition}"
         failed = sum(o.outcome == Status.FAILED for o in self.outcomes)
         if failed and self.grade == STORAGE:
             return f"{name}: NOT PASSED; right with storage accuracy, which it does not claim"
         if failed:
-            many = f"{len(self.failures)} distinct failure{'s' * (len(self.failures) != 1)}"
-            shown = "CANNOT JUDGE" if self.kind == Kind.UNDECIDED else self.kind.upper()
-            return f"{name}: {shown}; {failed} of {len(self.outcomes)} checks failed, {many}"
+            distinct = f"{len(self.failures)} distinct failure{'s' * (len(self.failures) != 1)}"
+            kind = "CANNOT JUDGE" if self.kind == Kind.UNDECIDED else self.kind.upper()
+            return f"{name}: {kind}; {failed} of {len(self.outcomes)} checks failed, {distinct}"
         return f"{name}: NOT PASSED; {'; '.join(self.shortcomings)}"
 
     def __str__(self) -> str:
@@ -365,9 +365,9 @@ class Verdict:
         yield from refusal_lines(self.refusals, self.examples, self.suggested_claim if self.passed else "")
         yield from holding_lines(self.suggested_claim if not self.passed else "", "accept=True")
         for number, (outcome, failure) in enumerate(self.failures, 1):
-            same = [o for o in self.outcomes if o.failure is not None and o.failure.cause == failure.cause]
-            also = f" (and {len(same) - 1} other checks)" if len(same) > 1 else ""
-            yield f"\n{number}. {outcome.check}, {outcome.dtype}{also}: {failure}"
+            alike = [o for o in self.outcomes if o.failure is not None and o.failure.cause == failure.cause]
+            suffix = f" (and {len(alike) - 1} other checks)" if len(alike) > 1 else ""
+            yield f"\n{number}. {outcome.check}, {outcome.dtype}{suffix}: {failure}"
         if self.constants:
             yield self.constants
         yield from (f"not passed: {line}" for line in self.shortcomings)
@@ -380,9 +380,9 @@ class Verdict:
 
     def _table(self) -> Iterator[str]:
         dtypes = list(dict.fromkeys(o.dtype for o in self.outcomes))
-        found = {(o.check, o.dtype): o for o in self.outcomes}
+        by_cell = {(o.check, o.dtype): o for o in self.outcomes}
         checks = dict.fromkeys(o.check for o in self.outcomes)
-        rows = [[f"  {check}", *(_cell(found.get((check, name))) for name in dtypes)] for check in checks]
+        rows = [[f"  {check}", *(_cell(by_cell.get((check, name))) for name in dtypes)] for check in checks]
         yield from table_lines([["", *dtypes], *rows])
         yield from (
             f"{word}: {reason}" for reason, word in IN_TABLES.items() if reason in {o.reason for o in self.outcomes}
@@ -390,12 +390,12 @@ class Verdict:
 
     def json(self) -> str:
         """Return the whole verdict as JSON, as docs/verdict.schema.json describes it."""
-        about = {"grade": self.grade, "worst_error_over_bound": self.worst, "refused_share": self.refused_share}
-        own = asdict(replace(self, outcomes=()))
-        del own["outcomes"]
-        head = heading(self.outcomes, self.passed, self.left_out) | about | {"summary": self.summary}
+        totals = {"grade": self.grade, "worst_error_over_bound": self.worst, "refused_share": self.refused_share}
+        attributes = asdict(replace(self, outcomes=()))
+        del attributes["outcomes"]
+        head = heading(self.outcomes, self.passed, self.left_out) | totals | {"summary": self.summary}
         checks = [outcome.as_check() for outcome in self.outcomes]
-        return json.dumps({**head, **own, "checks": checks}, indent=1, default=str)
+        return json.dumps({**head, **attributes, "checks": checks}, indent=1, default=str)
 
     def html(self, back: str = "") -> str:
         """Return the whole verdict as an HTML page.
@@ -441,13 +441,13 @@ def suggestion(outcomes: Iterable[Outcome], boundary: Boundary, passed: bool) ->
         return boundary.claim()
     outcomes = list(outcomes)
     claims = [o.holds for o in outcomes if o.holds] or [boundary.claim()]
-    joined = functools.reduce(Claims.join, map(Claims.parse, claims))
-    if joined.dtypes:  # of the dtypes that were checked
-        joined = replace(joined, dtypes=tuple(dict.fromkeys(o.dtype for o in outcomes if o.dtype in joined.dtypes)))
-        if not joined.dtypes:
+    union = functools.reduce(Claims.join, map(Claims.parse, claims))
+    if union.dtypes:  # of the dtypes that were checked
+        union = replace(union, dtypes=tuple(dict.fromkeys(o.dtype for o in outcomes if o.dtype in union.dtypes)))
+        if not union.dtypes:
             return ""
-    failed = [o for o in outcomes if o.outcome is Status.FAILED and o.dtype in (joined.dtypes or DTYPES)]
-    return str(joined) if all(o.holds for o in failed) else ""
+    failed = [o for o in outcomes if o.outcome is Status.FAILED and o.dtype in (union.dtypes or DTYPES)]
+    return str(union) if all(o.holds for o in failed) else ""
 
 
 def holding_lines(claim: str, accept: str = "") -> Iterator[str]:
@@ -473,8 +473,8 @@ def refusal_lines(refusals: Counter[str], examples: int, claim: str) -> Iterator
     if not refusals:
         return
     total = examples + refusals.total()
-    stated = f": the claim `{claim}` leaves out all of them" if claim else ""
-    yield f"refused {refusals.total() / total:.0%} of the cases{stated}"
+    claimed = f": the claim `{claim}` leaves out all of them" if claim else ""
+    yield f"refused {refusals.total() / total:.0%} of the cases{claimed}"
     for reason, count in refusals.most_common(SHOWN):
         yield f"refused {count} of {total} cases: {reason}"
 
@@ -497,13 +497,13 @@ def _fields(kind: type, entries: Mapping[str, Any], **makers: Any) -> dict[str, 
     arguments = {field.name: entries[field.name] for field in fields(kind) if field.name in entries}
     for name, value in arguments.items():
         if isinstance(value, list):
-            arguments[name] = tuple(makers[name](each) for each in value) if name in makers else tuple(value)
+            arguments[name] = tuple(makers[name](item) for item in value) if name in makers else tuple(value)
     return arguments
 
 
-def _to_unexecuted(found: Mapping[str, Any]) -> Unexecuted:
-    return Unexecuted(**_fields(Unexecuted, found))
+def _to_unexecuted(entry: Mapping[str, Any]) -> Unexecuted:
+    return Unexecuted(**_fields(Unexecuted, entry))
 
 
-def _speed(found: Mapping[str, Any]) -> Speed:
-    return Speed(**_fields(Speed, found))
+def _speed(entry: Mapping[str, Any]) -> Speed:
+    return Speed(**_fields(Speed, entry))

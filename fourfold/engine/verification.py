@@ -73,7 +73,7 @@ class CheckPlan:
     seconds: float = math.inf
     forbid_fallback: bool = False
     brief: bool = False
-    told: Callable[[str, str], object] = lambda check, dtype: None
+    on_check: Callable[[str, str], object] = lambda check, dtype: None
 
     @property
     def whole(self) -> bool:
@@ -88,7 +88,7 @@ def verify_trial(trial: "Trial", plan: CheckPlan) -> Verdict:
     if isinstance(trial.implementation, UntrustedFunction):
         recording = watch_remote(trial.implementation, trial.device)
     else:
-        recording = watch(trial.given, trial.device)
+        recording = watch(trial.original, trial.device)
     with recording as executed:
         return _add_unexecuted_lines(_run_checks(trial, plan), executed)
 
@@ -104,53 +104,53 @@ def _add_unexecuted_lines(verdict: Verdict, executed: Executed) -> Verdict:
 
 
 def _run_checks(trial: "Trial", plan: CheckPlan) -> Verdict:
-    started, seed = time.perf_counter(), secrets.randbits(32) if plan.seed is None else plan.seed
+    start, seed = time.perf_counter(), secrets.randbits(32) if plan.seed is None else plan.seed
     search = Search(examples=plan.examples, seed=seed, blob=plan.reproduce)
     constants = ""
     outcomes, warnings, boundary = list[Outcome](), list[str](), Boundary()
     wrong, refused = set[tuple[str, str]](), dict[tuple[str, str], Outcome]()
-    left = trial.plan_checks(plan.dtypes, plan.only, plan.forbid_fallback)
+    pending = trial.plan_checks(plan.dtypes, plan.only, plan.forbid_fallback)
     failed = stopped = False
     with trial.settings():
-        while left and not stopped and time.perf_counter() - started <= plan.seconds:
-            check, dtype = left.pop(0)
+        while pending and not stopped and time.perf_counter() - start <= plan.seconds:
+            check, dtype = pending.pop(0)
             kind, output = catalogue.parts_of(check.name)
-            of = dtype, output
-            if of in refused:
-                outcomes.append(replace(refused[of], check=check.name, refusals={}, seconds=0.0))
+            key = dtype, output
+            if key in refused:
+                outcomes.append(replace(refused[key], check=check.name, refusals={}, seconds=0.0))
                 continue
-            if of in wrong and trial.device == "cuda":
+            if key in wrong and trial.device == "cuda":
                 outcomes.append(Outcome(check=check.name, dtype=dtype, outcome=Status.UNSUPPORTED, reason=NOT_MADE))
                 continue
-            plan.told(check.name, dtype)
+            plan.on_check(check.name, dtype)
             failures = [o for o in outcomes if o.failure]
-            own = replace(
+            search_of_check = replace(
                 search,
-                brief=plan.brief or of in wrong,
+                brief=plan.brief or key in wrong,
                 shrinks=all(o.check != check.name for o in failures),  # once for all dtypes
                 seeks_claims=not plan.first_failure and seeks_claims(failures),
-                needed=claims_needed(failures),
+                other_claims=claims_needed(failures),
             )
-            outcome = trial.outcome(check, dtype, own)
-            constants = constants or own.constants
-            boundary.update(own.boundary)
+            outcome = trial.outcome(check, dtype, search_of_check)
+            constants = constants or search_of_check.constants
+            boundary.update(search_of_check.boundary)
             outcomes.append(outcome)
             failed = failed or outcome.outcome == Status.FAILED
             stopped = plan.first_failure and outcome.failure is not None and outcome.failure.kind not in MAY_BE_WRONG
-            warnings += [warning for warning in own.warnings if warning not in warnings]
+            warnings += [warning for warning in search_of_check.warnings if warning not in warnings]
             if kind == FORWARD and outcome.outcome == Status.FAILED and outcome.grade == WRONG:
-                wrong.add(of)
+                wrong.add(key)
             if kind == FORWARD and outcome.outcome == Status.REFUSED:
-                refused[of] = outcome
-        if not failed and not plan.only and not left:
+                refused[key] = outcome
+        if not failed and not plan.only and not pending:
             warnings += trial.silently_wrong_outside_of_the_claims(seed)
             warnings += trial.silently_wrong_on_another_stream(seed)
     shortcomings = list(_shortcomings(outcomes, trial.claims))
     if not trial.refusals and not shortcomings:
         shortcomings += dict.fromkeys(o.reason or "" for o in outcomes if o.outcome == Status.REFUSED)
-    if left and not failed:
-        names = dict.fromkeys(check.name for check, _ in left)
-        shortcomings.insert(0, f"{len(left)} checks were not made within {plan.seconds:g} s: {join_names(names)}")
+    if pending and not failed:
+        names = dict.fromkeys(check.name for check, _ in pending)
+        shortcomings.insert(0, f"{len(pending)} checks were not made within {plan.seconds:g} s: {join_names(names)}")
     return Verdict(
         implementation=trial.name,
         operation=trial.operation.name,
@@ -161,10 +161,10 @@ def _run_checks(trial: "Trial", plan: CheckPlan) -> Verdict:
         warnings=tuple(warnings),
         versions={name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy", "hypothesis")},
         seed=seed,
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - start,
         constants=constants,
         suggested_claim=suggestion(outcomes, boundary, not failed and not shortcomings),
-        left_out=0 if failed else len(left),
+        left_out=0 if failed else len(pending),
         file=str(trial.origin),
         source=source_of(trial.origin),
     )
@@ -184,7 +184,7 @@ class RefusedCases(UserWarning):
 
 def _warn_of_refusals(trial: "Trial", message: str) -> None:
     """Issue a warning at the kernel's location, because this module's own warnings are errors in CI."""
-    code = getattr(inspect.unwrap(trial.given), "__code__", None) if callable(trial.given) else None
+    code = getattr(inspect.unwrap(trial.original), "__code__", None) if callable(trial.original) else None
     warnings.warn_explicit(message, RefusedCases, str(trial.origin), getattr(code, "co_firstlineno", 1))
 
 
@@ -193,7 +193,7 @@ class Trial:
     """One implementation as one operation on one device."""
 
     name: str
-    given: Any
+    original: Any
     implementation: Callable[..., torch.Tensor]
     operation: Operation
     unrestricted: Operation
@@ -231,11 +231,11 @@ class Trial:
         if call_seconds is not None:
             implementation = isolate(implementation, record, device, call_seconds)
         claims = claims_of(implementation, claims)
-        called = as_operation(implementation, signature_of(record), record.name)
+        function = as_operation(implementation, signature_of(record), record.name)
         return cls(
             name=getattr(implementation, "__name__", type(implementation).__name__),
-            given=implementation,
-            implementation=called,
+            original=implementation,
+            implementation=function,
             operation=claims.restrict(record),
             unrestricted=record,
             claims=claims,
@@ -250,7 +250,7 @@ class Trial:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *exception_info: object) -> None:
         if isinstance(self.implementation, UntrustedFunction):
             self.implementation.end()
 
@@ -280,18 +280,20 @@ class Trial:
         self, dtypes: Dtypes, only: str | Collection[str], forbid_fallback: bool = False
     ) -> list[tuple[Check, str]]:
         """Return the checks to make with their dtypes, the decisive check first."""
-        claimed = [name for name in DTYPES if name in (select_dtypes(dtypes, DTYPES) or self.claims.dtypes or DTYPES)]
-        known = catalogue.checks_of(self.operation, self.device, self.claims)
+        claimed = select_dtypes(dtypes, DTYPES) or self.claims.dtypes or DTYPES
+        checks = catalogue.checks_of(self.operation, self.device, self.claims)
         if forbid_fallback:
-            known.append(catalogue.fallback_of(self.operation))
+            checks.append(catalogue.fallback_of(self.operation))
         only = (only,) if isinstance(only, str) else only
-        names = dict.fromkeys(name for check in known for name in (catalogue.parts_of(check.name)[0], check.name))
+        names = dict.fromkeys(name for check in checks for name in (catalogue.parts_of(check.name)[0], check.name))
         for name in only:
             if name not in names:
                 close = did_you_mean(name, names) if isinstance(name, str) else ""
                 raise ValueError(f"only: there is no check {name!r}: there are {', '.join(names)}{close}")
-        chosen = [c for c in known if not only or {c.name, catalogue.parts_of(c.name)[0]} & {*only}]
-        return [(check, dtype) for check in chosen for dtype in check.of(claimed)]
+        selected = [c for c in checks if not only or {c.name, catalogue.parts_of(c.name)[0]} & {*only}]
+        return [
+            (check, dtype) for check in selected for dtype in check.of([name for name in DTYPES if name in claimed])
+        ]
 
     def subject(self, dtype: str, gradients: bool = True) -> Subject:
         """Return the subject that a check takes; it is called to learn of its gradients if the check takes any."""
@@ -319,15 +321,19 @@ class Trial:
         search.refusals, search.unreached = Refusals() if self.refusals else None, Unreached()
         search.boundary = Boundary()
         search.warnings, search.remarks = [], []
-        search.started = time.perf_counter()
+        search.start = time.perf_counter()
         last: list[str] = [""]
         search.note = lambda case: last.__setitem__(0, "" if case is None else repr(case))
         changes = self.watch.begin(search)
         gradients = catalogue.asks_for_gradients(check.name)
-        found = run(check, dtype, lambda: self.subject(dtype, gradients), search, self.origin, changes, lambda: last[0])
-        if found.failure is None:
-            return found
-        return replace(found, failure=replace(found.failure, repeat=self.repeat(check, dtype, found.failure.blob)))
+        outcome = run(
+            check, dtype, lambda: self.subject(dtype, gradients), search, self.origin, changes, lambda: last[0]
+        )
+        if outcome.failure is None:
+            return outcome
+        return replace(
+            outcome, failure=replace(outcome.failure, repeat=self.repeat(check, dtype, outcome.failure.blob))
+        )
 
     def repeat(self, check: Check, dtype: str, blob: str | None) -> str:
         """Return the call that runs a failed check again, and only the case of a blob if there is one."""
@@ -472,7 +478,7 @@ def _find_file(implementation: Any) -> Path:
     if isinstance(implementation, Operation):  # a declaration is called as its definition
         implementation = reference_of(implementation)
     target = inspect.unwrap(implementation) if callable(implementation) else implementation
-    for each in (target, type(target)):
+    for candidate in (target, type(target)):
         with contextlib.suppress(TypeError, OSError):
-            return Path(inspect.getfile(each)).resolve()
+            return Path(inspect.getfile(candidate)).resolve()
     return Path("/dev/null")

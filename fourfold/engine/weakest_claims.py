@@ -53,38 +53,38 @@ def weakest_claims(judge: Judge, subject: Subject, search: Search, error: BaseEx
         search: the search that failed.
         error: the failure.
     """
-    failures, claimed = [_Attempt(error, search.failing, search.lays_out)], list[Claims]()
-    needed = [] if search.needed is None else [search.needed]  # by other checks
-    if needed and needed[0].dtypes and subject.dtype.name not in needed[0].dtypes:
-        return needed[0]
-    if needed and _is_remedied(subject, failures[0], needed) and _attempt(judge, subject, search, needed) is None:
-        return subject.claims.join(needed[0])
+    failures, claims = [_Attempt(error, search.failing, search.lays_out)], list[Claims]()
+    needs = [] if search.other_claims is None else [search.other_claims]  # by other checks
+    if needs and needs[0].dtypes and subject.dtype.name not in needs[0].dtypes:
+        return needs[0]
+    if needs and _is_remedied(subject, failures[0], needs) and _attempt(judge, subject, search, needs) is None:
+        return subject.claims.join(needs[0])
     while failures:
-        more = list(_remedies(subject, failures[-1], claimed))
-        if not more:
+        remedies = list(_remedies(subject, failures[-1], claims))
+        if not remedies:
             return _other_dtypes(subject) if isinstance(failures[-1].error, Refused) else None
-        claimed += more
-        if (failure := _attempt(judge, subject, search, claimed)) is None:
+        claims += remedies
+        if (failure := _attempt(judge, subject, search, claims)) is None:
             break
         failures.append(failure)
-    for claim in sorted((each for each in claimed if each not in (ACCURACY, FORWARD_ONLY)), key=_readiness):
-        without = [[each for each in claimed if each is not claim]]
+    for claim in sorted((claim for claim in claims if claim not in (ACCURACY, FORWARD_ONLY)), key=_readiness):
+        subsets = [[c for c in claims if c is not claim]]
         if claim is LAYOUTS["contiguous"]:
-            without.append([LAYOUTS["aligned"], *without[0]])
-        for fewer in without:
+            subsets.append([LAYOUTS["aligned"], *subsets[0]])
+        for fewer in subsets:
             # Zeros in undefined lanes exclude no case: a kernel that fails at times may pass with them by chance.
             if claim is LANES or all(_is_remedied(subject, failure, fewer) for failure in failures):
                 if (failure := _attempt(judge, subject, search, fewer)) is None:
-                    claimed = fewer
+                    claims = fewer
                     break
                 failures.append(failure)
-    return reduce(Claims.join, claimed, subject.claims) if claimed and _leave_enough(claimed, subject) else None
+    return reduce(Claims.join, claims, subject.claims) if claims and _leave_enough(claims, subject) else None
 
 
 def _other_dtypes(subject: Subject) -> Claims | None:
     """Return the subject's claims without its dtype, or None if they leave no other."""
-    left = tuple(name for name in subject.claims.dtypes or DTYPES if name != subject.dtype.name)
-    return replace(subject.claims, dtypes=left) if left else None
+    others = tuple(name for name in subject.claims.dtypes or DTYPES if name != subject.dtype.name)
+    return replace(subject.claims, dtypes=others) if others else None
 
 
 def _readiness(claim: Claims) -> int:
@@ -94,40 +94,40 @@ def _readiness(claim: Claims) -> int:
     return 2 * LIMITS.index(claim) if claim in LIMITS else 2 * len(LIMITS)
 
 
-def _leave_enough(claimed: Sequence[Claims], subject: Subject) -> bool:
+def _leave_enough(claims: Sequence[Claims], subject: Subject) -> bool:
     """Return whether the claims exclude only a part of the named examples."""
-    every = subject.operation.examples
-    left = subject.within(reduce(Claims.join, claimed)).operation.examples if claimed else every
-    return len(left) >= LEAST_LEFT * len(every)
+    examples = subject.operation.examples
+    remaining = subject.within(reduce(Claims.join, claims)).operation.examples if claims else examples
+    return len(remaining) >= LEAST_LEFT * len(examples)
 
 
-def _remedies(subject: Subject, failure: _Attempt, claimed: Sequence[Claims]) -> Iterator[Claims]:
+def _remedies(subject: Subject, failure: _Attempt, claims: Sequence[Claims]) -> Iterator[Claims]:
     """Yield further claims within which a failure may not happen."""
     if isinstance(failure.error, _HOPELESS) or has_lost_device(failure.error):
         return
     if isinstance(failure.error, Imprecise):
-        if ACCURACY not in claimed:
+        if ACCURACY not in claims:
             yield ACCURACY
         return
-    limits = [claim for claim in LIMITS if claim not in claimed and _excludes(claim, subject, failure)]
-    excluding = limits or list(_fewer_ranks(subject, failure, claimed))
+    limits = [claim for claim in LIMITS if claim not in claims and _excludes(claim, subject, failure)]
+    excluding = limits or list(_fewer_ranks(subject, failure, claims))
     yield from excluding
     if excluding:
         return
-    if subject.device == "cpu" and LANES not in claimed:
+    if subject.device == "cpu" and LANES not in claims:
         yield LANES
-    elif FORWARD_ONLY not in claimed and _is_of_a_gradient(failure):
+    elif FORWARD_ONLY not in claims and _is_of_a_gradient(failure):
         yield FORWARD_ONLY
 
 
-def _fewer_ranks(subject: Subject, failure: _Attempt, claimed: Sequence[Claims]) -> Iterator[Claims]:
+def _fewer_ranks(subject: Subject, failure: _Attempt, claims: Sequence[Claims]) -> Iterator[Claims]:
     """Yield the claim of all ranks but the lowest or the highest, if that is a failed case's and others remain."""
     if failure.case is None or not failure.case.inputs:
         return
     ranks = {next(iter(make(subject.dtype).inputs.values())).ndim for make in subject.operation.examples.values()}
     rank = next(iter(failure.case.inputs.values())).ndim
-    left = {each for each in ranks - {rank} if all(not claim.ranks or each in claim.ranks for claim in claimed)}
-    if left and rank in (min(ranks), max(ranks)):
+    remaining = {r for r in ranks - {rank} if all(not claim.ranks or r in claim.ranks for claim in claims)}
+    if remaining and rank in (min(ranks), max(ranks)):
         yield Claims(ranks=tuple(sorted(ranks - {rank})))
 
 
@@ -136,14 +136,14 @@ def _is_of_a_gradient(failure: _Attempt) -> bool:
     return isinstance(failure.error, Failure) and failure.error.result.startswith(GRADIENT_OF)
 
 
-def _is_remedied(subject: Subject, failure: _Attempt, claimed: Sequence[Claims]) -> bool:
+def _is_remedied(subject: Subject, failure: _Attempt, claims: Sequence[Claims]) -> bool:
     """Return whether some of the claims may be a remedy for a failure."""
     if isinstance(failure.error, Imprecise):
-        return any(claim.accuracy == STORAGE for claim in claimed)
-    if _is_of_a_gradient(failure) and not all(claim.gradients for claim in claimed):
+        return any(claim.accuracy == STORAGE for claim in claims)
+    if _is_of_a_gradient(failure) and not all(claim.gradients for claim in claims):
         return True
-    are_zero = any(claim.undefined_lanes_are_zero for claim in claimed)
-    return are_zero or any(_excludes(claim, subject, failure) for claim in claimed)
+    are_zero = any(claim.undefined_lanes_are_zero for claim in claims)
+    return are_zero or any(_excludes(claim, subject, failure) for claim in claims)
 
 
 def _excludes(claim: Claims, subject: Subject, failure: _Attempt) -> bool:
@@ -153,15 +153,15 @@ def _excludes(claim: Claims, subject: Subject, failure: _Attempt) -> bool:
     return failure.case is not None and claim.excludes(subject.operation, failure.case, subject.dtype)
 
 
-def _attempt(judge: Judge, subject: Subject, search: Search, claimed: Sequence[Claims]) -> _Attempt | None:
+def _attempt(judge: Judge, subject: Subject, search: Search, parts: Sequence[Claims]) -> _Attempt | None:
     """Run the check within claims; return its failure, or None if it passes.
 
     Claims may drop the check if it is of gradients, or if other checks need contiguous tensors. Otherwise a mistake
     that it alone finds would be claimed away, such as offsets of 32 bits by contiguous tensors. An implementation may
     refuse every case of the check if other checks need claims, and pass within them.
     """
-    claims = reduce(Claims.join, claimed, Claims())
-    again = Search(
+    claims = reduce(Claims.join, parts, Claims())
+    retry = Search(
         examples=search.examples,
         seed=search.seed,
         keeps=False,
@@ -172,14 +172,14 @@ def _attempt(judge: Judge, subject: Subject, search: Search, claimed: Sequence[C
     )
     try:
         with convert_escapes(), _fill_undefined_lanes(subject.device, claims.undefined_lanes_are_zero):
-            judge(subject.within(claims), again)
+            judge(subject.within(claims), retry)
     except Unclaimed as error:
-        may_drop = not claims.gradients or (search.needed is not None and search.needed.contiguous)
-        return None if may_drop else _Attempt(error, None, again.lays_out)
+        may_drop = not claims.gradients or (search.other_claims is not None and search.other_claims.contiguous)
+        return None if may_drop else _Attempt(error, None, retry.lays_out)
     except (Exception, NotReached) as error:
-        if isinstance(error, Refused) and search.needed is not None:
+        if isinstance(error, Refused) and search.other_claims is not None:
             return None
-        return _Attempt(error, again.failing, again.lays_out)
+        return _Attempt(error, retry.failing, retry.lays_out)
     return None
 
 
@@ -190,9 +190,9 @@ def _fill_undefined_lanes(device: str, are_zero: bool) -> Iterator[None]:
         yield
         return
     memory = importlib.import_module("fourfold.backends.triton.interpreter.memory")
-    before = memory.are_undefined_lanes_zero()
+    were_zero = memory.are_undefined_lanes_zero()
     memory.undefined_lanes_are_zero(True)
     try:
         yield
     finally:
-        memory.undefined_lanes_are_zero(before)
+        memory.undefined_lanes_are_zero(were_zero)

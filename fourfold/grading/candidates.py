@@ -55,24 +55,24 @@ class Submission:
     bytes: int = BYTES
 
     @classmethod
-    def of(cls, given: Any, folder: Path = Path()) -> "Submission":
+    def of(cls, data: Any, folder: Path = Path()) -> "Submission":
         """Build a candidate from a mapping, with the texts of the files that it names.
 
         Args:
-            given: a mapping with `id`, `source` or `path`, and other fields. `definition` and `problem` may be paths.
+            data: a mapping with `id`, `source` or `path`, and other fields. `definition` and `problem` may be paths.
                 `operation` may be ``FILE.py:NAME``, which gives both the operation and the definition.
             folder: the base of relative paths.
 
         Raises:
-            BadCandidate: `given` is no such mapping, or a file cannot be read.
+            BadCandidate: `data` is no such mapping, or a file cannot be read.
         """
-        if not isinstance(given, Mapping):
-            raise BadCandidate(f"a candidate must be a mapping of names, not {type(given).__name__}")
-        known = [each.name for each in fields(cls)]
-        for name in given:
-            if name not in known:
-                raise BadCandidate(f"{name} is no field of a candidate: there are {', '.join(known)}")
-        present = {name: value for name, value in given.items() if value is not None}
+        if not isinstance(data, Mapping):
+            raise BadCandidate(f"a candidate must be a mapping of names, not {type(data).__name__}")
+        names = [f.name for f in fields(cls)]
+        for name in data:
+            if name not in names:
+                raise BadCandidate(f"{name} is no field of a candidate: there are {', '.join(names)}")
+        present = {name: value for name, value in data.items() if value is not None}
         for name in ("id", "operation", "source", "path", "language", "function", "definition", "problem"):
             if not isinstance(present.get(name, ""), str):
                 raise BadCandidate(f"{name} must be text, not {present[name]!r}")
@@ -93,10 +93,10 @@ class Submission:
         file_name, colon, name = self.operation.rpartition(":")
         if colon:
             texts |= {"definition": _text("operation", folder / file_name), "operation": name}
-        for what in ("definition", "problem"):
-            text = getattr(self, what)
+        for key in ("definition", "problem"):
+            text = getattr(self, key)
             if text.endswith(".py") and "\n" not in text:
-                texts[what] = _text(what, folder / text)
+                texts[key] = _text(key, folder / text)
         return replace(self, **texts)  # type: ignore[arg-type]
 
     def _check(self) -> None:
@@ -112,9 +112,9 @@ class Submission:
             number = getattr(self, name)
             if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
                 raise BadCandidate(f"{name} must be a number above 0, not {number!r}")
-        for name, others in (("sizes", (SMALL,)), ("claims", ())):
+        for name, accepted in (("sizes", (SMALL,)), ("claims", ())):
             value = getattr(self, name)
-            if not isinstance(value, Mapping) and value not in others:
+            if not isinstance(value, Mapping) and value not in accepted:
                 raise BadCandidate(f"{name} must be a mapping, not {value!r}")
         try:
             self.stated_claims()
@@ -123,17 +123,17 @@ class Submission:
 
     def stated_claims(self) -> Claims | None:
         """Return its claims, or None if it states none here. A kernel of a `.cu` file has no gradients."""
-        given = {"gradients": False, **self.claims} if self.language == CUDA else dict(self.claims)
-        if not given:
+        claim = {"gradients": False, **self.claims} if self.language == CUDA else dict(self.claims)
+        if not claim:
             return None
-        if isinstance(given.get("sizes"), Mapping):  # JSON has no tuples
-            given["sizes"] = {n: tuple(pair) if isinstance(pair, list) else pair for n, pair in given["sizes"].items()}
-        return Claims.of(given)
+        if isinstance(claim.get("sizes"), Mapping):  # JSON has no tuples
+            claim["sizes"] = {n: tuple(pair) if isinstance(pair, list) else pair for n, pair in claim["sizes"].items()}
+        return Claims.of(claim)
 
     def key(self, settings: Mapping[str, Any]) -> str:
         """Return a key that candidates share if they are judged in the same way, whatever their ids."""
-        judged = {**asdict(self), "id": "", "path": ""}
-        text = json.dumps([judged, dict(settings)], sort_keys=True, default=str)
+        content = {**asdict(self), "id": "", "path": ""}
+        text = json.dumps([content, dict(settings)], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property

@@ -95,10 +95,10 @@ def _pool_of(device: str, gpus: int, workers: int | None, ray: str | None) -> Ca
         return lambda: Pool(lambda place: cluster.worker(device), workers or places, cluster.leave)
     if not gpus:
         return lambda: Pool(lambda place: LocalWorker(device), workers or len(os.sched_getaffinity(0)))
-    here = gpus_here()
-    if not here:
+    devices = gpus_here()
+    if not devices:
         raise ValueError("gpus=1: this machine has no GPU that may be used")
-    return lambda: Pool(lambda place: LocalWorker(device, here[place % len(here)]), workers or len(here))
+    return lambda: Pool(lambda place: LocalWorker(device, devices[place % len(devices)]), workers or len(devices))
 
 
 def _repeat_command(command: str, seed: int, gpus: int, settings: Settings) -> Callable[[str], str]:
@@ -139,29 +139,29 @@ def select(candidates: Iterator[Given], only: Collection[str]) -> Iterator[Given
     Raises:
         ValueError: no candidate has one of the ids.
     """
-    missing = set(only)
+    unseen = set(only)
     for name, candidate in candidates:
         if not only or name in only:
-            missing.discard(name)
+            unseen.discard(name)
             yield name, candidate
-    if missing:
-        raise ValueError(f"id: there is no candidate {', '.join(sorted(missing))}")
+    if unseen:
+        raise ValueError(f"id: there is no candidate {', '.join(sorted(unseen))}")
 
 
-def _parse(value: Any, otherwise: str, folder: Path) -> Given:
+def _parse(value: Any, default_name: str, folder: Path) -> Given:
     name = value.get("id") if isinstance(value, Mapping) else None
-    known = name if isinstance(name, str) and name else otherwise
+    identity = name if isinstance(name, str) and name else default_name
     try:
-        return (known, value) if isinstance(value, BadCandidate) else (known, Submission.of(value, folder))
+        return (identity, value) if isinstance(value, BadCandidate) else (identity, Submission.of(value, folder))
     except BadCandidate as error:
-        return known, error
+        return identity, error
 
 
 # ---- the run
 
 
 def _grade(
-    given: Iterator[Given],
+    candidates: Iterator[Given],
     out: Path | None,
     start: Callable[[], Pool],
     settings: Settings,
@@ -169,7 +169,7 @@ def _grade(
     repeat: Callable[[str], str],
 ) -> Generator[Graded, None, None]:
     with contextlib.nullcontext() if out is None else Results(out) as results:
-        yield from _Run(results, settings, seed, repeat).all(given, start)
+        yield from _Run(results, settings, seed, repeat).all(candidates, start)
 
 
 class _Run:
@@ -186,18 +186,18 @@ class _Run:
                 if key not in self.judged:
                     self.judged[key] = self.results.known[name]
 
-    def all(self, given: Iterator[Given], start: Callable[[], Pool]) -> Iterator[Graded]:
+    def all(self, candidates: Iterator[Given], start: Callable[[], Pool]) -> Iterator[Graded]:
         """Judge all candidates; yield each verdict as it comes."""
         pool: Pool | None = None
         ready: deque[Graded] = deque()
-        broken, reasons, more = 0, list[str](), True
+        failed_starts, reasons, has_more = 0, list[str](), True
         try:
-            while more or self.waiting or ready:
+            while has_more or self.waiting or ready:
                 places = pool.places if pool else 1
-                while more and not ready and len(self.waiting) < AHEAD * places:
-                    following = next(given, None)
-                    more = following is not None
-                    if following is not None and (task := self._make_task(*following, ready)):
+                while has_more and not ready and len(self.waiting) < AHEAD * places:
+                    candidate = next(candidates, None)
+                    has_more = candidate is not None
+                    if candidate is not None and (task := self._make_task(*candidate, ready)):
                         pool = pool or start()
                         places = pool.places
                         pool.tasks.put(task)
@@ -206,18 +206,18 @@ class _Run:
                 elif self.waiting and pool:
                     event = pool.events.get()
                     if event.task is None:
-                        broken, reasons = broken + 1, [*reasons, event.why]
-                        if broken == places:
+                        failed_starts, reasons = failed_starts + 1, [*reasons, event.why]
+                        if failed_starts == places:
                             raise NoWorkers(f"no worker can be started: {reasons[-1]}")
                     elif event.answer is not None and event.answer.verdict:
                         ready += self._verdicts(event.task, event.answer)
                     else:
-                        lost = event.answer.lost if event.answer is not None else event.why
-                        again = self._again(event.task, lost)
-                        if again is None:
+                        reason = event.answer.lost if event.answer is not None else event.why
+                        results = self._again(event.task, reason)
+                        if results is None:
                             pool.tasks.put(event.task)
                         else:
-                            ready += again
+                            ready += results
         finally:
             if pool is not None:
                 pool.close()
@@ -260,15 +260,15 @@ class _Run:
     def _verdicts(self, task: Task, answer: Reply) -> list[Graded]:
         """Return the verdict on a candidate and on its duplicates."""
         verdict = replace(Verdict.from_json(answer.verdict), seconds=round(answer.seconds, 3))
-        first, *others = self.waiting.pop(task.key)
-        more = {"attempts": task.attempts, "where": answer.where}
-        graded = self._append(first, task.key, verdict, answer.stage, **more)
+        first, *copies = self.waiting.pop(task.key)
+        details = {"attempts": task.attempts, "where": answer.where}
+        graded = self._append(first, task.key, verdict, answer.stage, **details)
         self.judged[task.key] = graded
-        return [graded, *(self._copy(other, graded) for other in others)]
+        return [graded, *(self._copy(copy, graded) for copy in copies)]
 
-    def _again(self, task: Task, why: str) -> list[Graded] | None:
+    def _again(self, task: Task, reason: str) -> list[Graded] | None:
         """Return None to begin a candidate again after the loss of its worker, or else the final verdict on it."""
-        task.lost.append(why)
+        task.lost.append(reason)
         if task.attempts < MOST_ATTEMPTS:
             return None
         first = self.waiting[task.key][0]
@@ -277,13 +277,15 @@ class _Run:
         verdict = failure_verdict(first, self.settings.device, self.seed, Kind.CRASHED, message)
         return self._verdicts(task, Reply(where="", verdict=verdict.json()))
 
-    def _copy(self, candidate: Submission, of: Graded) -> Graded:
+    def _copy(self, candidate: Submission, first: Graded) -> Graded:
         """Copy the verdict of an identical candidate."""
-        return self._append(candidate, of.key, of, of.stage, same_as=of.same_as or of.id, where=of.where)
+        return self._append(
+            candidate, first.key, first, first.stage, same_as=first.same_as or first.id, where=first.where
+        )
 
-    def _append(self, candidate: Submission, key: str, verdict: Verdict, stage: str, **more: Any) -> Graded:
+    def _append(self, candidate: Submission, key: str, verdict: Verdict, stage: str, **details: Any) -> Graded:
         """Turn a verdict into a result, and append it to the file."""
-        graded = Graded.of(verdict, id=candidate.id, key=key, stage=stage, repeat=self.repeat(candidate.id), **more)
+        graded = Graded.of(verdict, id=candidate.id, key=key, stage=stage, repeat=self.repeat(candidate.id), **details)
         if self.results is not None:
             self.results.append(graded)
         return graded

@@ -74,9 +74,9 @@ class Settings:
     speed: bool = False
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "Settings":
+    def of(cls, data: Mapping[str, Any]) -> "Settings":
         """Build settings from JSON."""
-        fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in given.items()}
+        fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in data.items()}
         return cls(**fields)
 
     def as_dict(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def judge(
     Returns:
         the last stage, and the verdict.
     """
-    started = time.monotonic()
+    start = time.monotonic()
     say(STATIC, "", "")
     try:
         if forbidden := list(static.reaches(candidate, settings.forbid_imports)):
@@ -119,7 +119,7 @@ def judge(
     try:
         with _trial(candidate, settings, folder) as (trial, reference):
             with _lock(gpu, fcntl.LOCK_SH):
-                stage, verdict = _check(trial, candidate, settings, seed, started, say)
+                stage, verdict = _check(trial, candidate, settings, seed, start, say)
             if verdict.passed and settings.speed:
                 say(SPEED, "", "")
                 with _lock(gpu, fcntl.LOCK_EX):
@@ -141,13 +141,13 @@ def judge(
 
 
 @contextlib.contextmanager
-def _lock(file: str, how: int) -> Iterator[None]:
+def _lock(file: str, operation: int) -> Iterator[None]:
     """Lock a file inside the block: shared with others, or exclusively."""
     if not file:
         yield
         return
     with open(file, "a") as lock:
-        fcntl.flock(lock, how)
+        fcntl.flock(lock, operation)
         yield
 
 
@@ -156,7 +156,7 @@ def _check(
     candidate: Submission,
     settings: Settings,
     seed: int,
-    started: float,
+    start: float,
     say: Callable[[str, str, str], object],
 ) -> tuple[str, Verdict]:
     """Run a few cases of the checks that most often fail, then all checks.
@@ -173,22 +173,22 @@ def _check(
         seed=seed,
         first_failure=True,
         seconds=PART_TO_BEGIN * candidate.seconds,
-        told=lambda check, dtype: say(SMOKE, check, dtype),
+        on_check=lambda check, dtype: say(SMOKE, check, dtype),
     )
     for plan in (replace(brief, brief=True), brief) if settings.device == "cuda" else (brief,):
         verdict = verify_trial(trial, plan)
         if settings.first_failure and verdict.kind not in (Kind.RIGHT, *MAY_BE_WRONG) and verdict.failures:
             return SMOKE, verdict
-    whole = CheckPlan(
+    full_plan = CheckPlan(
         dtypes=dtypes,
         examples=settings.examples,
         seed=seed,
         first_failure=settings.first_failure,
-        seconds=PART_TO_BEGIN * candidate.seconds - (time.monotonic() - started),
+        seconds=PART_TO_BEGIN * candidate.seconds - (time.monotonic() - start),
         forbid_fallback=settings.forbid_fallback,
-        told=lambda check, dtype: say(FULL, check, dtype),
+        on_check=lambda check, dtype: say(FULL, check, dtype),
     )
-    return FULL, verify_trial(trial, whole)
+    return FULL, verify_trial(trial, full_plan)
 
 
 def _add_speeds(trial: Trial, reference: Callable[..., Any], verdict: Verdict, candidate: Submission) -> Verdict:
@@ -197,18 +197,18 @@ def _add_speeds(trial: Trial, reference: Callable[..., Any], verdict: Verdict, c
     A call that changes its arguments is not timed: the next one would begin with other values.
     """
     if trial.operation.mutates:
-        changed = " and ".join(trial.operation.mutates)
-        return replace(verdict, warnings=(*verdict.warnings, f"not timed: each call changes {changed}"))
+        names = " and ".join(trial.operation.mutates)
+        return replace(verdict, warnings=(*verdict.warnings, f"not timed: each call changes {names}"))
     gradients = trial.claims.gradients and bool(trial.operation.differentiable)
-    implementation, right = (pack_lists(each, trial.operation.lists) for each in (trial.implementation, reference))
-    each = implementation, right, trial.operation, trial.claims, trial.device, gradients
+    implementation, trusted = (pack_lists(f, trial.operation.lists) for f in (trial.implementation, reference))
+    arguments = implementation, trusted, trial.operation, trial.claims, trial.device, gradients
     try:
         with trial.settings():
-            return replace(verdict, speeds=tuple(speeds_of(*each)))
+            return replace(verdict, speeds=tuple(speeds_of(*arguments)))
     except Disagreement as error:
         message = f"a result of a timed call is wrong: {error}"
-        wrong = failure_verdict(candidate, trial.device, verdict.seed, Kind.WRONG, message)
-        return replace(verdict, outcomes=(*verdict.outcomes, *wrong.outcomes))
+        failure = failure_verdict(candidate, trial.device, verdict.seed, Kind.WRONG, message)
+        return replace(verdict, outcomes=(*verdict.outcomes, *failure.outcomes))
     except Exception as error:
         return replace(verdict, warnings=(*verdict.warnings, f"not timed: {type(error).__name__}: {words(error)}"))
 
@@ -242,7 +242,7 @@ def _trial(candidate: Submission, settings: Settings, folder: Path) -> Iterator[
         "most_bytes": candidate.bytes,
     }
     claims = candidate.stated_claims()
-    given: Any
+    implementation: Any
     reference: Callable[..., Any]
     if candidate.language == KERNELBENCH:
         problem = _problem(candidate, folder)
@@ -250,19 +250,19 @@ def _trial(candidate: Submission, settings: Settings, folder: Path) -> Iterator[
         claims = problem.claims if claims is None else claims
         reference = copy.deepcopy(problem.reference).to(settings.device)
         if settings.device == "cpu":
-            given = problem.solution_elsewhere(file, folder, **limits)
+            implementation = problem.solution_elsewhere(file, folder, **limits)
         else:
-            given = problem.solution(file).to("cuda")
+            implementation = problem.solution(file).to("cuda")
     else:
         record = _record(candidate, folder)
         reference = reference_of(record)
         if candidate.language == CUDA:
             on_cpu = settings.device == "cpu"
             kernel = CudaCandidate(_launch(file, candidate.function), record, reference, here=not on_cpu)
-            given = UntrustedKernel(kernel, **limits) if on_cpu else kernel
+            implementation = UntrustedKernel(kernel, **limits) if on_cpu else kernel
             record = kernel.narrow(record)
         elif settings.device == "cpu":
-            given = UntrustedFunction(
+            implementation = UntrustedFunction(
                 str(file),
                 candidate.function or record.name,
                 signature_of(record),
@@ -271,12 +271,12 @@ def _trial(candidate: Submission, settings: Settings, folder: Path) -> Iterator[
                 **limits,
             )
         else:
-            given = _function(file, candidate.function or record.name)
-    own_process = limits["seconds"] if isinstance(given, UntrustedFunction) else None
+            implementation = _function(file, candidate.function or record.name)
+    own_process = limits["seconds"] if isinstance(implementation, UntrustedFunction) else None
     judged_by = settings.device, settings.refusals, settings.strict_errors
     # A claim in the candidate's own source would be rewarded for doing nothing.
     claims = NO_CLAIMS if claims is None else claims
-    with Trial.of(given, record, claims, *judged_by, own_process) as trial:
+    with Trial.of(implementation, record, claims, *judged_by, own_process) as trial:
         yield trial, reference
 
 
@@ -318,10 +318,10 @@ def _problem(candidate: Submission, folder: Path) -> KernelBenchProblem:
 def _record(candidate: Submission, folder: Path) -> Operation:
     """Return the operation: a known one, or the one that the candidate's definition declares."""
     if not candidate.definition:
-        known = operations()
-        if candidate.operation not in known:
-            raise BadDefinition(f"operation: there is no {candidate.operation!r}: there are {', '.join(known)}")
-        return known[candidate.operation]
+        records = operations()
+        if candidate.operation not in records:
+            raise BadDefinition(f"operation: there is no {candidate.operation!r}: there are {', '.join(records)}")
+        return records[candidate.operation]
     file = folder / "definition.py"
     file.write_text(candidate.definition, encoding="utf-8")
     try:

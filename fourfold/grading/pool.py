@@ -68,19 +68,19 @@ class LocalWorker:
     """
 
     def __init__(self, device: str, gpu: str | None = None) -> None:
-        self.connection, other = Connection.pair()
+        self.connection, peer = Connection.pair()
         # NVML reports GPUs without creating a context, after which a forked process could have none.
         environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         self.folder = tempfile.mkdtemp()
-        named = os.environ.get(_DEVICES, "0") if gpu is None else gpu
+        devices = os.environ.get(_DEVICES, "0") if gpu is None else gpu
         # The lock file of the GPU: workers share it except while one measures a time.
-        self.gpu = str(Path(tempfile.gettempdir(), f"fourfold-gpu-{named}.lock")) if device == "cuda" else ""
+        self.gpu = str(Path(tempfile.gettempdir(), f"fourfold-gpu-{devices}.lock")) if device == "cuda" else ""
         if gpu is not None:
             environment[_DEVICES] = gpu
-        with other:
-            given = other.fileno(), device, self.folder
+        with peer:
+            arguments = peer.fileno(), device, self.folder
             self.child = Child.spawn(
-                "fourfold.grading.worker", *given, files=[given[0]], environment=environment, plain=True
+                "fourfold.grading.worker", *arguments, files=[arguments[0]], environment=environment, plain=True
             )
         self.gone = self._receive(STARTING_SECONDS).gone
         if self.gone:
@@ -225,8 +225,8 @@ class Pool:
 
 def gpus_here() -> list[str]:
     """Return the usable GPUs of this machine, as ``CUDA_VISIBLE_DEVICES`` names them."""
-    if (named := os.environ.get(_DEVICES)) is not None:
-        return [name.strip() for name in named.split(",") if name.strip()]
+    if (devices := os.environ.get(_DEVICES)) is not None:
+        return [name.strip() for name in devices.split(",") if name.strip()]
     try:
         pynvml.nvmlInit()
         return [str(number) for number in range(pynvml.nvmlDeviceGetCount())]

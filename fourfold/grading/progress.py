@@ -36,7 +36,7 @@ class ProgressDisplay:
         self.seconds: list[float] = []
         self.latest: deque[Graded] = deque(maxlen=SHOWN)
         self.slowest: list[Graded] = []
-        self.begun = self.told = time.monotonic()
+        self.start = self.last_line = time.monotonic()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -61,29 +61,29 @@ class ProgressDisplay:
 
     def each(self, graded: Iterable[Graded]) -> Iterator[Graded]:
         """Count and yield each verdict."""
-        for one in graded:
-            self.saw(one)
-            yield one
+        for verdict in graded:
+            self.saw(verdict)
+            yield verdict
 
-    def saw(self, one: Graded) -> None:
+    def saw(self, verdict: Graded) -> None:
         """Count a verdict."""
-        self.counts[one.kind] += 1
-        if not one.same_as:
-            self.seconds.append(one.seconds)
-            self.slowest = sorted([*self.slowest, one], key=lambda each: -each.seconds)[:SHOWN]
-        if one.failures:
-            self.latest.append(one)
+        self.counts[verdict.kind] += 1
+        if not verdict.same_as:
+            self.seconds.append(verdict.seconds)
+            self.slowest = sorted([*self.slowest, verdict], key=lambda v: -v.seconds)[:SHOWN]
+        if verdict.failures:
+            self.latest.append(verdict)
         self._bar.update(self._task, advance=1, rate=f"{self.rate:.0f} a minute")
         if self._live:
             self._live.update(Group(self._bar, self.line(), *map(describe_failure, self.latest)))
-        elif time.monotonic() - self.told > BETWEEN_LINES:
-            self.told = time.monotonic()
+        elif time.monotonic() - self.last_line > BETWEEN_LINES:
+            self.last_line = time.monotonic()
             self.console.print(escape(f"[{self.line()}; {self.rate:.0f} a minute]"), soft_wrap=True)
 
     @property
     def rate(self) -> float:
         """Return the number of candidates a minute."""
-        return 60 * self.counts.total() / max(time.monotonic() - self.begun, 1e-3)
+        return 60 * self.counts.total() / max(time.monotonic() - self.start, 1e-3)
 
     def line(self) -> str:
         """Return the counts in a line."""
@@ -109,23 +109,23 @@ class ProgressDisplay:
         """Print the summary that closes a run."""
         self.console.print(self.closing())
         if self.seconds:
-            ordered = sorted(self.seconds)
-            middle, late = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
-            seconds = time.monotonic() - self.begun
+            times = sorted(self.seconds)
+            middle, late = times[len(times) // 2], times[min(len(times) - 1, int(0.95 * len(times)))]
+            seconds = time.monotonic() - self.start
             self.console.print(
-                f"{len(ordered)} judged in {seconds:.0f} s, {60 * len(ordered) / max(seconds, 1e-3):.1f} a minute;"
+                f"{len(times)} judged in {seconds:.0f} s, {60 * len(times) / max(seconds, 1e-3):.1f} a minute;"
                 f" seconds a candidate: {middle:.1f} in the median, 95% within {late:.1f}",
                 soft_wrap=True,
             )
         if len(self.slowest) > 1:
-            self.console.print("slowest: " + ", ".join(f"{each.id} {each.seconds:.0f} s" for each in self.slowest))
+            self.console.print("slowest: " + ", ".join(f"{v.id} {v.seconds:.0f} s" for v in self.slowest))
         if self.latest:
             self.console.print("latest failures:")
-        for one in self.latest:
-            self.console.print(escape(describe_failure(one)), soft_wrap=True)
+        for verdict in self.latest:
+            self.console.print(escape(describe_failure(verdict)), soft_wrap=True)
 
 
-def describe_failure(one: Graded) -> str:
+def describe_failure(verdict: Graded) -> str:
     """Describe a failure in a line."""
-    message = one.failures[0][1].message.strip().partition("\n")[0]
-    return f"  {one.id}: {one.kind}: {message}"[:WIDTH]
+    message = verdict.failures[0][1].message.strip().partition("\n")[0]
+    return f"  {verdict.id}: {verdict.kind}: {message}"[:WIDTH]

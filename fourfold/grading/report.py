@@ -20,24 +20,24 @@ def write(graded: Sequence[Graded], folder: Path, back: str = "") -> Path:
     pages = folder / "candidates"
     pages.mkdir(parents=True, exist_ok=True)
     rows = []
-    for number, one in enumerate(graded):
-        name = f"{number:05}-{re.sub(r'[^A-Za-z0-9._-]+', '_', one.id)[:60]}.html"
-        (pages / name).write_text(one.html(back="../index.html"), encoding="utf-8")
-        failure = one.failures[0][1] if one.failures else None
+    for number, verdict in enumerate(graded):
+        name = f"{number:05}-{re.sub(r'[^A-Za-z0-9._-]+', '_', verdict.id)[:60]}.html"
+        (pages / name).write_text(verdict.html(back="../index.html"), encoding="utf-8")
+        failure = verdict.failures[0][1] if verdict.failures else None
         rows.append(
             {
-                "id": one.id,
-                "kind": one.kind,
-                "stage": one.stage,
-                "operation": one.operation,
-                "seconds": one.seconds,
-                "reward": one.reward(),
+                "id": verdict.id,
+                "kind": verdict.kind,
+                "stage": verdict.stage,
+                "operation": verdict.operation,
+                "seconds": verdict.seconds,
+                "reward": verdict.reward(),
                 "page": f"candidates/{name}",
-                "message": failure.message if failure else "; ".join(one.shortcomings),
+                "message": failure.message if failure else "; ".join(verdict.shortcomings),
                 "counterexample": (failure.counterexample if failure else None) or "",
             }
         )
-    counts = {kind: sum(one.kind == kind for one in graded) for kind in Kind}
+    counts = {kind: sum(verdict.kind == kind for verdict in graded) for kind in Kind}
     index = folder / "index.html"
     nonzero = {kind: count for kind, count in counts.items() if count}
     index.write_text(page("grading/report.html", back, rows=rows, counts=nonzero, total=len(graded)), encoding="utf-8")

@@ -44,8 +44,8 @@ def seal_key() -> bytes:
     if not file.is_file() or file.stat().st_size != KEY_BYTES:
         file.parent.mkdir(parents=True, exist_ok=True)
         new = file.with_name(f"seal-{os.getpid()}")
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:
-            written.write(secrets.token_bytes(KEY_BYTES))
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(secrets.token_bytes(KEY_BYTES))
         try:
             os.link(new, file)  # another run may have made one in the meantime
         except FileExistsError:
@@ -78,9 +78,9 @@ class Graded(Verdict):
     repeat: str = ""
 
     @classmethod
-    def of(cls, verdict: Verdict, **more: Any) -> Self:
+    def of(cls, verdict: Verdict, **details: Any) -> Self:
         """Extend a verdict by further fields."""
-        return cls(**{each.name: getattr(verdict, each.name) for each in fields(Verdict)} | more)
+        return cls(**{field.name: getattr(verdict, field.name) for field in fields(Verdict)} | details)
 
     def line(self) -> str:
         """Return the result as a line of the file."""
@@ -130,7 +130,7 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path, self._key, self.forged = path, seal_key(), list[str]()
-        self._written = hashlib.blake2b()  # of the whole file
+        self._digest = hashlib.blake2b()  # of the whole file
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a+b")
         try:
@@ -146,17 +146,17 @@ class Results:
     def _read_lines(self) -> Iterator[Graded]:
         """Yield the results whose seals are right, and note the other lines."""
         self._file.seek(0)
-        sealed, wrong = bool(self.keys), None
+        sealed, first_error = bool(self.keys), None
         for number, line in enumerate(self._file, 1):
             if not line.endswith(b"\n"):
-                if sealed or wrong is None:  # otherwise it is a file of something else
+                if sealed or first_error is None:  # otherwise it is a file of something else
                     self._file.truncate(self._file.tell() - len(line))
                 break
-            self._written.update(line)
+            self._digest.update(line)
             try:
                 graded = Graded.from_json(line.decode())
             except ValueError as error:
-                wrong = wrong or ValueError(f"{self.path}, line {number}: {error}")
+                first_error = first_error or ValueError(f"{self.path}, line {number}: {error}")
                 self.forged.append(f"line {number}")
                 continue
             entry = json.loads(line)
@@ -165,8 +165,8 @@ class Results:
                 yield graded
             else:
                 self.forged.append(f"line {number} (id {graded.id!r})")
-        if wrong is not None and not sealed:
-            raise wrong
+        if first_error is not None and not sealed:
+            raise first_error
 
     def _seal(self, fields: dict[str, Any]) -> str:
         """Return the seal of a line's fields, whatever their order and the spaces between them."""
@@ -183,7 +183,7 @@ class Results:
         """Append a result, and flush it to the disk."""
         fields = json.loads(graded.line())
         line = json.dumps({**fields, SEAL: self._seal(fields)}).encode() + b"\n"
-        self._written.update(line)
+        self._digest.update(line)
         self._file.write(line)
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -196,7 +196,7 @@ class Results:
         """Close the file, so that other runs can use it; warn of lines that others have written into it."""
         try:
             self._file.seek(0)
-            if hashlib.file_digest(self._file, hashlib.blake2b).digest() != self._written.digest():
+            if hashlib.file_digest(self._file, hashlib.blake2b).digest() != self._digest.digest():
                 self.forged.clear()
                 for _ in self._read_lines():
                     pass

@@ -50,14 +50,14 @@ def speeds_of(
     for name, make in _workloads(operation, claims, dtype, device).items():
         direction = "both" if gradients else "forward"
 
-        def measurement(of: Function, name: str = name, make: Make = make, direction: str = direction) -> Measurement:
+        def measurement(f: Function, name: str = name, make: Make = make, direction: str = direction) -> Measurement:
             return Measurement(
                 operation=operation,
                 workload=name,
                 make=make,
                 dtype=dtype,
                 direction=direction,
-                of=Contender("candidate" if of is candidate else "reference", lambda: of),
+                of=Contender("candidate" if f is candidate else "reference", lambda: f),
                 clock=clock_for(device, direction),
             )
 
@@ -67,13 +67,13 @@ def speeds_of(
 def _workloads(operation: Operation, claims: Claims, dtype: str, device: str) -> Mapping[str, Make]:
     """Return the workloads within the claims, by name."""
     makers = operation.workloads.get(device) or {}
-    within = {
+    claimed = {
         name: make
         for name, make in makers.items()
         if claims.outside(operation, make(DTYPES[dtype]).part, DTYPES[dtype]) is None
     }
-    if within:
-        return within
+    if claimed:
+        return claimed
     examples = {name: make(DTYPES[dtype]) for name, make in operation.examples.items()}
     inside = [n for n, case in examples.items() if claims.outside(operation, case, DTYPES[dtype]) is None]
     largest = max(inside, key=lambda name: examples[name].elements, default=None)
@@ -83,24 +83,24 @@ def _workloads(operation: Operation, claims: Claims, dtype: str, device: str) ->
 def _speed(bench: Bench, candidate: Measurement, reference: Measurement) -> Speed:
     sides = []
     states = [machine.gpu_state(bench.device)]
-    both = candidate, reference
-    prepared = [bench.prepare(measurement, measurement.clock)[0] for measurement in both]
-    if len({type(runnable) for runnable in prepared}) > 1:  # only one can be captured in a graph: time neither so
-        prepared = [bench.prepare(measurement, measurement.clock, in_graph=False)[0] for measurement in both]
-    for measurement, runnable in zip(both, prepared):
+    measurements = candidate, reference
+    runnables = [bench.prepare(measurement, measurement.clock)[0] for measurement in measurements]
+    if len({type(runnable) for runnable in runnables}) > 1:  # only one can be captured in a graph: time neither so
+        runnables = [bench.prepare(measurement, measurement.clock, in_graph=False)[0] for measurement in measurements]
+    for measurement, runnable in zip(measurements, runnables):
         clock = measurement.clock
-        before = bench.between_rounds(runnable, clock)
-        plan = plan_rounds(clock, runnable, before, LEAST_PAIRS, SECONDS / 4)
-        sides.append((runnable, partial(one_round, clock, partial(runnable.run, plan.calls), before)))
-    (runnable, ours), (_, theirs) = sides
+        setup = bench.between_rounds(runnable, clock)
+        plan = plan_rounds(clock, runnable, setup, LEAST_PAIRS, SECONDS / 4)
+        sides.append((runnable, partial(one_round, clock, partial(runnable.run, plan.calls), setup)))
+    (runnable, time_candidate), (_, time_reference) = sides
     times: list[tuple[float, float]] = []
-    begun = time.perf_counter()
-    while len(times) < LEAST_PAIRS or (len(times) < MOST_PAIRS and time.perf_counter() - begun < SECONDS):
-        times.append((ours(), theirs()))
+    start = time.perf_counter()
+    while len(times) < LEAST_PAIRS or (len(times) < MOST_PAIRS and time.perf_counter() - start < SECONDS):
+        times.append((time_candidate(), time_reference()))
     bench.worst_error(candidate, runnable)
     states.append(machine.gpu_state(bench.device))
-    seconds, reference_seconds = (float(np.median(each)) for each in zip(*times))
-    ratio, low, high = median_with_interval([after / before for before, after in times])
+    seconds, reference_seconds = (float(np.median(side)) for side in zip(*times))
+    ratio, low, high = median_with_interval([b / a for a, b in times])
     cost = cost_of(candidate.operation, bench.workload(candidate), candidate.direction)
     error = ""
     try:
@@ -123,11 +123,11 @@ def _speed(bench: Bench, candidate: Measurement, reference: Measurement) -> Spee
 
 def median_with_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     """Return the median and the ends of its 95% interval, by order statistics: no distribution is assumed."""
-    ordered = sorted(samples)
-    reach = 0.98 * math.sqrt(len(ordered))  # 1.96 standard deviations of a binomial with p = 1/2
-    low = max(0, math.floor(len(ordered) / 2 - reach) - 1)
-    high = min(len(ordered) - 1, math.ceil(len(ordered) / 2 + reach))
-    return float(np.median(ordered)), ordered[low], ordered[high]
+    values = sorted(samples)
+    reach = 0.98 * math.sqrt(len(values))  # 1.96 standard deviations of a binomial with p = 1/2
+    low = max(0, math.floor(len(values) / 2 - reach) - 1)
+    high = min(len(values) - 1, math.ceil(len(values) / 2 + reach))
+    return float(np.median(values)), values[low], values[high]
 
 
 def _notes(states: Sequence[Mapping[str, Any] | None]) -> Iterator[str]:

@@ -55,7 +55,7 @@ def _imported_modules(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.ImportFrom) and not node.level:
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
     elif isinstance(node, ast.Call) and _name(node.func) in ("import_module", "__import__"):
-        yield from (each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str))
+        yield from (a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str))
 
 
 def _name(function: ast.expr) -> str:

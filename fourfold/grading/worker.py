@@ -70,7 +70,7 @@ class Judge:
 
     def __init__(self, child: Child, connection: Connection, folder: Path) -> None:
         self.child, self.connection, self.folder = child, connection, folder
-        self.begun = CheckBegun("", "", "")
+        self.stage = CheckBegun("", "", "")
         self.result: Judged | None = None
 
     def listen(self) -> bool:
@@ -81,7 +81,7 @@ class Judge:
             if isinstance(message, Judged):
                 self.result = message
             else:
-                self.begun = message
+                self.stage = message
             return True
         return False
 
@@ -123,30 +123,30 @@ class WorkerProcess:
         """Return the verdict on a candidate, or why there is none, which says nothing about the candidate."""
         if job.settings.device == "cpu":
             first_process.first_process()
-        started = time.monotonic()
+        start = time.monotonic()
         folder = Path(tempfile.mkdtemp())
-        own, other = Connection.pair()
-        with own:
-            with other:
+        end, peer = Connection.pair()
+        with end:
+            with peer:
                 # On the CPU the judge runs no code of the candidate, and makes files of many addresses.
                 limits = Limits(file=MOST_DISK if job.settings.device == "cuda" else None)
-                child = Child.fork(functools.partial(self._judge, job, folder, own, other), printed=True, limits=limits)
-            watched = Judge(child, own, folder)
+                child = Child.fork(functools.partial(self._judge, job, folder, end, peer), printed=True, limits=limits)
+            judge = Judge(child, end, folder)
             try:
-                ended = self._wait_for(watched, job, started)
+                reason = self._wait_for(judge, job, start)
             finally:
-                self._clear(watched)
-        reply = Reply(where=f"{socket.gethostname()} {self.own}", seconds=time.monotonic() - started)
-        if watched.result is not None:
-            return replace(reply, stage=watched.result.stage, verdict=watched.result.verdict)
-        kind, message, whose = ended
-        stage = watched.begun
-        at = f", in the check {stage.check}, {stage.dtype}" if stage.check else ""
+                self._clear(judge)
+        reply = Reply(where=f"{socket.gethostname()} {self.own}", seconds=time.monotonic() - start)
+        if judge.result is not None:
+            return replace(reply, stage=judge.result.stage, verdict=judge.result.verdict)
+        kind, message, is_verdict = reason
+        stage = judge.stage
+        place = f", in the check {stage.check}, {stage.dtype}" if stage.check else ""
         if job.settings.device == "cuda" and not gpu_answers():
             reply = replace(reply, gone=GONE)
-        if not whose:
-            return replace(reply, lost=f"{message}{at}")
-        verdict = failure_verdict(job.candidate, job.settings.device, job.seed, kind, f"{message}{at}")
+        if not is_verdict:
+            return replace(reply, lost=f"{message}{place}")
+        verdict = failure_verdict(job.candidate, job.settings.device, job.seed, kind, f"{message}{place}")
         return replace(reply, stage=stage.stage, verdict=verdict.json())
 
     def _judge(self, job: Job, folder: Path, worker: Connection, answers: Connection) -> None:
@@ -171,26 +171,26 @@ class WorkerProcess:
 
     # ---- the watch
 
-    def _wait_for(self, judge: Judge, job: Job, started: float) -> tuple[Kind, str, bool]:
+    def _wait_for(self, judge: Judge, job: Job, start: float) -> tuple[Kind, str, bool]:
         """Wait for the judge to end; return what to report if it left no verdict.
 
         Returns:
             the kind, the message, and whether it is the candidate's own doing.
         """
         candidate, trusted = job.candidate, job.settings.device == "cuda"
-        looked = started
+        last_look = start
         while True:
             ready, _, _ = select.select([judge.connection, self.connection], [], [], BETWEEN_LOOKS)
             if self.connection in ready:  # the driver sends nothing while it waits, so it has gone
                 raise Ended
             if judge.connection in ready and not judge.listen():
                 break
-            if time.monotonic() - started > candidate.seconds:
+            if time.monotonic() - start > candidate.seconds:
                 self._end(judge)
                 return Kind.TIMED_OUT, f"timed out: it was not judged within {candidate.seconds:g} s", True
-            if time.monotonic() - looked < BETWEEN_LOOKS:
+            if time.monotonic() - last_look < BETWEEN_LOOKS:
                 continue
-            looked = time.monotonic()
+            last_look = time.monotonic()
             if too_much := self._too_much(judge, candidate, trusted):
                 self._end(judge)
                 return Kind.CRASHED, too_much, True
@@ -202,10 +202,10 @@ class WorkerProcess:
     def _too_much(self, judge: Judge, candidate: Submission, trusted: bool) -> str | None:
         """Return which limit the candidate exceeds, or None."""
         judging = {judge.child.pid, first_process.first_process_number()}
-        others = [child for child in descendants(self.own) if child.pid not in judging]
-        if len(others) > MOST_PROCESSES:
-            return f"crashed: it has started {len(others)} processes, and may have {MOST_PROCESSES}"
-        total = sum(map(_bytes_of, others))
+        processes = [child for child in descendants(self.own) if child.pid not in judging]
+        if len(processes) > MOST_PROCESSES:
+            return f"crashed: it has started {len(processes)} processes, and may have {MOST_PROCESSES}"
+        total = sum(map(_bytes_of, processes))
         if total > candidate.bytes + BYTES_FOR_FREE:
             return f"crashed: its processes take {total} bytes of memory, and may take {candidate.bytes}"
         of_judge = _bytes_of(psutil.Process(judge.child.pid))

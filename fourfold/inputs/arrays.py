@@ -79,37 +79,37 @@ def rows_and_cols(draw: st.DrawFn, elements: int) -> tuple[int, ...]:
 
 def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, kind: str) -> np.ndarray:
     """Return a random array of a kind of `KINDS`, `MASKED`, `LIMITED`, `ENDS` or `ZERO`, rounded to the dtype."""
-    drawn = np.asarray(rng.normal(0, 2, shape))
+    numbers = np.asarray(rng.normal(0, 2, shape))
     if kind == "whole":  # many ties, and exact sums
-        drawn = np.rint(drawn)
+        numbers = np.rint(numbers)
     elif kind == ZERO:
-        drawn = np.zeros(shape)
+        numbers = np.zeros(shape)
     elif kind == "constant":
-        drawn = np.full(shape, rng.normal(0, 2))
+        numbers = np.full(shape, rng.normal(0, 2))
     elif kind == "offset":  # differences are small against the values
-        drawn = drawn + rng.choice([-1000, 100, 1000])
+        numbers = numbers + rng.choice([-1000, 100, 1000])
     elif kind == "spread":
-        drawn = drawn * 2.0 ** rng.integers(-12, 12, shape)
+        numbers = numbers * 2.0 ** rng.integers(-12, 12, shape)
     elif kind == "huge":  # sums and squares overflow
-        drawn = np.asarray(rng.uniform(-1, 1, shape)) * dtype.largest
+        numbers = np.asarray(rng.uniform(-1, 1, shape)) * dtype.largest
     elif kind == "tiny":  # subnormal numbers
-        drawn = drawn * dtype.smallest_subnormal
+        numbers = numbers * dtype.smallest_subnormal
     elif kind == MASKED:
-        drawn = np.where(rng.random(shape) < rng.choice([0.1, 0.5, 0.95]), -np.inf, drawn)
+        numbers = np.where(rng.random(shape) < rng.choice([0.1, 0.5, 0.95]), -np.inf, numbers)
     elif kind == "positive":  # from about 1/500 to 500
-        drawn = np.exp(drawn)
+        numbers = np.exp(numbers)
     elif kind == "unit":  # between 0 and 1
-        drawn = np.asarray(rng.uniform(0, 1, shape))
+        numbers = np.asarray(rng.uniform(0, 1, shape))
     elif kind == ENDS["unit"]:
-        drawn = np.rint(rng.uniform(0, 1, shape))
+        numbers = np.rint(rng.uniform(0, 1, shape))
     elif kind == "probabilities":  # their sum along the last axis is 1, within rounding
-        drawn = np.exp(drawn)
-        drawn = drawn / drawn.sum(-1 if shape else None, keepdims=True)
+        numbers = np.exp(numbers)
+        numbers = numbers / numbers.sum(-1 if shape else None, keepdims=True)
     elif kind == ENDS["probabilities"]:
-        drawn = (drawn == drawn.max(-1 if shape else None, keepdims=True, initial=-np.inf)).astype(np.float64)
+        numbers = (numbers == numbers.max(-1 if shape else None, keepdims=True, initial=-np.inf)).astype(np.float64)
     if dtype.name in QUANTISED:  # a cast makes numbers past its largest one infinite, or NaN
-        drawn = np.clip(drawn, -dtype.largest, dtype.largest)
-    return np.asarray(drawn).astype(dtype.numpy)  # arithmetic turns arrays without axes into scalars
+        numbers = np.clip(numbers, -dtype.largest, dtype.largest)
+    return np.asarray(numbers).astype(dtype.numpy)  # arithmetic turns arrays without axes into scalars
 
 
 def sprinkle_special_values(rng: np.random.Generator, array: np.ndarray, share: float = 0.2) -> np.ndarray:
@@ -155,15 +155,15 @@ def arrays(
 
 def cotangent(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
     """Return a random cotangent, rounded to the dtype: of both signs, a tenth of it zero, no element 1."""
-    drawn = np.asarray(rng.normal(0, 2, shape) * (rng.random(shape) < 0.9)).astype(dtype.numpy)
+    numbers = np.asarray(rng.normal(0, 2, shape) * (rng.random(shape) < 0.9)).astype(dtype.numpy)
     # A cotangent of ones hides a kernel that ignores it, and half types often round a single element to 1.
-    return np.where(drawn == 1, np.array(-1, dtype=dtype.numpy), drawn)
+    return np.where(numbers == 1, np.array(-1, dtype=dtype.numpy), numbers)
 
 
 def layouts_for(*names: str) -> st.SearchStrategy[dict[str, str]]:
     """Return a strategy of a layout for each named tensor: all contiguous half of the time, else any mixture."""
-    mixed = st.fixed_dictionaries({name: st.sampled_from(tuple(LAYOUTS)) for name in names})
-    return st.one_of(st.just(dict.fromkeys(names, "contiguous")), mixed)
+    drawn_layouts = st.fixed_dictionaries({name: st.sampled_from(tuple(LAYOUTS)) for name in names})
+    return st.one_of(st.just(dict.fromkeys(names, "contiguous")), drawn_layouts)
 
 
 def repeat_first(array: np.ndarray, axis: int = 0) -> np.ndarray:

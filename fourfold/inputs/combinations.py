@@ -67,7 +67,7 @@ class _Size:
 def combined_cases(large: LargeCases) -> Iterator[Combined]:
     """Yield the combined cases of an operation that lie within an implementation's claims, for one dtype."""
     operation, dtype = large.operation, large.dtype
-    sizes = _sizes(large) if operation.sized is not None and large.every else []
+    sizes = _sizes(large) if operation.sized is not None and large.every_nth else []
     cheap = [size for size in sizes if size.price <= DEAR]
     if operation.sized is None or not cheap:
         return
@@ -83,15 +83,15 @@ def combined_cases(large: LargeCases) -> Iterator[Combined]:
     dear = [size for size in sizes if DEAR < size.price <= DEAREST]
     rows += [(size, ({},), precise, first.parameters, 0) for size in dear[::2]]
     budget, uses, turns = float(BUDGET), Counter[str](), Counter[str]()
-    for place, (size, layout, change, given, mode) in enumerate(rows):
+    for place, (size, layout, change, arguments, mode) in enumerate(rows):
         if not _is_taken(large, place) or size.price > budget:
             continue
-        plain = make_case(operation, dtype, size.sizes, size.leading, given)
+        plain = make_case(operation, dtype, size.sizes, size.leading, arguments)
         if plain is None:
             continue
         kind = f"{size.name}_{change.__name__}"
-        changed = _change_numbers(operation, dtype, plain, change, place, uses[kind])
-        case = _set_layouts(operation, changed, layout[turns[str(layout)] % len(layout)])
+        with_numbers = _change_numbers(operation, dtype, plain, change, place, uses[kind])
+        case = _set_layouts(operation, with_numbers, layout[turns[str(layout)] % len(layout)])
         turns[str(layout)] += 1
         if large.claims.outside(operation, case, dtype) is None:
             budget -= size.price
@@ -101,8 +101,8 @@ def combined_cases(large: LargeCases) -> Iterator[Combined]:
 
 def _is_taken(large: LargeCases, place: int) -> bool:
     """Return whether a dtype takes the case at a place. float32, or else the first claimed dtype, takes the most."""
-    every = large.every if large.is_first else EVERY
-    return place % every == list(DTYPES).index(large.dtype.name) % every
+    interval = large.every_nth if large.is_first else EVERY
+    return place % interval == list(DTYPES).index(large.dtype.name) % interval
 
 
 def _sizes(large: LargeCases) -> list[_Size]:
@@ -112,23 +112,22 @@ def _sizes(large: LargeCases) -> list[_Size]:
     axes = list(sized.axes)
     ends = notation.last(map(notation.parse, large.operation.axes.values()))
 
-    def of(name: str, wanted: Mapping[str, int], leading: Shape | None = None, long: str = "") -> Iterator[_Size]:
+    def sizes_of(name: str, goal: Mapping[str, int], leading: Shape | None = None, long: str = "") -> Iterator[_Size]:
         # An axis whose size is not allowed gets the size that it has beside a long axis.
         sizes = {
-            axis: size if large.allows({**sized.axes, axis: size}) else sized.axes[axis]
-            for axis, size in wanted.items()
+            axis: size if large.allows({**sized.axes, axis: size}) else sized.axes[axis] for axis, size in goal.items()
         }
-        if (not long or sizes[long] == wanted[long]) and large.allows(sizes):
+        if (not long or sizes[long] == goal[long]) and large.allows(sizes):
             # Along an axis that is the last one of some tensor, rows do not have a program each.
             price = CALL + max(_elements(large, sizes), sized.largest(sizes)) if long in ends else large.price(sizes)
             yield _Size(name, sizes, price, leading)
 
     combinations: list[_Size] = []
     for name, of_few, of_many in (("vectors", FEW_VECTORS, VECTORS), ("odd", FEW_ODD, ODD)):
-        chosen = dict(zip(axes, itertools.cycle(of_many)))
+        many = dict(zip(axes, itertools.cycle(of_many)))
         last, inner = itertools.cycle(of_many), itertools.cycle(of_few[1:])
         few = {axis: next(last) if axis in ends else next(inner) for axis in axes}
-        combinations += of(name, chosen if np.prod([*chosen.values()]) <= MODEST else few)
+        combinations += sizes_of(name, many if np.prod([*many.values()]) <= MODEST else few)
     constants = sorted((int(c.value) for c in large.constants.sizes if c.value > max(LONG)), reverse=True)
     for axis in axes:
         others = _other_sizes(axes, axis, SHORT)
@@ -136,10 +135,10 @@ def _sizes(large: LargeCases) -> list[_Size]:
             others = _other_sizes(axes, axis, SHORTER)
         past = [c + 1 for c in constants if large.allows({**sized.axes, axis: c + 1})][:PAST]
         for size in (*LONG, *past):
-            combinations += of(f"{_axis_label(axis)}_{size}", {**others, axis: size}, long=axis)
+            combinations += sizes_of(f"{_axis_label(axis)}_{size}", {**others, axis: size}, long=axis)
     if LEADING in axes:
-        wanted = {axis: 3 + i for i, axis in enumerate(axes)} | {LEADING: int(np.prod(SIX_AXES))}
-        combinations += of("six_axes", wanted, SIX_AXES, LEADING)
+        long_rows = {axis: 3 + i for i, axis in enumerate(axes)} | {LEADING: int(np.prod(SIX_AXES))}
+        combinations += sizes_of("six_axes", long_rows, SIX_AXES, LEADING)
     return combinations
 
 
@@ -151,9 +150,9 @@ def _other_sizes(axes: list[str], long: str, sizes: tuple[int, ...]) -> dict[str
 def _elements(large: LargeCases, sizes: Mapping[str, int]) -> float:
     """Return the number of elements of all inputs together, without those that have an axis of unknown size."""
     count = 0.0
-    for written in map(notation.parse, large.operation.axes.values()):
-        if sizes.keys() >= {*notation.names(written), *({LEADING} & {*written})}:
-            shape = notation.shape(written, sizes, (sizes[LEADING],) if LEADING in written else ())
+    for axes in map(notation.parse, large.operation.axes.values()):
+        if sizes.keys() >= {*notation.names(axes), *({LEADING} & {*axes})}:
+            shape = notation.shape(axes, sizes, (sizes[LEADING],) if LEADING in axes else ())
             count += float(np.prod([size for size in shape if size]))
     return count
 
@@ -170,20 +169,20 @@ def _layouts(names: list[str]) -> list[tuple[dict[str, str], ...]]:
     """
     composed = list(COMPOSED)
 
-    def of_each(turn: int) -> dict[str, str]:
+    def mix(turn: int) -> dict[str, str]:
         return {name: composed[(turn + 3 * place) % len(composed)] for place, name in enumerate(names)}
 
-    alone = [({name: "misaligned"},) for name in names]
-    return [({},), *alone, *((of_each(turn), of_each(turn + 1)) for turn in range(0, len(composed), 2))]
+    misaligned = [({name: "misaligned"},) for name in names]
+    return [({},), *misaligned, *((mix(turn), mix(turn + 1)) for turn in range(0, len(composed), 2))]
 
 
 def _parameters(operation: Operation, dtype: DType, first: Case) -> list[Mapping[str, Any]]:
     """Return the distinct parameters of the named examples. Those of the case `first` come first."""
     by_text = {repr(sorted(first.parameters.items())): first.parameters}
     for make in operation.examples.values():
-        given = make(dtype).parameters
-        if given.keys() >= first.parameters.keys():
-            by_text.setdefault(repr(sorted(given.items())), given)
+        parameters = make(dtype).parameters
+        if parameters.keys() >= first.parameters.keys():
+            by_text.setdefault(repr(sorted(parameters.items())), parameters)
     return list(by_text.values())[:PARAMETERS]
 
 
@@ -224,8 +223,8 @@ def _split_leading(operation: Operation, dtype: DType, case: Case, leading: Shap
         return None
     split = {name: array.reshape(*leading, *array.shape[1:]) for name, array in arrays.items()}
     grad_output = split.pop("grad_output")
-    more = replace(case, inputs={**case.inputs, **split}, grad_output=grad_output)
-    return more if reference(operation, more, dtype).shape == grad_output.shape else None
+    reshaped = replace(case, inputs={**case.inputs, **split}, grad_output=grad_output)
+    return reshaped if reference(operation, reshaped, dtype).shape == grad_output.shape else None
 
 
 def _change_numbers(operation: Operation, dtype: DType, case: Case, change: Change, seed: int, turn: int) -> Case:

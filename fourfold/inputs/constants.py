@@ -69,12 +69,12 @@ def constants_of(implementation: Any) -> Constants:
     """Return the constants in the source of a function, a module or a class, or `NONE` if there is no source."""
     target = getattr(implementation, "__self__", None)
     target = target if isinstance(target, type) else inspect.unwrap(implementation)
-    for each in (target, type(target)):
+    for owner in (target, type(target)):
         try:
-            file = Path(inspect.getfile(each)).resolve()
+            file = Path(inspect.getfile(owner)).resolve()
         except (TypeError, OSError):
             continue
-        return file_constants(file, getattr(each, "__name__", ""))
+        return file_constants(file, getattr(owner, "__name__", ""))
     return NONE
 
 
@@ -107,7 +107,7 @@ class _Source:
         self.values: list[Constant] = []
         self.comparisons: list[SizeComparison] = []
         self._modules: dict[Path, Module | None] = {}
-        self._seen: set[Any] = set()
+        self._visited: set[Any] = set()
 
     def read(self, file: Path, name: str) -> None:
         """Read the code that one name of a file reaches, or all of the file if it does not define the name."""
@@ -132,9 +132,9 @@ class _Source:
 
     def _read_node(self, module: "Module", top: ast.AST) -> None:
         """Read the constants of a statement, and of the definitions that it names."""
-        if id(top) in self._seen:
+        if id(top) in self._visited:
             return
-        self._seen.add(id(top))
+        self._visited.add(id(top))
         self.comparisons += _comparisons(module.file, top)
         for node in _walk_code(top):
             if isinstance(node, ast.Constant | ast.BinOp) and (value := module.fold(node)) is not None:
@@ -144,7 +144,7 @@ class _Source:
             elif isinstance(node, ast.Call) and _name_of(node.func) in _LIMITS:
                 self._read_comparison(node.args, module)
             elif isinstance(node, ast.Call) and _name_of(node.func) in _OF_GRID:
-                axes = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "axis")]
+                axes = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "axis")]
                 if axes and (axis := module.fold(axes[0])) in (1, 2):
                     self._add(MAX_GRID[axis], module.file, node.lineno)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -155,15 +155,15 @@ class _Source:
     def _read_name(self, name: str, module: "Module", node: ast.expr) -> None:
         if name in _TYPES:
             self._add(_TYPES[name], module.file, node.lineno)
-        for each in module.defined.get(name, ()):
-            self._read_node(module, each)
+        for definition in module.defined.get(name, ()):
+            self._read_node(module, definition)
         if (name not in module.defined) and (imported := module.imported.get(name)):
             file, original = imported
-            if (file, original) not in self._seen:
-                self._seen.add((file, original))
+            if (file, original) not in self._visited:
+                self._visited.add((file, original))
                 other = self._module(file)
-                for each in other.defined.get(original, ()) if other else ():
-                    self._read_node(other, each)  # type: ignore[arg-type]
+                for definition in other.defined.get(original, ()) if other else ():
+                    self._read_node(other, definition)  # type: ignore[arg-type]
 
     def _add(self, value: int, file: Path, line: int) -> None:
         if LEAST <= value <= MOST:
@@ -172,8 +172,8 @@ class _Source:
     def _read_comparison(self, operands: list[ast.expr], module: "Module") -> None:
         for operand in operands:
             negative = isinstance(operand, ast.UnaryOp) and isinstance(operand.op, ast.USub)
-            sign, of = (-1, operand.operand) if negative else (1, operand)  # type: ignore[attr-defined]
-            value = of.value if isinstance(of, ast.Constant) else None
+            sign, number = (-1, operand.operand) if negative else (1, operand)  # type: ignore[attr-defined]
+            value = number.value if isinstance(number, ast.Constant) else None
             if isinstance(value, int | float) and not isinstance(value, bool) and 0 < abs(value) <= FURTHEST:
                 self.values.append(Constant(float(sign * value), module.file.name, operand.lineno))
 
@@ -190,9 +190,9 @@ class _Source:
 
     def _read_cuda_file(self, file: Path) -> None:
         file = file.resolve()
-        if file in self._seen or not file.is_file():
+        if file in self._visited or not file.is_file():
             return
-        self._seen.add(file)
+        self._visited.add(file)
         text = file.read_text(errors="replace")
         self._read_cuda(text, file, 1)
         for included in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.MULTILINE):
@@ -202,8 +202,8 @@ class _Source:
     def _read_cuda(self, text: str, file: Path, first: int) -> None:
         code = strip_comments(text)
 
-        def line(at: int) -> int:
-            return first + code.count("\n", 0, at)
+        def line(position: int) -> int:
+            return first + code.count("\n", 0, position)
 
         for match in re.finditer(_CPP_INTEGER, code):
             self._add(int(match[1], 0 if match[1][:2] in ("0x", "0X") else 10), file, line(match.start()))
@@ -224,32 +224,32 @@ class _Source:
 
 def _comparisons(file: Path, top: ast.AST) -> Iterator[SizeComparison]:
     """Yield the comparisons in the conditions below a node, except those in Triton kernels."""
-    waiting: list[tuple[ast.AST, int]] = [(top, 0)]
-    while waiting:
-        node, line = waiting.pop()
-        if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(each) for each in node.decorator_list):
+    pending: list[tuple[ast.AST, int]] = [(top, 0)]
+    while pending:
+        node, line = pending.pop()
+        if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in node.decorator_list):
             continue
         line = node.lineno if isinstance(node, ast.stmt) else line
-        waiting += [(child, line) for child in ast.iter_child_nodes(node)]
+        pending += [(child, line) for child in ast.iter_child_nodes(node)]
         if isinstance(node, ast.If | ast.While | ast.IfExp):
-            for each in ast.walk(node.test):
-                if isinstance(each, ast.Compare):
-                    sides = [each.left, *each.comparators]
-                    for op, left, right in zip(each.ops, sides, sides[1:]):
+            for comparison in ast.walk(node.test):
+                if isinstance(comparison, ast.Compare):
+                    sides = [comparison.left, *comparison.comparators]
+                    for op, left, right in zip(comparison.ops, sides, sides[1:]):
                         if isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.Eq | ast.NotEq):
                             yield SizeComparison(os.path.realpath(file), line, ast.unparse(left), ast.unparse(right))
 
 
 def _walk_code(top: ast.AST) -> Iterator[ast.AST]:
     """Yield a node and all nodes below it, except standalone strings and the keyword arguments in `_NO_SIZES`."""
-    waiting = [top]
-    while waiting:
-        node = waiting.pop()
+    pending = [top]
+    while pending:
+        node = pending.pop()
         yield node
         for child in ast.iter_child_nodes(node):
             documentation = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
             if not documentation and not (isinstance(child, ast.keyword) and child.arg in _NO_SIZES):
-                waiting.append(child)
+                pending.append(child)
 
 
 def _name_of(node: ast.expr) -> str:

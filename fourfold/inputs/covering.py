@@ -33,22 +33,22 @@ def covering(levels: tuple[int, ...]) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _row(levels: Sequence[int], chosen: dict[int, int], open_: dict, turn: int) -> Row:
+def _row(levels: Sequence[int], levels_by_factor: dict[int, int], open_: dict, turn: int) -> Row:
     """Return a row with the chosen levels. Each other choice closes the most open pairs; `turn` breaks ties."""
     for factor in range(len(levels)):
-        if factor in chosen:
+        if factor in levels_by_factor:
             continue
 
         def closes(level: int, factor: int = factor) -> int:
-            return sum(_pair((factor, level), other) in open_ for other in chosen.items())
+            return sum(_pair((factor, level), other) in open_ for other in levels_by_factor.items())
 
         turns = [(level + turn) % levels[factor] for level in range(levels[factor])]
-        chosen[factor] = max(turns, key=closes)
-    return tuple(chosen[factor] for factor in range(len(levels)))
+        levels_by_factor[factor] = max(turns, key=closes)
+    return tuple(levels_by_factor[factor] for factor in range(len(levels)))
 
 
-def _pair(one: tuple[int, int], other: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
-    return (one, other) if one < other else (other, one)
+def _pair(first: tuple[int, int], second: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (first, second) if first < second else (second, first)
 
 
 def _close(open_: dict, row: Row) -> None:

@@ -56,7 +56,7 @@ class Elementwise:
         """
         signature = signature_of(backends.load(name, "torch"))
         arguments = Arguments(**signature.tensors)
-        given: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "forward": oracle.forward,
             "backward": oracle.backward,
             "source": signature.source,
@@ -69,7 +69,7 @@ class Elementwise:
             "workloads": self.workloads,
             "sized": Sized({LEADING: 1}, lambda sizes: self.random(sizes[LEADING])),
         }
-        return Operation(name=name, **{**given, **fields})
+        return Operation(name=name, **{**defaults, **fields})
 
     def cases(self, dtype: DType, elements: int) -> st.SearchStrategy[Case]:
         """Return a strategy of cases with inputs of zero to three axes."""
@@ -91,15 +91,15 @@ class Elementwise:
 
     def special_numbers(self, dtype: DType) -> Case:
         """Return a case of infinities, NaN, the largest and smallest numbers, signed zeros and 1, each with each."""
-        most, least = dtype.largest, dtype.smallest_subnormal
-        special = np.array([np.inf, -np.inf, np.nan, most, -most, 0.0, -0.0, least, -least, 1.0])
-        each = (a.reshape(-1).astype(dtype.numpy) for a in np.meshgrid(*[special] * len(self._kinds)))
-        inputs = dict(zip(self._kinds, each))
+        largest, smallest = dtype.largest, dtype.smallest_subnormal
+        special = np.array([np.inf, -np.inf, np.nan, largest, -largest, 0.0, -0.0, smallest, -smallest, 1.0])
+        grids = (a.reshape(-1).astype(dtype.numpy) for a in np.meshgrid(*[special] * len(self._kinds)))
+        inputs = dict(zip(self._kinds, grids))
         return Case(inputs, np.linspace(-2, 3, len(special) ** len(inputs)).astype(dtype.numpy))
 
     def _examples(self) -> Mapping[str, Callable[[DType], Case]]:
         random, names = self.random, list(self._kinds)
-        last, every = names[-1], "both" if len(names) == 2 else "all"
+        last, all_names = names[-1], "both" if len(names) == 2 else "all"
 
         def laid_out(*layouts: str) -> dict[str, str]:
             """Return the layouts in turn, input by input."""
@@ -117,8 +117,8 @@ class Elementwise:
             "one_past_a_block": random(1025),
             "blocks_and_a_tail": random(3 * 4096 + 5),
             "blocks_in_full": random(2, 4, 2048),
-            f"{every}_misaligned": random(1027, **laid_out("misaligned")),
-            f"{every}_transposed": random(33, 65, **laid_out("transposed")),
+            f"{all_names}_misaligned": random(1027, **laid_out("misaligned")),
+            f"{all_names}_transposed": random(33, 65, **laid_out("transposed")),
             "three_axes_each_in_another_order": random(3, 4, 5, **in_turn),
             "four_axes_each_in_another_order": random(3, 5, 2, 7, **in_turn),
             "five_axes_each_in_another_order": random(2, 3, 2, 3, 2, **in_turn),

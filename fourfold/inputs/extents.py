@@ -50,45 +50,45 @@ class Extent:
         return None if first < 0 or (last is not None and first > last) else Extent(first, last, step)
 
 
-def extent(name: str, given: Any) -> Extent:
+def extent(name: str, value: Any) -> Extent:
     """Return the sizes that a declaration gives an axis.
 
     Args:
         name: the name of the axis.
-        given: a pair of the least and the largest size (None: any), a range, a list of sizes, or one size.
+        value: a pair of the least and the largest size (None: any), a range, a list of sizes, or one size.
 
     Raises:
-        ValueError: `given` has another form, or contains no size. The message names the axis.
+        ValueError: `value` has another form, or contains no size. The message names the axis.
     """
-    if isinstance(given, range) and len(given) and given.step > 0 and given.start >= 0:
-        return Extent(given[0], given[-1], given.step)
-    if isinstance(given, int) and given >= 0:
-        return Extent(choices=(given,))
-    if isinstance(given, tuple) and len(given) == 2:
-        low, high = given
+    if isinstance(value, range) and len(value) and value.step > 0 and value.start >= 0:
+        return Extent(value[0], value[-1], value.step)
+    if isinstance(value, int) and value >= 0:
+        return Extent(choices=(value,))
+    if isinstance(value, tuple) and len(value) == 2:
+        low, high = value
         if isinstance(low, int) and low >= 0 and (high is None or (isinstance(high, int) and high >= low)):
             return Extent(low, high)
-    if isinstance(given, list) and given and all(isinstance(size, int) and size >= 0 for size in given):
-        return Extent(choices=tuple(sorted(set(given))))
+    if isinstance(value, list) and value and all(isinstance(size, int) and size >= 0 for size in value):
+        return Extent(choices=tuple(sorted(set(value))))
     expected = "a pair (least, largest), a range, a list of sizes or one size"
-    raise ValueError(f"sizes of {name} must be {expected}, none below 0, not {given!r}")
+    raise ValueError(f"sizes of {name} must be {expected}, none below 0, not {value!r}")
 
 
-def room(name: str, tensors: Sequence[Axes], chosen: Mapping[str, int], elements: int) -> int:
+def room(name: str, tensors: Sequence[Axes], sizes: Mapping[str, int], elements: int) -> int:
     """Return the largest size of an axis, at least 1, that keeps each tensor within `elements`, given the others."""
-    most = elements
-    chosen = {axis: max(size, 1) for axis, size in chosen.items()}  # an empty axis may become one of 1
+    limit = elements
+    sizes = {axis: max(size, 1) for axis, size in sizes.items()}  # an empty axis may become one of 1
     for axes in tensors:
         if name in axes or name in notation.names(axes):
-            others = 1
+            divisor = 1
             for axis in axes:
                 if name not in (axis, *notation.names((axis,))):
-                    others *= chosen[LEADING] if axis == LEADING else max(notation.split(axis).of(chosen), 1)
+                    divisor *= sizes[LEADING] if axis == LEADING else max(notation.split(axis).of(sizes), 1)
                 elif axis != LEADING:
                     length = notation.split(axis)
-                    others *= replace(length, more=0).of({**chosen, name: 1})
-            most = min(most, elements // others)
-    return max(most, 1)
+                    divisor *= replace(length, more=0).of({**sizes, name: 1})
+            limit = min(limit, elements // divisor)
+    return max(limit, 1)
 
 
 @st.composite
@@ -100,19 +100,19 @@ def draw_sizes(
     Half of the time no axis is long. Otherwise one axis takes any share of the elements, and the others the rest.
     """
     # Until an axis is chosen, it takes the room of its least size.
-    chosen = {name: allowed[name].nearest(0) for name in names}
+    extents_by_name = {name: allowed[name].nearest(0) for name in names}
     if elements <= FEW_ELEMENTS:
         for name in names:
-            most = room(name, tensors, chosen, elements)
-            chosen[name] = allowed[name].nearest(draw(sizes(most, elements)))
-        return chosen
+            limit = room(name, tensors, extents_by_name, elements)
+            extents_by_name[name] = allowed[name].nearest(draw(sizes(limit, elements)))
+        return extents_by_name
     rng = draw(GENERATORS)
     depth = max([len(axes) for axes in tensors], default=1)
     modest = int(np.ceil(elements ** (1 / max(depth, 1)))) if rng.random() < 0.5 else elements
     for place in rng.permutation(len(names)):
         name, generator = names[place], draw(GENERATORS)
-        size = random_size(generator, min(room(name, tensors, chosen, elements), modest))
+        size = random_size(generator, min(room(name, tensors, extents_by_name, elements), modest))
         # At the rate of an operation with two axes, one of many axes would often be empty.
         rare = size == 0 and generator.random() > 2 / len(names)
-        chosen[name] = allowed[name].nearest(1 if rare else size)
-    return chosen
+        extents_by_name[name] = allowed[name].nearest(1 if rare else size)
+    return extents_by_name

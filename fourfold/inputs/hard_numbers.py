@@ -89,10 +89,10 @@ def _far_from_zero(rng: np.random.Generator, row: np.ndarray, dtype: DType) -> n
     return np.round(row) + 2.0 ** (digits(dtype.roundoff) // 2 + 1)
 
 
-def _replace_element(row: np.ndarray, at: int, value: float) -> np.ndarray:
-    changed = row.copy()
-    changed[at] = value
-    return changed
+def _replace_element(row: np.ndarray, index: int, value: float) -> np.ndarray:
+    copy = row.copy()
+    copy[index] = value
+    return copy
 
 
 PRECISE: tuple[Rows, ...] = (_whole, _exponents, _long_sum, _identity, _far_from_zero)
@@ -116,13 +116,13 @@ def _change_rows(rng: np.random.Generator, array: np.ndarray, kinds: Sequence[Ro
         return array
     dtype = dtype_of(array.dtype)
     axis = array.ndim - 1 - int(np.argmax(array.shape[::-1]))
-    moved: np.ndarray = np.moveaxis(array.astype(dtype.wide), axis, -1).copy()
-    rows = moved.reshape(-1, moved.shape[-1])
+    last: np.ndarray = np.moveaxis(array.astype(dtype.wide), axis, -1).copy()
+    rows = last.reshape(-1, last.shape[-1])
     for place, row in enumerate(rows):
         kind = kinds[(place + (turn if len(rows) == 1 else 0)) % len(kinds)]
         rows[place] = kind(rng, row, dtype)
     with np.errstate(over="ignore"):
-        return np.moveaxis(rows.reshape(moved.shape), -1, axis).astype(array.dtype)
+        return np.moveaxis(rows.reshape(last.shape), -1, axis).astype(array.dtype)
 
 
 def ordinary(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[str], turn: int) -> Case:
@@ -136,23 +136,23 @@ def precise(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[
     With a few ones, a product of both has few terms, and the terms and their sums are exact. The cotangent holds whole
     numbers of one sign, and their sums are exact, too.
     """
-    of, few = names[turn // 2 % len(names)], turn % 2 == 1
-    changed = {of: _change_rows(rng, case[of], PRECISE, turn // 2 // len(names))}
-    if few and len(names) > 1:
+    key, is_sparse = names[turn // 2 % len(names)], turn % 2 == 1
+    changed = {key: _change_rows(rng, case[key], PRECISE, turn // 2 // len(names))}
+    if is_sparse and len(names) > 1:
         changed = {name: _few_ones(rng, case[name]) for name in names}
-        changed[of] = summable(rng, case[of].shape, dtype_of(case[of].dtype), FEW_TERMS).astype(case[of].dtype)
-    kept = DTYPES[case.grad_output.dtype.name]
-    grad_output = np.asarray(-summable(rng, case.grad_output.shape, kept, _longest(case))).astype(kept.numpy)
+        changed[key] = summable(rng, case[key].shape, dtype_of(case[key].dtype), FEW_TERMS).astype(case[key].dtype)
+    stored = DTYPES[case.grad_output.dtype.name]
+    grad_output = np.asarray(-summable(rng, case.grad_output.shape, stored, _longest(case))).astype(stored.numpy)
     return _replace_inputs(case, changed, grad_output)
 
 
 def _few_ones(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
     """Return zeros with ones at random places, at most `FEW_TERMS` along each axis, and about half as many."""
     share = FEW_TERMS / 2 / max(FEW_TERMS, *array.shape, 1)
-    chosen = rng.random(array.shape) < share
+    mask = rng.random(array.shape) < share
     for axis in range(array.ndim):
-        chosen &= np.cumsum(chosen, axis) <= FEW_TERMS
-    return chosen.astype(np.float64).astype(array.dtype)
+        mask &= np.cumsum(mask, axis) <= FEW_TERMS
+    return mask.astype(np.float64).astype(array.dtype)
 
 
 def _longest(case: Case) -> int:
@@ -172,8 +172,8 @@ def special(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[
 
     The first row's kind is another one each time, because a case may have fewer rows than there are kinds.
     """
-    of, first = names[turn % len(names)], turn // len(names) % len(SPECIAL)
-    return _replace_inputs(case, {of: _change_rows(rng, case[of], SPECIAL[first:] + SPECIAL[:first], 0)})
+    key, first = names[turn % len(names)], turn // len(names) % len(SPECIAL)
+    return _replace_inputs(case, {key: _change_rows(rng, case[key], SPECIAL[first:] + SPECIAL[:first], 0)})
 
 
 def magnitudes(rng: np.random.Generator, case: Case, dtype: DType, names: Sequence[str], turn: int) -> Case:
@@ -190,8 +190,8 @@ def magnitudes(rng: np.random.Generator, case: Case, dtype: DType, names: Sequen
         return _replace_inputs(
             case, {name: _scale(case[name], sign * _ends(case[name])[1]) for name, sign in zip(names, signs)}
         )
-    of = names[turn % len(names)]
-    return _replace_inputs(case, {of: _scale(case[of], np.rint(rng.uniform(*_ends(case[of]), case[of].shape)))})
+    key = names[turn % len(names)]
+    return _replace_inputs(case, {key: _scale(case[key], np.rint(rng.uniform(*_ends(case[key]), case[key].shape)))})
 
 
 def _ends(array: np.ndarray) -> tuple[float, float]:

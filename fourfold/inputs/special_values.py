@@ -45,12 +45,12 @@ def insert_special(
 
     Half of the time the place is the first or the last element: a vector's head or a block's tail.
     """
-    anywhere = int(rng.integers(array.size))
-    at = rng.choice([0, array.size - 1, anywhere, anywhere])
-    others = list(special_values(dtype, parameters).values())
-    changed = array.copy()
-    changed.flat[at] = np.float64(rng.choice(NOT_FINITE if rng.random() < 0.5 else others)).astype(dtype.numpy)
-    return changed
+    place = int(rng.integers(array.size))
+    index = rng.choice([0, array.size - 1, place, place])
+    finite = list(special_values(dtype, parameters).values())
+    copy = array.copy()
+    copy.flat[index] = np.float64(rng.choice(NOT_FINITE if rng.random() < 0.5 else finite)).astype(dtype.numpy)
+    return copy
 
 
 def not_finite_in_turn(rng: np.random.Generator, cols: int, dtype: DType) -> np.ndarray:
@@ -62,16 +62,16 @@ def not_finite_in_turn(rng: np.random.Generator, cols: int, dtype: DType) -> np.
 
 
 def strange_cotangent(
-    rng: np.random.Generator, dtype: DType, given: np.ndarray, parameters: Mapping[str, Any]
+    rng: np.random.Generator, dtype: DType, cotangent: np.ndarray, parameters: Mapping[str, Any]
 ) -> np.ndarray:
     """Replace a cotangent that is not empty by zeros, or by zeros except one, or insert one of `special_values`."""
     kind = rng.integers(3)
     if kind == 2:
-        return insert_special(rng, dtype, given, parameters)
-    changed = np.zeros_like(given)
+        return insert_special(rng, dtype, cotangent, parameters)
+    sparse = np.zeros_like(cotangent)
     if kind:
-        changed.flat[rng.integers(given.size)] = -1.5
-    return changed
+        sparse.flat[rng.integers(cotangent.size)] = -1.5
+    return sparse
 
 
 @st.composite
@@ -86,13 +86,13 @@ def cases_with_special_values(
     # would come in runs, or never.
     contents = b"".join(array.tobytes() for array in (*case.inputs.values(), case.grad_output))
     rng = np.random.default_rng([draw(SEEDS), zlib.crc32(contents)])
-    where = rng.choice(["input", "cotangent"])
+    target = rng.choice(["input", "cotangent"])
     inputs = [n for n, array in case.inputs.items() if array.size and is_floating(array) and n not in ordinary]
-    if where == "input" and inputs:
+    if target == "input" and inputs:
         name = str(rng.choice(inputs))
-        changed = insert_special(rng, dtype_of(case[name].dtype), case[name], case.parameters)
-        case = replace(case, inputs={**case.inputs, name: changed})
-    if where == "cotangent" and case.grad_output.size:
+        with_special = insert_special(rng, dtype_of(case[name].dtype), case[name], case.parameters)
+        case = replace(case, inputs={**case.inputs, name: with_special})
+    if target == "cotangent" and case.grad_output.size:
         stored = DTYPES[case.grad_output.dtype.name]
         case = replace(case, grad_output=strange_cotangent(rng, stored, case.grad_output, case.parameters))
     return case

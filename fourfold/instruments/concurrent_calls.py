@@ -42,13 +42,13 @@ class _Turns:
 
 def _join_all(threads: Sequence[threading.Thread], results: Sequence[Sequence[Any]], patience: float) -> bool:
     """Wait for threads to end; return whether they did."""
-    before = None
-    while alive := [thread for thread in threads if thread.is_alive()]:
-        progress = len(alive), sum(map(len, results))
-        if progress == before:
+    former = None
+    while running := [thread for thread in threads if thread.is_alive()]:
+        progress = len(running), sum(map(len, results))
+        if progress == former:
             return False
-        before = progress
-        alive[0].join(patience)
+        former = progress
+        running[0].join(patience)
     return True
 
 
@@ -76,7 +76,7 @@ def call_at_once(
     cost = costs.functions_called(calls[0])
     count, share = costs.calls_within(functions, CALL + cost, CALLS), TURNS / max(cost, TURNS)
     results: list[list[Results]] = [[] for _ in calls]
-    raised: list[BaseException] = []
+    errors: list[BaseException] = []
     start = threading.Barrier(len(calls))
 
     def run(place: int) -> None:
@@ -86,18 +86,18 @@ def call_at_once(
             sys.setprofile(_Turns(share, place))
             for _ in range(count):
                 results[place].append(calls[place]())
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     break
         except BaseException as error:
-            raised.append(error)
+            errors.append(error)
 
     threads = [threading.Thread(target=run, args=(place,), daemon=True) for place in range(len(calls))]
-    until = time.monotonic() + costs.MOST_SECONDS
+    deadline = time.monotonic() + costs.MOST_SECONDS
     for thread in threads:
         thread.start()
-    ended = _join_all(threads, results, PATIENCE if patience is None else patience)
-    if raised:
-        raise raised[0]
-    if not ended:
+    all_returned = _join_all(threads, results, PATIENCE if patience is None else patience)
+    if errors:
+        raise errors[0]
+    if not all_returned:
         raise NeverReturns(f"of {len(calls)} threads that call at once some never return")
     return count, results

@@ -17,13 +17,13 @@ MOST_SECONDS = 60.0
 
 def functions_called(call: Callable[[], Any]) -> int:
     """Count the function calls within a call in its thread, twice each: at the call and at the return."""
-    events, before, collects = itertools.count(), sys.getprofile(), gc.isenabled()
+    events, profiler, collects = itertools.count(), sys.getprofile(), gc.isenabled()
     gc.disable()  # a collection may call other functions at any time
     sys.setprofile(lambda frame, event, argument: next(events) and None)
     try:
         call()
     finally:
-        sys.setprofile(before)
+        sys.setprofile(profiler)
         if collects:
             gc.enable()
     return next(events)
@@ -47,21 +47,21 @@ def living_tensors(keep_garbage: bool) -> int:
     return sum(count for kind, count in kinds.items() if issubclass(kind, torch.Tensor))
 
 
-def calls_within(budget: float, cost: float, most: int) -> int:
-    """Return how many calls a budget allows: `most`, a half, a quarter of it and so on, but at least one.
+def calls_within(budget: float, cost: float, limit: int) -> int:
+    """Return how many calls a budget allows: `limit`, a half, a quarter of it and so on, but at least one.
 
     A small change of the cost, such as between versions of Python, hardly ever changes the result.
     """
-    while most > 1 and most * cost > budget:
-        most //= 2
-    return most
+    while limit > 1 and limit * cost > budget:
+        limit //= 2
+    return limit
 
 
-def require_calls(made: int, wanted: int) -> None:
+def require_calls(count: int, expected: int) -> None:
     """Skip a case if fewer calls were made than required.
 
     Raises:
         NotReached: fewer calls were made.
     """
-    if made < wanted:
-        raise NotReached(f"{wanted} calls take longer than {MOST_SECONDS:g} s", lasts=True)
+    if count < expected:
+        raise NotReached(f"{expected} calls take longer than {MOST_SECONDS:g} s", lasts=True)

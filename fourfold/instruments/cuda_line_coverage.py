@@ -21,30 +21,30 @@ def coverage_lines(lines: Sequence[Line], with_uncalled: bool) -> list[list[Any]
         lines: of all kernels compiled since `launcher.trace_lines`.
         with_uncalled: whether to include functions without an executed line. A candidate's file may hold others.
     """
-    ran: dict[tuple[str, int], bool] = {}
+    hits: dict[tuple[str, int], bool] = {}
     functions: dict[tuple[str, int], str] = {}
     called_functions = {(line.file, line.function) for line in lines if line.called and line.ran}
     for line in lines:
         place = line.file, line.line
         if not line.called and ((line.file, line.function) in called_functions or not with_uncalled):
             continue
-        ran[place] = ran.get(place, False) or line.ran
+        hits[place] = hits.get(place, False) or line.ran
         functions.setdefault(place, line.function)
     return [
-        [file, line, line, condition_of(Path(file), line), functions[file, line], 0, True, did]
-        for (file, line), did in sorted(ran.items())
+        [file, line, line, condition_of(Path(file), line), functions[file, line], 0, True, hit]
+        for (file, line), hit in sorted(hits.items())
     ]
 
 
 def condition_of(file: Path, line: int) -> str:
     """Return the test of the innermost ``if``, ``while``, ``for`` or ``switch`` around a line, "else", or ""."""
-    code, starts, opened = _read_source(file)
-    before = code[: starts[line - 1]].rstrip()
-    if head := _HEAD.search(before[_end_of_last_statement(before) :]):  # a head without braces
+    code, starts, braces = _read_source(file)
+    head_text = code[: starts[line - 1]].rstrip()
+    if head := _HEAD.search(head_text[_end_of_last_statement(head_text) :]):  # a head without braces
         return _condition_text(head)
-    around = [(at, end) for at, end in opened if at < starts[line - 1] <= end]
-    for at, _ in reversed(around):
-        if head := _HEAD.search(code[_end_of_last_statement(code[:at]) : at]):
+    enclosing = [(start, end) for start, end in braces if start < starts[line - 1] <= end]
+    for start, _ in reversed(enclosing):
+        if head := _HEAD.search(code[_end_of_last_statement(code[:start]) : start]):
             return _condition_text(head)
     return ""
 
@@ -57,10 +57,10 @@ def _condition_text(head: re.Match[str]) -> str:
 def _end_of_last_statement(code: str) -> int:
     """Return the start of a text's last statement: after a ``;`` or a brace outside of parentheses."""
     depth = 0
-    for at in range(len(code) - 1, -1, -1):
-        depth += (code[at] == ")") - (code[at] == "(")
-        if depth == 0 and code[at] in ";{}":
-            return at + 1
+    for index in range(len(code) - 1, -1, -1):
+        depth += (code[index] == ")") - (code[index] == "(")
+        if depth == 0 and code[index] in ";{}":
+            return index + 1
     return 0
 
 
@@ -69,10 +69,10 @@ def _read_source(file: Path) -> tuple[str, list[int], list[tuple[int, int]]]:
     """Return the code, the offsets of its lines, and those of each pair of braces, the outer pairs first."""
     code = strip_comments(file.read_text(errors="replace"))
     starts = [0, *itertools.accumulate(len(line) for line in code.splitlines(keepends=True))]
-    waiting, pairs = list[int](), list[tuple[int, int]]()
+    openings, pairs = list[int](), list[tuple[int, int]]()
     for match in re.finditer(r"[{}]", code):
         if match[0] == "{":
-            waiting.append(match.start())
-        elif waiting:
-            bisect.insort(pairs, (waiting.pop(), match.start()))
+            openings.append(match.start())
+        elif openings:
+            bisect.insort(pairs, (openings.pop(), match.start()))
     return code, starts, pairs

@@ -17,25 +17,25 @@ LITTLE = 1 << 30
 
 
 @contextlib.contextmanager
-def room(device: str, needed: int) -> Iterator[None]:
+def room(device: str, size: int) -> Iterator[None]:
     """Wait for this process's turn and for free memory; release the memory afterwards.
 
     Processes that allocated piece by piece at the same time would deadlock on each other's memory.
 
     Args:
         device: the type of the tensors' device; there is no waiting unless it is "cuda".
-        needed: the bytes of its memory.
+        size: the bytes of its memory.
 
     Raises:
         NotReached: the GPU has less memory, or other processes hold it.
     """
-    if device != "cuda" or needed <= LITTLE:
+    if device != "cuda" or size <= LITTLE:
         yield
         return
     gpu = torch.device("cuda", torch.cuda.current_device())
     with _turn(gpu):
         torch.cuda.empty_cache()
-        sparse_memory.wait_for_room(gpu, needed)
+        sparse_memory.wait_for_room(gpu, size)
         try:
             yield
         finally:
@@ -59,12 +59,12 @@ def _turn(gpu: torch.device) -> Iterator[None]:
     """Hold one of the GPU's shares, or nothing if locks are not available."""
     properties = torch.cuda.get_device_properties(gpu)
     shares = range(max(properties.total_memory // SHARE, 1))
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as files:
         locks = []
         with contextlib.suppress(OSError):
             directory = cache_directory()
             directory.mkdir(parents=True, exist_ok=True)
-            locks = [opened.enter_context(open(directory / f"{properties.uuid}-{n}", "w")) for n in shares]
+            locks = [files.enter_context(open(directory / f"{properties.uuid}-{n}", "w")) for n in shares]
         while locks:
             for lock in locks:
                 with contextlib.suppress(BlockingIOError):

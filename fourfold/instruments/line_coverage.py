@@ -98,11 +98,11 @@ class Statement:
 
 def _import_time_calls(top: ast.AST) -> Iterator[str]:
     """Yield the names of functions that a node's own statements call, without those in nested definitions."""
-    waiting: list[ast.AST] = [top]
-    while waiting:
-        for node in ast.iter_child_nodes(waiting.pop()):
+    pending: list[ast.AST] = [top]
+    while pending:
+        for node in ast.iter_child_nodes(pending.pop()):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-                waiting.append(node)
+                pending.append(node)
                 if isinstance(node, ast.Call):
                     yield _name_of(node.func)
 
@@ -113,7 +113,7 @@ class StatementMap:
     def __init__(self, file: Path, name: str = "") -> None:
         self.statements: dict[str, dict[int, Statement]] = {}
         self._modules: dict[Path, Module | None] = {}
-        self._seen: set[int] = set()
+        self._visited: set[int] = set()
         self._combine: set[str] = set()  # functions that combine two values in a reduction
         self.compiles = False  # whether torch.compile may replace functions by others
         module = self._module(file.resolve())
@@ -133,9 +133,9 @@ class StatementMap:
 
     def _read(self, module: Module, top: ast.AST) -> None:
         """Add the functions of a node, and the functions that they name."""
-        if id(top) in self._seen:
+        if id(top) in self._visited:
             return
-        self._seen.add(id(top))
+        self._visited.add(id(top))
         if isinstance(top, ast.FunctionDef | ast.AsyncFunctionDef):
             self._take(module, top)
             self._follow(module, top.body)
@@ -153,19 +153,19 @@ class StatementMap:
         """Add the functions named in nodes, except those in `leaving`."""
         for node in itertools.chain.from_iterable(map(ast.walk, nodes)):
             if isinstance(node, ast.Call) and _name_of(node.func) in _COMBINE:
-                self._combine.update(map(_name_of, [*node.args, *(each.value for each in node.keywords)]))
+                self._combine.update(map(_name_of, [*node.args, *(keyword.value for keyword in node.keywords)]))
             if not isinstance(node, ast.Name | ast.Attribute):
                 continue
             name = _name_of(node)
             if name in leaving:
                 continue
-            for each in module.defined.get(name, ()):
-                self._read(module, each)
+            for definition in module.defined.get(name, ()):
+                self._read(module, definition)
             if name not in module.defined and name in module.imported:
                 file, original = module.imported[name]
-                other = self._module(file.resolve())
-                for each in other.defined.get(original, ()) if other else ():
-                    self._read(other, each)
+                definer = self._module(file.resolve())
+                for definition in definer.defined.get(original, ()) if definer else ():
+                    self._read(definer, definition)
 
     def _take(self, module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         file = str(module.file)
@@ -173,39 +173,39 @@ class StatementMap:
             return
         lines, text = _lines_with_code(module.file), module.file.read_text(encoding="utf-8", errors="replace")
         statements = self.statements.setdefault(file, {})
-        for each in _Reader(text, function).statements():
-            reached = range(each.line, each.last + 1) if each.kernel or not each.is_part else (each.first,)
-            if any(line in lines for line in reached):
-                statements.setdefault(each.first, each)
+        for s in _Reader(text, function).statements():
+            extent = range(s.line, s.last + 1) if s.kernel or not s.is_part else (s.first,)
+            if any(line in lines for line in extent):
+                statements.setdefault(s.first, s)
 
     @property
     def has_kernels(self) -> bool:
         """Return whether a Triton kernel is among the functions."""
-        return any(each.kernel for of in self.statements.values() for each in of.values())
+        return any(statement.kernel for by_line in self.statements.values() for statement in by_line.values())
 
     def watch(self) -> dict[str, dict[int, int]]:
         """Return the argument for `LineRecorder.watch`."""
         return {
             file: {
-                line: each.first
-                for each in of.values()
-                for line in range(each.first, max(each.last, each.first if not each.kernel else 0) + 1)
+                line: s.first
+                for s in by_line.values()
+                for line in range(s.first, max(s.last, s.first if not s.kernel else 0) + 1)
             }
-            for file, of in self.statements.items()
+            for file, by_line in self.statements.items()
         }
 
-    def report(self, ran: Mapping[str, Collection[int]], kernels: bool) -> list[list[Any]]:
+    def report(self, hits: Mapping[str, Collection[int]], kernels: bool) -> list[list[Any]]:
         """Return all statements, each with whether it ran, as lists for JSON.
 
         Args:
-            ran: the first lines of executed statements, by file.
+            hits: the first lines of executed statements, by file.
             kernels: whether to include statements of kernels.
         """
         return [
-            [file, *astuple(each), each.first in ran.get(file, ())]
-            for file, of in self.statements.items()
-            for each in of.values()
-            if (kernels or not each.kernel) and each.function not in self._combine
+            [file, *astuple(s), s.first in hits.get(file, ())]
+            for file, by_line in self.statements.items()
+            for s in by_line.values()
+            if (kernels or not s.kernel) and s.function not in self._combine
         ]
 
 
@@ -246,7 +246,7 @@ class Executed:
         self._sources: dict[tuple[str, str], StatementMap] = {}
         # The functions in other processes, and the lines executed there, by file.
         self._elsewhere: list[Elsewhere] = []
-        self._ran: dict[str, set[int]] = {}
+        self._hits: dict[str, set[int]] = {}
         self._of_kernels: list[Line] = []
         self._kernels = True
         # By file and first line: the statement, and whether it ran.
@@ -284,17 +284,17 @@ class Executed:
             lines, blind = function.lines()
             if blind:
                 self.unseen[BLIND] = None
-            for file, ran in lines.items():
-                self._ran.setdefault(file, set()).update(ran)
+            for file, hits in lines.items():
+                self._hits.setdefault(file, set()).update(hits)
             self._of_kernels += function.kernel_lines()
 
     def report(self) -> dict[str, Any]:
         """Return the records of this process, as a mapping for JSON."""
         if recorder.blind:
             self.unseen[BLIND] = None
-        here = recorder.lines()
-        ran = {file: {*here.get(file, ()), *self._ran.get(file, ())} for file in here.keys() | self._ran.keys()}
-        statements = [each for source in self._sources.values() for each in source.report(ran, self._kernels)]
+        local = recorder.lines()
+        hits = {file: {*local.get(file, ()), *self._hits.get(file, ())} for file in local.keys() | self._hits.keys()}
+        statements = [entry for source in self._sources.values() for entry in source.report(hits, self._kernels)]
         kernels = [*launcher.lines_that_ran(), *self._of_kernels] if self._traces else []
         of_cuda = cuda_line_coverage.coverage_lines(kernels, any(not name for _, name in self._sources))
         return {"unseen": [*self.unseen], "statements": statements + of_cuda}
@@ -303,11 +303,11 @@ class Executed:
         """Add the records of a process. It ran candidates, so malformed records are ignored."""
         with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
             self.unseen |= {_one_line(reason): None for reason in records["unseen"]}
-            for file, first, last, condition, function, begin, kernel, ran in records["statements"]:
+            for file, first, last, condition, function, begin, kernel, hit in records["statements"]:
                 texts = _one_line(condition), _one_line(function)
                 statement = Statement(int(first), int(last), *texts, int(begin), bool(kernel))
                 key = _one_line(file), statement.first
-                self._statements[key] = statement, bool(ran) or self._statements.get(key, (statement, False))[1]
+                self._statements[key] = statement, bool(hit) or self._statements.get(key, (statement, False))[1]
 
     def never(self) -> list[Unexecuted]:
         """Return the lines that never ran, or [] if that is unknown."""
@@ -317,7 +317,7 @@ class Executed:
         for (file, _), statement in sorted(self._statements.items(), key=lambda pair: pair[0]):
             by_file.setdefault(file, []).append(statement)
         names = self._names()
-        return [each for file, of in by_file.items() for each in _stretches(names[file], of)]
+        return [stretch for file, group in by_file.items() for stretch in _stretches(names[file], group)]
 
     def _names(self) -> dict[str, str]:
         """Return a short name for each file: its own, or with its folder's if two files share a name."""
@@ -328,40 +328,42 @@ class Executed:
     def lines(self, full: bool = False) -> Iterator[str]:
         """Yield the report below a run's table; if `full`, with all entries and the names of the files."""
         yield from self.unseen
-        never = self.never()
-        yield from map(str, never) if full else report_lines(never)
+        gaps = self.never()
+        yield from map(str, gaps) if full else report_lines(gaps)
         if full:
             files = sorted(self._names().values())
-            yield f"never executed: {len(never)} stretches of {len(self._statements)} statements of {', '.join(files)}"
+            yield f"never executed: {len(gaps)} stretches of {len(self._statements)} statements of {', '.join(files)}"
 
 
 def _one_line(text: Any) -> str:
-    return "".join(each for each in " ".join(str(text).split()) if each.isprintable())
+    return "".join(c for c in " ".join(str(text).split()) if c.isprintable())
 
 
-def report_lines(never: Sequence[Unexecuted]) -> Iterator[str]:
-    """Yield a line for each unexecuted stretch, at most `SHOWN`."""
-    yield from map(str, never[:SHOWN])
-    if len(never) > SHOWN:
-        yield f"never executed: and {len(never) - SHOWN} more"
+def report_lines(gaps: Sequence[Unexecuted]) -> Iterator[str]:
+    """Yield a line for each stretch in `gaps`, at most `SHOWN`."""
+    yield from map(str, gaps[:SHOWN])
+    if len(gaps) > SHOWN:
+        yield f"never executed: and {len(gaps) - SHOWN} more"
 
 
 def _stretches(file: str, statements: Sequence[tuple[Statement, bool]]) -> Iterator[Unexecuted]:
     """Yield an entry for each stretch of consecutive statements of a function that never ran."""
     parts = [pair for pair in statements if pair[0].is_part]
     statements = [pair for pair in statements if not pair[0].is_part]
-    ran_lines = {line for each, ran in statements if ran for line in range(each.first, each.last + 1)}
-    for each, ran in parts:
-        if not ran and each.line in ran_lines:
-            yield Unexecuted(file, str(each.line), each.condition)
-    called_functions = {(each.function, each.begin) for each, ran in statements if ran}
-    for (ran, *function), group in itertools.groupby(
+    ran_lines = {line for s, hit in statements if hit for line in range(s.first, s.last + 1)}
+    for statement, hit in parts:
+        if not hit and statement.line in ran_lines:
+            yield Unexecuted(file, str(statement.line), statement.condition)
+    called_functions = {(s.function, s.begin) for s, hit in statements if hit}
+    for (hit, *function), group in itertools.groupby(
         statements, lambda pair: (pair[1], pair[0].function, pair[0].begin)
     ):
-        if not ran:
-            of = [each for each, _ in group]
-            first, last = of[0].first, max(each.last for each in of)
-            condition = of[0].condition if tuple(function) in called_functions else f"{of[0].function} is never called"
+        if not hit:
+            run = [s for s, _ in group]
+            first, last = run[0].first, max(s.last for s in run)
+            condition = (
+                run[0].condition if tuple(function) in called_functions else f"{run[0].function} is never called"
+            )
             yield Unexecuted(file, str(first) if last == first else f"{first}-{last}", condition)
 
 
@@ -381,9 +383,9 @@ class _Reader:
         return self._function_statements(self._function, self._function.name)
 
     def _function_statements(self, node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Iterator[Statement]:
-        decorators = [ast.unparse(each) for each in node.decorator_list]
-        kernel = any("jit" in each for each in decorators)
-        cached = any(word in each for each in decorators for word in _KEEPS)
+        decorators = [ast.unparse(d) for d in node.decorator_list]
+        kernel = any("jit" in d for d in decorators)
+        cached = any(word in d for d in decorators for word in _KEEPS)
         if not cached:
             for conditional, *numbers in conditional_parts(node):
                 if conditional.lineno < node.body[0].lineno:  # a default
@@ -459,19 +461,19 @@ def _name_of(node: ast.AST) -> str:
 
 
 def _begin(statement: ast.stmt) -> int:
-    return min([statement.lineno, *(each.lineno for each in getattr(statement, "decorator_list", ()))])
+    return min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
 
 
 @functools.lru_cache(64)
 def _lines_with_code(file: Path) -> frozenset[int]:
     """Return the lines of a file, and their parts, that have bytecode; Python omits branches that it optimizes away."""
-    waiting = list[CodeType]()
+    pending = list[CodeType]()
     with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        waiting.append(compile(file.read_bytes(), str(file), "exec", dont_inherit=True))
+        pending.append(compile(file.read_bytes(), str(file), "exec", dont_inherit=True))
     lines = set[int]()
-    while waiting:
-        code = waiting.pop()
-        waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
+    while pending:
+        code = pending.pop()
+        pending += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
         lines.update(line for _, _, line in code.co_lines() if line is not None)
         lines.update(itertools.chain.from_iterable(parts_of_code(str(file), code).values()))
     return frozenset(lines)
@@ -493,9 +495,9 @@ def watch(implementation: Any, device: str) -> Iterator[Executed]:
     target = target if isinstance(target, type) else inspect.unwrap(implementation)
     recorder.users += 1
     try:
-        for each in (target, type(target)):
+        for candidate in (target, type(target)):
             with contextlib.suppress(TypeError, OSError):
-                executed.watch(Path(inspect.getfile(each)).resolve(), getattr(each, "__name__", ""), device)
+                executed.watch(Path(inspect.getfile(candidate)).resolve(), getattr(candidate, "__name__", ""), device)
                 break
         yield executed
     finally:
@@ -514,14 +516,14 @@ def bad_input(implementation: Any) -> Iterator[None]:
     def lines() -> dict[str, set[int]]:
         return recorder.lines() if elsewhere is None else elsewhere.lines()[0]
 
-    before = {file: {*ran} for file, ran in lines().items()}
+    former = {file: {*hits} for file, hits in lines().items()}
     try:
         yield
     finally:
-        more = {file: ran - before.get(file, set()) for file, ran in lines().items()}
-        forgotten = {file: {n for n in ran if n % PARTS not in error_lines(file)} for file, ran in more.items()}
-        if any(forgotten.values()):
-            (recorder.forget if elsewhere is None else elsewhere.forget_lines)(forgotten)
+        new = {file: hits - former.get(file, set()) for file, hits in lines().items()}
+        error_hits = {file: {n for n in hits if n % PARTS not in error_lines(file)} for file, hits in new.items()}
+        if any(error_hits.values()):
+            (recorder.forget if elsewhere is None else elsewhere.forget_lines)(error_hits)
 
 
 @functools.lru_cache(64)
@@ -531,14 +533,14 @@ def error_lines(file: str) -> frozenset[int]:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return frozenset()
-    every = [*ast.walk(tree)]
-    blocks = (getattr(node, name, None) for node in every for name in ("body", "orelse", "finalbody"))
+    nodes_of_file = [*ast.walk(tree)]
+    blocks = (getattr(node, name, None) for node in nodes_of_file for name in ("body", "orelse", "finalbody"))
     raising = [block for block in blocks if isinstance(block, list) and block and isinstance(block[-1], ast.Raise)]
-    whole = {id(node.body) for node in every if isinstance(node, ast.FunctionDef) and _has_branches(node)}
-    nodes = [node for block in raising for node in (block[-1:] if id(block) in whole else block)]
-    named = Counter(map(_name_of, every))
-    named.subtract(_name_of(node) for node in {id(n): n for top in nodes for n in ast.walk(top)}.values())
-    nodes += [node for node in every if isinstance(node, ast.FunctionDef) and named.get(node.name) == 0]
+    bodies = {id(node.body) for node in nodes_of_file if isinstance(node, ast.FunctionDef) and _has_branches(node)}
+    nodes = [node for block in raising for node in (block[-1:] if id(block) in bodies else block)]
+    uses = Counter(map(_name_of, nodes_of_file))
+    uses.subtract(_name_of(node) for node in {id(n): n for top in nodes for n in ast.walk(top)}.values())
+    nodes += [node for node in nodes_of_file if isinstance(node, ast.FunctionDef) and uses.get(node.name) == 0]
     return frozenset(line for node in nodes for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
 
 

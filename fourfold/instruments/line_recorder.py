@@ -39,7 +39,7 @@ class LineRecorder:
         self._marks = marks
         # By file: each line of a statement with the statement's first line; and the first lines of executed statements.
         self._statements: dict[str, dict[int, int]] = {}
-        self._ran: dict[str, set[int]] = {}
+        self._hits: dict[str, set[int]] = {}
         # From the file name in code objects to the file's real name, or None if it is not watched.
         self._files: dict[str, str | None] = {}
 
@@ -50,16 +50,16 @@ class LineRecorder:
             statements: by a file's real name, each line of a statement with the statement's first line.
         """
         for file, lines in statements.items():
-            self._ran.setdefault(file, set())
-            known = self._statements.setdefault(file, {})
-            if not lines.keys() <= known.keys():
-                known.update(lines)
+            self._hits.setdefault(file, set())
+            statements_of_file = self._statements.setdefault(file, {})
+            if not lines.keys() <= statements_of_file.keys():
+                statements_of_file.update(lines)
                 self._files = {}
                 self._more()
 
     def lines(self) -> dict[str, set[int]]:
         """Return the first line of each executed statement, by file."""
-        return {file: ran | self._marks.lines(file) for file, ran in self._ran.items()}
+        return {file: hits | self._marks.lines(file) for file, hits in self._hits.items()}
 
     def forget(self, lines: Mapping[str, Iterable[int]]) -> None:
         """Count statements in Python as not executed until they run again.
@@ -68,7 +68,7 @@ class LineRecorder:
             lines: the first lines of the statements, by file.
         """
         for file, firsts in lines.items():
-            self._ran[file].difference_update(firsts)
+            self._hits[file].difference_update(firsts)
         self._more()
 
     def _file(self, name: str) -> str | None:
@@ -92,7 +92,7 @@ class LineRecorder:
     @contextlib.contextmanager
     def record_call(self) -> Iterator[None]:
         """Record a call of an implementation. The lines of a call that cannot be judged do not count as executed."""
-        marks, ran = dict(self._marks.ran), {file: set(lines) for file, lines in self._ran.items()}
+        marks, ran = dict(self._marks.ran), {file: set(lines) for file, lines in self._hits.items()}
         token = self.begin()
         try:
             yield
@@ -100,7 +100,7 @@ class LineRecorder:
             if isinstance(error, NotReached) or (recorded_blame(error) or blame_of(error)) is Blame.LACK:
                 for number in self._marks.ran.keys() - marks.keys():
                     del self._marks.ran[number]
-                self.forget({file: lines - ran.get(file, set()) for file, lines in self._ran.items()})
+                self.forget({file: lines - ran.get(file, set()) for file, lines in self._hits.items()})
             raise
         finally:
             self.end(token)
@@ -128,23 +128,23 @@ class Tracer(LineRecorder):
         self._trace = self._on_call  # one object, so that `is` recognizes it
         # The trace function of each function, by its file, first line and name; None if all its lines have run.
         self._functions: dict[tuple[str, int, str], Callable[..., Any] | None] = {}
-        self._left: dict[str, set[int]] = {}
+        self._remaining: dict[str, set[int]] = {}
         self._in_parts = set[tuple[str, int, str]]()  # the functions whose lines have parts
 
     def _more(self) -> None:
         self._functions = {}
-        self._left = {
-            file: set(lines.values()) - self._ran[file] - self._marks.lines(file)
+        self._remaining = {
+            file: set(lines.values()) - self._hits[file] - self._marks.lines(file)
             for file, lines in self._statements.items()
         }
 
     def begin(self) -> bool:
         """Trace this thread."""
-        if not any(self._left.values()):
+        if not any(self._remaining.values()):
             return False
-        before = sys.gettrace()
-        if before is not None:
-            self.blind |= before is not self._trace
+        former = sys.gettrace()
+        if former is not None:
+            self.blind |= former is not self._trace
             return False
         sys.settrace(self._trace)
         return True
@@ -184,22 +184,22 @@ class Tracer(LineRecorder):
 
     def _function_tracer(self, file: str, code: CodeType) -> Callable[..., Any] | None:
         """Return a function's trace function, which ends when all statements of the function have run."""
-        statements, ran, left_in_file = self._statements[file], self._ran[file], self._left[file]
+        statements, hits, left_in_file = self._statements[file], self._hits[file], self._remaining[file]
         lines = (line for _, _, line in code.co_lines() if line is not None)
         parts = observers.parts_of_code(file, code)
         of_code = {*lines, *itertools.chain.from_iterable(parts.values())}
-        remaining = {statements[line] for line in of_code if line in statements} - ran
+        remaining = {statements[line] for line in of_code if line in statements} - hits
         key = file, code.co_firstlineno, code.co_name
         if parts:
             self._in_parts.add(key)
 
         def trace(frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
-            reached = (
+            lines_reached = (
                 (frame.f_lineno,) if event == "line" else parts.get(frame.f_lasti, ()) if event == "opcode" else ()
             )
-            firsts = [first for line in reached if (first := statements.get(line)) in remaining]
+            firsts = [first for line in lines_reached if (first := statements.get(line)) in remaining]
             for first in firsts:
-                ran.add(first)
+                hits.add(first)
                 remaining.discard(first)
                 left_in_file.discard(first)
                 if not remaining:
@@ -210,7 +210,7 @@ class Tracer(LineRecorder):
         return trace if remaining else None
 
     def _stop(self) -> None:
-        self._left = {}
+        self._remaining = {}
 
 
 class Monitor(LineRecorder):
@@ -248,7 +248,7 @@ class Monitor(LineRecorder):
         file = self._file(code.co_filename)
         first = None if file is None else self._statements[file].get(line)
         if file is not None and first is not None:
-            self._ran[file].add(first)
+            self._hits[file].add(first)
         return monitoring.DISABLE
 
     def _on_instruction(self, code: CodeType, offset: int) -> Any:
@@ -257,7 +257,9 @@ class Monitor(LineRecorder):
         if file is not None:
             if code not in self._parts:
                 self._parts[code] = observers.parts_of_code(file, code)
-            self._ran[file].update(part for part in self._parts[code].get(offset, ()) if part in self._statements[file])
+            self._hits[file].update(
+                part for part in self._parts[code].get(offset, ()) if part in self._statements[file]
+            )
         return monitoring.DISABLE
 
     def _stop(self) -> None:

@@ -28,24 +28,24 @@ def poison_of(poison: float, dtype: torch.dtype) -> float | int:
 
 
 @dataclass(frozen=True, eq=False)
-class _Held:
+class _Guarded:
     """A tensor's storage with its redzones, and its first contents."""
 
     name: str
     buffer: torch.Tensor
-    given: torch.Tensor | None  # for an input: a copy of the buffer, which must not change
+    original: torch.Tensor | None  # for an input: a copy of the buffer, which must not change
 
     def places(self, poison: float) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """Yield each region that must not change: its description, its contents now, and its contents before."""
         zone = REDZONE_BYTES // self.buffer.element_size()
-        if self.given is None:
+        if self.original is None:
             untouched = torch.full_like(self.buffer[:zone], poison_of(poison, self.buffer.dtype))
             yield f"before {self.name}", self.buffer[:zone], untouched
             yield f"past the end of {self.name}", self.buffer[-zone:], untouched
         else:
             places = {"before": slice(zone), "past the end of": slice(-zone, None), "inside": slice(zone, -zone)}
-            for where, place in places.items():
-                yield f"{where} {self.name}", self.buffer[place], self.given[place]
+            for region, place in places.items():
+                yield f"{region} {self.name}", self.buffer[place], self.original[place]
 
 
 class Arena(InsideOperators):
@@ -59,7 +59,7 @@ class Arena(InsideOperators):
         super().__init__()
         self.poison = poison
         self._unseen = False
-        self._held: list[_Held] = []
+        self._guarded: list[_Guarded] = []
         self.seen_elsewhere: list[str] = []  # trespasses of a call in another process on its own allocations
 
     def place(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -68,19 +68,19 @@ class Arena(InsideOperators):
         with self._allocating_for_itself():
             buffer, placed = self._add_redzones(tensor, span, tensor.storage_offset())
             # Along an axis of stride 0 only the first element is written.
-            once = tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())
-            placed[once].copy_(tensor[once])
-            self._held.append(_Held(f"its input {name}", buffer, buffer.clone()))
+            writable = tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())
+            placed[writable].copy_(tensor[writable])
+            self._guarded.append(_Guarded(f"its input {name}", buffer, buffer.clone()))
         return placed
 
     def trespasses(self) -> Iterator[str]:
         """Yield a description of each write outside of the results, when the calls are done."""
         with self._allocating_for_itself():
-            places = [place for held in self._held for place in held.places(self.poison)]
-            changed = differing((now, before) for _, now, before in places)
-        for (where, _, _), count in zip(places, changed):
+            places = [place for area in self._guarded for place in area.places(self.poison)]
+            counts = differing((current, former) for _, current, former in places)
+        for (description, _, _), count in zip(places, counts):
             if count:
-                yield f"wrote {count} elements {where}"
+                yield f"wrote {count} elements {description}"
         yield from self.seen_elsewhere
 
     @contextlib.contextmanager
@@ -101,12 +101,12 @@ class Arena(InsideOperators):
         """Move each tensor that torch allocates between redzones."""
         result = operator(*args, **kwargs)
         name = torch_internals.overload_packet(operator)
-        written = name in WRITTEN
-        if self._unseen or not (written or name in UNWRITTEN):
+        is_written = name in WRITTEN
+        if self._unseen or not (is_written or name in UNWRITTEN):
             return result
         if result.device.type not in ("cpu", "cuda") or not result.numel():
             return result
         span = 1 + sum((size - 1) * stride for size, stride in zip(result.shape, result.stride()))
         buffer, placed = self._add_redzones(result, span, 0)
-        self._held.append(_Held(f"a tensor {list(result.shape)} that it allocated", buffer, None))
-        return placed.copy_(result) if written else placed
+        self._guarded.append(_Guarded(f"a tensor {list(result.shape)} that it allocated", buffer, None))
+        return placed.copy_(result) if is_written else placed

@@ -53,11 +53,11 @@ class _Unknown(Exception):
 
 
 @dataclass
-class _Waiting:
+class _PendingLine:
     """Comparisons of a running line, and the results of the functions that the line has called."""
 
     numbers: list[int]
-    returned: list[tuple[str, Any]] = field(default_factory=list)
+    returns: list[tuple[str, Any]] = field(default_factory=list)
 
 
 class Compared:
@@ -74,9 +74,9 @@ class Compared:
         self.found: dict[int, tuple[float, float]] = {}
         self._comparisons = comparisons
         self._lines: dict[str, dict[int, list[int]]] = {}
-        for number, each in enumerate(comparisons):
-            self._lines.setdefault(each.file, {}).setdefault(each.line, []).append(number)
-        self._waiting: dict[FrameType, _Waiting] = {}
+        for number, comparison in enumerate(comparisons):
+            self._lines.setdefault(comparison.file, {}).setdefault(comparison.line, []).append(number)
+        self._pending: dict[FrameType, _PendingLine] = {}
         self._traces = False
 
     def __enter__(self) -> "Compared":
@@ -88,34 +88,34 @@ class Compared:
     def __exit__(self, *raised: object) -> None:
         if self._traces:
             sys.settrace(None)
-        self._waiting.clear()
+        self._pending.clear()
 
     def _on_call(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
-        caller = self._waiting.get(frame.f_back) if frame.f_back is not None else None
+        caller = self._pending.get(frame.f_back) if frame.f_back is not None else None
         if caller is not None:
             frame.f_trace_lines = False
             return functools.partial(self._on_return, caller)
         return self._frame_tracer if _real(frame.f_code.co_filename) in self._lines else None
 
-    def _on_return(self, caller: _Waiting, frame: FrameType, event: str, argument: Any) -> None:
+    def _on_return(self, caller: _PendingLine, frame: FrameType, event: str, argument: Any) -> None:
         if event == "return":
-            caller.returned.append((frame.f_code.co_name, argument))
+            caller.returns.append((frame.f_code.co_name, argument))
 
     def _frame_tracer(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
-        waiting = self._waiting.pop(frame, None)
-        for number in waiting.numbers if waiting else ():
-            self._note(number, frame, iter(waiting.returned) if waiting else iter(()))
+        pending = self._pending.pop(frame, None)
+        for number in pending.numbers if pending else ():
+            self._note(number, frame, iter(pending.returns) if pending else iter(()))
         if event == "line":
             numbers = self._lines[_real(frame.f_code.co_filename)].get(frame.f_lineno, ())
-            remaining = [number for number in numbers if number not in self.found]
-            remaining = [number for number in remaining if not self._note(number, frame, iter(()))]
-            if remaining:  # evaluate them after the functions that the line calls
-                self._waiting[frame] = _Waiting(remaining)
+            unread = [number for number in numbers if number not in self.found]
+            unread = [number for number in unread if not self._note(number, frame, iter(()))]
+            if unread:  # evaluate them after the functions that the line calls
+                self._pending[frame] = _PendingLine(unread)
         return self._frame_tracer
 
-    def _note(self, number: int, frame: FrameType, returned: Iterator[tuple[str, Any]]) -> bool:
+    def _note(self, number: int, frame: FrameType, returns: Iterator[tuple[str, Any]]) -> bool:
         comparison = self._comparisons[number]
-        evaluated = _Evaluated(frame, returned)
+        evaluated = _Evaluated(frame, returns)
         try:
             sides = [evaluated.value(_parse(text)) for text in (comparison.left, comparison.right)]
         except Exception:
@@ -143,8 +143,8 @@ class _Evaluated:
         returned: the names of the functions that the frame's line called, and their results.
     """
 
-    def __init__(self, frame: FrameType, returned: Iterator[tuple[str, Any]]) -> None:
-        self._frame, self._on_return = frame, returned
+    def __init__(self, frame: FrameType, returns: Iterator[tuple[str, Any]]) -> None:
+        self._frame, self._on_return = frame, returns
 
     def value(self, node: ast.expr) -> Any:
         """Return the value of an expression.
@@ -157,7 +157,7 @@ class _Evaluated:
                 return value
             case ast.Name(id=name):
                 names = (self._frame.f_locals, self._frame.f_globals)
-                return next(each[name] for each in names if name in each)
+                return next(namespace[name] for namespace in names if name in namespace)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self.value(operand)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
@@ -193,4 +193,4 @@ class _Evaluated:
                 return getattr(owner, name)(*map(self.value, arguments))
         if name in _FUNCTIONS:
             return _FUNCTIONS[name](*map(self.value, arguments))
-        return next(value for called, value in self._on_return if called == name)
+        return next(value for function_name, value in self._on_return if function_name == name)

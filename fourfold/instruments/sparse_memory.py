@@ -33,27 +33,27 @@ def others_hold_the_memory(error: Exception) -> NotReached | None:
         return None
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
-    own = torch.cuda.memory_reserved()
-    others = total - free - own
-    if free > total // PART or others < own:
+    reserved = torch.cuda.memory_reserved()
+    foreign = total - free - reserved
+    if free > total // PART or foreign < reserved:
         return None
     return NotReached("other processes hold the GPU's memory", lasts=True)
 
 
-def wait_for_room(device: torch.device, needed: int) -> None:
-    """Wait until a GPU has `needed` bytes free.
+def wait_for_room(device: torch.device, size: int) -> None:
+    """Wait until a GPU has `size` bytes free.
 
     Raises:
         NotReached: the GPU has less memory in total, or less free memory in all `LOOKS` checks.
     """
     for _ in range(LOOKS):
         free, total = torch.cuda.mem_get_info(device)
-        if free >= needed:
+        if free >= size:
             return
-        if total < needed:
+        if total < size:
             break
         time.sleep(PAUSE)
-    raise NotReached(f"{device} has no {needed / 2**30:.1f} GiB free", lasts=total >= needed)
+    raise NotReached(f"{device} has no {size / 2**30:.1f} GiB free", lasts=total >= size)
 
 
 def room_needed(elements: int, like: torch.Tensor) -> int:
@@ -179,8 +179,8 @@ def spread(tensor: torch.Tensor, axis: int) -> torch.Tensor:
     storage = _storage(SIDE + reach, tensor)
     placed = storage.as_strided(tensor.shape, strides, SIDE).copy_(tensor)
     far = tensor.select(axis, -1)
-    wrapped = SIDE + (tensor.shape[axis] - 1) * stride - 2 * SIDE
-    others = [s for i, s in enumerate(strides) if i != axis]
+    offset = SIDE + (tensor.shape[axis] - 1) * stride - 2 * SIDE
+    other_strides = [s for i, s in enumerate(strides) if i != axis]
     if tensor.dtype.is_floating_point:  # integers may be offsets, and poison among them would lead out of memory
-        storage.as_strided(far.shape, others, wrapped).fill_(POISON)
+        storage.as_strided(far.shape, other_strides, offset).fill_(POISON)
     return placed

@@ -107,7 +107,7 @@ def nothing_else_changes(case: Case) -> Iterator[None]:
         Tampered: the call replaced a function that judges it, or changed the arrays of the case or a setting.
     """
     originals = _originals()
-    settings = {name: get() for name, (get, _) in _SETTINGS.items()}
+    settings = {name: get_value() for name, (get_value, _) in _SETTINGS.items()}
     # Copies as bytes, which a call cannot change in place.
     arrays = {**case.inputs, "grad_output": case.grad_output}
     contents = {name: array.tobytes() for name, array in arrays.items()}
@@ -117,9 +117,9 @@ def nothing_else_changes(case: Case) -> Iterator[None]:
         for name, original in _replaced_functions(owner, functions):
             setattr(owner, name, original)
             changes.append(f"replaced {owner.__name__}.{name}")
-    for name, (get, put) in _SETTINGS.items():
-        if get() != settings[name]:
-            changes.append(f"changed {name} from {settings[name]} to {get()}")
-            put(settings[name])
+    for name, (get_value, set_value) in _SETTINGS.items():
+        if get_value() != settings[name]:
+            changes.append(f"changed {name} from {settings[name]} to {get_value()}")
+            set_value(settings[name])
     if changes:
         raise Tampered(f"the call {', and '.join(changes)}")

@@ -88,15 +88,15 @@ class JudgeProcess:
     def _connect(self) -> Connection:
         with self._lock:
             if self._child is None or self._connection is None:
-                self._connection, other = Pipe()
-                own = self._connection
+                self._connection, far_end = Pipe()
+                near_end = self._connection
 
                 def work() -> None:
-                    own.close()
-                    serve(self._operation, self._claims, self._name, other)
+                    near_end.close()
+                    serve(self._operation, self._claims, self._name, far_end)
 
                 self._child = Child.fork(work, quiet=True)
-                other.close()
+                far_end.close()
             return self._connection
 
 
@@ -141,8 +141,8 @@ class RecordedCall:
         for name, values in results.items():
             if name.startswith(CHANGED):
                 tensor_of(arguments, name.removeprefix(CHANGED)).copy_(dtype.tensor(values, "cpu"))
-        returned = {n: dtype.tensor(values, "cpu") for n, values in results.items() if n.startswith(RETURNED)}
-        return returned[RETURNED] if RETURNED in returned else tuple(returned.values()) or None
+        outputs = {n: dtype.tensor(values, "cpu") for n, values in results.items() if n.startswith(RETURNED)}
+        return outputs[RETURNED] if RETURNED in outputs else tuple(outputs.values()) or None
 
 
 def tensor_of(arguments: Mapping[str, Any], name: str) -> torch.Tensor:
@@ -154,13 +154,13 @@ def tensor_of(arguments: Mapping[str, Any], name: str) -> torch.Tensor:
 def judgement(subject: Subject, case: Case) -> dict[str, str]:
     """Return the status of a recorded call, "right", "imprecise", "wrong" or "refused", with a message and a cause."""
     try:
-        for part in [select_output(subject, name) for name in subject.operation.outputs] or [subject]:
-            why = why_outside(part, case)
-            judged_case = case if why else with_cotangent(part.operation, case, part.dtype)
-            if why := why or part.claims.outside(part.operation, judged_case, part.dtype):
-                return {"status": "refused", "message": why, "cause": ""}
+        for output in [select_output(subject, name) for name in subject.operation.outputs] or [subject]:
+            refusal = why_outside(output, case)
+            judged_case = case if refusal else with_cotangent(output.operation, case, output.dtype)
+            if refusal := refusal or output.claims.outside(output.operation, judged_case, output.dtype):
+                return {"status": "refused", "message": refusal, "cause": ""}
             search = Search(examples=1, case=judged_case, shrinks=False, seeks_claims=False)
-            check_named(FORWARD).judge(part, search)
+            check_named(FORWARD).judge(output, search)
     except Exception as error:
         if not isinstance(error, Failure | Fault):
             return {"status": "refused", "message": reason(error), "cause": ""}

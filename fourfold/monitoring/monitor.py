@@ -206,7 +206,7 @@ class LiveMonitor:
         self._bind = _binding(kernel, inspect.signature(reference_of(self.operation)))
         self._folder, self._files, self._on_failure = Path(folder), files, on_failure
         self._most_bytes, self._bytes = most_bytes, 0
-        self._seen: dict[Any, None] = {}
+        self._recent: dict[Any, None] = {}
         self._new = 0
         self._warned: set[Any] = set()
         self._lock = threading.Lock()
@@ -265,14 +265,14 @@ class LiveMonitor:
 
     # ---- in the thread of the run
 
-    def _reason(self, now: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def _reason(self, time_of_call: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Look at a call, if the budget allows it; return why to record it, "sampled", "unusual" or "drawn", or ""."""
-        self._seconds_a_call = (now - self._read_at) / max(self._calls - self._read_calls, 1)
-        self._read_at, self._read_calls = now, self._calls
+        self._seconds_a_call = (time_of_call - self._read_at) / max(self._calls - self._read_calls, 1)
+        self._read_at, self._read_calls = time_of_call, self._calls
         is_drawn = self._calls >= self._next_drawn
         if is_drawn:
             self._next_drawn = self._draw(self._calls + 1)
-        if now - self._paid_at < (0 if is_drawn else CREDIT / 2):
+        if time_of_call - self._paid_at < (0 if is_drawn else CREDIT / 2):
             return ""
         self._count("looked at")
         if self._is_unusual(args, kwargs):
@@ -291,42 +291,42 @@ class LiveMonitor:
     def _draw(self, first: int) -> int:
         """Draw the number of the next call to record, from `first` on, with the same probability for each call."""
         share = DRAWS * self._rate
-        passed = math.log(1 - self._random()) / math.log1p(-share) if 0 < share < 1 else (0 if share else NEVER)
-        return first + int(min(passed, NEVER))
+        skipped = math.log(1 - self._random()) / math.log1p(-share) if 0 < share < 1 else (0 if share else NEVER)
+        return first + int(min(skipped, NEVER))
 
-    def _plan(self, began: float) -> None:
-        """Charge the time since `began`, and draw the next call to look at: about when the budget allows a look.
+    def _plan(self, start: float) -> None:
+        """Charge the time since `start`, and draw the next call to look at: about when the budget allows a look.
 
         The number is random because calls recur with the layers of a model. A draw has no memory, so that a later one
         may replace it while the budget allows none.
         """
-        now, calls = self._clock(), self._calls
-        self._charge(now - began, now)
-        passed = [
+        current, calls = self._clock(), self._calls
+        self._charge(current - start, current)
+        waits = [
             min(max(wait, 0) / max(self._seconds_a_call, 1e-9), MOST_PASSED)
-            for wait in (self._paid_at - now, self._paid_at + CREDIT / 2 - now)
+            for wait in (self._paid_at - current, self._paid_at + CREDIT / 2 - current)
         ]
-        draw, look = (calls + 1 + int(2 * each * self._random()) for each in passed)
+        draw, look = (calls + 1 + int(2 * calls_of_wait * self._random()) for calls_of_wait in waits)
         if self._next_drawn < draw:
             self._next_drawn = self._draw(draw)
         self._next = min(self._next_drawn, look)
         end = self._clock()
-        self._charge(end - now, end)  # with cold caches this function takes half of the time
+        self._charge(end - current, end)  # with cold caches this function takes half of the time
 
-    def _charge(self, seconds: float, now: float) -> None:
+    def _charge(self, seconds: float, current: float) -> None:
         """Charge time to the budget."""
         with self._lock:
             self.spent += seconds
-            self._paid_at = max(self._paid_at, now - CREDIT) + seconds / self._budget
+            self._paid_at = max(self._paid_at, current - CREDIT) + seconds / self._budget
 
     def _is_new(self, key: Any) -> bool:
         """Remember a key; return whether to judge its call."""
         with self._lock:
-            if key in self._seen:
+            if key in self._recent:
                 return False
-            self._seen[key] = None
-            if len(self._seen) > MOST_KEYS:
-                del self._seen[next(iter(self._seen))]
+            self._recent[key] = None
+            if len(self._recent) > MOST_KEYS:
+                del self._recent[next(iter(self._recent))]
             self._new += 1
             return self._random() * self._new < FIRST_UNUSUAL
 
@@ -339,20 +339,20 @@ class LiveMonitor:
                 self._pass_over("CUDA graphs")
                 return None
             arguments = _one_by_one(self._bind(args, kwargs), self.operation.lists)
-            tensors = {name: each for name, each in arguments.items() if isinstance(each, torch.Tensor)}
-            if any(type(each) not in (torch.Tensor, torch.nn.Parameter) for each in tensors.values()) or any(
-                torch.is_autocast_enabled(kind) for kind in {each.device.type for each in tensors.values()}
+            tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+            if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in tensors.values()) or any(
+                torch.is_autocast_enabled(kind) for kind in {tensor.device.type for tensor in tensors.values()}
             ):
                 self._count("passed over")
                 return None
             if reason != "drawn":
                 self._count(reason)
-            size = 2 * sum(each.numel() * each.element_size() for each in tensors.values())
+            size = 2 * sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
             if self._queue.full() or not self._reserve(size):
                 self._count("dropped")
                 return None
-            copies = {name: each.detach().clone() for name, each in tensors.items()}
-            layouts = {name: closest(each) for name, each in tensors.items()}
+            copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+            layouts = {name: closest(tensor) for name, tensor in tensors.items()}
             return _Record(reason, {**arguments, **copies}, layouts, size, tensors, {}, [])
         except NotOfOperation as error:
             self._refuse(str(error))
@@ -363,14 +363,14 @@ class LiveMonitor:
     def _finish(self, record: _Record, result: Any) -> None:
         """Copy the results of a call, and hand the record to the thread."""
         try:
-            changed = {n: each for n, each in record.given.items() if list_of(n) in self.operation.mutates}
-            results = {f"{CHANGED}{name}": each for name, each in changed.items()}
-            several = isinstance(result, tuple | list)
-            for place, each in enumerate(result if several else [result]):
-                if isinstance(each, torch.Tensor) and not any(each is one for one in changed.values()):
-                    results[f"{RETURNED} {place}" if several else RETURNED] = each
-            record.results = {name: each.detach().clone() for name, each in results.items()}
-            for device in {each.device for each in record.results.values() if each.is_cuda}:
+            mutated = {n: tensor for n, tensor in record.given.items() if list_of(n) in self.operation.mutates}
+            results = {f"{CHANGED}{name}": tensor for name, tensor in mutated.items()}
+            is_sequence = isinstance(result, tuple | list)
+            for place, output in enumerate(result if is_sequence else [result]):
+                if isinstance(output, torch.Tensor) and not any(output is tensor for tensor in mutated.values()):
+                    results[f"{RETURNED} {place}" if is_sequence else RETURNED] = output
+            record.results = {name: tensor.detach().clone() for name, tensor in results.items()}
+            for device in {tensor.device for tensor in record.results.values() if tensor.is_cuda}:
                 record.events.append(torch.cuda.current_stream(device).record_event())
             record.given = {}
             self._queue.put_nowait(record)
@@ -401,12 +401,12 @@ class LiveMonitor:
         if reason in self.reasons or len(self.reasons) < MOST_REASONS:
             self.reasons[reason] += 1
 
-    def _pass_over(self, what: str) -> None:
+    def _pass_over(self, mode: str) -> None:
         """Count a call that passes through, and say so once."""
         self._count("passed over")
-        if what not in self._warned:
-            self._warned.add(what)
-            self._warn(f"{self.name}: calls under {what} are not monitored", NotMonitored)
+        if mode not in self._warned:
+            self._warned.add(mode)
+            self._warn(f"{self.name}: calls under {mode} are not monitored", NotMonitored)
 
     def _warn(self, message: str, category: type[Warning]) -> None:
         """Issue a warning at the kernel's location; log it if a filter makes it an error."""
@@ -417,13 +417,13 @@ class LiveMonitor:
         except Warning:
             logger.warning("%s", message)
 
-    def _fail(self, what: str) -> None:
+    def _fail(self, action: str) -> None:
         """Count the exception that is being handled, and log the first of its type: it must not reach the run."""
         self._count("errors")
         kind = sys.exc_info()[0]
-        if (what, kind) not in self._warned:
-            self._warned.add((what, kind))
-            logger.warning("%s: %s", self.name, what, exc_info=True)
+        if (action, kind) not in self._warned:
+            self._warned.add((action, kind))
+            logger.warning("%s: %s", self.name, action, exc_info=True)
 
     # ---- in the thread of the monitor
 
@@ -461,21 +461,21 @@ class LiveMonitor:
 
     def _file(self, record: _Record) -> CaseFile:
         """Return a recorded call with its tensors on the host, copied on a stream of its own."""
-        tensors = {name: each for name, each in record.arguments.items() if isinstance(each, torch.Tensor)}
+        tensors = {name: value for name, value in record.arguments.items() if isinstance(value, torch.Tensor)}
         with contextlib.ExitStack() as streams:
-            for device in {each.device for each in (*tensors.values(), *record.results.values()) if each.is_cuda}:
+            for device in {tensor.device for tensor in (*tensors.values(), *record.results.values()) if tensor.is_cuda}:
                 stream = torch.cuda.Stream(device)
                 streams.enter_context(torch.cuda.stream(stream))
                 for event in record.events:
                     stream.wait_event(event)
-            inputs = {name: exact_array(each) for name, each in tensors.items()}
-            results = {name: exact_array(each) for name, each in record.results.items()}
+            inputs = {name: exact_array(tensor) for name, tensor in tensors.items()}
+            results = {name: exact_array(tensor) for name, tensor in record.results.items()}
         of_inputs = (array.dtype.name for name, array in inputs.items() if name not in self.operation.dtypes)
         of_results = (array.dtype.name for array in results.values())
-        tested = next((name for name in (*of_inputs, *of_results) if name in DTYPES), "float32")
-        parameters = {name: each for name, each in record.arguments.items() if name not in inputs}
+        dtype_name = next((name for name in (*of_inputs, *of_results) if name in DTYPES), "float32")
+        parameters = {name: value for name, value in record.arguments.items() if name not in inputs}
         case = Case(inputs, np.zeros((), np.float32), parameters, record.layouts)
-        return CaseFile(operation=self.operation.name, dtype=tested, case=case, results=results)
+        return CaseFile(operation=self.operation.name, dtype=dtype_name, case=case, results=results)
 
     def _report(self, file: CaseFile, cause: tuple[str, str]) -> None:
         """Write a wrong call to a file, call `on_failure`, and warn of a new cause."""
@@ -542,26 +542,26 @@ def _magnitudes(case: Case) -> Any:
     return tuple(result)
 
 
-def _binding(kernel: Any, wanted: inspect.Signature) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+def _binding(kernel: Any, target: inspect.Signature) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
     """Return a function that names the arguments of a kernel's call as the operation does, with those left out."""
     try:
         signature = inspect.signature(kernel)
-        by_name = wanted.parameters.keys() <= signature.parameters.keys()
+        by_name = target.parameters.keys() <= signature.parameters.keys()
     except (TypeError, ValueError):  # it is not written in Python
-        signature, by_name = wanted, True
+        signature, by_name = target, True
     names = (
-        {name: name for name in signature.parameters} if by_name else dict(zip(signature.parameters, wanted.parameters))
+        {name: name for name in signature.parameters} if by_name else dict(zip(signature.parameters, target.parameters))
     )
-    usual = {name: each.default for name, each in wanted.parameters.items() if each.default is not each.empty}
+    defaults = {name: p.default for name, p in target.parameters.items() if p.default is not p.empty}
 
     def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        values = {**usual, **{names.get(name, name): value for name, value in bound.arguments.items()}}
-        for name in values.keys() - wanted.parameters.keys():
+        values = {**defaults, **{names.get(name, name): value for name, value in bound.arguments.items()}}
+        for name in values.keys() - target.parameters.keys():
             if name not in signature.parameters or values[name] is not signature.parameters[name].default:
                 raise NotOfOperation(f"the operation has no argument {name}")
-        return {name: values[name] for name in wanted.parameters}
+        return {name: values[name] for name in target.parameters}
 
     return bind
 
@@ -570,5 +570,5 @@ def _one_by_one(arguments: Mapping[str, Any], lists: tuple[str, ...]) -> dict[st
     """Return arguments with the tensors of lists one by one, by names such as ``xs[0]``."""
     flat: dict[str, Any] = {}
     for name, value in arguments.items():
-        flat |= {f"{name}[{place}]": each for place, each in enumerate(value)} if name in lists else {name: value}
+        flat |= {f"{name}[{place}]": item for place, item in enumerate(value)} if name in lists else {name: value}
     return flat

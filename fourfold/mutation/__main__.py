@@ -42,11 +42,11 @@ from fourfold.processes.stop import Stop
 DTYPE_ORDER = ("float32", "float16", "float64", "bfloat16")
 
 
-def arguments(given: list[str] | None = None) -> argparse.Namespace:
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="fourfold mutate", description=DESCRIPTION)
     add_options(parser)
-    options = parser.parse_args(given)
+    options = parser.parse_args(words)
     if options.kernel:
         options.candidate = f"{options.operation}={options.kernel}"
     if bool(options.op) == bool(options.candidate):
@@ -67,8 +67,8 @@ def mutants_of(options: argparse.Namespace, candidate: Candidate | None) -> tupl
         return mutants_of_files(texts, "triton"), texts
     texts = sources(options.op, options.backend)
     of_operation = reachable_functions(options.op, options.backend, texts)
-    every = mutants_of_files(texts, options.backend)
-    return [mutant for mutant in every if (mutant.file, mutant.function) in of_operation], texts
+    mutants = mutants_of_files(texts, options.backend)
+    return [mutant for mutant in mutants if (mutant.file, mutant.function) in of_operation], texts
 
 
 def select(options: argparse.Namespace, mutants: list[Mutant]) -> list[Mutant]:
@@ -111,9 +111,9 @@ def try_mutants(
             raise
 
 
-def main(given: list[str] | None = None) -> int:
+def main(words: list[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    options = arguments(given)
+    options = arguments(words)
     with Stop() as stop:
         try:
             return run(options)
@@ -125,8 +125,8 @@ def main(given: list[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> int:
     """Try the mutants that the command line selects. Return the exit status."""
     candidate = options.parsed
-    every, texts = mutants_of(options, candidate)
-    mutants = select(options, every)
+    total, texts = mutants_of(options, candidate)
+    mutants = select(options, total)
     if options.list:
         for mutant in mutants:
             print(f"{mutant.file}:{mutant.line}:{mutant.column}: {mutant.operator}: {mutant.before} -> {mutant.after}")
@@ -135,19 +135,19 @@ def run(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     operation = candidate.operation if candidate else options.op
     backend = CANDIDATE if candidate else options.backend
-    started = time.perf_counter()
+    start = time.perf_counter()
     dtypes = [name for name in DTYPE_ORDER if options.dtype is None or name in options.dtype]
     with tempfile.TemporaryDirectory(prefix="fourfold-mutation-") as directory:
         place = pathlib.Path(directory).resolve() / "unmutated"
         trials = Trials(operation, backend, candidate, dtypes, options.examples, place, options.quick)
         unmutated = trials.unmutated()
-        print(f"{operation} {backend}: {len(mutants)} of {len(every)} mutants; as they are the kernels pass", end=" ")
+        print(f"{operation} {backend}: {len(mutants)} of {len(total)} mutants; as they are the kernels pass", end=" ")
         print(f"{len(trials.steps)} checks in {sum(unmutated.seconds):.0f} s", flush=True)
         outcomes: dict[int, TrialResult] = {}
 
         def report() -> None:
             if options.report:
-                write_report(options, operation, backend, trials, unmutated, mutants, outcomes, texts, started)
+                write_report(options, operation, backend, trials, unmutated, mutants, outcomes, texts, start)
 
         try:
             with contextlib.closing(try_mutants(trials, unmutated, mutants, options.jobs)) as results:
@@ -159,7 +159,7 @@ def run(options: argparse.Namespace) -> int:
                         report()
         finally:  # of an interrupted run, too
             report()
-            problems = summarise(options, mutants, outcomes, texts, time.perf_counter() - started)
+            problems = summarise(options, mutants, outcomes, texts, time.perf_counter() - start)
     return int(problems)
 
 
@@ -177,34 +177,34 @@ def summarise(
     seconds: float,
 ) -> bool:
     """Print the counts of the outcomes. Return whether a survivor is not listed, or the list is wrong."""
-    every = known.read_list(options.known) if options.known.exists() else []
-    entries = [entry for entry in every if entry.operation in ("", options.op)]
+    all_entries = known.read_list(options.known) if options.known.exists() else []
+    entries = [entry for entry in all_entries if entry.operation in ("", options.op)]
     statuses = {mutants[number].identity: outcome.status for number, outcome in outcomes.items()}
     # The list covers all operations: an entry may name a function that this operation does not use.
     of_files = mutants_of_files(texts, "triton" if options.candidate else options.backend)
-    listed, problems = known.classify(entries, of_files, statuses)
-    unknown = print_counts(mutants, outcomes, listed, seconds)
+    reviewed, problems = known.classify(entries, of_files, statuses)
+    unknown = print_counts(mutants, outcomes, reviewed, seconds)
     for problem in problems:
         print(problem)
     return bool(unknown or problems)
 
 
 def print_counts(
-    mutants: list[Mutant], outcomes: dict[int, TrialResult], listed: dict[tuple, known.ReviewedMutant], seconds: float
+    mutants: list[Mutant], outcomes: dict[int, TrialResult], reviewed: dict[tuple, known.ReviewedMutant], seconds: float
 ) -> int:
     """Print the counts of the outcomes, and return the number of survivors that are not listed."""
     counts: collections.Counter[str] = collections.Counter()
-    by: collections.Counter[str] = collections.Counter()
+    killers: collections.Counter[str] = collections.Counter()
     for number, outcome in outcomes.items():
         status = outcome.status
-        entry = listed.get(mutants[number].identity)
+        entry = reviewed.get(mutants[number].identity)
         if status == "survived" and entry:
             status = entry.kind.replace("_", " ")
         counts[status] += 1
         if status == "killed":
-            by[outcome.by.partition(", case ")[0]] += 1
+            killers[outcome.by.partition(", case ")[0]] += 1
     print(f"\n{len(mutants)} mutants in {seconds:.0f} s: " + ", ".join(f"{n} {name}" for name, n in counts.items()))
-    for name, count in by.most_common():
+    for name, count in killers.most_common():
         print(f"  {count:5} {name}")
     return counts["survived"]
 
@@ -218,7 +218,7 @@ def write_report(
     mutants: list[Mutant],
     outcomes: dict[int, TrialResult],
     texts: dict[str, str],
-    started: float,
+    start: float,
 ) -> None:
     """Write all outcomes so far as JSON."""
     rows: list[dict[str, Any]] = [
@@ -228,7 +228,7 @@ def write_report(
         "operation": operation,
         "backend": backend,
         "mutants": len(mutants),
-        "seconds": round(time.perf_counter() - started),
+        "seconds": round(time.perf_counter() - start),
         "checks": {str(step): seconds for step, seconds in zip(trials.steps, unmutated.seconds)},
         "outcomes": rows,
     }

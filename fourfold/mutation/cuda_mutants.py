@@ -34,7 +34,7 @@ _OPPOSITES = (
     *(("max", "min"), ("maximum", "minimum"), ("fmaxf", "fminf"), ("fmax", "fmin")),
     ("through_maximum", "through_minimum"),
 )
-OTHER_FUNCTIONS = {one: other for pair in _OPPOSITES for one, other in (pair, pair[::-1])}
+OTHER_FUNCTIONS = {operand: other for pair in _OPPOSITES for operand, other in (pair, pair[::-1])}
 OTHER_FUNCTIONS |= {"rsqrt": "sqrt", "__shfl_xor_sync": "__shfl_down_sync", "atomicAdd": "atomicMax"}
 # Barriers and fences: without them a kernel may read data that is not written yet.
 ORDER = {"__syncthreads", "__syncwarp", "__threadfence", "__threadfence_block"}
@@ -81,12 +81,12 @@ class _File:
     def __init__(self, text: str) -> None:
         self.text, self.tokens = text, tokens(text)
         self.partner: dict[int, int] = {}
-        opened: list[int] = []
+        openings: list[int] = []
         for i, token in enumerate(self.tokens):
             if token.text in _OPENING:
-                opened.append(i)
-            elif token.text in _CLOSING and opened:
-                self.partner[i] = opened.pop()
+                openings.append(i)
+            elif token.text in _CLOSING and openings:
+                self.partner[i] = openings.pop()
                 self.partner[self.partner[i]] = i
 
     def edits(self) -> Iterator[Edit]:
@@ -122,15 +122,15 @@ class _File:
         """Return the name, the stride parameters, and the first (after the parameters) and last token of the body."""
         while i < len(self.tokens) and self.tokens[i].text not in (";", "{", "}"):
             if self.tokens[i].text == "(":
-                before = self.tokens[i - 1].text
+                previous = self.tokens[i - 1].text
                 end = self.partner[i]
-                if before not in ("__launch_bounds__", "__align__"):
+                if previous not in ("__launch_bounds__", "__align__"):
                     body = end
                     while self.tokens[body].text not in ("{", ";"):
                         body = self.partner[body] + 1 if self.tokens[body].text == "(" else body + 1
                     if self.tokens[body].text == ";":
                         return None
-                    name = "operator[]" if before == "]" else before
+                    name = "operator[]" if previous == "]" else previous
                     strides = [t.text for t in self.tokens[i:end] if t.kind == "name" and "stride" in t.text]
                     return name, strides, end + 1, self.partner[body]
                 i = end
@@ -140,7 +140,7 @@ class _File:
     def _function_edits(self, function: str, strides: list[str], first: int, last: int) -> Iterator[Edit]:
         i = first
         while i <= last:
-            token, before = self.tokens[i], self.tokens[i - 1]
+            token, previous = self.tokens[i], self.tokens[i - 1]
             if token.text == "asm":
                 i = self._end_of_statement(i, last)
                 continue
@@ -155,7 +155,7 @@ class _File:
                     yield self._edit(spot, name, i, i, other)
             elif token.text in ARITHMETIC and spaced:
                 yield self._edit(spot, f"{token.text} to {ARITHMETIC[token.text]}", i, i, ARITHMETIC[token.text])
-            elif token.text in "-!~" and before.text in {*"(=,?:<>+-*/&|", "return", "&&", "||"} and not spaced:
+            elif token.text in "-!~" and previous.text in {*"(=,?:<>+-*/&|", "return", "&&", "||"} and not spaced:
                 yield self._edit(spot, "negation dropped", i, i, "")
             elif token.kind == "number":
                 yield from self._number(spot, i)
@@ -191,8 +191,8 @@ class _File:
             yield self._edit(spot, "constant changed", i, i, f"{int(digits, 16) >> 1:#x}{suffix}")
         else:
             digits = text.rstrip("fFlL")
-            changed = repr(float(digits) * 1.01 if float(digits) else 1.0)
-            yield self._edit(spot, "constant changed", i, i, changed + text[len(digits) :])
+            number = repr(float(digits) * 1.01 if float(digits) else 1.0)
+            yield self._edit(spot, "constant changed", i, i, number + text[len(digits) :])
 
     def _ternary(self, spot: tuple[str, int, int], i: int) -> Iterator[Edit]:
         """Swap b and c in `a ? b : c`; c ends at a comma, a semicolon or a closing bracket."""
@@ -212,17 +212,17 @@ class _File:
             end += 1
         if colon is not None:
             start, stop = self.tokens[i + 1].start, self.tokens[end - 1].end
-            one = self.text[start : self.tokens[colon - 1].end]
-            two = self.text[self.tokens[colon + 1].start : stop]
+            first = self.text[start : self.tokens[colon - 1].end]
+            second = self.text[self.tokens[colon + 1].start : stop]
             function, *lines = spot
-            yield Edit("branches swapped", start, stop, f"{two} : {one}", function, (lines[0], self._line(stop)))
+            yield Edit("branches swapped", start, stop, f"{second} : {first}", function, (lines[0], self._line(stop)))
 
     def _begins_statement(self, i: int) -> bool:
-        before = self.tokens[i - 1].text
-        if before in (";", "{", "}", "else"):
+        previous = self.tokens[i - 1].text
+        if previous in (";", "{", "}", "else"):
             return True
         # The statement after the header of a loop or a condition.
-        return before == ")" and self.tokens[self.partner[i - 1] - 1].text in ("if", "for", "while")
+        return previous == ")" and self.tokens[self.partner[i - 1] - 1].text in ("if", "for", "while")
 
     def _drop(self, spot: tuple[str, int, int], i: int, last: int) -> Iterator[Edit]:
         """Drop a call, an assignment or a jump, but no declaration."""
@@ -231,8 +231,8 @@ class _File:
             return
         text = self.tokens[i].text
         # The parts of a for header are not statements.
-        opened = [j for j in range(i - 1, -1, -1) if self.tokens[j].text in "([" and self.partner.get(j, 0) > i][:1]
-        if opened and self.tokens[opened[0] - 1].text == "for":
+        openings = [j for j in range(i - 1, -1, -1) if self.tokens[j].text in "([" and self.partner.get(j, 0) > i][:1]
+        if openings and self.tokens[openings[0] - 1].text == "for":
             return
         following = self.tokens[i + 1].text
         operator = "statement dropped"
@@ -268,9 +268,9 @@ class _File:
         return self.text.count("\n", 0, position) + 1
 
     def _edit(
-        self, spot: tuple[str, int, int], operator: str, first: int, last: int, other: str, end: int | None = None
+        self, spot: tuple[str, int, int], operator: str, first: int, last: int, new: str, end: int | None = None
     ) -> Edit:
         function, start_line, end_line = spot
         return Edit(
-            operator, self.tokens[first].start, self.tokens[last].end, other, function, (start_line, end or end_line)
+            operator, self.tokens[first].start, self.tokens[last].end, new, function, (start_line, end or end_line)
         )

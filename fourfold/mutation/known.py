@@ -56,10 +56,10 @@ def read_list(path: pathlib.Path) -> list[ReviewedMutant]:
         for kind, table in ((kind, table) for kind, tables in kinds.items() for table in tables):
             fields = {name: value for name, value in table.items() if name not in ("reason", "operation")}
             unknown = sorted(fields.keys() - set(FIELDS[1:]))
-            missing = sorted({"operator", "reason"} - table.keys())
-            if kind not in KINDS or unknown or missing:
-                wrong = [f"no {name}" for name in missing] + [f"{name}?" for name in unknown]
-                raise ListError(f"{path.name}: {file} {kind} {table}: {', '.join(wrong) or 'unknown kind'}")
+            absent = sorted({"operator", "reason"} - table.keys())
+            if kind not in KINDS or unknown or absent:
+                problems = [f"no {name}" for name in absent] + [f"{name}?" for name in unknown]
+                raise ListError(f"{path.name}: {file} {kind} {table}: {', '.join(problems) or 'unknown kind'}")
             entries.append(ReviewedMutant(kind, {"file": file, **fields}, table["reason"], table.get("operation", "")))
     return entries
 
@@ -84,16 +84,16 @@ def classify(
     for entry in entries:
         if not files.issuperset(entry.alternatives("file")):
             continue
-        described = [mutant for mutant in mutants if entry.describes(mutant)]
-        missing = [
+        matches = [mutant for mutant in mutants if entry.describes(mutant)]
+        absent = [
             f"{name} = {value!r}"
             for name in entry.fields
             for value in entry.alternatives(name)
-            if not any(getattr(mutant, name) == value for mutant in described)
+            if not any(getattr(mutant, name) == value for mutant in matches)
         ]
-        if missing:
-            problems.append(f"listed, but there is no such mutant: {dict(entry.fields)}: {', '.join(missing)}")
-        for mutant in described:
+        if absent:
+            problems.append(f"listed, but there is no such mutant: {dict(entry.fields)}: {', '.join(absent)}")
+        for mutant in matches:
             by_mutant[mutant.identity] = entry
             if outcomes.get(mutant.identity) == "killed":
                 problems.append(f"listed as {entry.kind}, but killed: {mutant.identity}")

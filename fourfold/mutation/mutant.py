@@ -76,20 +76,20 @@ def apply_edits(file: str, text: str, edits: Iterable[Edit]) -> list[Mutant]:
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    seen: set[str] = set()
+    texts: set[str] = set()
     counts: Counter[tuple] = Counter()
     mutants = []
     for edit in sorted(edits, key=lambda edit: (edit.start, edit.end)):
-        changed = text[: edit.start] + edit.replacement + text[edit.end :]
-        if changed == text or changed in seen:
+        mutated = text[: edit.start] + edit.replacement + text[edit.end :]
+        if mutated == text or mutated in texts:
             continue
-        seen.add(changed)
+        texts.add(mutated)
         row = max(i for i, start in enumerate(starts) if start <= edit.start)
         code = text[starts[row] :].partition("\n")[0].strip()
-        before = " ".join(text[edit.start : edit.end].split())
-        after = " ".join(edit.replacement.split())
-        key = (edit.function, edit.operator, code, before, after)
+        original = " ".join(text[edit.start : edit.end].split())
+        replacement = " ".join(edit.replacement.split())
+        key = (edit.function, edit.operator, code, original, replacement)
         place = (counts[key], row + 1, edit.start - starts[row] + 1, edit.lines)
-        mutants.append(Mutant(file, *key, *place, changed))
+        mutants.append(Mutant(file, *key, *place, mutated))
         counts[key] += 1
     return mutants

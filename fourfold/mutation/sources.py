@@ -26,18 +26,18 @@ def sources(operation: str, backend: str) -> dict[str, str]:
     suffixes = OF_BACKENDS[backend]
     folder = KernelPackage.of(operation).folder
     folders = dict.fromkeys((folder / operation, *(path.parent for path in _reached(operation, backend)[1])))
-    used = {
+    code = {
         path: path.read_text()
-        for of in folders
-        for path in sorted(of.iterdir())
-        if of != folder and path.suffix in suffixes
+        for directory in folders
+        for path in sorted(directory.iterdir())
+        if directory != folder and path.suffix in suffixes
     }
     shared = {path: path.read_text() for path in sorted(folder.iterdir()) if path.suffix in suffixes}
-    used |= {path: text for path, text in shared.items() if any(path.stem in other for other in used.values())}
-    while more := {p: shared[p] for p in shared.keys() - used.keys() if any(f'"{p.name}"' in t for t in used.values())}:
-        used |= more
+    code |= {path: text for path, text in shared.items() if any(path.stem in t for t in code.values())}
+    while new := {p: shared[p] for p in shared.keys() - code.keys() if any(f'"{p.name}"' in t for t in code.values())}:
+        code |= new
     return {
-        str(path.relative_to(folder)): text for path, text in used.items() if backend == "cuda" or "@triton.jit" in text
+        str(path.relative_to(folder)): text for path, text in code.items() if backend == "cuda" or "@triton.jit" in text
     }
 
 
@@ -49,23 +49,23 @@ def reachable_functions(operation: str, backend: str, texts: dict[str, str]) -> 
     module are reached, because it may put their names together.
     """
     words, modules = _reached(operation, backend)
-    own = {path.parent.name for path in modules if backend == "cuda" and path.stem == MODULES[backend]}
-    own_files = {file for file in texts if pathlib.PurePath(file).parts[0] in {operation, *own}}
+    packages = {path.parent.name for path in modules if backend == "cuda" and path.stem == MODULES[backend]}
+    own_files = {file for file in texts if pathlib.PurePath(file).parts[0] in {operation, *packages}}
     words = words.union(*(re.findall(r"\w+", texts[file]) for file in own_files))
     reachable: set[tuple[str, str]] = set()
-    others = [(file, *function) for file, text in texts.items() for function in FUNCTIONS[backend](text)]
+    functions = [(file, *function) for file, text in texts.items() for function in FUNCTIONS[backend](text)]
     while True:
         # A method also needs the name of its struct. An operator is used without its name.
         new = [
             (file, name, struct, body)
-            for file, name, struct, body in others
+            for file, name, struct, body in functions
             if file in own_files or ((name in words or not name.isidentifier()) and (not struct or struct in words))
         ]
         if not new:
             return reachable
         reachable |= {(file, name) for file, name, _, _ in new}
         words |= {word for *_, body in new for word in re.findall(r"\w+", body)}
-        others = [function for function in others if function not in new]
+        functions = [function for function in functions if function not in new]
 
 
 def _reached(operation: str, backend: str) -> tuple[set[str], list[pathlib.Path]]:
@@ -75,26 +75,26 @@ def _reached(operation: str, backend: str) -> tuple[set[str], list[pathlib.Path]
         The words of all of that module, and of what it reaches of others, except for kernels. And the modules' paths.
     """
     words: set[str] = set()
-    own = KernelPackage.of(operation).folder / operation / f"{MODULES[backend]}.py"
-    left, seen = [(own, "")], set[tuple[pathlib.Path, str]]()
-    while left:
-        path, name = left.pop()
-        if (path, name) in seen or not path.exists():
+    start = KernelPackage.of(operation).folder / operation / f"{MODULES[backend]}.py"
+    pending, visited = [(start, "")], set[tuple[pathlib.Path, str]]()
+    while pending:
+        path, name = pending.pop()
+        if (path, name) in visited or not path.exists():
             continue
-        seen.add((path, name))
+        visited.add((path, name))
         body = ast.parse(path.read_text()).body
-        found = set[str]().union(*(more for node in body for of, more in _values(node) if name in ("", of)))
-        words |= found
-        left += [(path, word) for word in found]
+        names = set[str]().union(*(ws for node in body for n, ws in _values(node) if name in ("", n)))
+        words |= names
+        pending += [(path, word) for word in names]
         for node in body:
             if isinstance(node, ast.ImportFrom) and node.level:
                 place = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
                 for alias in node.names:
-                    if name == "" or (alias.asname or alias.name) in found:
+                    if name == "" or (alias.asname or alias.name) in names:
                         module = place / f"{alias.name}.py"
-                        whole = [(module, word) for word in found] if module.exists() else []
-                        left += whole or [(place.with_suffix(".py"), alias.name)]
-    return words, sorted({path for path, _ in seen})
+                        members = [(module, word) for word in names] if module.exists() else []
+                        pending += members or [(place.with_suffix(".py"), alias.name)]
+    return words, sorted({path for path, _ in visited})
 
 
 def _values(node: ast.stmt) -> list[tuple[str, set[str]]]:
@@ -104,7 +104,7 @@ def _values(node: ast.stmt) -> list[tuple[str, set[str]]]:
             # Its docstring may name what it does not reach.
             names, value = [node.name], ast.unparse(ast.Module(node.body[ast.get_docstring(node) is not None :], []))
         case ast.Assign():
-            names = [of.id for target in node.targets for of in ast.walk(target) if isinstance(of, ast.Name)]
+            names = [n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)]
             value = ast.unparse(node.value)
         case _:
             return []

@@ -271,10 +271,10 @@ class Trials:
         self.operation = self.records[operation]
         self.kernels = KernelPackage.of(operation)
         self.directory = directory
-        drawn = {dtype: self._cases(dtype, examples) for dtype in dtypes}
-        self.steps = tuple(step for step in self._steps(drawn) if step.quick or not quick)
+        cases = {dtype: self._cases(dtype, examples) for dtype in dtypes}
+        self.steps = tuple(step for step in self._steps(cases) if step.quick or not quick)
         for dtype in dtypes:
-            for case in drawn[dtype].values():
+            for case in cases[dtype].values():
                 # Compute the oracle's results before the first fork, so that all trials share them.
                 reference(self.operation, case, DTYPES[dtype])
                 reference_gradients(self.operation, case, DTYPES[dtype])
@@ -282,31 +282,31 @@ class Trials:
     # ---- cases and steps, shared by all trials
 
     def _cases(self, dtype: str, examples: int) -> dict[str, Case]:
-        named = {name: make(DTYPES[dtype]) for name, make in self.operation.examples.items()}
-        return {**named, **generated_cases(self.operation.cases(DTYPES[dtype], 2048), examples, SEED)}
+        named_cases = {name: make(DTYPES[dtype]) for name, make in self.operation.examples.items()}
+        return {**named_cases, **generated_cases(self.operation.cases(DTYPES[dtype], 2048), examples, SEED)}
 
-    def _steps(self, drawn: Mapping[str, Mapping[str, Case]]) -> Iterator[Step]:
+    def _steps(self, cases_by_dtype: Mapping[str, Mapping[str, Case]]) -> Iterator[Step]:
         """Yield the steps, with those first that reject most mutants for the least time."""
 
-        def each(name: str, dtypes: Sequence[str], quick: bool = False) -> Iterator[Step]:
+        def steps(name: str, dtypes: Sequence[str], quick: bool = False) -> Iterator[Step]:
             check = check_named(name)
             for dtype in dtypes if check.applies_to(self.operation) else ():
-                yield Step(name, check.run, dtype, drawn[dtype], quick=quick)
+                yield Step(name, check.run, dtype, cases_by_dtype[dtype], quick=quick)
 
-        first, others, small = self.dtypes[:1], self.dtypes[1:], self.operation.cases
+        first, other_dtypes, small = self.dtypes[:1], self.dtypes[1:], self.operation.cases
         forward = check_named(FORWARD).run
         for name in (FORWARD, BACKWARD.name, "memory"):
-            yield from each(name, first, quick=True)
+            yield from steps(name, first, quick=True)
         for name in (FORWARD, BACKWARD.name):
-            yield from each(name, others, quick=True)
+            yield from steps(name, other_dtypes, quick=True)
         for place, output in enumerate(self.operation.outputs):
             for dtype in self.dtypes if place not in self.operation.joined_places else ():
-                yield Step(f"forward of {output}", forward, dtype, drawn[dtype], quick=True, output=output)
+                yield Step(f"forward of {output}", forward, dtype, cases_by_dtype[dtype], quick=True, output=output)
         half = DTYPES["float16"]
-        apart = {**self.operation.examples_for_offsets(half), **generated_cases(small(half, 512), 8, SEED)}
-        yield Step("offsets", check_named("offsets").run, "float16", apart, quick=True)
-        yield from each("single gradients", first)
-        yield from each("repeatability", first)
+        distant = {**self.operation.examples_for_offsets(half), **generated_cases(small(half, 512), 8, SEED)}
+        yield Step("offsets", check_named("offsets").run, "float16", distant, quick=True)
+        yield from steps("single gradients", first)
+        yield from steps("repeatability", first)
         gradcheck = check_named("gradcheck")
         for dtype in gradcheck.of(self.dtypes) if gradcheck.applies_to(self.operation) else ():
             smooth = generated_cases(self.operation.smooth(DTYPES[dtype]), 3, SEED)
@@ -314,9 +314,9 @@ class Trials:
         yield Step(BAD_INPUT.name, BAD_INPUT.run, first[0], {})
         for name in self._configurations():
             for dtype in self.dtypes:
-                yield Step(f"configuration {name}", forward, dtype, drawn[dtype], name)
+                yield Step(f"configuration {name}", forward, dtype, cases_by_dtype[dtype], name)
         for law in self.operation.laws:
-            cases = dict(list(drawn[first[0]].items())[::3])
+            cases = dict(list(cases_by_dtype[first[0]].items())[::3])
             yield Step(law.__name__, functools.partial(LAW.run, law), first[0], cases)
         if self.backend == "triton":
             yield Step("ahead of time", _compiles_ahead_of_time, "float16", {})
@@ -331,8 +331,8 @@ class Trials:
             if kernel in tuning.kernels():
                 import torch
 
-                here = [c for c in tuning.configurations(kernel) if c.runs_on(torch.device("cpu"))]
-                say(Configurations([configuration.name for configuration in here]))
+                configurations = [c for c in tuning.configurations(kernel) if c.runs_on(torch.device("cpu"))]
+                say(Configurations([configuration.name for configuration in configurations]))
 
         messages = list(self._fork(ask, lambda _: 60.0))
         return next((message.names for message in messages if isinstance(message, Configurations)), [])
@@ -348,20 +348,20 @@ class Trials:
         seconds: list[float] = []
         launched: list[frozenset[str]] = []
         compiled: list[frozenset[str]] = []
-        ran: dict[tuple[int, str], dict[str, frozenset[int]]] = {}
+        lines_of: dict[tuple[int, str], dict[str, frozenset[int]]] = {}
 
         def run(say: Say) -> None:
-            before: dict[Any, int] = {}
+            former: dict[Any, int] = {}
             for step in range(len(self.steps)):
                 say(StepBegun(step))
-                started = time.perf_counter()
+                start = time.perf_counter()
                 self._run(step, lambda _: True, say)
-                seconds = time.perf_counter() - started
-                now = {kernel: kernel.launches_on_cpu for kernel in _launched_kernels()}
-                used = [kernel for kernel in now if now[kernel] > before.get(kernel, 0)]
-                first = sorted({kernel.name for kernel in now} - {kernel.name for kernel in before})
-                say(StepPassed(seconds, first, _compiled_sources(self.kernels, used)))
-                before = now
+                seconds = time.perf_counter() - start
+                launches = {kernel: kernel.launches_on_cpu for kernel in _launched_kernels()}
+                launched = [kernel for kernel in launches if launches[kernel] > former.get(kernel, 0)]
+                first = sorted({kernel.name for kernel in launches} - {kernel.name for kernel in former})
+                say(StepPassed(seconds, first, _compiled_sources(self.kernels, launched)))
+                former = launches
 
         for message in self._fork(run, lambda _: 1800.0):
             match message:
@@ -372,11 +372,13 @@ class Trials:
                     launched.append(frozenset(message.launched))
                     compiled.append(frozenset(message.compiled))
                 case CaseRan():
-                    ran[message.step, message.case] = {file: frozenset(lines) for file, lines in message.lines.items()}
-        looked = self.backend != "cuda"
+                    lines_of[message.step, message.case] = {
+                        file: frozenset(lines) for file, lines in message.lines.items()
+                    }
+        has_lines = self.backend != "cuda"
         return Unmutated(
             seconds=tuple(seconds),
-            ran=ran if looked else None,
+            ran=lines_of if has_lines else None,
             compiled=tuple(compiled),
             launched=tuple(launched),
         )
@@ -401,13 +403,13 @@ class Trials:
             expected_seconds = 0.0 if step is None else unmutated.seconds[step]
             return GRACE_SECONDS + TIMES_AS_LONG * expected_seconds + COMPILING_SECONDS.get(self.backend, 0.0)
 
-        started = time.perf_counter()
+        start = time.perf_counter()
         outcome = TrialResult(status="survived")
         for message in self._fork(run, limit, mutant):
             if isinstance(message, Rejected):
                 status = "invalid" if message.error in INVALID else "killed"
                 outcome = TrialResult(status=status, by=message.by, why=message.why[:300])
-        return dataclasses.replace(outcome, seconds=round(time.perf_counter() - started, 2))
+        return dataclasses.replace(outcome, seconds=round(time.perf_counter() - start, 2))
 
     # ---- in the child process of a trial
 
@@ -419,32 +421,32 @@ class Trials:
         candidates = {self.operation.name: self.candidate} if self.candidate else {}
         return Selection(operations=self.records, candidates=candidates, cells=(), narrowed=True)
 
-    def _run(self, step: int, wanted: Callable[[str], bool], say: Say | None = None) -> None:
+    def _run(self, step: int, is_wanted: Callable[[str], bool], say: Say | None = None) -> None:
         """Run a step on requested cases. With `say`, run Python kernels on all cases and report each case's lines."""
-        this = self.steps[step]
-        selection, cell = self._selection(), Cell(self.operation.name, self.backend, this.dtype)
+        plan = self.steps[step]
+        selection, cell = self._selection(), Cell(self.operation.name, self.backend, plan.dtype)
         if selection.unsupported(cell, "cpu"):
             return
         subject = selection.subject(cell, "cpu")
-        cases = _claimed_cases(subject, this.cases)
+        cases = _claimed_cases(subject, plan.cases)
         tuning = importlib.import_module("fourfold.backends.tuning")
         force: Any = contextlib.nullcontext()
-        if this.configuration:
-            force = tuning.force_configuration(f"{self.operation.name}_{self.backend}", this.configuration)
+        if plan.configuration:
+            force = tuning.force_configuration(f"{self.operation.name}_{self.backend}", plan.configuration)
 
         @contextlib.contextmanager
         def record(name: str) -> Iterator[None]:
             with _record_lines(self._places()) as lines:
                 yield
             assert say is not None
-            say(CaseRan(step, name, {file: sorted(ran) for file, ran in lines.items()}))
+            say(CaseRan(step, name, {file: sorted(executed) for file, executed in lines.items()}))
 
-        given = Given(examples=len(cases), given=cases, wanted=wanted)
+        search = Given(examples=len(cases), given=cases, wanted=is_wanted)
         if say is not None and self.backend != "cuda":
-            given.around = record
+            search.around = record
         # What a candidate does not claim, as gradients, is not checked.
         with force, contextlib.suppress(*[Unsupported] * bool(self.candidate)):
-            this.check(select_output(subject, this.output) if this.output else together(subject), given)
+            plan.check(select_output(subject, plan.output) if plan.output else together(subject), search)
 
     def _compiling_only(self, names: frozenset[str]) -> contextlib.AbstractContextManager[None]:
         """Compile a C++ kernel with only the named ones in this context: the first steps reject most mutants."""
@@ -475,26 +477,26 @@ class Trials:
         """
         place = self._prepare(mutant)
         with _forking:
-            own, other = Connection.pair()
-            with other:
-                work = functools.partial(_child, other, body, self.kernels, place, self._use_candidate_copy(mutant))
+            end, peer = Connection.pair()
+            with peer:
+                work = functools.partial(_child, peer, body, self.kernels, place, self._use_candidate_copy(mutant))
                 child = Child.fork(work, quiet=True)  # in a session of its own, so that killing it also ends g++
-        with own:
+        with end:
             try:
-                yield from self._listen(child, own, limit)
+                yield from self._listen(child, end, limit)
             finally:
                 child.kill()
                 self._clear(mutant)
 
     def _listen(self, child: Child, connection: Connection, limit: Callable[[int | None], float]) -> Iterator[Progress]:
-        step, done = None, False
+        step, is_done = None, False
         connection.within(limit(step))
         while True:
             try:
                 message = connection.receive(Progress)
             except TimeoutError:
-                by = f"time limit in {self._name(step)}"
-                yield Rejected(f"no end within {limit(step):.0f} s", "", by)
+                killer = f"time limit in {self._name(step)}"
+                yield Rejected(f"no end within {limit(step):.0f} s", "", killer)
                 return
             except Ended:
                 break
@@ -503,9 +505,9 @@ class Trials:
                 connection.within(limit(step))
             elif isinstance(message, Rejected):
                 message = dataclasses.replace(message, by=f"{self._name(step)}{message.by}")
-            done |= isinstance(message, Completed | Rejected)
+            is_done |= isinstance(message, Completed | Rejected)
             yield message
-        if not done:
+        if not is_done:
             yield Rejected(f"the process {child.wait()}", "", f"crash in {self._name(step)}")
 
     def _name(self, step: int | None) -> str:
@@ -546,8 +548,8 @@ class Trials:
             if self.candidate is not None and mutant is not None:
                 path = pathlib.Path(self.candidate.place).resolve()
                 sys.path.append(str(path.parent))
-                changed = self.directory / "candidate" / path.name
-                self.candidate = dataclasses.replace(self.candidate, place=str(changed))
+                copy = self.directory / "candidate" / path.name
+                self.candidate = dataclasses.replace(self.candidate, place=str(copy))
 
         return use_copy
 
@@ -620,22 +622,22 @@ def _compiled_sources(kernels: KernelPackage, launched: Iterable[Any]) -> list[s
 @contextlib.contextmanager
 def _record_lines(places: Mapping[str, str]) -> Iterator[dict[str, set[int]]]:
     """Trace the context and collect the lines that run in some files, by the files' names in `places`."""
-    ran: dict[str, set[int]] = {}
+    executed: dict[str, set[int]] = {}
 
     def trace_line(frame: Any, event: str, argument: Any) -> Any:
-        ran[places[frame.f_code.co_filename]].add(frame.f_lineno)
+        executed[places[frame.f_code.co_filename]].add(frame.f_lineno)
         return trace_line
 
     def trace_call(frame: Any, event: str, argument: Any) -> Any:
         if frame.f_code.co_filename not in places:
             return None
-        ran.setdefault(places[frame.f_code.co_filename], set()).add(frame.f_lineno)
+        executed.setdefault(places[frame.f_code.co_filename], set()).add(frame.f_lineno)
         return trace_line
 
     former = sys.gettrace()
     sys.settrace(trace_call)
     try:
-        yield ran
+        yield executed
     finally:
         sys.settrace(former)
 
@@ -643,5 +645,5 @@ def _record_lines(places: Mapping[str, str]) -> Iterator[dict[str, set[int]]]:
 def _claimed_cases(subject: Subject, cases: Mapping[str, Case]) -> dict[str, Case]:
     """Return the cases that an implementation claims to take, in the layouts that it claims."""
     claims, operation, dtype = subject.claims, subject.operation, subject.dtype
-    within = {name: case for name, case in cases.items() if claims.outside(operation, case, dtype) is None}
-    return {name: claims.adapt(case) for name, case in within.items()}
+    claimed = {name: case for name, case in cases.items() if claims.outside(operation, case, dtype) is None}
+    return {name: claims.adapt(case) for name, case in claimed.items()}

@@ -165,8 +165,8 @@ class _Function:
                     yield from self._call(node)
                 case ast.Name(id=name) if name in self.strides:
                     yield from self._stride(node, name)
-                case _ if (written := self._operand(node) if isinstance(node, ast.expr) else "") in LOWER:
-                    yield self._edit("precision lowered", node, LOWER[written])
+                case _ if (text := self._operand(node) if isinstance(node, ast.expr) else "") in LOWER:
+                    yield self._edit("precision lowered", node, LOWER[text])
                     skipped.update(ast.iter_child_nodes(node))
 
     def _constant(self, node: ast.Constant) -> Iterator[Edit]:
@@ -183,11 +183,11 @@ class _Function:
     def _stride(self, node: ast.Name, name: str) -> Iterator[Edit]:
         """Use another stride of the same tensor: the next axis's, else the first axis's. Use 1 if there is no other."""
         tensor = name.split("_")[0]
-        same = [stride for stride in self.strides if stride.split("_")[0] == tensor and stride != name]
-        later = [stride for stride in same if self.strides.index(stride) > self.strides.index(name)]
-        for other in (later or same)[:1]:
+        siblings = [stride for stride in self.strides if stride.split("_")[0] == tensor and stride != name]
+        later = [stride for stride in siblings if self.strides.index(stride) > self.strides.index(name)]
+        for other in (later or siblings)[:1]:
             yield self._edit("stride of another axis", node, other)
-        if not same:
+        if not siblings:
             yield self._edit("stride of another axis", node, "1")
 
     def _call(self, call: ast.Call) -> Iterator[Edit]:
@@ -207,8 +207,8 @@ class _Function:
         if name in UNWRAPPED:
             yield self._edit(UNWRAPPED[name], call, self._operand(call.args[0]))
         if name == "where" and len(call.args) == 3:
-            _, chosen, other = call.args
-            yield self._edit("branches swapped", call, self._swap(call, chosen, other))
+            _, first, second = call.args
+            yield self._edit("branches swapped", call, self._swap(call, first, second))
         if name == "cdiv" and len(call.args) == 2:
             yield self._edit(
                 "rounded down", call, f"(({self._operand(call.args[0])}) // ({self._operand(call.args[1])}))"
@@ -238,21 +238,21 @@ class _Function:
     def _edit(self, operator: str, node: ast.AST, replacement: str) -> Edit:
         return self._make_edit(operator, *self._span(node), replacement)
 
-    def _wrap(self, operator: str, node: ast.AST, before: str, after: str) -> Edit:
+    def _wrap(self, operator: str, node: ast.AST, prefix: str, suffix: str) -> Edit:
         start, end = self._span(node)
-        return self._edit(operator, node, before + self.text[start:end] + after)
+        return self._edit(operator, node, prefix + self.text[start:end] + suffix)
 
-    def _sign(self, operator: str, node: ast.AST, left: ast.AST, right: ast.AST, sign: str, other: str) -> Edit:
+    def _sign(self, operator: str, node: ast.AST, left: ast.AST, right: ast.AST, sign: str, replacement: str) -> Edit:
         """Replace the sign between two operands, in brackets so that the surrounding expression groups as before."""
         start, end = self._span(node)
         between = slice(self._span(left)[1], self._span(right)[0])
-        at = between.start + _sign_position(sign, self.text[between])
-        changed = self.text[start:at] + other + self.text[at + len(sign) : end]
-        return self._edit(operator, node, f"({changed})")
+        place = between.start + _sign_position(sign, self.text[between])
+        mutated = self.text[start:place] + replacement + self.text[place + len(sign) : end]
+        return self._edit(operator, node, f"({mutated})")
 
-    def _swap(self, node: ast.AST, one: ast.AST, two: ast.AST) -> str:
+    def _swap(self, node: ast.AST, first: ast.AST, second: ast.AST) -> str:
         start, end = self._span(node)
-        (a, b), (c, d) = sorted((self._span(one), self._span(two)))
+        (a, b), (c, d) = sorted((self._span(first), self._span(second)))
         text = self.text
         return text[start:a] + text[c:d] + text[b:c] + text[a:b] + text[d:end]
 
@@ -271,6 +271,6 @@ def _sign_position(sign: str, text: str) -> int:
     readable = re.sub(r"[()\[\]]", " ", text)
     for token in tokenize.generate_tokens(io.StringIO(f"({readable})").readline):
         if token.string == sign:
-            before = f"({readable})".splitlines(keepends=True)[: token.start[0] - 1]
-            return sum(map(len, before)) + token.start[1] - 1
+            preceding = f"({readable})".splitlines(keepends=True)[: token.start[0] - 1]
+            return sum(map(len, preceding)) + token.start[1] - 1
     raise ValueError(f"{sign!r} is not between the operands: {text!r}")

@@ -151,8 +151,8 @@ class Values:
         kind = self.kind
         # torch.compile passes its symbols in place of numbers.
         symbols = {float: (float, int, torch.SymFloat, torch.SymInt), int: (int, torch.SymInt), tuple: (tuple, list)}
-        taken = symbols.get(kind, (kind,))
-        if not isinstance(value, taken) or (isinstance(value, bool) and kind is int):
+        types = symbols.get(kind, (kind,))
+        if not isinstance(value, types) or (isinstance(value, bool) and kind is int):
             expected = "number" if kind is float else kind.__name__
             or_none = " or None" if self.optional else ""
             raise TypeError(
@@ -173,17 +173,17 @@ class Values:
         """
         assert self.tied is not None
         call_values = {name: call[name] for name in self.takes}
-        shown = ", ".join(
-            f"{name}={of.tolist() if isinstance(of, torch.Tensor) else of}" for name, of in call_values.items()
+        arguments = ", ".join(
+            f"{name}={v.tolist() if isinstance(v, torch.Tensor) else v}" for name, v in call_values.items()
         )
         try:
             values = self.tied(**call_values)
         except Exception as error:
-            raise ValueError(f"its function raises {type(error).__name__} for {shown}: {error}") from error
+            raise ValueError(f"its function raises {type(error).__name__} for {arguments}: {error}") from error
         choices = list(values) if isinstance(values, list | tuple | builtins.range) else [values]
         if not choices:
-            raise ValueError(f"its function gives no value for {shown}; `sizes` can exclude such sizes")
-        return [each.item() if isinstance(each, torch.Tensor | np.generic) else each for each in choices]
+            raise ValueError(f"its function gives no value for {arguments}; `sizes` can exclude such sizes")
+        return [choice.item() if isinstance(choice, torch.Tensor | np.generic) else choice for choice in choices]
 
 
 @dataclass(frozen=True)
@@ -193,14 +193,14 @@ class Place:
     share: float
 
     @staticmethod
-    def among(choices: Sequence[Any], wanted: Any) -> Any:
+    def among(choices: Sequence[Any], value: Any) -> Any:
         """Return the value at a place, or the wanted value if it is a choice, or else the largest one below it."""
-        if isinstance(wanted, Place):
-            return choices[round(wanted.share * (len(choices) - 1))]
-        if wanted in choices:
-            return wanted
-        numbers = isinstance(wanted, int | float) and all(isinstance(each, int | float) for each in choices)
-        return max((each for each in choices if numbers and each < wanted), default=choices[0])
+        if isinstance(value, Place):
+            return choices[round(value.share * (len(choices) - 1))]
+        if value in choices:
+            return value
+        numbers = isinstance(value, int | float) and all(isinstance(choice, int | float) for choice in choices)
+        return max((choice for choice in choices if numbers and choice < value), default=choices[0])
 
 
 def tensor(
@@ -246,30 +246,30 @@ def tensor(
     except TypeError as error:
         raise TypeError(f"dtype: {error}") from None
     kinds = (kind,) if isinstance(kind, str) else tuple(kind or KINDS)
-    known = (*INTEGERS, *QUANTISED, *DTYPES)
-    if unknown := [name for name in dtypes if name not in known]:
+    dtype_names = (*INTEGERS, *QUANTISED, *DTYPES)
+    if unknown := [name for name in dtypes if name not in dtype_names]:
         raise ValueError(
-            f"dtype must be among {', '.join(known)}, or left out for the tested dtype, not {unknown[0]!r}"
+            f"dtype must be among {', '.join(dtype_names)}, or left out for the tested dtype, not {unknown[0]!r}"
         )
     if len(dtypes) > 1 and any(name not in INTEGERS for name in dtypes):
         raise ValueError(f"dtype may list integer dtypes only, not {', '.join(dtypes)}")
     if unknown := [name for name in kinds if name not in (*KINDS, MASKED, *LIMITED)]:
         raise ValueError(f"kind must be among {', '.join((*KINDS, MASKED, *LIMITED))}, not {unknown[0]!r}")
     integers = bool(dtypes) and dtypes[0] in INTEGERS
-    whole = integers and dtypes != ("bool",)
-    if whole and high is None and len(dtypes) == 1 and dtypes[0] in ("int8", "uint8"):
+    is_number = integers and dtypes != ("bool",)
+    if is_number and high is None and len(dtypes) == 1 and dtypes[0] in ("int8", "uint8"):
         ends = np.iinfo(dtypes[0])
         low, high = int(ends.min) if low is None else low, int(ends.max) + 1
-    if whole and high is None and make is None:
+    if is_number and high is None and make is None:
         raise ValueError(
             f"high must be given for a tensor of {dtypes[0]}: a number, or the axis that it is an index of"
         )
-    if not whole and (high is not None or also or low):
+    if not is_number and (high is not None or also or low):
         raise ValueError("low, high and also are for tensors of integers")
     low = low or 0
-    for name in dtypes if whole else ():
+    for name in dtypes if is_number else ():
         ends = np.iinfo(name)
-        for argument, number in [("low", low), *(("also", each) for each in also), ("high", high)]:
+        for argument, number in [("low", low), *(("also", n) for n in also), ("high", high)]:
             if isinstance(number, int) and not ends.min <= number <= ends.max + (argument == "high"):
                 raise ValueError(f"{argument} must fit into {name}, not be {number}")
     if integers and kind is not None:
@@ -307,10 +307,10 @@ def tensors(axes: str, *, count: tuple[int, int] = (0, 4), **options: Any) -> Te
         raise TypeError("tensors takes no option optional: count says how few tensors there may be")
     if not (isinstance(count, tuple) and len(count) == 2 and all(type(n) is int for n in count)):
         raise ValueError(f"count must be a pair of the least and the largest number of tensors, not {count!r}")
-    least, most = count
-    if not 0 <= least <= most or not most:
+    low, high = count
+    if not 0 <= low <= high or not high:
         raise ValueError(f"count must be a pair (least, largest) of 0 or more, not {count!r}")
-    return TensorList(tensor(axes, **options), least, most)
+    return TensorList(tensor(axes, **options), low, high)
 
 
 def integers(axes: str, *example: int, dtype: str | Sequence[str] = "int64", optional: bool = False) -> TensorInput:
@@ -330,8 +330,8 @@ class Output:
         if isinstance(self.dtype, torch.dtype):
             object.__setattr__(self, "dtype", name_of(self.dtype))
         if self.dtype not in (None, COMPUTE, *DTYPES, *QUANTISED, *INTEGERS):
-            known = ", ".join((*DTYPES, *QUANTISED, *INTEGERS, COMPUTE))
-            raise ValueError(f"the dtype of a result must be among {known}, or None, not {self.dtype!r}")
+            dtype_names = ", ".join((*DTYPES, *QUANTISED, *INTEGERS, COMPUTE))
+            raise ValueError(f"the dtype of a result must be among {dtype_names}, or None, not {self.dtype!r}")
         if is_chosen(self.dtype):
             object.__setattr__(self, "gradient", False)
 
@@ -439,8 +439,8 @@ def number(
     Raises:
         ValueError: a choice is not within the limits.
     """
-    given = [choice for choice in choices if choice is not None]
-    whole = all(type(choice) is int for choice in given)
+    numbers = [choice for choice in choices if choice is not None]
+    are_integers = all(type(choice) is int for choice in numbers)
     tests: dict[str, tuple[float | None, Callable[[Any, Any], bool]]] = {
         "above": (above, operator.gt),
         "at least": (least, operator.ge),
@@ -448,30 +448,30 @@ def number(
         "at most": (most, operator.le),
     }
     limits = [(limit, test) for limit, test in tests.values() if limit is not None]
-    said = [f"{name} {limit}" for name, (limit, _) in tests.items() if limit is not None]
-    expected = " and ".join(said if whole else ["finite", *said])
+    conditions = [f"{name} {limit}" for name, (limit, _) in tests.items() if limit is not None]
+    expected = " and ".join(conditions if are_integers else ["finite", *conditions])
 
     def valid(value: Any) -> str | None:
-        within = all(test(value, limit) for limit, test in limits) and (whole or -math.inf < value < math.inf)
-        return None if within else expected
+        is_valid = all(test(value, limit) for limit, test in limits) and (are_integers or -math.inf < value < math.inf)
+        return None if is_valid else expected
 
     low = next((limit for limit in (above, least) if limit is not None), -math.inf)
     high = next((limit for limit in (below, most) if limit is not None), math.inf)
     out_of_range = {} if above is None else {"at_the_limit": above}
-    out_of_range |= {"below": low - abs(given[0] or 1)} if low > -math.inf else {}
+    out_of_range |= {"below": low - abs(numbers[0] or 1)} if low > -math.inf else {}
     out_of_range |= {} if below is None else {"at_the_upper_limit": below}
-    out_of_range |= {} if most is None else {"above": most + (1 if whole else 0.5)}
-    out_of_range |= {} if whole else {"not_a_number": math.nan, "infinite": math.inf, "lowest": -math.inf}
-    for choice in given:
+    out_of_range |= {} if most is None else {"above": most + (1 if are_integers else 0.5)}
+    out_of_range |= {} if are_integers else {"not_a_number": math.nan, "infinite": math.inf, "lowest": -math.inf}
+    for choice in numbers:
         if valid(choice):
             raise ValueError(f"a number that must be {expected} cannot be {choice}")
-    of_another_type: dict[str, Any] = {"a_string": str(given[0])}
-    of_another_type |= {"a_bool": True, "no_whole_number": 1.5} if whole else {}
-    of_another_type |= {"none": None} if len(given) == len(choices) else {}
-    kept = choices if whole else [None if choice is None else float(choice) for choice in choices]
-    result = values(*kept, out_of_range=out_of_range, of_another_type=of_another_type)
+    of_another_type: dict[str, Any] = {"a_string": str(numbers[0])}
+    of_another_type |= {"a_bool": True, "no_whole_number": 1.5} if are_integers else {}
+    of_another_type |= {"none": None} if len(numbers) == len(choices) else {}
+    converted = choices if are_integers else [None if choice is None else float(choice) for choice in choices]
+    result = values(*converted, out_of_range=out_of_range, of_another_type=of_another_type)
     # Near a limit that it must not reach, a number such as 1 - limit has few digits.
-    return replace(result, range=None if whole or below is not None else (low, high), valid=valid)
+    return replace(result, range=None if are_integers or below is not None else (low, high), valid=valid)
 
 
 def positive(*choices: float | None) -> Values:
@@ -488,10 +488,10 @@ def one_of(*choices: str | torch.dtype) -> Values:
     """Declare a choice of strings, or of dtypes. Calls with another wrong argument use the first choice."""
     unknown: dict[str, Any] = {"unknown": "no_such_choice"}
     if isinstance(choices[0], torch.dtype):
-        others = {"float64": torch.float64, "float8": torch.float8_e4m3fn, "integers": torch.int64}
-        unknown = {name: dtype for name, dtype in others.items() if dtype not in choices}
-    found = values(*choices, out_of_range=unknown, of_another_type={"a_number": 1, "none": None})
-    return replace(found, valid=lambda value: None if value in choices else f"one of {', '.join(map(str, choices))}")
+        candidates = {"float64": torch.float64, "float8": torch.float8_e4m3fn, "integers": torch.int64}
+        unknown = {name: dtype for name, dtype in candidates.items() if dtype not in choices}
+    options = values(*choices, out_of_range=unknown, of_another_type={"a_number": 1, "none": None})
+    return replace(options, valid=lambda value: None if value in choices else f"one of {', '.join(map(str, choices))}")
 
 
 def flag() -> Values:
@@ -544,9 +544,9 @@ def _make_ragged(
     axis: str, total: str, most: str | None, dtype: str | Sequence[str], optional: bool, are_offsets: bool
 ) -> Ragged:
     dtypes = (dtype,) if isinstance(dtype, str) else tuple(dtype)
-    for what, name in (("axis", axis), ("total", total), *([("most", most)] if most else [])):
+    for argument, name in (("axis", axis), ("total", total), *([("most", most)] if most else [])):
         if notation.names(notation.parse(name)) != (name,):
-            raise ValueError(f"{what} must be the name of one axis, not {name!r}")
+            raise ValueError(f"{argument} must be the name of one axis, not {name!r}")
     if not dtypes or not set(dtypes) <= {"int64", "int32"}:
         raise ValueError(f"dtype must be int64 or int32, not {dtype!r}")
     axes = notation.parse(f"{axis}+1" if are_offsets else axis)

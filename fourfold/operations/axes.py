@@ -41,21 +41,21 @@ class Length:
         """Return the length for the sizes of the named axes."""
         return self.factor * math.prod(sizes[name] for name in self.names) + self.more
 
-    def fits(self, size: int, known: dict[str, Any]) -> bool:
-        """Return whether the length may be `size`. Add the size of a name to `known` if it is the only unknown one."""
+    def fits(self, size: int, sizes: dict[str, Any]) -> bool:
+        """Return whether the length may be `size`. Add the size of a name to `sizes` if it is the only unknown one."""
         if self.more == 0 and self.factor == 1 and len(self.names) == 1:
-            if (name := self.names[0]) not in known:
-                known[name] = size
-            return bool(known[name] == size)
+            if (name := self.names[0]) not in sizes:
+                sizes[name] = size
+            return bool(sizes[name] == size)
         # torch.compile traces neither math.prod of a generator nor divmod.
-        unknown, rest = [name for name in self.names if name not in known], self.factor
+        unknown, rest = [name for name in self.names if name not in sizes], self.factor
         for name in self.names:
-            rest = rest * known[name] if name in known else rest
+            rest = rest * sizes[name] if name in sizes else rest
         if not unknown or not rest:
             return bool(size == rest + self.more)
         quotient, remainder = (size - self.more) // rest, (size - self.more) % rest
         if len(unknown) == 1 and not remainder:
-            known[unknown[0]] = quotient
+            sizes[unknown[0]] = quotient
         return quotient >= 0 and not remainder
 
 
@@ -88,8 +88,8 @@ def split(axis: str) -> Length:
     match = _AXIS.fullmatch(axis)
     assert match is not None, axis
     factors = match[1].split("*")
-    whole = math.prod(int(factor) for factor in factors if factor.isdecimal())
-    return Length(whole, tuple(factor for factor in factors if not factor.isdecimal()), int(match[2] or 0))
+    product = math.prod(int(factor) for factor in factors if factor.isdecimal())
+    return Length(product, tuple(factor for factor in factors if not factor.isdecimal()), int(match[2] or 0))
 
 
 def names(axes: Sequence[str]) -> tuple[str, ...]:
@@ -122,26 +122,26 @@ def shape(axes: Sequence[str], sizes: Mapping[str, int], leading: Shape = ()) ->
     return tuple(extents)
 
 
-def sizes(written: Mapping[str, Sequence[str]], shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], str | None]:
+def sizes(axes: Mapping[str, Sequence[str]], shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], str | None]:
     """Return the sizes of the named axes, the leading sizes under "...", and the first tensor that does not fit them.
 
     Args:
-        written: the axes of each tensor, by name.
+        axes: the axes of each tensor, by name.
         shapes: the shapes of the present tensors, by name.
     """
-    known: dict[str, Any] = {}
-    present = [name for name in written if name in shapes]
+    values: dict[str, Any] = {}
+    present = [name for name in axes if name in shapes]
     # The sizes in a product may follow from a later tensor.
-    misfits = [name for _ in range(2) for name in present if not fits(written[name], shapes[name], known)]
-    return known, misfits[0] if misfits else None
+    misfits = [name for _ in range(2) for name in present if not fits(axes[name], shapes[name], values)]
+    return values, misfits[0] if misfits else None
 
 
-def fits(axes: Sequence[str], given: Shape, known: dict[str, Any]) -> bool:
-    """Return whether a shape fits its axes. Add sizes that are not known yet to `known`, that of "..." as a shape.
+def fits(axes: Sequence[str], shape: Shape, sizes: dict[str, Any]) -> bool:
+    """Return whether a shape fits its axes. Add sizes that are not known yet to `sizes`, that of "..." as a shape.
 
     A product of sizes fits any multiple of those that are known. See `sizes` for several tensors.
     """
-    return pattern(tuple(axes)).fits(given, known)
+    return pattern(tuple(axes)).fits(shape, sizes)
 
 
 @dataclass(frozen=True)
@@ -152,20 +152,20 @@ class Pattern:
     has_leading: bool
     after: tuple[Length, ...]
 
-    def fits(self, given: Shape, known: dict[str, Any]) -> bool:
+    def fits(self, shape: Shape, sizes: dict[str, Any]) -> bool:
         """Return whether a shape fits: see `fourfold.operations.axes.fits`."""
-        before, after = len(self.before), len(self.after)
-        if len(given) < before + after or (not self.has_leading and len(given) > before + after):
+        head, tail = len(self.before), len(self.after)
+        if len(shape) < head + tail or (not self.has_leading and len(shape) > head + tail):
             return False
-        end = len(given) - after
+        end = len(shape) - tail
         if self.has_leading:
-            leading = given[before:end]
-            if LEADING not in known:
-                known[LEADING] = leading
-            elif known[LEADING] != leading:
+            leading = shape[head:end]
+            if LEADING not in sizes:
+                sizes[LEADING] = leading
+            elif sizes[LEADING] != leading:
                 return False
-        for length, size in zip((*self.before, *self.after), (*given[:before], *given[end:])):
-            if not length.fits(size, known):
+        for length, size in zip((*self.before, *self.after), (*shape[:head], *shape[end:])):
+            if not length.fits(size, sizes):
                 return False
         return True
 
@@ -173,7 +173,7 @@ class Pattern:
 @cache
 def pattern(axes: Axes) -> Pattern:
     """Return the pattern of some axes."""
-    at = axes.index(LEADING) if LEADING in axes else len(axes)
+    split_at = axes.index(LEADING) if LEADING in axes else len(axes)
     lengths = [None if axis == LEADING else split(axis) for axis in axes]
-    before, after = ([each for each in part if each] for part in (lengths[:at], lengths[at:]))
-    return Pattern(tuple(before), LEADING in axes, tuple(after))
+    head, tail = ([length for length in part if length] for part in (lengths[:split_at], lengths[split_at:]))
+    return Pattern(tuple(head), LEADING in axes, tuple(tail))

@@ -203,8 +203,8 @@ def _is_raise(entry: TracebackType) -> bool:
 
 def _instruction(entry: TracebackType) -> int | None:
     """Return the number of the instruction that raised; None where there is none."""
-    instructions, at = entry.tb_frame.f_code.co_code, entry.tb_lasti
-    return instructions[at] if 0 <= at < len(instructions) else None
+    instructions, index = entry.tb_frame.f_code.co_code, entry.tb_lasti
+    return instructions[index] if 0 <= index < len(instructions) else None
 
 
 def _expression_at(entry: TracebackType) -> ast.expr | None:
@@ -227,9 +227,9 @@ def _expression_at(entry: TracebackType) -> ast.expr | None:
 
 
 def _value_of(name: str, frame: FrameType) -> Any:
-    missing = object()
+    absent = object()
     for scope in (frame.f_locals, frame.f_globals, vars(builtins)):
-        if (value := scope.get(name, missing)) is not missing:
+        if (value := scope.get(name, absent)) is not absent:
             return value
     return None
 
@@ -238,9 +238,9 @@ def _attribute(owner: Any, name: str) -> Any:
     """Return an attribute without running a property or ``__getattr__``; None if that is impossible."""
     if isinstance(owner, ModuleType | type):
         return vars(owner).get(name) if isinstance(owner, ModuleType) else getattr(owner, name, None)
-    own = getattr(owner, "__dict__", {}).get(name)
-    if own is not None:
-        return own
+    value = getattr(owner, "__dict__", {}).get(name)
+    if value is not None:
+        return value
     attribute = next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), None)
     return None if isinstance(attribute, property) else attribute
 
@@ -266,7 +266,7 @@ def _is_installed(value: Any) -> bool:
 
 def _is_of_the_interpreter(value: Any) -> bool:
     kind = type(value)
-    return any(each.__module__ == _INTERPRETER for each in kind.__mro__)
+    return any(base.__module__ == _INTERPRETER for base in kind.__mro__)
 
 
 def statement(error: BaseException) -> str:

@@ -48,9 +48,9 @@ class Boundary:
 
     def update(self, other: "Boundary") -> None:
         """Add the cases of another boundary."""
-        for own, others in ((self.refused, other.refused), (self.taken, other.taken)):
-            for name, values in others.items():
-                own.setdefault(name, set()).update(values)
+        for values_of, added in ((self.refused, other.refused), (self.taken, other.taken)):
+            for name, values in added.items():
+                values_of.setdefault(name, set()).update(values)
 
     def as_dict(self) -> dict[str, dict[str, list[Any]]]:
         """Return the boundary as a dictionary for JSON."""
@@ -60,18 +60,18 @@ class Boundary:
     @classmethod
     def of(cls, data: Mapping[str, Mapping[str, Collection[Any]]]) -> Self:
         """Return the boundary from the result of `as_dict`."""
-        refused, taken = ({trait: set(values) for trait, values in data[name].items()} for name in ("refused", "taken"))
-        return cls(refused, taken)
+        refused, valid = ({trait: set(values) for trait, values in data[name].items()} for name in ("refused", "taken"))
+        return cls(refused, valid)
 
     def claim(self) -> str:
         """Return, as text, a claim that excludes every refused case and not all others; "" if there is none."""
         return next(self._claims(), "")
 
     def _claims(self) -> Iterator[str]:
-        for name, claimed in ((DTYPE, "dtypes"), (RANK, "ranks")):
-            refused, taken = self.refused.get(name), self.taken.get(name)
-            if refused and taken and not refused & taken:
-                yield f"{claimed}={tuple(sorted(taken))}"
+        for name, claim in ((DTYPE, "dtypes"), (RANK, "ranks")):
+            refused, valid = self.refused.get(name), self.taken.get(name)
+            if refused and valid and not refused & valid:
+                yield f"{claim}={tuple(sorted(valid))}"
         for name in LAYOUTS:
             if self.refused.get(name) == {False} and True in self.taken.get(name, ()):
                 yield f"{name}=True"
@@ -80,11 +80,11 @@ class Boundary:
                 yield from _size_claims(name.removeprefix(SIZE), self.refused[name], self.taken[name])
 
 
-def _size_claims(axis: str, refused: set[int], taken: set[int]) -> Iterator[str]:
+def _size_claims(axis: str, refused: set[int], valid: set[int]) -> Iterator[str]:
     """Yield claims about the sizes of an axis."""
-    limits = min(taken), max(taken)
+    limits = min(valid), max(valid)
     if all(not limits[0] <= size <= limits[1] for size in refused):
         yield f"sizes={{{axis!r}: {limits}}}"
-    divisor = math.gcd(*taken)
+    divisor = math.gcd(*valid)
     if divisor > 1 and all(size % divisor for size in refused):
         yield f"sizes={{{axis!r}: {divisor}}}"

@@ -61,14 +61,14 @@ def tabulate(name: str, array: np.ndarray, layout: str = "contiguous") -> dict[s
         and ``rest``, the range of an array that is shown in part, else "".
     """
     rows = array.reshape(-1, array.shape[-1] if array.ndim and array.size else 1)
-    whole = array.size <= SHOWN_ELEMENTS
-    part = rows if whole else rows[:SHOWN_ROWS, :SHOWN_COLUMNS]
+    is_complete = array.size <= SHOWN_ELEMENTS
+    part = rows if is_complete else rows[:SHOWN_ROWS, :SHOWN_COLUMNS]
     return {
         "name": name,
         "type": f"{array.dtype.name}{list(array.shape)}",
         "layout": "" if layout == "contiguous" else layout,
         "rows": [[f"{value:.9g}" if is_floating(array) else str(value) for value in row] for row in part.tolist()],
-        "rest": "" if whole else extent_of(array),
+        "rest": "" if is_complete else extent_of(array),
     }
 
 
@@ -169,8 +169,8 @@ class RecentCases:
         most: the most elements of a case for which cached results are found again by `get_or_make`.
     """
 
-    def __init__(self, elements: float, most: float = math.inf) -> None:
-        self.elements, self.most = elements, most
+    def __init__(self, elements: float, limit: float = math.inf) -> None:
+        self.elements, self.most = elements, limit
         self._cases: OrderedDict[Hashable, Case] = OrderedDict()
         self._held = 0
 

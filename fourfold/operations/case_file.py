@@ -49,7 +49,7 @@ class CaseFile:
         case = self.case
         arrays = {f"{_INPUT}{name}": array for name, array in case.inputs.items()}
         arrays |= {"grad_output": case.grad_output, **self.results}
-        about = {
+        header = {
             "format": _FORMAT,
             "operation": self.operation,
             "dtype": self.dtype,
@@ -58,7 +58,7 @@ class CaseFile:
             "dtypes": {name: array.dtype.name for name, array in arrays.items()},
             "message": self.message,
         }
-        text = np.frombuffer(json.dumps(about).encode(), np.uint8)
+        text = np.frombuffer(json.dumps(header).encode(), np.uint8)
         content = io.BytesIO()
         # The types of ml_dtypes, which NumPy's files do not support, are stored as bits.
         bits = {name: a.view(f"u{a.itemsize}") if a.dtype.kind not in "biuf" else a for name, a in arrays.items()}
@@ -73,16 +73,16 @@ class CaseFile:
             BadCaseFile: the content is not that of `encode`.
         """
         try:
-            with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-                contents = {name: stored[name] for name in stored.files}
-            about = json.loads(contents.pop(_ABOUT).tobytes())
-            if about["format"] != _FORMAT:
-                raise BadCaseFile(f"expected format {_FORMAT}, found {about['format']}")
-            arrays = {name: array.view(_DTYPES[about["dtypes"][name]].numpy) for name, array in contents.items()}
+            with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+                contents = {name: archive[name] for name in archive.files}
+            header = json.loads(contents.pop(_ABOUT).tobytes())
+            if header["format"] != _FORMAT:
+                raise BadCaseFile(f"expected format {_FORMAT}, found {header['format']}")
+            arrays = {name: array.view(_DTYPES[header["dtypes"][name]].numpy) for name, array in contents.items()}
             inputs = {n.removeprefix(_INPUT): arrays.pop(n) for n in [*arrays] if n.startswith(_INPUT)}
-            parameters = {name: _value(value) for name, value in about["parameters"].items()}
-            case = Case(inputs, arrays.pop("grad_output"), parameters, about["layouts"])
-            fields = {name: str(about[name]) for name in ("operation", "dtype", "message")}
+            parameters = {name: _value(value) for name, value in header["parameters"].items()}
+            case = Case(inputs, arrays.pop("grad_output"), parameters, header["layouts"])
+            fields = {name: str(header[name]) for name in ("operation", "dtype", "message")}
             if fields["dtype"] not in DTYPES:
                 raise BadCaseFile(f"expected one of the dtypes {', '.join(DTYPES)}, found {fields['dtype']!r}")
             return cls(case=case, results=arrays, **fields)
@@ -109,9 +109,9 @@ class CaseFile:
 def _plain(value: Any) -> Any:
     """Return a parameter as JSON, a tuple as a dictionary."""
     if isinstance(value, tuple):
-        return {"tuple": [_plain(each) for each in value]}
+        return {"tuple": [_plain(item) for item in value]}
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if value is not None and not isinstance(value, bool | int | float | str):
         raise TypeError(f"a file cannot hold a parameter of type {type(value).__name__}")
     return value
@@ -120,5 +120,5 @@ def _plain(value: Any) -> Any:
 def _value(plain: Any) -> Any:
     """Return the parameter that `_plain` made JSON."""
     if isinstance(plain, dict):
-        return tuple(_value(each) for each in plain["tuple"])
+        return tuple(_value(item) for item in plain["tuple"])
     return [_value(each) for each in plain] if isinstance(plain, list) else plain

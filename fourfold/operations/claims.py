@@ -68,8 +68,8 @@ class Claims:
 
     def __post_init__(self) -> None:
         if isinstance(self.dtypes, str) or (unknown := [name for name in self.dtypes if name not in DTYPES]):
-            given = self.dtypes if isinstance(self.dtypes, str) else unknown
-            raise ValueError(f"Claims: dtypes must be some of {', '.join(DTYPES)}, not {given!r}")
+            names = self.dtypes if isinstance(self.dtypes, str) else unknown
+            raise ValueError(f"Claims: dtypes must be some of {', '.join(DTYPES)}, not {names!r}")
         if self.accuracy not in (EXACT, STORAGE):
             raise ValueError(f"Claims: accuracy must be {EXACT!r} or {STORAGE!r}, not {self.accuracy!r}")
         for axis, limit in self.sizes.items():
@@ -88,31 +88,31 @@ class Claims:
             call = ast.parse(f"Claims({text})", mode="eval").body
             assert isinstance(call, ast.Call)
             assert not call.args
-            given = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+            arguments = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
         except (SyntaxError, ValueError, AssertionError):
             raise ValueError(
                 f'claims must be as in contiguous=True, sizes={{"cols": (1, 1024)}}, not {text!r}'
             ) from None
-        return cls.of(given)
+        return cls.of(arguments)
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "Claims":
+    def of(cls, arguments: Mapping[str, Any]) -> "Claims":
         """Return claims from names and values.
 
         Raises:
             ValueError: a name is unknown.
         """
-        known = [each.name for each in fields(cls)]
-        for name in given:
-            if name not in known:
-                raise ValueError(f"{name} is no claim: there are {', '.join(known)}{did_you_mean(name, known)}")
-        return cls(**given)
+        names = [f.name for f in fields(cls)]
+        for name in arguments:
+            if name not in names:
+                raise ValueError(f"{name} is no claim: there are {', '.join(names)}{did_you_mean(name, names)}")
+        return cls(**arguments)
 
     def __str__(self) -> str:
         default = NO_CLAIMS
-        texts = [f"{each.name}={getattr(self, each.name)!r}" for each in fields(self)]
+        texts = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self)]
         return ", ".join(
-            text for each, text in zip(fields(self), texts) if getattr(self, each.name) != getattr(default, each.name)
+            text for f, text in zip(fields(self), texts) if getattr(self, f.name) != getattr(default, f.name)
         )
 
     def describe(self) -> str:
@@ -127,26 +127,26 @@ class Claims:
             "storage accuracy": self.accuracy == STORAGE,
             "zeros in the undefined lanes of masked loads": self.undefined_lanes_are_zero,
         }
-        others = str(replace(self, **{name: getattr(NO_CLAIMS, name) for name in _DESCRIBED}))
-        return ", ".join([*(word for word, holds in words.items() if holds), *filter(None, [others])])
+        rest = str(replace(self, **{name: getattr(NO_CLAIMS, name) for name in _DESCRIBED}))
+        return ", ".join([*(word for word, holds in words.items() if holds), *filter(None, [rest])])
 
     def join(self, other: "Claims") -> "Claims":
         """Return these claims with those of `other` that are not the default, and the ranks and dtypes of both.
 
         Contiguous tensors are aligned.
         """
-        claimed = {each.name: getattr(other, each.name) for each in fields(self)}
-        claimed["aligned"] = not (self.contiguous or other.contiguous) and (self.aligned or other.aligned)
-        claimed["ranks"] = tuple(rank for rank in self.ranks if rank in other.ranks) or other.ranks
-        claimed["dtypes"] = tuple(name for name in self.dtypes if name in other.dtypes) or other.dtypes
-        changed = {n: v for n, v in claimed.items() if n == "aligned" or v != getattr(NO_CLAIMS, n)}
-        return replace(self, **changed)
+        values = {f.name: getattr(other, f.name) for f in fields(self)}
+        values["aligned"] = not (self.contiguous or other.contiguous) and (self.aligned or other.aligned)
+        values["ranks"] = tuple(rank for rank in self.ranks if rank in other.ranks) or other.ranks
+        values["dtypes"] = tuple(name for name in self.dtypes if name in other.dtypes) or other.dtypes
+        values_set = {n: v for n, v in values.items() if n == "aligned" or v != getattr(NO_CLAIMS, n)}
+        return replace(self, **values_set)
 
     def excludes(self, operation: Operation, case: Case, dtype: DType) -> bool:
         """Return whether the claims exclude a case, by its numbers, its sizes or its layouts."""
         adapted = self.adapt(case).layouts
-        changed = any(adapted.get(name, "contiguous") != how for name, how in case.layouts.items())
-        return changed or self.outside(operation, case, dtype) is not None
+        has_changed = any(adapted.get(name, "contiguous") != layout for name, layout in case.layouts.items())
+        return has_changed or self.outside(operation, case, dtype) is not None
 
     def outside(self, operation: Operation, case: Case, dtype: DType) -> str | None:
         """Return the reason why a case lies outside of the claims, or None. Ignore layouts: see `adapt`."""
@@ -182,7 +182,8 @@ class Claims:
         if self.contiguous:
             return replace(case, layouts={})
         if self.aligned:
-            return replace(case, layouts={n: how for n, how in case.layouts.items() if not MISALIGNED & {*parts(how)}})
+            layouts = {n: layout for n, layout in case.layouts.items() if not MISALIGNED & {*parts(layout)}}
+            return replace(case, layouts=layouts)
         return case
 
     @property
@@ -215,7 +216,7 @@ class Claims:
         if not looks and not self.contiguous and not self.aligned:
             return operation
 
-        def within(cases: Callable[..., st.SearchStrategy[Case]]) -> Callable[..., st.SearchStrategy[Case]]:
+        def restrict_cases(cases: Callable[..., st.SearchStrategy[Case]]) -> Callable[..., st.SearchStrategy[Case]]:
             return lambda dtype, *rest: self.filter_cases(cases(dtype, *rest).map(self.adapt), operation, dtype)
 
         probe = next(iter([DTYPES[name] for name in self.dtypes] or [DTYPES["float32"]]))
@@ -226,10 +227,10 @@ class Claims:
         }
         return replace(
             operation,
-            cases=within(operation.cases),
-            smooth=within(operation.smooth),
+            cases=restrict_cases(operation.cases),
+            smooth=restrict_cases(operation.smooth),
             examples=examples,
-            outputs={name: self.restrict(of) for name, of in operation.outputs.items()},
+            outputs={name: self.restrict(output) for name, output in operation.outputs.items()},
         )
 
 
@@ -263,23 +264,23 @@ def _has_ties(operation: Operation, case: Case, dtype: DType) -> bool:
     return any(bool((free[name].error > exact[name].error).any()) for name in free)
 
 
-def claims(**given: Any) -> Callable[[Function], Function]:
+def claims(**arguments: Any) -> Callable[[Function], Function]:
     """Return a decorator that sets a function's `Claims`: ``@fourfold.claims(contiguous=True)``."""
-    claimed = Claims.of(given)
+    values = Claims.of(arguments)
 
     def mark(function: Function) -> Function:
-        setattr(function, _ATTRIBUTE, claimed)
+        setattr(function, _ATTRIBUTE, values)
         return function
 
     return mark
 
 
-def claims_of(function: Callable[..., Any], given: Claims | None = None) -> Claims:
+def claims_of(function: Callable[..., Any], default: Claims | None = None) -> Claims:
     """Return the given claims; if there are none, those of a function's decorator, or `NO_CLAIMS`.
 
     Raises:
         TypeError: the argument is not a `Claims`.
     """
-    if given is not None and not isinstance(given, Claims):
-        raise TypeError(f"claims: expected Claims, such as fourfold.Claims(contiguous=True), not {given!r}")
-    return getattr(function, _ATTRIBUTE, NO_CLAIMS) if given is None else given
+    if default is not None and not isinstance(default, Claims):
+        raise TypeError(f"claims: expected Claims, such as fourfold.Claims(contiguous=True), not {default!r}")
+    return getattr(function, _ATTRIBUTE, NO_CLAIMS) if default is None else default

@@ -65,7 +65,7 @@ class Arguments:
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
         """Return the known ranges of parameters, by name."""
-        return {name: each.range for name, each in self._parameters.items() if each.range is not None}
+        return {name: parameter.range for name, parameter in self._parameters.items() if parameter.range is not None}
 
     @cached_property
     def good(self) -> dict[str, Any]:
@@ -86,8 +86,8 @@ class Arguments:
         def arguments(device: str) -> dict[str, Any]:
             return {argument: _move(device, value) for argument, value in {**self.good, **changes}.items()}
 
-        named = self._tensors[names].says if names in self._tensors else None
-        return DeclaredError(name=name, arguments=arguments, raises=raises, names=named or names, devices=devices)
+        phrase = self._tensors[names].says if names in self._tensors else None
+        return DeclaredError(name=name, arguments=arguments, raises=raises, names=phrase or names, devices=devices)
 
     @cached_property
     def errors(self) -> tuple[DeclaredError, ...]:
@@ -103,18 +103,18 @@ class Arguments:
 
     def _no_tensors(self) -> Iterator[DeclaredError]:
         for name, tensor in self._tensors.items():
-            given = self.good[name]
-            array = given.float().numpy() if given.dtype.itemsize == 1 else given.numpy()
-            for what, value in {"number": 1.0, "list": given.tolist(), "array": array, "none": None}.items():
+            right = self.good[name]
+            array = right.float().numpy() if right.dtype.itemsize == 1 else right.numpy()
+            for kind, value in {"number": 1.0, "list": right.tolist(), "array": array, "none": None}.items():
                 if value is not None or not tensor.optional:
-                    yield self.wrong(f"{name}_is_{what}", TypeError, name, {name: value})
+                    yield self.wrong(f"{name}_is_{kind}", TypeError, name, {name: value})
 
     def _other_dtypes(self) -> Iterator[DeclaredError]:
         floating = [name for name, tensor in self._tensors.items() if not tensor.dtypes]
         for name, tensor in self._tensors.items():
-            others: tuple[torch.dtype, ...] = NOT_THE_ONLY if tensor.dtypes else NOT_FLOATING
-            others = others if tensor.is_floating else NOT_INTEGERS
-            for dtype in (other for other in others if other != self.good[name].dtype):
+            dtypes: tuple[torch.dtype, ...] = NOT_THE_ONLY if tensor.dtypes else NOT_FLOATING
+            dtypes = dtypes if tensor.is_floating else NOT_INTEGERS
+            for dtype in (d for d in dtypes if d != self.good[name].dtype):
                 yield self._wrong_dtypes(f"{name}_of_{_short(dtype)}", name, {name: dtype})
         if len(floating) > 1:
             yield self._wrong_dtypes("all_of_integers", floating[0], dict.fromkeys(floating, torch.int64))
@@ -124,8 +124,8 @@ class Arguments:
             among_half = dict.fromkeys(floating, torch.float16) | {name: torch.float32}
             yield self._wrong_dtypes(f"{name}_of_float32_among_float16", name, among_half)
 
-    def _wrong_dtypes(self, what: str, names: str, dtypes: Mapping[str, torch.dtype]) -> DeclaredError:
-        return self.wrong(what, TypeError, names, {name: self.good[name].to(dtype) for name, dtype in dtypes.items()})
+    def _wrong_dtypes(self, label: str, names: str, dtypes: Mapping[str, torch.dtype]) -> DeclaredError:
+        return self.wrong(label, TypeError, names, {name: self.good[name].to(dtype) for name, dtype in dtypes.items()})
 
     def _other_devices(self) -> Iterator[DeclaredError]:
         for name in list(self._tensors)[1:]:
@@ -133,41 +133,41 @@ class Arguments:
 
     def _other_shapes(self) -> Iterator[DeclaredError]:
         """Yield errors for a tensor, or all tensors with its axes, of another shape, if that tensor is at fault."""
-        seen = set()
+        reported = set()
         for name, tensor in self._tensors.items():
-            alike = [other for other, of in self._tensors.items() if of.axes == tensor.axes]
+            same_axes = [other for other, t in self._tensors.items() if t.axes == tensor.axes]
             for shape in other_shapes(self._shapes[name], self._shapes.values()):
-                for changed in ([name], alike):
-                    shapes = self._shapes | dict.fromkeys(changed, shape)
-                    if self._misfit(shapes) == name and tuple(shapes.items()) not in seen:
-                        seen.add(tuple(shapes.items()))
-                        what = f"{'_and_'.join(changed)}_of_shape_{'_'.join(map(str, shape)) or 'no_axis'}"
-                        changes = {each: self._tensor(each, shape) for each in changed}
-                        yield self.wrong(what, ValueError, name, changes)
+                for reshaped in ([name], same_axes):
+                    shapes = self._shapes | dict.fromkeys(reshaped, shape)
+                    if self._misfit(shapes) == name and tuple(shapes.items()) not in reported:
+                        reported.add(tuple(shapes.items()))
+                        label = f"{'_and_'.join(reshaped)}_of_shape_{'_'.join(map(str, shape)) or 'no_axis'}"
+                        changes = {n: self._tensor(n, shape) for n in reshaped}
+                        yield self.wrong(label, ValueError, name, changes)
 
     def _other_integers(self) -> Iterator[DeclaredError]:
         """Yield errors for integers out of their range, which only the CPU can detect without waiting."""
         for name, tensor in self._tensors.items():
-            wrong: dict[str, np.ndarray] = {}
+            arrays: dict[str, np.ndarray] = {}
             if isinstance(tensor, Ragged):
-                wrong = _wrong_splits(tensor, self._sizes_of_axes)
+                arrays = _wrong_splits(tensor, self._sizes_of_axes)
             elif tensor.high is not None and not tensor.also:
                 low, high = tensor.range(self._sizes_of_axes)
                 numbers = {"below": low - 1, "past_the_end": high, "far_away": 2**40}
-                wrong = {what: np.full(self._shapes[name], number) for what, number in numbers.items()}
-            for what, array in wrong.items():
-                changed = array.astype(tensor.dtypes[0])
-                if (changed == array).all():
+                arrays = {label: np.full(self._shapes[name], number) for label, number in numbers.items()}
+            for label, array in arrays.items():
+                stored = array.astype(tensor.dtypes[0])
+                if (stored == array).all():
                     yield self.wrong(
-                        f"{name}_{what}", ValueError, name, {name: torch.from_numpy(changed)}, devices=("cpu",)
+                        f"{name}_{label}", ValueError, name, {name: torch.from_numpy(stored)}, devices=("cpu",)
                     )
 
     def _other_parameters(self) -> Iterator[DeclaredError]:
         for name, parameter in self._parameters.items():
-            for what, value in parameter.out_of_range.items():
-                yield self.wrong(f"{name}_{what}", ValueError, name, {name: value})
-            for what, value in parameter.of_another_type.items():
-                yield self.wrong(f"{name}_{what}", TypeError, name, {name: value})
+            for label, value in parameter.out_of_range.items():
+                yield self.wrong(f"{name}_{label}", ValueError, name, {name: value})
+            for label, value in parameter.of_another_type.items():
+                yield self.wrong(f"{name}_{label}", TypeError, name, {name: value})
 
     # ---- shapes
 
@@ -209,8 +209,8 @@ class ArgumentsOf(Arguments):
 
     def __init__(self, call: Mapping[str, Any], dtypes: Collection[str] = ()) -> None:
         tensors = {name: value for name, value in call.items() if isinstance(value, torch.Tensor)}
-        own = {name: not of.is_floating_point() or name in dtypes for name, of in tensors.items()}
-        kinds = {n: TensorInput(axes=(), dtypes=(name_of(of.dtype),) if own[n] else ()) for n, of in tensors.items()}
+        typed = {name: not v.is_floating_point() or name in dtypes for name, v in tensors.items()}
+        kinds = {n: TensorInput(axes=(), dtypes=(name_of(v.dtype),) if typed[n] else ()) for n, v in tensors.items()}
         super().__init__(**kinds)
         self.good = dict(call)
 
@@ -228,12 +228,12 @@ def _move(device: str, value: Any) -> Any:
     return value.to(device) if value.is_cpu else value
 
 
-def other_shapes(shape: Shape, others: Iterable[Shape]) -> list[Shape]:
-    """Return wrong shapes: with an axis more or fewer, with an axis longer, shorter or of 1, and the `others`."""
-    shapes = [(), shape[1:], shape[:-1], (1, *shape), (*shape[:-2], *shape[-2:][::-1]), *others]
+def other_shapes(shape: Shape, further: Iterable[Shape]) -> list[Shape]:
+    """Return wrong shapes: with an axis more or fewer, with an axis longer, shorter or of 1, and the `further`."""
+    shapes = [(), shape[1:], shape[:-1], (1, *shape), (*shape[:-2], *shape[-2:][::-1]), *further]
     for axis, size in enumerate(shape):
-        shapes += [(*shape[:axis], other, *shape[axis + 1 :]) for other in (size + 1, size - 1, 1)]
-    return [other for other in dict.fromkeys(shapes) if other != shape]
+        shapes += [(*shape[:axis], length, *shape[axis + 1 :]) for length in (size + 1, size - 1, 1)]
+    return [s for s in dict.fromkeys(shapes) if s != shape]
 
 
 def _split(ragged: Ragged, sizes: Mapping[str, int]) -> np.ndarray:
@@ -244,27 +244,27 @@ def _split(ragged: Ragged, sizes: Mapping[str, int]) -> np.ndarray:
 
 def _wrong_splits(ragged: Ragged, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
     """Return lengths or offsets that do not split the rows of a ragged batch, by their defects."""
-    right = ragged.of_counts(_split(ragged, sizes)).astype(np.int64)
+    splits = ragged.of_counts(_split(ragged, sizes)).astype(np.int64)
     total = sizes[ragged.total]
-    most = total if ragged.most is None else sizes[ragged.most]
+    limit = total if ragged.most is None else sizes[ragged.most]
 
-    def changed(place: int, number: int) -> np.ndarray:
-        wrong = right.copy()
-        wrong[place] = number
-        return wrong
+    def change(place: int, number: int) -> np.ndarray:
+        copy = splits.copy()
+        copy[place] = number
+        return copy
 
-    found = {"not_from_0": changed(0, 1), "that_fall": changed(-2, total + 1)} if ragged.are_offsets else {}
-    found |= {
-        "not_to_the_end": changed(-1, right[-1] - 1),
-        "past_the_end": changed(-1, right[-1] + 1),
-        "below_0": changed(0, -1),
-        "far_away": changed(-2, 2**40),
+    errors = {"not_from_0": change(0, 1), "that_fall": change(-2, total + 1)} if ragged.are_offsets else {}
+    errors |= {
+        "not_to_the_end": change(-1, splits[-1] - 1),
+        "past_the_end": change(-1, splits[-1] + 1),
+        "below_0": change(0, -1),
+        "far_away": change(-2, 2**40),
     }
-    if most < total:
+    if limit < total:
         counts = np.zeros(sizes[ragged.samples], int)
         counts[-1] = total
-        found["more_than_a_sample_has"] = ragged.of_counts(counts)
-    return found
+        errors["more_than_a_sample_has"] = ragged.of_counts(counts)
+    return errors
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -33,49 +33,49 @@ def misaligned(values: torch.Tensor) -> torch.Tensor:
     return view.copy_(values)
 
 
-def transposed(values: torch.Tensor, held: Layout = contiguous) -> torch.Tensor:
+def transposed(values: torch.Tensor, inner: Layout = contiguous) -> torch.Tensor:
     """Return a tensor with its first two axes swapped in memory. A tensor of fewer axes keeps its order."""
-    return held(values.transpose(0, 1)).transpose(0, 1) if values.ndim > 1 else held(values)
+    return inner(values.transpose(0, 1)).transpose(0, 1) if values.ndim > 1 else inner(values)
 
 
-def axes_reversed(values: torch.Tensor, held: Layout = contiguous) -> torch.Tensor:
+def axes_reversed(values: torch.Tensor, inner: Layout = contiguous) -> torch.Tensor:
     """Return a tensor with its axes in reverse order in memory: for boxes, all x1 first, then all y1, and so on."""
     order = tuple(reversed(range(values.ndim)))
-    return held(values.permute(order)).permute(order)
+    return inner(values.permute(order)).permute(order)
 
 
-def sliced_rows(values: torch.Tensor, held: Layout = contiguous) -> torch.Tensor:
+def sliced_rows(values: torch.Tensor, inner: Layout = contiguous) -> torch.Tensor:
     """Return every second row of a longer tensor, from its second row on, with gaps of poison between the rows."""
     if values.ndim < 1:
-        return held(values)
-    view = held(_holder(values, (2 * values.shape[0] + 1, *values.shape[1:])))[1::2]
+        return inner(values)
+    view = inner(_holder(values, (2 * values.shape[0] + 1, *values.shape[1:])))[1::2]
     return view.copy_(values)
 
 
-def sliced_columns(values: torch.Tensor, held: Layout = contiguous) -> torch.Tensor:
+def sliced_columns(values: torch.Tensor, inner: Layout = contiguous) -> torch.Tensor:
     """Return every third column of a wider tensor, with gaps of poison between neighbouring elements."""
     if values.ndim < 1:
-        return held(values)
-    view = held(_holder(values, (*values.shape[:-1], 3 * values.shape[-1])))[..., ::3]
+        return inner(values)
+    view = inner(_holder(values, (*values.shape[:-1], 3 * values.shape[-1])))[..., ::3]
     return view.copy_(values)
 
 
-def cut_from_wider(values: torch.Tensor, held: Layout = contiguous) -> torch.Tensor:
+def cut_from_wider(values: torch.Tensor, inner: Layout = contiguous) -> torch.Tensor:
     """Return all but the last column of a tensor one column wider, so that most rows are not aligned to 16 bytes."""
     if values.ndim < 1:
-        return held(values)
-    view = held(_holder(values, (*values.shape[:-1], values.shape[-1] + 1)))[..., : values.shape[-1]]
+        return inner(values)
+    view = inner(_holder(values, (*values.shape[:-1], values.shape[-1] + 1)))[..., : values.shape[-1]]
     return view.copy_(values)
 
 
-def expanded(values: torch.Tensor, held: Layout = contiguous) -> torch.Tensor:
+def expanded(values: torch.Tensor, inner: Layout = contiguous) -> torch.Tensor:
     """Return a tensor with stride 0 along each axis whose slices are all equal bit for bit."""
-    kept = values
+    compact = values
     for axis in range(values.ndim):
-        first = kept.narrow(axis, 0, min(1, kept.shape[axis]))
-        if kept.shape[axis] > 1 and torch.equal(bits(first.expand_as(kept)), bits(kept)):
-            kept = first
-    return held(kept).expand_as(values)
+        first = compact.narrow(axis, 0, min(1, compact.shape[axis]))
+        if compact.shape[axis] > 1 and torch.equal(bits(first.expand_as(compact)), bits(compact)):
+            compact = first
+    return inner(compact).expand_as(values)
 
 
 LAYOUTS: Mapping[str, Layout] = MappingProxyType(
@@ -96,8 +96,8 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
 AND = "_and_"
 
 
-def _compose(outer: Callable[..., torch.Tensor], held: Layout) -> tuple[str, Layout]:
-    return f"{held.__name__}{AND}{outer.__name__}", functools.partial(outer, held=held)
+def _compose(outer: Callable[..., torch.Tensor], inner: Layout) -> tuple[str, Layout]:
+    return f"{inner.__name__}{AND}{outer.__name__}", functools.partial(outer, inner=inner)
 
 
 # Two layouts at once: a view of one kind into memory of another layout.
@@ -128,11 +128,11 @@ def closest(tensor: torch.Tensor) -> str:
     """Return the name of the layout that is most like a tensor's, by its order of axes, gaps and alignment."""
     if any(stride == 0 for size, stride in zip(tensor.shape, tensor.stride()) if size > 1):
         return "expanded"
-    few = torch.Size(min(size, 3) for size in tensor.shape)
-    probe = torch.arange(few.numel(), dtype=torch.float32).reshape(few)
+    shape = torch.Size(min(size, 3) for size in tensor.shape)
+    probe = torch.arange(shape.numel(), dtype=torch.float32).reshape(shape)
 
     def differences(name: str) -> list[bool]:
-        return [one != other for one, other in zip(_traits(tensor), _traits(layout(name)(probe)))]
+        return [actual != expected for actual, expected in zip(_traits(tensor), _traits(layout(name)(probe)))]
 
     return min((*LAYOUTS, *COMPOSED), key=differences)
 
@@ -151,10 +151,10 @@ def parts(name: str) -> list[str]:
     return name.split(AND)
 
 
-def writable(layouts: Mapping[str, str], written: Collection[str]) -> dict[str, str]:
+def writable(layouts: Mapping[str, str], targets: Collection[str]) -> dict[str, str]:
     """Return the layouts of tensors without those in which a written tensor has several elements at one place."""
     return {
-        name: how
-        for name, how in layouts.items()
-        if name.partition("[")[0] not in written or "expanded" not in parts(how)
+        name: layout_name
+        for name, layout_name in layouts.items()
+        if name.partition("[")[0] not in targets or "expanded" not in parts(layout_name)
     }

@@ -50,7 +50,7 @@ class Unreached:
     def add(self, reason: str, case: Case) -> None:
         """Count a case."""
         count, smallest = self._by_reason.get(reason, (0, case))
-        self._by_reason[reason] = count + 1, min(smallest, case, key=lambda each: each.elements)
+        self._by_reason[reason] = count + 1, min(smallest, case, key=lambda c: c.elements)
 
     @property
     def total(self) -> int:

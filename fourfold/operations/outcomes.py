@@ -79,8 +79,8 @@ class Unsupported(Exception):
 class Unclaimed(Unsupported):
     """An exception for a check of something that an implementation does not claim."""
 
-    def __init__(self, what: str, exclusion: Exclusion = Exclusion.UNCLAIMED) -> None:
-        super().__init__(f"not claimed: {what}", exclusion)
+    def __init__(self, limit: str, exclusion: Exclusion = Exclusion.UNCLAIMED) -> None:
+        super().__init__(f"not claimed: {limit}", exclusion)
 
 
 class Unsuitable(Exception):

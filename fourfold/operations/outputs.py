@@ -24,11 +24,11 @@ def outputs_of(result: Any, names: Sequence[str]) -> Sequence[torch.Tensor]:
     Raises:
         WrongOutputs: the call did not return one tensor for each name.
     """
-    several = isinstance(result, tuple | list)
-    if several and len(result) == len(names) and all(isinstance(each, torch.Tensor) for each in result):
+    is_sequence = isinstance(result, tuple | list)
+    if is_sequence and len(result) == len(names) and all(isinstance(tensor, torch.Tensor) for tensor in result):
         return result
-    returned = [type(each).__name__ for each in result] if several else type(result).__name__
-    raise WrongOutputs(f"{' and '.join(names)} must be returned as {len(names)} tensors in a tuple, not {returned}")
+    kinds = [type(value).__name__ for value in result] if is_sequence else type(result).__name__
+    raise WrongOutputs(f"{' and '.join(names)} must be returned as {len(names)} tensors in a tuple, not {kinds}")
 
 
 def alone(function: Callable[..., Any], names: Sequence[str], place: int) -> Callable[..., torch.Tensor]:
@@ -41,15 +41,15 @@ def alone(function: Callable[..., Any], names: Sequence[str], place: int) -> Cal
     """
 
     @functools.wraps(function)
-    def one(*arguments: Any, **named: Any) -> torch.Tensor:
-        return outputs_of(function(*arguments, **named), names)[place]
+    def select(*arguments: Any, **keywords: Any) -> torch.Tensor:
+        return outputs_of(function(*arguments, **keywords), names)[place]
 
     # A function that runs in another process makes calls from several threads there.
     at_once = getattr(function, "call_at_once", None)
     if at_once is not None:
-        one.call_at_once = functools.partial(at_once, output=(names, place))  # type: ignore[attr-defined]
-        one.compare_sizes = function.compare_sizes  # type: ignore[attr-defined]
-    return one
+        select.call_at_once = functools.partial(at_once, output=(names, place))  # type: ignore[attr-defined]
+        select.compare_sizes = function.compare_sizes  # type: ignore[attr-defined]
+    return select
 
 
 def list_of(name: str) -> str:
@@ -75,30 +75,30 @@ def pack_lists(function: Callable[..., Any], lists: Sequence[str]) -> Callable[.
         return function
 
     @functools.wraps(function)
-    def called(*given: Any, **arguments: Any) -> Any:
-        together: dict[str, Any] = {name: [] for name in lists if name not in arguments and not given}
+    def pack(*positional: Any, **arguments: Any) -> Any:
+        packed: dict[str, Any] = {name: [] for name in lists if name not in arguments and not positional}
         for name, value in arguments.items():
             if list_of(name) not in lists or name in lists:
-                together[name] = value
+                packed[name] = value
             elif value is not None:
-                together[list_of(name)].append(value)
-        return function(*given, **together)
+                packed[list_of(name)].append(value)
+        return function(*positional, **packed)
 
-    setattr(called, TAKES_ITEMS, True)
-    _forget_other_calls(called)
-    return called
+    setattr(pack, TAKES_ITEMS, True)
+    _forget_other_calls(pack)
+    return pack
 
 
-def _forget_other_calls(called: Any) -> None:
+def _forget_other_calls(wrapper: Any) -> None:
     """Drop the ways to make calls from several threads, and observed ones, in the process of the wrapped function."""
     for name in ("call_at_once", "compare_sizes"):
-        called.__dict__.pop(name, None)
+        wrapper.__dict__.pop(name, None)
 
 
 def _present(names: Sequence[str], arguments: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the names of the tensors of a call that belong to each of some arguments, which may be lists."""
     present = [name for name, value in arguments.items() if value is not None]
-    return {name: [each for each in present if name in (each, list_of(each))] for name in names}
+    return {name: [argument for argument in present if name in (argument, list_of(argument))] for name in names}
 
 
 def _join(name: str, tensors: Mapping[str, torch.Tensor], empty: torch.Tensor | None = None) -> torch.Tensor:
@@ -110,14 +110,14 @@ def _join(name: str, tensors: Mapping[str, torch.Tensor], empty: torch.Tensor | 
 
 
 def functional(
-    definition: Callable[..., Any], mutates: Sequence[str], others: Sequence[str]
+    definition: Callable[..., Any], mutates: Sequence[str], outputs: Sequence[str]
 ) -> Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]:
     """Return a definition that returns the new values of arguments, which the given one may change in place.
 
     Args:
         definition: a function that changes tensors of the call, or returns their new values first.
         mutates: the names of these tensors.
-        others: the names of what it returns beside them.
+        outputs: the names of what it returns beside them.
 
     Returns:
         a function of the same arguments by name, which it leaves unchanged. It returns the new values and the other
@@ -129,19 +129,19 @@ def functional(
     """
 
     @functools.wraps(definition)
-    def called(**arguments: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    def call(**arguments: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
         present = _present(mutates, arguments)
-        copies = {name: arguments[name].clone() for each in present.values() for name in each}
+        copies = {name: arguments[name].clone() for names in present.values() for name in names}
         returned = _tensors(definition(**{**arguments, **copies}))
-        if len(returned) != len(copies) + len(others):
-            beside = [each for each in returned if not any(each is tensor for tensor in copies.values())]
-            if len(beside) != len(others):
-                expected = " and ".join(others) or "nothing"
+        if len(returned) != len(copies) + len(outputs):
+            further = [value for value in returned if not any(value is tensor for tensor in copies.values())]
+            if len(further) != len(outputs):
+                expected = " and ".join(outputs) or "nothing"
                 raise WrongOutputs(
                     f"a definition that mutates {' and '.join(mutates)} must return {expected}, or the new values"
                     f" before that, not {len(returned)} tensors"
                 )
-            returned = (*copies.values(), *beside)
+            returned = (*copies.values(), *further)
         for name, new in zip(copies, returned):
             if new.shape != arguments[name].shape:
                 raise ValueError(
@@ -152,16 +152,16 @@ def functional(
         results += returned[len(copies) :]
         return tuple(results) if len(results) > 1 else results[0]
 
-    return called
+    return call
 
 
-def _tensors(returned: Any) -> tuple[Any, ...]:
+def _tensors(result: Any) -> tuple[Any, ...]:
     """Return what a function returns as a tuple, with the tensors of lists one after another."""
-    if returned is None:
+    if result is None:
         return ()
-    if not isinstance(returned, tuple | list):
-        return (returned,)
-    return tuple(tensor for each in returned for tensor in (each if isinstance(each, tuple | list) else (each,)))
+    if not isinstance(result, tuple | list):
+        return (result,)
+    return tuple(tensor for item in result for tensor in (item if isinstance(item, tuple | list) else (item,)))
 
 
 # Marks a function from `read_back`, and those that are made of it.
@@ -171,18 +171,18 @@ READS_BACK = "fourfold_reads_back"
 def read_back(
     function: Callable[..., Any],
     mutates: Sequence[str],
-    others: Sequence[str],
+    outputs: Sequence[str],
     empty: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]:
     """Return a function that returns what another one has written into its arguments.
 
     The arguments have their former values again when it returns. What the other function returns must be the tensors
-    that it changes, or nothing, and `others`.
+    that it changes, or nothing, and `outputs`.
 
     Args:
         function: a function that changes tensors of the call.
         mutates: the names of these tensors.
-        others: the names of what it returns beside them.
+        outputs: the names of what it returns beside them.
         empty: a tensor without elements for each list among them, to return for a list without tensors.
 
     Returns:
@@ -194,55 +194,55 @@ def read_back(
     """
 
     @functools.wraps(function)
-    def called(**arguments: Any) -> Any:
+    def call(**arguments: Any) -> Any:
         present = _present(mutates, arguments)
-        changed = [name for each in present.values() for name in each]
+        mutated = [name for names in present.values() for name in names]
         if not all(present[name] or name in empty for name in mutates) or not all(
-            isinstance(arguments[name], torch.Tensor) for name in changed
+            isinstance(arguments[name], torch.Tensor) for name in mutated
         ):
             return function(**arguments)  # bad input
         compiling = torch.compiler.is_compiling()  # torch.compile of torch 2.11 compares no addresses
         # The memory of the arguments, even if the function exchanges that of the tensors.
-        memory = {name: arguments[name].detach() for name in changed}
+        memory = {name: arguments[name].detach() for name in mutated}
         former = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in memory.items()}
         try:
-            written = {name: arguments[name] for name in changed}
+            tensors = {name: arguments[name] for name in mutated}
             returned = _tensors(function(**arguments))
-            for name, tensor in written.items():
+            for name, tensor in tensors.items():
                 if not compiling and not _is_same(tensor, memory[name]):
                     raise WrongOutputs(f"the call gives {name} other memory, instead of writing into its own")
-            beside = [each for each in returned if not any(each is tensor for tensor in written.values())]
-            same = [each for each in beside if not compiling and any(_is_same(each, m) for m in memory.values())]
-            for each in same:
-                if len(beside) > len(others):  # empty tensors all lie at one place
-                    beside = [other for other in beside if other is not each]
-            if len(beside) != len(others) or not all(isinstance(each, torch.Tensor) for each in beside):
-                raise WrongOutputs(_other_return(beside, mutates, others))
+            extra = [value for value in returned if not any(value is tensor for tensor in tensors.values())]
+            same = [e for e in extra if not compiling and any(_is_same(e, m) for m in memory.values())]
+            for e in same:
+                if len(extra) > len(outputs):  # empty tensors all lie at one place
+                    extra = [other for other in extra if other is not e]
+            if len(extra) != len(outputs) or not all(isinstance(e, torch.Tensor) for e in extra):
+                raise WrongOutputs(_other_return(extra, mutates, outputs))
             new = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in memory.items()}
-            results = [_join(name, {n: new[n] for n in each}, empty.get(name)) for name, each in present.items()]
+            results = [_join(name, {n: new[n] for n in names}, empty.get(name)) for name, names in present.items()]
         finally:
             for name, tensor in memory.items():
                 tensor.copy_(former[name])
-        return (*results, *beside) if len(results) + len(beside) > 1 else results[0]
+        return (*results, *extra) if len(results) + len(extra) > 1 else results[0]
 
-    setattr(called, READS_BACK, True)
-    _forget_other_calls(called)
-    return called
+    setattr(call, READS_BACK, True)
+    _forget_other_calls(call)
+    return call
 
 
-def _is_same(each: Any, tensor: torch.Tensor) -> bool:
+def _is_same(value: Any, tensor: torch.Tensor) -> bool:
     """Return whether a returned object is a tensor with the elements of another one, in the same memory."""
-    if not isinstance(each, torch.Tensor) or each.dtype != tensor.dtype:
+    if not isinstance(value, torch.Tensor) or value.dtype != tensor.dtype:
         return False
-    return (each.shape, each.stride(), each.data_ptr()) == (tensor.shape, tensor.stride(), tensor.data_ptr())
+    return (value.shape, value.stride(), value.data_ptr()) == (tensor.shape, tensor.stride(), tensor.data_ptr())
 
 
-def _other_return(beside: Sequence[Any], mutates: Sequence[str], others: Sequence[str]) -> str:
+def _other_return(values: Sequence[Any], mutates: Sequence[str], outputs: Sequence[str]) -> str:
     """Return the message for a function that returns other objects than it may."""
-    changed = " and ".join(mutates)
-    kinds = ", ".join("a new tensor" if isinstance(each, torch.Tensor) else type(each).__name__ for each in beside)
-    either = " and ".join(others) or "nothing", " and ".join([changed, *others])
-    return f"the call changes {changed} in place, and must return {' or '.join(either)}, not {kinds or 'nothing'}"
+    mutated = " and ".join(mutates)
+    kinds = ", ".join("a new tensor" if isinstance(value, torch.Tensor) else type(value).__name__ for value in values)
+    either = " and ".join(outputs) or "nothing", " and ".join([mutated, *outputs])
+    return f"the call changes {mutated} in place, and must return {' or '.join(either)}, not {kinds or 'nothing'}"
 
 
 def concatenate_outputs(
@@ -260,8 +260,8 @@ def concatenate_outputs(
     """
 
     @functools.wraps(function)
-    def row(*arguments: Any, **named: Any) -> torch.Tensor:
-        outputs = outputs_of(function(*arguments, **named), names)
+    def row(*arguments: Any, **keywords: Any) -> torch.Tensor:
+        outputs = outputs_of(function(*arguments, **keywords), names)
         return row_of([outputs[place] for place in places], dtype)
 
     return row
@@ -280,10 +280,10 @@ def row_of(outputs: Sequence[torch.Tensor], dtype: torch.dtype | None = None) ->
     if len(outputs) == 1:
         return outputs[0]
     if side_by_side([output.shape for output in outputs]):
-        joined = torch.cat([*outputs], dim=-1)
+        row = torch.cat([*outputs], dim=-1)
     else:
-        joined = torch.cat([output.reshape(-1) for output in outputs])
-    return joined if dtype is None else joined.to(dtype)
+        row = torch.cat([output.reshape(-1) for output in outputs])
+    return row if dtype is None else row.to(dtype)
 
 
 def side_by_side(shapes: Sequence[Sequence[int]]) -> bool:

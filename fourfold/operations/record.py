@@ -217,8 +217,8 @@ class Operation:
         These are the outputs with gradients; if none has one, those of numbers that a kernel rounds; or the first one.
         """
         outputs = self.outputs.values()
-        places = tuple(place for place, of in enumerate(outputs) if of.differentiable)
-        return places or tuple(place for place, of in enumerate(outputs) if not is_chosen(of.returns)) or (0,)
+        places = tuple(place for place, output in enumerate(outputs) if output.differentiable)
+        return places or tuple(place for place, output in enumerate(outputs) if not is_chosen(output.returns)) or (0,)
 
     def result_dtype(self, dtype: DType) -> DType:
         """Return the dtype of the output if `dtype` is tested."""
@@ -265,8 +265,8 @@ class Operation:
         """
         return self
 
-    def examples_for_offsets(self, dtype: DType, most: float = math.inf) -> dict[str, Case]:
-        """Return named examples of at most `most` elements whose offsets need steps that few cases need.
+    def examples_for_offsets(self, dtype: DType, limit: float = math.inf) -> dict[str, Case]:
+        """Return named examples of at most `limit` elements whose offsets need steps that few cases need.
 
         These are the example with the most elements, which may need special kernels, and the smallest example with an
         input of three axes or more, none of them short.
@@ -275,8 +275,8 @@ class Operation:
         def elements(name: str) -> int:
             return cases[name].elements
 
-        every = {name: make(dtype) for name, make in self.examples.items()}
-        cases = {name: case for name, case in every.items() if case.elements <= most}
+        named = {name: make(dtype) for name, make in self.examples.items()}
+        cases = {name: case for name, case in named.items() if case.elements <= limit}
         deep = [
             name
             for name, case in cases.items()
@@ -309,13 +309,13 @@ def sizes_of(operation: Operation, case: Case, leading: bool = False) -> dict[st
     Raises:
         ValueError: an input's shape does not fit its axes, or their sizes in other inputs.
     """
-    written = {name: notation.parse(text) for name, text in operation.axes.items()}
-    known, misfit = notation.sizes(written, {name: array.shape for name, array in case.inputs.items()})
+    axes = {name: notation.parse(text) for name, text in operation.axes.items()}
+    extents, misfit = notation.sizes(axes, {name: array.shape for name, array in case.inputs.items()})
     if misfit:
-        has = f"{misfit} has shape {list(case[misfit].shape)}, where its axes are {operation.axes[misfit]!r}"
-        raise ValueError(f"a case of {operation.name}: {has} and {known} is known of other axes")
-    rows = known.pop(notation.LEADING, None)
-    return known if rows is None or not leading else {**known, notation.LEADING: math.prod(rows)}
+        mismatch = f"{misfit} has shape {list(case[misfit].shape)}, where its axes are {operation.axes[misfit]!r}"
+        raise ValueError(f"a case of {operation.name}: {mismatch} and {extents} is known of other axes")
+    rows = extents.pop(notation.LEADING, None)
+    return extents if rows is None or not leading else {**extents, notation.LEADING: math.prod(rows)}
 
 
 # The oracles' results for cases that are still referenced: a mutation trial runs many kernels on the same cases.

@@ -1,9 +1,9 @@
-"""The registry of operations: entry points and an environment variable name the packages that hold their records.
+"""The registry of operations: the packages that hold their records.
 
-An entry point of the group ``fourfold.operations`` names a package, say ``mine.properties``. Each module in it that
-defines an `operation` is one record: ``mine.properties.swish`` describes ``swish``, and ``mine.impls.swish`` holds its
-implementations. FOURFOLD_OPERATIONS names more such packages, separated by commas. A clone that is not installed, or
-a package without entry points, needs it.
+Beside ``fourfold.properties``, an entry point of the group ``fourfold.operations`` names a package, say
+``mine.properties``. Each module in it that defines an `operation` is one record: ``mine.properties.swish`` describes
+``swish``, and ``mine.impls.swish`` holds its implementations. FOURFOLD_OPERATIONS names packages without entry points,
+separated by commas.
 """
 
 import difflib
@@ -21,13 +21,14 @@ from types import ModuleType
 
 GROUP = "fourfold.operations"
 VARIABLE = "FOURFOLD_OPERATIONS"
+OWN = "fourfold.properties"
 RECORD = re.compile(r"^(def )?operation\b", re.MULTILINE)  # a record, or a declared function, in a module
 
 
 def packages() -> list[str]:
     """Return the names of all packages that hold records, without duplicates."""
-    named = [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
-    return list(dict.fromkeys(name for name in [*named, *_installed_packages(tuple(sys.path))] if name))
+    listed = [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
+    return list(dict.fromkeys(name for name in [*listed, OWN, *_installed_packages(tuple(sys.path))] if name))
 
 
 @functools.cache
@@ -40,15 +41,15 @@ def files() -> dict[str, Path]:
     """Return the file of each record by the name of its operation, without importing any."""
     specs = [importlib.util.find_spec(package) for package in packages()]
     folders = [Path(folder) for spec in specs if spec for folder in spec.submodule_search_locations or ()]
-    every = (file for folder in folders for file in sorted(folder.glob("*.py")))
+    paths = (file for folder in folders for file in sorted(folder.glob("*.py")))
     return {
-        file.stem: file for file in every if re.search(r"^(def )?operation\b", file.read_text("utf-8"), re.MULTILINE)
+        file.stem: file for file in paths if re.search(r"^(def )?operation\b", file.read_text("utf-8"), re.MULTILINE)
     }
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: "; did you mean softmax?", or "" if none is similar."""
-    close = difflib.get_close_matches(name, list(known), n=1)
+    close = difflib.get_close_matches(name, list(names), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
@@ -69,25 +70,25 @@ def modules(names: Collection[str] | None = None) -> dict[str, ModuleType]:
     return records
 
 
-def oracles(record: str, used: str) -> list[ModuleType]:
-    """Return the modules of a record's oracle: ``mine.oracles.swish`` for ``mine.properties.swish``, and `used`."""
+def oracles(record: str, source: str) -> list[ModuleType]:
+    """Return the modules of a record's oracle: ``mine.oracles.swish`` for ``mine.properties.swish``, and `source`."""
     package, _, name = record.rpartition(".")
-    beside = _sibling_package(package, "oracles")
-    if importlib.util.find_spec(beside) and importlib.util.find_spec(f"{beside}.{name}"):
-        importlib.import_module(f"{beside}.{name}")
-    return [sys.modules[module] for module in dict.fromkeys((f"{beside}.{name}", used)) if module in sys.modules]
+    folder = _sibling_package(package, "oracles")
+    if importlib.util.find_spec(folder) and importlib.util.find_spec(f"{folder}.{name}"):
+        importlib.import_module(f"{folder}.{name}")
+    return [sys.modules[module] for module in dict.fromkeys((f"{folder}.{name}", source)) if module in sys.modules]
 
 
 def folders_of_implementations() -> list[str]:
     """Return the names of the packages that hold implementations, such as ``mine.impls``, one folder per operation."""
-    beside = (_sibling_package(package, "impls") for package in packages())
-    return [name for name in beside if importlib.util.find_spec(name)]
+    impls = (_sibling_package(package, "impls") for package in packages())
+    return [name for name in impls if importlib.util.find_spec(name)]
 
 
 def _sibling_package(package: str, name: str) -> str:
     """Return the name of a sibling package: ``mine.impls`` for ``mine.properties``, ``impls`` for ``properties``."""
-    around = package.rpartition(".")[0]
-    return f"{around}.{name}" if around else name
+    parent = package.rpartition(".")[0]
+    return f"{parent}.{name}" if parent else name
 
 
 @functools.cache

@@ -16,15 +16,15 @@ Output = Callable[[Case], Bounded]
 Inputs = Mapping[str, np.ndarray]
 
 
-def only(where: np.ndarray | np.bool, result: Bounded) -> Bounded:
+def only(mask: np.ndarray | np.bool, result: Bounded) -> Bounded:
     """Return a result restricted to some places, and 0 elsewhere.
 
     Args:
-        where: booleans, of the result's shape or broadcast to it.
+        mask: booleans, of the result's shape or broadcast to it.
         result: a result of any shape.
     """
-    where = np.broadcast_to(where, result.shape)
-    return Bounded(np.where(where, result.value, 0), np.where(where, result.error, 0), result.arithmetic)
+    mask = np.broadcast_to(mask, result.shape)
+    return Bounded(np.where(mask, result.value, 0), np.where(mask, result.error, 0), result.arithmetic)
 
 
 def exactly(value: Any, like: Bounded) -> Bounded:
@@ -37,9 +37,9 @@ def exactly(value: Any, like: Bounded) -> Bounded:
     return Bounded.exact(np.broadcast_to(np.asarray(value, dtype=like.value.dtype), like.shape), like.arithmetic)
 
 
-def equal_where(where: np.ndarray | np.bool, actual: Bounded, expected: Bounded) -> Relation:
+def equal_where(mask: np.ndarray | np.bool, actual: Bounded, expected: Bounded) -> Relation:
     """Return the relation that two results are equal in some places, within the sum of their bounds."""
-    return Relation(only(where, actual), only(where, expected))
+    return Relation(only(mask, actual), only(mask, expected))
 
 
 def equals(actual: Bounded, value: Any) -> Relation:
@@ -57,9 +57,9 @@ def equals_exactly(actual: Bounded, expected: Any) -> Relation:
     return Relation(actual, expected if isinstance(expected, Bounded) else exactly(expected, actual), exact=True)
 
 
-def between(actual: Bounded, least: Any, most: Any) -> Relation:
+def between(actual: Bounded, low: Any, high: Any) -> Relation:
     """Return the relation that a result lies between two values, within its own bound."""
-    return equals(actual, np.clip(actual.value, least, most))
+    return equals(actual, np.clip(actual.value, low, high))
 
 
 def law(name: str, sides: Callable[[Output, Case, Inputs], tuple[Bounded, Any]], exact: bool = False) -> Law:
@@ -75,7 +75,7 @@ def law(name: str, sides: Callable[[Output, Case, Inputs], tuple[Bounded, Any]],
     def relations(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
         wide = {n: array.astype(dtype.wide) if is_floating(array) else array for n, array in case.inputs.items()}
         with np.errstate(all="ignore"):
-            left, right = sides(lambda other: evaluate(other).output, case, wide)
+            left, right = sides(lambda c: evaluate(c).output, case, wide)
         if exact:
             yield equals_exactly(left, right)
             return
@@ -90,10 +90,10 @@ def linear_in(name: str) -> Law:
     """Return the law that half of an input gives half of the output, exactly, where nothing is subnormal."""
 
     def relations(evaluate: Evaluate, case: Case, dtype: DType) -> Iterator[Relation]:
-        here, half = evaluate(case).output, evaluate(case.with_inputs(**{name: case[name] / 2})).output
-        smallest = np.minimum(abs(here.value), abs(case[name].astype(dtype.wide)))
-        normal = np.isfinite(here.value) & (smallest > 4 * dtype.smallest_normal)
-        yield equals_exactly(only(normal, half), only(normal, here / 2))
+        full, half = evaluate(case).output, evaluate(case.with_inputs(**{name: case[name] / 2})).output
+        smallest = np.minimum(abs(full.value), abs(case[name].astype(dtype.wide)))
+        normal = np.isfinite(full.value) & (smallest > 4 * dtype.smallest_normal)
+        yield equals_exactly(only(normal, half), only(normal, full / 2))
 
     relations.__name__ = f"output_is_linear_in_{name}"
     return relations

@@ -51,14 +51,14 @@ class Errors:
         largest: the largest error; infinite where a finite result is infinite or NaN.
         total: the sum of all errors.
         bits: the sum of the bits that are lost, log2(1 + error). Its mean hardly depends on a few large errors.
-        at: the case of the largest error.
+        case: the case of the largest error.
     """
 
     elements: int = 0
     largest: float = 0.0
     total: float = 0.0
     bits: float = 0.0
-    at: str = ""
+    case: str = ""
 
     @classmethod
     def of(cls, ulps: np.ndarray, case: str) -> "Errors":
@@ -70,7 +70,7 @@ class Errors:
     def __add__(self, other: "Errors") -> "Errors":
         larger = self if self.largest >= other.largest and self.elements else other
         total, bits = self.total + other.total, self.bits + other.bits
-        return Errors(self.elements + other.elements, larger.largest, total, bits, larger.at)
+        return Errors(self.elements + other.elements, larger.largest, total, bits, larger.case)
 
     @property
     def mean(self) -> float:
@@ -78,15 +78,15 @@ class Errors:
         return self.total / max(self.elements, 1)
 
     @property
-    def lost(self) -> float:
+    def bits_lost(self) -> float:
         """The bits that an element loses on average."""
         return self.bits / max(self.elements, 1)
 
     def behind(self, other: "Errors") -> float:
         """Return by how many bits these errors are larger, the largest or the mean, whichever is farther behind."""
         with np.errstate(divide="ignore"):
-            largest, others = (float(np.log2(max(each.largest, OF_ROUNDING))) for each in (self, other))
-        pairs = ((largest, others), (self.lost, other.lost))
+            largest, peer_largest = (float(np.log2(max(errors.largest, OF_ROUNDING))) for errors in (self, other))
+        pairs = ((largest, peer_largest), (self.bits_lost, other.bits_lost))
         return max(0.0 if a == b else a - b for a, b in pairs)
 
 
@@ -99,15 +99,15 @@ class AccuracyResult:
     dtype: str
     errors: dict[str, dict[str, Errors]] = field(default_factory=dict)
 
-    def of(self, contender: str, cases: Iterable[str] | None = None) -> Errors:
+    def errors_of(self, contender: str, cases: Iterable[str] | None = None) -> Errors:
         """Return the errors of a contender in these cases; in all that it answered, if None."""
         by_case = self.errors[contender]
         return sum((by_case[case] for case in (by_case if cases is None else cases)), Errors())
 
     def behind(self, contender: str, peer: str) -> float:
         """Return by how many bits a contender is less exact than a peer, in the cases that both answered."""
-        both = [case for case in self.errors[contender] if case in self.errors[peer]]
-        return self.of(contender, both).behind(self.of(peer, both))
+        shared = [case for case in self.errors[contender] if case in self.errors[peer]]
+        return self.errors_of(contender, shared).behind(self.errors_of(peer, shared))
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,13 @@ class Row:
         """Return the row for JSON, with None in place of infinity."""
         errors = {
             name: {
-                "largest": _finite(each.largest),
-                "mean": _finite(each.mean),
-                "bits_lost": _finite(each.lost),
-                "elements": each.elements,
-                "at": each.at,
+                "largest": _finite(errors.largest),
+                "mean": _finite(errors.mean),
+                "bits_lost": _finite(errors.bits_lost),
+                "elements": errors.elements,
+                "at": errors.case,
             }
-            for name, each in self.errors.items()
+            for name, errors in self.errors.items()
         }
         behind = None if self.behind is None else _finite(self.behind)
         return {**asdict(replace(self, errors={})), "behind": behind, "errors": errors}
@@ -157,15 +157,19 @@ FIRST, LAST = ("bits", "operation", "result", "dtype", "kernel", "largest / mean
 def cells_of(row: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of a row that `Row.as_dict` has described; see `Row.cells`."""
     errors = dict(row["errors"])
-    own = errors.pop(row["kernel"])
+    subject = errors.pop(row["kernel"])
     if row["behind"] is not None:
         behind = f"{round(row['behind'], 1) + 0.0:+.1f}"  # + 0.0 makes -0.0 a 0.0
     elif {*OF_TORCH} & {*errors}:
-        behind = "+inf" if own["largest"] is None else "-inf"
+        behind = "+inf" if subject["largest"] is None else "-inf"
     else:
         behind = ""
-    texts = (behind, row["operation"], row["result"], row["dtype"], row["kernel"], _format_errors(own))
-    return {**dict(zip(FIRST, texts)), **{name: _format_errors(each) for name, each in errors.items()}, LAST: own["at"]}
+    texts = (behind, row["operation"], row["result"], row["dtype"], row["kernel"], _format_errors(subject))
+    return {
+        **dict(zip(FIRST, texts)),
+        **{name: _format_errors(peer) for name, peer in errors.items()},
+        LAST: subject["at"],
+    }
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
@@ -177,10 +181,10 @@ def table(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
 def markdown(run: Mapping[str, Any]) -> str:
     """Return the table of a run of ``fourfold accuracy``, which its JSON describes, as a section in Markdown."""
     heads, *rows = table([cells_of(row) for row in run["rows"]])
-    about = ", ".join(f"{key} {value}" for key, value in run.items() if key not in ("device", "rows", "not_measured"))
-    lines = ["", f"## Accuracy: {run['device']}", "", about, "", EXPLANATION, ""]
+    facts = ", ".join(f"{key} {value}" for key, value in run.items() if key not in ("device", "rows", "not_measured"))
+    lines = ["", f"## Accuracy: {run['device']}", "", facts, "", EXPLANATION, ""]
     lines += [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)]
-    lines += ["", "Not measured:", "", *(f"- {what} ({count})" for what, count in run["not_measured"].items())]
+    lines += ["", "Not measured:", "", *(f"- {cell} ({count})" for cell, count in run["not_measured"].items())]
     return "\n".join(lines) + "\n"
 
 
@@ -207,13 +211,13 @@ class Accuracy:
 
     Attributes:
         results: of each output and gradient.
-        missing: the reasons why a contender lacks results of some or all cases, and the number of these.
-        ended: the reason why the measurement stopped early: a kernel has left the GPU unusable.
+        not_measured: the reasons why a contender lacks results of some or all cases, and the number of these.
+        device_error: the reason why the measurement stopped early: a kernel has left the GPU unusable.
     """
 
     results: list[AccuracyResult] = field(default_factory=list)
-    missing: Counter[str] = field(default_factory=Counter)
-    ended: str = ""
+    not_measured: Counter[str] = field(default_factory=Counter)
+    device_error: str = ""
 
     def rows(self) -> list[Row]:
         """Return a row for each kernel and result, those first that are farthest behind torch."""
@@ -224,8 +228,8 @@ class Accuracy:
     def _row(result: AccuracyResult, kernel: str) -> Row:
         torches = [name for name in OF_TORCH if result.errors.get(name)]
         behind = max((result.behind(kernel, name) for name in torches), default=None)
-        others = [name for name in PEERS if result.errors.get(name)]
-        errors = {name: result.of(name) for name in (kernel, *others)}
+        peers = [name for name in PEERS if result.errors.get(name)]
+        errors = {name: result.errors_of(name) for name in (kernel, *peers)}
         return Row(result.operation, result.result, result.dtype, kernel, behind, errors)
 
 
@@ -269,12 +273,12 @@ def measure(
     for name, dtype in dict.fromkeys((cell.operation, cell.dtype) for cell in selection.cells):
         say(f"{name} {dtype}")
         cells = [cell for cell in selection.cells if (cell.operation, cell.dtype) == (name, dtype)]
-        subjects = _subjects(selection, name, dtype, [cell.backend for cell in cells], device, accuracy.missing)
+        subjects = _subjects(selection, name, dtype, [cell.backend for cell in cells], device, accuracy.not_measured)
         outputs: Sequence[str] = tuple(selection.operations[name].outputs) or ("",)
         for output in outputs:
-            ones = {who: select_output(subject, output) if output else subject for who, subject in subjects.items()}
-            _measure(ones, f"{name}.{output}" if output else name, examples, seed, accuracy)
-            if accuracy.ended:
+            selected = {key: select_output(subject, output) if output else subject for key, subject in subjects.items()}
+            _measure(selected, f"{name}.{output}" if output else name, examples, seed, accuracy)
+            if accuracy.device_error:
                 return accuracy
     return accuracy
 
@@ -286,8 +290,8 @@ def _subjects(
     subjects: dict[str, Subject] = {}
     for backend in dict.fromkeys(("torch", *backends)):
         cell = Cell(name, backend, dtype)
-        if why := selection.unsupported(cell, device):
-            missing[f"{cell}: unsupported: {why}"] += 1
+        if refusal := selection.unsupported(cell, device):
+            missing[f"{cell}: unsupported: {refusal}"] += 1
         else:
             subjects[backend] = selection.subject(cell, device)
     for peer, make in peers(name).items():
@@ -314,20 +318,20 @@ def _measure(subjects: Mapping[str, Subject], name: str, examples: int, seed: in
     results: dict[str, AccuracyResult] = {}
     for case_name, case in cases.items():
         expected = expected_results(first, case)
-        for who, subject in subjects.items():
+        for contender, subject in subjects.items():
             try:
                 errors = _errors(subject, case, case_name, expected)
             except Exception as error:
-                line = f"{name}-{who}-{dtype}: {reason(error)}"
+                line = f"{name}-{contender}-{dtype}: {reason(error)}"
                 if has_lost_device(error):
-                    accuracy.ended = line
+                    accuracy.device_error = line
                     accuracy.results += results.values()
                     return
-                accuracy.missing[line] += 1
+                accuracy.not_measured[line] += 1
                 continue
-            for result, of in errors.items():
+            for result, case_errors in errors.items():
                 of_result = results.setdefault(result, AccuracyResult(name, result, dtype.name))
-                of_result.errors.setdefault(who, {})[case_name] = of
+                of_result.errors.setdefault(contender, {})[case_name] = case_errors
     accuracy.results += results.values()
 
 

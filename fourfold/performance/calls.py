@@ -40,7 +40,7 @@ class Checkable(Runnable, Protocol):
         """The results of the last call, by name."""
 
     @property
-    def one(self) -> "Call":
+    def single_call(self) -> "Call":
         """A call that may be made besides the timed ones."""
 
 
@@ -98,31 +98,33 @@ class Call:
     def _forward(self) -> dict[str, Parts]:
         return {"output": self._call()}
 
-    def _gradients(self, output: Parts, again: bool) -> dict[str, Parts]:
+    def _gradients(self, output: Parts, retain_graph: bool) -> dict[str, Parts]:
         if self._cotangents is None:
             self._cotangents = parts_of(self._grad_output, output)
         inputs = [self.tensors[name] for name in self._names]
-        gradients = torch.autograd.grad(output, inputs, self._cotangents, retain_graph=again)
+        gradients = torch.autograd.grad(output, inputs, self._cotangents, retain_graph=retain_graph)
         return {name: (gradient,) for name, gradient in zip(self._names, gradients)}
 
     def _backward(self) -> dict[str, Parts]:
-        return self._gradients(self._output, again=True)
+        return self._gradients(self._output, retain_graph=True)
 
-    def _both(self) -> dict[str, Parts]:
+    def _forward_and_backward(self) -> dict[str, Parts]:
         output = self._call()
-        return {"output": output, **self._gradients(output, again=False)}
+        return {"output": output, **self._gradients(output, retain_graph=False)}
 
     def run(self, calls: int) -> None:
         """Make `calls` calls."""
         # Do not keep the bound method on self: the reference cycle would keep the tensors' memory after the last use.
-        once = {"forward": self._forward, "backward": self._backward, "both": self._both}[self._direction]
+        call = {"forward": self._forward, "backward": self._backward, "both": self._forward_and_backward}[
+            self._direction
+        ]
         for _ in range(calls):
-            self._last = once()
+            self._last = call()
 
     def poison(self) -> None:
         """Overwrite the results with NaN, integers with -1, except those that share memory with the inputs."""
-        lent = [*self.tensors.values(), self._grad_output, *(self._cotangents or ()), *self._output]
-        shared = {tensor.untyped_storage().data_ptr() for tensor in lent}
+        tensors = [*self.tensors.values(), self._grad_output, *(self._cotangents or ()), *self._output]
+        shared = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         for result in (part for parts in self._last.values() for part in parts):
             if result.untyped_storage().data_ptr() not in shared:
                 result.detach().fill_(torch.nan if result.is_floating_point() else -1)
@@ -141,12 +143,12 @@ class Call:
         return {name: row_of(parts) for name, parts in self._last.items()}
 
     @property
-    def one(self) -> "Call":
+    def single_call(self) -> "Call":
         """This call."""
         return self
 
     @property
-    def given(self) -> dict[str, torch.Tensor]:
+    def arguments(self) -> dict[str, torch.Tensor]:
         """The arguments of a call: inputs, cotangent and, for a backward pass alone, the output."""
         tensors = {**self.tensors, "grad_output": self._grad_output}
         for name, parts in {"grad_output": self._cotangents or (), "output": self._output}.items():
@@ -215,7 +217,7 @@ class Replay:
         return {name: row_of(parts) for name, parts in self._captured[-1].items()}
 
     @property
-    def one(self) -> Call:
+    def single_call(self) -> Call:
         """One of the calls in the graph."""
         return self._calls[0]
 
@@ -244,23 +246,23 @@ class References:
     """The oracle's results for workloads, computed once for all contenders."""
 
     def __init__(self) -> None:
-        self._kept: dict[Any, Mapping[str, Bounded]] = {}
+        self._results: dict[Any, Mapping[str, Bounded]] = {}
 
     def of(
         self, operation: Operation, name: str, workload: Workload, dtype: DType, gradients: bool = True
     ) -> dict[str, Bounded]:
         """Return the oracle's output for the workload's part and, with `gradients`, its gradients, by name."""
-        found: dict[str, Bounded] = {}
+        bounds: dict[str, Bounded] = {}
         for of_gradients in (False, True)[: 1 + gradients]:
             key = id(operation), name, dtype.name, of_gradients
-            if key not in self._kept:
-                self._kept[key] = (
+            if key not in self._results:
+                self._results[key] = (
                     reference_gradients(operation, workload.part, dtype)
                     if of_gradients
                     else {"output": reference(operation, workload.part, dtype)}
                 )
-            found |= self._kept[key]
-        return found
+            bounds |= self._results[key]
+        return bounds
 
 
 def worst_error(
@@ -296,6 +298,6 @@ def worst_error(
             raise Disagreement(f"{name} has dtype {result.dtype}, expected {storage.torch}")
         is_whole = workload.part is workload.case
         beginning = result if is_whole else result[tuple(map(slice, expected[name].shape))]
-        within = workload.expected(name, expected[name], storage)
-        worst = max(worst, compare(dtype.array(beginning), within, storage, name).worst)
+        bound = workload.expected(name, expected[name], storage)
+        worst = max(worst, compare(dtype.array(beginning), bound, storage, name).worst)
     return worst

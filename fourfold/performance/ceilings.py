@@ -55,12 +55,12 @@ def measure(device: str) -> Ceilings:
         a, b = (torch.ones(extent, extent, dtype=tensor_type, device=device) for _ in range(2))
         # The layouts of a forward and a backward pass: their speeds differ by some per cent.
         products = ((a, b), (a, b.T), (a.T, b))
-        flops[name] = 2 * extent**3 / min(_fastest(clock, partial(torch.matmul, *both)) for both in products)
-    one = torch.empty(1, device=device)
+        flops[name] = 2 * extent**3 / min(_fastest(clock, partial(torch.matmul, *operands)) for operands in products)
+    scalar = torch.empty(1, device=device)
 
     def launches() -> None:
         for _ in range(LAUNCHES):
-            one.fill_(1.0)
+            scalar.fill_(1.0)
 
     return Ceilings(
         bytes_per_second=max(_bytes_per_second(clock, size, device) for size in SIZES[device]),

@@ -55,12 +55,12 @@ class Axis:
         Each kind of number, such as 2, 20 and 200, is there in every decade or in none.
         """
         of_a_decade = pixels / (self.high - self.low)
-        every = max(1, math.ceil(gap / of_a_decade))
+        stride = max(1, math.ceil(gap / of_a_decade))
         marks: list[float] = []
         for step in STEPS:
-            decades = range(math.floor(self.low), math.ceil(self.high) + 1, every)
-            more = [step * 10.0**d for d in decades if self.low <= math.log10(step * 10.0**d) <= self.high]
-            together = sorted([*marks, *more])
+            decades = range(math.floor(self.low), math.ceil(self.high) + 1, stride)
+            candidates = [step * 10.0**d for d in decades if self.low <= math.log10(step * 10.0**d) <= self.high]
+            together = sorted([*marks, *candidates])
             if all(math.log10(b / a) * of_a_decade >= gap for a, b in itertools.pairwise(together)):
                 marks = together
         return marks
@@ -130,9 +130,9 @@ def chart(
         if joined and len(of_series) > 1:
             path = " ".join(f"{x},{y}" for x, y in places)
             parts.append(f'<polyline class="{classes[name]}" points="{path}"/>')
-        for (across, up), point in zip(places, of_series):
+        for (left, top), point in zip(places, of_series):
             title = f"<title>{escape(point.title)}</title>"
-            parts.append(f'<circle class="{classes[name]}" cx="{across}" cy="{up}" r="4">{title}</circle>')
+            parts.append(f'<circle class="{classes[name]}" cx="{left}" cy="{top}" r="4">{title}</circle>')
     return "".join([*parts, "</svg>"])
 
 

@@ -46,10 +46,10 @@ class LaunchingOperators(torch_internals.dispatch_mode()):  # type: ignore[misc]
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and record it unless it only allocates, makes a view, or is one of ours."""
         kwargs = kwargs or {}
-        ours = operators.implementation(operator)
-        if ours is not None and not kwargs:
+        function = operators.implementation(operator)
+        if function is not None and not kwargs:
             with self:  # what it calls must be seen too
-                return ours(*args)
+                return function(*args)
         if torch_internals.namespace(operator) != "aten":
             self._record.refuse(f"{operator} is an operator of neither torch nor Fourfold")
         elif operator not in known_calls.MAKE and not torch_internals.is_view(operator):
@@ -58,22 +58,22 @@ class LaunchingOperators(torch_internals.dispatch_mode()):  # type: ignore[misc]
 
 
 def record_of(
-    call: Call, also: Callable[[LaunchRecord], AbstractContextManager] = lambda record: nullcontext()
+    call: Call, observe: Callable[[LaunchRecord], AbstractContextManager] = lambda record: nullcontext()
 ) -> LaunchRecord:
     """Make a call once, and return what it launched.
 
     Args:
         call: a call that has been made before, so that it neither compiles nor tunes.
-        also: a context that records more, given the record.
+        observe: a context that records more, given the record.
     """
-    names = {tensor.untyped_storage().data_ptr(): name for name, tensor in call.given.items() if tensor.numel()}
+    names = {tensor.untyped_storage().data_ptr(): name for name, tensor in call.arguments.items() if tensor.numel()}
 
     def name_of(tensor: torch.Tensor) -> str | None:
         return names.get(tensor.untyped_storage().data_ptr())
 
     with recording(name_of) as record:
         try:
-            with also(record), LaunchingOperators(record):
+            with observe(record), LaunchingOperators(record):
                 call.run(1)
         except Exception as error:  # a call that cannot be recorded is judged by its time
             record.refuse(f"{type(error).__name__}: {error}")
@@ -141,23 +141,23 @@ def describe(record: LaunchRecord, workload: Workload, codes: MutableMapping[str
         "sha256", the identity; "launches" and "torch", the first launches and operators in words; "kernels", the hashes
         of the code in order; "workload", a hash; and "unknown", why the identity says nothing, or "".
     """
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     of_workload = workload_sha256(workload)
     lines, kernels = [], dict[str, None]()
     unknown = record.unknown
     try:
         for event in record.events:
             line = _line(event) if isinstance(event, Launched) else event
-            whole.update(f"{line}\n{event.arguments if isinstance(event, Launched) else ''}\n".encode())
+            digest.update(f"{line}\n{event.arguments if isinstance(event, Launched) else ''}\n".encode())
             if isinstance(event, Launched):
                 lines.append(line)
                 kernels[event.code.sha256] = None
                 codes[event.code.sha256] = event.code
     except (ValueError, LookupError, struct.error) as error:  # a compiled file of a form that is not known
         unknown = unknown or f"{type(error).__name__}: {error}"
-    whole.update(f"{of_workload} {_settings() if record.others else ''}".encode())
+    digest.update(f"{of_workload} {_settings() if record.others else ''}".encode())
     return {
-        "sha256": whole.hexdigest(),
+        "sha256": digest.hexdigest(),
         "workload": of_workload,
         "launches": _first(lines, LAUNCHES_SHOWN),
         "kernels": list(kernels)[:LAUNCHES_SHOWN],
@@ -171,9 +171,9 @@ def _line(launched: Launched) -> str:
     return f"{launched.code.name} {launched.code.identity[:12]}: {launched.configuration}, arguments {arguments[:8]}"
 
 
-def _first(lines: Sequence[str], most: int) -> list[str]:
-    more = [f"and {len(lines) - most} more"] if len(lines) > most else []
-    return [line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines[:most]] + more
+def _first(lines: Sequence[str], limit: int) -> list[str]:
+    omission = [f"and {len(lines) - limit} more"] if len(lines) > limit else []
+    return [line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines[:limit]] + omission
 
 
 def _settings() -> tuple[Any, ...]:
@@ -234,29 +234,29 @@ def resources(codes: Mapping[str, Code]) -> dict[str, dict[str, Any]]:
 
 
 def differences(
-    now: Info | None, then: Info | None, kernels: Mapping[str, Any], former: Mapping[str, Any]
+    new: Info | None, old: Info | None, kernels: Mapping[str, Any], former: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield what differs between the launches of two runs of a benchmark; nothing if one was not recorded.
 
     Args:
-        now, then: what `describe` returned in either run.
+        new, then: what `describe` returned in either run.
         kernels, former: the `resources` of either run.
     """
-    if not now or not then or (now["sha256"] == then["sha256"] and not now["unknown"] and not then["unknown"]):
+    if not new or not old or (new["sha256"] == old["sha256"] and not new["unknown"] and not old["unknown"]):
         return
     lines = []
-    if why := now["unknown"] or then["unknown"]:
-        lines.append(f"what it launches is not known: {why}")
-    if now["workload"] != then["workload"]:
+    if unknown := new["unknown"] or old["unknown"]:
+        lines.append(f"what it launches is not known: {unknown}")
+    if new["workload"] != old["workload"]:
         lines.append("the workload is another one")
-    today, before = (
-        [known[sha256] for sha256 in info["kernels"] if sha256 in known]
-        for info, known in ((now, kernels), (then, former))
+    new_codes, old_codes = (
+        [codes[sha256] for sha256 in info["kernels"] if sha256 in codes]
+        for info, codes in ((new, kernels), (old, former))
     )
-    lines += [str(pair) for pair in pair_kernels(today, before) if not pair.same]
-    for part in ("launches", "torch"):
-        one: Counter[str] = Counter(now[part])
-        other: Counter[str] = Counter(then[part])
-        lines += [f"now: {line}" for line in (one - other).elements()]
-        lines += [f"was: {line}" for line in (other - one).elements()]
+    lines += [str(pair) for pair in pair_kernels(new_codes, old_codes) if not pair.same]
+    for category in ("launches", "torch"):
+        new_lines: Counter[str] = Counter(new[category])
+        old_lines: Counter[str] = Counter(old[category])
+        lines += [f"now: {line}" for line in (new_lines - old_lines).elements()]
+        lines += [f"was: {line}" for line in (old_lines - new_lines).elements()]
     yield from lines or ["the launches come in another order, or differ in what the record does not show"]

@@ -83,7 +83,7 @@ def drifts(
             drift = min(trends, key=lambda drift: drift.p)
             with_medians.append((drift, medians[-drift.runs :]))
     confirmed = []
-    for place, (drift, medians) in enumerate(sorted(with_medians, key=lambda each: each[0].p)):
+    for place, (drift, medians) in enumerate(sorted(with_medians, key=lambda pair: pair[0].p)):
         if drift.p * (len(WINDOWS) + 1) * (len(with_medians) - place) > LEVEL:
             break
         if math.log(drift.ratio) >= least[drift.name] and not _is_step(np.log(medians)):
@@ -94,8 +94,8 @@ def drifts(
 def unchanged_runs(keys: Sequence[str | None]) -> int:
     """Return how many runs, from the last one back, have the same key; 0 if the last one has none."""
     last, count = keys[-1] if keys else None, 0
-    for known in reversed(keys):
-        if last is None or known != last:
+    for key in reversed(keys):
+        if last is None or key != last:
             break
         count += 1
     return count
@@ -113,10 +113,10 @@ def trend(name: str, medians: Sequence[float]) -> Drift:
     reach = 1.96 * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
     low, high = (round((len(slopes) + sign * reach) / 2) for sign in (-1, 1))
     slope, lowest, highest = (
-        float(each) for each in (np.median(slopes), slopes[max(low, 0)], slopes[min(high, len(slopes) - 1)])
+        float(value) for value in (np.median(slopes), slopes[max(low, 0)], slopes[min(high, len(slopes) - 1)])
     )
-    ratio, least, most = (math.exp(each * (count - 1)) for each in (slope, lowest, highest))
-    return Drift(name, count, ratio, least, most, rise_probability(count, rises))
+    ratio, lower, upper = (math.exp(slope_of_run * (count - 1)) for slope_of_run in (slope, lowest, highest))
+    return Drift(name, count, ratio, lower, upper, rise_probability(count, rises))
 
 
 def rise_probability(count: int, rises: int) -> float:
@@ -136,13 +136,13 @@ def _orders_with_rises(count: int) -> tuple[int, ...]:
 
 def _is_step(logs: np.ndarray) -> bool:
     """Return whether two levels fit the medians better than one level with a slope after it, from any run on."""
-    at, count = np.arange(len(logs)), len(logs)
+    times, count = np.arange(len(logs)), len(logs)
     steps = [
         np.abs(logs[:place] - np.median(logs[:place])).sum() + np.abs(logs[place:] - np.median(logs[place:])).sum()
         for place in range(1, count)
     ]
     slopes = []
     for begin in range(count - SLOPE_RUNS):
-        model = np.stack([np.ones(count), np.clip(at - begin, 0, None)], axis=1)
+        model = np.stack([np.ones(count), np.clip(times - begin, 0, None)], axis=1)
         slopes.append(np.abs(logs - model @ np.linalg.lstsq(model, logs, rcond=None)[0]).sum())
     return bool(min(steps) <= min(slopes))

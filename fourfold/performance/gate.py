@@ -93,19 +93,19 @@ def run_spread(medians: Sequence[float]) -> float:
     return max(deviation, LEAST_SPREAD)
 
 
-def screen(name: str, now: float, then: float, spread: float) -> Change:
+def screen(name: str, new: float, old: float, spread: float) -> Change:
     """Run the first stage: "same" if a difference worth finding is ruled out, else "ambiguous".
 
     Args:
         name: the benchmark's full name.
-        now: today's median, in seconds.
-        then: the baseline's median, in seconds.
+        new: today's median, in seconds.
+        old: the baseline's median, in seconds.
         spread: the standard deviation of a run's log median.
     """
-    ratio, half = math.log(now / then), SCREEN_Z * math.sqrt(2) * spread
-    same = abs(ratio) + half < WORTH_FINDING
+    ratio, half = math.log(new / old), SCREEN_Z * math.sqrt(2) * spread
+    is_same = abs(ratio) + half < WORTH_FINDING
     return Change(
-        name, "same" if same else "ambiguous", math.exp(ratio), math.exp(ratio - half), math.exp(ratio + half), 1
+        name, "same" if is_same else "ambiguous", math.exp(ratio), math.exp(ratio - half), math.exp(ratio + half), 1
     )
 
 
@@ -124,7 +124,7 @@ def alternate(
     seconds: float,
     rng: np.random.Generator,
     epochs: int = EPOCHS,
-    now: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> np.ndarray:
     """Measure the baseline's code and today's in turns, and return one log ratio of today's time per epoch.
 
@@ -136,14 +136,14 @@ def alternate(
         seconds: the time for the turns of all epochs together.
         rng: chooses the order of each turn.
         epochs: the number of epochs.
-        now: the host's clock.
+        clock: the host's clock.
     """
     ratios = []
     for _ in range(epochs):
         then_round, now_round = pair()
         turns: list[float] = []
-        begun = now()
-        while len(turns) < FEWEST_TURNS or (len(turns) < MOST_TURNS and now() - begun < seconds / epochs):
+        start = clock()
+        while len(turns) < FEWEST_TURNS or (len(turns) < MOST_TURNS and clock() - start < seconds / epochs):
             inner, outer = (then_round, now_round) if rng.random() < 0.5 else (now_round, then_round)
             first, second, third, fourth = outer(), inner(), inner(), outer()
             difference = (math.log(first) + math.log(fourth) - math.log(second) - math.log(third)) / 2
@@ -158,14 +158,14 @@ def _shares(count: int) -> tuple[np.ndarray, np.ndarray]:
 
     The first row is of the sample, which has each value once; the others are of its RESAMPLES resamples.
     """
-    drawn = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
-    indices = np.sort(np.concatenate([np.arange(count)[None], drawn]))
+    resampled = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
+    indices = np.sort(np.concatenate([np.arange(count)[None], resampled]))
     cut = int(TRIMMED * count)
     inner = indices[:, cut : count - cut]
     winsorized = np.clip(indices, inner[:, :1], inner[:, -1:])
 
-    def shares(chosen: np.ndarray) -> np.ndarray:
-        return np.stack([(chosen == value).mean(axis=-1) for value in range(count)], axis=-1)
+    def shares(indices: np.ndarray) -> np.ndarray:
+        return np.stack([(indices == value).mean(axis=-1) for value in range(count)], axis=-1)
 
     return shares(inner), shares(winsorized)
 
@@ -214,9 +214,9 @@ class Estimate:
             return float(self.mean == 0)
         t = self.mean / self.error
         count = len(self.studentized)
-        above = count - int(np.searchsorted(self.studentized, t, side="left"))
-        below = int(np.searchsorted(self.studentized, t, side="right"))
-        return min(1.0, 2 * (min(above, below) + 1) / (count + 1))
+        at_least = count - int(np.searchsorted(self.studentized, t, side="left"))
+        at_most = int(np.searchsorted(self.studentized, t, side="right"))
+        return min(1.0, 2 * (min(at_least, at_most) + 1) / (count + 1))
 
     def interval(self, level: float) -> tuple[float, float]:
         """Return the confidence interval that misses the true mean with probability `level`."""
@@ -253,9 +253,9 @@ def decide(
         level = FAMILY_LEVEL / (benchmarks - rank)
         rejecting &= estimate.p_value <= level
         low, high = estimate.interval(level)
-        least = least_of.get(name, LEAST)
-        worth_finding = max(least, WORTH_FINDING)
-        if rejecting and abs(estimate.mean) >= least:
+        smallest = least_of.get(name, LEAST)
+        worth_finding = max(smallest, WORTH_FINDING)
+        if rejecting and abs(estimate.mean) >= smallest:
             verdict = "slower" if estimate.mean > 0 else "faster"
         elif low > -worth_finding and high < worth_finding:
             verdict = "same"
@@ -265,16 +265,16 @@ def decide(
     return changes
 
 
-def unconfirmed(suspect: Change, why: str) -> Change:
+def unconfirmed(suspect: Change, reason: str) -> Change:
     """Return the "ambiguous" verdict of a suspect that could not be measured again."""
-    return replace(suspect, verdict="ambiguous", why=why)
+    return replace(suspect, verdict="ambiguous", why=reason)
 
 
-def match_benchmarks(now: Iterable[str], then: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
+def match_benchmarks(new: Iterable[str], old: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
     """Return the benchmarks of both runs, those of the baseline only, and those of today's run only."""
-    today, before = dict.fromkeys(now), dict.fromkeys(then)
+    new_names, old_names = dict.fromkeys(new), dict.fromkeys(old)
     return (
-        [name for name in today if name in before],
-        [name for name in before if name not in today],
-        [name for name in today if name not in before],
+        [name for name in new_names if name in old_names],
+        [name for name in old_names if name not in new_names],
+        [name for name in new_names if name not in old_names],
     )

@@ -54,13 +54,13 @@ def add_waits(source: str, address: int) -> str:
     """Return CUDA C++ in which each kernel first waits for the length that is stored at `address`."""
     parts, end = [], 0
     for kernel in re.finditer(r"\b__global__\b", source):
-        depth, at = 0, kernel.end()
-        while depth or source[at] not in "{;":
-            depth += {"(": 1, ")": -1}.get(source[at], 0)
-            at += 1
-        if source[at] == "{":
-            parts += [source[end : at + 1], WAIT % address]
-            end = at + 1
+        depth, position = 0, kernel.end()
+        while depth or source[position] not in "{;":
+            depth += {"(": 1, ")": -1}.get(source[position], 0)
+            position += 1
+        if source[position] == "{":
+            parts += [source[end : position + 1], WAIT % address]
+            end = position + 1
     return "".join([*parts, source[end:]])
 
 
@@ -91,8 +91,8 @@ class GateTrial:
                 f"planted {100 * slowdown:g}%, measured {measured[0]:+.1%} to {measured[-1]:+.1%}:"
                 f" {slower} of {len(changes)} called slower"
             )
-        for name, what in self.not_planted.items():
-            yield f"not planted: {', '.join(what)} in {gate.short_name(name)}"
+        for name, slowdowns in self.not_planted.items():
+            yield f"not planted: {', '.join(slowdowns)} in {gate.short_name(name)}"
         for slowdown, changes in self.changes.items():
             for change in changes:
                 if (change.verdict == "slower") != (slowdown != UNCHANGED) or change.verdict == "faster":
@@ -101,10 +101,10 @@ class GateTrial:
 
 @dataclass(frozen=True)
 class Waits:
-    """Two copies of today's code with a wait in each kernel: of length 0 in `then`, of a chosen length in `now`."""
+    """Two copies of today's code that wait in each kernel: `reference` for no time, `slowed` for a chosen length."""
 
-    then: Baseline
-    now: Baseline
+    reference: Baseline
+    slowed: Baseline
     lengths: torch.Tensor
 
     @classmethod
@@ -114,19 +114,19 @@ class Waits:
         today = sources.read_sources({})
         # Another process may use the same address and so have the same archive. The random bytes keep the copies apart,
         # so that neither process removes the other's.
-        nobody_elses = {"trial": uuid.uuid4().bytes}
+        unique = {"trial": uuid.uuid4().bytes}
 
         def copy(length: torch.Tensor) -> Baseline:
             files = {
                 name: add_waits(text.decode(), length.data_ptr()).encode() if name.endswith(".cu") else text
                 for name, text in today.items()
             }
-            return Baseline(sources.save(directory, files | nobody_elses))
+            return Baseline(sources.save(directory, files | unique))
 
         return cls(copy(lengths[0]), copy(lengths[1]), lengths)
 
     def wait(self, length: int) -> None:
-        """Set the wait of `now`'s kernels from the next launch on."""
+        """Set the wait of `slowed`'s kernels from the next launch on."""
         self.lengths[1] = length
 
 
@@ -141,18 +141,18 @@ def length_for(slowdown: float, seconds: float, measured: Callable[[int], float]
     """
     target = math.log1p(slowdown)
     low, high = (0, 0.0), (0, math.inf)  # a length and its log ratio; a length of 0 in `high` means none yet
-    nearest, least = 0, math.inf
+    nearest, distance = 0, math.inf
     for _ in range(MOST_STEPS):
         ratio = measured(length)
-        if abs(ratio - target) < least:
-            nearest, least = length, abs(ratio - target)
+        if abs(ratio - target) < distance:
+            nearest, distance = length, abs(ratio - target)
         if ratio < target:
             low = length, max(ratio, 0.0)
         else:
             high = length, ratio
         # The wait alone is now longer than the call was, and still changes little: the call launches no kernel.
         without_effect = not high[0] and length * SECONDS_OF_A_STEP > seconds
-        if least <= NEAR * target or without_effect or 0 < high[0] <= low[0] + 1:
+        if distance <= NEAR * target or without_effect or 0 < high[0] <= low[0] + 1:
             break
         if not high[0]:
             length *= 4
@@ -160,7 +160,7 @@ def length_for(slowdown: float, seconds: float, measured: Callable[[int], float]
             # Interpolate linearly between the two, but stay away from both ends.
             share = (target - low[1]) / (high[1] - low[1])
             length = low[0] + max(1, round((high[0] - low[0]) * min(max(share, 0.1), 0.9)))
-    return nearest if least <= FAR * target else None
+    return nearest if distance <= FAR * target else None
 
 
 def trial(run: TimedRun, seconds: float, planted: Sequence[float], say: Callable[[str], None]) -> GateTrial:
@@ -174,7 +174,7 @@ def trial(run: TimedRun, seconds: float, planted: Sequence[float], say: Callable
     """
     timed = [name for name, measurement in run.timed.items() if measurement.gated]
     ratios: dict[float, dict[str, np.ndarray]] = {slowdown: {} for slowdown in (UNCHANGED, *planted)}
-    remaining = 0
+    untried = 0
     not_planted: dict[str, list[str]] = {}
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as directory:
@@ -183,23 +183,23 @@ def trial(run: TimedRun, seconds: float, planted: Sequence[float], say: Callable
         try:
             for position, name in enumerate(timed, 1):
                 say(f"[{position}/{len(timed)}] {name}")
-                missing = not_planted.setdefault(name, [])
+                not_reached = not_planted.setdefault(name, [])
                 try:
                     for slowdown, log_ratios in try_slowdowns(run, name, unchanged, waits, rng, seconds, planted):
                         if log_ratios is None:
-                            missing.append(f"{100 * slowdown:g}%")
+                            not_reached.append(f"{100 * slowdown:g}%")
                         else:
                             ratios[slowdown][name] = log_ratios
                 except Exception as error:  # one benchmark's error must not lose the results of the others
-                    missing.append(f"{type(error).__name__}: {error}")
+                    not_reached.append(f"{type(error).__name__}: {error}")
                 except KeyboardInterrupt:
-                    remaining = len(timed) - position + 1
+                    untried = len(timed) - position + 1
                     break
         finally:
-            for copy in (waits.then, waits.now):
+            for copy in (waits.reference, waits.slowed):
                 shutil.rmtree(copy.directory, ignore_errors=True)
-    changes = {slowdown: gate.decide(of, len(timed), run.least_differences) for slowdown, of in ratios.items()}
-    return GateTrial(changes, {name: missing for name, missing in not_planted.items() if missing}, remaining)
+    changes = {slowdown: gate.decide(logs, len(timed), run.least_differences) for slowdown, logs in ratios.items()}
+    return GateTrial(changes, {name: not_reached for name, not_reached in not_planted.items() if not_reached}, untried)
 
 
 def try_slowdowns(
@@ -217,8 +217,8 @@ def try_slowdowns(
     yield UNCHANGED, gate.alternate(pair, seconds, rng)
     if measurement.contender != "cuda" or measurement.direction == HOST or not planted:
         return
-    then, now = (load(side, measurement, {}) for side in (waits.then, waits.now))
-    pair = run.bench.against(measurement, then, rng, now)
+    old, new = (load(side, measurement, {}) for side in (waits.reference, waits.slowed))
+    pair = run.bench.against(measurement, old, rng, new)
     first = 1
     for slowdown in planted:
         length = length_for(slowdown, run.medians[name], partial(measure_wait, waits, pair, rng), first)

@@ -60,10 +60,10 @@ class BaselineHistory:
 
     def unchanged(self, today: Mapping[str, float], keys: Mapping[str, str | None]) -> dict[str, int]:
         """Return how many of the last runs had today's code, by benchmark, given today's medians and keys."""
-        before = self._former_runs(today)
+        indices = self._former_runs(today)
         return {
-            name: unchanged_runs([*(self._former_keys[i].get(name) for i in before if name in self.former[i]), known])
-            for name, known in keys.items()
+            name: unchanged_runs([*(self._former_keys[i].get(name) for i in indices if name in self.former[i]), key])
+            for name, key in keys.items()
         }
 
     def _former_runs(self, today: Mapping[str, float]) -> list[int]:
@@ -81,13 +81,14 @@ class BaselineHistory:
 
 
 def _medians(run: Mapping[str, Any]) -> dict[str, float]:
-    return {one["fullname"]: one["stats"]["median"] for one in run["benchmarks"]}
+    return {entry["fullname"]: entry["stats"]["median"] for entry in run["benchmarks"]}
 
 
 def _keys(run: Mapping[str, Any]) -> dict[str, str | None]:
-    of = run["machine_info"].get("fourfold", {})
+    info = run["machine_info"].get("fourfold", {})
     return {
-        one["fullname"]: code_identity.key(one.get("extra_info", {}).get("launched"), of) for one in run["benchmarks"]
+        entry["fullname"]: code_identity.key(entry.get("extra_info", {}).get("launched"), info)
+        for entry in run["benchmarks"]
     }
 
 
@@ -141,32 +142,32 @@ class Gated:
     on_gpu: bool = True
 
     @classmethod
-    def of(cls, run: TimedRun, record: BaselineHistory, again: Remeasuring | None) -> Gated:
+    def of(cls, run: TimedRun, record: BaselineHistory, settings: Remeasuring | None) -> Gated:
         """Compare a run with a record.
 
         Args:
             run: the finished run.
             record: the baseline and the history.
-            again: the settings for measuring suspects again; None to skip that.
+            settings: the settings for measuring suspects again; None to skip that.
         """
-        then = record.medians
-        common, missing, new = gate.match_benchmarks(run.medians, then)
+        medians = record.medians
+        common, missing, new = gate.match_benchmarks(run.medians, medians)
         gated = [name for name in common if name in run.timed and run.timed[name].gated]
         launched = run.launched
         keys = {name: code_identity.key(launched.get(name), record.machine) for name in gated}
-        changes = {name: gate.screen(name, run.medians[name], then[name], record.spread(name)) for name in gated}
-        same = [name for name in gated if keys[name] is not None and keys[name] == record.keys[name]]
-        changes |= {name: gate.same_code_change(changes[name]) for name in same}
+        changes = {name: gate.screen(name, run.medians[name], medians[name], record.spread(name)) for name in gated}
+        same_code = [name for name in gated if keys[name] is not None and keys[name] == record.keys[name]]
+        changes |= {name: gate.same_code_change(changes[name]) for name in same_code}
         suspects = [name for name, change in changes.items() if change.verdict != "same"]
-        if again is not None and suspects:
-            changes |= confirm(run, record, [changes[name] for name in suspects], len(gated) - len(same), again)
+        if settings is not None and suspects:
+            changes |= confirm(run, record, [changes[name] for name in suspects], len(gated) - len(same_code), settings)
         kernels = {name: _kernel(run.bench.implementation(run.timed[name])) for name in suspects}
-        before = record.baseline.get("static", {}).get("kernels", {})
-        worse = list(static.regressions(run.static["kernels"], before))
+        old_kernels = record.baseline.get("static", {}).get("kernels", {})
+        worse = list(static.regressions(run.static["kernels"], old_kernels))
         if "error" in run.static:
             worse.append(f"what kernels need is not known: {run.static['error']}")
-        was = record.baseline["machine_info"].get("fourfold", {})
-        runs, least = record.runs(run.medians), {name: run.least_differences[name] for name in gated}
+        old_machine = record.baseline["machine_info"].get("fourfold", {})
+        runs, least_differences = record.runs(run.medians), {name: run.least_differences[name] for name in gated}
         unchanged = record.unchanged(run.medians, keys)
         return cls(
             changes=list(changes.values()),
@@ -176,11 +177,11 @@ class Gated:
             new=new,
             beside=len(common) - len(gated),
             static=worse,
-            changed=machine.differences(record.machine, was),
-            confirmed=again is not None,
-            drifts=drifts(runs, least, unchanged),
+            changed=machine.differences(record.machine, old_machine),
+            confirmed=settings is not None,
+            drifts=drifts(runs, least_differences, unchanged),
             code={name: lines for name in suspects if (lines := _differences(run, record, name))},
-            machine_drifts=[drift for drift in drifts(runs, least) if drift.runs <= unchanged[drift.name]],
+            machine_drifts=[drift for drift in drifts(runs, least_differences) if drift.runs <= unchanged[drift.name]],
             on_gpu=record.machine.get("device") != "cpu",
         )
 
@@ -191,8 +192,8 @@ class Gated:
 
     def lines(self) -> Iterator[str]:
         """Yield the summary for the terminal: what differs, and each change that the medians did not settle."""
-        for key, (now, then) in self.changed.items():
-            yield f"{key} is {now}, but was {then}"
+        for key, (new, old) in self.changed.items():
+            yield f"{key} is {new}, but was {old}"
         yield from _list_names("missing: the baseline has them", self.missing)
         yield from _list_names("new: the baseline does not have them", self.new)
         for worse in self.static:
@@ -215,19 +216,19 @@ class Gated:
         yield from map(str, self.drifts)
         for drift in self.machine_drifts:
             yield f"{drift}: its code has been the same, so this is of the machine"
-        judged = len(self.changes) - len(by_code)
+        count = len(self.changes) - len(by_code)
         for change in self.slower:
             yield (
                 f"{self.kernels[change.name]} is slower: {change.ratio - 1:+.1%} of its time, {change.low - 1:+.1%}"
-                f" to {change.high - 1:+.1%} at {1 - gate.FAMILY_LEVEL:.0%} for all {judged} benchmarks"
+                f" to {change.high - 1:+.1%} at {1 - gate.FAMILY_LEVEL:.0%} for all {count} benchmarks"
                 f" together, in {change.name}"
             )
             yield from (f"  {line}" for line in self.code.get(change.name, ()))
 
 
-def _clocks(same: Sequence[gate.Change]) -> Iterator[str]:
+def _clocks(changes: Sequence[gate.Change]) -> Iterator[str]:
     """Return benchmarks of the same code whose times still differ, the largest difference first."""
-    differing = sorted(filter(gate.clock_differs, same), key=lambda change: -abs(math.log(change.ratio)))
+    differing = sorted(filter(gate.clock_differs, changes), key=lambda change: -abs(math.log(change.ratio)))
     for change in differing[:SHOWN]:
         yield f"{change}; the difference is of the machine"
     if len(differing) > SHOWN:
@@ -235,37 +236,37 @@ def _clocks(same: Sequence[gate.Change]) -> Iterator[str]:
 
 
 def _differences(run: TimedRun, record: BaselineHistory, name: str) -> list[str]:
-    (then,) = (one.get("extra_info", {}) for one in record.baseline["benchmarks"] if one["fullname"] == name)
-    now = run.launched.get(name)
-    if now is None or "launched" not in then:
+    (info,) = (entry.get("extra_info", {}) for entry in record.baseline["benchmarks"] if entry["fullname"] == name)
+    launched = run.launched.get(name)
+    if launched is None or "launched" not in info:
         return []
     former = record.baseline.get("launched_kernels", {})
-    return list(code_identity.differences(now, then["launched"], run.launched_kernels, former))
+    return list(code_identity.differences(launched, info["launched"], run.launched_kernels, former))
 
 
 def confirm(
-    run: TimedRun, record: BaselineHistory, suspects: Sequence[Change], benchmarks: int, again: Remeasuring
+    run: TimedRun, record: BaselineHistory, suspects: Sequence[Change], benchmarks: int, settings: Remeasuring
 ) -> dict[str, Change]:
     """Measure suspects again, with the baseline's code and today's in turns, and return their verdicts by benchmark."""
-    again.say("")
-    again.say(
-        f"{len(suspects)} of {benchmarks} may have changed; each is measured again for {again.seconds:g} s and more"
+    settings.say("")
+    settings.say(
+        f"{len(suspects)} of {benchmarks} may have changed; each is measured again for {settings.seconds:g} s and more"
     )
-    recorded = record.baseline.get("sources", {})
+    sources = record.baseline.get("sources", {})
     rng = np.random.default_rng(0)
     ratios: dict[str, np.ndarray] = {}
     changes: dict[str, Change] = {}
-    baseline, why = _baseline(again.directories, recorded)
+    baseline, reason = _baseline(settings.directories, sources)
     for position, suspect in enumerate(suspects, 1):
-        again.say(f"[{position}/{len(suspects)}] {suspect.name}")
+        settings.say(f"[{position}/{len(suspects)}] {suspect.name}")
         if baseline is None:
-            changes[suspect.name] = gate.unconfirmed(suspect, why)
+            changes[suspect.name] = gate.unconfirmed(suspect, reason)
             continue
         measurement = run.timed[suspect.name]
         try:
-            former = load(baseline, measurement, recorded["candidates"])
+            former = load(baseline, measurement, sources["candidates"])
             pair = run.bench.against(measurement, former, rng)
-            ratios[suspect.name] = gate.alternate(pair, again.seconds, rng)
+            ratios[suspect.name] = gate.alternate(pair, settings.seconds, rng)
         except SourceError as error:
             changes[suspect.name] = gate.unconfirmed(suspect, str(error))
         except Exception as error:  # the baseline's code failed where today's did not
@@ -273,17 +274,17 @@ def confirm(
     return changes | {change.name: change for change in gate.decide(ratios, benchmarks, run.least_differences)}
 
 
-def _baseline(directories: Sequence[Path], recorded: Mapping[str, Any]) -> tuple[Baseline | None, str]:
+def _baseline(directories: Sequence[Path], sources: Mapping[str, Any]) -> tuple[Baseline | None, str]:
     """Return the sources of a record, from the first of some directories that has them; or why none has."""
-    why = ["the record does not say of which sources it is"]
-    if recorded:
-        why = []
+    reasons = ["the record does not say of which sources it is"]
+    if sources:
+        reasons = []
         for directory in directories:
             try:
-                return Baseline(directory / "sources" / f"{recorded['sha256']}.zip"), ""
+                return Baseline(directory / "sources" / f"{sources['sha256']}.zip"), ""
             except SourceError as error:
-                why.append(str(error))
-    return None, "; ".join(dict.fromkeys(why))
+                reasons.append(str(error))
+    return None, "; ".join(dict.fromkeys(reasons))
 
 
 def load(baseline: Baseline, measurement: Measurement, candidates: Mapping[str, str]) -> Function:
@@ -312,7 +313,7 @@ def _kernel(function: Function) -> str:
     return f"{function.__module__}.{getattr(function, '__qualname__', function)}"
 
 
-def _list_names(what: str, names: Sequence[str]) -> Iterator[str]:
+def _list_names(heading: str, names: Sequence[str]) -> Iterator[str]:
     if names:
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        yield f"{len(names)} {what}: {', '.join(map(gate.short_name, names[:SHOWN]))}{more}"
+        omission = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        yield f"{len(names)} {heading}: {', '.join(map(gate.short_name, names[:SHOWN]))}{omission}"

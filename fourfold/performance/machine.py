@@ -91,18 +91,18 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
 
 
-def differences(now: Mapping[str, str], then: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def differences(new: Mapping[str, str], old: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Return the entries that differ, each as a pair of now and then."""
-    keys = dict.fromkeys((*now, *then))
-    return {key: (now.get(key, ""), then.get(key, "")) for key in keys if now.get(key, "") != then.get(key, "")}
+    keys = dict.fromkeys((*new, *old))
+    return {key: (new.get(key, ""), old.get(key, "")) for key in keys if new.get(key, "") != old.get(key, "")}
 
 
-def incomparable(now: Mapping[str, str], then: Mapping[str, str]) -> str | None:
+def incomparable(new: Mapping[str, str], old: Mapping[str, str]) -> str | None:
     """Return why the times of two machines must not be compared, or None if they may be."""
-    if not then:
+    if not old:
         return "the baseline does not say which machine it is of: it was not recorded by this project's benchmarks"
-    other = [f"{key} is {a!r}, but was {b!r}" for key, (a, b) in differences(now, then).items() if key in IDENTITY]
-    return "the baseline is of another machine: " + "; ".join(other) if other else None
+    mismatches = [f"{key} is {a!r}, but was {b!r}" for key, (a, b) in differences(new, old).items() if key in IDENTITY]
+    return "the baseline is of another machine: " + "; ".join(mismatches) if mismatches else None
 
 
 @functools.cache

@@ -174,8 +174,8 @@ def measurements(
 def peers_of(operation: Operation) -> list[Contender]:
     """Return the contenders beside which a kernel is timed: the operation in torch first, then `peers`."""
     reference = reference_of(operation)
-    own = None if is_known(operation) else reference
-    return [Contender("torch", lambda: reference), *starmap(Contender, peers(operation.name, own).items())]
+    fallback = None if is_known(operation) else reference
+    return [Contender("torch", lambda: reference), *starmap(Contender, peers(operation.name, fallback).items())]
 
 
 def workloads_of(
@@ -186,21 +186,21 @@ def workloads_of(
     Raises:
         ValueError: the operation has no cases of chosen sizes, or does not allow these.
     """
-    chosen = [sizes] if isinstance(sizes, Mapping) else sizes
-    if not chosen:
+    choices = [sizes] if isinstance(sizes, Mapping) else sizes
+    if not choices:
         return operation.workloads[device]
     sized = operation.sized
     if sized is None:
         raise ValueError(f"sizes: {operation.name} has no cases of chosen sizes; only a declared operation has")
     workloads = {}
-    for named in chosen:
-        each = {LEADING if axis == "rows" and axis not in sized.axes else axis: size for axis, size in named.items()}
-        if unknown := each.keys() - {*sized.axes, *axes_of(operation)}:
-            there = ", ".join(sized.axes)
-            raise ValueError(f"sizes: {operation.name} has no axis {', '.join(sorted(unknown))}; there are {there}")
-        operation.of_sizes({axis: (size, size) for axis, size in each.items()})  # raises an error that names the axis
-        workloads["_".join(f"{axis}_{size}" for axis, size in named.items())] = whole(
-            sized.make({**sized.axes, **each})
+    for choice in choices:
+        shape = {LEADING if axis == "rows" and axis not in sized.axes else axis: size for axis, size in choice.items()}
+        if unknown := shape.keys() - {*sized.axes, *axes_of(operation)}:
+            axes = ", ".join(sized.axes)
+            raise ValueError(f"sizes: {operation.name} has no axis {', '.join(sorted(unknown))}; there are {axes}")
+        operation.of_sizes({axis: (size, size) for axis, size in shape.items()})  # raises an error that names the axis
+        workloads["_".join(f"{axis}_{size}" for axis, size in choice.items())] = whole(
+            sized.make({**sized.axes, **shape})
         )
     return workloads
 
@@ -214,19 +214,19 @@ def measurements_of(
     operation: Operation, dtype: str, device: str, contenders: Sequence[Contender], workloads: Mapping[str, Make]
 ) -> Iterator[Measurement]:
     """Yield the measurements of contenders that are compared with each other, group by group."""
-    gradients = all(each.claims.gradients for each in contenders)
-    kernel = next((each.kernel for each in contenders if each.kernel), "")
+    gradients = all(contender.claims.gradients for contender in contenders)
+    kernel = next((contender.kernel for contender in contenders if contender.kernel), "")
     directions = directions_of(operation) if gradients else DIRECTIONS[:1]
     for workload, make in workloads.items():
         for direction in (*directions, *([HOST] if device == "cuda" else [])):
-            for each in contenders:
+            for contender in contenders:
                 yield Measurement(
                     operation=operation,
                     workload=workload,
                     make=make,
                     dtype=dtype,
                     direction=direction,
-                    of=each,
+                    of=contender,
                     clock=clock_for(device, direction),
                     kernel=kernel,
                 )
@@ -333,7 +333,7 @@ class Bench:
         backend = measurement.cell and measurement.cell.backend
         if backend not in ("triton", "cuda", CANDIDATE) or self.device != "cuda" or measurement.direction == HOST:
             return None
-        record = code_identity.on_gpu(runnable.one)
+        record = code_identity.on_gpu(runnable.single_call)
         if backend == CANDIDATE:
             try:
                 if not isinstance(runnable, Replay):
@@ -371,18 +371,18 @@ class Bench:
             runnable, _ = self.prepare(measurement, clock, implementation, was_replayed)
             runs = max(1, calls // runnable.calls_per_run) if isinstance(clock, HostClock) else 1
             clock.calls = runs * runnable.calls_per_run
-            before = self.between_rounds(runnable, clock)
-            timed = partial(one_round, clock, partial(runnable.run, runs), before)
+            setup = self.between_rounds(runnable, clock)
+            timed = partial(one_round, clock, partial(runnable.run, runs), setup)
             timed()
             return timed
 
         def pair() -> tuple[Round, Round]:
             newer = today or self.implementation(measurement)
             if rng.random() < 0.5:
-                then = side(former)
-                return then, side(newer)
-            now = side(newer)
-            return side(former), now
+                former_seconds = side(former)
+                return former_seconds, side(newer)
+            newer_seconds = side(newer)
+            return side(former), newer_seconds
 
         return pair
 
@@ -417,12 +417,12 @@ class Bench:
             MeasuringError: the time is shorter than the device's ceilings allow.
         """
         clock, workload = measurement.clock, self.workload(measurement)
-        runnable, how = self.prepare(measurement, clock)
+        runnable, timed = self.prepare(measurement, clock)
         launched = self.launched(measurement, runnable)
-        before = self.between_rounds(runnable, clock)
+        setup = self.between_rounds(runnable, clock)
         states = [machine.gpu_state(self.device)]
-        rounds = plan_rounds(clock, runnable, before, least_rounds, most_seconds)
-        benchmark.pedantic(runnable.run, args=(rounds.calls,), setup=before, rounds=rounds.rounds)
+        rounds = plan_rounds(clock, runnable, setup, least_rounds, most_seconds)
+        benchmark.pedantic(runnable.run, args=(rounds.calls,), setup=setup, rounds=rounds.rounds)
         states.append(machine.gpu_state(self.device))
         cost = cost_of(measurement.operation, workload, measurement.direction)
         seconds = pytest_benchmark_internals.median_of(benchmark)
@@ -434,7 +434,7 @@ class Bench:
             "contender": measurement.contender,
             "device": self.device,
             "shapes": {name: list(array.shape) for name, array in workload.case.inputs.items()},
-            "timed": f"{how}, waiting for the host" if getattr(clock, "waits_for_host", False) else how,
+            "timed": f"{timed}, waiting for the host" if getattr(clock, "waits_for_host", False) else timed,
             "late_rounds": getattr(clock, "late_rounds", 0),
             "calls_per_round": clock.calls,
             "bytes": cost.bytes,
@@ -480,18 +480,18 @@ def achieved_rates(ceilings: Ceilings, cost: Cost, dtype: str, seconds: float) -
         MeasuringError: the call is faster than the ceilings allow.
     """
     fraction = ceilings.least_seconds(cost, dtype) / seconds
-    moved, computed = cost.bytes / seconds, cost.flops / seconds
+    bandwidth, flops = cost.bytes / seconds, cost.flops / seconds
     rates = {
-        "bytes_per_second": moved,
-        "flops_per_second": computed,
+        "bytes_per_second": bandwidth,
+        "flops_per_second": flops,
         "fraction_of_ceiling": fraction if cost.bytes or cost.flops else None,
         "empty_launches": seconds / ceilings.launch_seconds,
     }
     moves = replace(cost, bytes=max(cost.bytes - ceilings.cache_bytes, 0))
     if ceilings.least_seconds(moves, dtype) > seconds:
         raise MeasuringError(
-            f"{seconds:.3g} s is {fraction:.0%} of what this device can do: {moved:.3g} bytes/s of at most"
-            f" {ceilings.bytes_per_second:.3g}, {computed:.3g} flop/s of at most {ceilings.flops_per_second[dtype]:.3g}"
+            f"{seconds:.3g} s is {fraction:.0%} of what this device can do: {bandwidth:.3g} bytes/s of at most"
+            f" {ceilings.bytes_per_second:.3g}, {flops:.3g} flop/s of at most {ceilings.flops_per_second[dtype]:.3g}"
         )
     return rates
 
@@ -499,12 +499,12 @@ def achieved_rates(ceilings: Ceilings, cost: Cost, dtype: str, seconds: float) -
 def ratios(benchmarks: Sequence[Mapping[str, Any]]) -> None:
     """Add to each benchmark's extra_info the ratios of its median to those of its group's other contenders."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
-    for one in benchmarks:
-        groups.setdefault(one["group"], []).append(one)
+    for entry in benchmarks:
+        groups.setdefault(entry["group"], []).append(entry)
     for group in groups.values():
-        medians = {one["extra_info"].get("contender"): one["stats"]["median"] for one in group}
-        for one in group:
-            own = one["extra_info"].get("contender")
-            one["extra_info"]["ratio_to"] = {
-                name: medians[own] / median for name, median in medians.items() if name != own and median
+        medians = {entry["extra_info"].get("contender"): entry["stats"]["median"] for entry in group}
+        for entry in group:
+            contender = entry["extra_info"].get("contender")
+            entry["extra_info"]["ratio_to"] = {
+                name: medians[contender] / median for name, median in medians.items() if name != contender and median
             }

@@ -67,11 +67,11 @@ def attention(
     v: torch.Tensor,
     causal: bool = False,
     scale: float | None = None,
-    **given: Any,
+    **options: Any,
 ) -> torch.Tensor:
     """Call torch's own kernel, of one sequence, or of packed ones as nested tensors with keys for each head."""
-    q_offsets, k_offsets = given.get("q_offsets"), given.get("k_offsets")
-    if max(given.get("window", (-1, -1))) >= 0 or given.get("slopes") is not None:
+    q_offsets, k_offsets = options.get("q_offsets"), options.get("k_offsets")
+    if max(options.get("window", (-1, -1))) >= 0 or options.get("slopes") is not None:
         raise NotImplementedError("torch has no window and no slopes without a mask")
     if q_offsets is None:
         if causal and len(q) != len(k):
@@ -98,11 +98,11 @@ def paged_attention(
 ) -> torch.Tensor:
     """Gather all pages that the table has room for, and call torch's own kernel with a mask."""
     tokens = torch.arange(page_table.shape[1] * k_cache.shape[1], device=q.device)
-    there = tokens < lengths[:, None]
-    table = page_table.long().where(there[:, :: k_cache.shape[1]], 0)
-    k, v = (x[table].flatten(1, 2).where(there[..., None, None], 0).transpose(1, 2) for x in (k_cache, v_cache))
+    is_used = tokens < lengths[:, None]
+    table = page_table.long().where(is_used[:, :: k_cache.shape[1]], 0)
+    k, v = (x[table].flatten(1, 2).where(is_used[..., None, None], 0).transpose(1, 2) for x in (k_cache, v_cache))
     grouped = q.shape[1] != k.shape[1]
-    mask = there[:, None, None]
+    mask = is_used[:, None, None]
     return F.scaled_dot_product_attention(q[:, :, None], k, v, mask, scale=scale, enable_gqa=grouped)[:, :, 0]
 
 
@@ -125,8 +125,8 @@ LIBRARIES: Mapping[str, Function] = {
 def _call_on_rows(kernel: Function) -> Function:
     """Return a kernel of matrices, on the rows of a tensor with any number of axes."""
 
-    def on_rows(x: torch.Tensor, *others: torch.Tensor, **parameters: Any) -> torch.Tensor:
-        return kernel(x.reshape(-1, x.shape[-1]), *others, **parameters).reshape(x.shape)
+    def on_rows(x: torch.Tensor, *tensors: torch.Tensor, **parameters: Any) -> torch.Tensor:
+        return kernel(x.reshape(-1, x.shape[-1]), *tensors, **parameters).reshape(x.shape)
 
     return on_rows
 
@@ -182,9 +182,9 @@ class _LigerCrossEntropy(torch.autograd.Function):
         reduction: str,
         module: Any,
     ) -> torch.Tensor:
-        given = logits.clone().requires_grad_() if ctx.needs_input_grad[0] else logits
+        scores = logits.clone().requires_grad_() if ctx.needs_input_grad[0] else logits
         loss, *_, gradient = module.cross_entropy_forward(
-            given, target, None, ignored, 0.0, smoothing, reduction, None, False
+            scores, target, None, ignored, 0.0, smoothing, reduction, None, False
         )
         ctx.save_for_backward(gradient)
         ctx.module = module
@@ -359,7 +359,7 @@ INSTALLED: Mapping[str, tuple[str, Mapping[str, tuple[str, Callable[[Any], Funct
             ),
             "cross_entropy": (
                 "fused.cross_entropy_loss",
-                lambda gems: lambda logits, target, **rest: gems.cross_entropy_loss(logits, target, **rest),
+                lambda gems: lambda logits, target, **kwargs: gems.cross_entropy_loss(logits, target, **kwargs),
             ),
             "swiglu": ("fused.silu_and_mul", lambda gems: lambda gate, up: gems.silu_and_mul(gate, up)),
             "topk": ("ops.topk", lambda gems: lambda x, k, largest=True: gems.topk(x, k, -1, largest)),
@@ -375,11 +375,11 @@ def _installed(operation: str) -> dict[str, Callable[[], Function]]:
     makers: dict[str, Callable[[], Function]] = {}
     for name, (package, kernels) in INSTALLED.items():
         if operation in kernels and importlib.util.find_spec(package.partition(".")[0]):
-            module, made = kernels[operation]
+            module, wrap = kernels[operation]
 
-            def make(package: str = package, module: str = module, made: Callable[[Any], Function] = made) -> Function:
+            def make(package: str = package, module: str = module, wrap: Callable[[Any], Function] = wrap) -> Function:
                 # Not as an attribute of the package, which may have a function of the module's name.
-                return made(importlib.import_module(f"{package}.{module}"))
+                return wrap(importlib.import_module(f"{package}.{module}"))
 
             makers[name] = make
     return makers
@@ -404,13 +404,13 @@ def torchvision_function(operation: str) -> Function | None:
     ) -> torch.Tensor:
         return (ops.generalized_box_iou if mode == "giou" else ops.box_iou)(boxes_a, boxes_b)
 
-    known: dict[str, Function] = {
+    functions: dict[str, Function] = {
         "giou": lambda boxes1, boxes2, eps=1e-5: 1 - ops.generalized_box_iou_loss(boxes1, boxes2, eps=eps),
         "giou_matrix": giou_matrix,
-        "sigmoid_focal_loss": lambda logits, targets, **rest: ops.sigmoid_focal_loss(logits, targets, **rest),
+        "sigmoid_focal_loss": lambda logits, targets, **kwargs: ops.sigmoid_focal_loss(logits, targets, **kwargs),
         "nms": nms,
     }
-    return known.get(operation)
+    return functions.get(operation)
 
 
 def peers(operation: str, reference: Function | None = None) -> dict[str, Callable[[], Function]]:

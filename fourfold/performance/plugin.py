@@ -20,7 +20,7 @@ from fourfold.performance import machine, report, sources
 from fourfold.performance.gate_trial import GateTrial, trial
 from fourfold.performance.gated import BaselineHistory, Gated, Remeasuring
 from fourfold.performance.measurement import Bench, Measurement, measurements, ratios
-from fourfold.performance.peers import INSTALLED, LIBRARY
+from fourfold.performance.peers import COMPILED, INSTALLED, LIBRARY
 from fourfold.performance.report import cause_of
 from fourfold.performance.timed_run import TimedRun
 from fourfold.performance.timings import CPU, Timing, comparisons, lines, timings
@@ -44,8 +44,8 @@ def performance_of(config: pytest.Config, device: str) -> "Performance":
     """Return the hooks of a run that times on a device. Without ``-p fourfold``, the first benchmark registers them."""
     plugin = config.pluginmanager.getplugin("fourfold-performance")
     if plugin is None:
-        nothing = Selection(operations={}, candidates={}, cells=(), narrowed=True)
-        plugin = Performance(config, nothing, device, Matrix())
+        empty = Selection(operations={}, candidates={}, cells=(), narrowed=True)
+        plugin = Performance(config, empty, device, Matrix())
         config.pluginmanager.register(plugin, "fourfold-performance")
         if config.getoption("--benchmark-compare"):
             try:
@@ -112,26 +112,27 @@ class Performance:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Run only benchmarks with --benchmark-only, and only other tests without it."""
-        others = [item for item in items if is_benchmark(item) != self.running]
-        if others:
-            config.hook.pytest_deselected(items=others)
+        deselected = [item for item in items if is_benchmark(item) != self.running]
+        if deselected:
+            config.hook.pytest_deselected(items=deselected)
             items[:] = [item for item in items if is_benchmark(item) == self.running]
 
     def time(self, benchmark: Any, measurement: Measurement) -> None:
         """Time a measurement within the limits of pytest-benchmark's options; skip it if it cannot run here."""
         if reason := self.run.bench.unsupported(measurement):
             pytest.skip(str(reason))
-        least, most = (self.config.getoption(f"--benchmark-{name}") for name in ("min-rounds", "max-time"))
+        min_rounds, max_seconds = (self.config.getoption(f"--benchmark-{name}") for name in ("min-rounds", "max-time"))
         try:
-            self.run.bench.time(benchmark, measurement, least, float(most))
-        except Disagreement as wrong:
+            self.run.bench.time(benchmark, measurement, min_rounds, float(max_seconds))
+        except Disagreement as disagreement:
             pytest.fail(
-                f"{measurement}: its result is wrong on this workload, so it has no time: {wrong}", pytrace=False
+                f"{measurement}: its result is wrong on this workload, so it has no time: {disagreement}", pytrace=False
             )
         except Exception as error:
-            # A library may say that it has no such kernel; whatever else it raises is an error.
-            not_there = measurement.contender == LIBRARY and isinstance(error, NotImplementedError)
-            if measurement.contender not in INSTALLED and not not_there:
+            # torch may say that it has no such kernel, or no memory for it; whatever else it raises is an error.
+            absent = measurement.contender == LIBRARY and isinstance(error, NotImplementedError)
+            absent |= measurement.contender in (LIBRARY, COMPILED) and isinstance(error, torch.OutOfMemoryError)
+            if measurement.contender not in INSTALLED and not absent:
                 raise
             pytest.skip(f"{measurement.contender} does not take it: {type(error).__name__}: {error}")
         self.run.timed[pytest_benchmark_internals.name_of(benchmark)] = measurement
@@ -150,24 +151,24 @@ class Performance:
         if reason := machine.incomparable(identity, compared_benchmark["machine_info"].get("fourfold", {})):
             raise pytest.UsageError(f"--benchmark-compare: {reason}")
         runs = pytest_benchmark_internals.saved_runs(benchmarksession)
-        own = [run for run in runs if not machine.incomparable(identity, run["machine_info"].get("fourfold", {}))]
-        self.record = BaselineHistory(compared_benchmark, own, identity)
+        history = [run for run in runs if not machine.incomparable(identity, run["machine_info"].get("fourfold", {}))]
+        self.record = BaselineHistory(compared_benchmark, history, identity)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_benchmark_group_stats(self, config: pytest.Config, benchmarks: list[Mapping[str, Any]]) -> None:
         """Keep today's, but those whose result was wrong; decide in place of --benchmark-compare-fail about them."""
         today = pytest_benchmark_internals.current_benchmarks(benchmarks)
-        self.run.benchmarks = [one for one in today if one["fullname"] not in self.failed]
-        timed = [one for one in benchmarks if one["fullname"] in self.run.timed]
+        self.run.benchmarks = [entry for entry in today if entry["fullname"] not in self.failed]
+        timed = [entry for entry in benchmarks if entry["fullname"] in self.run.timed]
         self.regressed = pytest_benchmark_internals.withdraw_regressions(config, timed)
         if self.run.candidates:  # they have a table of their own
-            benchmarks[:] = [one for one in benchmarks if one["fullname"] not in self.run.timed]
+            benchmarks[:] = [entry for entry in benchmarks if entry["fullname"] not in self.run.timed]
 
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
         """Add the ratios, the ceilings, the kernels' resources and the digest of the sources; save the sources."""
         ratios(output_json["benchmarks"])
-        for one in output_json["benchmarks"]:
-            one["params"] = {name: str(value) for name, value in (one["params"] or {}).items()}
+        for entry in output_json["benchmarks"]:
+            entry["params"] = {name: str(value) for name, value in (entry["params"] or {}).items()}
         output_json["ceilings"] = self.run.bench.ceilings.as_dict()
         output_json["static"] = self.run.static
         output_json["launched_kernels"] = self.run.launched_kernels
@@ -182,8 +183,8 @@ class Performance:
         """Return the folders of recorded times, from pytest-benchmark's options."""
         compared = self.config.getoption("--benchmark-compare")
         folders = [pytest_benchmark_internals.storage_folder(self.config)]
-        if written := pytest_benchmark_internals.json_file(self.config):
-            folders.append(written.parent)
+        if output := pytest_benchmark_internals.json_file(self.config):
+            folders.append(output.parent)
         if isinstance(compared, str) and Path(compared).is_file():
             folders.append(Path(compared).parent)
         return [folder for folder in folders if folder is not None]
@@ -209,8 +210,8 @@ class Performance:
         try:
             yield
         except Exception as error:
-            where = "".join(traceback.format_tb(error.__traceback__))
-            self.broken.append(f"{option} has failed: {type(error).__name__}: {error}\n{where}".rstrip())
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            self.broken.append(f"{option} has failed: {type(error).__name__}: {error}\n{frames}".rstrip())
             session.exitstatus = session.exitstatus or pytest.ExitCode.INTERNAL_ERROR
 
     def try_gate(self, session: pytest.Session) -> None:
@@ -234,8 +235,8 @@ class Performance:
             return
         terminal = self.config.pluginmanager.getplugin("terminalreporter")
         seconds = self.config.getoption("perf_gate_seconds")
-        again = Remeasuring(seconds, self.record_directories(), terminal.write_line) if gating else None
-        self.gated = Gated.of(self.run, self.record, again)
+        settings = Remeasuring(seconds, self.record_directories(), terminal.write_line) if gating else None
+        self.gated = Gated.of(self.run, self.record, settings)
         slower = [change for change in self.gated.slower if by_gate or change.name in self.regressed]
         if (slower or (by_gate and self.gated.drifts)) and not session.exitstatus:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -261,26 +262,26 @@ class Performance:
         of_run = machine.run(self.config.rootpath)
         if self.running:
             runs = (run for path in self.earlier_records() if (run := report.read(path)))
-            here = machine.machine(self.device, pytest_benchmark_internals.processor(self.config))
+            host = machine.machine(self.device, pytest_benchmark_internals.processor(self.config))
             content = report.performance(
                 self.run.benchmarks,
-                {**of_run, **here},
+                {**of_run, **host},
                 self.run.bench.ceilings.as_dict(),
                 self.run.static,
-                [run for run in runs if not machine.incomparable(here, run["machine_info"].get("fourfold", {}))],
+                [run for run in runs if not machine.incomparable(host, run["machine_info"].get("fourfold", {}))],
                 self.gated.changes if self.gated else [],
                 list(self.gated.lines()) if self.gated else [],
             )
             self.page = report.write(directory, "performance", content)
         else:
-            about = {
+            summary = {
                 **of_run,
                 "device": torch.cuda.get_device_name() if self.device == "cuda" else "CPU",
                 "profile": hypothesis.settings.get_current_profile_name(),
                 "examples a check": str(examples(self.config)),
                 **machine.versions(),
             }
-            content = report.verification(self.matrix.tallies, self.failures, about)
+            content = report.verification(self.matrix.tallies, self.failures, summary)
             self.page = report.write(directory, "verification", content)
 
     def rows(self) -> list[Timing]:
@@ -325,7 +326,7 @@ class Performance:
         else:
             for line in self.gated.lines():
                 terminalreporter.line(line, red="is slower" in line)
-            unconfirmed = self.regressed & {one.name for one in self.gated.changes if one.verdict != "slower"}
+            unconfirmed = self.regressed & {change.name for change in self.gated.changes if change.verdict != "slower"}
             if unconfirmed:
                 terminalreporter.line(
                     f"{len(unconfirmed)} beyond --benchmark-compare-fail: not slower, measured in turns"

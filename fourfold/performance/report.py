@@ -91,14 +91,19 @@ def performance(
     """
     keys = ("fullname", "group", "median", "iqr", "rounds", "extra_info")
     runs = [
-        {"datetime": run["datetime"], "medians": {one["fullname"]: one["stats"]["median"] for one in run["benchmarks"]}}
+        {
+            "datetime": run["datetime"],
+            "medians": {entry["fullname"]: entry["stats"]["median"] for entry in run["benchmarks"]},
+        }
         for run in history
     ]
     return {
         "machine": dict(machine),
         "ceilings": dict(ceilings),
         "static": dict(static),
-        "benchmarks": [{key: one[key] for key in keys} for one in benchmarks if one["extra_info"].get("contender")],
+        "benchmarks": [
+            {key: entry[key] for key in keys} for entry in benchmarks if entry["extra_info"].get("contender")
+        ],
         "history": runs[-RUNS_SHOWN:],
         "verdicts": [vars(change) for change in changes],
         "notes": list(notes),
@@ -118,7 +123,7 @@ def saved_performance(run: Mapping[str, Any], history: Iterable[Mapping[str, Any
     commit = run["commit_info"]["id"][:12] + ("-dirty" if run["commit_info"]["dirty"] else "")
     date = datetime.fromisoformat(run["datetime"]).strftime("%Y-%m-%d %H:%M UTC")
     of_run = {"date": date, "commit": "" if run["commit_info"]["id"] == "unversioned" else commit}
-    benchmarks = [{**one, **one["stats"]} for one in run["benchmarks"]]
+    benchmarks = [{**entry, **entry["stats"]} for entry in run["benchmarks"]]
     machine = {**of_run, **run["machine_info"]["fourfold"]}
     return performance(benchmarks, machine, run["ceilings"], run["static"], history, [], [])
 
@@ -202,10 +207,10 @@ def _causes(failures: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         cell = failure["cell"]
         # A failure without a known cause is unlike any other.
         key = (cell["operation"], cell["backend"], failure["cause"]) if cell and failure["cause"] else failure["name"]
-        one = rows.setdefault(key, {"number": len(rows) + 1, "cause": failure["cause"], "cells": [], "failures": []})
-        one["failures"].append(failure)
-        if cell and cell not in one["cells"]:
-            one["cells"].append(cell)
+        row = rows.setdefault(key, {"number": len(rows) + 1, "cause": failure["cause"], "cells": [], "failures": []})
+        row["failures"].append(failure)
+        if cell and cell not in row["cells"]:
+            row["cells"].append(cell)
     return list(rows.values())
 
 
@@ -218,10 +223,10 @@ def _causes_of(causes: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str]
     return numbers
 
 
-def _title(one: Mapping[str, Any]) -> str:
-    fraction = one["extra_info"].get("fraction_of_ceiling")
+def _title(entry: Mapping[str, Any]) -> str:
+    fraction = entry["extra_info"].get("fraction_of_ceiling")
     share = f", {fraction:.1%} of the ceiling" if fraction else ""
-    return f"{short_name(one['fullname'])}: {quantity(one['median'], 's')}{share}"
+    return f"{short_name(entry['fullname'])}: {quantity(entry['median'], 's')}{share}"
 
 
 def _rooflines(timed: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -230,20 +235,20 @@ def _rooflines(timed: Mapping[str, Any]) -> list[dict[str, Any]]:
     ceilings = timed["ceilings"]
     for dtype in DTYPES:
         series: dict[str, list[Point]] = {}
-        for one in timed["benchmarks"]:
-            info = one["extra_info"]
+        for entry in timed["benchmarks"]:
+            info = entry["extra_info"]
             if info["dtype"] == dtype and info["flops"] and info["bytes"] and info["direction"] != "host":
-                point = Point(info["flops"] / info["bytes"], info["flops"] / one["median"], _title(one))
+                point = Point(info["flops"] / info["bytes"], info["flops"] / entry["median"], _title(entry))
                 series.setdefault(info["contender"], []).append(point)
         if not series:
             continue
-        moved, computed = ceilings["bytes_per_second"], ceilings["flops_per_second"][dtype]
-        knee = computed / moved
-        least = min(point.x for own in series.values() for point in own) / 2
-        most = max(knee * 4, *(2 * point.x for own in series.values() for point in own))
+        bandwidth, peak = ceilings["bytes_per_second"], ceilings["flops_per_second"][dtype]
+        knee = peak / bandwidth
+        left = min(point.x for points in series.values() for point in points) / 2
+        right = max(knee * 4, *(2 * point.x for points in series.values() for point in points))
         limits = [
-            (Point(least, least * moved, ""), Point(knee, computed, f"{quantity(moved, 'B/s')}, the fastest stream")),
-            (Point(knee, computed, ""), Point(most, computed, f"{quantity(computed, 'flop/s')}, torch.matmul")),
+            (Point(left, left * bandwidth, ""), Point(knee, peak, f"{quantity(bandwidth, 'B/s')}, the fastest stream")),
+            (Point(knee, peak, ""), Point(right, peak, f"{quantity(peak, 'flop/s')}, torch.matmul")),
         ]
         label = f"Roofline of {dtype}: operations a second over operations a byte"
         classes = {name: colour(name) for name in series}
@@ -255,29 +260,29 @@ def _rooflines(timed: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _sizes(timed: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Draw, for each operation, dtype and direction, the time over the bytes of a call."""
     series: dict[tuple[str, str, str], dict[str, list[Point]]] = {}
-    for one in timed["benchmarks"]:
-        info = one["extra_info"]
+    for entry in timed["benchmarks"]:
+        info = entry["extra_info"]
         if info["bytes"]:
-            own = series.setdefault((info["operation"], info["dtype"], info["direction"]), {})
-            own.setdefault(info["contender"], []).append(Point(info["bytes"], one["median"], _title(one)))
+            lines = series.setdefault((info["operation"], info["dtype"], info["direction"]), {})
+            lines.setdefault(info["contender"], []).append(Point(info["bytes"], entry["median"], _title(entry)))
     charts: dict[str, list[dict[str, Any]]] = {}
-    for (operation, dtype, direction), own in series.items():
-        ordered = {name: sorted(points, key=lambda point: point.x) for name, points in own.items()}
+    for (operation, dtype, direction), lines in series.items():
+        by_bytes = {name: sorted(points, key=lambda point: point.x) for name, points in lines.items()}
         label = f"{operation}, {dtype}, {direction}: seconds over bytes"
-        classes = {name: colour(name) for name in ordered}
-        svg = Markup(chart(ordered, classes, ("moved", "B"), ("time", "s"), label))
+        classes = {name: colour(name) for name in by_bytes}
+        svg = Markup(chart(by_bytes, classes, ("moved", "B"), ("time", "s"), label))
         charts.setdefault(operation, []).append({"title": f"{dtype} {direction}", "svg": svg, "classes": classes})
     return charts
 
 
 def _histories(timed: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
-    for one in timed["benchmarks"]:
-        past = [run["medians"][one["fullname"]] for run in timed["history"] if one["fullname"] in run["medians"]]
+    for entry in timed["benchmarks"]:
+        past = [run["medians"][entry["fullname"]] for run in timed["history"] if entry["fullname"] in run["medians"]]
         if past:
-            values = [*past, one["median"]]
-            change = one["median"] / past[-1] - 1
-            rows.append({"name": one["fullname"], "svg": Markup(sparkline(values)), "change": change, **one})
+            values = [*past, entry["median"]]
+            change = entry["median"] / past[-1] - 1
+            rows.append({"name": entry["fullname"], "svg": Markup(sparkline(values)), "change": change, **entry})
     return sorted(rows, key=lambda row: -row["change"])
 
 
@@ -288,6 +293,6 @@ def peer_comparisons(timed: Mapping[str, Any]) -> list[PeerComparison]:
 
 def _groups(timed: Mapping[str, Any]) -> dict[str, dict[str, list[Mapping[str, Any]]]]:
     by_operation: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
-    for one in sorted(timed["benchmarks"], key=lambda one: one["median"]):
-        by_operation.setdefault(one["extra_info"]["operation"], {}).setdefault(one["group"], []).append(one)
+    for entry in sorted(timed["benchmarks"], key=lambda entry: entry["median"]):
+        by_operation.setdefault(entry["extra_info"]["operation"], {}).setdefault(entry["group"], []).append(entry)
     return {operation: dict(sorted(groups.items())) for operation, groups in sorted(by_operation.items())}

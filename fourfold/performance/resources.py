@@ -69,39 +69,39 @@ class CellResources:
         )
 
 
-def command(given: argparse.Namespace) -> int:
+def command(options: argparse.Namespace) -> int:
     """Run ``fourfold resources``; return 1 if a kernel does not compile, or with --strict needs more."""
     try:
-        selection = Selection.of(operations(), [], given.op, given.backend or BACKENDS, given.dtype)
-        then = load_resources(given.against, given.arch) if given.against is not None else None
+        selection = Selection.of(operations(), [], options.op, options.backend or BACKENDS, options.dtype)
+        old = load_resources(options.against, options.arch) if options.against is not None else None
         with tempfile.TemporaryDirectory() as directory:
             cells, base = list(selection.cells), Path(directory)
-            if given.base is not None:
-                unpack(given.base, implementations(), base)
-                concerned = changed_operations(
+            if options.base is not None:
+                unpack(options.base, implementations(), base)
+                changed = changed_operations(
                     implementations(), base / "impls", dict.fromkeys(cell.operation for cell in cells)
                 )
-                cells = [cell for cell in cells if cell.operation in concerned]
-                print(f"operations with other files than {given.base}: {', '.join(concerned) or 'none'}", flush=True)
+                cells = [cell for cell in cells if cell.operation in changed]
+                print(f"operations with other files than {options.base}: {', '.join(changed) or 'none'}", flush=True)
                 # A new operation has nothing to be compared with.
                 common = [cell for cell in cells if (base / "impls" / cell.operation).is_dir()]
-                then = CellResources.of(common, given.arch, given.jobs, base)
-            now = CellResources.of(cells, given.arch, given.jobs)
+                old = CellResources.of(common, options.arch, options.jobs, base)
+            new = CellResources.of(cells, options.arch, options.jobs)
     except (SelectionError, NoBase) as error:
-        given.error(str(error))
-    if given.json is not None:
-        content = {**machine.run(Path.cwd()), "compilers": compilers(), "arch": given.arch}
-        given.json.write_text(json.dumps({**content, "kernels": now.kernels}, indent=1) + "\n")
-    if then is None:
-        for line in needs(now):
+        options.error(str(error))
+    if options.json is not None:
+        content = {**machine.run(Path.cwd()), "compilers": compilers(), "arch": options.arch}
+        options.json.write_text(json.dumps({**content, "kernels": new.kernels}, indent=1) + "\n")
+    if old is None:
+        for line in needs(new):
             print(line)
-        return 1 if now.errors else 0
+        return 1 if new.errors else 0
     compared = [
-        (cell, pair) for cell in now.kernels for pair in pair_kernels(now.kernels[cell], then.kernels.get(cell, []))
+        (cell, pair) for cell in new.kernels for pair in pair_kernels(new.kernels[cell], old.kernels.get(cell, []))
     ]
-    for line in lines(compared, now, then):
+    for line in lines(compared, new, old):
         print(line)
-    return 1 if now.errors or (given.strict and any(pair.worse for _, pair in compared)) else 0
+    return 1 if new.errors or (options.strict and any(pair.worse for _, pair in compared)) else 0
 
 
 def compilers() -> dict[str, str]:
@@ -118,10 +118,10 @@ def load_resources(path: Path, arch: str) -> CellResources:
     try:
         content = json.loads(path.read_text())
         today = compilers()
-        others = {name: version for name, version in content["compilers"].items() if version != today.get(name)}
+        changed = {name: version for name, version in content["compilers"].items() if version != today.get(name)}
         if content["arch"] != arch:
             raise NoBase(f"--against {path}: it is of --arch {content['arch']}")
-        return CellResources(content["kernels"], {}, others)
+        return CellResources(content["kernels"], {}, changed)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise NoBase(f"--against {path}: {type(error).__name__}: {error}") from error
 
@@ -131,8 +131,8 @@ def load_resources(path: Path, arch: str) -> CellResources:
 
 def implementations() -> Path:
     """Return the folder of this library's kernels. Those of other packages are not compared with another revision."""
-    own = (name for name in registry.folders_of_implementations() if name.partition(".")[0] == fourfold.__name__)
-    (folder,) = importlib.import_module(next(own)).__path__
+    packages = (name for name in registry.folders_of_implementations() if name.partition(".")[0] == fourfold.__name__)
+    (folder,) = importlib.import_module(next(packages)).__path__
     return Path(folder)
 
 
@@ -152,53 +152,53 @@ def unpack(revision: str, kernels: Path, folder: Path) -> None:
         archive.extractall(folder / "impls", filter="data")
 
 
-def changed_operations(now: Path, then: Path, names: Iterable[str]) -> list[str]:
+def changed_operations(new: Path, old: Path, names: Iterable[str]) -> list[str]:
     """Return the operations whose kernels, or files that these may use, differ between two folders of kernels.
 
     Args:
-        now: the folder of today's kernels.
-        then: that of the others.
+        new: the folder of today's kernels.
+        old: that of the others.
         names: of operations.
     """
-    return [name for name in names if _used_files(now, name) != _used_files(then, name)]
+    return [name for name in names if _used_files(new, name) != _used_files(old, name)]
 
 
 def _used_files(kernels: Path, operation: str) -> dict[str, bytes]:
     """Return the files that an operation's kernels may use: its folder, and all folders and files that these name."""
-    known: dict[str, list[Path]] = {}
+    files_of: dict[str, list[Path]] = {}
     for path in kernels.iterdir():
-        known.setdefault(path.name.partition(".")[0], []).append(path)
+        files_of.setdefault(path.name.partition(".")[0], []).append(path)
     files: dict[str, bytes] = {}
-    pending, seen = [operation], {operation}
+    pending, reached = [operation], {operation}
     while pending:
-        for path in known.get(pending.pop(), []):
+        for path in files_of.get(pending.pop(), []):
             for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
                 if file.suffix == ".pyc" or not file.is_file():
                     continue
                 files[str(file.relative_to(kernels))] = content = file.read_bytes()
-                named = set(re.findall(r"\w+", content.decode(errors="replace"))) & known.keys()
-                pending += sorted(named - seen)
-                seen |= named
+                mentioned = set(re.findall(r"\w+", content.decode(errors="replace"))) & files_of.keys()
+                pending += sorted(mentioned - reached)
+                reached |= mentioned
     return files
 
 
 # ---- reports
 
 
-def lines(compared: Sequence[tuple[str, Pair]], now: CellResources, then: CellResources) -> Iterator[str]:
+def lines(compared: Sequence[tuple[str, Pair]], new: CellResources, old: CellResources) -> Iterator[str]:
     """Yield the differences by cell, then the kernels that became worse, and the number of equal kernels."""
-    yield from (f"{name} is {compilers()[name]}, was {version}" for name, version in then.compilers.items())
+    yield from (f"{name} is {compilers()[name]}, was {version}" for name, version in old.compilers.items())
     for cell in dict.fromkeys(cell for cell, _ in compared):
         pairs = [pair for name, pair in compared if name == cell]
-        same = sum(pair.same for pair in pairs)
-        if same < len(pairs):
-            yield f"{cell}: {same} of {len(pairs)} kernels have the same code"
+        unchanged = sum(pair.same for pair in pairs)
+        if unchanged < len(pairs):
+            yield f"{cell}: {unchanged} of {len(pairs)} kernels have the same code"
             yield from (f"  {pair}" for pair in pairs if not pair.same)
     yield from (f"worse: {cell}: {pair.name}: {worse}" for cell, pair in compared for worse in pair.worse)
-    yield from (f"does not compile: {error}" for error in now.errors.values())
-    yield from (f"not compared, the base does not compile: {error}" for error in then.errors.values())
-    same = sum(pair.same for _, pair in compared)
-    yield f"{same} of {len(compared)} kernels have the same code"
+    yield from (f"does not compile: {error}" for error in new.errors.values())
+    yield from (f"not compared, the base does not compile: {error}" for error in old.errors.values())
+    unchanged = sum(pair.same for _, pair in compared)
+    yield f"{unchanged} of {len(compared)} kernels have the same code"
 
 
 def needs(compiled: CellResources) -> Iterator[str]:

@@ -63,12 +63,12 @@ def _root(file: Path) -> Path:
 def _project(file: Path) -> set[Path]:
     """Return a candidate's file, the loaded modules that Python finds in its `_root`, and the CUDA C++ beside it."""
     root, first = _root(file), file.relative_to(_root(file)).parts[0]
-    loaded = {Path(path) for module in [*sys.modules.values()] if (path := getattr(module, "__file__", None))}
-    own = {path for path in loaded if path.suffix in SUFFIXES and path.is_relative_to(root)}
+    module_files = {Path(path) for module in [*sys.modules.values()] if (path := getattr(module, "__file__", None))}
+    project_files = {path for path in module_files if path.suffix in SUFFIXES and path.is_relative_to(root)}
     if root.name == INSTALLED:  # other packages lie there too
-        own = {path for path in own if path.relative_to(root).parts[0] == first}
-    beside = {path for path in file.parent.iterdir() if path.suffix in SUFFIXES - {".py"}}
-    return {file, *beside, *(path for path in own if INSTALLED not in path.relative_to(root).parts)}
+        project_files = {path for path in project_files if path.relative_to(root).parts[0] == first}
+    neighbours = {path for path in file.parent.iterdir() if path.suffix in SUFFIXES - {".py"}}
+    return {file, *neighbours, *(path for path in project_files if INSTALLED not in path.relative_to(root).parts)}
 
 
 def digest(files: Mapping[str, bytes]) -> str:
@@ -103,8 +103,8 @@ def _read_archive(archive: Path) -> dict[str, bytes]:
     if not archive.is_file():
         raise SourceError(f"its sources are not kept: there is no {archive.name} beside the record")
     try:
-        with zipfile.ZipFile(archive) as opened:
-            files = {name: opened.read(name) for name in opened.namelist()}
+        with zipfile.ZipFile(archive) as zip_file:
+            files = {name: zip_file.read(name) for name in zip_file.namelist()}
     except Exception as error:  # zipfile raises many exceptions for what is no longer an archive
         raise SourceError(f"{archive} is damaged: {type(error).__name__}: {error}") from error
     if digest(files) != archive.stem:
@@ -133,10 +133,10 @@ class Baseline:
             for name, content in files.items():
                 path = self.directory / re.sub(r"^(?!candidates/)\w+", rf"\g<0>_{self.suffix}", name)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                renamed = self._rename(name, content)
+                copy = self._rename(name, content)
                 # Another process may be importing it.
-                if not path.is_file() or path.read_bytes() != renamed:
-                    write_atomically(path, renamed)
+                if not path.is_file() or path.read_bytes() != copy:
+                    write_atomically(path, copy)
 
     def _rename(self, name: str, content: bytes) -> bytes:
         if not name.endswith(".py") or name.startswith("candidates/"):
@@ -144,8 +144,8 @@ class Baseline:
         text = self._packages.sub(rf"\g<0>_{self.suffix}", content.decode())
         if name == "fourfold/backends/operators.py":
             # An operator can be registered only once in a process, so the copy needs its own namespace.
-            own = f'NAMESPACE = "fourfold_{self.suffix}"'
-            text, count = re.subn(r'^NAMESPACE = "\w+"', own, text, flags=re.MULTILINE)
+            assignment = f'NAMESPACE = "fourfold_{self.suffix}"'
+            text, count = re.subn(r'^NAMESPACE = "\w+"', assignment, text, flags=re.MULTILINE)
             if not count:
                 raise SourceError("its operators have no namespace that could be changed")
         return text.encode()
@@ -159,8 +159,8 @@ class Baseline:
         if str(self.directory) not in sys.path:
             sys.path.append(str(self.directory))
         try:
-            top, _, rest = registry.implementations(operation).partition(".")
-            module = importlib.import_module(f"{top}_{self.suffix}.{rest}.{MODULES[backend]}")
+            top, _, path = registry.implementations(operation).partition(".")
+            module = importlib.import_module(f"{top}_{self.suffix}.{path}.{MODULES[backend]}")
             return getattr(module, operation)
         except Exception as error:
             raise SourceError(f"its {operation} on {backend} does not load: {type(error).__name__}: {error}") from error
@@ -195,7 +195,7 @@ def _alone(root: Path) -> Iterator[None]:
     def hide() -> dict[str, ModuleType]:
         return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in tops}
 
-    hidden = hide()
+    modules = hide()
     sys.path.insert(0, str(root))
     importlib.invalidate_caches()
     try:
@@ -203,4 +203,4 @@ def _alone(root: Path) -> Iterator[None]:
     finally:
         sys.path.remove(str(root))
         hide()
-        sys.modules.update(hidden)
+        sys.modules.update(modules)

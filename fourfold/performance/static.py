@@ -78,56 +78,56 @@ class Pair:
     """
 
     name: str
-    now: Kernel | None
-    then: Kernel | None
+    new: Kernel | None
+    old: Kernel | None
 
     @property
     def same(self) -> bool:
         """Whether both have the same machine code."""
-        return self.now is not None and self.then is not None and self.now["code_sha256"] == self.then["code_sha256"]
+        return self.new is not None and self.old is not None and self.new["code_sha256"] == self.old["code_sha256"]
 
     @property
     def worse(self) -> list[str]:
         """The resources that are worse now."""
-        return [] if self.now is None or self.then is None else list(_worse(self.now, self.then))
+        return [] if self.new is None or self.old is None else list(_worse(self.new, self.old))
 
     def __str__(self) -> str:
-        if self.now is None:
+        if self.new is None:
             return f"{self.name} is no more"
-        if self.then is None:
+        if self.old is None:
             return f"{self.name} is new"
         if self.same:
             return f"{self.name}: the same code"
-        return f"{self.name}: {_describe_changes(self.now, self.then)}"
+        return f"{self.name}: {_describe_changes(self.new, self.old)}"
 
 
-def pair_kernels(now: Sequence[Kernel], then: Sequence[Kernel]) -> list[Pair]:
+def pair_kernels(new: Sequence[Kernel], old: Sequence[Kernel]) -> list[Pair]:
     """Match the kernels of a cell with those of another compilation of it.
 
     Triton compiles one function several times, for different arguments, and all variants share a name. Those with the
     same code belong together; the others are matched in the order in which calls have compiled them.
     """
     pairs: list[Pair] = []
-    for key in dict.fromkeys((kernel["name"], kernel["arch"]) for kernel in (*now, *then)):
-        today, before = ([kernel for kernel in side if (kernel["name"], kernel["arch"]) == key] for side in (now, then))
-        partners = _partners(today, before)
-        unmatched = [kernel for place, kernel in enumerate(before) if place not in partners.values()]
-        sides = [(kernel, None if (p := partners.get(i)) is None else before[p]) for i, kernel in enumerate(today)]
-        for number, (one, other) in enumerate([*sides, *((None, kernel) for kernel in unmatched)]):
+    for key in dict.fromkeys((kernel["name"], kernel["arch"]) for kernel in (*new, *old)):
+        new_variants, old_variants = ([k for k in side if (k["name"], k["arch"]) == key] for side in (new, old))
+        partners = _partners(new_variants, old_variants)
+        unmatched = [kernel for place, kernel in enumerate(old_variants) if place not in partners.values()]
+        sides = [(k, None if (p := partners.get(i)) is None else old_variants[p]) for i, k in enumerate(new_variants)]
+        for number, (newer, older) in enumerate([*sides, *((None, kernel) for kernel in unmatched)]):
             variant = f", variant {number + 1}" if number else ""
-            pairs.append(Pair(f"{key[0]} for {key[1]}{variant}", one, other))
+            pairs.append(Pair(f"{key[0]} for {key[1]}{variant}", newer, older))
     return pairs
 
 
-def _partners(now: Sequence[Kernel], then: Sequence[Kernel]) -> dict[int, int]:
-    """Map the variants of one kernel in `now` to those in `then`: first by the same code, then in order."""
+def _partners(new: Sequence[Kernel], old: Sequence[Kernel]) -> dict[int, int]:
+    """Map the variants of one kernel in `new` to those in `old`: first by the same code, then in order."""
     partners: dict[int, int] = {}
-    free = list(range(len(then)))
-    for same in (True, False):
-        for place, kernel in enumerate(now):
+    free = list(range(len(old)))
+    for by_code in (True, False):
+        for place, kernel in enumerate(new):
             if place in partners:
                 continue
-            fits = (other for other in free if not same or then[other]["code_sha256"] == kernel["code_sha256"])
+            fits = (index for index in free if not by_code or old[index]["code_sha256"] == kernel["code_sha256"])
             partner = next(fits, None)
             if partner is not None:
                 partners[place] = partner
@@ -135,11 +135,11 @@ def _partners(now: Sequence[Kernel], then: Sequence[Kernel]) -> dict[int, int]:
     return partners
 
 
-def regressions(now: Kernels, then: Kernels) -> Iterator[str]:
+def regressions(new: Kernels, old: Kernels) -> Iterator[str]:
     """Describe what became worse in the cells that both sets have, and the kernels that only one set has."""
-    for cell in (name for name in now if name in then):
-        for pair in pair_kernels(now[cell], then[cell]):
-            if pair.now is None or pair.then is None:
+    for cell in (name for name in new if name in old):
+        for pair in pair_kernels(new[cell], old[cell]):
+            if pair.new is None or pair.old is None:
                 yield f"{cell}: {pair}"
             yield from (f"{cell}: {pair.name}: {worse}" for worse in pair.worse)
 
@@ -153,37 +153,41 @@ MEASURES = {
 }
 
 
-def _describe_changes(now: Kernel, then: Kernel) -> str:
+def _describe_changes(new: Kernel, old: Kernel) -> str:
     """Describe the differences of two codes, and the numbers of added and removed instructions of each kind."""
-    parts = [f"{now[key]} {what}, was {then[key]}" for key, what in MEASURES.items() if now[key] != then[key]]
-    one: Counter[str] = Counter(now["instruction_counts"])
-    other: Counter[str] = Counter(then["instruction_counts"])
-    kinds = {kind: one[kind] - other[kind] for kind in one | other if one[kind] != other[kind]}
+    parts = [f"{new[key]} {name}, was {old[key]}" for key, name in MEASURES.items() if new[key] != old[key]]
+    new_counts: Counter[str] = Counter(new["instruction_counts"])
+    old_counts: Counter[str] = Counter(old["instruction_counts"])
+    kinds = {
+        kind: new_counts[kind] - old_counts[kind]
+        for kind in new_counts | old_counts
+        if new_counts[kind] != old_counts[kind]
+    }
     if not kinds:
         return "; ".join([*parts, "the same instructions in another order or on other operands"])
-    count = f"{one.total()} instructions, was {other.total()}"
-    most = sorted(kinds, key=lambda kind: (-abs(kinds[kind]), kind))
-    listed = [f"{kinds[kind]:+} {kind}" for kind in most[:KINDS_SHOWN]]
-    listed += [f"and {len(most) - KINDS_SHOWN} kinds more"] if len(most) > KINDS_SHOWN else []
-    return "; ".join([*parts, f"{count}: {', '.join(listed)}"])
+    count = f"{new_counts.total()} instructions, was {old_counts.total()}"
+    by_difference = sorted(kinds, key=lambda kind: (-abs(kinds[kind]), kind))
+    differences = [f"{kinds[kind]:+} {kind}" for kind in by_difference[:KINDS_SHOWN]]
+    differences += [f"and {len(by_difference) - KINDS_SHOWN} kinds more"] if len(by_difference) > KINDS_SHOWN else []
+    return "; ".join([*parts, f"{count}: {', '.join(differences)}"])
 
 
-def _worse(now: Kernel, then: Kernel) -> Iterator[str]:
-    spills, former = (kernel["spill_store_bytes"] + kernel["spill_load_bytes"] for kernel in (now, then))
-    if spills > former:
-        yield f"{spills} bytes of spills, after {former}"
-    warps, more = warps_by_registers(now["registers"]), warps_by_registers(then["registers"])
-    if warps < more:
+def _worse(new: Kernel, old: Kernel) -> Iterator[str]:
+    spills, old_spills = (kernel["spill_store_bytes"] + kernel["spill_load_bytes"] for kernel in (new, old))
+    if spills > old_spills:
+        yield f"{spills} bytes of spills, after {old_spills}"
+    warps, old_warps = warps_by_registers(new["registers"]), warps_by_registers(old["registers"])
+    if warps < old_warps:
         yield (
-            f"{now['registers']} registers, after {then['registers']}: {warps} warps a multiprocessor at the most,"
-            f" after {more}"
+            f"{new['registers']} registers, after {old['registers']}: {warps} warps a multiprocessor at the most,"
+            f" after {old_warps}"
         )
-    if now["shared_bytes"] > then["shared_bytes"]:
-        yield f"{now['shared_bytes']} bytes of shared memory, after {then['shared_bytes']}"
-    count, fewer = (sum(kernel["instruction_counts"].values()) for kernel in (now, then))
-    if count > fewer:
+    if new["shared_bytes"] > old["shared_bytes"]:
+        yield f"{new['shared_bytes']} bytes of shared memory, after {old['shared_bytes']}"
+    count, old_count = (sum(kernel["instruction_counts"].values()) for kernel in (new, old))
+    if count > old_count:
         kinds = {
-            kind: number - then["instruction_counts"].get(kind, 0) for kind, number in now["instruction_counts"].items()
+            kind: number - old["instruction_counts"].get(kind, 0) for kind, number in new["instruction_counts"].items()
         }
-        most = sorted((k for k in kinds if kinds[k] > 0), key=lambda k: -kinds[k])[:3]
-        yield f"{count} instructions, after {fewer}: {', '.join(f'{kinds[kind]:+} {kind}' for kind in most)}"
+        worst = sorted((k for k in kinds if kinds[k] > 0), key=lambda k: -kinds[k])[:3]
+        yield f"{count} instructions, after {old_count}: {', '.join(f'{kinds[kind]:+} {kind}' for kind in worst)}"

@@ -58,19 +58,19 @@ def benchmark_suite(
     source = inspect.currentframe()
     module = source.f_back.f_globals.get("__name__", __name__) if source and source.f_back else __name__
     test = pytest.mark.parametrize("measurement", parameter_sets(measured))(test_timed_call_is_right)
-    named = {"__doc__": f"The speed of {trial.name} as {trial.operation.name}", "__module__": module}
-    return type("TestSpeed", (), {"test_timed_call_is_right": test, **named})
+    namespace = {"__doc__": f"The speed of {trial.name} as {trial.operation.name}", "__module__": module}
+    return type("TestSpeed", (), {"test_timed_call_is_right": test, **namespace})
 
 
 def _measurements(trial: Trial, dtypes: Dtypes, workloads: Mapping[str, Any]) -> Iterator[Measurement]:
-    claimed, operation = trial.claims.dtypes or tuple(DTYPES), trial.operation
-    chosen = select_dtypes(dtypes, DTYPES)
-    for name in chosen:
-        if name not in claimed:
-            raise ValueError(f"dtypes: {trial.name} does not take {name}: there are {', '.join(claimed)}")
-    usual = [name for name in DTYPES_TIMED[trial.device] if name in claimed] or [*claimed][:1]
-    name = getattr(trial.given, "__qualname__", type(trial.given).__name__)
-    for dtype in chosen or usual:
+    claimed_dtypes, operation = trial.claims.dtypes or tuple(DTYPES), trial.operation
+    dtype_names = select_dtypes(dtypes, DTYPES)
+    for name in dtype_names:
+        if name not in claimed_dtypes:
+            raise ValueError(f"dtypes: {trial.name} does not take {name}: there are {', '.join(claimed_dtypes)}")
+    usual = [name for name in DTYPES_TIMED[trial.device] if name in claimed_dtypes] or [*claimed_dtypes][:1]
+    name = getattr(trial.original, "__qualname__", type(trial.original).__name__)
+    for dtype in dtype_names or usual:
         cell = Cell(operation.name, CANDIDATE, dtype)
         candidate = Contender(
             CANDIDATE, lambda: trial.implementation, cell, lambda: (trial.origin, name), trial.claims, trial.name

@@ -30,7 +30,7 @@ class TimedRun:
     @property
     def medians(self) -> dict[str, float]:
         """The median seconds, by benchmark."""
-        return {one["fullname"]: one["median"] for one in self.benchmarks}
+        return {entry["fullname"]: entry["median"] for entry in self.benchmarks}
 
     @property
     def least_differences(self) -> dict[str, float]:
@@ -45,7 +45,7 @@ class TimedRun:
     @property
     def launched(self) -> dict[str, Mapping[str, Any]]:
         """The launches of each recorded benchmark, as `code_identity.describe` returns them."""
-        return {one["fullname"]: found for one in self.benchmarks if (found := one["extra_info"].get("launched"))}
+        return {entry["fullname"]: info for entry in self.benchmarks if (info := entry["extra_info"].get("launched"))}
 
     @cached_property
     def launched_kernels(self) -> dict[str, dict[str, Any]]:

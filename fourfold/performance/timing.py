@@ -64,9 +64,9 @@ class HostClock:
     __name__ = "host_seconds"
     late = False
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.calls = 1
-        self._now = now
+        self._now = clock
 
     def __call__(self) -> float:
         """Return the current time in seconds, divided by the calls of a round."""
@@ -204,10 +204,10 @@ class Rounds:
     pilot_seconds: float  # the median time of one call in the pilot rounds
 
 
-def one_round(clock: Clock, run: Callable[[], Any], before: Callable[[], None] = lambda: None) -> float:
+def one_round(clock: Clock, run: Callable[[], Any], setup: Callable[[], None] = lambda: None) -> float:
     """Time one round and return the seconds of one call. Repeat a late round, at most `MOST_ATTEMPTS` times in all."""
     for _ in range(MOST_ATTEMPTS):
-        before()
+        setup()
         start = clock()
         run()
         seconds = clock() - start
@@ -224,52 +224,52 @@ def spread(samples: Sequence[float]) -> float:
     return 1.57 * (high - low) / math.sqrt(len(samples)) / middle if middle else 0.0
 
 
-def enough_rounds(samples: Sequence[float], round_seconds: float, least: int, most_seconds: float) -> int:
+def enough_rounds(samples: Sequence[float], round_seconds: float, least_rounds: int, most_seconds: float) -> int:
     """Return the number of rounds that should give the median to `PRECISION`, as far as the time allows.
 
     Args:
         samples: the seconds of one call in each pilot round.
         round_seconds: the whole time of a round, with the preparation before it.
-        least: the minimum number of rounds.
+        least_rounds: the minimum number of rounds.
         most_seconds: the maximum time of all rounds.
     """
     required = math.ceil(len(samples) * (spread(samples) / PRECISION) ** 2) if len(samples) > 1 else MOST_ROUNDS
     affordable = int(most_seconds / round_seconds) if round_seconds else MOST_ROUNDS
-    return max(least, min(max(required, USUAL_ROUNDS), affordable, MOST_ROUNDS))
+    return max(least_rounds, min(max(required, USUAL_ROUNDS), affordable, MOST_ROUNDS))
 
 
 def plan_rounds(
     clock: Clock,
     runnable: Runnable,
-    before: Callable[[], None],
-    least: int,
+    setup: Callable[[], None],
+    least_rounds: int,
     most_seconds: float,
-    now: Callable[[], float] = time.perf_counter,
+    host_clock: Callable[[], float] = time.perf_counter,
 ) -> Rounds:
     """Warm up until the time no longer falls, then choose calls and rounds from a few pilot rounds.
 
     Args:
         clock: the clock; this sets its `calls`.
         runnable: what to time.
-        before: the untimed preparation before each round.
-        least: the minimum number of rounds.
+        setup: the untimed preparation before each round.
+        least_rounds: the minimum number of rounds.
         most_seconds: the maximum time of all rounds.
-        now: the host's clock.
+        host_clock: the host's clock.
     """
     clock.calls = runnable.calls_per_run
-    begun, former = now(), math.inf
+    start, former = host_clock(), math.inf
     # The first calls compile, tune and fill caches.
-    while (seconds := one_round(clock, lambda: runnable.run(1), before)) < 0.95 * former:
+    while (seconds := one_round(clock, lambda: runnable.run(1), setup)) < 0.95 * former:
         former = seconds
-        if now() - begun > most_seconds:
+        if host_clock() - start > most_seconds:
             break
     calls = 1
     if isinstance(clock, HostClock) and seconds < SHORTEST_HOST_ROUND:
         calls = min(MOST_CALLS, math.ceil(SHORTEST_HOST_ROUND / max(seconds, 1e-9)))
     clock.calls = runnable.calls_per_run * calls
     samples: list[float] = []
-    begun = now()
-    while len(samples) < PILOT_ROUNDS and (len(samples) < 2 or now() - begun < most_seconds / 2):
-        samples.append(one_round(clock, lambda: runnable.run(calls), before))
-    rounds = enough_rounds(samples, (now() - begun) / len(samples), least, most_seconds)
+    start = host_clock()
+    while len(samples) < PILOT_ROUNDS and (len(samples) < 2 or host_clock() - start < most_seconds / 2):
+        samples.append(one_round(clock, lambda: runnable.run(calls), setup))
+    rounds = enough_rounds(samples, (host_clock() - start) / len(samples), least_rounds, most_seconds)
     return Rounds(calls, rounds, statistics.median(samples))

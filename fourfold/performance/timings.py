@@ -1,5 +1,6 @@
 """The times of kernels beside those of their peers in the same run, and what has changed since a saved run."""
 
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from fourfold.performance.peers import COMPILED, INSTALLED, LIBRARY
 
 OWN = ("triton", "cuda", "candidate")
 PEERS = ("torch", COMPILED, LIBRARY, *INSTALLED)
+# A kernel is level with a peer from this ratio of their times on: medians of the same code differ by 1 to 3%.
+LEVEL = 0.97
 # Above this number of operations a byte the rate is shown in flop/s, otherwise in B/s. Every GPU computes more a byte.
 INTENSE = 8
 # The names of the columns. The last one is of a comparison.
@@ -46,8 +49,8 @@ class Timing:
     def cells(self) -> Iterator[str]:
         """Return the texts of its row, with the two peers that all operations have."""
         yield from (self.benchmark, _shapes(self.shapes), quantity(self.seconds, "s"))
-        moved, computed = self.bytes_per_second or 0.0, self.flops_per_second or 0.0
-        rate = (computed, "flop/s") if computed > INTENSE * moved else (moved, "B/s")
+        bandwidth, flops = self.bytes_per_second or 0.0, self.flops_per_second or 0.0
+        rate = (flops, "flop/s") if flops > INTENSE * bandwidth else (bandwidth, "B/s")
         yield quantity(*rate) if rate[0] else ""
         for peer in ("torch", "compile"):
             yield f"{self.ratio_to[peer]:.2f}" if peer in self.ratio_to else ""
@@ -60,22 +63,22 @@ def timings(benchmarks: Iterable[Mapping[str, Any]], changes: Iterable[Change] =
     """Return the timings of a run's candidates, from pytest-benchmark's figures and the gate's verdicts."""
     medians: dict[str, dict[str, float]] = {}
     of_name = {change.name: change for change in changes}
-    for one in benchmarks:
-        medians.setdefault(one["group"], {})[one["extra_info"].get("contender", "")] = one["median"]
+    for entry in benchmarks:
+        medians.setdefault(entry["group"], {})[entry["extra_info"].get("contender", "")] = entry["median"]
     return [
         Timing(
-            benchmark=one["group"],
+            benchmark=entry["group"],
             shapes=info["shapes"],
-            seconds=one["median"],
+            seconds=entry["median"],
             bytes_per_second=info.get("bytes_per_second"),
             flops_per_second=info.get("flops_per_second"),
             ratio_to={
-                n: one["median"] / other for n, other in medians[one["group"]].items() if n != CANDIDATE and other
+                n: entry["median"] / base for n, base in medians[entry["group"]].items() if n != CANDIDATE and base
             },
-            change=asdict(of_name[one["fullname"]]) if one["fullname"] in of_name else None,
+            change=asdict(of_name[entry["fullname"]]) if entry["fullname"] in of_name else None,
         )
-        for one in benchmarks
-        if (info := one["extra_info"]).get("contender") == CANDIDATE
+        for entry in benchmarks
+        if (info := entry["extra_info"]).get("contender") == CANDIDATE
     ]
 
 
@@ -87,7 +90,7 @@ def column_names(rows: Sequence[Timing]) -> tuple[str, ...]:
 def lines(rows: Sequence[Timing]) -> list[str]:
     """Return the table of timings."""
     names = column_names(rows)
-    return table_lines([names, *([*row.cells] for row in rows)], right=range(2, len(names)))
+    return table_lines([names, *([*row.cells] for row in rows)], right_aligned=range(2, len(names)))
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,11 @@ class PeerComparison:
     shapes: Mapping[str, Sequence[int]]
     seconds: Mapping[str, float]
     inexact: frozenset[str]
+
+    @property
+    def operation(self) -> str:
+        """The name of the operation."""
+        return self.benchmark.partition(" ")[0]
 
     @property
     def best(self) -> str:
@@ -130,12 +138,12 @@ class PeerComparison:
 def comparisons(benchmarks: Iterable[Mapping[str, Any]]) -> list[PeerComparison]:
     """Return the comparison of each group of rows that has a kernel and a peer, the slowest first."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
-    for one in benchmarks:
-        groups.setdefault(one["group"], []).append(one)
+    for entry in benchmarks:
+        groups.setdefault(entry["group"], []).append(entry)
     rows = []
     for group in groups.values():
         info = group[0]["extra_info"]
-        seconds = {one["extra_info"].get("contender", ""): one["median"] for one in group}
+        seconds = {entry["extra_info"].get("contender", ""): entry["median"] for entry in group}
         if {*seconds} & {*PEERS} and {*seconds} & {*OWN}:
             rows.append(
                 PeerComparison(
@@ -143,17 +151,17 @@ def comparisons(benchmarks: Iterable[Mapping[str, Any]]) -> list[PeerComparison]
                     shapes=info.get("shapes", {}),
                     seconds=seconds,
                     inexact=frozenset(
-                        one["extra_info"]["contender"] for one in group if "disagreement" in one["extra_info"]
+                        entry["extra_info"]["contender"] for entry in group if "disagreement" in entry["extra_info"]
                     ),
                 )
             )
-    return sorted(rows, key=lambda one: one.worst)
+    return sorted(rows, key=lambda row: row.worst)
 
 
 def contenders(rows: Iterable[PeerComparison]) -> list[str]:
     """Return the names of the peers and kernels that any comparison has, peers first."""
-    there = {name for row in rows for name in row.seconds}
-    return [name for name in (*PEERS, *OWN) if name in there]
+    timed = {name for row in rows for name in row.seconds}
+    return [name for name in (*PEERS, *OWN) if name in timed]
 
 
 def markdown(runs: Iterable[tuple[Mapping[str, Any], Sequence[PeerComparison]]]) -> str:
@@ -169,14 +177,35 @@ def markdown(runs: Iterable[tuple[Mapping[str, Any], Sequence[PeerComparison]]])
     lines += [
         "the kernel is slower. The workload with the slowest kernel comes first. A * marks a result that exceeds the"
     ]
-    lines += ["bound that the kernels keep to."]
+    lines += [
+        "bound that the kernels keep to. The first table counts the workloads of each operation on which a kernel is"
+    ]
+    lines += [f"at least {LEVEL} times as fast as the fastest peer, and gives the median of these ratios."]
     for machine, rows in runs:
         names = contenders(rows)
         lines += ["", f"## {machine['gpu'] or machine['cpu']}", ""]
         lines += [", ".join(f"{name} {machine[name]}" for name in ABOUT if machine.get(name)), ""]
-        lines += [f"| workload | shapes | {' | '.join(names)} |", f"|---|---|{'---|' * len(names)}"]
+        lines += _summary(rows)
+        lines += ["", f"| workload | shapes | {' | '.join(names)} |", f"|---|---|{'---|' * len(names)}"]
         lines += [f"| {row.benchmark} | {_shapes(row.shapes)} | {' | '.join(_cells(row, names))} |" for row in rows]
     return "\n".join(lines) + "\n"
+
+
+def _summary(rows: Sequence[PeerComparison]) -> Iterator[str]:
+    """Yield the table of the operations: for each kernel, on how many workloads it is level with the fastest peer."""
+    kernels = [name for name in OWN if any(name in row.seconds for row in rows)]
+    yield f"| operation | workloads | {' | '.join(kernels)} |"
+    yield f"|---|---|{'---|' * len(kernels)}"
+    operations: dict[str, list[PeerComparison]] = {}
+    for row in rows:
+        operations.setdefault(row.operation, []).append(row)
+    for operation, group in sorted(operations.items()):
+        cells = []
+        for kernel in kernels:
+            speeds = [row.speeds[kernel] for row in group if kernel in row.speeds]
+            level = sum(speed >= LEVEL for speed in speeds)
+            cells.append(f"{level} of {len(speeds)}, {statistics.median(speeds):.2f}" if speeds else "")
+        yield f"| {operation} | {len(group)} | {' | '.join(cells)} |"
 
 
 def _shapes(shapes: Mapping[str, Sequence[int]]) -> str:

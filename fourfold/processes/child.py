@@ -80,13 +80,13 @@ class Limits:
     def apply(self) -> None:
         """Limit this process."""
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        for which, most in ((resource.RLIMIT_DATA, self.memory), (resource.RLIMIT_FSIZE, self.file)):
-            if most is not None:
-                resource.setrlimit(which, (most, most))
+        for kind, limit in ((resource.RLIMIT_DATA, self.memory), (resource.RLIMIT_FSIZE, self.file)):
+            if limit is not None:
+                resource.setrlimit(kind, (limit, limit))
         if self.processor is not None:
             signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-            _, most = resource.getrlimit(resource.RLIMIT_CPU)
-            resource.setrlimit(resource.RLIMIT_CPU, (self.processor if most < 0 else min(self.processor, most), most))
+            _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+            resource.setrlimit(resource.RLIMIT_CPU, (self.processor if hard < 0 else min(self.processor, hard), hard))
 
 
 class Child:

@@ -58,9 +58,9 @@ def children() -> set[int]:
 def kill_children(but: Collection[int] = ()) -> None:
     """Kill and reap this process's children except some, and the children that they leave to this process."""
     for _ in range(MOST_LOOKS):
-        if not (left := children().difference(but)):
+        if not (processes := children().difference(but)):
             return
-        for process in left:
+        for process in processes:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(process, signal.SIGKILL)
                 os.waitpid(process, os.WNOHANG)
@@ -92,9 +92,9 @@ def descendants(process: int) -> list[psutil.Process]:
 def kill_descendants(but: Collection[int] = ()) -> None:
     """Kill all descendants of this process except some."""
     for _ in range(MOST_LOOKS):
-        if not (left := [process for process in descendants(os.getpid()) if process.pid not in but]):
+        if not (processes := [process for process in descendants(os.getpid()) if process.pid not in but]):
             return
-        for process in left:
+        for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         time.sleep(SECONDS_BETWEEN_LOOKS)

@@ -61,21 +61,21 @@ def decode(kind: Any, value: Any) -> Any:
     if origin is None:
         if type(value) in _JSON.get(kind, (kind,)) or kind is Any:
             return value
-        named = value.get(_KIND) if isinstance(value, dict) else None
-        if isinstance(kind, type) and dataclasses.is_dataclass(kind) and named == kind.__name__:
+        kind_name = value.get(_KIND) if isinstance(value, dict) else None
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind_name == kind.__name__:
             types = _types(kind)
             if value.keys() - {_KIND} == types.keys():
                 return kind(**{name: decode(types[name], value[name]) for name in types})
     elif origin in (typing.Union, UnionType):
         return decode(_member(kind, value), value)
     elif origin is list and isinstance(value, list):
-        return [decode(arguments[0], each) for each in value]
+        return [decode(arguments[0], item) for item in value]
     elif origin is tuple and isinstance(value, list):
         members = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(members) == len(value):
             return tuple(map(decode, members, value))
     elif origin in (dict, Mapping) and isinstance(value, dict):
-        return {name: decode(arguments[1], each) for name, each in value.items()}
+        return {name: decode(arguments[1], item) for name, item in value.items()}
     raise Malformed(f"expected {getattr(kind, '__name__', kind)}, got {_describe(value)}")
 
 
@@ -85,16 +85,16 @@ def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _describe(value: Any) -> str:
-    named = value.get(_KIND) if isinstance(value, dict) else None
-    return f"a malformed {named}" if isinstance(named, str) else f"{value!r:.100}"
+    kind_name = value.get(_KIND) if isinstance(value, dict) else None
+    return f"a malformed {kind_name}" if isinstance(kind_name, str) else f"{value!r:.100}"
 
 
 def _member(union: Any, value: Any) -> Any:
     """Return the member of a union that JSON names, or has the type of."""
-    classes, others = _members(union)
-    named = value.get(_KIND) if isinstance(value, dict) else None
-    member = classes.get(named) if isinstance(named, str) else None
-    if member is None and (member := others.get(type(value))) is None:
+    classes, plain_kinds = _members(union)
+    kind_name = value.get(_KIND) if isinstance(value, dict) else None
+    member = classes.get(kind_name) if isinstance(kind_name, str) else None
+    if member is None and (member := plain_kinds.get(type(value))) is None:
         raise Malformed(f"expected {union}, got {_describe(value)}")
     return member
 
@@ -103,15 +103,15 @@ def _member(union: Any, value: Any) -> Any:
 def _members(union: Any) -> tuple[dict[str, Any], dict[type, Any]]:
     """Return the dataclasses of a union by name, and its other members by the type of their JSON."""
     classes: dict[str, Any] = {}
-    others: dict[type, Any] = {}
+    plain_kinds: dict[type, Any] = {}
     for member in typing.get_args(union):
         if dataclasses.is_dataclass(member):
             classes[member.__name__] = member  # type: ignore[union-attr]
         else:
             plain = typing.get_origin(member) or member
             for type_of_json in _JSON.get(plain, (plain,)):
-                others.setdefault(type_of_json, member)
-    return classes, others
+                plain_kinds.setdefault(type_of_json, member)
+    return classes, plain_kinds
 
 
 @functools.cache
@@ -139,8 +139,8 @@ class Connection:
     @classmethod
     def pair(cls) -> tuple["Connection", "Connection"]:
         """Return both ends of a connection."""
-        own, other = socket.socketpair()
-        return cls(own), cls(other)
+        first, second = socket.socketpair()
+        return cls(first), cls(second)
 
     def fileno(self) -> int:
         """Return the descriptor of this end."""
@@ -196,9 +196,9 @@ class Connection:
             text = json.loads(self._bytes(length))
         except (ValueError, RecursionError) as error:
             raise Malformed("a message that is no JSON") from error
-        message, listed = decode(tuple[kind, list[tuple[int, int]]], text)
+        message, sizes_of_storages = decode(tuple[kind, list[tuple[int, int]]], text)
         storages: dict[int, bytes] = {}
-        for number, size in listed:
+        for number, size in sizes_of_storages:
             if number in storages or not 0 <= size <= MOST_BYTES or (sizes or {}).get(number, size) != size:
                 raise Malformed(f"storage {number} with {size} bytes")
             if len(storages) == MOST_STORAGES:
@@ -244,7 +244,7 @@ class Connection:
         if self.deadline == math.inf:
             self.end.settimeout(None)
             return
-        left = self.deadline - self._clock()
-        if left <= 0:
+        seconds = self.deadline - self._clock()
+        if seconds <= 0:
             raise TimeoutError
-        self.end.settimeout(left)
+        self.end.settimeout(seconds)

@@ -66,11 +66,11 @@ class Account:
 
     def shortcomings(self) -> list[str]:
         """Return why the run does not pass although no check failed."""
-        given = self.config.getoption
-        claims = None if given("claims") is None else Claims.parse(given("claims"))
-        forward_only = given("forward_only") or (claims is not None and not claims.gradients)
-        candidates = [operation_in(text) for text in given("candidate")]
-        lines = shortcomings(self.coverage, given("op"), given("backend"), candidates, forward_only)
+        option = self.config.getoption
+        claims = None if option("claims") is None else Claims.parse(option("claims"))
+        forward_only = option("forward_only") or (claims is not None and not claims.gradients)
+        candidates = [operation_in(text) for text in option("candidate")]
+        lines = shortcomings(self.coverage, option("op"), option("backend"), candidates, forward_only)
         return [*lines, *self.contradictions()]
 
     def contradictions(self) -> Iterator[str]:
@@ -79,23 +79,23 @@ class Account:
             yield f"tampered: a candidate has changed what judges it: {join_names(dict.fromkeys(self.changed))}"
         if self._without_example:
             yield f"passed without a call: {join_names(self._without_example)}"
-        missing = [test for test in self._collected if test not in self._with_result]
-        if missing and not self.config.getoption("setuponly"):
-            yield f"no result: {join_names(missing)}"
+        unreported = [test for test in self._collected if test not in self._with_result]
+        if unreported and not self.config.getoption("setuponly"):
+            yield f"no result: {join_names(unreported)}"
 
     @property
     def has_failures(self) -> bool:
         """Return whether any test failed."""
         return self._failed
 
-    def write(self, path: Path, passed: bool, about: Mapping[str, Any]) -> str:
+    def write(self, path: Path, passed: bool, facts: Mapping[str, Any]) -> str:
         """Write the verdict; return why it could not be written, or ""."""
-        lacking = [] if passed else self.shortcomings()
-        about = {**about, "shortcomings": lacking, "suggested_claim": self.matrix.suggested_claim(passed)}
+        causes = [] if passed else self.shortcomings()
+        facts = {**facts, "shortcomings": causes, "suggested_claim": self.matrix.suggested_claim(passed)}
         if passed and is_of_all_checks(self.config):
-            about = {**about, "never_executed": [each.as_dict() for each in self.executed.never()]}
+            facts = {**facts, "never_executed": [stretch.as_dict() for stretch in self.executed.never()]}
         try:
-            self.entries.write(path, passed, about)
+            self.entries.write(path, passed, facts)
         except Exception as error:
             return f"--verdict {path} is not written: {type(error).__name__}: {error}"
         return ""
@@ -106,11 +106,11 @@ def is_of_all_checks(config: pytest.Config) -> bool:
     if config.getoption("executed"):
         return True
     narrowing = ("keyword", "markexpr", "deselect", "lf", "stepwise", "ignore", "ignore_glob", "dtype", "reproduce")
-    given = config.getoption("examples")
-    few = given is not None and given < hypothesis.settings().max_examples
-    parts = any("::" in argument or Path(argument).is_file() for argument in config.args)
-    narrowed = parts or few or any(config.getoption(option, None) for option in narrowing)
-    return bool(config.getoption("candidate")) and not narrowed
+    count = config.getoption("examples")
+    is_short = count is not None and count < hypothesis.settings().max_examples
+    names_tests = any("::" in argument or Path(argument).is_file() for argument in config.args)
+    is_partial = names_tests or is_short or any(config.getoption(option, None) for option in narrowing)
+    return bool(config.getoption("candidate")) and not is_partial
 
 
 def conclude(

@@ -30,7 +30,7 @@ def own_frames(trace: str) -> str:
 
 
 @dataclass(frozen=True)
-class Found:
+class DeathRecord:
     """The record that a dead process left behind.
 
     Attributes:
@@ -106,7 +106,7 @@ class BlackBox:
         """Cancel the limit of `expect_within`."""
         faulthandler.cancel_dump_traceback_later()
 
-    def read(self, default_cause: str = SILENT) -> Found:
+    def read(self, default_cause: str = SILENT) -> DeathRecord:
         """Return the record of a dead process, with the default cause if it recorded none."""
         test: dict[str, Any] = {}
         with contextlib.suppress(json.JSONDecodeError):  # it had not run any test
@@ -114,7 +114,9 @@ class BlackBox:
         identity = Identity.of_dict(test["identity"]) if test.get("identity") else None
         path = Path(test["path"]) if test.get("path") else None
         cause, timed_out = self._cause()
-        return Found(cause or default_cause, self._read("case"), path, identity, test.get("importing", ""), timed_out)
+        return DeathRecord(
+            cause or default_cause, self._read("case"), path, identity, test.get("importing", ""), timed_out
+        )
 
     def _cause(self) -> tuple[str, bool]:
         """Return the cause in the record, "" if there is none, and whether it is the time limit."""
@@ -125,8 +127,8 @@ class BlackBox:
             (rf"^{_SAID}(.*)", "{}"),
         ):
             if match := re.search(pattern, words, re.MULTILINE):
-                where = own_frames(words[match.end() :])
-                return cause.format(match[1]) + (f"\n{where}" if where else ""), pattern == _TIMED_OUT
+                frames = own_frames(words[match.end() :])
+                return cause.format(match[1]) + (f"\n{frames}" if frames else ""), pattern == _TIMED_OUT
         return "", False
 
     def _read(self, name: str) -> str:

@@ -54,13 +54,13 @@ def needs_process(arguments: Sequence[str]) -> bool:
     """Return whether pytest, with these arguments, is going to run candidates in a process of their own on the CPU."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     add_options(parser.add_argument)
-    given = argparse.Namespace(candidate=[], untrusted=False, untrusted_where_possible=False)
+    options = argparse.Namespace(candidate=[], untrusted=False, untrusted_where_possible=False)
     with contextlib.suppress(argparse.ArgumentError, SystemExit):  # the run itself reports the mistake
-        given, _ = parser.parse_known_args(arguments)
-    if not given.candidate or not (given.untrusted or given.untrusted_where_possible):
+        options, _ = parser.parse_known_args(arguments)
+    if not options.candidate or not (options.untrusted or options.untrusted_where_possible):
         return False
-    on_cpu = given.device == "cpu" or (given.device == "auto" and not DRIVER.exists())
-    return on_cpu and not any(map(declares_its_operation, given.candidate))
+    on_cpu = options.device == "cpu" or (options.device == "auto" and not DRIVER.exists())
+    return on_cpu and not any(map(declares_its_operation, options.candidate))
 
 
 def declares_its_operation(candidate: str) -> bool:

@@ -52,14 +52,14 @@ def tell(
     of_a_check = isinstance(error, Failure | Escape | SelectionError | Tampered | Unanswered)
     of_cuda = origin.suffix in SUFFIXES and not of_a_check  # no frame of Python's is in such a file
     if item.config.getoption("--tb") == "auto" and (failure.frames or of_a_check or of_cuda):
-        whose = f"{' · '.join([*vars(identity.cell).values(), item.config.stash[DEVICE]])}: "
-        message = failure.message if isinstance(error, Failure | SelectionError) else f"{whose}{failure.message}"
-        named = (line for line in notes_of(error).splitlines() if line.startswith(NAMED))
-        seen = next(named, f"at {failure.counterexample}" if failure.counterexample else "")
+        prefix = f"{' · '.join([*vars(identity.cell).values(), item.config.stash[DEVICE]])}: "
+        message = failure.message if isinstance(error, Failure | SelectionError) else f"{prefix}{failure.message}"
+        notes = (line for line in notes_of(error).splitlines() if line.startswith(NAMED))
+        place = next(notes, f"at {failure.counterexample}" if failure.counterexample else "")
         likely = f"likely cause: {failure.likely_cause}" if failure.likely_cause else ""
-        report.longrepr = "\n\n".join(filter(None, (f"{message}\n{failure.frames}".rstrip(), likely, seen)))
-    repeated = repeat(item.config, item.path, item.nodeid, identity, failure.blob)
-    report.sections.append((REPEAT, repeated))
+        report.longrepr = "\n\n".join(filter(None, (f"{message}\n{failure.frames}".rstrip(), likely, place)))
+    command = repeat(item.config, item.path, item.nodeid, identity, failure.blob)
+    report.sections.append((REPEAT, command))
     if of_cuda and not failure.frames:
         return f"{origin}:{getattr(error, 'line', '')}: {type(error).__name__}"
     return failure.cause if failure.frames else ""
@@ -93,15 +93,15 @@ def repeat(config: pytest.Config, path: Path, nodeid: str, identity: Identity | 
         identity: the identity of the test.
         blob: Hypothesis's, of the case that the command runs alone; None to run the whole test.
     """
-    here = config.invocation_params.dir
-    file = path.relative_to(here) if path.is_relative_to(here) else path
+    folder = config.invocation_params.dir
+    file = path.relative_to(folder) if path.is_relative_to(folder) else path
     command = ["pytest", "::".join([str(file), *nodeid.split("::")[1:]])]
     for plugin in config.getoption("plugins"):
         if plugin.partition(".")[0] == "fourfold":
             command += ["-p", plugin]
     for option, name in (("-c", "inifilename"), ("--rootdir", "rootdir")):
         if place := config.getoption(name):
-            command += [option, os.path.relpath(here / place, here)]
+            command += [option, os.path.relpath(folder / place, folder)]
     device = config.stash.get(DEVICE, config.getoption("device"))
     if device != "auto":
         command += ["--device", device]
@@ -135,10 +135,10 @@ class Entries:
     def add(self, identity: Identity, report: pytest.TestReport, outcome: Outcome) -> None:
         """Count a report and its outcome; of several reports of a test, keep the last."""
         self._outcomes[report.nodeid] = outcome
-        named = {**vars(identity.cell), "check": identity.check, "test": report.nodeid}
+        names = {**vars(identity.cell), "check": identity.check, "test": report.nodeid}
         entry = self.checks.setdefault(report.nodeid, {})
         entry |= {"message": report.longreprtext} if report.failed else {}
-        entry |= outcome.as_check() | named
+        entry |= outcome.as_check() | names
         if outcome.search is not None:
             entry |= {
                 name: value
@@ -150,7 +150,7 @@ class Entries:
         if outcome.failure:
             entry["repeat"] = dict(report.sections)[REPEAT]
 
-    def write(self, path: Path, passed: bool, about: Mapping[str, Any]) -> None:
+    def write(self, path: Path, passed: bool, facts: Mapping[str, Any]) -> None:
         """Write the file atomically, as docs/verdict.schema.json describes it.
 
         Raises:
@@ -158,7 +158,7 @@ class Entries:
         """
         content = {
             **heading([*self._outcomes.values()], passed),
-            **about,
+            **facts,
             "versions": {name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy", "hypothesis")},
             "checks": list(self.checks.values()),
         }

@@ -118,7 +118,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[WATCH] = ProgramWatch(config, config.stash[SELECTION].operations)
     watches_lines = config.getoption("candidate") or config.getoption("executed")
     if watches_lines and runs_tests:
-        of_cuda = any(each.is_cuda for each in config.stash[SELECTION].candidates.values())
+        of_cuda = any(candidate.is_cuda for candidate in config.stash[SELECTION].candidates.values())
         traces = config.stash[DEVICE] == "cpu" and (of_cuda or config.getoption("executed"))
         config.stash[LINES] = Executed(traces=traces)
         recorder.users += 1  # to the end of the process
@@ -157,15 +157,15 @@ def share_the_machine(device: str) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     device = config.stash[DEVICE]
-    where = torch.cuda.get_device_name() if device == "cuda" else "no GPU: Triton interpreted, CUDA C++ emulated"
+    machine = torch.cuda.get_device_name() if device == "cuda" else "no GPU: Triton interpreted, CUDA C++ emulated"
     profile = hypothesis.settings.get_current_profile_name()
-    return f"fourfold: {where}; torch {torch.__version__}; {examples(config)} examples a check ({profile})"
+    return f"fourfold: {machine}; torch {torch.__version__}; {examples(config)} examples a check ({profile})"
 
 
 def examples(config: pytest.Config, own: bool = False) -> int:
     """Return the number of generated cases a check; the default profile draws fewer for `own` implementations."""
-    given = config.getoption("examples")
-    return given if given is not None else profiles.examples(own)
+    count = config.getoption("examples")
+    return count if count is not None else profiles.examples(own)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -173,26 +173,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "cell" not in metafunc.fixturenames:
         return
     selection = metafunc.config.stash[SELECTION]
-    only = {key: value for mark in metafunc.definition.iter_markers("only") for key, value in mark.kwargs.items()}
+    limits = {key: value for mark in metafunc.definition.iter_markers("only") for key, value in mark.kwargs.items()}
     if check := check_of(metafunc.definition):
-        only = {"devices": check.devices, "batched": check.batched} | only
-    if metafunc.config.stash[DEVICE] not in only.get("devices", [metafunc.config.stash[DEVICE]]):
-        why = pytest.mark.skip(reason=f"needs --device {' or '.join(only['devices'])}")
-        metafunc.parametrize("cell", [pytest.param(None, id="none", marks=why)])
+        limits = {"devices": check.devices, "batched": check.batched} | limits
+    if metafunc.config.stash[DEVICE] not in limits.get("devices", [metafunc.config.stash[DEVICE]]):
+        skip = pytest.mark.skip(reason=f"needs --device {' or '.join(limits['devices'])}")
+        metafunc.parametrize("cell", [pytest.param(None, id="none", marks=skip)])
         return
     cells = [
         cell
         for cell in selection.cells
-        if cell.dtype in only.get("dtypes", [cell.dtype])
-        and cell.backend in only.get("backends", [cell.backend])
-        and (not only.get("kernels") or computes(cell, metafunc.config))
-        and (not only.get("batched") or selection.operations[cell.operation].batched)
+        if cell.dtype in limits.get("dtypes", [cell.dtype])
+        and cell.backend in limits.get("backends", [cell.backend])
+        and (not limits.get("kernels") or computes(cell, metafunc.config))
+        and (not limits.get("batched") or selection.operations[cell.operation].batched)
         and (check is None or check.applies_to(selection.operations[cell.operation]))
     ]
     if check:
         cells = cells_for_check(cells, check, hypothesis.settings.get_current_profile_name() == profiles.NIGHTLY)
     if not profiles.is_full() and not names_parameters(metafunc.config):
-        cells = default_cells(cells, only.get("plain", check.plain if check else PLAIN))
+        cells = default_cells(cells, limits.get("plain", check.plain if check else PLAIN))
         if not selection.narrowed:
             cells = spread(cells, metafunc.definition.name, PLAIN if check and check.everywhere else ())
     if "law" in metafunc.fixturenames:
@@ -206,8 +206,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("cell,law,output", triples, ids=named_by)
     elif "configuration" in metafunc.fixturenames:
         choices = [(cell, configuration) for cell in cells for configuration in selection.configurations(cell)]
-        metafunc.parametrize("cell,configuration", choices, ids=[f"{cell}-{one.name}" for cell, one in choices])
-    elif "output" in metafunc.fixturenames and not only.get("whole"):
+        metafunc.parametrize("cell,configuration", choices, ids=[f"{cell}-{c.name}" for cell, c in choices])
+    elif "output" in metafunc.fixturenames and not limits.get("whole"):
         pairs = [(cell, name) for cell in cells for name in outputs_for(check, selection.operations[cell.operation])]
         metafunc.parametrize("cell,output", pairs, ids=[_cell_id(cell, output) for cell, output in pairs])
     else:
@@ -246,8 +246,8 @@ def cells_for_check(cells: list[Cell], check: Check, nightly: bool) -> list[Cell
 
 def of_dtypes(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
     """Return the cells of the given dtypes, and all cells of an operation and backend that have none of them."""
-    those = {(cell.operation, cell.backend) for cell in cells if cell.dtype in dtypes}
-    return [cell for cell in cells if cell.dtype in dtypes or (cell.operation, cell.backend) not in those]
+    pairs = {(cell.operation, cell.backend) for cell in cells if cell.dtype in dtypes}
+    return [cell for cell in cells if cell.dtype in dtypes or (cell.operation, cell.backend) not in pairs]
 
 
 def default_cells(cells: list[Cell], dtypes: Collection[str]) -> list[Cell]:
@@ -266,13 +266,13 @@ def spread(cells: list[Cell], test: str, everywhere: Collection[str]) -> list[Ce
     for cell in cells:
         backends.setdefault((cell.operation, cell.dtype), []).append(cell.backend)
     numbers = {cell.operation: zlib.crc32(f"{test} {cell.operation}".encode()) for cell in cells}
-    least = min(numbers.values(), default=0)
-    chosen = {
+    smallest = min(numbers.values(), default=0)
+    backend_of = {
         (operation, dtype): names[numbers[operation] // profiles.OWN_OPERATIONS % len(names)]
         for (operation, dtype), names in backends.items()
-        if numbers[operation] % profiles.OWN_OPERATIONS == 0 or numbers[operation] == least
+        if numbers[operation] % profiles.OWN_OPERATIONS == 0 or numbers[operation] == smallest
     }
-    return [c for c in cells if c.dtype in everywhere or c.backend == chosen.get((c.operation, c.dtype))]
+    return [c for c in cells if c.dtype in everywhere or c.backend == backend_of.get((c.operation, c.dtype))]
 
 
 def names_parameters(config: pytest.Config) -> bool:
@@ -289,8 +289,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not profiles.is_full():
         leave_out(config, items, beyond_default(items))
     if CASE in config.stash:
-        others = (item for item in items if (check := check_of(item)) is None or check.name not in OF_A_CASE)
-        leave_out(config, items, list(others))
+        unrelated = (item for item in items if (check := check_of(item)) is None or check.name not in OF_A_CASE)
+        leave_out(config, items, list(unrelated))
     if config.getoption("candidate"):
         # Its result decides whether the other checks are brief.
         items.sort(key=lambda item: item.get_closest_marker("decisive") is None)
@@ -317,22 +317,22 @@ def beyond_default(items: list[pytest.Item]) -> list[pytest.Item]:
         marks = list(item.iter_markers("full"))
         if not marks:
             continue
-        least = min(mark.kwargs.get("but", 0) for mark in marks)
-        if least:
-            sampled.setdefault((item.nodeid.partition("[")[0], least), []).append(item)
+        count = min(mark.kwargs.get("but", 0) for mark in marks)
+        if count:
+            sampled.setdefault((item.nodeid.partition("[")[0], count), []).append(item)
         else:
             left_out.append(item)
-    for (_, most), alike in sampled.items():
-        chosen = {(2 * place + 1) * len(alike) // (2 * most) for place in range(min(most, len(alike)))}
-        left_out += [item for place, item in enumerate(alike) if len(alike) > most and place not in chosen]
+    for (_, limit), members in sampled.items():
+        places = {(2 * place + 1) * len(members) // (2 * limit) for place in range(min(limit, len(members)))}
+        left_out += [item for place, item in enumerate(members) if len(members) > limit and place not in places]
     return left_out
 
 
-def leave_out(config: pytest.Config, items: list[pytest.Item], others: list[pytest.Item]) -> None:
-    """Deselect `others`."""
-    if others:
-        config.hook.pytest_deselected(items=others)
-        omitted = set(others)
+def leave_out(config: pytest.Config, items: list[pytest.Item], omitted_items: list[pytest.Item]) -> None:
+    """Deselect `omitted_items`."""
+    if omitted_items:
+        config.hook.pytest_deselected(items=omitted_items)
+        omitted = set(omitted_items)
         items[:] = [item for item in items if item not in omitted]
 
 
@@ -343,8 +343,8 @@ def side_by_side(items: list[pytest.Item]) -> None:
     first: dict[tuple[str, str], int] = {}
     for place, _, cell in of_cells:
         first.setdefault((cell.operation, cell.dtype), place)
-    wanted = sorted(of_cells, key=lambda each: first[each[2].operation, each[2].dtype])
-    for (place, _, _), (_, item, _) in zip(of_cells, wanted):
+    ordered = sorted(of_cells, key=lambda entry: first[entry[2].operation, entry[2].dtype])
+    for (place, _, _), (_, item, _) in zip(of_cells, ordered):
         items[place] = item
 
 
@@ -431,18 +431,18 @@ def search(request: pytest.FixtureRequest, pytestconfig: pytest.Config, note: Ca
     """Return the search of a check: its settings, and the record of its results."""
     identity, check = Identity.of_item(request.node), check_of(request.node)
     is_own = identity is not None and identity.cell.backend != CANDIDATE
-    most = examples(pytestconfig, is_own)
+    limit = examples(pytestconfig, is_own)
     failures = pytestconfig.stash[FAILURES].get(identity.cell.operation, []) if identity is not None else []
     result = Search(
         shares=is_own,
-        examples=min(most, check.examples) if check and check.examples else most,
+        examples=min(limit, check.examples) if check and check.examples else limit,
         blob=pytestconfig.getoption("reproduce"),
         case=pytestconfig.stash[CASE].case if CASE in pytestconfig.stash else None,
         note=note,
         refusals=Refusals() if _may_refuse(identity, pytestconfig) else None,
         brief=identity is not None and identity.cell in pytestconfig.stash[WRONG],
         seeks_claims=identity is not None and seeks_claims(failures),
-        needed=claims_needed(failures),
+        other_claims=claims_needed(failures),
     )
     if WATCH in pytestconfig.stash:
         pytestconfig.stash[WATCH].hold_search(result)
@@ -477,8 +477,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     try:
         if identity is None:
             return (yield)
-        watched = identity.cell.backend == CANDIDATE and WATCH in stash
-        with containment(stash[WATCH].changes if watched else list, pytest.skip.Exception, pytest.exit.Exception):
+        is_watched = identity.cell.backend == CANDIDATE and WATCH in stash
+        with containment(stash[WATCH].changes if is_watched else list, pytest.skip.Exception, pytest.exit.Exception):
             if stash[DEVICE] == "cuda" and identity.cell in stash[WRONG]:
                 raise Unsupported(NOT_MADE)
             try:
@@ -492,13 +492,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 def judge_again(item: pytest.Function, error: Exception) -> None:
     """Examine the failure of a check of an operation, by running its test on other subjects."""
-    given: dict[str, Any] = {name: item.funcargs[name] for name in inspect.signature(item.obj).parameters}
-    if {"subject", "search"} <= given.keys():
+    arguments: dict[str, Any] = {name: item.funcargs[name] for name in inspect.signature(item.obj).parameters}
+    if {"subject", "search"} <= arguments.keys():
 
         def check(subject: Subject, search: Search) -> None:
-            item.obj(**{**given, "subject": subject, "search": search})
+            item.obj(**{**arguments, "subject": subject, "search": search})
 
-        examine(check, given["subject"], given["search"], error)
+        examine(check, arguments["subject"], arguments["search"], error)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -606,8 +606,8 @@ class RunReporter:
         yield
         if self.path is not None:  # the workers have ended by now
             isolation.end_orphans_of(self.config)
-            if failed := self.account.write(self.path, session.exitstatus == pytest.ExitCode.OK, self.about()):
-                print(failed)
+            if error := self.account.write(self.path, session.exitstatus == pytest.ExitCode.OK, self.about()):
+                print(error)
                 session.exitstatus = session.exitstatus or pytest.ExitCode.INTERNAL_ERROR
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

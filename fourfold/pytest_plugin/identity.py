@@ -35,9 +35,9 @@ class Identity:
             return None
         test = getattr(item, "originalname", item.name).removeprefix("test_")
         file = item.path.stem.removeprefix("test_")
-        named = configuration.name if configuration else law.__name__ if law else test
-        of = f" of {output}" if output == ALL else f"{OF}{output}" if output else ""
-        return cls(cell, f"{file}: {named}".replace("_", " ") + of)
+        claim = configuration.name if configuration else law.__name__ if law else test
+        suffix = f" of {output}" if output == ALL else f"{OF}{output}" if output else ""
+        return cls(cell, f"{file}: {claim}".replace("_", " ") + suffix)
 
     @classmethod
     def of_report(cls, report: Any) -> "Identity | None":

@@ -30,7 +30,7 @@ from fourfold.processes import family
 from fourfold.processes.child import Child, Death
 from fourfold.processes.stop import Stop
 from fourfold.pytest_plugin.account import Account, conclude
-from fourfold.pytest_plugin.black_box import SILENT, BlackBox, Found
+from fourfold.pytest_plugin.black_box import SILENT, BlackBox, DeathRecord
 from fourfold.pytest_plugin.failures import DEVICE, OUTCOME, REPEAT, SELECTION, repeat
 from fourfold.pytest_plugin.journal import Journal, Pipe
 from fourfold.pytest_plugin.leftover_threads import LeftBehind
@@ -59,12 +59,12 @@ class RunTask:
 
     Attributes:
         box: the black box that it fills.
-        told: the entries of earlier processes.
+        entries: the entries of earlier processes.
         journal: the journal that it writes; None if nothing reads it.
     """
 
     box: BlackBox
-    told: list[dict[str, Any]] = field(default_factory=list)
+    entries: list[dict[str, Any]] = field(default_factory=list)
     journal: Journal | None = None
 
 
@@ -72,15 +72,15 @@ class Isolation:
     """The plugin in the process that runs tests."""
 
     def __init__(self, config: pytest.Config, task: RunTask) -> None:
-        self.config, self.box, self.told, self.journal = config, task.box, task.told, task.journal
-        self.to_tell = [entry["report"] for entry in self.told if "report" in entry]
+        self.config, self.box, self.entries, self.journal = config, task.box, task.entries, task.journal
+        self.to_tell = [entry["report"] for entry in self.entries if "report" in entry]
         self.retelling = False
         self.session: pytest.Session | None = None
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Remove tests that already ran or killed their process."""
-        finished = {entry["nodeid"] for entry in self.told}
-        items[:] = [item for item in items if item.nodeid not in finished]
+        reported = {entry["nodeid"] for entry in self.entries}
+        items[:] = [item for item in items if item.nodeid not in reported]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
@@ -161,11 +161,11 @@ class Isolation:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """End the process after an illegal access: it breaks the device, so that every later call would fail."""
         report = yield
-        if report.failed and (lost := device_error()):
+        if report.failed and (error := device_error()):
             if self.journal is None and not xdist_internals.is_worker(self.config):
-                item.session.shouldfail = f"{lost}; nothing more can be run in this process, which -n 0 asks for"
+                item.session.shouldfail = f"{error}; nothing more can be run in this process, which -n 0 asks for"
                 return report
-            self.box.say(f"lost the device: {lost}\n{report.longreprtext}")
+            self.box.say(f"lost the device: {error}\n{report.longreprtext}")
             os._exit(1)
         return report
 
@@ -255,8 +255,8 @@ class TrialImport:
     @pytest.hookimpl(wrapper=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, Any, Any]:
         """Try to import the candidates before workers start."""
-        watched = any_of(config, INTERACTIVE) or runs_no_test_of_its_own(config)
-        if config.getoption("candidate") and xdist_internals.is_asked_for(config) and not watched:
+        is_interactive = any_of(config, INTERACTIVE) or runs_no_test_of_its_own(config)
+        if config.getoption("candidate") and xdist_internals.is_asked_for(config) and not is_interactive:
             try_import(config)
         return (yield)
 
@@ -315,13 +315,13 @@ def fork_worker(work: Callable[[], object]) -> Child:
     return child
 
 
-def tell_supervisor(config: pytest.Config, about: dict[str, Any]) -> bool:
+def tell_supervisor(config: pytest.Config, facts: dict[str, Any]) -> bool:
     """Send the supervising process a description of the run; return whether there is such a process."""
     task = config.stash.get(TASK, None)
     if task is None or task.journal is None:
         return False
     selection = config.stash[SELECTION]
-    task.journal.write(nodeid="", about=about)
+    task.journal.write(nodeid="", about=facts)
     task.journal.candidates = lambda: {str(candidate.file()) for candidate in selection.candidates.values()}
     return True
 
@@ -347,9 +347,9 @@ def import_before_tests(config: pytest.Config) -> None:
     config.stash[LEFT_BEHIND].note("a candidate's import")
 
 
-def died_of_import(found: Found) -> str:
+def died_of_import(death: DeathRecord) -> str:
     """Return the message about a candidate whose import ended its process."""
-    return f"{found.importing}: the process that imports it {found.cause}"
+    return f"{death.importing}: the process that imports it {death.cause}"
 
 
 def supervise(config: pytest.Config, stop: Stop) -> int:
@@ -368,8 +368,8 @@ def supervise(config: pytest.Config, stop: Stop) -> int:
             if stop.signal is not None:  # the signal may have killed the process after this entry
                 code = int(pytest.ExitCode.INTERRUPTED if end["status"] is None else end["status"])
             return finish_run(config, [*reports, *entries], false, code, end)
-        ended = {entry["nodeid"] for entry in entries if entry.get("ended")}
-        running = [entry["nodeid"] for entry in entries if entry["nodeid"] not in {*ended, ""}]
+        finished = {entry["nodeid"] for entry in entries if entry.get("ended")}
+        running = [entry["nodeid"] for entry in entries if entry["nodeid"] not in {*finished, ""}]
         if stop.signal is not None:
             return report_killed(config, [*reports, *entries], false, stop.signal, running[-1] if running else "")
         if not running:
@@ -383,7 +383,7 @@ def supervise(config: pytest.Config, stop: Stop) -> int:
 
 def run_in_child(
     config: pytest.Config, reports: list[dict[str, Any]], stop: Stop
-) -> tuple[int, list[dict[str, Any]], Found, int]:
+) -> tuple[int, list[dict[str, Any]], DeathRecord, int]:
     """Fork a child that runs tests; return its exit code, entries and black box, and the number of false entries."""
     folder, pipe = family.temporary_folder(), Pipe()
 
@@ -433,20 +433,20 @@ def report_killed(config: pytest.Config, entries: list[dict[str, Any]], false: i
 
 def write_verdict(config: pytest.Config, account: Account, code: int, entries: list[dict[str, Any]]) -> int:
     """Write the verdict if a session began; return the exit code."""
-    about = next((entry["about"] for entry in entries if "about" in entry), None)
-    if about is None or not config.getoption("verdict"):
+    facts = next((entry["about"] for entry in entries if "about" in entry), None)
+    if facts is None or not config.getoption("verdict"):
         return code
     path = config.invocation_params.dir / config.getoption("verdict")
-    if failed := account.write(path, code == pytest.ExitCode.OK, about):
-        print(failed)
+    if error := account.write(path, code == pytest.ExitCode.OK, facts):
+        print(error)
         return code or int(pytest.ExitCode.INTERNAL_ERROR)
     return code
 
 
-def ended_outside_of_tests(config: pytest.Config, entries: list[dict[str, Any]], code: int, found: Found) -> int:
+def ended_outside_of_tests(config: pytest.Config, entries: list[dict[str, Any]], code: int, death: DeathRecord) -> int:
     """Return the exit code of a run whose process ended before its first test, between two, or after the last."""
-    if found.importing:
-        print(f"ERROR: {died_of_import(found)}\n", file=sys.stderr)
+    if death.importing:
+        print(f"ERROR: {died_of_import(death)}\n", file=sys.stderr)
         return int(pytest.ExitCode.USAGE_ERROR)
     if code <= 0:
         print(f"\nThe process {Death(code).cause} outside of any test.", file=sys.stderr)
@@ -479,7 +479,7 @@ def end_orphans_of(config: pytest.Config) -> None:
 def run_tests(config: pytest.Config, task: RunTask) -> int:
     """Run the tests in a child; return the exit code."""
     config.stash[TASK] = task
-    config.option.no_header |= bool(task.told)
+    config.option.no_header |= bool(task.entries)
     try:
         return int(config.hook.pytest_cmdline_main(config=config))
     except pytest.UsageError as error:
@@ -488,19 +488,19 @@ def run_tests(config: pytest.Config, task: RunTask) -> int:
         return int(pytest.ExitCode.USAGE_ERROR)
 
 
-def describe(config: pytest.Config, report: pytest.TestReport, found: Found) -> None:
+def describe(config: pytest.Config, report: pytest.TestReport, death: DeathRecord) -> None:
     """Describe in a test's report how the test ended its process."""
     file, _, name = report.nodeid.partition("::")
     report.location = (file, None, name)
-    report.longrepr = f"the process that ran this test {found.cause}" + (f"\n\nat {found.case}" if found.case else "")
-    kind = Kind.TIMED_OUT if found.timed_out else Kind.CRASHED
-    failure = Finding(message=report.longrepr, counterexample=found.case or None, kind=kind)
+    report.longrepr = f"the process that ran this test {death.cause}" + (f"\n\nat {death.case}" if death.case else "")
+    kind = Kind.TIMED_OUT if death.timed_out else Kind.CRASHED
+    failure = Finding(message=report.longrepr, counterexample=death.case or None, kind=kind)
     outcome = Outcome(check="", dtype="", outcome=Status.FAILED, grade="", failure=failure)
-    if found.identity is not None:
-        report.user_properties.append(found.identity.property)
+    if death.identity is not None:
+        report.user_properties.append(death.identity.property)
     report.user_properties.append((OUTCOME, outcome.as_dict()))
-    repeated = repeat(config, found.path or config.rootpath / file, report.nodeid, found.identity, None)
-    report.sections.append((REPEAT, repeated))
+    command = repeat(config, death.path or config.rootpath / file, report.nodeid, death.identity, None)
+    report.sections.append((REPEAT, command))
 
 
 class Workers:

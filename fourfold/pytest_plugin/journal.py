@@ -43,9 +43,9 @@ class Journal:
 
 def seal_of(seal: Any, text: bytes) -> bytes:
     """Return the seal of a line."""
-    own = seal.copy()
-    own.update(text)
-    return own.hexdigest().encode()
+    copy = seal.copy()
+    copy.update(text)
+    return copy.hexdigest().encode()
 
 
 def _calls(files: Collection[str]) -> bool:

@@ -20,7 +20,7 @@ class LeftBehind:
 
     def __init__(self) -> None:
         self._former = frozenset(threading.enumerate())
-        self._of: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
+        self._tests: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
 
     def alive(self) -> list[threading.Thread]:
         """Return the new threads that Python waits for at exit."""
@@ -29,7 +29,7 @@ class LeftBehind:
     def note(self, test: str) -> None:
         """Assign new threads without an owner to a test, or to an import, that has just ended."""
         for thread in self.alive():
-            self._of.setdefault(thread, test)
+            self._tests.setdefault(thread, test)
 
     def end_without_them(self, code: Callable[[], int]) -> None:
         """End the process if threads are left some time after the main thread ended.
@@ -43,10 +43,10 @@ class LeftBehind:
     def _end(self, code: Callable[[], int]) -> None:
         threading.main_thread().join()  # it ends before Python waits for the others
         deadline = time.monotonic() + GRACE_SECONDS
-        while (left := self.alive()) and time.monotonic() < deadline:
-            left[0].join(deadline - time.monotonic())
-        if left:
-            for description, count in Counter(map(self._describe, left)).items():
+        while (threads_left := self.alive()) and time.monotonic() < deadline:
+            threads_left[0].join(deadline - time.monotonic())
+        if threads_left:
+            for description, count in Counter(map(self._describe, threads_left)).items():
                 threads = "a thread" if count == 1 else f"{count} threads"
                 print(f"\nThe run ends without {threads} {description}", file=sys.stderr)
             sys.stdout.flush()
@@ -56,6 +56,6 @@ class LeftBehind:
     def _describe(self, thread: threading.Thread) -> str:
         frame = sys._current_frames().get(thread.ident or 0)
         stack = traceback.extract_stack(frame) if frame else []
-        own = [frame for frame in stack if not is_of_a_library(frame)] or stack
-        at = f", at {own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else ""
-        return f"that {self._of.get(thread, 'a test')} has left behind{at}"
+        frames = [frame for frame in stack if not is_of_a_library(frame)] or stack
+        place = f", at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+        return f"that {self._tests.get(thread, 'a test')} has left behind{place}"

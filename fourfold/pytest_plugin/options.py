@@ -125,5 +125,5 @@ def names() -> dict[str, bool]:
     """Return the names of the options, each with whether it takes a value."""
     takes_value: dict[str, bool] = {}
     for add in (add_options, add_gate_options):
-        add(lambda name, **given: takes_value.__setitem__(name, given.get("action") != "store_true"))
+        add(lambda name, **settings: takes_value.__setitem__(name, settings.get("action") != "store_true"))
     return takes_value

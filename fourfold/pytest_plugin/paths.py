@@ -12,11 +12,11 @@ def file_to_write(option: str, path: Path, folder: Path) -> Path:
     Raises:
         pytest.UsageError: the path is no file, or cannot be written.
     """
-    whole = folder / path
-    if whole.exists() and not whole.is_file():
-        raise pytest.UsageError(f"{option} {path}: {'a folder' if whole.is_dir() else 'no plain file'} has this name")
-    _try(option, path, whole.parent)
-    return whole
+    target = folder / path
+    if target.exists() and not target.is_file():
+        raise pytest.UsageError(f"{option} {path}: {'a folder' if target.is_dir() else 'no plain file'} has this name")
+    _try(option, path, target.parent)
+    return target
 
 
 def folder_to_write(option: str, path: Path, folder: Path) -> Path:
@@ -27,11 +27,11 @@ def folder_to_write(option: str, path: Path, folder: Path) -> Path:
     Raises:
         pytest.UsageError: the path is no folder, or nothing can be written into it.
     """
-    whole = folder / path
-    if whole.exists() and not whole.is_dir():
+    target = folder / path
+    if target.exists() and not target.is_dir():
         raise pytest.UsageError(f"{option} {path}: a file has this name, and a folder is wanted")
-    _try(option, path, whole if whole.is_dir() else whole.parent)
-    return whole
+    _try(option, path, target if target.is_dir() else target.parent)
+    return target
 
 
 def _try(option: str, path: Path, folder: Path) -> None:

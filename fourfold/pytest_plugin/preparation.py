@@ -46,15 +46,15 @@ def prepare(config: pytest.Config) -> None:
         raise pytest.UsageError("--device cuda: torch finds no GPU")
     triton_for(device)
     try:
-        known = known_operations(config)
-        if config.getoption("untrusted_where_possible") and may_be_untrusted(config, known):
+        records = known_operations(config)
+        if config.getoption("untrusted_where_possible") and may_be_untrusted(config, records):
             config.option.untrusted = True
         claims = None if config.getoption("claims") is None else Claims.parse(config.getoption("claims"))
         if config.getoption("case"):
             config.stash[CASE] = CaseFile.read(config.getoption("case"))
             config.option.dtype = [config.stash[CASE].dtype]
         config.stash[SELECTION] = Selection.of(
-            known,
+            records,
             config.getoption("candidate"),
             op=config.getoption("op"),
             backend=config.getoption("backend"),
@@ -86,21 +86,21 @@ def known_operations(config: pytest.Config) -> dict[str, Operation]:
     """
     candidates = config.getoption("candidate")
     if candidates and not (config.getoption("op") or config.getoption("backend")):
-        named = {operation_in(text) for text in candidates if ":" not in text.partition("=")[0]}
-        records = operations(named)
-        if named <= records.keys():
+        names = {operation_in(text) for text in candidates if ":" not in text.partition("=")[0]}
+        records = operations(names)
+        if names <= records.keys():
             return records
     return operations()
 
 
-def may_be_untrusted(config: pytest.Config, known: Collection[str]) -> bool:
+def may_be_untrusted(config: pytest.Config, records: Collection[str]) -> bool:
     """Return whether all candidates can run in their own process, and no debugger is requested.
 
     A candidate that declares its own operation cannot: the judge imports its file.
     """
-    looked_into = config.getoption("usepdb") or config.getoption("trace")
-    candidates = [Candidate.parse(text, known) for text in config.getoption("candidate")]
-    return chosen_device(config) == "cpu" and not looked_into and not any(each.judges_itself for each in candidates)
+    debugs = config.getoption("usepdb") or config.getoption("trace")
+    candidates = [Candidate.parse(text, records) for text in config.getoption("candidate")]
+    return chosen_device(config) == "cpu" and not debugs and not any(c.judges_itself for c in candidates)
 
 
 def are_untrusted(config: pytest.Config, device: str) -> bool:
@@ -145,9 +145,9 @@ def import_candidates(candidates: Sequence[Candidate], seconds: float, box: Blac
 def time_limit(config: pytest.Config) -> float:
     """Return a test's time limit in seconds, by pytest-timeout's option, variable or setting; 0 if there is none."""
     with contextlib.suppress(ValueError):  # not a number, or no such setting without the plugin
-        for given in (config.getoption("timeout", None), os.environ.get("PYTEST_TIMEOUT"), config.getini("timeout")):
-            if given is not None and given != "":
-                return float(given)
+        for limit in (config.getoption("timeout", None), os.environ.get("PYTEST_TIMEOUT"), config.getini("timeout")):
+            if limit is not None and limit != "":
+                return float(limit)
     return 0.0
 
 

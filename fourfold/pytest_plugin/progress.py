@@ -20,18 +20,18 @@ class Progress:
     """The forecast of a run, in the process that reports.
 
     Args:
-        known: the seconds of each test in its last run, by name.
+        former: the seconds of each test in its last run, by name.
         workers: the number of workers.
-        now: a clock, in seconds.
+        clock: a clock, in seconds.
     """
 
-    def __init__(self, known: dict[str, float], workers: int, now: Callable[[], float] = time.monotonic) -> None:
-        self.known, self.workers, self.now = known, workers, now
+    def __init__(self, former: dict[str, float], workers: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.former, self.workers, self.clock = former, workers, clock
         self.remaining: dict[str, None] = {}
         self.total = 0
-        self.seen: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}
         self.failed = 0
-        self.told = now()
+        self.last_report = clock()
 
     def expect(self, names: Iterable[str]) -> None:
         """Set the tests that are about to run."""
@@ -40,34 +40,34 @@ class Progress:
 
     def took(self, name: str, seconds: float, failed: bool) -> None:
         """Add the duration of a phase of a test: its setup, call or teardown."""
-        self.seen[name] = self.seen.get(name, 0.0) + seconds
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self.failed += failed
 
     def finish(self, name: str) -> str | None:
         """Remove a finished test; return a progress line if one is due."""
         self.remaining.pop(name, None)
-        if not self.remaining or self.now() - self.told < SECONDS_BETWEEN:
+        if not self.remaining or self.clock() - self.last_report < SECONDS_BETWEEN:
             return None
-        self.told = self.now()
+        self.last_report = self.clock()
         failures = f", {self.failed} failed" if self.failed else ""
         progress = f"{self.total - len(self.remaining)} of {self.total} tests{failures}"
         return f"[{progress}; {format_duration(self.seconds_left())} to go; {name.rpartition('::')[2]}]"
 
     def seconds_left(self) -> float:
         """Return the seconds until the end; a test of unknown duration counts as an average one of this run."""
-        average = sum(self.seen.values()) / max(len(self.seen), 1)
+        average = sum(self.seconds.values()) / max(len(self.seconds), 1)
         # A busier or a different machine slows all tests alike.
-        both = [name for name in self.seen if name in self.known]
-        before, today = (sum(of[name] for name in both) for of in (self.known, self.seen))
-        pace = today / before if before else 1.0
-        ahead = sum(self.known[name] * pace if name in self.known else average for name in self.remaining)
+        common = [name for name in self.seconds if name in self.former]
+        former, today = (sum(seconds[name] for name in common) for seconds in (self.former, self.seconds))
+        pace = today / former if former else 1.0
+        ahead = sum(self.former[name] * pace if name in self.former else average for name in self.remaining)
         return ahead / self.workers
 
 
 def format_duration(seconds: float) -> str:
     """Format a time in minutes and seconds."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+    minutes, seconds_left = divmod(round(seconds), 60)
+    return f"{minutes} min {seconds_left:02} s" if minutes else f"{seconds_left} s"
 
 
 def reason(report: Any) -> str:
@@ -96,7 +96,7 @@ class ProgressReporter:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Iterable[str]) -> None:
         """Set the tests of a run with workers, all of which collect the same."""
-        if not self.progress.seen:
+        if not self.progress.seconds:
             self.progress.expect(ids)
 
     @pytest.hookimpl(trylast=True)
@@ -113,7 +113,7 @@ class ProgressReporter:
 
     def pytest_sessionfinish(self) -> None:
         """Store the durations of the tests."""
-        if self.cache and self.progress.seen:
+        if self.cache and self.progress.seconds:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # if nothing can be stored, the next run has no forecast
-                self.cache.set(_CACHED, {**self.progress.known, **self.progress.seen})
+                self.cache.set(_CACHED, {**self.progress.former, **self.progress.seconds})

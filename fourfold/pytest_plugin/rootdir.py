@@ -54,9 +54,9 @@ def decisive_first(items: list[pytest.Item]) -> None:
     places: dict[object, list[int]] = {}
     for place, item in enumerate(items):
         places.setdefault(item.parent, []).append(place)
-    for own in places.values():
-        ordered = sorted((items[place] for place in own), key=lambda item: item.get_closest_marker("decisive") is None)
-        for place, item in zip(own, ordered):
+    for slots in places.values():
+        queue = sorted((items[place] for place in slots), key=lambda item: item.get_closest_marker("decisive") is None)
+        for place, item in zip(slots, queue):
             items[place] = item
 
 
@@ -78,16 +78,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_benchmark_compare_machine_info(machine_info: dict[str, Any], compared_benchmark: dict[str, Any]) -> None:
     """Let a record of kernels differ only by the machine: a suite brings the plugin that describes it, and compares."""
-    recorded = compared_benchmark["machine_info"]
-    if "fourfold" in recorded and "fourfold" not in machine_info:
-        machine_info["fourfold"] = recorded["fourfold"]
+    former = compared_benchmark["machine_info"]
+    if "fourfold" in former and "fourfold" not in machine_info:
+        machine_info["fourfold"] = former["fourfold"]
         trim_processor(machine_info)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Say that there was nothing to time."""
-    if nothing := config.stash.get(_NOTHING, ""):
-        terminalreporter.line(nothing, yellow=True)
+    if message := config.stash.get(_NOTHING, ""):
+        terminalreporter.line(message, yellow=True)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -96,9 +96,9 @@ def pytest_load_initial_conftests(
 ) -> Generator[None, object, object]:
     """Restart if pytest took an option's value for a path."""
     result = yield
-    here, words = early_config.invocation_params.dir, list(map(str, early_config.invocation_params.args))
+    folder, words = early_config.invocation_params.dir, list(map(str, early_config.invocation_params.args))
     variable = shlex.split(os.environ.get(_VARIABLE, ""))
-    values = [here / value for value in (*misleading(words, here), *misleading(variable, here))]
+    values = [folder / value for value in (*misleading(words, folder), *misleading(variable, folder))]
     if "PYTEST_XDIST_WORKER" in os.environ:
         return result
     read, rest = parser.parse_known_and_unknown_args(args)
@@ -111,7 +111,7 @@ def pytest_load_initial_conftests(
     # If an option is unknown, the run is about to fail; if others know it, it is not ours.
     unknown = any(argument in OPTIONS for argument in rest)
     if unknown or (early_config.pluginmanager.hasplugin("fourfold") and astray(early_config, values, read.file_or_dir)):
-        begin_anew(early_config, words, join_options(words, here), join_options(variable, here))
+        begin_anew(early_config, words, join_options(words, folder), join_options(variable, folder))
     return result
 
 
@@ -140,29 +140,29 @@ def astray(config: pytest.Config, values: Sequence[Path], tests: Sequence[str]) 
         values: the values that pytest took for tests.
         tests: the given tests.
     """
-    here, root = config.invocation_params.dir, config.rootpath
-    given = (here / test.partition("::")[0] for test in tests)
-    start = next((path for path in given if path.exists()), here)
+    cwd, root = config.invocation_params.dir, config.rootpath
+    paths = (cwd / test.partition("::")[0] for test in tests)
+    start = next((path for path in paths if path.exists()), cwd)
     if not start.is_relative_to(root):
         return True
-    below = [folder for folder in (start, *start.parents) if folder != root and folder.is_relative_to(root)]
-    configured = config.inipath is not None and not any((f / name).is_file() for f in below for name in CONFIGURATIONS)
+    dirs = [folder for folder in (start, *start.parents) if folder != root and folder.is_relative_to(root)]
+    configured = config.inipath is not None and not any((f / name).is_file() for f in dirs for name in CONFIGURATIONS)
     return not configured and any(value.is_relative_to(root) and not value.is_relative_to(start) for value in values)
 
 
-def begin_anew(config: pytest.Config, given: Sequence[str], better: Sequence[str], variable: Sequence[str]) -> None:
+def begin_anew(config: pytest.Config, words: Sequence[str], better: Sequence[str], variable: Sequence[str]) -> None:
     """Replace the process by one with unambiguous arguments.
 
     Raises:
         pytest.UsageError: pytest was not started by its own command.
     """
     command = sys.orig_argv
-    if command[len(command) - len(given) :] != given:
-        options = ", ".join(option for option in OPTIONS if option in given and option not in better)
+    if command[len(command) - len(words) :] != words:
+        options = ", ".join(option for option in OPTIONS if option in words and option not in better)
         raise pytest.UsageError(f"pytest takes the value of {options} for a test: write it behind a =")
     if capture := config.pluginmanager.getplugin("capturemanager"):
         capture.suspend_global_capture(in_=True)
     os.environ[_VARIABLE] = shlex.join(variable)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [*command[: len(command) - len(given)], *better])
+    os.execv(sys.executable, [*command[: len(command) - len(words)], *better])

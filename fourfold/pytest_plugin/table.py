@@ -63,20 +63,20 @@ class Tally:
             self.skipped[reason] = self.skipped.get(reason, 0) + 1
         if outcome.search is None:
             return
-        seen = outcome.search
+        search = outcome.search
         self.worst = max(self.worst, outcome.worst)
         self.examples += outcome.examples
         self.seconds += outcome.seconds
         self.refusals.update(outcome.refusals)
-        self.boundary.update(Boundary.of(seen["boundary"]))
-        self.warnings += [warning for warning in seen["warnings"] if warning not in self.warnings]
-        self.remarks += [warning for warning in seen["unreached"] if warning not in self.remarks]
+        self.boundary.update(Boundary.of(search["boundary"]))
+        self.warnings += [warning for warning in search["warnings"] if warning not in self.warnings]
+        self.remarks += [warning for warning in search["unreached"] if warning not in self.remarks]
         self.storage |= outcome.grade == STORAGE
-        if of_candidate or seen["reproduces"]:
-            remarks = (f"{outcome.check}: {remark}" for remark in seen["remarks"])
+        if of_candidate or search["reproduces"]:
+            remarks = (f"{outcome.check}: {remark}" for remark in search["remarks"])
             self.remarks += [remark for remark in remarks if remark not in self.remarks]
         if of_candidate:
-            self.constants = self.constants or seen["constants"]
+            self.constants = self.constants or search["constants"]
 
     def show(self, footnote: "Footnotes") -> str:
         """Return the worst error over its bound, examples and seconds; or the number of failures; or a footnote."""
@@ -85,8 +85,8 @@ class Tally:
             notes += "".join(footnote.mark(KINDS[kind]) for kind in KINDS if kind in self.kinds)
             return f"{self.failed} FAILED{notes}"
         if not self.passed:
-            shown = {IN_TABLES.get(reason, "unsupported") for reason in self.skipped}
-            return f"{' '.join(sorted(shown))}{notes}"
+            labels = {IN_TABLES.get(reason, "unsupported") for reason in self.skipped}
+            return f"{' '.join(sorted(labels))}{notes}"
         if self.storage:
             notes += footnote.mark("storage accuracy: right if each intermediate is rounded to the dtype")
         return f"{self.worst:.2f} {short(self.examples):>5} {self.seconds:>3.0f}s{notes}"
@@ -154,12 +154,12 @@ class Matrix:
 
     def _remarks(self) -> Iterator[str]:
         """Yield the constants that sizes come from, the refusals, remarks and warnings."""
-        yield from unique(f"{c.operation}: {of.constants}" for c, of in self.tallies.items() if of.constants)
+        yield from unique(f"{c.operation}: {tally.constants}" for c, tally in self.tallies.items() if tally.constants)
         for cell, tally in self.tallies.items():
             for line in refusal_lines(tally.refusals, tally.examples, tally.boundary.claim()):
                 yield f"{cell}: {line}"
-            yield from (f"{cell}: {said}" for said in tally.remarks)
-            yield from (f"{cell}: warning: {said}" for said in tally.warnings[:SHOWN])
+            yield from (f"{cell}: {remark}" for remark in tally.remarks)
+            yield from (f"{cell}: warning: {warning}" for warning in tally.warnings[:SHOWN])
             if len(tally.warnings) > SHOWN:
                 yield f"{cell}: warning: and {len(tally.warnings) - SHOWN} more"
 

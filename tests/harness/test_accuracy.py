@@ -77,9 +77,9 @@ def test_of_several_right_results_the_nearest_counts() -> None:
 
 def test_errors_of_cases_add_up_and_the_case_of_the_largest_is_kept() -> None:
     both = Errors.of(np.array([0.5, 3.0]), "first") + Errors.of(np.array([1.0]), "second") + Errors()
-    assert (both.elements, both.largest, both.at) == (3, 3.0, "first")
+    assert (both.elements, both.largest, both.case) == (3, 3.0, "first")
     assert both.mean == pytest.approx(1.5)
-    assert both.lost == pytest.approx((math.log2(1.5) + 2 + 1) / 3)
+    assert both.bits_lost == pytest.approx((math.log2(1.5) + 2 + 1) / 3)
 
 
 def test_a_kernel_is_behind_by_its_largest_error_or_by_its_mean() -> None:
@@ -126,7 +126,7 @@ def test_cases_that_a_kernel_refuses_are_told_and_torch_is_compared_in_the_other
     found = measure_file(tmp_path, refusing)
     (first, *_) = found.rows()
     assert first.errors["candidate"].elements < first.errors["torch"].elements
-    ((said, count),) = found.missing.items()
+    ((said, count),) = found.not_measured.items()
     assert "ValueError: no rows" in said
     assert count > 1
     assert any(line.startswith("not measured: vector_add-candidate-float32") for line in lines(found))
@@ -141,7 +141,7 @@ def test_cases_that_a_kernel_refuses_are_told_and_torch_is_compared_in_the_other
 
 def test_a_result_of_another_shape_is_told(tmp_path: Path) -> None:
     found = measure_file(tmp_path, RIGHT.replace("x + y", "(x + y).detach().reshape(-1)[:0]"))
-    assert any("another shape" in said for said in found.missing)
+    assert any("another shape" in said for said in found.not_measured)
 
 
 def test_what_was_measured_is_kept_where_a_kernel_leaves_the_gpu_unusable(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_what_was_measured_is_kept_where_a_kernel_leaves_the_gpu_unusable(tmp_pa
         "    if x.dim() > 1: raise RuntimeError('CUDA error: an illegal memory access was encountered')\n    return"
     )
     found = measure_file(tmp_path, RIGHT.replace("    return", failing))
-    assert "illegal memory access" in found.ended
+    assert "illegal memory access" in found.device_error
     assert found.rows()
     assert any(line.startswith("ended: ") for line in lines(found))
 
@@ -171,7 +171,7 @@ def test_libraries_that_are_installed_stand_beside_the_kernel(tmp_path: Path, mo
     (row,) = (row for row in found.rows() if row.result == "output")
     assert row.errors["library"].largest > 1000 * row.errors["candidate"].largest
     assert not row.is_behind
-    assert {said.split(": ", 1)[1] for said in found.missing} == {
+    assert {said.split(": ", 1)[1] for said in found.not_measured} == {
         "RuntimeError: needs a GPU",
         "ImportError: no such module",
     }

@@ -120,7 +120,7 @@ class Scale:
         schema = f"scale_{number}(Tensor x, float factor) -> Tensor"
         self.operator = operators.define(schema, self.launch, lambda x, factor: torch.empty_like(x), True)
         x = torch.arange(512.0)[self.first : self.first + 256]
-        self.given = {"x": torch.arange(512.0)[::2] if self.strided else x}
+        self.arguments = {"x": torch.arange(512.0)[::2] if self.strided else x}
 
     def launch(self, x: torch.Tensor, factor: float) -> torch.Tensor:
         self.runs += 1
@@ -132,7 +132,7 @@ class Scale:
         return y
 
     def run(self, calls: int) -> None:
-        self.operator(self.before(self.given["x"]), 2.0)
+        self.operator(self.before(self.arguments["x"]), 2.0)
 
     @property
     def call(self) -> Any:
@@ -233,12 +233,12 @@ def test_calls_known_again_are_recorded_too(launched: list[Any], tmp_path: Path)
     repeated = operators.implementation(scale.operator)
     assert repeated is not None
     for _ in range(5):
-        repeated(scale.given["x"], 2.0)
+        repeated(scale.arguments["x"], 2.0)
     assert scale.runs == 2
     assert len(launched) == 5
     assert len(info_of(scale)["launches"]) == 1
     assert scale.runs == 3
-    repeated(scale.given["x"], 2.0)
+    repeated(scale.arguments["x"], 2.0)
     assert scale.runs == 3  # and afterwards they are recognized
 
 
@@ -265,7 +265,7 @@ def test_what_no_record_can_tell_is_unknown(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.usefixtures("launched")
 def test_a_call_without_a_launch_of_ours_is_judged_by_its_time() -> None:
-    call = SimpleNamespace(given={}, run=lambda calls: torch.ones(3).exp())
+    call = SimpleNamespace(arguments={}, run=lambda calls: torch.ones(3).exp())
     info = info_of(call)
     assert info["torch"]
     assert code_identity.key(info, MACHINE) is None
@@ -445,7 +445,7 @@ def test_kernels_on_a_gpus_clock_are_recorded(
 ) -> None:
     monkeypatch.setattr(code_identity, "on_gpu", lambda call: launch_records.LaunchRecord(lambda tensor: None))
     selection: Any = None
-    found = Bench(selection, device).launched(of, SimpleNamespace(one=None))  # type: ignore[arg-type]
+    found = Bench(selection, device).launched(of, SimpleNamespace(single_call=None))  # type: ignore[arg-type]
     assert (found is not None) == recorded
 
 
@@ -520,7 +520,7 @@ def test_a_launch_that_no_hook_sees_makes_a_candidates_record_incomplete(hidden:
     replay = Replay(
         lambda: Call(lambda x, *rest: function(x, hidden), operation, workload, FLOAT32, "cuda", "forward"), 0
     )
-    record = code_identity.on_gpu(replay.one)
+    record = code_identity.on_gpu(replay.single_call)
     assert record.unknown == ""
     code_identity.refuse_unrecorded(record, replay)
     assert ("double_kernel" in record.unknown) == hidden

@@ -44,8 +44,7 @@ pytestmark = pytest.mark.skipif(
 
 def verify(folder: pathlib.Path, kernel: str, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     """Run the tests of `fourfold verify` in a user's folder; return the process and the verdict."""
-    own = {"PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
-    environment = warm.variables("TRITON_INT", **own)
+    environment = warm.variables("TRITON_INT", PYTHONPATH=str(ROOT))
     options += ("--device", "cpu", "--examples", "3", "-p", "no:cacheprovider", "--verdict", "verdict.json")
     with contextlib.chdir(folder):
         _, _, *command = command_of(parse("verify", [kernel, *options]))  # without ``python -m``

@@ -523,8 +523,7 @@ print(*[each.lines for each in verdict.never_executed])
 
 def run(folder: Path, *options: str, kernel: str = "kernels.py:add") -> tuple[str, dict[str, Any]]:
     """Run `fourfold verify` on a kernel of the folder; return its output and its verdict."""
-    own = {"PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
-    environment = warm.variables("TRITON_INT", **own)
+    environment = warm.variables("TRITON_INT", PYTHONPATH=str(ROOT))
     command = ["pytest", str(ROOT / "tests/operations"), "-p", "fourfold", "-p", "no:cacheprovider", "--device=cpu"]
     command += [f"--candidate=vector_add={kernel}", "--verdict=verdict.json", *options]
     done = warm.run(*command, cwd=folder, env=environment)

@@ -127,7 +127,7 @@ def test_searches_that_are_alike_draw_the_same_cases_and_others_do_not() -> None
         found: list[bytes] = []
         search = Search(examples=10, **options)
         search.cases(
-            subject(Counted()), "check", lambda case: (found.append(case["x"].tobytes()), saw(search)), alike="laws"
+            subject(Counted()), "check", lambda case: (found.append(case["x"].tobytes()), saw(search)), stream="laws"
         )
         return found
 

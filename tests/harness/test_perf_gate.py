@@ -177,7 +177,7 @@ class Machine:
 
 def test_a_drift_of_the_machine_is_no_difference() -> None:
     machine = Machine(ratio=1.03, drift=0.5)
-    ratios = alternate(machine.pair, 1.0, np.random.default_rng(0), now=machine.now)
+    ratios = alternate(machine.pair, 1.0, np.random.default_rng(0), clock=machine.now)
     assert np.allclose(ratios, math.log(1.03), atol=1e-5)
     epochs = "".join(machine.order).split("|")[1:]
     assert len(epochs) == gate.EPOCHS
@@ -335,13 +335,15 @@ def test_kernels_wait_as_long_as_they_are_told(tmp_path: Path, monkeypatch: pyte
     waits = Waits.of("cpu", tmp_path)
     x = torch.arange(512.0)
     seconds = {}
-    for name, side in (("then", waits.then), ("now", waits.now)):
+    for name, side in (("reference", waits.reference), ("slowed", waits.slowed)):
         add = side.load("vector_add", "cuda")
         for length in (0, 20_000):
             waits.wait(length)
             assert torch.equal(add(x, x), 2 * x)
             seconds[name, length] = min(timed(lambda add=add: add(x, x)) for _ in range(5))  # type: ignore[misc]
-    assert seconds["now", 20_000] > 5 * max(seconds["now", 0], seconds["then", 0], seconds["then", 20_000])
+    assert seconds["slowed", 20_000] > 5 * max(
+        seconds["slowed", 0], seconds["reference", 0], seconds["reference", 20_000]
+    )
 
 
 def timed(call: Callable[[], object]) -> float:

@@ -201,7 +201,7 @@ def test_fault_is_seen_by_what_it_names_alone(fault: Fault, device: str, monkeyp
         constants = dataclasses.replace(given.large.constants, comparisons=())
         given = dataclasses.replace(given, large=dataclasses.replace(given.large, constants=constants))
     else:
-        given = dataclasses.replace(given, large=dataclasses.replace(given.large, every=0))
+        given = dataclasses.replace(given, large=dataclasses.replace(given.large, every_nth=0))
     fault.check(given, Search(examples=EXAMPLES))
 
 

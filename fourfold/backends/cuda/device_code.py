@@ -51,6 +51,12 @@ _FLOATS = _libcudacxx_header("cfloat") + "".join(
 )
 # NVRTC rejects the header of all of CUB, which has parts for the host.
 _OF_CUB = ("block/block_reduce", "block/block_scan", "block/block_load", "block/block_store", "warp/warp_reduce")
+# Headers for the functions of the host beside a kernel, which itself can use nothing of them.
+_OF_HOST = (
+    "stdlib.h cstdlib time.h ctime iostream fstream sstream iomanip vector string chrono random memory map functional"
+    " numeric stdexcept cublas_v2.h curand.h cuda_runtime_api.h device_launch_parameters.h omp.h getopt.h unistd.h"
+    " sys/time.h"
+)
 # NVRTC provides the functions of the C library without headers, and lacks the headers.
 _HEADERS: Mapping[str, str] = {
     **dict.fromkeys(("float.h", "cfloat"), _FLOATS),
@@ -60,37 +66,7 @@ _HEADERS: Mapping[str, str] = {
     **{name: _libcudacxx_header(name) for name in ("limits", "type_traits", "utility", "algorithm", "cstddef")},
     **dict.fromkeys(("assert.h", "cassert", "stdio.h", "cstdio", "stddef.h", "string.h", "cstring"), "#pragma once\n"),
     "cub/cub.cuh": "#pragma once\n" + "".join(f"#include <cub/{name}.cuh>\n" for name in _OF_CUB),
-    # Headers for the functions of the host beside a kernel, which itself can use nothing of them.
-    **dict.fromkeys(
-        (
-            *(
-                "stdlib.h",
-                "cstdlib",
-                "time.h",
-                "ctime",
-                "iostream",
-                "fstream",
-                "sstream",
-                "iomanip",
-                "vector",
-                "string",
-            ),
-            *(
-                "string",
-                "chrono",
-                "random",
-                "memory",
-                "map",
-                "functional",
-                "numeric",
-                "stdexcept",
-                "cublas_v2.h",
-                "curand.h",
-            ),
-            *("cuda_runtime_api.h", "device_launch_parameters.h", "omp.h", "getopt.h", "unistd.h", "sys/time.h"),
-        ),
-        "#pragma once\n",
-    ),
+    **dict.fromkeys(_OF_HOST.split(), "#pragma once\n"),
 }
 
 

@@ -50,9 +50,9 @@ def hear_ctrl_c() -> None:
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal first
         _ctrl_c.set()
-        now = time.monotonic()
-        if now - first >= ONE_INTERRUPT:
-            first = now
+        current = time.monotonic()
+        if current - first >= ONE_INTERRUPT:
+            first = current
             raise KeyboardInterrupt
 
     in_main_thread = threading.current_thread() is threading.main_thread()

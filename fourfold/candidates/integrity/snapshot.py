@@ -25,8 +25,8 @@ _DEPTH = 6
 
 def modules_of(*packages: str) -> list[ModuleType]:
     """Return all loaded modules of these packages."""
-    loaded = ((name, module) for name, module in list(sys.modules.items()) if isinstance(module, ModuleType))
-    return [module for name, module in loaded if name.partition(".")[0] in packages]
+    modules = ((name, module) for name, module in list(sys.modules.items()) if isinstance(module, ModuleType))
+    return [module for name, module in modules if name.partition(".")[0] in packages]
 
 
 class Snapshot:
@@ -42,26 +42,26 @@ class Snapshot:
         self,
         modules: Iterable[ModuleType] = (),
         with_tables: Iterable[ModuleType] = (),
-        also: Iterable[tuple[str, Any]] = (),
+        objects: Iterable[tuple[str, Any]] = (),
     ) -> None:
         # A namespace, its name, and the compared names in it with their values.
         self._names: list[tuple[Any, str, list[tuple[str, Any]]]] = []
         self._code: list[tuple[FunctionType, str, tuple[Any, ...]]] = []
         self._tables: list[tuple[dict, str, dict]] = []
-        self._loaded: list[tuple[str, ModuleType]] = []
+        self._modules: list[tuple[str, ModuleType]] = []
         # Classes and modules: their name, the names in them, and names that are looked up elsewhere if missing.
         self._namespaces: list[tuple[Any, str, frozenset[str], frozenset[str]]] = []
-        self._known: dict[int, Any] = {}  # by id, the objects kept alive here
+        self._objects: dict[int, Any] = {}  # by id, the objects kept alive here
         for module in modules:
             self._add_module(module, False)
         for module in with_tables:
             self._add_module(module, True)
-        for name, each in also:
-            self._add(each, name, _DEPTH)
+        for name, value in objects:
+            self._add(value, name, _DEPTH)
 
     def _add_module(self, module: ModuleType, with_tables: bool) -> None:
         name = module.__name__
-        self._loaded.append((name, module))
+        self._modules.append((name, module))
         of_module = [(key, value) for key, value in vars(module).items() if _is_judging(key, value, with_tables)]
         self._names.append((module, name, of_module))
         if with_tables:
@@ -71,9 +71,9 @@ class Snapshot:
                 self._add(value, f"{name}.{key}", _DEPTH)
 
     def _add(self, value: Any, name: str, depth: int) -> None:
-        if depth == 0 or id(value) in self._known:
+        if depth == 0 or id(value) in self._objects:
             return
-        self._known[id(value)] = value
+        self._objects[id(value)] = value
         if isinstance(value, FunctionType):
             self._code.append((value, name, _code_of(value)))
             if wrapped := getattr(value, "__wrapped__", None):
@@ -88,34 +88,34 @@ class Snapshot:
         elif isinstance(value, dict | MappingProxyType):
             self._add_table(value, name, depth)
         elif isinstance(value, tuple | frozenset):
-            for number, each in enumerate(value):
-                self._add(each, f"{name}[{number}]", depth - 1)
+            for number, item in enumerate(value):
+                self._add(item, f"{name}[{number}]", depth - 1)
         elif dataclasses.is_dataclass(value) and vars(type(value))["__dataclass_params__"].frozen:
             fields = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
             self._names.append((value, name, fields))
-            for key, each in fields:
-                self._add(each, f"{name}.{key}", depth - 1)
+            for key, item in fields:
+                self._add(item, f"{name}.{key}", depth - 1)
 
     def _add_class(self, kind: type, name: str, depth: int) -> None:
-        methods = [(key, each) for key, each in vars(kind).items() if _is_method(key, each)]
+        methods = [(key, method) for key, method in vars(kind).items() if _is_method(key, method)]
         self._names.append((kind, name, methods))
         inherited = frozenset(key for base in kind.__mro__[1:-1] for key in vars(base))
         self._namespaces.append((kind, name, frozenset(vars(kind)), inherited))
-        for key, each in methods:
-            self._add(each, f"{name}.{key}", depth)
+        for key, method in methods:
+            self._add(method, f"{name}.{key}", depth)
 
     def _add_table(self, table: Any, name: str, depth: int) -> None:
         contents = gc.get_referents(table) if isinstance(table, MappingProxyType) else [table]
         for behind in contents:
             if isinstance(behind, dict):
                 self._tables.append((behind, name, dict(behind)))
-        for key, each in table.items():
-            self._add(each, f"{name}[{key!r}]", depth - 1)
+        for key, item in table.items():
+            self._add(item, f"{name}[{key!r}]", depth - 1)
 
     @property
     def modules(self) -> int:
         """Return the number of modules in the snapshot."""
-        return len(self._loaded)
+        return len(self._modules)
 
     def changes(self) -> list[str]:
         """Return the names of all changes, and undo them."""
@@ -131,24 +131,24 @@ class Snapshot:
 
     def _changes(self) -> Iterator[tuple[str, Callable[[], object]]]:
         """Yield the name of each change, and a function that undoes it."""
-        for name, module in self._loaded:
+        for name, module in self._modules:
             if sys.modules.get(name) is not module:
                 yield name, partial(sys.modules.__setitem__, name, module)
         for function, name, code in self._code:
             if _code_of(function) != code:
                 yield name, partial(_set_code, function, code)
         for owner, name, attributes in self._names:
-            now = vars(owner)
-            put = type.__setattr__ if isinstance(owner, type) else object.__setattr__
+            current = vars(owner)
+            set_attribute = type.__setattr__ if isinstance(owner, type) else object.__setattr__
             for key, value in attributes:
-                if now.get(key, _ABSENT) is not value:
-                    yield f"{name}.{key}", partial(put, owner, key, value)
-        for owner, name, before, elsewhere in self._namespaces:
-            if len(vars(owner)) > len(before):
-                for key in (vars(owner).keys() - before) & elsewhere:
+                if current.get(key, _ABSENT) is not value:
+                    yield f"{name}.{key}", partial(set_attribute, owner, key, value)
+        for owner, name, keys, inherited in self._namespaces:
+            if len(vars(owner)) > len(keys):
+                for key in (vars(owner).keys() - keys) & inherited:
                     yield f"{name}.{key}", partial(delattr, owner, key)
         for table, name, content in self._tables:
-            if len(table) != len(content) or any(table.get(key, _ABSENT) is not each for key, each in content.items()):
+            if len(table) != len(content) or any(table.get(key, _ABSENT) is not item for key, item in content.items()):
                 yield name, partial(_set_content, table, content)
 
 
@@ -159,10 +159,10 @@ def functions_of_file(file: Path, modules: Iterable[ModuleType]) -> list[str]:
         if getattr(module, "__file__", None) == text:
             continue
         for key, value in list(vars(module).items()):
-            own = {key: value}
+            members = {key: value}
             if isinstance(value, type) and value.__module__ == module.__name__:
-                own = {f"{key}.{name}": each for name, each in vars(value).items()}
-            of_file = (name for name, each in own.items() if isinstance(each, FunctionType) and _is_of(each, text))
+                members = {f"{key}.{name}": m for name, m in vars(value).items()}
+            of_file = (name for name, m in members.items() if isinstance(m, FunctionType) and _is_of(m, text))
             names += [f"{module.__name__}.{name}" for name in of_file]
     return names
 

@@ -47,7 +47,7 @@ class ProgramWatch:
 
     def hold_subject(self, subject: Any) -> None:
         """Treat changes of a check's subject as tampering until the next call of `changes`."""
-        self._changes_by_search.append(Snapshot(also=[("the subject", subject)]).changes)
+        self._changes_by_search.append(Snapshot(objects=[("the subject", subject)]).changes)
 
     def hold_search(self, search: Any) -> None:
         """Treat changes of a search's limits as tampering until the next call of `changes`."""
@@ -56,7 +56,7 @@ class ProgramWatch:
     def changes(self) -> list[str]:
         """Return the names of changes since the last call, and undo them."""
         changes_by_search, self._changes_by_search = self._changes_by_search, []
-        changes = [*self._snapshot.changes(), *(each for changed in changes_by_search for each in changed())]
+        changes = [*self._snapshot.changes(), *(c for changes in changes_by_search for c in changes())]
         if self._plugins is not None:
             changes += self._hook_changes(self._plugins)
         self.found += changes
@@ -77,12 +77,12 @@ _latest: list[Snapshot] = []
 
 def limits_of(search: Any) -> Callable[[], list[str]]:
     """Return a function that names the limits and methods of a search that have changed since."""
-    before = {limit: getattr(search, limit) for limit in LIMITS}
+    values = {limit: getattr(search, limit) for limit in LIMITS}
     fields = {field.name for field in dataclasses.fields(search)}
 
     def changes() -> list[str]:
-        changed = [limit for limit, value in before.items() if getattr(search, limit) is not value]
-        return [f"the search's {each}" for each in (*changed, *vars(search).keys() - fields)]
+        limits = [limit for limit, value in values.items() if getattr(search, limit) is not value]
+        return [f"the search's {limit}" for limit in (*limits, *vars(search).keys() - fields)]
 
     return changes
 
@@ -97,7 +97,7 @@ class PackageWatch:
 
     def __init__(self, file: Path, record: Any) -> None:
         self._file, self._modules, self._on_import = file, 0, list[str]()
-        self._record = Snapshot(also=[("the record", record)])
+        self._record = Snapshot(objects=[("the record", record)])
         if _latest and not _latest[0].is_of_now:
             _latest.clear()
 
@@ -107,11 +107,11 @@ class PackageWatch:
         Args:
             search: the search of a check, with its limits set.
         """
-        own, others = modules_of(OWN), modules_of("hypothesis")
-        modules = len(own) + len(others)
+        own_modules, foreign_modules = modules_of(OWN), modules_of("hypothesis")
+        modules = len(own_modules) + len(foreign_modules)
         if not _latest or _latest[0].modules != modules:
-            _latest[:] = [Snapshot(others, own)]
+            _latest[:] = [Snapshot(foreign_modules, own_modules)]
         if self._modules != modules:
-            self._modules, self._on_import = modules, functions_of_file(self._file, own)
+            self._modules, self._on_import = modules, functions_of_file(self._file, own_modules)
         parts = [_latest[0].changes, self._record.changes, limits_of(search)]
-        return lambda: [*self._on_import, *(each for part in parts for each in part())]
+        return lambda: [*self._on_import, *(change for part in parts for change in part())]

@@ -16,7 +16,7 @@ class CannotBeCalled(ValueError):
     """The candidate is no function with the operation's arguments."""
 
 
-def as_operation(candidate: Any, wanted: inspect.Signature, operation: str) -> Callable[..., Any]:
+def as_operation(candidate: Any, target: inspect.Signature, operation: str) -> Callable[..., Any]:
     """Return a function that takes an operation's arguments by name.
 
     It passes the arguments by name if the candidate has these names, or else in their order. Arguments that a
@@ -24,7 +24,7 @@ def as_operation(candidate: Any, wanted: inspect.Signature, operation: str) -> C
 
     Args:
         candidate: a function, an ``autograd.Function``, an ``nn.Module`` or its class.
-        wanted: the operation's arguments.
+        target: the operation's arguments.
         operation: its name, for messages.
 
     Raises:
@@ -45,36 +45,36 @@ def as_operation(candidate: Any, wanted: inspect.Signature, operation: str) -> C
     if _is_kernel_of_triton(function):
         raise CannotBeCalled(f"{_name(function)} is a Triton kernel: give the function that launches it")
     if not callable(function):
-        raise CannotBeCalled(f"a {type(function).__name__} is no function: it cannot be called as {operation}{wanted}")
+        raise CannotBeCalled(f"a {type(function).__name__} is no function: it cannot be called as {operation}{target}")
     owner = getattr(function, "__self__", None)
     if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
         # Before torch 2.13, `apply` takes no arguments by name.
-        return order_arguments(function, wanted, {})
+        return order_arguments(function, target, {})
     try:
         signature = inspect.signature(function.forward if isinstance(function, torch.nn.Module) else function)
     except (TypeError, ValueError):  # the function is not written in Python
-        return order_arguments(function, wanted, {})
+        return order_arguments(function, target, {})
     with contextlib.suppress(TypeError):
-        signature.bind(**dict.fromkeys(wanted.parameters))
-        return supply_defaults(function, signature, wanted)
+        signature.bind(**dict.fromkeys(target.parameters))
+        return supply_defaults(function, signature, target)
     try:
-        signature.bind(*wanted.parameters)
+        signature.bind(*target.parameters)
     except TypeError as error:
-        if isinstance(function, torch.nn.Module) and _takes_weights(function, signature, wanted):
+        if isinstance(function, torch.nn.Module) and _takes_weights(function, signature, target):
             return models.function_of(function)
         if isinstance(function, torch.nn.Module):
             error = TypeError(f"{error}; fourfold.module(make) makes one for the arguments of each call")
-        raise CannotBeCalled(f"{_name(function)}{signature} cannot be called as {operation}{wanted}: {error}") from None
-    return order_arguments(function, wanted, signature.parameters)
+        raise CannotBeCalled(f"{_name(function)}{signature} cannot be called as {operation}{target}: {error}") from None
+    return order_arguments(function, target, signature.parameters)
 
 
-def _takes_weights(model: torch.nn.Module, own: inspect.Signature, wanted: inspect.Signature) -> bool:
+def _takes_weights(model: torch.nn.Module, signature: inspect.Signature, target: inspect.Signature) -> bool:
     """Return whether a module takes an operation's arguments when arguments named after its weights replace them."""
-    rest = [name for name in wanted.parameters if models.weight_of(model, name) is None]
-    for positional, named in ((rest, ()), ((), rest)):
+    names = [name for name in target.parameters if models.weight_of(model, name) is None]
+    for positional, keywords in ((names, ()), ((), names)):
         with contextlib.suppress(TypeError):
-            own.bind(*positional, **dict.fromkeys(named))
-            return len(rest) < len(wanted.parameters)
+            signature.bind(*positional, **dict.fromkeys(keywords))
+            return len(names) < len(target.parameters)
     return False
 
 
@@ -90,43 +90,41 @@ def _name(value: Any) -> str:
 
 
 def supply_defaults(
-    function: Callable[..., Any], signature: inspect.Signature, wanted: inspect.Signature
+    function: Callable[..., Any], signature: inspect.Signature, target: inspect.Signature
 ) -> Callable[..., Any]:
     """Return the function if it has all of the operation's defaults, or else a wrapper that supplies them."""
-    defaults = {name: each.default for name, each in wanted.parameters.items() if each.default is not each.empty}
-    missing = {
+    defaults = {name: p.default for name, p in target.parameters.items() if p.default is not p.empty}
+    values = {
         name: value
         for name, value in defaults.items()
         if name in signature.parameters and signature.parameters[name].default is inspect.Parameter.empty
     }
-    if not missing:
+    if not values:
         return function
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **{**missing, **kwargs})
+        return function(*args, **{**values, **kwargs})
 
     return call
 
 
 def order_arguments(
-    function: Callable[..., Any], wanted: inspect.Signature, parameters: Mapping[str, inspect.Parameter]
+    function: Callable[..., Any], target: inspect.Signature, parameters: Mapping[str, inspect.Parameter]
 ) -> Callable[..., Any]:
     """Return a wrapper that passes its arguments in the operation's order.
 
     An argument that is left out has the default of the function's own parameter or, if it has none, the operation's.
     """
     kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    places = zip(wanted.parameters, (each for each in parameters.values() if each.kind in kinds))
+    places = zip(target.parameters, (p for p in parameters.values() if p.kind in kinds))
     empty = inspect.Parameter.empty
-    own_defaults = {name: each.default for name, each in places if each.default is not empty}
-    defaults = {
-        name: each.default for name, each in wanted.parameters.items() if each.default is not empty
-    } | own_defaults
+    own_defaults = {name: p.default for name, p in places if p.default is not empty}
+    defaults = {name: p.default for name, p in target.parameters.items() if p.default is not empty} | own_defaults
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        arguments = defaults | wanted.bind(*args, **kwargs).arguments
-        return function(*(arguments[name] for name in wanted.parameters))
+        arguments = defaults | target.bind(*args, **kwargs).arguments
+        return function(*(arguments[name] for name in target.parameters))
 
     return call

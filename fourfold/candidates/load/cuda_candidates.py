@@ -65,10 +65,10 @@ class CudaCandidate:
         self.numbers = tuple(name for name in self.signature.parameters if name not in self.inputs)
         self._axes = axes.parse(operation.axes.get(self.inputs[0], axes.LEADING))
         self.args = launch.args if launch.args is not None else self._match_parameters()
-        parameters = [p.name or f"argument {at}" for at, p in enumerate(self.kernels.declared.parameters)]
+        parameters = [p.name or f"argument {place}" for place, p in enumerate(self.kernels.declared.parameters)]
         if len(self.args) != len(parameters):
-            named = f"{self.kernels.declared.name} takes {len(parameters)} arguments ({', '.join(parameters)})"
-            raise ValueError(f"{named}, but {len(self.args)} are given: {', '.join(self.args)}")
+            problem = f"{self.kernels.declared.name} takes {len(parameters)} arguments ({', '.join(parameters)})"
+            raise ValueError(f"{problem}, but {len(self.args)} are given: {', '.join(self.args)}")
         words = {word for text in self.args for word in re.findall(r"[A-Za-z_]\w*", text)}
         self.taken = tuple(name for name in self.numbers if name in words)
         self.plan = LaunchPlan(
@@ -158,13 +158,13 @@ class CudaCandidate:
         defaults = {name: parameter.default for name, parameter in self.signature.parameters.items()}
         names = self.plan.names(tensors, {**defaults, **case.parameters}, torch.empty(case.grad_output.shape))
         # The many names of the output would not help in a message.
-        described = {name: value for name, value in names.items() if name == OUTPUT or value is not names[OUTPUT]}
-        passed = [self._evaluate_option("--args", text, names, described) for text in self.args]
-        of_kernel = self._launched.numbers_of(passed)
-        names, described = {**names, **of_kernel}, {**described, **of_kernel}
+        values = {name: value for name, value in names.items() if name == OUTPUT or value is not names[OUTPUT]}
+        args = [self._evaluate_option("--args", text, names, values) for text in self.args]
+        of_kernel = self._launched.numbers_of(args)
+        names, values = {**names, **of_kernel}, {**values, **of_kernel}
         options = {"--grid": self.launch.grid, "--block": self.launch.block, "--shared": self.launch.shared}
         for option, text in options.items():
-            value = self._evaluate_option(option, text, names, described)
+            value = self._evaluate_option(option, text, names, values)
             sizes = value if isinstance(value, tuple) and option != "--shared" else (value,)
             if not all(type(size) is int for size in sizes) or len(sizes) > 3:
                 raise ValueError(f"{option} {text!r} is {value!r}, and must be one integer or up to three")
@@ -195,48 +195,48 @@ class CudaCandidate:
                 matches[p] = _stem(p.name)
         unmatched = [name for name in self.inputs if name not in matches.values()]
         const = [p for p in pointers if p not in matches and not p.is_output]
-        others = [p for p in pointers if p not in matches and p.is_output]
+        outputs = [p for p in pointers if p not in matches and p.is_output]
         if len(const) == len(unmatched):
             # In the operation's order, like the arguments of a Python candidate with other names.
             matches |= dict(zip(const, unmatched))
         elif not const and len(unmatched) == 1:
-            matches |= {p: unmatched[0] for p in others if _stem(p.name) in _OF_INPUT}
-        others = [p for p in others if p not in matches]
-        if len(others) > 1:
-            others = [p for p in others if _stem(p.name) in OF_OUTPUT]
-        if len(others) == 1:
-            matches[others[0]] = OUTPUT
-        missing = [p.name for p in pointers if p not in matches]
-        if missing or set(matches.values()) != {*self.inputs, OUTPUT} or len(matches) != len(set(matches.values())):
-            self._unclear(missing[0] if missing else pointers[0].name if pointers else "no pointer")
+            matches |= {p: unmatched[0] for p in outputs if _stem(p.name) in _OF_INPUT}
+        outputs = [p for p in outputs if p not in matches]
+        if len(outputs) > 1:
+            outputs = [p for p in outputs if _stem(p.name) in OF_OUTPUT]
+        if len(outputs) == 1:
+            matches[outputs[0]] = OUTPUT
+        unknown = [p.name for p in pointers if p not in matches]
+        if unknown or set(matches.values()) != {*self.inputs, OUTPUT} or len(matches) != len(set(matches.values())):
+            self._unclear(unknown[0] if unknown else pointers[0].name if pointers else "no pointer")
         return matches
 
     def _size(self, parameter: DeclaredParameter, parameters: Sequence[DeclaredParameter]) -> str:
         """Return the size or the number that a kernel parameter stands for."""
         name = parameter.name.lower()
-        known = {*self._all_axes()}
+        sizes = {*self._all_axes()}
         if len(self._axes) > 1 and "..." in self._axes:
-            known.add("rows")
-        known |= {"numel", *self.numbers}
-        possible = [size for size in known if name == size or name in _ALIASES.get(size, ())]
+            sizes.add("rows")
+        sizes |= {"numel", *self.numbers}
+        possible = [size for size in sizes if name == size or name in _ALIASES.get(size, ())]
         if not possible and name in ("n", "m"):
-            others = {p.name.lower() for p in parameters}
-            possible = list(self._rows_or_cols(name, others, known))
+            names = {p.name.lower() for p in parameters}
+            possible = list(self._rows_or_cols(name, names, sizes))
         if len(possible) != 1:
             self._unclear(parameter.name)
         return possible[0]
 
     @staticmethod
-    def _rows_or_cols(name: str, others: set[str], known: set[str]) -> Iterator[str]:
+    def _rows_or_cols(name: str, names: set[str], sizes: set[str]) -> Iterator[str]:
         """Yield the meaning of `n` or `m` if no axis has this name: m by n, or n by the columns' other name."""
-        if "cols" not in known:
+        if "cols" not in sizes:
             if name == "n":
                 yield "numel"
-        elif {"n", "m"} <= others:
+        elif {"n", "m"} <= names:
             yield "cols" if name == "n" else "rows"
-        elif others & set(_ALIASES["cols"]):
+        elif names & set(_ALIASES["cols"]):
             yield "rows"
-        elif others & set(_ALIASES["rows"]):
+        elif names & set(_ALIASES["rows"]):
             yield "cols"
 
     def _all_axes(self) -> Iterator[str]:
@@ -244,13 +244,13 @@ class CudaCandidate:
             yield from axes.names(axes.parse(self.operation.axes.get(name, "")))
 
     def _unclear(self, name: str) -> NoReturn:
-        declared = self.kernels.declared
-        parameters = ", ".join(p.name or p.type for p in declared.parameters)
-        what = [*self.inputs, OUTPUT, *dict.fromkeys(axis for axis in self._all_axes() if axis.isidentifier())]
-        what += ["rows"] * ("..." in self._axes and len(self._axes) > 1) + ["numel", *self.numbers]
+        kernel = self.kernels.declared
+        parameters = ", ".join(p.name or p.type for p in kernel.parameters)
+        names = [*self.inputs, OUTPUT, *dict.fromkeys(axis for axis in self._all_axes() if axis.isidentifier())]
+        names += ["rows"] * ("..." in self._axes and len(self._axes) > 1) + ["numel", *self.numbers]
         raise ValueError(
-            f"{name} of {declared.name}({parameters}) is ambiguous:"
-            f" give --args, in the order of the parameters, from {', '.join(what)}"
+            f"{name} of {kernel.name}({parameters}) is ambiguous:"
+            f" give --args, in the order of the parameters, from {', '.join(names)}"
         )
 
 

@@ -98,22 +98,24 @@ class LaunchPlan:
         return asdict(self)
 
     @classmethod
-    def of(cls, described: Mapping[str, Any]) -> "LaunchPlan":
+    def of(cls, fields: Mapping[str, Any]) -> "LaunchPlan":
         """Build a plan from the result of `to_json`."""
-        lists: dict[str, Any] = {name: tuple(each) for name, each in described.items() if isinstance(each, list)}
-        return cls(**{**described, **lists})
+        lists: dict[str, Any] = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+        return cls(**{**fields, **lists})
 
-    def names(self, tensors: Mapping[str, torch.Tensor], given: Mapping[str, Any], out: torch.Tensor) -> dict[str, Any]:
+    def names(
+        self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any], out: torch.Tensor
+    ) -> dict[str, Any]:
         """Return the values of all names that expressions may use."""
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        sizes, _ = axes.sizes({name: axes.parse(written) for name, written in self.axes.items()}, shapes)
+        sizes, _ = axes.sizes({name: axes.parse(text) for name, text in self.axes.items()}, shapes)
         leading = sizes.pop(axes.LEADING, None)
         if leading is not None and len(self.axes_of_first) > 1:
             sizes["rows"] = math.prod(leading)
         sizes["numel"] = next(iter(tensors.values())).numel()
         return {
             **sizes,
-            **{name: given[name] for name in self.numbers},
+            **{name: values[name] for name in self.numbers},
             **tensors,
             OUTPUT: out,
             **self._name_outputs(out),
@@ -140,32 +142,32 @@ class LaunchedKernel:
     def __init__(self, plan: LaunchPlan, kernels: KernelInstances) -> None:
         self.plan, self.kernels = plan, kernels
 
-    def __call__(self, arguments: Mapping[str, Any], like: torch.Tensor) -> torch.Tensor:
+    def __call__(self, arguments: Mapping[str, Any], template: torch.Tensor) -> torch.Tensor:
         """Launch the kernel on contiguous, aligned tensors; return a new tensor.
 
         Args:
             given: the operation's arguments by name.
-            like: a tensor without memory, of the result's shape and dtype.
+            template: a tensor without memory, of the result's shape and dtype.
         """
         tensors = {name: plain(arguments[name]) for name in self.plan.inputs}
         first = next(iter(tensors.values()))
-        out = torch.empty(like.shape, dtype=like.dtype, device=first.device)
+        out = torch.empty(template.shape, dtype=template.dtype, device=first.device)
         names = self.plan.names(tensors, arguments, out)
-        passed = tuple(evaluate(text, names) for text in self.plan.args)
-        self.kernels.check(first.dtype, passed)
-        names |= self.numbers_of(passed)
+        kernel_args = tuple(evaluate(text, names) for text in self.plan.args)
+        self.kernels.check(first.dtype, kernel_args)
+        names |= self.numbers_of(kernel_args)
         sizes = (self.plan.grid, self.plan.block, self.plan.shared)
         grid, block, shared = (evaluate(text, names) for text in sizes)
-        self.kernels.of(first.dtype).launch(grid, block, *passed, shared_bytes=shared)
+        self.kernels.of(first.dtype).launch(grid, block, *kernel_args, shared_bytes=shared)
         return out
 
-    def numbers_of(self, passed: Sequence[Any]) -> dict[str, Any]:
+    def numbers_of(self, args: Sequence[Any]) -> dict[str, Any]:
         """Return the passed numbers by the names of the kernel's parameters."""
         parameters = self.kernels.declared.parameters
-        return {p.name: value for p, value in zip(parameters, passed) if p.name and not isinstance(value, torch.Tensor)}
+        return {p.name: value for p, value in zip(parameters, args) if p.name and not isinstance(value, torch.Tensor)}
 
 
-def compile_launch(described: Mapping[str, Any]) -> tuple[Callable[..., torch.Tensor], dict[str, str]]:
+def compile_launch(fields: Mapping[str, Any]) -> tuple[Callable[..., torch.Tensor], dict[str, str]]:
     """Return a function of an operation's arguments that launches a kernel on the CPU, compiled from a plan as JSON.
 
     Returns:
@@ -174,13 +176,13 @@ def compile_launch(described: Mapping[str, Any]) -> tuple[Callable[..., torch.Te
     Raises:
         OSError, LookupError, ValueError, CudaError: see `KernelInstances` and `KernelInstances.compile_for`.
     """
-    plan = LaunchPlan.of(described)
+    plan = LaunchPlan.of(fields)
     kernels = KernelInstances(Path(plan.file), plan.name)
     kernels.compile_for("cpu")
     kernel = LaunchedKernel(plan, kernels)
 
     def launch(**arguments: Any) -> torch.Tensor:
-        like = arguments.pop(RESULT)
-        return kernel(arguments, like)
+        template = arguments.pop(RESULT)
+        return kernel(arguments, template)
 
-    return launch, {short(dtype): why for dtype, why in kernels.refusals.items()}
+    return launch, {short(dtype): reason for dtype, reason in kernels.refusals.items()}

@@ -74,7 +74,7 @@ class KernelBenchProblem:
         if _draws_numbers(reference, inputs):
             raise ValueError("Model gives another result in a second call: what it draws at random cannot be compared")
         record = like(reference.forward, inputs, vary=vary, name=Path(file).stem)
-        floating = {each.dtype for each in inputs if isinstance(each, torch.Tensor) and each.is_floating_point()}
+        floating = {t.dtype for t in inputs if isinstance(t, torch.Tensor) and t.is_floating_point()}
         dtypes = [name for name, dtype in DTYPES.items() if dtype.torch in floating]
         claims = replace(OF_KERNELBENCH, dtypes=tuple(dtypes) or OF_KERNELBENCH.dtypes)
         return cls(reference=reference, init=init, seed=seed, record=record, claims=claims)
@@ -100,14 +100,14 @@ class KernelBenchProblem:
 
 def _draws_numbers(model: torch.nn.Module, inputs: tuple[Any, ...]) -> bool:
     """Return whether a model gives another result in a second call."""
-    if any(isinstance(each, torch.Tensor) and each.numel() > MOST_ELEMENTS for each in inputs):
+    if any(isinstance(t, torch.Tensor) and t.numel() > MOST_ELEMENTS for t in inputs):
         return False  # refused for that
     with torch.no_grad():
         first, second = (copy.deepcopy(model)(*copy.deepcopy(inputs)) for _ in range(2))
     return isinstance(first, torch.Tensor) and not torch.allclose(first, second, equal_nan=True)
 
 
-def small_sizes(problem: ModuleType, most: int = SMALL_ELEMENTS) -> dict[str, Any]:
+def small_sizes(problem: ModuleType, limit: int = SMALL_ELEMENTS) -> dict[str, Any]:
     """Return values for a problem's global variables that limit the elements of its inputs and weights.
 
     The largest variable is halved repeatedly, as long as the model still accepts the inputs. Nothing is computed:
@@ -115,15 +115,13 @@ def small_sizes(problem: ModuleType, most: int = SMALL_ELEMENTS) -> dict[str, An
 
     Args:
         problem: a module with Model, get_inputs and get_init_inputs. It is restored afterwards.
-        most: the limit of the elements of all inputs and weights together.
+        limit: the limit of the elements of all inputs and weights together.
     """
     attributes = {name: value for name, value in vars(problem).items() if _largest(value) > 1}
     sizes, fixed = dict(attributes), set[str]()
     try:
-        while (count := _elements(problem)) is None or count > most:
-            name = max(
-                (each for each in sizes if each not in fixed), key=lambda each: _largest(sizes[each]), default=""
-            )
+        while (count := _elements(problem)) is None or count > limit:
+            name = max((n for n in sizes if n not in fixed), key=lambda each: _largest(sizes[each]), default="")
             if not name:
                 break
             setattr(problem, name, _halve(sizes[name]))
@@ -140,16 +138,16 @@ def small_sizes(problem: ModuleType, most: int = SMALL_ELEMENTS) -> dict[str, An
 
 def _largest(value: Any) -> int:
     """Return the largest of one or more sizes, or 0 for anything else."""
-    several = value if isinstance(value, tuple) else (value,)
-    return max(several, default=0) if all(type(each) is int for each in several) else 0
+    values = value if isinstance(value, tuple) else (value,)
+    return max(values, default=0) if all(type(v) is int for v in values) else 0
 
 
 def _halve(value: Any) -> Any:
     """Halve a size, or the largest of several."""
     if not isinstance(value, tuple):
         return value // 2
-    at = value.index(max(value))
-    return (*value[:at], value[at] // 2, *value[at + 1 :])
+    index = value.index(max(value))
+    return (*value[:index], value[index] // 2, *value[index + 1 :])
 
 
 def _elements(problem: ModuleType) -> int | None:
@@ -161,8 +159,8 @@ def _elements(problem: ModuleType) -> int | None:
             model(*inputs)
     except Exception:
         return None
-    tensors = [*model.parameters(), *model.buffers(), *(each for each in inputs if isinstance(each, torch.Tensor))]
-    return sum(each.numel() for each in tensors)
+    tensors = [*model.parameters(), *model.buffers(), *(t for t in inputs if isinstance(t, torch.Tensor))]
+    return sum(t.numel() for t in tensors)
 
 
 def attribute_of(module: Any, name: str) -> Any:

@@ -33,9 +33,9 @@ def make_module(kind: type[torch.nn.Module], init: Any, seed: int) -> torch.nn.M
 
 def freeze_running_statistics(model: torch.nn.Module) -> torch.nn.Module:
     """Keep calls from changing the running statistics of batch normalizations; return the module."""
-    for each in model.modules():
-        if each.training and getattr(each, "track_running_stats", False):
-            each.track_running_stats = False
+    for layer in model.modules():
+        if layer.training and getattr(layer, "track_running_stats", False):
+            layer.track_running_stats = False
     return model
 
 
@@ -61,8 +61,8 @@ def keep(reference: torch.nn.Module, init: Any, seed: int, file: Path) -> None:
 
 def like(kind: type[torch.nn.Module], file: Path) -> torch.nn.Module:
     """Return a module of this class like the one given to `keep`."""
-    saved = torch.load(file, weights_only=True)
-    return load_weights(make_module(kind, saved["init"], saved["seed"]), saved["weights"])
+    state = torch.load(file, weights_only=True)
+    return load_weights(make_module(kind, state["init"], state["seed"]), state["weights"])
 
 
 # ---- modules whose weights are arguments of an operation
@@ -96,10 +96,10 @@ def module(make: Callable[..., torch.nn.Module], *, weights: Mapping[str, str] =
 
     def call(**arguments: Any) -> Any:
         values = {name: arguments[name] for name in takes if name in arguments}
-        like = tuple((name, _likeness(value)) for name, value in values.items())
-        if last.like != like:
+        likeness = tuple((name, _likeness(value)) for name, value in values.items())
+        if last.like != likeness:
             devices = [value.device for value in arguments.values() if isinstance(value, torch.Tensor)]
-            last.model, last.like = make(**values).to(*devices[:1]), like
+            last.model, last.like = make(**values).to(*devices[:1]), likeness
         return call_with_weights(last.model, arguments, weights, tuple(takes))
 
     return accept_any_arguments(call, make)
@@ -130,15 +130,15 @@ def weight_of(model: torch.nn.Module, argument: str, weights: Mapping[str, str] 
     """Return the name of the parameter or buffer that an argument of an operation replaces; None if there is none."""
     names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     weight = weights.get(argument, argument)
-    alike = [name for name in names if name.rpartition(".")[2] == weight]
-    return weight if weight in names else alike[0] if len(alike) == 1 else None
+    matches = [name for name in names if name.rpartition(".")[2] == weight]
+    return weight if weight in names else matches[0] if len(matches) == 1 else None
 
 
 def call_with_weights(
     model: torch.nn.Module,
     arguments: Mapping[str, Any],
     weights: Mapping[str, str] = NO_NAMES,
-    taken: Sequence[str] = (),
+    parameters: Sequence[str] = (),
 ) -> Any:
     """Call a module with some arguments in place of its weights.
 
@@ -146,32 +146,32 @@ def call_with_weights(
         model: the module.
         arguments: the arguments of the call, by name.
         weights: as in `module`.
-        taken: the arguments that the module was made of. ``forward`` gets the tensors among them, and the parameters
-            that it names.
+        parameters: the arguments that the module was made of. ``forward`` gets the tensors among them, and the
+            parameters that it names.
 
     Raises:
         TypeError: ``forward`` does not take the other arguments.
     """
-    named = {name: weight_of(model, name, weights) for name in arguments}
-    replaced = {weight: arguments[name] for name, weight in named.items() if weight is not None}
+    weight_names = {name: weight_of(model, name, weights) for name in arguments}
+    replaced = {weight: arguments[name] for name, weight in weight_names.items() if weight is not None}
     signature = inspect.signature(model.forward)
-    others = {
+    inputs = {
         name: value
         for name, value in arguments.items()
-        if named[name] is None
-        and (name not in taken or name in signature.parameters or isinstance(value, torch.Tensor))
+        if weight_names[name] is None
+        and (name not in parameters or name in signature.parameters or isinstance(value, torch.Tensor))
     }
     try:
-        signature.bind(**others)
+        signature.bind(**inputs)
     except TypeError:
         try:
-            signature.bind(*others.values())
+            signature.bind(*inputs.values())
         except TypeError as error:
-            has = ", ".join([*dict(model.named_parameters()), *dict(model.named_buffers())]) or "none"
-            problem = f"{type(model).__name__}.forward{signature} cannot be called with {', '.join(others)}"
-            raise TypeError(f"{problem}: {error}; its weights: {has}") from None
-        return functional_call(model, replaced, tuple(others.values()))
-    return functional_call(model, replaced, (), others)
+            weight_list = ", ".join([*dict(model.named_parameters()), *dict(model.named_buffers())]) or "none"
+            problem = f"{type(model).__name__}.forward{signature} cannot be called with {', '.join(inputs)}"
+            raise TypeError(f"{problem}: {error}; its weights: {weight_list}") from None
+        return functional_call(model, replaced, tuple(inputs.values()))
+    return functional_call(model, replaced, (), inputs)
 
 
 def _likeness(value: Any) -> Any:

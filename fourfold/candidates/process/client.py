@@ -91,14 +91,14 @@ class _Elsewhere(torch.autograd.Function):
         ctx.save_for_backward(torch.empty(0))  # its release distinguishes a second backward pass from the first
         outputs = call.outputs
         del call.outputs
-        ctx.mark_non_differentiable(*(o for o, has in zip(outputs, call.differentiable) if not has))
+        ctx.mark_non_differentiable(*(o for o, d in zip(outputs, call.differentiable) if not d))
         return outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple:
         assert ctx.saved_tensors
-        names = [name for name, needed in zip(ctx.call.tensors, ctx.needs_input_grad[2:]) if needed]
+        names = [name for name, is_needed in zip(ctx.call.tensors, ctx.needs_input_grad[2:]) if is_needed]
         gradients = dict(zip(names, ctx.function.gradients(ctx.call, names, cotangents)))
         return None, None, *(gradients.get(name) for name in ctx.call.tensors)
 
@@ -126,7 +126,7 @@ class UntrustedFunction:
         self,
         place: str,
         function: str,
-        wanted: inspect.Signature,
+        expected: inspect.Signature,
         operation: str,
         seconds: float = CALL_SECONDS,
         most_bytes: int = MOST_BYTES,
@@ -137,13 +137,13 @@ class UntrustedFunction:
         self.most_bytes, self.state, self.lists = most_bytes, state, lists
         setattr(self, TAKES_ITEMS, True)
         self.__name__ = function.rpartition(".")[2]
-        self.__signature__ = wanted
+        self.__signature__ = expected
         self.costly: list[Unanswered] = []  # calls that took too long, or ended the first process
         self.lock = threading.RLock()
         self.session: Session | None = None
         self._other: Session | None = None  # the process of the calls inside `afresh`, and inside it the first one
         self._plain = False  # whether the calls are inside `afresh`
-        self._watched: dict[str, dict[int, int]] = {}
+        self._statements: dict[str, dict[int, int]] = {}
         self.file = Path(place) if place.endswith(".py") else Path(os.devnull)
         try:
             self._start()
@@ -161,15 +161,15 @@ class UntrustedFunction:
         arguments = dict(zip(self.__signature__.parameters, args)) | kwargs
         with self.lock:
             session = self._start()
-            messages, tensors, alive = _encode_arguments(session, arguments)
+            messages, tensors, temporary = _encode_arguments(session, arguments)
             answer, storages = self._ask(session, protocol.CallFunction(messages, conditions()), protocol.Called)
-            del alive  # its tensors had to live only until the request was sent
+            del temporary  # its tensors had to live only until the request was sent
             with end_if_malformed(session):
                 results = [_result(result, storages) for result in answer.outputs[: protocol.MOST_RESULTS]]
                 if not results or len(results) > 1 > answer.several:
                     raise Malformed(f"{len(results)} results")
             outputs: Any = [result for result, _ in results]
-            differentiable = [has for _, has in results]
+            differentiable = [is_differentiable for _, is_differentiable in results]
             are_tensors = all(isinstance(output, torch.Tensor) for output in outputs)
             if are_tensors and any(differentiable) and any(tensor.requires_grad for tensor in tensors.values()):
                 call = RemoteCall(session, session.asked, tensors, outputs, differentiable)
@@ -182,22 +182,22 @@ class UntrustedFunction:
         """Return the gradients of a call for some of its inputs, given cotangents of its outputs."""
         with self.lock:
             layouts: list[protocol.TensorLayout | None] = []
-            alive: list[torch.Tensor] = []  # temporary tensors that must live until the request is sent
+            temporary: list[torch.Tensor] = []  # temporary tensors that must live until the request is sent
             for cotangent in cotangents:
                 if cotangent is None:
                     layouts.append(None)
                     continue
                 if torch_internals.is_without_memory(cotangent):
                     cotangent = torch.zeros(cotangent.shape, dtype=cotangent.dtype)
-                alive.append(cotangent)
+                temporary.append(cotangent)
                 layouts.append(protocol.layout_of(cotangent, call.session.number_of(cotangent)))
-            other = threading.get_ident() != call.thread
-            ask = protocol.Backward(call.number, list(inputs), layouts, call.count_writes(), other, conditions())
+            moved = threading.get_ident() != call.thread
+            ask = protocol.Backward(call.number, list(inputs), layouts, call.count_writes(), moved, conditions())
             answer, storages = self._ask(call.session, ask, protocol.Gradients)
             with end_if_malformed(call.session):
                 if len(answer.gradients) != len(inputs):
                     raise Malformed(f"no gradients of {', '.join(inputs)}")
-                results = [None if one is None else _result(one, storages)[0] for one in answer.gradients]
+                results = [None if layout is None else _result(layout, storages)[0] for layout in answer.gradients]
                 for name, result in zip(inputs, results):
                     tensor = call.tensors[name]
                     if result is not None and (result.shape, result.dtype) != (tensor.shape, tensor.dtype):
@@ -207,7 +207,7 @@ class UntrustedFunction:
     def call_at_once(
         self,
         calls: Sequence[tuple[Mapping[str, Any], torch.Tensor]],
-        wanted: Sequence[Sequence[str]],
+        inputs_of_calls: Sequence[Sequence[str]],
         functions: float,
         output: tuple[Sequence[str], int] | None = None,
     ) -> tuple[int, list[list[ThreadResults]]]:
@@ -215,7 +215,7 @@ class UntrustedFunction:
 
         Args:
             calls: the arguments and the cotangent of each thread's calls.
-            wanted: the inputs of each thread's calls that need gradients.
+            inputs_of_calls: the inputs of each thread's calls that need gradients.
             functions: the budget of a thread's calls, as in `concurrent_calls.FUNCTIONS`.
             output: the names of the outputs, and the index of the wanted one; None if there is only one.
 
@@ -227,10 +227,10 @@ class UntrustedFunction:
         with self.lock:
             session = self._start()
             requests = []
-            alive = []
-            for (arguments, cotangent), inputs in zip(calls, wanted):
+            kept_tensors = []
+            for (arguments, cotangent), inputs in zip(calls, inputs_of_calls):
                 messages, _, temporary = _encode_arguments(session, arguments)
-                alive += [*temporary, cotangent]
+                kept_tensors += [*temporary, cotangent]
                 layout = protocol.layout_of(cotangent, session.number_of(cotangent))
                 requests.append(protocol.ThreadCall(messages, layout, list(inputs)))
             of_several = None if output is None else (list(output[0]), output[1])
@@ -242,7 +242,7 @@ class UntrustedFunction:
                 if len(answer.results) != len(calls):
                     raise Malformed("no results of each thread")
                 return answer.wanted, [
-                    _results(each, len(inputs), storages) for each, inputs in zip(answer.results, wanted)
+                    _results(result, len(inputs), storages) for result, inputs in zip(answer.results, inputs_of_calls)
                 ]
 
     def compare_sizes(
@@ -254,10 +254,10 @@ class UntrustedFunction:
         """
         with self.lock:
             session = self._start()
-            messages, _, alive = _encode_arguments(session, arguments)
+            messages, _, temporary = _encode_arguments(session, arguments)
             ask = protocol.CompareSizes(messages, list(comparisons))
             answer, _ = self._ask(session, ask, protocol.SizesCompared)
-            del alive  # its tensors had to live only until the request was sent
+            del temporary  # its tensors had to live only until the request was sent
         return _sides(answer.sides, len(comparisons))
 
     def watch_lines(self, statements: Mapping[str, Mapping[int, int]]) -> None:
@@ -267,11 +267,11 @@ class UntrustedFunction:
         """
         with self.lock:
             for file, lines in statements.items():
-                self._watched.setdefault(file, {}).update(lines)
+                self._statements.setdefault(file, {}).update(lines)
             self._watch(self._start())
 
     def _watch(self, session: Session) -> None:
-        statements = {file: list(lines.items()) for file, lines in self._watched.items()}
+        statements = {file: list(lines.items()) for file, lines in self._statements.items()}
         self._ask(session, protocol.WatchLines(statements), protocol.Done)
 
     def lines(self) -> tuple[dict[str, set[int]], bool]:
@@ -282,7 +282,7 @@ class UntrustedFunction:
         with self.lock, contextlib.suppress(Unanswered):
             if self.session is not None and not self.session.over:
                 answer, _ = self._ask(self.session, protocol.ReadLines(), protocol.LinesRead)
-                return {file: set(answer.lines.get(file, ())) for file in self._watched}, answer.blind
+                return {file: set(answer.lines.get(file, ())) for file in self._statements}, answer.blind
         return {}, True
 
     def forget_lines(self, lines: Mapping[str, Collection[int]]) -> None:
@@ -310,7 +310,7 @@ class UntrustedFunction:
             CompilerRefusal(printable(kernel), printable(reason)[:1000], printable(file), line, printable(text))
             for kernel, reason, file, line, text in answer.refused
         ]
-        return CompilerAnswer(answer.accepted, refused, [printable(each)[:1000] for each in answer.unknown])
+        return CompilerAnswer(answer.accepted, refused, [printable(kernel)[:1000] for kernel in answer.unknown])
 
     @contextlib.contextmanager
     def afresh(self) -> Iterator[None]:
@@ -344,7 +344,7 @@ class UntrustedFunction:
         return self.session
 
     def _load(self, session: Session) -> None:
-        none = inspect.Parameter.empty
+        empty = inspect.Parameter.empty
         ask = protocol.LoadFunction(
             place=self.place,
             function=self.function,
@@ -354,7 +354,7 @@ class UntrustedFunction:
                 (
                     name,
                     []
-                    if parameter.default is none
+                    if parameter.default is empty
                     else [protocol.encode_argument(parameter.default, lambda tensor: 0)],
                 )
                 for name, parameter in self.__signature__.parameters.items()
@@ -371,7 +371,7 @@ class UntrustedFunction:
             raise CannotBeCalled(printable(answer.why))
         self.file = Path(answer.file)
         claims(**_claims(answer.claims))(self)
-        if self._watched and not self._plain:
+        if self._statements and not self._plain:
             self._watch(session)
 
     def _ask(self, session: Session, request: Any, expected: Any) -> tuple[Any, dict[int, torch.UntypedStorage]]:
@@ -387,9 +387,9 @@ class UntrustedFunction:
         if ENTERED and isinstance(answer, protocol.Called | protocol.Gradients):
             mode = ENTERED[-1]
             if isinstance(mode, Arena):
-                mode.seen_elsewhere += [printable(each)[:1000] for each in answer.trespasses]
+                mode.seen_elsewhere += [printable(t)[:1000] for t in answer.trespasses]
             elif isinstance(mode, Fallbacks):
-                mode.found |= dict.fromkeys(printable(each)[:1000] for each in answer.fallbacks)
+                mode.found |= dict.fromkeys(printable(f)[:1000] for f in answer.fallbacks)
         return answer, storages
 
 
@@ -397,14 +397,14 @@ class UntrustedFunction:
 def start(
     place: str,
     function: str,
-    wanted: inspect.Signature,
+    expected: inspect.Signature,
     operation: str,
     seconds: float,
     process: int,
     lists: tuple[str, ...] = (),
 ) -> UntrustedFunction:
     """Return the function in its process, cached by the number of this `process`, so that a fork starts its own."""
-    return UntrustedFunction(place, function, wanted, operation, seconds, lists=lists)
+    return UntrustedFunction(place, function, expected, operation, seconds, lists=lists)
 
 
 def conditions() -> protocol.Conditions:
@@ -436,11 +436,11 @@ def _encode_arguments(
     """
     messages: protocol.Arguments = []
     tensors: dict[str, torch.Tensor] = {}
-    alive: list[torch.Tensor] = []
+    temporary: list[torch.Tensor] = []
     first_names: dict[int, str] = {}  # the names of tensors by their identity
 
     def number_of(tensor: torch.Tensor) -> int:
-        alive.append(tensor)
+        temporary.append(tensor)
         return session.number_of(tensor)
 
     for name, value in arguments.items():
@@ -457,7 +457,7 @@ def _encode_arguments(
             origin = protocol.origin_of(value)
             message = protocol.TensorArgument(message.layout, value.requires_grad, origin, number, _num_writes(value))
         messages.append((name, message))
-    return messages, tensors, alive
+    return messages, tensors, temporary
 
 
 def _num_writes(tensor: torch.Tensor) -> int:
@@ -471,8 +471,8 @@ def _results(
     """Return the results of one thread."""
     if not all(len(call) == 2 + gradients for call in calls):
         raise Malformed("no outputs and gradients of each call")
-    parts = [[_result(part, storages)[0] for part in call] for call in calls]
-    return [(output, list(rest), plain) for output, *rest, plain in parts]
+    decoded = [[_result(part, storages)[0] for part in call] for call in calls]
+    return [(output, list(gradients), plain) for output, *gradients, plain in decoded]
 
 
 def _result(result: protocol.Result, storages: Mapping[int, torch.UntypedStorage]) -> tuple[Any, bool]:

@@ -63,13 +63,13 @@ class UntrustedKernel(UntrustedFunction):
     def call_at_once(
         self,
         calls: Sequence[tuple[Mapping[str, Any], torch.Tensor]],
-        wanted: Sequence[Sequence[str]],
+        inputs_of_calls: Sequence[Sequence[str]],
         functions: float,
         output: tuple[Sequence[str], int] | None = None,
     ) -> tuple[int, list[list[ThreadResults]]]:
         """Call from several threads at once: see `UntrustedFunction.call_at_once`."""
-        prepared = [(self._prepare(**arguments), cotangent) for arguments, cotangent in calls]
-        return super().call_at_once(prepared, wanted, functions, output)
+        requests = [(self._prepare(**arguments), cotangent) for arguments, cotangent in calls]
+        return super().call_at_once(requests, inputs_of_calls, functions, output)
 
     def kernel_lines(self) -> list[Line]:
         """Return the lines of its files, and whether they ran in its process, as it reports them."""
@@ -80,8 +80,8 @@ class UntrustedKernel(UntrustedFunction):
         return []
 
     def _prepare(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        arguments, like = self.candidate.prepare(*args, **kwargs)
-        return {**arguments, RESULT: like}
+        arguments, template = self.candidate.prepare(*args, **kwargs)
+        return {**arguments, RESULT: template}
 
     def _load(self, session: Session) -> None:
         ask = protocol.LoadKernel(
@@ -93,9 +93,9 @@ class UntrustedKernel(UntrustedFunction):
         answer, _ = self._ask(session, ask, protocol.KernelLoaded | protocol.Uncallable)
         if isinstance(answer, protocol.Uncallable):
             raise CannotBeCalled(printable(answer.why))
-        for name, why in answer.refused.items():
+        for name, reason in answer.refused.items():
             if name in DTYPES:
-                self.candidate.kernels.refuse(DTYPES[name], printable(why)[:1000])
+                self.candidate.kernels.refuse(DTYPES[name], printable(reason)[:1000])
         claims()(self)
 
 
@@ -107,6 +107,6 @@ def start(candidate: CudaCandidate, seconds: float, process: int) -> UntrustedKe
 
 def _lines(lines: list[tuple[str, int, str, bool, bool]], files: Mapping[str, str]) -> Iterator[Line]:
     """Yield the valid lines that a process reports for these files."""
-    for file, line, function, ran, called in lines[:MOST_LINES]:
+    for file, line, function, was_executed, was_called in lines[:MOST_LINES]:
         if file in files and 1 <= line <= len(files[file].splitlines()):
-            yield Line(file, line, printable(function)[:LONGEST], ran, called)
+            yield Line(file, line, printable(function)[:LONGEST], was_executed, was_called)

@@ -41,12 +41,12 @@ class FirstProcess:
     @classmethod
     def spawn(cls) -> "FirstProcess":
         """Start one."""
-        (connection, other), environment = Connection.pair(), variables()
-        with other:
+        (connection, peer), environment = Connection.pair(), variables()
+        with peer:
             child = Child.spawn(
                 "fourfold.candidates.process.server",
-                other.fileno(),
-                files=[other.fileno()],
+                peer.fileno(),
+                files=[peer.fileno()],
                 environment=environment,
                 plain=True,
                 printed=True,
@@ -112,16 +112,16 @@ def first_process_of_parent() -> FirstProcess:
     return _first[0]
 
 
-def adopt_first_process(given: FirstProcess | None = None) -> None:
+def adopt_first_process(process: FirstProcess | None = None) -> None:
     """Adopt the first process of the parent that this process was forked from, or a fork of it.
 
     It is left to the parent if variables that matter to candidates have changed since its start.
     """
-    if given is not None:
-        _first[:] = [given]
+    if process is not None:
+        _first[:] = [process]
     if _first:
-        changed = _first[0].variables.items() ^ variables().items()
-        if {name for name, _ in changed} <= INDIFFERENT:
+        differences = _first[0].variables.items() ^ variables().items()
+        if {name for name, _ in differences} <= INDIFFERENT:
             _first[0].adopt()
 
 

@@ -42,8 +42,8 @@ def exception(description: Raised) -> Exception:
     elif description.tampered:
         error = Tampered(str(error))
     else:
-        for (one, origin), another in zip(zip(errors, description.causes), errors[1:]):
-            one.__cause__, one.__context__ = (another, None) if origin.caused else (None, another)
+        for (effect, origin), next_error in zip(zip(errors, description.causes), errors[1:]):
+            effect.__cause__, effect.__context__ = (next_error, None) if origin.caused else (None, next_error)
     mark(error, Blame.BUG if isinstance(error, Escape | Tampered) else _blame(description.blame))
     # Given the line's text, Python does not read the file, whatever its name is.
     frames = [
@@ -60,9 +60,9 @@ def _blame(name: str) -> Blame:
 
 
 def _one(cause: Cause) -> Exception:
-    base = next((BASES[each] for each in cause.bases if each in BASES), Exception)
-    named = cause.type if cause.type.isidentifier() and len(cause.type) < 100 else "Exception"
-    error = _class(named, base, cause.fault)(printable(cause.words))
+    base = next((BASES[name] for name in cause.bases if name in BASES), Exception)
+    type_name = cause.type if cause.type.isidentifier() and len(cause.type) < 100 else "Exception"
+    error = _class(type_name, base, cause.fault)(printable(cause.words))
     if cause.line is not None:
         error.line = cause.line  # type: ignore[attr-defined]
     return error

@@ -47,12 +47,12 @@ def changed_storages(storages: Iterable[tuple[int, torch.UntypedStorage]], last:
         storages: by number.
         last: the contents on the other side, by number.
     """
-    changed = {}
+    new = {}
     for number, storage in storages:
         content = contents(storage)
         if last.get(number) != content:
-            changed[number] = last[number] = content
-    return changed
+            new[number] = last[number] = content
+    return new
 
 
 # ---- values
@@ -676,7 +676,7 @@ def encode_argument(value: Any, number_of: Callable[[torch.Tensor], int]) -> Val
     if isinstance(value, torch.dtype):
         return DtypeArgument(str(value).removeprefix("torch."))
     if isinstance(value, list | tuple):
-        return SequenceArgument([encode_argument(each, number_of) for each in value], isinstance(value, tuple))
+        return SequenceArgument([encode_argument(item, number_of) for item in value], isinstance(value, tuple))
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return MappingArgument([(key, encode_argument(each, number_of)) for key, each in value.items()])
+        return MappingArgument([(key, encode_argument(item, number_of)) for key, item in value.items()])
     raise Unsendable(f"a {type(value).__name__} cannot be sent to the process of a candidate")

@@ -82,7 +82,7 @@ def answer(descriptor: int) -> None:
     adopt_orphans()  # processes that a candidate leaves behind become children of this process
     control = Connection(descriptor)
     lifeline = os.pipe()
-    running: dict[int, Child] = {}
+    children: dict[int, Child] = {}
     with contextlib.suppress(Ended):
         while True:
             ask, _, files = control.receive_with_storages(protocol.OfFirst)
@@ -100,19 +100,19 @@ def answer(descriptor: int) -> None:
                 if ask.plain:
                     child.wait()  # the process that it forked has no parent here from now on
                     adopt_orphans()
-                running[child.pid] = child
+                children[child.pid] = child
                 control.send(protocol.CandidateStarted(child.pid))
             elif isinstance(ask, protocol.ForkFirst):
                 child = Child.fork(functools.partial(become_another, control, files[0], lifeline))
-                running[child.pid] = child
+                children[child.pid] = child
                 control.send(protocol.CandidateStarted(child.pid))
             else:
-                child = running.pop(ask.process)
+                child = children.pop(ask.process)
                 plain = child.death is not None
                 by_itself = None if plain else child.wait(ask.seconds)
-                killed = child.kill()
-                kill_children(running)
-                printed = killed.printed if killed is not None else ""
+                death = child.kill()
+                kill_children(children)
+                printed = death.printed if death is not None else ""
                 control.send(protocol.CandidateEnded(by_itself.code if by_itself is not None else None, printed))
             for file in files:
                 os.close(file)
@@ -178,11 +178,11 @@ class Twin:
         self.written = written  # the number of the judge's writes that autograd knows here
         self.place = place_of(tensor)
 
-    def note_writes(self, written: int) -> None:
+    def note_writes(self, count: int) -> None:
         """Tell autograd about in-place writes of the judge, which it would see in a single process."""
-        for _ in range(written - self.written):
+        for _ in range(count - self.written):
             torch.autograd.graph.increment_version(self.tensor)
-        self.written = max(written, self.written)
+        self.written = max(count, self.written)
 
 
 def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -197,17 +197,18 @@ class Twins:
     """
 
     def __init__(self) -> None:
-        self._of: dict[int, tuple[Any, Twin]] = {}  # by the object's number: its layout and how it was made; its twin
+        # By the object's number: its layout and how it was made, and its twin.
+        self._twins: dict[int, tuple[Any, Twin]] = {}
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self._twins)
 
     def of(self, argument: protocol.TensorArgument, storages: dict[int, torch.UntypedStorage]) -> Twin:
         """Return the twin of an argument; a new one if the object was not passed before, or has changed its layout."""
-        known, twin = self._of.get(argument.object, (None, None))
-        if twin is None or known != (argument.layout, argument.made) or place_of(twin.tensor) != twin.place:
+        key, twin = self._twins.get(argument.object, (None, None))
+        if twin is None or key != (argument.layout, argument.made) or place_of(twin.tensor) != twin.place:
             twin = Twin(protocol.decode_argument(argument, storages), argument.written)
-            self._of[argument.object] = (argument.layout, argument.made), twin
+            self._twins[argument.object] = (argument.layout, argument.made), twin
         elif twin.tensor.requires_grad != argument.needs_gradient:
             twin.tensor.requires_grad_(argument.needs_gradient)
         twin.note_writes(argument.written)
@@ -216,7 +217,7 @@ class Twins:
     def forget(self, numbers: Sequence[int]) -> None:
         """Forget the twins of objects that are gone."""
         for number in numbers:
-            self._of.pop(number, None)
+            self._twins.pop(number, None)
 
 
 class OpenCall:
@@ -226,9 +227,9 @@ class OpenCall:
         self.inputs, self.outputs, self.watch = inputs, outputs, watch
         self.watched = {**inputs, **{str(place): Twin(output) for place, output in enumerate(outputs)}}
 
-    def note_writes(self, written: dict[str, int]) -> None:
+    def note_writes(self, counts: dict[str, int]) -> None:
         """Tell autograd about in-place writes of the judge into inputs and outputs."""
-        for name, count in written.items():
+        for name, count in counts.items():
             self.watched[name].note_writes(count)
 
 
@@ -346,8 +347,8 @@ class Served:
             return protocol.Uncallable(str(error)[:MOST_WORDS])
         JUDGE.hide()
         claims = JUDGE.modules.get("fourfold.operations.claims")  # the module of its decorator
-        claimed = vars(claims.claims_of(self.function)) if claims else {}
-        return protocol.FunctionLoaded({name: to_json(value) for name, value in claimed.items()}, str(self.origin))
+        fields = vars(claims.claims_of(self.function)) if claims else {}
+        return protocol.FunctionLoaded({name: to_json(value) for name, value in fields.items()}, str(self.origin))
 
     def load_kernel(self, ask: protocol.LoadKernel) -> protocol.KernelLoaded | protocol.Uncallable:
         """Compile and load a kernel of a `.cu` file."""
@@ -370,7 +371,7 @@ class Served:
     def ask_compiler(self, ask: protocol.AskCompiler) -> protocol.CompilerAnswered:
         """Ask Triton's compiler about the kernels that ran."""
         accepted, refused, unknown = front_end.answer()
-        return protocol.CompilerAnswered(accepted, [(*each,) for each in refused], unknown)
+        return protocol.CompilerAnswered(accepted, [(*r,) for r in refused], unknown)
 
     def call(self, ask: protocol.CallFunction) -> protocol.Called:
         """Call the candidate."""
@@ -384,12 +385,12 @@ class Served:
         with self._reproduce_conditions(ask.conditions, watch):
             output = self._run(self.function, **arguments)
         # The numbers of tensors are looked up only now, because a candidate may return one of its inputs.
-        several = isinstance(output, tuple | list) and 0 < len(output) <= protocol.MOST_RESULTS
-        outputs = list(output) if several else [output]
-        results = [self._result(each) for each in outputs]
-        if any(isinstance(each, torch.Tensor) and each.requires_grad for each in outputs):
+        is_sequence = isinstance(output, tuple | list) and 0 < len(output) <= protocol.MOST_RESULTS
+        outputs = list(output) if is_sequence else [output]
+        results = [self._result(o) for o in outputs]
+        if any(isinstance(o, torch.Tensor) and o.requires_grad for o in outputs):
             self.calls[self.asked] = OpenCall(twins, outputs, watch)
-        return protocol.Called(results, several, *observations(watch))
+        return protocol.Called(results, is_sequence, *observations(watch))
 
     def backward(self, ask: protocol.Backward) -> protocol.Gradients:
         """Return the gradients of a call."""
@@ -410,8 +411,8 @@ class Served:
                 return self._run(torch.autograd.grad, outputs, inputs, cotangents, **options)
 
         if ask.another_thread:
-            with ThreadPoolExecutor(1) as another:
-                gradients = another.submit(differentiate).result()
+            with ThreadPoolExecutor(1) as executor:
+                gradients = executor.submit(differentiate).result()
         else:
             gradients = differentiate()
         return protocol.Gradients(
@@ -422,7 +423,7 @@ class Served:
         """Call from several threads at once, each on its own tensors."""
         try:
             with reproduce_conditions(ask.conditions, contextlib.nullcontext()):
-                calls = [functools.partial(self._call_once_per_mode, each, ask.output) for each in ask.calls]
+                calls = [functools.partial(self._call_once_per_mode, call, ask.output) for call in ask.calls]
                 count, threads = call_at_once(calls, ask.functions, patience=ask.patience)
         except NeverReturns as error:
             return protocol.NeverReturned(str(error))
@@ -465,16 +466,16 @@ class Served:
     @contextlib.contextmanager
     def _reproduce_conditions(self, conditions: protocol.Conditions, watch: AbstractContextManager) -> Iterator[None]:
         """Reproduce the conditions of a call in the thread for the candidate's code."""
-        entered = reproduce_conditions(conditions, watch)
-        self._run(entered.__enter__)
+        context = reproduce_conditions(conditions, watch)
+        self._run(context.__enter__)
         try:
             yield
         except BaseException as error:
-            self._run(entered.__exit__, type(error), error, error.__traceback__)
+            self._run(context.__exit__, type(error), error, error.__traceback__)
             raise
-        self._run(entered.__exit__, None, None, None)
+        self._run(context.__exit__, None, None, None)
 
-    def _call_once_per_mode(self, ask: protocol.ThreadCall, wanted: tuple[list[str], int] | None) -> list[Any]:
+    def _call_once_per_mode(self, ask: protocol.ThreadCall, output_names: tuple[list[str], int] | None) -> list[Any]:
         """Return the output, the gradients, and the output under `no_grad`, of calls on copies of the tensors.
 
         If there are several outputs, return the requested one.
@@ -484,7 +485,7 @@ class Served:
 
         def wanted_output(arguments: Mapping[str, Any]) -> Any:
             output = self.function(**arguments)
-            return output if wanted is None else outputs_of(output, wanted[0])[wanted[1]]
+            return output if output_names is None else outputs_of(output, output_names[0])[output_names[1]]
 
         output, gradients = wanted_output(arguments), list[torch.Tensor]()
         inputs = [arguments[name] for name in ask.inputs]
@@ -510,9 +511,7 @@ class Served:
         requires_gradient = result.requires_grad
         result = result.detach().resolve_neg()
         storage = result.untyped_storage()
-        numbers = {
-            each.data_ptr(): number for number, each in self.storages.items() if each.nbytes() >= storage.nbytes()
-        }
+        numbers = {s.data_ptr(): number for number, s in self.storages.items() if s.nbytes() >= storage.nbytes()}
         number = numbers.get(storage.data_ptr()) if storage.nbytes() else None
         if number is None:
             self.made -= 1
@@ -547,15 +546,15 @@ class Served:
 def decode_arguments(
     spelled: protocol.Arguments,
     storages: dict[int, torch.UntypedStorage],
-    known: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    tensors: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return the arguments of a call: those that are `known`, and new ones."""
+    """Return the arguments of a call: those that are `tensors`, and new ones."""
     arguments: dict[str, Any] = {}
     for name, argument in spelled:
         if isinstance(argument, protocol.SameArgument):
             arguments[name] = arguments[argument.name]
         else:
-            arguments[name] = known[name] if name in known else protocol.decode_argument(argument, storages)
+            arguments[name] = tensors[name] if name in tensors else protocol.decode_argument(argument, storages)
     return arguments
 
 

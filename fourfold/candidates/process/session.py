@@ -66,10 +66,10 @@ atexit.register(end_all)
 def fork_first_process() -> FirstProcess:
     """Fork the first process of this process; return the fork, for a process that this one forks."""
     first = first_process()
-    connection, other = Connection.pair()
-    with other:
-        forked = first.ask(protocol.ForkFirst(), protocol.CandidateStarted, [other.fileno()])
-    child = Child(forked.process, session=True, output=None, clock=time.monotonic)
+    connection, peer = Connection.pair()
+    with peer:
+        started = first.ask(protocol.ForkFirst(), protocol.CandidateStarted, [peer.fileno()])
+    child = Child(started.process, session=True, output=None, clock=time.monotonic)
     return FirstProcess(connection, child, first.variables)
 
 
@@ -90,13 +90,13 @@ class Session:
     """
 
     def __init__(self, most_bytes: int, plain: bool = False) -> None:
-        self.connection, other = Connection.pair()
+        self.connection, peer = Connection.pair()
         self.folder = Path(tempfile.mkdtemp())
         work = Path.cwd() if plain else copy_folder(self.folder)
         self.first = first_process()
-        with other:
+        with peer:
             start = protocol.StartCandidate(str(work), most_bytes, plain)
-            self.process: int = self.first.ask(start, protocol.CandidateStarted, [other.fileno()]).process
+            self.process: int = self.first.ask(start, protocol.CandidateStarted, [peer.fileno()]).process
         _sessions.add(self)
         self.owner, self.over = os.getpid(), False
         self.asked = 0
@@ -104,9 +104,9 @@ class Session:
         self.forgotten: list[int] = []
         self.forgotten_calls: list[int] = []
         self.forgotten_objects: list[int] = []
-        self._made = self._objects_made = 0
+        self._num_storages = self._num_objects = 0
         self._objects: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # by id: a tensor and its number
-        self._of: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}  # by id: a storage and its number
+        self._storages: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}  # by id: a storage and its number
         self._by_number: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     # ---- storages
@@ -114,32 +114,32 @@ class Session:
     def number_of(self, tensor: torch.Tensor) -> int:
         """Return the number of a tensor's storage."""
         storage = tensor.untyped_storage()
-        known, number = self._of.get(id(storage), (None, 0))
-        if known is None or known() is not storage:
-            self._made += 1
-            number = self._made
+        reference, number = self._storages.get(id(storage), (None, 0))
+        if reference is None or reference() is not storage:
+            self._num_storages += 1
+            number = self._num_storages
             self.know(storage, number)
         return number
 
     def object_number(self, tensor: torch.Tensor) -> int:
         """Return the number of a tensor object, the same as long as the object lives."""
-        known, number = self._objects.get(id(tensor), (None, 0))
-        if known is None or known() is not tensor:
-            self._objects_made += 1
-            number = self._objects_made
+        reference, number = self._objects.get(id(tensor), (None, 0))
+        if reference is None or reference() is not tensor:
+            self._num_objects += 1
+            number = self._num_objects
             self._objects[id(tensor)] = (weakref.ref(tensor), number)
             weakref.finalize(tensor, self.forgotten_objects.append, number).atexit = False
         return number
 
     def know(self, storage: torch.UntypedStorage, number: int) -> None:
         """Register a storage that the process now holds with the same contents."""
-        self._of[id(storage)] = (weakref.ref(storage), number)
+        self._storages[id(storage)] = (weakref.ref(storage), number)
         self._by_number[number] = weakref.ref(storage)
         weakref.finalize(storage, self.forgotten.append, number).atexit = False
 
     def living(self) -> dict[int, torch.UntypedStorage]:
         """Return the storages that still exist, by number."""
-        pairs = ((number, known()) for number, known in list(self._by_number.items()))
+        pairs = ((number, reference()) for number, reference in list(self._by_number.items()))
         return {number: storage for number, storage in pairs if storage is not None}
 
     def forget(self) -> list[int]:
@@ -148,7 +148,7 @@ class Session:
         for number in storages:
             self._by_number.pop(number, None)
             self.last.pop(number, None)
-        self._of = {key: pair for key, pair in self._of.items() if pair[1] in self._by_number}
+        self._storages = {key: pair for key, pair in self._storages.items() if pair[1] in self._by_number}
         self._objects = {key: pair for key, pair in self._objects.items() if pair[0]() is not None}
         return storages
 
@@ -187,9 +187,9 @@ class Session:
     def _exchange(self, request: Any, answer: Any, seconds: float) -> tuple[Any, dict[int, torch.UntypedStorage]]:
         self.asked += 1
         self.connection.within(seconds)
-        storages, living = self.forget(), self.living()
+        storages, storages_by_number = self.forget(), self.living()
         shared, files, copied = [], [], {}
-        for number, storage in living.items():
+        for number, storage in storages_by_number.items():
             file = sparse_memory.file_of(storage.data_ptr())
             if file is None:
                 if storage.nbytes() > MOST_BYTES:
@@ -203,7 +203,7 @@ class Session:
         objects, self.forgotten_objects[:] = list(self.forgotten_objects), []
         message = protocol.Request(self.asked, request, storages, calls, objects, shared)
         self.connection.send(message, protocol.changed_storages(copied.items(), self.last), files)
-        sizes = {number: storage.nbytes() for number, storage in living.items()}
+        sizes = {number: storage.nbytes() for number, storage in storages_by_number.items()}
         reply, contents, sent = self.connection.receive_with_storages(protocol.Answer, sizes)
         for file in sent:
             os.close(file)
@@ -212,16 +212,16 @@ class Session:
         if not isinstance(reply.result, answer | protocol.Raised):
             raise Malformed(f"the answer {type(reply.result).__name__} to {type(request).__name__}")
         for number, content in contents.items():
-            if number not in living:
+            if number not in storages_by_number:
                 if number >= 0:
                     raise Malformed(f"the contents of the unknown storage {number}")
-                living[number] = torch.UntypedStorage(len(content))
-                self.know(living[number], number)
+                storages_by_number[number] = torch.UntypedStorage(len(content))
+                self.know(storages_by_number[number], number)
             elif number not in copied:
                 raise Malformed(f"the contents of storage {number}, which is shared")
-            protocol.overwrite(living[number], content)
+            protocol.overwrite(storages_by_number[number], content)
         self.last |= contents
-        return reply.result, living
+        return reply.result, storages_by_number
 
     def cause(self) -> str:
         """End the process; return the cause of its death."""
@@ -239,21 +239,21 @@ class Session:
         death = Death(None)
         if self.first.alive:
             with contextlib.suppress(Crashed):
-                ended = self.first.ask(protocol.EndCandidate(self.process, seconds), protocol.CandidateEnded)
-                death = Death(ended.code, printable(ended.printed))
+                answer = self.first.ask(protocol.EndCandidate(self.process, seconds), protocol.CandidateEnded)
+                death = Death(answer.code, printable(answer.printed))
         shutil.rmtree(self.folder, ignore_errors=True)
         return death
 
 
-def copy_folder(into: Path) -> Path:
+def copy_folder(parent: Path) -> Path:
     """Copy the small files of the working folder into a folder; return the copy.
 
     A kernel sees the folder that it sees elsewhere, and cannot change it by relative paths.
     """
-    here = Path.cwd()
-    copy = into / (here.name or "work")
+    source = Path.cwd()
+    copy = parent / (source.name or "work")
     copy.mkdir()
-    for entry in itertools.islice(os.scandir(here), MOST_ENTRIES):
+    for entry in itertools.islice(os.scandir(source), MOST_ENTRIES):
         with contextlib.suppress(OSError):
             if entry.is_dir():
                 (copy / entry.name).mkdir()
