@@ -142,6 +142,7 @@ def outcome_of(
             search={
                 "warnings": search.warnings,
                 "remarks": search.remarks,
+                "reproduces": bool(search.blob),
                 "unreached": unreached_lines,
                 "constants": search.constants,
                 "boundary": search.boundary.as_dict(),

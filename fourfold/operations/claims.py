@@ -31,7 +31,7 @@ class Claims:
         aligned: whether it supports only tensors whose memory begins at a multiple of 16 bytes.
         ranks: the supported numbers of axes of its first input; any if empty.
         sizes: by the name of an axis, the smallest and the largest size, ``{"cols": (1, 65536)}``, or a divisor of the
-            sizes, ``{"cols": 64}``.
+            sizes, ``{"cols": 64}``; ``"..."`` stands for the product of the leading axes.
         empty: False if it supports no tensors without elements.
         gradients: False for a forward pass alone.
         finite: whether it supports finite numbers only.
@@ -167,7 +167,7 @@ class Claims:
                 magnitude = abs(array.astype(np.float64))
                 if (np.where(np.isfinite(magnitude), magnitude, 0) > self.largest).any():
                     return f"{name} has numbers above {self.largest:g}"
-        for axis, size in sizes_of(operation, case).items():
+        for axis, size in sizes_of(operation, case, leading=True).items():
             limit = self.sizes.get(notation.indexed_axis(axis))
             if isinstance(limit, tuple) and not limit[0] <= size <= limit[1]:
                 return f"{axis} = {size}"
@@ -252,8 +252,9 @@ MISALIGNED = {"misaligned", "sliced_rows", "sliced_columns", "cut_from_wider"}
 
 def axes_of(operation: Operation) -> list[str]:
     """Return the names of an operation's axes."""
-    names = notation.names([axis for text in operation.axes.values() for axis in notation.parse(text)])
-    return list(dict.fromkeys(map(notation.indexed_axis, names)))
+    axes = [axis for text in operation.axes.values() for axis in notation.parse(text)]
+    leading = [notation.LEADING] if notation.LEADING in axes else []
+    return list(dict.fromkeys([*leading, *map(notation.indexed_axis, notation.names(axes))]))
 
 
 def _has_ties(operation: Operation, case: Case, dtype: DType) -> bool:

@@ -301,8 +301,10 @@ def wide(case: Case, dtype: DType) -> dict[str, Any]:
     return {**arrays, **case.parameters}
 
 
-def sizes_of(operation: Operation, case: Case) -> dict[str, int]:
+def sizes_of(operation: Operation, case: Case, leading: bool = False) -> dict[str, int]:
     """Return the sizes of the named axes in a case, ``{"cols": 33}`` for example; empty without `axes`.
+
+    With `leading`, return the product of the leading axes, by the name ``"..."``, too.
 
     Raises:
         ValueError: an input's shape does not fit its axes, or their sizes in other inputs.
@@ -312,7 +314,8 @@ def sizes_of(operation: Operation, case: Case) -> dict[str, int]:
     if misfit:
         mismatch = f"{misfit} has shape {list(case[misfit].shape)}, where its axes are {operation.axes[misfit]!r}"
         raise ValueError(f"a case of {operation.name}: {mismatch} and {extents} is known of other axes")
-    return {name: size for name, size in extents.items() if name != notation.LEADING}
+    rows = extents.pop(notation.LEADING, None)
+    return extents if rows is None or not leading else {**extents, notation.LEADING: math.prod(rows)}
 
 
 # The oracles' results for cases that are still referenced: a mutation trial runs many kernels on the same cases.

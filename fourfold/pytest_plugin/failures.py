@@ -140,7 +140,11 @@ class Entries:
         entry |= {"message": report.longreprtext} if report.failed else {}
         entry |= outcome.as_check() | names
         if outcome.search is not None:
-            entry |= {name: value for name, value in outcome.search.items() if value and name != "boundary"}
+            entry |= {
+                name: value
+                for name, value in outcome.search.items()
+                if value and name not in ("boundary", "reproduces")
+            }
             if outcome.refusals:
                 entry["suggested_claim"] = Boundary.of(outcome.search["boundary"]).claim()
         if outcome.failure:

@@ -44,7 +44,7 @@ class Tally:
     boundary: Boundary = field(default_factory=Boundary)
     # Observations that are no failures.
     warnings: list[str] = field(default_factory=list)
-    # Observations of a candidate's checks beyond their claims, and cases that were not reached.
+    # Cases that were not reached, and observations beyond the claim of a check, of a candidate or a case to reproduce.
     remarks: list[str] = field(default_factory=list)
     # Whether the implementation is right only with storage accuracy.
     storage: bool = False
@@ -72,8 +72,10 @@ class Tally:
         self.warnings += [warning for warning in search["warnings"] if warning not in self.warnings]
         self.remarks += [warning for warning in search["unreached"] if warning not in self.remarks]
         self.storage |= outcome.grade == STORAGE
+        if of_candidate or search["reproduces"]:
+            remarks = (f"{outcome.check}: {remark}" for remark in search["remarks"])
+            self.remarks += [remark for remark in remarks if remark not in self.remarks]
         if of_candidate:
-            self.remarks += [warning for warning in search["remarks"] if warning not in self.remarks]
             self.constants = self.constants or search["constants"]
 
     def show(self, footnote: "Footnotes") -> str:

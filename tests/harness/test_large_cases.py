@@ -1,5 +1,6 @@
 """Large cases: the constants of a source, the sizes that come from them, their cost, and their report."""
 
+import math
 import textwrap
 from pathlib import Path
 
@@ -158,6 +159,9 @@ def test_large_cases_lie_within_the_claims() -> None:
     few = Claims(sizes={"cols": (1, 1024)})
     cases = dict(LargeCases(few.restrict(softmax), few, FLOAT32, constants).cases(25, True))
     assert max(case["x"].shape[-1] for case in cases.values()) <= 1024
+    rows = Claims(sizes={"...": (0, 65_535)})
+    cases = dict(LargeCases(rows.restrict(softmax), rows, FLOAT32, constants).cases(25, True))
+    assert max(math.prod(case["x"].shape[:-1]) for case in cases.values()) in range(1024, 65_536)
 
 
 def test_a_constant_past_the_budget_is_asked_once_and_in_one_dtype() -> None:

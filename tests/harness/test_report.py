@@ -17,6 +17,7 @@ from fourfold.cli.main import main
 from fourfold.engine.cells import CANDIDATE, Cell
 from fourfold.engine.verdict import Finding, Outcome, Verdict
 from fourfold.grading.results import Graded
+from fourfold.operations.boundary import Boundary
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Status
 from fourfold.performance import machine, report
@@ -67,6 +68,17 @@ class Page(html.parser.HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
+
+
+@pytest.mark.parametrize(
+    ("backend", "reproduces", "shown"), [("triton", True, True), ("triton", False, False), (CANDIDATE, False, True)]
+)
+def test_the_table_names_the_check_of_a_remark(backend: str, reproduces: bool, shown: bool) -> None:
+    search = {"remarks": ["the case passes now"], "reproduces": reproduces, "boundary": Boundary().as_dict()}
+    search |= {"warnings": [], "unreached": [], "constants": ""}
+    made, cell = Matrix(), Cell("softmax", backend, "float32")
+    made.add(cell, Outcome(check="forward", dtype="float32", outcome=Status.PASSED, search=search))
+    assert (f"{cell}: forward: the case passes now" in made.lines()) == shown
 
 
 def matrix() -> Matrix:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import re
 import subprocess
@@ -209,6 +210,19 @@ def test_what_is_claimed_is_not_tried_and_so_not_refused() -> None:
     assert verdict.passed, str(verdict)
     assert not verdict.refusals
     assert "contiguous=True" in verdict.summary
+
+
+def test_the_product_of_the_leading_axes_may_be_claimed() -> None:
+    def of_few_rows(x: torch.Tensor) -> torch.Tensor:
+        if math.prod(x.shape[:-1]) > 40:
+            raise ValueError("x must have at most 40 rows")
+        return torch.softmax(x, -1)
+
+    options: dict[str, Any] = {"only": ["forward"], "dtypes": ["float32"], "device": "cpu"}
+    assert fourfold.verify(of_few_rows, "softmax", **options).refusals
+    verdict = fourfold.verify(of_few_rows, "softmax", claims=Claims(sizes={"...": (0, 40)}), **options)
+    assert verdict.passed
+    assert not verdict.refusals
 
 
 def test_who_refuses_everything_has_not_passed_and_is_soon_asked_no_more() -> None:

@@ -142,7 +142,7 @@ KERNELS = (
         "liger_kernel.ops.dyt:LigerDyTFunction",
         of.dynamic_tanh,
         applied,
-        Claims(contiguous=True, finite=True),
+        Claims(contiguous=True, finite=True, sizes={"...": (0, 65_535)}),
         without_gpu=absent_gpu.of_liger_kernel,
     ),
     Kernel(
