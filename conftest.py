@@ -3,9 +3,6 @@
 import os
 import sys
 
-# Installed packages name their operations by entry points; a clone need not be installed.
-os.environ.setdefault("FOURFOLD_OPERATIONS", "fourfold.properties")
-
 # Tests start some two hundred processes. Without bytecode, each of them would compile every module of this project and
 # of Hypothesis again, in two seconds. So it is written even where the environment asks Python not to, as containers do.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -1,8 +1,11 @@
 """Helpers for the launches of every backend: device properties and integer arithmetic."""
 
 import functools
+import sys
 
 import torch
+
+from fourfold.operations.blame import ImpossibleGrid
 
 # The limits of every GPU so far: blocks of a grid and threads of a block along x, y and z, threads of a block, and
 # bytes of dynamic shared memory.
@@ -13,7 +16,7 @@ MAX_SHARED_BYTES = 232_448
 
 
 class ImpossibleLaunch(ValueError):
-    """A launch that every GPU refuses: a grid, a block or shared memory past a limit, or a tensor without data.
+    """A launch that every GPU refuses: a block or shared memory past a limit, or a tensor without data.
 
     On a GPU, Triton and the driver raise an error, too. A candidate counts it as a refusal, on the CPU as on a GPU.
     """
@@ -23,13 +26,29 @@ def check_grid(name: str, grid: tuple[int, ...]) -> None:
     """Check the extents of a grid of up to three axes, for the kernel `name`.
 
     Raises:
-        ImpossibleLaunch: there are more than 2^31 - 1 blocks along x, or more than 65,535 along y or z.
+        ImpossibleGrid: there are more than 2^31 - 1 blocks along x, or more than 65,535 along y or z.
     """
     for axis, blocks, most in zip("xyz", grid, MAX_GRID):
         if blocks > most:
-            raise ImpossibleLaunch(
+            raise ImpossibleGrid(
                 f"{name}: a grid of {grid} has {blocks:,} blocks along {axis}; a GPU takes at most {most:,}"
             )
+
+
+def explain_launch(error: BaseException) -> BaseException:
+    """Return the error to report for an exception of a call.
+
+    Where Triton's launch on a GPU failed, the driver says "invalid argument" of a grid that it does not take.
+    """
+    if "triton" in sys.modules:
+        from fourfold.compat.triton_internals import failed_launch
+
+        try:
+            if launch := failed_launch(error):
+                check_grid(*launch)
+        except ImpossibleGrid as impossible:
+            return impossible.with_traceback(error.__traceback__)
+    return error
 
 
 def check_block(name: str, block: tuple[int, int, int]) -> None:

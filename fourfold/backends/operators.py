@@ -314,7 +314,7 @@ def _direct_backward(operator: Any) -> Callable[..., Any]:
         if (
             torch.is_grad_enabled()
             or torch.compiler.is_compiling()
-            or (grad_output is not None and _lacks_memory(grad_output))
+            or (grad_output is not None and torch_internals.is_without_memory(grad_output))
             or _needs_dispatcher(arguments, types, tensors)
         ):
             return operator(*arguments)
@@ -333,11 +333,6 @@ def _needs_dispatcher(arguments: tuple, types: frozenset[tuple[type, ...]], tens
         if tensor is not None and tensor.is_neg():
             return True
     return torch_internals.calls_are_watched()
-
-
-def _lacks_memory(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is known to be zeros and has no memory: autograd makes such cotangents."""
-    return torch_internals.is_without_memory(tensor)
 
 
 def not_differentiable_twice(operator: Any) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -80,6 +81,17 @@ def _knows_launches() -> bool:
 
 # Whether Triton exposes what it compiles for, and can launch compiled kernels again.
 KNOWS_LAUNCHES = _knows_launches()
+
+
+@uses("triton.runtime.JITFunction.run")
+def failed_launch(error: BaseException) -> tuple[str, tuple[int, ...]] | None:
+    """Return the kernel's name and the grid of the launch on a GPU that raised an exception; None for any other."""
+    code = getattr(triton.JITFunction.run, "__code__", None)
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        grid = frame.f_locals.get("grid")
+        if frame.f_code is code and isinstance(grid, tuple | list):
+            return frame.f_locals["self"].__name__, tuple(grid)
+    return None
 
 
 @uses("triton.runtime.JITFunction.run")

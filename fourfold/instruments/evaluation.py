@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from fourfold.backends.launch import explain_launch
 from fourfold.instruments.line_recorder import recorder
 from fourfold.instruments.tampering import nothing_else_changes
 from fourfold.numerics.dtypes import DType
@@ -25,9 +26,9 @@ def blame_implementation() -> Iterator[None]:
     Raises:
         Escape: the implementation raised an exception that makes a test runner or a check skip a case.
     """
-    token = recorder.begin()
     try:
-        yield
+        with recorder.record_call():
+            yield
     except NotReached as error:
         if not error.is_of_this_package:
             raise escape_of(error) from None
@@ -36,10 +37,11 @@ def blame_implementation() -> Iterator[None]:
         if recorded_blame(error) is None:
             if is_order(error):
                 raise escape_of(error) from None
-            mark(error, blame_of(error))
+            explained = explain_launch(error)
+            mark(explained, blame_of(explained))
+            if explained is not error:
+                raise explained from None
         raise
-    finally:
-        recorder.end(token)
 
 
 def gradients_of(

@@ -16,6 +16,8 @@ from typing import Any
 
 from fourfold.backends import observers
 from fourfold.backends.observers import Marks
+from fourfold.operations.blame import Blame, blame_of, recorded_blame
+from fourfold.operations.not_reached import NotReached
 
 # From Python 3.12 on.
 monitoring: Any = getattr(sys, "monitoring", None)
@@ -86,6 +88,22 @@ class LineRecorder:
 
     def end(self, token: bool) -> None:
         """Stop recording: the implementation has returned or raised."""
+
+    @contextlib.contextmanager
+    def record_call(self) -> Iterator[None]:
+        """Record a call of an implementation. The lines of a call that cannot be judged do not count as executed."""
+        marks, ran = dict(self._marks.ran), {file: set(lines) for file, lines in self._hits.items()}
+        token = self.begin()
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, NotReached) or (recorded_blame(error) or blame_of(error)) is Blame.LACK:
+                for number in self._marks.ran.keys() - marks.keys():
+                    del self._marks.ran[number]
+                self.forget({file: lines - ran.get(file, set()) for file, lines in self._hits.items()})
+            raise
+        finally:
+            self.end(token)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:

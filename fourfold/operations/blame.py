@@ -2,8 +2,9 @@
 
 Only an exception raised on purpose is a refusal: by a ``raise`` or ``assert`` statement in the kernel's own code, or by
 the argument checks of a library, a driver or a compiler. An exception that Python raises itself, for a missing
-attribute for example, is a bug. ``rows, cols = x.shape`` is the one exception: it states the number of axes, as the
-claim ``ranks`` does. An error or a lack of the harness is no evidence about the kernel.
+attribute for example, is a bug, and so is a grid that no GPU takes. ``rows, cols = x.shape`` is the one exception: it
+states the number of axes, as the claim ``ranks`` does. An error or a lack of the harness is no evidence about the
+kernel.
 
 The innermost frame of a traceback decides: its file, and the instruction that raised.
 """
@@ -51,6 +52,10 @@ class Blame(Enum):
 
 class Lack(NotImplementedError):
     """An error for a feature of a GPU that the interpreter or the emulator lacks."""
+
+
+class ImpossibleGrid(ValueError):
+    """An error for a grid past the limits of every GPU: a bug, unless the kernel checks the sizes and raises itself."""
 
 
 class Owner(Enum):
@@ -107,6 +112,8 @@ def blame_of(error: BaseException) -> Blame:
         return wrapped if not compiled or isinstance(error.__cause__, NameError) else Blame.REFUSAL
     if isinstance(error, Lack):
         return Blame.LACK
+    if isinstance(error, ImpossibleGrid):
+        return Blame.BUG
     if isinstance(error, ImportError):
         return Blame.REFUSAL  # a library is missing on this machine
     if error.__traceback__ is None:

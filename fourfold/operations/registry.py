@@ -1,9 +1,9 @@
-"""The registry of operations: entry points and an environment variable name the packages that hold their records.
+"""The registry of operations: the packages that hold their records.
 
-An entry point of the group ``fourfold.operations`` names a package, say ``mine.properties``. Each module in it that
-defines an `operation` is one record: ``mine.properties.swish`` describes ``swish``, and ``mine.impls.swish`` holds its
-implementations. FOURFOLD_OPERATIONS names more such packages, separated by commas. A clone that is not installed, or
-a package without entry points, needs it.
+Beside ``fourfold.properties``, an entry point of the group ``fourfold.operations`` names a package, say
+``mine.properties``. Each module in it that defines an `operation` is one record: ``mine.properties.swish`` describes
+``swish``, and ``mine.impls.swish`` holds its implementations. FOURFOLD_OPERATIONS names packages without entry points,
+separated by commas.
 """
 
 import difflib
@@ -21,13 +21,14 @@ from types import ModuleType
 
 GROUP = "fourfold.operations"
 VARIABLE = "FOURFOLD_OPERATIONS"
+OWN = "fourfold.properties"
 RECORD = re.compile(r"^(def )?operation\b", re.MULTILINE)  # a record, or a declared function, in a module
 
 
 def packages() -> list[str]:
     """Return the names of all packages that hold records, without duplicates."""
     listed = [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
-    return list(dict.fromkeys(name for name in [*listed, *_installed_packages(tuple(sys.path))] if name))
+    return list(dict.fromkeys(name for name in [*listed, OWN, *_installed_packages(tuple(sys.path))] if name))
 
 
 @functools.cache

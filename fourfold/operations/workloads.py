@@ -10,6 +10,7 @@ import torch
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.compare import expectation
 from fourfold.numerics.dtypes import DType
+from fourfold.numerics.steps.along_axes import summation_growth
 from fourfold.operations.case import Case
 
 
@@ -20,18 +21,22 @@ class Workload:
     Attributes:
         case: the case to time.
         part: the smaller case. Its results are the leading slices, along each axis, of the case's results.
-        sums: factors of the part's bound for results that sum over the repetitions, by name.
+        sums: for results that sum over the repetitions, by name, the sum of the factors' magnitudes and their number.
     """
 
     case: Case
     part: Case
-    sums: Mapping[str, float] = field(default_factory=dict)
+    sums: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     _tensors: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
 
     def expected(self, name: str, reference: Bounded, dtype: DType) -> Bounded:
         """Return the part's result of a name, with the bound of the case's result."""
-        error = reference.error * self.sums.get(name, 1.0)
-        return expectation(reference.within(error), dtype)
+        if name in self.sums:
+            total, terms = self.sums[name]
+            magnitude = np.where(np.isfinite(reference.value), abs(reference.value), 0) + reference.error
+            growth = summation_growth(terms) * dtype.arithmetic.roundoff
+            reference = reference.within(total * (reference.error + growth * magnitude))
+        return expectation(reference, dtype)
 
     def tensor(self, name: str, dtype: DType, device: str) -> torch.Tensor:
         """Return a new tensor of an input of the case, or "grad_output". Send the values to the device only once."""
@@ -96,10 +101,13 @@ class Tiled:
         if self.across:
             grad_output = self._weigh(grad_output, -1)
         case = replace(part, inputs=inputs, grad_output=grad_output.astype(part.grad_output.dtype))
-        # Each repetition's sum has the part's error; together they have the sum of these.
+        # Each repetition's sum has the part's error; to add them up, in any order, rounds once more for each.
         total = float(abs(factors).sum())
         axes = [repeated for repeated in (self.names, self.across) if repeated]
-        sums = {name: total ** sum(name not in repeated for repeated in axes) for name in inputs}
+        sums = {}
+        for name in inputs:
+            if summed := sum(name not in repeated for repeated in axes):
+                sums[name] = total**summed, self.times**summed
         return Workload(case=case, part=part, sums=sums)
 
     def _factors(self) -> np.ndarray:

@@ -20,7 +20,7 @@ from fourfold.performance import machine, report, sources
 from fourfold.performance.gate_trial import GateTrial, trial
 from fourfold.performance.gated import BaselineHistory, Gated, Remeasuring
 from fourfold.performance.measurement import Bench, Measurement, measurements, ratios
-from fourfold.performance.peers import INSTALLED, LIBRARY
+from fourfold.performance.peers import COMPILED, INSTALLED, LIBRARY
 from fourfold.performance.report import cause_of
 from fourfold.performance.timed_run import TimedRun
 from fourfold.performance.timings import CPU, Timing, comparisons, lines, timings
@@ -129,9 +129,10 @@ class Performance:
                 f"{measurement}: its result is wrong on this workload, so it has no time: {disagreement}", pytrace=False
             )
         except Exception as error:
-            # A library may say that it has no such kernel; whatever else it raises is an error.
-            not_there = measurement.contender == LIBRARY and isinstance(error, NotImplementedError)
-            if measurement.contender not in INSTALLED and not not_there:
+            # torch may say that it has no such kernel, or no memory for it; whatever else it raises is an error.
+            absent = measurement.contender == LIBRARY and isinstance(error, NotImplementedError)
+            absent |= measurement.contender in (LIBRARY, COMPILED) and isinstance(error, torch.OutOfMemoryError)
+            if measurement.contender not in INSTALLED and not absent:
                 raise
             pytest.skip(f"{measurement.contender} does not take it: {type(error).__name__}: {error}")
         self.run.timed[pytest_benchmark_internals.name_of(benchmark)] = measurement

@@ -1,5 +1,6 @@
 """The times of kernels beside those of their peers in the same run, and what has changed since a saved run."""
 
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from fourfold.performance.peers import COMPILED, INSTALLED, LIBRARY
 
 OWN = ("triton", "cuda", "candidate")
 PEERS = ("torch", COMPILED, LIBRARY, *INSTALLED)
+# A kernel is level with a peer from this ratio of their times on: medians of the same code differ by 1 to 3%.
+LEVEL = 0.97
 # Above this number of operations a byte the rate is shown in flop/s, otherwise in B/s. Every GPU computes more a byte.
 INTENSE = 8
 # The names of the columns. The last one is of a comparison.
@@ -107,6 +110,11 @@ class PeerComparison:
     inexact: frozenset[str]
 
     @property
+    def operation(self) -> str:
+        """The name of the operation."""
+        return self.benchmark.partition(" ")[0]
+
+    @property
     def best(self) -> str:
         """The name of the fastest peer."""
         return min((name for name in PEERS if name in self.seconds), key=self.seconds.__getitem__)
@@ -169,14 +177,35 @@ def markdown(runs: Iterable[tuple[Mapping[str, Any], Sequence[PeerComparison]]])
     lines += [
         "the kernel is slower. The workload with the slowest kernel comes first. A * marks a result that exceeds the"
     ]
-    lines += ["bound that the kernels keep to."]
+    lines += [
+        "bound that the kernels keep to. The first table counts the workloads of each operation on which a kernel is"
+    ]
+    lines += [f"at least {LEVEL} times as fast as the fastest peer, and gives the median of these ratios."]
     for machine, rows in runs:
         names = contenders(rows)
         lines += ["", f"## {machine['gpu'] or machine['cpu']}", ""]
         lines += [", ".join(f"{name} {machine[name]}" for name in ABOUT if machine.get(name)), ""]
-        lines += [f"| workload | shapes | {' | '.join(names)} |", f"|---|---|{'---|' * len(names)}"]
+        lines += _summary(rows)
+        lines += ["", f"| workload | shapes | {' | '.join(names)} |", f"|---|---|{'---|' * len(names)}"]
         lines += [f"| {row.benchmark} | {_shapes(row.shapes)} | {' | '.join(_cells(row, names))} |" for row in rows]
     return "\n".join(lines) + "\n"
+
+
+def _summary(rows: Sequence[PeerComparison]) -> Iterator[str]:
+    """Yield the table of the operations: for each kernel, on how many workloads it is level with the fastest peer."""
+    kernels = [name for name in OWN if any(name in row.seconds for row in rows)]
+    yield f"| operation | workloads | {' | '.join(kernels)} |"
+    yield f"|---|---|{'---|' * len(kernels)}"
+    operations: dict[str, list[PeerComparison]] = {}
+    for row in rows:
+        operations.setdefault(row.operation, []).append(row)
+    for operation, group in sorted(operations.items()):
+        cells = []
+        for kernel in kernels:
+            speeds = [row.speeds[kernel] for row in group if kernel in row.speeds]
+            level = sum(speed >= LEVEL for speed in speeds)
+            cells.append(f"{level} of {len(speeds)}, {statistics.median(speeds):.2f}" if speeds else "")
+        yield f"| {operation} | {len(group)} | {' | '.join(cells)} |"
 
 
 def _shapes(shapes: Mapping[str, Sequence[int]]) -> str:

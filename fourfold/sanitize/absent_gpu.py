@@ -53,9 +53,10 @@ PROPERTIES = {
 
 
 class _Where(threading.local):
-    """The state of a thread: the device wanted for new tensors, and whether the modes are off."""
+    """The state of a thread: the device of new tensors, whether the modes were entered, and whether they are off."""
 
     wanted: str | None = None
+    entered = False
     names_off = False
     storages_off = False
 
@@ -298,19 +299,17 @@ class Modes:
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
         """Enter both modes in this thread."""
-        before = WHERE.names_off, WHERE.storages_off, WHERE.wanted
+        before = WHERE.names_off, WHERE.storages_off, WHERE.wanted, WHERE.entered
         with contextlib.ExitStack() as stack:
-            if before[0] or not getattr(WHERE, "entered", False):
+            if WHERE.names_off or not WHERE.entered:
                 stack.enter_context(self.names)
-            if before[1] or not getattr(WHERE, "entered", False):
+            if WHERE.storages_off or not WHERE.entered:
                 stack.enter_context(self.storages)
-            entered, WHERE.entered = getattr(WHERE, "entered", False), True
-            WHERE.names_off, WHERE.storages_off, WHERE.wanted = False, False, None
+            WHERE.names_off, WHERE.storages_off, WHERE.wanted, WHERE.entered = False, False, None, True
             try:
                 yield
             finally:
-                WHERE.names_off, WHERE.storages_off, WHERE.wanted = before
-                WHERE.entered = entered
+                WHERE.names_off, WHERE.storages_off, WHERE.wanted, WHERE.entered = before
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function to run in both modes, whoever calls it."""

@@ -1,7 +1,7 @@
 """attention in CUDA C++: FlashAttention over packed sequences, on tensor cores for half types.
 
-There is a forward kernel for Hopper, with wgmma and the copy engine (TMA). It has run in emulation alone, and not on a
-GPU yet, so it is launched only where a configuration is forced, as tests do.
+There is a forward kernel for Hopper, with wgmma and the copy engine (TMA). It has not been timed yet, so it is launched
+only where a configuration is forced, as tests do.
 """
 
 from collections.abc import Mapping

@@ -46,8 +46,7 @@ class Ended:
 
 def run(folder: Path, *arguments: str | Path, verdict: Path | None = None, **environment: str) -> Ended:
     """Run pytest from a folder."""
-    own = {"COLUMNS": "100", "PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
-    inherited = warm.variables("TRITON_INT", "CI", **own)
+    inherited = warm.variables("TRITON_INT", "CI", COLUMNS="100", PYTHONPATH=str(ROOT))
     told = [] if verdict is None else [f"--verdict={verdict}"]
     done = warm.run("pytest", *arguments, *told, cwd=folder, env=inherited | environment)
     print(shlex.join(done.args), done.stdout, done.stderr)

@@ -20,7 +20,7 @@ import fourfold
 from fourfold.backends.triton import takeover
 from fourfold.candidates.load import modules
 from fourfold.instruments.evaluation import blame_implementation
-from fourfold.operations.blame import Blame, Lack, blame_of, recorded_blame
+from fourfold.operations.blame import Blame, ImpossibleGrid, Lack, blame_of, recorded_blame
 from fourfold.operations.claims import Claims
 from fourfold.operations.refusals import is_refusal, reason
 
@@ -152,6 +152,7 @@ ROWS: dict[Blame, dict[str, Callable[[], Any]]] = {
         "too few arguments of a kernel": lambda: kernel_of_odd_blocks[(1,)](X),
         "too many arguments of a kernel": lambda: kernel_of_odd_blocks[(1,)](X, 8, 8),
         "a name in a kernel": lambda: kernel_with_a_function[(1,)](X, 8),
+        "a grid that no GPU takes": lambda: kernel_of_odd_blocks[(1, 65_536)](X, 8),
         "an attribute in a kernel": lambda: kernel_with_an_attribute[(1,)](X, 8),
     },
     Blame.LACK: {
@@ -225,6 +226,67 @@ def test_a_bug_for_some_cases_is_a_failure_and_a_refusal_of_them_is_none() -> No
     assert "has no attribute 'no_such_attribute'" in failure.message
     assert "in mistaken" in failure.frames
     assert fourfold.verify(of_rows, scale, **FORWARD).passed
+
+
+def test_the_grid_of_a_launch_that_the_driver_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        raise RuntimeError("Triton Error [CUDA]: invalid argument")
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    kernel = triton.JITFunction(of_two)
+    says = r"of_two: a grid of \(1, 70000\) has 70,000 blocks along y; a GPU takes at most 65,535"
+    with pytest.raises(ImpossibleGrid, match=says) as caught, blame_implementation():
+        kernel[(1, 70_000)](1, 2)
+    assert recorded_blame(caught.value) is Blame.BUG
+    with pytest.raises(RuntimeError, match="invalid argument") as refused, blame_implementation():
+        kernel[(1, 7)](1, 2)
+    assert is_refusal(refused.value)
+
+
+ROWS_ALONG_Y = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def copy_kernel(x_ptr, output_ptr):
+    tl.store(output_ptr + tl.program_id(1), tl.load(x_ptr + tl.program_id(1)))
+
+def copied(x):
+    {check}
+    x = x.contiguous()
+    output = torch.empty_like(x)
+    if x.numel():
+        copy_kernel[(1, x.numel())](x, output)
+    return output
+"""
+
+
+@fourfold.operation(
+    x=fourfold.tensor("rows", gradient=False), examples={"many_rows": {"x": np.ones(65_536, np.float32)}}
+)
+def copy_of_rows(x: torch.Tensor) -> torch.Tensor:
+    """Return x."""
+    return x * 1
+
+
+@pytest.mark.parametrize("untrusted", [False, True])
+def test_a_grid_past_a_limit_is_a_failure_unless_the_kernel_checks_the_size(untrusted: bool, tmp_path: Path) -> None:
+    check = "if len(x) > 65_535: raise ValueError('x must have at most 65,535 rows')"
+    found = []
+    for name, line in {"unchecked": "pass", "checked": check}.items():
+        path = tmp_path / f"{name}.py"
+        path.write_text(ROWS_ALONG_Y.format(check=line))
+        kernel = f"{path}:copied" if untrusted else modules.load_file(path).copied
+        found.append(fourfold.verify(kernel, copy_of_rows, untrusted=untrusted, **FORWARD))
+    unchecked, checked = found
+    ((_, failure),) = unchecked.failures
+    assert (
+        "copy_kernel: a grid of (1, 65536, 1) has 65,536 blocks along y; a GPU takes at most 65,535" in failure.message
+    )
+    assert not unchecked.refusals
+    assert checked.passed
+    assert list(checked.refusals) == ["ValueError: x must have at most 65,535 rows"]
 
 
 @fourfold.operation(x=fourfold.tensor("...", gradient=False))

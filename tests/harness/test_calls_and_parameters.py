@@ -34,8 +34,11 @@ def rms(x, eps=1e-6, scale=1.0):
     return scale * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
+USUAL: dict[str, Any] = {"dtypes": ("float32",), "finite": True, "largest": 1e3}
+
+
 def judged(implementation: Callable[..., Tensor], *only: str, **options: Any) -> Verdict:
-    options = {"claims": Claims(dtypes=("float32",), finite=True, largest=1e3), "device": "cpu", **options}
+    options = {"claims": Claims(**USUAL), "device": "cpu", **options}
     return fourfold.verify(implementation, rms, only=only, examples=10, seed=1, **options)
 
 
@@ -76,11 +79,10 @@ def test_other_bits_are_no_failure_where_they_are_not_claimed(check: str) -> Non
         result = rms(x, eps, scale)
         return result if next(calls) % 3 else result * (1 + 2**-23)
 
-    claims = {"dtypes": ("float32",), "finite": True, "largest": 1e3}
-    verdict = judged(sometimes_rounded_otherwise, check, claims=Claims(**claims))
+    verdict = judged(sometimes_rounded_otherwise, check)
     assert not verdict.passed
     assert "depending on memory" not in str(verdict)
-    verdict = judged(sometimes_rounded_otherwise, check, claims=Claims(**claims, deterministic=False))
+    verdict = judged(sometimes_rounded_otherwise, check, claims=Claims(**USUAL, deterministic=False))
     assert verdict.passed, str(verdict)
     if check == "many calls":
         assert "no wrong call" in str(verdict)
@@ -127,8 +129,7 @@ def test_memory_that_was_not_given_is_told_though_other_bits_are_allowed() -> No
     def with_unwritten(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
         return rms(x, eps, scale) + torch.empty(1)[0].nan_to_num(0.0)
 
-    claims = Claims(dtypes=("float32",), finite=True, largest=1e3, deterministic=False)
-    assert not judged(with_unwritten, "memory", claims=claims).passed
+    assert not judged(with_unwritten, "memory", claims=Claims(**USUAL, deterministic=False)).passed
 
 
 # ---- repeatability
@@ -220,8 +221,8 @@ def test_call_of_other_shapes_between_two_of_a_loss_is_not_empty() -> None:
     def of_the_last_size(logits: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
         return cross_entropy.definition(OfTheLastSize.apply(logits), target, reduction)
 
-    claims = Claims(dtypes=("float32",), finite=True, largest=1e3)
-    options: dict[str, Any] = {"device": "cpu", "only": ["interleaving"], "examples": 2, "seed": 1, "claims": claims}
+    options: dict[str, Any] = {"device": "cpu", "only": ["interleaving"], "examples": 2, "seed": 1}
+    options["claims"] = Claims(**USUAL)
     assert "backward of a call of other shapes, made between others: gradient of logits" in str(
         fourfold.verify(of_the_last_size, cross_entropy, **options)
     )
@@ -232,9 +233,7 @@ def test_call_of_other_shapes_between_two_of_a_loss_is_not_empty() -> None:
 
 
 class OfSavedRoots(torch.autograd.Function):
-    """A kernel whose backward pass consists of torch's functions, and may treat the reciprocal roots as constants."""
-
-    roots_are_constant = True
+    """A kernel whose backward pass consists of torch's functions, and takes the reciprocal roots for constants."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float, scale: float) -> Tensor:
@@ -244,34 +243,31 @@ class OfSavedRoots(torch.autograd.Function):
         return scale * x * ctx.roots
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple:
-        (x,) = ctx.saved_tensors
-        roots = (
-            ctx.roots if OfSavedRoots.roots_are_constant else torch.rsqrt(x.square().mean(-1, keepdim=True) + ctx.eps)
-        )
-        g = grad_output * ctx.scale
+    def gradient(x: Tensor, roots: Tensor, g: Tensor) -> tuple[Tensor, None, None]:
         return roots * g - x * roots**3 * (g * x).mean(-1, keepdim=True), None, None
 
-
-@pytest.mark.parametrize("wrong", [True, False])
-def test_second_derivative_that_is_wrong_is_found(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def of_saved_roots(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
-        return OfSavedRoots.apply(x, eps, scale)
-
-    monkeypatch.setattr(OfSavedRoots, "roots_are_constant", wrong)
-    verdict = judged(of_saved_roots, "gradcheck", claims=Claims(dtypes=("float64",)))
-    assert verdict.passed is not wrong, str(verdict)
-    assert ("gradcheck of the gradient of x along x: " in str(verdict)) is wrong
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple:
+        return OfSavedRoots.gradient(*ctx.saved_tensors, ctx.roots, grad_output * ctx.scale)
 
 
-class OfDetachedInput(OfSavedRoots):
-    """A kernel whose backward pass consists of torch's functions, and treats `x` as a constant."""
+class OfComputedRoots(OfSavedRoots):
+    """A kernel whose backward pass computes the roots again."""
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple:
         (x,) = ctx.saved_tensors
-        g = grad_output * ctx.scale
-        return ctx.roots * g - x.detach() * ctx.roots**3 * (g * x.detach()).mean(-1, keepdim=True), None, None
+        roots = torch.rsqrt(x.square().mean(-1, keepdim=True) + ctx.eps)
+        return OfSavedRoots.gradient(x, roots, grad_output * ctx.scale)
+
+
+class OfDetachedInput(OfSavedRoots):
+    """A kernel whose backward pass takes `x` for a constant, too."""
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple:
+        (x,) = ctx.saved_tensors
+        return OfSavedRoots.gradient(x.detach(), ctx.roots, grad_output * ctx.scale)
 
 
 class OnceDifferentiable(OfDetachedInput):
@@ -280,14 +276,23 @@ class OnceDifferentiable(OfDetachedInput):
     backward = staticmethod(torch.autograd.function.once_differentiable(OfDetachedInput.backward))
 
 
-@pytest.mark.parametrize("function", [OfDetachedInput, OnceDifferentiable])
-def test_input_left_out_of_the_graph_of_a_gradient_is_found(function: Any) -> None:
-    def of_saved_roots(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (OfSavedRoots, "gradcheck of the gradient of x along x: "),
+        (OfComputedRoots, ""),
+        (OfDetachedInput, "gradient of x along x, which is not in the graph"),
+        (OnceDifferentiable, ""),
+    ],
+)
+def test_second_derivative_that_is_wrong_or_left_out_of_the_graph_is_found(function: Any, says: str) -> None:
+    def kernel(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
         return function.apply(x, eps, scale)
 
-    verdict = judged(of_saved_roots, "gradcheck", claims=Claims(dtypes=("float64",)))
-    assert verdict.passed is (function is OnceDifferentiable), str(verdict)
-    assert ("gradient of x along x, which is not in the graph" in str(verdict)) is not verdict.passed
+    verdict = judged(kernel, "gradcheck", claims=Claims(dtypes=("float64",)))
+    assert verdict.passed is not bool(says), str(verdict)
+    assert says in str(verdict)
+    assert ("gradient of x along x" in str(verdict)) is bool(says)
 
 
 # ---- modes
@@ -328,7 +333,7 @@ def of_the_default_dtype(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Te
     ],
 )
 def test_fault_of_one_mode_is_found(wrong: Callable[..., Tensor], check: str, dtype: str, says: str) -> None:
-    assert says in str(judged(wrong, check, claims=Claims(dtypes=(dtype, "float64"), finite=True, largest=1e3)))
+    assert says in str(judged(wrong, check, claims=Claims(**USUAL | {"dtypes": (dtype, "float64")})))
 
 
 def test_kernel_for_float32_alone_may_create_results_in_the_default_dtype() -> None:
@@ -490,12 +495,23 @@ def test_calls_that_take_too_long_are_not_reached(check: str, monkeypatch: pytes
 # ---- parameters
 
 
-def none_for_the_default(x: Tensor, eps: float | None = None, scale: float = 1.0) -> Tensor:
-    return rms(x, 1e-6 if eps is None else eps, scale)
+def kernels_with_default(default: float) -> list[Callable[..., Tensor]]:
+    """Return kernels that state this default of eps, each in another way."""
 
+    def by_name(x: Tensor, eps: float = default, scale: float = 1.0) -> Tensor:
+        return rms(x, eps, scale)
 
-def in_order(a: Tensor, epsilon: float = 1e-6, factor: float = 1.0) -> Tensor:
-    return rms(a, epsilon, factor)
+    def in_order(a: Tensor, epsilon: float = default, factor: float = 1.0) -> Tensor:
+        return rms(a, epsilon, factor)
+
+    class AsModule(torch.nn.Module):
+        def forward(self, x: Tensor, eps: float = default, scale: float = 1.0) -> Tensor:
+            return rms(x, eps, scale)
+
+    def by_none(x: Tensor, eps: float | None = None, scale: float = 1.0) -> Tensor:
+        return rms(x, default if eps is None else eps, scale)
+
+    return [by_name, in_order, AsModule(), by_none]
 
 
 def without_defaults(a: Tensor, epsilon: float, factor: float) -> Tensor:
@@ -506,12 +522,7 @@ def of_keywords(x: Tensor, **parameters: Any) -> Tensor:
     return rms(x, **parameters)
 
 
-class AsModule(torch.nn.Module):
-    def forward(self, x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
-        return rms(x, eps, scale)
-
-
-@pytest.mark.parametrize("right", [none_for_the_default, in_order, without_defaults, of_keywords, AsModule()])
+@pytest.mark.parametrize("right", [*kernels_with_default(1e-6), without_defaults, of_keywords])
 def test_defaults_that_are_the_definitions_are_accepted(right: Callable[..., Tensor]) -> None:
     verdict = judged(right, "defaults")
     assert verdict.passed, str(verdict)
@@ -520,32 +531,7 @@ def test_defaults_that_are_the_definitions_are_accepted(right: Callable[..., Ten
     assert not verdict.warnings
 
 
-def another_number(x: Tensor, eps: float = 1e-3, scale: float = 1.0) -> Tensor:
-    return rms(x, eps, scale)
-
-
-def another_number_in_order(a: Tensor, epsilon: float = 1e-3, factor: float = 1.0) -> Tensor:
-    return rms(a, epsilon, factor)
-
-
-def none_for_another_number(x: Tensor, eps: float | None = None, scale: float = 1.0) -> Tensor:
-    return rms(x, 1e-3 if eps is None else eps, scale)
-
-
-class AsAnotherModule(torch.nn.Module):
-    def forward(self, x: Tensor, eps: float = 1e-3, scale: float = 1.0) -> Tensor:
-        return rms(x, eps, scale)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "own"),
-    [
-        (another_number, "0.001"),
-        (another_number_in_order, "0.001"),
-        (none_for_another_number, "None"),
-        (AsAnotherModule(), "0.001"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "own"), zip(kernels_with_default(1e-3), ["0.001"] * 3 + ["None"]))
 def test_default_that_gives_another_result_is_named_with_both_values(wrong: Callable[..., Tensor], own: str) -> None:
     verdict = judged(wrong, "defaults")
     assert f"with eps left out: its default is {own}, the definition's is 1e-06: output" in str(verdict)
@@ -576,8 +562,7 @@ def test_ranges_of_a_declared_operation_are_drawn_from() -> None:
     ranged = fourfold.operation(
         x=tensor("... cols"), eps=values(1e-6), scale=values(1.0), sizes={"cols": (1, None)}, ranges={"eps": (0, 1)}
     )(rms.definition)
-    claims = Claims(dtypes=("float32",), finite=True, largest=1e3)
-    verdict = fourfold.verify(noted, ranged, claims=claims, device="cpu", only=("parameters",), seed=1)
+    verdict = fourfold.verify(noted, ranged, claims=Claims(**USUAL), device="cpu", only=("parameters",), seed=1)
     assert verdict.passed, str(verdict)
     assert all(0 < eps < 1 for eps in drawn)
     assert math.log10(max(drawn)) - math.log10(min(drawn)) > 4

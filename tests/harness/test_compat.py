@@ -470,10 +470,18 @@ with triton_internals.driver_replaced(driver), triton_internals.compilations_rep
     for kernel in (fill_kernel, triton.JITFunction(fill_kernel.fn)):  # the second finds on disk what the first compiles
         kernel.warmup(torch.zeros(8), 4, 5, BLOCK=16, num_warps=2, grid=(3,))
 compilations.append(triton.JITFunction._do_compile is shipped_compile)
+failed = []
+with triton_internals.driver_replaced(driver):
+    for grid in ((3, 70_000), lambda meta: (meta["BLOCK"],)):
+        try:
+            fill_kernel[grid](torch.zeros(8), 4, 5, BLOCK=8, num_warps=2)
+        except Exception as error:
+            failed.append(triton_internals.failed_launch(error))
 restored = triton.JITFunction.run is shipped and triton.runtime.driver._active is before
 returned = triton_internals.code_of(returned) == codes[1]
 codes = [[code.digest, code.name, code.cubin[:4].hex(), code.ptx] for code in codes]
 found = dict(asked=asked, restored=restored, returned=returned, codes=codes, shapes=shapes, compilations=compilations)
+found["failed"] = failed
 print(json.dumps(found))
 """
 
@@ -493,6 +501,7 @@ def launches_that_are_replaced() -> None:
     found = compiled_without_a_gpu()
     assert found["asked"] == [["fill_kernel", [3], False, 3, ["BLOCK", "num_warps"]]] * 2
     assert found["returned"]
+    assert found["failed"] == [["fill_kernel", [3, 70_000]], ["fill_kernel", [8]]]
 
 
 @contract(

@@ -44,8 +44,7 @@ pytestmark = pytest.mark.skipif(
 
 def verify(folder: pathlib.Path, kernel: str, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     """Run the tests of `fourfold verify` in a user's folder; return the process and the verdict."""
-    own = {"PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
-    environment = warm.variables("TRITON_INT", **own)
+    environment = warm.variables("TRITON_INT", PYTHONPATH=str(ROOT))
     options += ("--device", "cpu", "--examples", "3", "-p", "no:cacheprovider", "--verdict", "verdict.json")
     with contextlib.chdir(folder):
         _, _, *command = command_of(parse("verify", [kernel, *options]))  # without ``python -m``
@@ -324,6 +323,44 @@ def test_declarations_are_read():
     assert (first.name, first.template, first.values) == ("first", ("T",), ("N",))
     assert [(p.name, p.type) for p in first.parameters] == [("x", "const T*"), ("y", "float*"), ("n", "const int")]
     assert [(p.name, p.is_output) for p in second.parameters] == [("in", False), ("n", False)]
+
+
+MACROS = """
+#define KERNEL(NAME) __global__ void NAME
+#define DEVICE __device__ __forceinline__
+#ifndef __device__
+#define __device__
+#endif
+#define DEFINE_SCALE(T, SUFFIX)                                 \\
+    KERNEL(scale_##SUFFIX)(const T* x, T* out, int n) {         \\
+        if (threadIdx.x < n) out[threadIdx.x] = twice(x[threadIdx.x]); \\
+    }
+#define ANY(NAME, ...) KERNEL(NAME)(__VA_ARGS__)
+
+DEVICE float twice(float x) { return 2 * x; }
+DEFINE_SCALE(float, f32)
+DEFINE_SCALE(double, f64)
+void host(const float* x) { scale_f32<<<1, 32>>>(x, nullptr, 0); }
+template <typename T>
+KERNEL(softmax_of)(const T* x, T* out) {}
+ANY(copies, const float* x, int n) {}
+"""
+
+
+def test_kernels_that_macros_define_are_known_by_their_names(tmp_path):
+    found = {kernel.name: [f"{p.type} {p.name}" for p in kernel.parameters] for kernel in kernels(MACROS)}
+    assert found == {
+        "scale_f32": ["const float* x", "float* out", "int n"],
+        "scale_f64": ["const double* x", "double* out", "int n"],
+        "softmax_of": ["const T* x", "T* out"],
+        "copies": ["const float* x", "int n"],
+    }
+    assert "<<<" not in device_code(MACROS)
+    source = tmp_path / "macros.cu"
+    source.write_text(MACROS)
+    x, out = torch.arange(4.0), torch.zeros(4)
+    CudaKernel(source, "scale_f32").launch(1, 32, x, out, 4)
+    assert torch.equal(out, 2 * x)
 
 
 def test_functions_of_the_host_are_left_out_and_lines_keep_their_numbers():

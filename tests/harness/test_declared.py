@@ -78,6 +78,10 @@ def named(name: str) -> dict[str, Case]:
     return {each: make(FLOAT32) for each, make in DECLARED[name].examples.items()}
 
 
+def all_cases(made: DefinedOperation, elements: int, count: int = 100) -> list[Case]:
+    return [*collect(made.cases(FLOAT32, elements), count), *(make(FLOAT32) for make in made.examples.values())]
+
+
 def subject(made: DefinedOperation, implementation: Callable[..., Any], dtype: str = "float32") -> Subject:
     return subject_of(made, implementation, DTYPES[dtype].with_contract(OPEN))
 
@@ -85,8 +89,11 @@ def subject(made: DefinedOperation, implementation: Callable[..., Any], dtype: s
 # ---- drawn cases
 
 
+SAMPLED = pytest.mark.parametrize("name", sampled(DECLARED, "rms_norm", "ragged_mean"))
+
+
 @pytest.mark.full(but=1)
-@pytest.mark.parametrize("name", sampled(DECLARED, "rms_norm", "ragged_mean"))
+@SAMPLED
 def test_sizes_agree_in_every_case(name: str) -> None:
     made = DECLARED[name]
     for case in [*cases_of(name), *named(name).values(), *small_cases_of(name)]:
@@ -221,7 +228,7 @@ def test_no_sample_has_more_rows_than_there_are_slots() -> None:
         taken = torch.arange(padded.shape[1]) < counts.unsqueeze(-1)
         return padded.masked_scatter(taken, flat)
 
-    cases = [*collect(filled.cases(FLOAT32, 256), 100), *(make(FLOAT32) for make in filled.examples.values())]
+    cases = all_cases(filled, 256)
     for case in cases:
         assert (case["counts"] <= case["padded"].shape[1]).all()
         assert case["counts"].sum() == len(case["flat"])
@@ -277,8 +284,7 @@ def test_sizes_are_multiples_ranges_lists_and_numbers() -> None:
 def test_an_operation_may_be_drawn_on_fewer_sizes() -> None:
     for limits, cols in (({"cols": 64}, range(0, 1 << 20, 64)), ({"cols": (3, 100)}, range(3, 101))):
         fewer = rms_norm.of_sizes(limits)
-        cases = [*collect(fewer.cases(FLOAT32, ELEMENTS), 100), *(make(FLOAT32) for make in fewer.examples.values())]
-        sizes = {sizes_of(fewer, case)["cols"] for case in cases}
+        sizes = {sizes_of(fewer, case)["cols"] for case in all_cases(fewer, ELEMENTS)}
         assert sizes <= set(cols)
         assert len(sizes) > 4
         assert max(sizes) in (4096, 100)
@@ -300,7 +306,7 @@ def test_an_axis_that_the_definition_does_not_take_empty_is_never_empty() -> Non
     def largest(x: torch.Tensor) -> torch.Tensor:
         return x.amax(-1)
 
-    cases = [*collect(largest.cases(FLOAT32, 256), 100), *(make(FLOAT32) for make in largest.examples.values())]
+    cases = all_cases(largest, 256)
     assert all(case["x"].shape[-1] for case in cases)
     assert any(not case["x"].size for case in cases)
 
@@ -405,7 +411,7 @@ def test_a_tensor_may_be_made_by_a_function() -> None:
     def differences(x: torch.Tensor) -> torch.Tensor:
         return x.diff(dim=-1)
 
-    cases = [*collect(differences.cases(FLOAT32, 64), 40), *(make(FLOAT32) for make in differences.examples.values())]
+    cases = all_cases(differences, 64, 40)
     assert all((np.diff(case["x"]) >= 0).all() for case in cases)
     assert all(case["x"].dtype == np.float32 for case in cases)
 
@@ -687,59 +693,32 @@ def test_the_definition_itself_passes(name: str, check: Callable[[Subject, Searc
     assert search.substantial
 
 
-def rms_norm_without_eps(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True)) * weight
-
-
-def rms_norm_without_weight(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) + 0 * weight
-
-
-def rms_norm_of_one_less(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) / (x.shape[-1] - 1) + eps) * weight
-
-
-def attention_of_one_block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return attention(q, k[:, :, :1024], v[:, :, :1024])
-
-
-def masked_softmax_without_bias(x: torch.Tensor, mask: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return masked_softmax(x, mask)
-
-
 def cross_entropy_of_all(logits: torch.Tensor, target: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
     losses = torch.nn.functional.cross_entropy(logits, target.long(), reduction="sum", ignore_index=IGNORED)
     return losses if reduction == "sum" else losses / len(target)
 
 
-def embedding_of_one_axis(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    return table[ids.flatten().sort().values].view(*ids.shape, table.shape[1])
-
-
-def ragged_mean_of_full_samples(x: torch.Tensor, counts: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    return ragged_mean(x, counts.clamp(min=1), starts)
-
-
-def matmul_of_one_block(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a[:, :1024] @ b[:1024]
+# The operation, the mistake and the kernel.
+WRONG: list[tuple[str, str, Callable[..., torch.Tensor]]] = [
+    ("rms_norm", "no eps", lambda x, weight, eps=1e-6: x * x.square().mean(-1, keepdim=True).rsqrt() * weight),
+    ("rms_norm", "no weight", lambda x, weight, eps=1e-6: rms_norm(x, torch.ones_like(weight), eps) + 0 * weight),
+    (
+        "rms_norm",
+        "one column less",
+        lambda x, weight, eps=1e-6: x * (x.square().sum(-1, keepdim=True) / (x.shape[-1] - 1) + eps).rsqrt() * weight,
+    ),
+    ("attention", "one block", lambda q, k, v: attention(q, k[:, :, :1024], v[:, :, :1024])),
+    ("masked_softmax", "no bias", lambda x, mask, bias=None: masked_softmax(x, mask)),
+    ("cross_entropy", "mean of all", cross_entropy_of_all),
+    ("embedding", "sorted", lambda ids, table: table[ids.flatten().sort().values].view(*ids.shape, table.shape[1])),
+    ("ragged_mean", "full samples", lambda x, counts, starts: ragged_mean(x, counts.clamp(min=1), starts)),
+    ("matmul", "one block", lambda a, b: a[:, :1024] @ b[:1024]),
+]
 
 
 @pytest.mark.full(but=3)
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("rms_norm", rms_norm_without_eps),
-        ("rms_norm", rms_norm_without_weight),
-        ("rms_norm", rms_norm_of_one_less),
-        ("attention", attention_of_one_block),
-        ("masked_softmax", masked_softmax_without_bias),
-        ("cross_entropy", cross_entropy_of_all),
-        ("embedding", embedding_of_one_axis),
-        ("ragged_mean", ragged_mean_of_full_samples),
-        ("matmul", matmul_of_one_block),
-    ],
-)
-def test_a_wrong_kernel_is_rejected(name: str, wrong: Callable[..., torch.Tensor]) -> None:
+@pytest.mark.parametrize(("name", "mistake", "wrong"), WRONG, ids=[f"{name}: {mistake}" for name, mistake, _ in WRONG])
+def test_a_wrong_kernel_is_rejected(name: str, mistake: str, wrong: Callable[..., torch.Tensor]) -> None:
     with pytest.raises(Failure, match=r"output\[.*\] is"):
         forward_agrees(subject(DECLARED[name], wrong), Search(examples=8))
 
@@ -803,11 +782,9 @@ def picked_rows(x: torch.Tensor, index: torch.Tensor, counts: torch.Tensor) -> t
 
 @pytest.mark.full
 def test_probabilities_sum_to_one_in_every_layout() -> None:
-    made = kl_divergence.cases(FLOAT32, ELEMENTS)
-    named_ones = [make(FLOAT32) for make in kl_divergence.examples.values()]
     of_all_pairs = [each.case for each in combined_cases(LargeCases(kl_divergence, NO_CLAIMS, FLOAT32))]
     seen = set()
-    for case in (*collect(made, DRAWS), *named_ones, *of_all_pairs):
+    for case in (*all_cases(kl_divergence, ELEMENTS, DRAWS), *of_all_pairs):
         seen.add(case.layouts.get("target", "contiguous"))
         for name in ("x", "target"):
             array = case.tensor(name, FLOAT32, "cpu").double().numpy()

@@ -1,5 +1,6 @@
 """Lines that never ran are named with their condition, in Python, in kernels and in runs; lines that ran are not."""
 
+import contextlib
 import inspect
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 import torch
 import warm
 from samples import sampled
+from triton.runtime.errors import InterpreterError
 
 import fourfold
 from fourfold.backends.cuda import emulator as cuda_on_cpu
@@ -180,6 +182,37 @@ def never_of(text: str, call: Callable[[ModuleType], Any], folder: Path) -> list
 def test_what_never_ran_is_named_with_its_condition(text: str, expected: list[tuple[str, str]], tmp_path: Path) -> None:
     source = "def run(n):\n" + textwrap.indent(text, "    ")
     assert never_of(source, lambda module: module.run(1), tmp_path) == expected
+
+
+LACKING = """
+    import torch, triton
+    import triton.language as tl
+
+    @triton.jit
+    def kernel(output_ptr, n):
+        first = n + 1
+        if n > 5:
+            first += 1
+            first = tl.inline_asm_elementwise("none.b32 $0, $1;", "=r,r", [first], tl.int32, True, 1)
+        tl.store(output_ptr, first)
+
+    def run(n):
+        output = torch.zeros(1, dtype=torch.int32)
+        if n > 5:
+            n += 1
+        kernel[(1,)](output, n)
+        return output
+"""
+
+
+def test_a_call_that_the_interpreter_lacks_something_for_executes_no_lines(tmp_path: Path) -> None:
+    def call(module: ModuleType) -> None:
+        for n in (9, 1):
+            with contextlib.suppress(InterpreterError), blame_implementation():
+                module.run(n)
+
+    assert never_of(LACKING, call, tmp_path) == [("9-10", "n > 5"), ("16", "n > 5")]
+    assert never_of(LACKING.replace("none", "not"), call, tmp_path) == []
 
 
 FOR_BAD_INPUT = """
@@ -490,8 +523,7 @@ print(*[each.lines for each in verdict.never_executed])
 
 def run(folder: Path, *options: str, kernel: str = "kernels.py:add") -> tuple[str, dict[str, Any]]:
     """Run `fourfold verify` on a kernel of the folder; return its output and its verdict."""
-    own = {"PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
-    environment = warm.variables("TRITON_INT", **own)
+    environment = warm.variables("TRITON_INT", PYTHONPATH=str(ROOT))
     command = ["pytest", str(ROOT / "tests/operations"), "-p", "fourfold", "-p", "no:cacheprovider", "--device=cpu"]
     command += [f"--candidate=vector_add={kernel}", "--verdict=verdict.json", *options]
     done = warm.run(*command, cwd=folder, env=environment)

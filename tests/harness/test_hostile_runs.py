@@ -115,8 +115,7 @@ class Ended:
 
 def run(folder: Path, candidates: dict[str, str], *options: str, tests: Sequence[Path] = (FORWARD,)) -> Ended:
     """Run pytest on candidates."""
-    own = {"PYTHONPATH": str(ROOT), "FOURFOLD_OPERATIONS": "fourfold.properties"}
-    environment = warm.variables("TRITON_INT", "CI", **own)
+    environment = warm.variables("TRITON_INT", "CI", PYTHONPATH=str(ROOT))
     named = [f"--candidate={op}={HOSTILE / name.replace(':', '.py:')}" for op, name in candidates.items()]
     verdict = folder / "verdict.json"
     options = ("--device=cpu", "--dtype=float32", "--examples=2", "--forward-only", *options)

@@ -34,6 +34,7 @@ BELOW: Mapping[str, tuple[str, ...]] = {
 }
 # Imports against these directions, with the reason.
 EXCEPTIONS: Mapping[tuple[str, str], str] = {
+    ("fourfold.operations.registry", "properties"): "the registry names the library's own records",
     ("fourfold.grading.speed", "performance"): "grading times right kernels with the clocks of the benchmarks",
     (
         "fourfold.performance.plugin",

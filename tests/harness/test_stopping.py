@@ -133,9 +133,11 @@ class Run:
         variables = warm.variables("TRITON_INT", "CI", "CXX") | {
             "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
             "COLUMNS": "100",
+            "EVENTS": str(folder / "events"),
+            "FOURFOLD_CACHE": str(folder / "cache"),
+            MARK: str(folder),
+            **environment,
         }
-        variables |= {"EVENTS": str(folder / "events"), "FOURFOLD_OPERATIONS": "fourfold.properties"}
-        variables |= {"FOURFOLD_CACHE": str(folder / "cache"), MARK: str(folder), **environment}
         self._thread = ThreadPoolExecutor(1)
         self._mark = str(folder)
         self.done: Future[subprocess.CompletedProcess[str]] = self._thread.submit(

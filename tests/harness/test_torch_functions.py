@@ -321,6 +321,27 @@ def normalized_by(norm: Callable[..., torch.Tensor]) -> Any:
     )(definition)
 
 
+def test_a_group_of_one_number_is_its_bias_and_wrong_groups_fail(device: str) -> None:
+    @fourfold.operation(
+        x=tensor("batch channels size"),
+        weight=tensor("channels"),
+        bias=tensor("channels"),
+        sizes={"channels": [4, 8], "size": (1, None), "batch": (2, None)},
+    )
+    def grouped(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.group_norm(x, 4, weight, bias)
+
+    def of(groups: Callable[[int], int]) -> bool:
+        def own(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+            return torch.group_norm(x, groups(x.shape[1] * x.shape[2]), weight, bias)
+
+        only = ["forward", "backward"]
+        return fourfold.verify(own, grouped, device=device, dtypes=["float32"], only=only, seed=1).passed
+
+    assert of(lambda size: 4)
+    assert not of(lambda size: 2 if size == 4 else 4)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     "norm",

@@ -186,6 +186,11 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Ten
     return (q @ k.mT * scale).masked_fill(~mask, -torch.inf).softmax(-1) @ v
 
 
+def rotated(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    """Return pairs of neighbours, as complex numbers, times a rotation."""
+    return torch.view_as_real(torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * rotation).flatten(-2)
+
+
 FUNCTIONS: dict[str, tuple[Definition, dict[str, tuple[int, ...]], list[Definition]]] = {
     "softmax": (
         lambda x: F.softmax(x, -1),
@@ -307,6 +312,15 @@ FUNCTIONS: dict[str, tuple[Definition, dict[str, tuple[int, ...]], list[Definiti
             lambda weight: F.embedding(WORDS, weight),
             lambda weight: weight[(WORDS + 1) % 6],
             lambda weight: weight[WORDS].roll(1, -1),
+        ],
+    ),
+    "rotary embedding": (
+        lambda x, angles: rotated(x, torch.polar(torch.ones_like(angles), angles)),
+        {"x": (3, 8), "angles": (3, 4)},
+        [
+            lambda x, angles: rotated(x, torch.polar(torch.ones_like(angles), angles).conj()),
+            lambda x, angles: rotated(x, torch.polar(torch.ones_like(angles), angles.flip(-1))),
+            lambda x, angles: rotated(x.view(3, 2, 4).mT.flatten(1), torch.polar(torch.ones_like(angles), angles)),
         ],
     ),
     "conv1d": (
@@ -615,6 +629,12 @@ OPERATORS: dict[str, Definition] = {
         False,
         False,
     )[0],
+    "complex products": lambda x, y, p: torch.view_as_real(torch.complex(x, y) * torch.polar(p, y) * (p * 2j)).sum(-1),
+    "complex magnitudes": lambda x, y: torch.complex(x, y).abs(),
+    "complex sums": lambda x, y: (torch.complex(x, y) - torch.complex(y, x).conj()).sum(0).imag,
+    "complex numbers moved": lambda x, y: torch.stack(
+        [part.T.reshape(6, 2)[INDEX].real for part in torch.complex(x, y).split(2)]
+    ),
     "masked attention": lambda x, y, p: F.scaled_dot_product_attention(
         x[None], y[None], p[None], PAIRS.repeat(2, 2) > 0
     ),
@@ -887,6 +907,36 @@ def test_arguments_that_are_no_tensors_are_given_as_they_are() -> None:
     assert grad.value.tolist() == [3, 3, 0]
 
 
+# Of an exponential moving average: its definition, and the weights that a kernel takes of x and y.
+AVERAGES: dict[str, Definition] = {
+    "sum": lambda x, y, beta: beta * y + (1 - beta) * x,
+    "lerp": lambda x, y, beta: torch.lerp(x, y, beta),
+    "root": lambda x, y, beta: beta * y + x * math.sqrt(1 - beta) * math.sqrt(1 - beta),
+    "power": lambda x, y, beta: beta * y + -(beta**1 - 1) * x,
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", AVERAGES)
+def test_a_parameter_is_rounded_before_its_digits_cancel_and_to_no_narrower_type(name: str, dtype: str) -> None:
+    tested, beta = DTYPES[dtype].with_contract(OPEN), 0.999
+    x, y, grad = torch.full((3,), 1.5), torch.tensor([0.0, 1e-3, -1.0]), torch.ones(3)
+    x, y, grad = (exact(part.to(tested.torch), tested) for part in (x, y, grad))
+    output = forward_of(AVERAGES[name])(x=x, y=y, beta=beta)
+    grads = backward_of(AVERAGES[name], ["x", "y"])(grad, x=x, y=y, beta=beta)
+
+    def wrong(taken: Any) -> list[int]:
+        """Return the number of wrong elements of a kernel that takes the parameter so."""
+        weights = type(taken)(1) - taken, taken
+        results = [weights[0] * x.value + weights[1] * y.value, *(np.broadcast_to(weight, 3) for weight in weights)]
+        return [outside(torch.from_numpy(a.astype(float)), b) for a, b in zip(results, (output, *grads), strict=True)]
+
+    right = np.float64 if dtype == "float64" else np.float32
+    assert wrong(right(beta)) == [0, 0, 0]
+    assert wrong(np.float16(beta)) == [3, 3, 3]
+    assert wrong(right(0.998)) == [3, 3, 3]
+
+
 def test_a_table_without_columns_has_a_gradient_without_elements() -> None:
     backward = backward_of(lambda weight: F.embedding(INDEX[:0], weight, padding_idx=1), ["weight"])
     (grad,) = backward(exact(torch.zeros(0, 0), FREE), weight=exact(torch.zeros(5, 0), FREE))
@@ -941,7 +991,7 @@ def test_a_definition_must_return_a_tensor() -> None:
 def test_an_operator_without_a_rule_is_named_and_one_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.tensor([0.25, 0.875])
     definition = lambda x: torch.special.ndtri(x)  # noqa: E731
-    with pytest.raises(NoTorchRule, match=r"special_ndtri\.default has no running-error rule.*rule\(torch\.ops\.aten"):
+    with pytest.raises(NoTorchRule, match=r"special_ndtri\.default has .*no bound of .*rule\(torch\.ops\.aten"):
         forward_of(definition)(x=exact(x, FREE))
     monkeypatch.setitem(RULES, "aten.special_ndtri.default", None)
 
@@ -962,6 +1012,13 @@ def test_an_operator_without_a_rule_is_named_where_python_has_a_sign_for_it(monk
     monkeypatch.delitem(RULES, "aten.mul.Tensor")
     with pytest.raises(NoTorchRule, match=r"aten\.mul\.Tensor has no running-error rule"):
         forward_of(lambda x: x * x)(x=exact(torch.ones(3), FREE))
+
+
+def test_a_function_of_complex_numbers_without_a_rule_is_refused() -> None:
+    with pytest.raises(NoTorchRule, match=r"aten\.exp\.default has no running-error rule for complex numbers"):
+        forward_of(lambda x: torch.complex(x, x).exp().real)(x=exact(torch.ones(3), FREE))
+    with pytest.raises(TypeError, match=r"must return real numbers, and returned complex64"):
+        forward_of(lambda x: torch.complex(x, x))(x=exact(torch.ones(3), FREE))
 
 
 def test_an_operator_of_random_numbers_is_refused() -> None:

@@ -14,6 +14,7 @@ from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.launch import ImpossibleLaunch
 from fourfold.backends.signature import signature_of
 from fourfold.numerics.dtypes import DType
+from fourfold.operations.blame import ImpossibleGrid
 from fourfold.operations.case import Case
 
 from .planted import Fault, Implementation
@@ -67,7 +68,7 @@ def _launch(language: str, wrong: str, rows: int, cols: int, says: str) -> Fault
         says=says,
         right_on=functools.partial(of_shape, 3, 5),
         language=language,
-        raises=ImpossibleLaunch,
+        raises=ImpossibleGrid if "rows_along" in wrong else ImpossibleLaunch,
         # On a GPU, Triton itself reports that it cannot launch this, and the driver reports a lack of memory.
         only_on="cpu" if language == "triton" or wrong == "shared_bytes_of_long_rows" else "",
         examples={"impossible": functools.partial(of_shape, rows, cols)},

@@ -241,17 +241,18 @@ def _launched(kernel: Any, x: Tensor, *arguments: Any, fault: str) -> None:
         kernel[(x.shape[0],)](*arguments, FAULT=fault, BLOCK=triton.next_power_of_2(x.shape[1]))
 
 
-IN_TRITON = Kernels(
-    lambda x, statistics, calls, fault: _launched(
-        statistics_kernel, x, x, statistics, calls, *x.shape, *x.stride(), fault=fault
-    ),
-    lambda x, statistics, calls, y, fault: _launched(
-        output_kernel, x, x, statistics, calls, y, *x.shape, *x.stride(), fault=fault
-    ),
-    lambda grad, x, statistics, grad_x, fault: _launched(
-        gradient_kernel, x, grad, x, statistics, grad_x, *x.shape, *grad.stride(), *x.stride(), fault=fault
-    ),
-)
+def _kernels(launch: Callable[..., None], statistics: Any, output: Any, gradient: Any) -> Kernels:
+    """Return the launches of three kernels of rows, by a function of a kernel, x, its arguments and the fault."""
+    return Kernels(
+        lambda x, sums, calls, fault: launch(statistics, x, x, sums, calls, *x.shape, *x.stride(), fault=fault),
+        lambda x, sums, calls, y, fault: launch(output, x, x, sums, calls, y, *x.shape, *x.stride(), fault=fault),
+        lambda grad, x, sums, grad_x, fault: launch(
+            gradient, x, grad, x, sums, grad_x, *x.shape, *grad.stride(), *x.stride(), fault=fault
+        ),
+    )
+
+
+IN_TRITON = _kernels(_launched, statistics_kernel, output_kernel, gradient_kernel)
 
 # ---- CUDA C++
 
@@ -263,17 +264,7 @@ def _cuda(name: str, x: Tensor, *arguments: Any, fault: str) -> None:
     KERNELS.launch(name, fault.upper() or "NONE", -(-x.shape[0] // THREADS), THREADS, *arguments)
 
 
-IN_CUDA = Kernels(
-    lambda x, statistics, calls, fault: _cuda(
-        "statistics_kernel", x, x, statistics, calls, *x.shape, *x.stride(), fault=fault
-    ),
-    lambda x, statistics, calls, y, fault: _cuda(
-        "output_kernel", x, x, statistics, calls, y, *x.shape, *x.stride(), fault=fault
-    ),
-    lambda grad, x, statistics, grad_x, fault: _cuda(
-        "gradient_kernel", x, grad, x, statistics, grad_x, *x.shape, *grad.stride(), *x.stride(), fault=fault
-    ),
-)
+IN_CUDA = _kernels(_cuda, *KERNELS.kernels)
 
 
 def _as_a_candidate(check: Check, subject: Subject, search: Search) -> None:

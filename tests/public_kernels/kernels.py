@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,12 +81,21 @@ def in_float32(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 LIGER_ROWS = {"cols": (1, 65536)}
 FORWARD = Claims(gradients=False, contiguous=True)
-GEMS_NEEDS = ("pyyaml", "sqlalchemy")
-GEMS = ("flag_gems", "flag_gems.ops", "flag_gems.fused")
-TORCHVISION = ("torchvision", "torchvision.ops")
 UNSPECIFIED_LANES = Claims(gradients=False, contiguous=True, undefined_lanes_are_zero=True)
 # "For parity with vLLM": the normalized row is rounded before it is multiplied by the weight.
 AS_VLLM = Claims(gradients=False, contiguous=True, undefined_lanes_are_zero=True, ranks=(2, 3), accuracy="storage")
+
+# The kernels of a project have in common what they need and leave out.
+fla = partial(Kernel, needs=("einops",))
+gems = partial(
+    Kernel,
+    needs=("pyyaml", "sqlalchemy"),
+    bare=("flag_gems", "flag_gems.ops", "flag_gems.fused"),
+    without_gpu=absent_gpu.of_flag_gems,
+)
+torchvision = partial(Kernel, unused=("PIL",), bare=("torchvision", "torchvision.ops"))
+fvcore = partial(Kernel, bare=("fvcore", "fvcore.nn"))
+timm = partial(Kernel, bare=("timm", "timm.layers"))
 
 KERNELS = (
     Kernel("liger-kernel/softmax", "liger_kernel.ops.softmax:LigerSoftmaxFunction", of.softmax, applied),
@@ -154,98 +164,62 @@ KERNELS = (
         of.cross_entropy_mean,
         lambda f: lambda logits, target: f.apply(logits, target, None)[0],
     ),
-    Kernel(
+    fla(
         "fla-core/softmax",
         "fla.ops.utils.softmax:softmax_fwd",
         of.softmax,
         lambda f: lambda x: f(x, x.dtype),
         FORWARD,
-        ("einops",),
-        ("fla.ops",),
+        bare=("fla.ops",),
     ),
-    Kernel(
+    fla(
         "fla-core/logsumexp",
         "fla.ops.utils.logsumexp:logsumexp_fwd",
         of.logsumexp,
         lambda f: lambda x: f(x, None, x.dtype),
         Claims(gradients=False, contiguous=True, finite=True, ranks=(2, 3, 4)),
-        ("einops",),
-        ("fla.ops",),
+        bare=("fla.ops",),
     ),
-    Kernel(
-        "fla-core/l2norm",
-        "fla.modules.norm.l2norm:l2norm",
-        of.l2_norm,
-        as_it_is,
-        Claims(accuracy="storage"),
-        needs=("einops",),
-    ),
-    Kernel(
+    fla("fla-core/l2norm", "fla.modules.norm.l2norm:l2norm", of.l2_norm, as_it_is, Claims(accuracy="storage")),
+    fla(
         "fla-core/rms_norm",
         "fla.modules.norm.layernorm:rms_norm",
         of.rms_norm,
         lambda f: lambda x, weight, eps: f(x, weight, None, eps=eps),
         Claims(empty=False, undefined_lanes_are_zero=True),
-        needs=("einops",),
     ),
-    Kernel(
+    fla(
         "fla-core/layer_norm",
         "fla.modules.norm.layernorm:layer_norm",
         of.layer_norm,
         lambda f: lambda x, weight, bias, eps: f(x, weight, bias, eps=eps),
         Claims(empty=False, undefined_lanes_are_zero=True),
-        needs=("einops",),
     ),
-    Kernel("fla-core/swish", "fla.modules.activations.ops:SwishFunction", of.silu, applied, needs=("einops",)),
-    Kernel("fla-core/swiglu", "fla.modules.activations.ops:SwiGLUFunction", of.swiglu, applied, needs=("einops",)),
-    Kernel(
-        "fla-core/logsigmoid",
-        "fla.modules.activations.ops:logsigmoid",
-        of.log_sigmoid,
-        as_it_is,
-        needs=("einops",),
-    ),
-    Kernel(
+    fla("fla-core/swish", "fla.modules.activations.ops:SwishFunction", of.silu, applied),
+    fla("fla-core/swiglu", "fla.modules.activations.ops:SwiGLUFunction", of.swiglu, applied),
+    fla("fla-core/logsigmoid", "fla.modules.activations.ops:logsigmoid", of.log_sigmoid, as_it_is),
+    fla(
         "fla-core/cross_entropy",
         "fla.modules.fused_cross_entropy.ops:cross_entropy_loss",
         of.cross_entropy_rows,
         lambda f: lambda logits, target: f(logits, target)[0].to(logits.dtype),
-        needs=("einops",),
     ),
-    Kernel(
-        "flag-gems/silu_and_mul",
-        "flag_gems.fused.silu_and_mul:silu_and_mul",
-        of.swiglu,
-        as_it_is,
-        needs=GEMS_NEEDS,
-        bare=GEMS,
-        without_gpu=absent_gpu.of_flag_gems,
-    ),
-    Kernel(
+    gems("flag-gems/silu_and_mul", "flag_gems.fused.silu_and_mul:silu_and_mul", of.swiglu, as_it_is),
+    gems(
         "flag-gems/rms_norm",
         "flag_gems.ops.rms_norm:rms_norm",
         of.rms_norm,
         lambda f: lambda x, weight, eps: f(x, list(weight.shape), weight, eps),
-        needs=GEMS_NEEDS,
-        bare=GEMS,
-        without_gpu=absent_gpu.of_flag_gems,
     ),
-    Kernel(
+    gems(
         "flag-gems/softmax",
         "flag_gems.ops.softmax:softmax",
         of.softmax,
         lambda f: lambda x: f(x, -1),
         Claims(gradients=False),
-        GEMS_NEEDS,
-        GEMS,
-        without_gpu=absent_gpu.of_flag_gems,
     ),
     Kernel(
-        "conch-triton-kernels/rms_norm",
-        "conch.ops.normalization.rms_norm:rms_norm",
-        of.rms_norm,
-        as_it_is,
-        AS_VLLM,
+        "conch-triton-kernels/rms_norm", "conch.ops.normalization.rms_norm:rms_norm", of.rms_norm, as_it_is, AS_VLLM
     ),
     Kernel(
         "conch-triton-kernels/fused_add_rms_norm",
@@ -291,54 +265,38 @@ KERNELS = (
         FORWARD,
         bare=("flashnn", "flashnn.triton_kernels"),
     ),
-    Kernel(
+    torchvision(
         "torchvision/generalized_box_iou_loss",
         "torchvision.ops.giou_loss:generalized_box_iou_loss",
         of.giou_loss,
         in_float32,
-        unused=("PIL",),
-        bare=TORCHVISION,
     ),
-    Kernel(
-        "torchvision/distance_box_iou_loss",
-        "torchvision.ops.diou_loss:distance_box_iou_loss",
-        of.diou_loss,
-        in_float32,
-        unused=("PIL",),
-        bare=TORCHVISION,
+    torchvision(
+        "torchvision/distance_box_iou_loss", "torchvision.ops.diou_loss:distance_box_iou_loss", of.diou_loss, in_float32
     ),
-    Kernel(
-        "torchvision/complete_box_iou_loss",
-        "torchvision.ops.ciou_loss:complete_box_iou_loss",
-        of.ciou_loss,
-        in_float32,
-        unused=("PIL",),
-        bare=TORCHVISION,
+    torchvision(
+        "torchvision/complete_box_iou_loss", "torchvision.ops.ciou_loss:complete_box_iou_loss", of.ciou_loss, in_float32
     ),
-    Kernel(
+    torchvision(
         "torchvision/sigmoid_focal_loss",
         "torchvision.ops.focal_loss:sigmoid_focal_loss",
         of.focal_loss,
         as_it_is,
         Claims(accuracy="storage", finite=True),
-        unused=("PIL",),
-        bare=TORCHVISION,
     ),
-    Kernel(
+    fvcore(
         "fvcore/giou_loss",
         "fvcore.nn.giou_loss:giou_loss",
         of.giou_loss,
         lambda f: lambda one, two, eps: f(one, two, eps=eps),
         Claims(accuracy="storage"),
-        bare=("fvcore", "fvcore.nn"),
     ),
-    Kernel(
+    fvcore(
         "fvcore/smooth_l1_loss",
         "fvcore.nn.smooth_l1_loss:smooth_l1_loss",
         of.smooth_l1,
         as_it_is,
         Claims(accuracy="storage", finite=True),
-        bare=("fvcore", "fvcore.nn"),
     ),
     Kernel(
         "torchtune/RMSNorm",
@@ -356,20 +314,12 @@ KERNELS = (
         Claims(accuracy="storage"),
         ("einops",),
     ),
-    Kernel(
-        "timm/mish",
-        "timm.layers.activations:mish",
-        of.mish,
-        as_it_is,
-        Claims(accuracy="storage"),
-        bare=("timm", "timm.layers"),
-    ),
-    Kernel(
+    timm("timm/mish", "timm.layers.activations:mish", of.mish, as_it_is, Claims(accuracy="storage")),
+    timm(
         "timm/hard_swish_me",
         "timm.layers.activations_me:HardSwishAutoFn",
         of.hard_swish,
         applied,
         Claims(finite=True, accuracy="storage"),
-        bare=("timm", "timm.layers"),
     ),
 )

@@ -319,22 +319,15 @@ def compile_kernels(source: pathlib.Path, name: str, also: Collection[str], arch
     )
 
 
-def static_shared_bytes(source: pathlib.Path, names: Sequence[str], arch: str) -> dict[str, int]:
-    """Compile kernels as `compile_ahead_of_time` does, and return only the static shared memory of each, in bytes.
-
-    It skips the disassembly, which takes as long as compiling.
-    """
-    source = pathlib.Path(source).resolve()
-    return {
-        name: _number(r"(\d+) bytes smem", kernel_log(compile_kernels(source, name, names, arch), name), 0)
-        for name in names
-    }
-
-
 def kernel_log(compiled: CompiledKernels, name: str) -> str:
     """Return the part of the compiler's log about one kernel."""
-    after = compiled.log.partition(f"Compiling entry function '{compiled.lowered_names[name]}'")[2]
-    return after.partition("Compiling entry")[0]
+    start = compiled.log.partition(f"Compiling entry function '{compiled.lowered_names[name]}'")[2]
+    return start.partition("Compiling entry")[0]
+
+
+def static_shared_bytes(log: str) -> int:
+    """Return the static shared memory of a kernel in bytes, from the part of the compiler's log about it."""
+    return _number(r"(\d+) bytes smem", log, 0)
 
 
 def compile_ahead_of_time(source: pathlib.Path, names: Sequence[str], arch: str) -> dict[str, KernelResources]:
@@ -355,22 +348,16 @@ def compile_ahead_of_time(source: pathlib.Path, names: Sequence[str], arch: str)
     resources = {}
     for name in names:
         compiled = compile_kernels(source, name, names, arch)
-        lowered = compiled.lowered_names[name]
-        dumped = _resource_usage(compiled.path)
-        log = kernel_log(compiled, name)
+        lowered, log = compiled.lowered_names[name], kernel_log(compiled, name)
         # The functions that a kernel calls have properties of their own, listed after the kernel's.
         properties = log.partition(f"Function properties for {lowered}\n")[2].partition("Function properties")[0]
-        resources[name] = KernelResources(
+        resources[name] = dataclasses.replace(
+            resources_of_cubin(compiled.path, lowered, arch),
             name=name,
-            arch=arch,
-            registers=_number(r"Used (\d+) registers", log),
             spill_store_bytes=_number(r"(\d+) bytes spill stores", properties),
             spill_load_bytes=_number(r"(\d+) bytes spill loads", properties),
             stack_bytes=_number(r"(\d+) bytes stack frame", properties),
-            shared_bytes=_number(r"(\d+) bytes smem", log, 0),
-            constant_bytes=dumped[lowered].usage["CONSTANT[0]"],
-            code_sha256=dumped[lowered].code_sha256,
-            instruction_counts=MappingProxyType(dumped[lowered].instructions),
+            shared_bytes=static_shared_bytes(log),
         )
     return resources
 
@@ -383,20 +370,9 @@ def _number(pattern: str, text: str, default: int | None = None) -> int:
     return default
 
 
-@dataclasses.dataclass(frozen=True)
-class _Dumped:
-    """The report of cuobjdump on one kernel."""
-
-    usage: Mapping[str, int]  # REG, STACK, SHARED, CONSTANT[0] and so on
-    code_sha256: str
-    instructions: Counter[str]
-    local_store_bytes: int
-    local_load_bytes: int
-
-
 @functools.lru_cache(maxsize=256)
-def _resource_usage(cubin: pathlib.Path) -> dict[str, _Dumped]:
-    """Return cuobjdump's report on a cubin's kernels, by mangled name."""
+def _resources(cubin: pathlib.Path, arch: str) -> dict[str, KernelResources]:
+    """Return the resources of a cubin's kernels as cuobjdump reports them, by mangled name."""
     from cuda.pathfinder import find_nvidia_binary_utility
 
     cuobjdump = find_nvidia_binary_utility("cuobjdump")
@@ -415,12 +391,17 @@ def _resource_usage(cubin: pathlib.Path) -> dict[str, _Dumped]:
         opcodes = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@\S+\s+)?([A-Z][A-Z0-9_]*)(\S*)", function, re.MULTILINE)
         name = function.split(maxsplit=1)[0]
         if name in usages:
-            kernels[name] = _Dumped(
-                usage=usages[name],
+            kernels[name] = KernelResources(
+                name=name,
+                arch=arch,
+                registers=usages[name]["REG"],
+                spill_store_bytes=_local_bytes("STL", opcodes),
+                spill_load_bytes=_local_bytes("LDL", opcodes),
+                stack_bytes=usages[name]["STACK"],
+                shared_bytes=usages[name]["SHARED"],
+                constant_bytes=usages[name]["CONSTANT[0]"],
                 code_sha256=code_sha256(content, name),
-                instructions=Counter(code for code, _ in opcodes),
-                local_store_bytes=_local_bytes("STL", opcodes),
-                local_load_bytes=_local_bytes("LDL", opcodes),
+                instruction_counts=MappingProxyType(Counter(code for code, _ in opcodes)),
             )
     return kernels
 
@@ -442,22 +423,10 @@ def resources_of_cubin(cubin: pathlib.Path, name: str, arch: str) -> KernelResou
     Raises:
         CudaError: cuobjdump is missing or rejects the file, or the file has no such kernel.
     """
-    dumped = _resource_usage(cubin)
-    if name not in dumped:
+    kernels = _resources(cubin, arch)
+    if name not in kernels:
         raise CudaError(f"{cubin.name} has no kernel {name}")
-    kernel = dumped[name]
-    return KernelResources(
-        name=name,
-        arch=arch,
-        registers=kernel.usage["REG"],
-        spill_store_bytes=kernel.local_store_bytes,
-        spill_load_bytes=kernel.local_load_bytes,
-        stack_bytes=kernel.usage["STACK"],
-        shared_bytes=kernel.usage["SHARED"],
-        constant_bytes=kernel.usage["CONSTANT[0]"],
-        code_sha256=kernel.code_sha256,
-        instruction_counts=MappingProxyType(kernel.instructions),
-    )
+    return kernels[name]
 
 
 @functools.cache

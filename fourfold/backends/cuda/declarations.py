@@ -19,6 +19,11 @@ _OPENING, _CLOSING = "([{<", ")]}>"
 # Attributes between `__global__` and a kernel's name that take arguments of their own.
 _ATTRIBUTES = {"__launch_bounds__", "__cluster_dims__", "__maxnreg__", "__block_size__", "__attribute__", "alignas"}
 _QUALIFIERS = re.compile(r"\b(?:__restrict__|__restrict|restrict|__grid_constant__|volatile|struct)\b")
+_DEFINE = re.compile(
+    r"^[ \t]*#[ \t]*define[ \t]+(?P<name>\w+)(?P<parameters>\([^)]*\))?(?P<body>(?:\\\n|[^\n])*)", re.MULTILINE
+)
+# The most uses of macros that are replaced, as a macro may name itself.
+MOST_USES = 1000
 # The dtype of a pointer's elements, by their C++ type.
 ELEMENTS = {
     **dict.fromkeys(("float", "float1", "float2", "float3", "float4"), torch.float32),
@@ -116,7 +121,7 @@ def kernel_of(source: pathlib.Path, expression: str) -> DeclaredKernel:
 @functools.lru_cache(maxsize=64)
 def kernels(text: str) -> tuple[DeclaredKernel, ...]:
     """Return the `__global__` functions of a `.cu` file's text, in order; only the first of those with one name."""
-    code = strip_comments(text)
+    code = _expand(strip_comments(text))
     aliases = _aliases(code)
     by_name: dict[str, DeclaredKernel] = {}
     for match in re.finditer(r"\b__global__\b", code):
@@ -129,6 +134,60 @@ def strip_comments(text: str) -> str:
     """Return the text with comments and quotations replaced by blanks; every other character keeps its place."""
     pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\''
     return re.sub(pattern, lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Macro:
+    """A macro of a file; `parameters` is None if it takes none."""
+
+    name: str
+    parameters: tuple[str, ...] | None
+    body: str
+
+    def expand(self, arguments: str) -> str:
+        """Return the text that replaces a use of the macro with these arguments."""
+        names, given = self.parameters or (), split(arguments)
+        values = dict(zip(names, given))
+        if names[-1:] == ("...",):
+            values["__VA_ARGS__"] = ", ".join(given[len(names) - 1 :])
+        text = re.sub(r"\b[A-Za-z_]\w*\b", lambda word: values.get(word[0], word[0]), self.body)
+        return re.sub(r"\s*##\s*", "", text)
+
+
+def device_macros(code: str) -> dict[str, Macro]:
+    """Return the macros that stand for `__global__` or `__device__`, for others of them or for whole functions."""
+    found = {
+        match["name"]: Macro(match["name"], _names(match["parameters"]), match["body"].replace("\\\n", " "))
+        for match in _DEFINE.finditer(code)
+        if match["name"] not in ("__global__", "__device__")
+    }
+    marked, before = {"__global__", "__device__"}, 0
+    while len(marked) > before:
+        before = len(marked)
+        marked |= {name for name, macro in found.items() if marked & {*re.findall(r"\w+", macro.body)}}
+    return {name: macro for name, macro in found.items() if name in marked}
+
+
+def _names(parameters: str | None) -> tuple[str, ...] | None:
+    return None if parameters is None else tuple(split(parameters[1:-1]))
+
+
+def _expand(code: str) -> str:
+    """Return the code with its `device_macros` replaced by what they stand for."""
+    macros = device_macros(code)
+    if not macros:
+        return code
+    code = _DEFINE.sub(lambda match: "" if match["name"] in macros else match[0], code)
+    use = re.compile(rf"\b(?P<name>{'|'.join(macros)})\b(?P<opens>\s*\()?")
+    at = replaced = 0
+    while (match := use.search(code, at)) and replaced < MOST_USES:
+        macro, arguments, end = macros[match["name"]], "", match.end("name")
+        if macro.parameters is not None and match["opens"]:
+            end = closing(code, match.end() - 1) + 1
+            arguments = code[match.end() : end - 1]
+        code = code[: match.start()] + macro.expand(arguments) + code[end:]
+        at, replaced = match.start(), replaced + 1
+    return code
 
 
 def closing(code: str, start: int) -> int:

@@ -11,11 +11,10 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from fourfold.backends.cuda.declarations import closing, strip_comments
+from fourfold.backends.cuda.declarations import Macro, closing, device_macros, strip_comments
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
 _OF_TORCH = re.compile(r"(?:torch|ATen|c10|pybind11)/|Python\.h$")
-_FOR_DEVICE = re.compile(r"\b(?:__global__|__device__|constexpr)\b")
 _DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", re.MULTILINE)
 
 _CONSTANTS = re.compile(r"\bM_(?:PI|E|SQRT2|SQRT1_2|2_SQRTPI|LOG2E|LN2)\b")
@@ -52,6 +51,12 @@ _FLOATS = _libcudacxx_header("cfloat") + "".join(
 )
 # NVRTC rejects the header of all of CUB, which has parts for the host.
 _OF_CUB = ("block/block_reduce", "block/block_scan", "block/block_load", "block/block_store", "warp/warp_reduce")
+# Headers for the functions of the host beside a kernel, which itself can use nothing of them.
+_OF_HOST = (
+    "stdlib.h cstdlib time.h ctime iostream fstream sstream iomanip vector string chrono random memory map functional"
+    " numeric stdexcept cublas_v2.h curand.h cuda_runtime_api.h device_launch_parameters.h omp.h getopt.h unistd.h"
+    " sys/time.h"
+)
 # NVRTC provides the functions of the C library without headers, and lacks the headers.
 _HEADERS: Mapping[str, str] = {
     **dict.fromkeys(("float.h", "cfloat"), _FLOATS),
@@ -61,37 +66,7 @@ _HEADERS: Mapping[str, str] = {
     **{name: _libcudacxx_header(name) for name in ("limits", "type_traits", "utility", "algorithm", "cstddef")},
     **dict.fromkeys(("assert.h", "cassert", "stdio.h", "cstdio", "stddef.h", "string.h", "cstring"), "#pragma once\n"),
     "cub/cub.cuh": "#pragma once\n" + "".join(f"#include <cub/{name}.cuh>\n" for name in _OF_CUB),
-    # Headers for the functions of the host beside a kernel, which itself can use nothing of them.
-    **dict.fromkeys(
-        (
-            *(
-                "stdlib.h",
-                "cstdlib",
-                "time.h",
-                "ctime",
-                "iostream",
-                "fstream",
-                "sstream",
-                "iomanip",
-                "vector",
-                "string",
-            ),
-            *(
-                "string",
-                "chrono",
-                "random",
-                "memory",
-                "map",
-                "functional",
-                "numeric",
-                "stdexcept",
-                "cublas_v2.h",
-                "curand.h",
-            ),
-            *("cuda_runtime_api.h", "device_launch_parameters.h", "omp.h", "getopt.h", "unistd.h", "sys/time.h"),
-        ),
-        "#pragma once\n",
-    ),
+    **dict.fromkeys(_OF_HOST.split(), "#pragma once\n"),
 }
 
 
@@ -142,20 +117,28 @@ def own_headers(source: str, texts: Mapping[str, str]) -> dict[str, str]:
 def device_code(text: str) -> str:
     """Return a `.cu` file's text without the functions of the host; the lines keep their numbers.
 
-    A function that is neither `__global__` nor `__device__` nor constexpr is removed: no kernel can call it.
+    A function that is neither `__global__` nor `__device__` nor constexpr, nor marked by a macro, is removed: no kernel
+    can call it.
     """
     code = strip_comments(text)
+    macros = device_macros(code)
     code = _DIRECTIVE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), code)
-    for start, end in _host_functions(code):
+    for start, end in _host_functions(code, macros):
         text = text[:start] + re.sub(r"[^\n]", " ", text[start:end]) + text[end:]
     return text
 
 
-def _host_functions(code: str) -> Iterator[tuple[int, int]]:
+def _host_functions(code: str, macros: Mapping[str, Macro]) -> Iterator[tuple[int, int]]:
     """Yield the start and end of each function that no kernel can call, outside of classes."""
+    whole = "|".join(name for name, macro in macros.items() if "{" in macro.body)
+    use_of_whole = re.compile(rf"(?:{whole})\s*\(" if whole else r"(?!)")
+    for_device = re.compile(rf"\b(?:{'|'.join(('__global__', '__device__', 'constexpr', *macros))})\b")
     at = 0
     while match := re.compile(r"\s*").match(code, at):
         start = match.end()
+        if use := use_of_whole.match(code, start):
+            at = closing(code, use.end() - 1) + 1
+            continue
         ends = re.compile(r"[;{}]").search(code, start)
         if ends is None:
             return
@@ -167,5 +150,5 @@ def _host_functions(code: str) -> Iterator[tuple[int, int]]:
             continue  # its contents come next
         at = closing(code, ends.start()) + 1
         is_function = re.search(r"\)\s*(?:const|noexcept|override|->[^;{}]*)?\s*$", head)
-        if is_function and not _FOR_DEVICE.search(head):
+        if is_function and not for_device.search(head):
             yield start, at

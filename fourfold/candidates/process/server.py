@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fourfold.backends.launch import explain_launch
 from fourfold.backends.triton import front_end
 from fourfold.candidates.frames import innermost_error, own_frames, words
 from fourfold.candidates.load import models, modules
@@ -520,6 +521,7 @@ class Served:
 
     def _describe_exception(self, error: BaseException) -> protocol.Raised:
         """Return the description of an exception."""
+        error = explain_launch(error)
         frames = own_frames(error, self.origin)[-MOST_FRAMES:]
         causes = [
             protocol.Cause(
@@ -595,7 +597,6 @@ def reproduce_conditions(conditions: protocol.Conditions, watch: AbstractContext
             stack.enter_context(on_cpu.schedule(conditions.order))
         stack.enter_context(nothing_else_changes(Case({}, np.empty(0, np.float32))))
         stack.enter_context(watch)
-        token = recorder.begin()
-        stack.callback(recorder.end, token)
+        stack.enter_context(recorder.record_call())
         JUDGE.hide()
         yield

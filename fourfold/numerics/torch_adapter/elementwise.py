@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fourfold.numerics.bounded import RULES as NUMPY_RULES
-from fourfold.numerics.bounded import Bounded, Comparison, NoRule, certain, lift, truth, unspecified_where
+from fourfold.numerics.bounded import Bounded, Comparison, NoRule, certain, truth, unspecified_where
 from fourfold.numerics.steps.elementwise import (
     DIVISION,
     EXPONENT,
@@ -64,7 +64,7 @@ def aten(*names: str) -> Callable:
 
 def lift_operand(x: Any) -> Bounded:
     """Convert an operand to a `Bounded` of the tested arithmetic."""
-    return lift(x, arithmetic())
+    return current().numbers.lift(x, arithmetic())
 
 
 def axes(dim: Any) -> Any:
@@ -461,7 +461,7 @@ def masked_fill(a: Any, mask: Any, fill: Any) -> Bounded:
 @aten("clamp.default", "clamp.Tensor", "clamp_min.default", "clamp_min.Tensor")
 def clamp(a: Any, min: Any = None, max: Any = None) -> Bounded:
     """Return the minimum of the upper limit and the maximum of `a` and the lower limit."""
-    return NUMPY_RULES[np.clip].compute(lift_operand(a), min, max)
+    return NUMPY_RULES[np.clip].compute(*(None if x is None else lift_operand(x) for x in (a, min, max)))
 
 
 @aten("clamp_max.default", "clamp_max.Tensor")

@@ -23,7 +23,7 @@ from fourfold.numerics.bounded import DOCUMENTED, Arithmetic, Bounded, lift, uns
 from fourfold.numerics.dtypes import DTYPES, QUANTISED, DType, is_chosen, name_of
 
 # These register the rules.
-from fourfold.numerics.torch_adapter import along_axes, networks, resampling  # noqa: F401
+from fourfold.numerics.torch_adapter import along_axes, complex_numbers, networks, resampling  # noqa: F401
 from fourfold.numerics.torch_adapter.integers import chosen_result
 from fourfold.numerics.torch_adapter.tensors import Evaluation, NoTorchRule, rule
 
@@ -55,10 +55,12 @@ def evaluation_of(arguments: Sequence[Any]) -> Evaluation:
 
 
 def tensor_of(argument: Any, evaluation: Evaluation, dtype: torch.dtype | None = None) -> Any:
-    """Return an input as a tensor of a dtype, by default the tested one, and a parameter unchanged."""
+    """Return an input as a tensor of a dtype, by default the tested one, and a parameter with its rounding."""
     if isinstance(argument, Bounded):
         return evaluation.wrap(argument, dtype or evaluation.dtype.torch)
-    return torch.from_numpy(np.array(argument)) if isinstance(argument, np.ndarray) else argument
+    if isinstance(argument, np.ndarray):
+        return torch.from_numpy(np.array(argument))
+    return evaluation.numbers.parameter(argument)
 
 
 @contextlib.contextmanager
@@ -91,6 +93,9 @@ def output_of(definition: Callable[..., torch.Tensor], tensors: dict[str, Any], 
     output = result_of(definition, tensors, evaluation)
     if not isinstance(output, torch.Tensor):
         raise TypeError(f"the definition must return a tensor, and returned {type(output).__name__}")
+    if output.is_complex():
+        given = f"{name_of(output.dtype)}: take torch.view_as_real of it"
+        raise TypeError(f"the definition must return real numbers, and returned {given}")
     return output
 
 

@@ -27,6 +27,7 @@ from fourfold.numerics.bounded import (
 )
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.torch_adapter.apart import APART, on_each
+from fourfold.numerics.torch_adapter.parameters import Numbers
 from fourfold.numerics.torch_adapter.ranking import Ranking
 
 Array = np.ndarray
@@ -364,6 +365,8 @@ def whole(*names: str) -> Callable:
 
 # The rule of all operators on integers that rounding may change: see `fourfold.numerics.torch_adapter.integers`.
 INTEGERS: list[Callable[["Evaluation", Any, tuple, dict[str, Any]], Any]] = []
+# The rule of all operators on complex numbers: see `fourfold.numerics.torch_adapter.complex_numbers`.
+COMPLEX: list[Callable[["Evaluation", Any, tuple, dict[str, Any]], Any]] = []
 
 # Operators whose results are elements of their operands, or zero.
 SELECTING = {
@@ -448,6 +451,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         dtype: the tested dtype, whose arithmetic the rules use.
         backward: whether autograd is computing gradients.
         missing: the error for an operator without a rule, which Python's operators replace by another TypeError.
+        numbers: the errors of the parameters, and of the numbers that Python computes from them.
     """
 
     def __init__(self, dtype: DType):
@@ -455,6 +459,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         self.dtype, self.backward = dtype, False
         self.outer: list[Any] = []
         self.missing: NoTorchRule | None = None
+        self.numbers = Numbers(dtype.arithmetic)
 
     @property
     def contract(self) -> Contract:
@@ -476,6 +481,8 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
     def call(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run an operator: by its rule, in place, by torch itself if there is no error, or by its decomposition."""
         name = str(func)
+        if any(tensor.is_complex() for tensor in iter_tensors(args)) or any(isinstance(x, complex) for x in args):
+            return COMPLEX[0](self, func, args, kwargs)
         if special := WHOLE.get(name):
             return special(self, func, args, kwargs)
         library, operator, overload = name.split(".")
@@ -534,7 +541,8 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         if result is NotImplemented:
             self.missing = NoTorchRule(
                 name,
-                "has no running-error rule, and torch does not take it apart. Give one:"
+                "has no running-error rule, and torch does not take it apart: no bound of its rounding errors is known."
+                " Write the definition with simpler functions, such as sums, products and torch.where, or give a rule:"
                 f" @fourfold.numerics.torch_adapter.evaluate.rule(torch.ops.{name}) makes a function the rule of this"
                 " operator",
             )

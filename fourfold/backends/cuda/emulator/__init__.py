@@ -14,35 +14,18 @@ overruns of local arrays by a pointer that moves, and reads of uninitialised glo
 write that fences and atomics order after reads of its place by several blocks.
 """
 
-from fourfold.backends.cuda.emulator.build import unavailable_reason
-from fourfold.backends.cuda.emulator.faults import (
-    Deadlock,
-    DivergentBarrier,
-    DivergentWarp,
-    FailedAssertion,
-    KernelFault,
-    Misaligned,
-    OutOfBounds,
-    Race,
-    UndefinedArithmetic,
-    UninitialisedShared,
-)
-from fourfold.backends.cuda.emulator.launcher import CpuKernel, mode, order, schedule
-
-__all__ = [
-    "CpuKernel",
-    "Deadlock",
-    "DivergentBarrier",
-    "DivergentWarp",
-    "FailedAssertion",
-    "KernelFault",
-    "Misaligned",
-    "OutOfBounds",
-    "Race",
-    "UndefinedArithmetic",
-    "UninitialisedShared",
-    "mode",
-    "order",
-    "schedule",
-    "unavailable_reason",
-]
+from fourfold.backends.cuda.emulator.build import unavailable_reason as unavailable_reason
+from fourfold.backends.cuda.emulator.faults import Deadlock as Deadlock
+from fourfold.backends.cuda.emulator.faults import DivergentBarrier as DivergentBarrier
+from fourfold.backends.cuda.emulator.faults import DivergentWarp as DivergentWarp
+from fourfold.backends.cuda.emulator.faults import FailedAssertion as FailedAssertion
+from fourfold.backends.cuda.emulator.faults import KernelFault as KernelFault
+from fourfold.backends.cuda.emulator.faults import Misaligned as Misaligned
+from fourfold.backends.cuda.emulator.faults import OutOfBounds as OutOfBounds
+from fourfold.backends.cuda.emulator.faults import Race as Race
+from fourfold.backends.cuda.emulator.faults import UndefinedArithmetic as UndefinedArithmetic
+from fourfold.backends.cuda.emulator.faults import UninitialisedShared as UninitialisedShared
+from fourfold.backends.cuda.emulator.launcher import CpuKernel as CpuKernel
+from fourfold.backends.cuda.emulator.launcher import mode as mode
+from fourfold.backends.cuda.emulator.launcher import order as order
+from fourfold.backends.cuda.emulator.launcher import schedule as schedule

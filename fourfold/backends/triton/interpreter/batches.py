@@ -207,6 +207,19 @@ def _full(name: str) -> Method:
     return method
 
 
+def _moving(name: str) -> Method:
+    """Return the method of an operation that gives a block another shape."""
+    move = MOVING[name.removeprefix("create_")]
+
+    def method(self: Any, block: Any, *arguments: Any) -> Any:
+        if type(block) is not Batch:
+            return getattr(super(Batches, self), name)(block, *arguments)
+        data = move(block.data, *arguments)
+        return Batch(data, block.dtype.scalar if name == "create_unsplat" else block.dtype)
+
+    return method
+
+
 def _item(value: Any, place: int) -> Any:
     if isinstance(value, list | tuple):
         return type(value)([_item(x, place) for x in value])
@@ -265,20 +278,17 @@ ALONE = (
     *("make_block_ptr", "advance", "tensor_pointer_load", "tensor_pointer_store", "make_tensor_descriptor"),
     *("descriptor_load", "descriptor_store", "descriptor_gather", "descriptor_scatter"),
 )
+# What becomes of the array of a batch.
+MOVING: dict[str, Callable[..., np.ndarray]] = {
+    "reshape": lambda data, shape, *reorder: data.reshape(len(data), *shape),
+    "trans": lambda data, order: np.transpose(data, (0, *(axis + 1 for axis in order))),
+    "expand_dims": lambda data, axis: np.expand_dims(data, axis + 1),
+    "broadcast": lambda data, shape: np.broadcast_to(data, (len(data), *shape)),
+    "unsplat": lambda data: data.reshape(len(data), -1)[:, :1],
+}
 # Operations that `Batches` defines itself, and operations without values of the kernel.
 OTHERS = (
-    *(
-        "reshape",
-        "trans",
-        "expand_dims",
-        "broadcast",
-        "splat",
-        "unsplat",
-        "split",
-        "cat",
-        "extern_elementwise",
-        "inline_asm",
-    ),
+    *("splat", "split", "cat", "extern_elementwise", "inline_asm"),
     *("get_program_id", "get_num_programs", "make_range", "barrier", "assert", "assume"),
 )
 
@@ -334,30 +344,6 @@ class Batches(interpreter.InterpreterBuilder):
             ctypes.memmove(start, content, len(content))
         self.saved = {}
 
-    def create_reshape(self, arg: Any, shape: Any, *rest: Any) -> Any:
-        """Return tl.reshape and tl.view."""
-        if type(arg) is not Batch:
-            return super().create_reshape(arg, shape, *rest)
-        return Batch(arg.data.reshape(len(arg.data), *shape), arg.dtype)
-
-    def create_trans(self, arg: Any, perm: Any) -> Any:
-        """Return tl.permute and tl.trans."""
-        if type(arg) is not Batch:
-            return super().create_trans(arg, perm)
-        return Batch(np.transpose(arg.data, (0, *(axis + 1 for axis in perm))), arg.dtype)
-
-    def create_expand_dims(self, arg: Any, axis: int) -> Any:
-        """Return ``x[:, None]``."""
-        if type(arg) is not Batch:
-            return super().create_expand_dims(arg, axis)
-        return Batch(np.expand_dims(arg.data, axis + 1), arg.dtype)
-
-    def create_broadcast(self, arg: Any, shape: Any) -> Any:
-        """Return tl.broadcast_to."""
-        if type(arg) is not Batch:
-            return super().create_broadcast(arg, shape)
-        return Batch(np.broadcast_to(arg.data, (len(arg.data), *shape)), arg.dtype)
-
     def create_splat(self, ret_ty: Any, arg: Any) -> Any:
         """Return a block filled with one number."""
         if type(arg) is not Batch:
@@ -366,12 +352,6 @@ class Batches(interpreter.InterpreterBuilder):
         block = np.empty((programs, *shape), dtype=numpy_type(arg.dtype))
         block[...] = arg.data.reshape(programs, *(1,) * len(shape))
         return Batch(block, arg.dtype.scalar)
-
-    def create_unsplat(self, arg: Any) -> Any:
-        """Return the one number of a block."""
-        if type(arg) is not Batch:
-            return super().create_unsplat(arg)
-        return Batch(arg.data.reshape(len(arg.data), -1)[:, :1], arg.dtype.scalar)
 
     def create_split(self, val: Any) -> Any:
         """Return tl.split, along the last axis."""
@@ -405,11 +385,12 @@ class Batches(interpreter.InterpreterBuilder):
 
 def _define() -> None:
     """Define the operations of `Batches` that follow one of the patterns above."""
-    for pattern, names in ((_lanes, LANES), (_full, FULL), (_separately, EACH), (_alone, ALONE)):
+    patterns = (_lanes, LANES), (_full, FULL), (_separately, EACH), (_alone, ALONE), (_moving, MOVING)
+    for pattern, names in patterns:
         for name in names:
             if f"create_{name}" not in vars(Batches):
                 setattr(Batches, f"create_{name}", pattern(f"create_{name}"))
-    known = {f"create_{name}" for name in (*LANES, *FULL, *EACH, *ALONE, *OTHERS)}
+    known = {f"create_{name}" for name in (*LANES, *FULL, *EACH, *ALONE, *MOVING, *OTHERS)}
     for name in dir(interpreter.InterpreterBuilder):
         if name.startswith("create_") and name not in known:
             setattr(Batches, name, _unknown(name))

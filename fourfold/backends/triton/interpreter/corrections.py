@@ -142,8 +142,7 @@ class InterpretedLaunch(interpreter.GridExecutor):
     def __init__(self, fn: Callable, arg_names: list[str], grid: Any, *rest: Any) -> None:
         super().__init__(fn, arg_names, grid, *rest)
         self.signature, self.declared = _signature(fn)
-        # An annotation that is a string is one within a string here: Triton looks for "constexpr" in it, too.
-        self.constexprs = [name for name, kind in inspect.get_annotations(fn).items() if _is_constexpr(kind)]
+        self.constexprs = launches.constant_names(fn)
 
     def __call__(self, *args_dev: Any, **kwargs: Any) -> None:
         """Launch the kernel. Tensors that are not on the CPU are copied there, and back."""
@@ -221,10 +220,6 @@ def _signature(function: Callable) -> tuple[inspect.Signature, dict[str, str]]:
             tl.str_to_ty(kind, None)
             declared[name] = kind
     return inspect.signature(function), declared
-
-
-def _is_constexpr(annotation: Any) -> bool:
-    return annotation is tl.constexpr or (isinstance(annotation, str) and "constexpr" in annotation)
 
 
 def _device(argument: Any) -> str:

@@ -50,7 +50,10 @@ def _remember(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) 
 
 @functools.lru_cache(1024)
 def constant_names(function: Callable[..., Any]) -> set[str]:
-    """Return the names of a kernel's parameters that are constants."""
+    """Return the names of a kernel's parameters that are constants.
+
+    Triton looks for "constexpr" in an annotation that is a string, too.
+    """
     return {name for name, kind in inspect.get_annotations(function).items() if "constexpr" in str(kind)}
 
 

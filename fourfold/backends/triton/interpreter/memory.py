@@ -146,7 +146,13 @@ class Storages:
         )
 
 
-def _array_at(storage: tuple[int, int], addresses: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray] | None:
+def array_at(address: int, length: int, dtype: np.dtype) -> np.ndarray:
+    """Return the elements of some memory as an array, which shares it."""
+    memory = {"data": (address, False), "shape": (length,), "typestr": dtype.str, "version": 3}
+    return np.asarray(types.SimpleNamespace(__array_interface__=memory)) if length else np.empty(0, dtype)
+
+
+def _elements(storage: tuple[int, int], addresses: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray] | None:
     """Return a storage as an array, and the indices of the elements at some addresses.
 
     None if the addresses are few, or not multiples of the elements' size from the beginning of the storage.
@@ -157,8 +163,7 @@ def _array_at(storage: tuple[int, int], addresses: np.ndarray, dtype: np.dtype) 
     offsets = addresses - np.uint64(start)
     if int(np.bitwise_or.reduce(offsets, axis=None)) % dtype.itemsize:
         return None
-    memory = {"data": (start, False), "shape": ((end - start) // dtype.itemsize,), "typestr": dtype.str, "version": 3}
-    array = np.asarray(types.SimpleNamespace(__array_interface__=memory))
+    array = array_at(start, (end - start) // dtype.itemsize, dtype)
     return array, (offsets // np.uint64(dtype.itemsize)).astype(np.int64)
 
 
@@ -191,7 +196,7 @@ class CheckedMemory(interpreter.InterpreterBuilder):
         allowed = np.asarray(mask.data)
         complete, storage = self.check("load", ptrs, allowed)
         kind = ptrs.get_element_ty()
-        values = None if storage is None else _array_at(storage, ptrs.data, numpy_type(kind))
+        values = None if storage is None else _elements(storage, ptrs.data, numpy_type(kind))
         if values is None:
             loaded = super().create_masked_load(ptrs, mask, other, *rest, **options)
         else:
@@ -230,7 +235,7 @@ class CheckedMemory(interpreter.InterpreterBuilder):
         if not complete and not allowed.any():
             return None
         self.prepare_store(storage)
-        values = None if storage is None else _array_at(storage, ptrs.data, value.data.dtype)
+        values = None if storage is None else _elements(storage, ptrs.data, value.data.dtype)
         if values is None:
             return super().create_masked_store(ptrs, value, mask, *rest, **options)
         if complete:

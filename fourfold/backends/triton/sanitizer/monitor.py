@@ -15,7 +15,6 @@ import contextlib
 import ctypes
 import inspect
 import linecache
-import types
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from fourfold.backends.triton.interpreter import batches, earlier_releases
 from fourfold.backends.triton.interpreter import corrections as corrected
 from fourfold.backends.triton.interpreter.arithmetic import Handle, numpy_type
-from fourfold.backends.triton.interpreter.memory import CheckedMemory, holds, tensor_of
+from fourfold.backends.triton.interpreter.memory import CheckedMemory, array_at, holds, tensor_of
 from fourfold.backends.triton.sanitizer.races import (
     MOST_SIGNALS,
     Accesses,
@@ -173,7 +172,7 @@ class Region:
 
     def memory(self, size: int) -> np.ndarray:
         """Return the storage as unsigned integers of `size` bytes."""
-        return _array(self.start, self.nbytes // size, size)
+        return array_at(self.start, self.nbytes // size, np.dtype(f"u{size}"))
 
     def bits(self, offsets: np.ndarray, size: int) -> np.ndarray | None:
         """Return the elements at some offsets as unsigned integers, or None if they are not aligned."""
@@ -193,11 +192,6 @@ class Region:
             self.written[offsets[:, None] + np.arange(size)] = True
         else:
             self.written[: self.nbytes // size * size].view(f"u{size}")[offsets // size] = _WRITTEN[size]
-
-
-def _array(address: int, length: int, size: int) -> np.ndarray:
-    memory = {"data": (address, False), "shape": (length,), "typestr": f"<u{size}", "version": 3}
-    return np.asarray(types.SimpleNamespace(__array_interface__=memory)) if length else np.empty(0, f"u{size}")
 
 
 class RegionAccess(NamedTuple):
@@ -425,12 +419,13 @@ class LaunchMonitor:
         """Return the index of an element relative to the tensor's first."""
         return (region.low + int(offset) - region.first) // region.unit
 
-    def accesses_to(self, region: Region) -> Accesses:
-        """Return the accesses to a region's storage in this launch."""
+    def record_of(self, part: RegionAccess, size: int) -> tuple[Accesses, np.ndarray]:
+        """Return the accesses to a region's storage in this launch, and the indices of the part's elements in them."""
+        region = part.region
         accesses = self.accesses.get(region.start)
         if accesses is None:
             accesses = self.accesses[region.start] = Accesses(region.nbytes, region.unit)
-        return accesses
+        return accesses, accesses.places(part.offsets, size)
 
     def report_race(self, what: str, part: RegionAccess, race: DataRace | None) -> None:
         """Report a race."""
@@ -477,7 +472,8 @@ def _place() -> tuple[str, int]:
 class MonitoredMemory(CheckedMemory):
     """Loads, stores and atomic operations that the monitor looks at first."""
 
-    watch: LaunchMonitor | None = None
+    # Of the running launch.
+    watch: LaunchMonitor
     # Set by `Batches`, for several programs at once.
     batch: np.ndarray | None
     in_step: bool
@@ -487,14 +483,12 @@ class MonitoredMemory(CheckedMemory):
     def set_grid_dim(self, *grid: int) -> None:
         """Set the number of programs along each axis."""
         super().set_grid_dim(*grid)
-        if self.watch is not None:
-            self.watch.start(grid)
+        self.watch.start(grid)
 
     def set_grid_idx(self, *program: int) -> None:
         """Start the next program."""
         super().set_grid_idx(*program)
-        if self.watch is not None:
-            self.watch.begin(program)
+        self.watch.begin(program)
 
     def check(self, what: str, pointers: Any, mask: np.ndarray) -> tuple[bool, tuple[int, int] | None]:
         """Return whether no lane is masked, and the storage of the access. The monitor has checked the access."""
@@ -502,14 +496,12 @@ class MonitoredMemory(CheckedMemory):
 
     def distances(self, addresses: np.ndarray) -> np.ndarray:
         """Return the bytes from the beginning of its storage to each address; 0 where the storage is unknown."""
-        assert self.watch is not None
         regions = [self.watch.regions.get(int(address) >> _TAG) for address in addresses]
         beginnings = [int(address) if region is None else region.low for address, region in zip(addresses, regions)]
         return addresses.view(np.int64) - np.array(beginnings, np.int64)
 
     def pass_to_monitor(self, what: str, pointers: Any, mask: Any) -> Access:
         """Pass an access to the monitor."""
-        assert self.watch is not None
         access = self.watch.access(what, pointers, mask)
         self.within = None
         if len(access.parts) == 1 and access.mask is mask:
@@ -519,7 +511,6 @@ class MonitoredMemory(CheckedMemory):
 
     def stamps(self, access: Access) -> np.ndarray:
         """Return the stamp of the program of each lane that is not masked, of several programs at once."""
-        assert self.watch is not None
         assert self.batch is not None
         of_programs = stamps_of(np.ravel_multi_index(tuple(self.batch.T), self.watch.grid))
         shape = access.pointers.data.shape
@@ -528,12 +519,10 @@ class MonitoredMemory(CheckedMemory):
     def load_in_step(self, access: Access) -> None:
         """Look at a load by several programs at once."""
         watch = self.watch
-        assert watch is not None
         assert self.batch is not None
         of_lanes = self.stamps(access) if self.in_step else None
         for part in access.parts:
-            accesses = watch.accesses_to(part.region)
-            places = accesses.places(part.offsets, access.size)
+            accesses, places = watch.record_of(part, access.size)
             if of_lanes is not None:
                 every = [of_lanes[part.lanes]]
             else:  # all programs load the same
@@ -546,11 +535,9 @@ class MonitoredMemory(CheckedMemory):
     def store_in_step(self, access: Access, part: RegionAccess, unchanged: np.ndarray) -> None:
         """Look at a store by several programs at once."""
         watch = self.watch
-        assert watch is not None
         if not self.in_step:  # all programs store to the same elements
             raise Suspicion
-        accesses = watch.accesses_to(part.region)
-        places = accesses.places(part.offsets, access.size)
+        accesses, places = watch.record_of(part, access.size)
         if store_in_step(accesses, places, self.stamps(access)[part.lanes], unchanged):
             raise Suspicion
 
@@ -558,7 +545,6 @@ class MonitoredMemory(CheckedMemory):
         """Perform tl.load. A masked lane without another value is 0, as in NVIDIA's compiler."""
         access = self.pass_to_monitor("load", ptrs, mask)
         watch = self.watch
-        assert watch is not None
         watch.report_unwritten("load", access)
         if self.batch is not None:
             self.load_in_step(access)
@@ -567,9 +553,8 @@ class MonitoredMemory(CheckedMemory):
             if volatile:
                 watch.wait(access)
             for part in access.parts:
-                accesses = watch.accesses_to(part.region)
-                places = accesses.places(part.offsets, access.size)
-                watch.report_race("load", part, watch.order.load(accesses, places, volatile))
+                race = watch.order.load(*watch.record_of(part, access.size), volatile)
+                watch.report_race("load", part, race)
         if other is None and (access.kept is not None or access.mask is not mask):
             kind = ptrs.get_element_ty()
             other = Handle(np.zeros(ptrs.data.shape, numpy_type(kind)), kind)
@@ -579,7 +564,6 @@ class MonitoredMemory(CheckedMemory):
         """Perform tl.store."""
         access = self.pass_to_monitor("store", ptrs, mask)
         watch = self.watch
-        assert watch is not None
         watch.waits = 0, 0, 0
         size = access.size
         values = None
@@ -594,9 +578,8 @@ class MonitoredMemory(CheckedMemory):
                 if self.batch is not None:
                     self.store_in_step(access, part, unchanged)
                 else:
-                    accesses = watch.accesses_to(part.region)
-                    places = accesses.places(part.offsets, size)
-                    watch.report_race("store", part, watch.order.store(accesses, places, unchanged))
+                    race = watch.order.store(*watch.record_of(part, size), unchanged)
+                    watch.report_race("store", part, race)
             if watch.is_first_try:
                 self.prepare_store(self.within)
             if part.region.written is not None:
@@ -608,7 +591,6 @@ class MonitoredMemory(CheckedMemory):
 
     def compare_lanes(self, access: Access, values: np.ndarray) -> None:
         """Report a store of different values to one element: which one remains is undefined."""
-        assert self.watch is not None
         for part in access.parts:
             region, offsets, lanes = part
             if (offsets[1:] > offsets[:-1]).all():
@@ -641,11 +623,9 @@ class MonitoredMemory(CheckedMemory):
 
     def atomic(self, pointers: Any, mask: Any, sem: Any, exchanges: bool) -> Access:
         """Check an atomic operation, and record the order that it establishes."""
-        if self.watch is not None:
-            self.watch.suspect()
+        self.watch.suspect()
         access = self.pass_to_monitor("atomic operation", pointers, mask)
         watch = self.watch
-        assert watch is not None
         watch.wait(access)
         if not exchanges:
             watch.report_unwritten("atomic operation", access)
@@ -655,9 +635,8 @@ class MonitoredMemory(CheckedMemory):
                 part.region.write(part.offsets, access.size)
             addresses += (part.offsets + part.region.start).tolist() if part.offsets.size <= MOST_SIGNALS else []
             if watch.order is not None:
-                accesses = watch.accesses_to(part.region)
-                places = accesses.places(part.offsets, access.size)
-                watch.report_race("atomic operation", part, watch.order.atomic(accesses, places, exchanges))
+                race = watch.order.atomic(*watch.record_of(part, access.size), exchanges)
+                watch.report_race("atomic operation", part, race)
         if watch.order is not None and addresses and sem.name != "RELAXED":
             watch.order.learn(addresses)
             watch.order.tell(addresses)
@@ -665,7 +644,6 @@ class MonitoredMemory(CheckedMemory):
 
     def create_int_to_ptr(self, src: Any, dst_type: Any) -> Any:
         """Make a pointer from an integer: the address of a tensor, which the script has taken."""
-        assert self.watch is not None
         self.watch.suspect()
         bits = src.data.astype(np.uint64)
         for number in np.unique(bits):
@@ -675,7 +653,6 @@ class MonitoredMemory(CheckedMemory):
 
     def pointer_to(self, address: int) -> int:
         """Return an address with the number of its tensor, or the address itself if its tensor is unknown."""
-        assert self.watch is not None
         for region in self.watch.regions.values():
             if region.start <= address < region.start + region.nbytes:
                 return address | (region.low >> _TAG) << _TAG
@@ -699,7 +676,7 @@ class MonitoredBuilder(corrected.Builder, MonitoredMemory):
         Programs that part keep the marks of the batch: an element that only another program has written is a race.
         """
         super().prepare_store(storage)
-        if self.watch is None or not self.watch.is_first_try:
+        if not self.watch.is_first_try:
             return
         if storage is None or storage[1] - storage[0] > self.most_bytes:
             raise Suspicion
@@ -716,7 +693,6 @@ class MonitoredBuilder(corrected.Builder, MonitoredMemory):
 
     def start_anew(self) -> None:
         """Restore the memory that a first try has changed."""
-        assert self.watch is not None
         for start, content in self.first_contents.items():
             ctypes.memmove(start, content, len(content))
         self.watch.start_anew()
@@ -746,7 +722,7 @@ class MonitoredLaunch(corrected.InterpretedLaunch):
     def run_programs(self, arguments: dict[str, Any]) -> None:
         """Run all programs under a monitor of this launch."""
         builder = interpreter.interpreter_builder
-        before, builder.watch = builder.watch, LaunchMonitor(self.report, self.fn.__name__)
+        before, builder.watch = getattr(builder, "watch", None), LaunchMonitor(self.report, self.fn.__name__)
         try:
             with earlier_releases.supply():
                 super().run_programs(arguments)
@@ -781,8 +757,7 @@ class MonitoredLaunch(corrected.InterpretedLaunch):
             builder.grid_idx = waiting
             return True
 
-        if builder.watch is not None:
-            builder.watch.run_next = run_next
+        builder.watch.run_next = run_next
         super().run_each(programs, values)
 
     def value(self, name: str, argument: Any) -> Any:
