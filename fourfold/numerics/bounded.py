@@ -186,8 +186,8 @@ class FollowsNumPy(np.lib.mixins.NDArrayOperatorsMixin):
             problem += f"; of those of numpy.ndarray it has {', '.join(attributes)}"
         raise AttributeError(problem)
 
-    def moved(self, by: Callable[[np.ndarray], np.ndarray]) -> Any:
-        """Return the array with its elements, and their errors, rearranged by `by` like those of a plain array."""
+    def rearrange(self, move: Callable[[np.ndarray], np.ndarray]) -> Any:
+        """Return the array with its elements, and their errors, rearranged by `move` like those of a plain array."""
         raise NotImplementedError
 
     @property
@@ -208,7 +208,7 @@ class FollowsNumPy(np.lib.mixins.NDArrayOperatorsMixin):
     @property
     def T(self) -> Any:
         """As numpy.ndarray.T."""
-        return self.moved(np.transpose)
+        return self.rearrange(np.transpose)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -220,7 +220,7 @@ class FollowsNumPy(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __getitem__(self, key: Any) -> Any:
         key = selecting(key)
-        return self.moved(lambda part: part[key])
+        return self.rearrange(lambda part: part[key])
 
     def __bool__(self) -> bool:
         if self.size != 1:
@@ -229,11 +229,11 @@ class FollowsNumPy(np.lib.mixins.NDArrayOperatorsMixin):
 
     def reshape(self, *shape: Any) -> Any:
         """As numpy.ndarray.reshape."""
-        return self.moved(lambda part: part.reshape(*shape))
+        return self.rearrange(lambda part: part.reshape(*shape))
 
     def transpose(self, *axes: Any) -> Any:
         """As numpy.ndarray.transpose."""
-        return self.moved(lambda part: part.transpose(*axes))
+        return self.rearrange(lambda part: part.transpose(*axes))
 
     all = as_method(np.all)
     any = as_method(np.any)
@@ -267,9 +267,9 @@ class Comparison(FollowsNumPy):
         """Type of the outcome."""
         return np.dtype(bool)
 
-    def moved(self, by: Callable[[np.ndarray], np.ndarray]) -> "Comparison":
-        """Return the comparison with its elements rearranged by `by` like those of a plain array."""
-        return Comparison(by(self.outcome), by(self.uncertain), self.arithmetic)
+    def rearrange(self, move: Callable[[np.ndarray], np.ndarray]) -> "Comparison":
+        """Return the comparison with its elements rearranged by `move` like those of a plain array."""
+        return Comparison(move(self.outcome), move(self.uncertain), self.arithmetic)
 
     def astype(self, dtype: Any) -> Any:
         """Convert to floats as ones and zeros with their errors, or to integers if it is certain."""
@@ -406,16 +406,16 @@ class Bounded(FollowsNumPy):
         """Type of the value, in which the oracle computes; it is wider than the arithmetic."""
         return self.value.dtype
 
-    def moved(self, by: Callable[[np.ndarray], np.ndarray]) -> "Bounded":
-        """Return the array with its elements, and their errors, rearranged by `by` like those of a plain array."""
-        limit = None if self.limit is None else by(self.limit)
+    def rearrange(self, move: Callable[[np.ndarray], np.ndarray]) -> "Bounded":
+        """Return the array with its elements, and their errors, rearranged by `move` like those of a plain array."""
+        limit = None if self.limit is None else move(self.limit)
         settled = self._settled
         return Bounded(
-            by(self.value),
-            by(self.error),
+            move(self.value),
+            move(self.error),
             self.arithmetic,
             limit,
-            settled=None if settled is None else lambda: by(settled()),
+            settled=None if settled is None else lambda: move(settled()),
         )
 
     def __setitem__(self, key: Any, item: Any) -> None:
@@ -430,7 +430,7 @@ class Bounded(FollowsNumPy):
 
     def copy(self) -> "Bounded":
         """As numpy.ndarray.copy."""
-        return self.moved(np.copy)
+        return self.rearrange(np.copy)
 
     def astype(self, dtype: Any) -> "Bounded":
         """Return a copy, if the type holds every number of the arithmetic.

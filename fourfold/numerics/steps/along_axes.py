@@ -282,7 +282,7 @@ def position(find: Callable[..., Any]) -> Callable[..., Any]:
         rows = a.reshape(-1) if axis is None else a
         dim = 0 if axis is None else axis
         index = find(rows.value, axis=dim, keepdims=True)
-        rivals = (rows != rows.moved(lambda part: np.take_along_axis(part, index, dim))).uncertain
+        rivals = (rows != rows.rearrange(lambda part: np.take_along_axis(part, index, dim))).uncertain
         np.put_along_axis(rivals, index, False, dim)
         if (rivals | np.isinf(rows.error)).any():
             raise HangsOnRounding(f"numpy.{find.__name__} depends on rounding errors")
@@ -414,7 +414,7 @@ def moving(function: Callable[..., Any]) -> Rule:
             raise NoRule(
                 f"numpy.{function.__name__} has no running-error rule where only another argument has an error"
             )
-        return a.moved(lambda part: function(part, *args, **kwargs))
+        return a.rearrange(lambda part: function(part, *args, **kwargs))
 
     names = list(inspect.signature(function).parameters)
     names = list(itertools.takewhile(lambda name: name not in ("order", "out", "subok", "copy"), names))
@@ -453,7 +453,7 @@ def full_like(a: Any, fill_value: Any, *, shape: Any = None) -> Bounded:
     """
     fill = lift(fill_value, a.arithmetic)
     shape = a.shape if shape is None else shape
-    return fill.moved(lambda part: np.array(np.broadcast_to(part, shape)))
+    return fill.rearrange(lambda part: np.array(np.broadcast_to(part, shape)))
 
 
 @rule_for(np.zeros_like)

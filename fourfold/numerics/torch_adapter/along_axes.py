@@ -121,7 +121,7 @@ def prefix_rule(function: Callable[[Bounded, int], Bounded]) -> Callable[[Any, i
         a = lift_operand(a)
         if not a.size or not a.ndim:
             return a
-        rows = a.moved(lambda part: np.moveaxis(part, dim, 0))
+        rows = a.rearrange(lambda part: np.moveaxis(part, dim, 0))
         return NUMPY_RULES[np.stack].compute([function(rows[: i + 1], 0) for i in range(len(rows))], dim)
 
     return rule
@@ -136,7 +136,7 @@ def distance(a: Any, b: Any, p: Any = 2) -> Bounded:
     return norm(subtract(lift_operand(a), lift_operand(b)), p)
 
 
-def apart(a: Any, b: Any) -> Bounded:
+def row_differences(a: Any, b: Any) -> Bounded:
     """Return the differences of each row of `a` and each row of `b`."""
     a, b = lift_operand(a), lift_operand(b)
     return subtract(a[..., :, None, :], b[..., None, :, :])
@@ -145,7 +145,7 @@ def apart(a: Any, b: Any) -> Bounded:
 @aten("_cdist_forward.default")
 def distances(a: Any, b: Any, p: float, mode: Any = None) -> Bounded:
     """Return the norm of the difference of each row of `a` and each row of `b`."""
-    return norm(apart(a, b), p, -1)
+    return norm(row_differences(a, b), p, -1)
 
 
 @aten("_pdist_forward.default")
@@ -179,7 +179,7 @@ def slope_of_norm(difference: Bounded, length: Bounded, grad: Bounded, p: float)
 @aten("_cdist_backward.default")
 def distances_backward(grad: Any, a: Any, b: Any, p: float, norm: Any) -> Bounded:
     """Return the gradient of the rows of `a`: that of each distance, summed over the rows of `b`."""
-    return total(slope_of_norm(apart(a, b), lift_operand(norm), lift_operand(grad), p), -2)
+    return total(slope_of_norm(row_differences(a, b), lift_operand(norm), lift_operand(grad), p), -2)
 
 
 @aten("_pdist_backward.default")
@@ -217,7 +217,7 @@ def logsumexp(a: Any, dim: Any, keepdim: bool = False) -> Bounded:
     powers = total(np.exp(subtract(a, finite)), dims, keepdims=True)
     powers.limit = np.where(np.isfinite(top.value), np.fmax(powers.least, 1 - units(2) * a.arithmetic.roundoff), 0)
     result = add(finite, np.log(powers))
-    return result if keepdim else result.moved(lambda part: np.squeeze(part, dims))
+    return result if keepdim else result.rearrange(lambda part: np.squeeze(part, dims))
 
 
 aten("logcumsumexp.default")(prefix_rule(logsumexp))

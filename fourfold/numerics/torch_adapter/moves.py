@@ -126,7 +126,7 @@ def view(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
     if str(func) == "aten.as_strided.default":
         _, shape, strides, *offsets = args
         start = int(offsets[0]) if offsets and offsets[0] is not None else start
-        part = base.memory.payload.moved(lambda part: strided_view(part, shape, strides, start))
+        part = base.memory.payload.rearrange(lambda part: strided_view(part, shape, strides, start))
         return BoundedTensor.of(base.memory, part, dtype, start)
     results, join, _ = move_parts(evaluation, func, args, kwargs, (0,))
 
@@ -298,7 +298,7 @@ def fill(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
     item = lift_operand(number)
     if kind == "empty":
         item = Bounded(item.value, np.full_like(item.value, np.inf), item.arithmetic)
-    return evaluation.wrap(item.moved(lambda part: np.broadcast_to(part, shape)), dtype)
+    return evaluation.wrap(item.rearrange(lambda part: np.broadcast_to(part, shape)), dtype)
 
 
 def dtype_of_number(number: Any, kind: str) -> torch.dtype:
@@ -454,7 +454,7 @@ def index_put(a: Any, indices: Sequence[Any], items: Any, accumulate: bool = Fal
         for i in indices
     ]
     places = torch.ops.aten.index.Tensor(element_numbers(a.shape), positions).numpy()
-    items = items.moved(lambda part: np.broadcast_to(part, places.shape))
+    items = items.rearrange(lambda part: np.broadcast_to(part, places.shape))
     if accumulate:
         return add_at(a, places, items)
     result = Bounded(a.value.copy(), a.error.copy(), a.arithmetic)

@@ -177,7 +177,7 @@ def weight_gradient(
     """
     result, terms = total(multiply(grad, normal), dims, keepdims=True), number_of_terms(grad, dims)
     result = reassociation_bound(result, (terms, grad, a, inverse), (terms, grad, mean, inverse), axis=dims)
-    return result.moved(lambda part: np.squeeze(part, dims))
+    return result.rearrange(lambda part: np.squeeze(part, dims))
 
 
 def input_gradient(
@@ -228,7 +228,7 @@ def layer_norm_backward(
 
 def repeat_like(a: Bounded, like: Bounded) -> Bounded:
     """Repeat numbers of rows or channels for each element of `like`."""
-    return a.moved(lambda part: np.broadcast_to(part, like.shape))
+    return a.rearrange(lambda part: np.broadcast_to(part, like.shape))
 
 
 def reshape_to_channels(a: Any, like: Bounded) -> Any:
@@ -352,7 +352,7 @@ def windows(a: Bounded, kernel: Sequence[int], stride: Sequence[int], dilation: 
         *(slice(None, None, s) for s in stride),
         *(slice(None, None, d) for d in dilation),
     )
-    return a.moved(lambda part: np.lib.stride_tricks.sliding_window_view(part, reach, spatial)[steps])
+    return a.rearrange(lambda part: np.lib.stride_tricks.sliding_window_view(part, reach, spatial)[steps])
 
 
 def pad_spatially(a: Bounded, widths: Sequence[tuple[int, int]]) -> Bounded:
@@ -384,7 +384,7 @@ def correlate(a: Bounded, weight: Bounded, stride: Sequence[int], dilation: Sequ
     weights = weight.reshape(groups, weight.shape[0] // groups, math.prod(weight.shape[1:])).transpose(0, 2, 1)
     result = exclude_padding(matrix_product(group(covered, groups), weights))
     result = result.transpose(1, 0, 2).reshape(a.shape[0], *places, weight.shape[0])
-    return result.moved(lambda part: np.moveaxis(part, -1, 1))
+    return result.rearrange(lambda part: np.moveaxis(part, -1, 1))
 
 
 def exclude_padding(a: Bounded) -> Bounded:
@@ -397,7 +397,7 @@ def transpose_kernel(weight: Bounded, groups: int) -> Bounded:
     spatial = tuple(range(2, weight.ndim))
     grouped = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:]).swapaxes(1, 2)
     merged = grouped.reshape(groups * grouped.shape[1], *grouped.shape[2:])
-    return merged.moved(lambda part: np.flip(part, spatial))
+    return merged.rearrange(lambda part: np.flip(part, spatial))
 
 
 def scatter_windows(
@@ -507,7 +507,7 @@ class PoolingWindows:
         self.excess = [(0, excess(size, k, step, p, 1, ceil)) for size, k, step, p in sizes]
         inside = Bounded.exact(np.ones((1, *self.shape[1:]), a.dtype), a.arithmetic)
         padded = pad_spatially(inside, [(p, p) for p in self.padding])
-        counts = pad_spatially(padded.moved(np.ones_like) if pads_count else padded, self.excess)
+        counts = pad_spatially(padded.rearrange(np.ones_like) if pads_count else padded, self.excess)
         totals = windows(counts, kernel, self.stride, [1] * self.axes).value.sum(axis=tuple(range(-self.axes, 0)))
         self.count = np.full_like(totals, divisor) if divisor else totals
 
@@ -586,7 +586,7 @@ def adaptive_windows(a: Bounded, results: Sequence[int], fill: float) -> Bounded
         return part.reshape(*part.shape[: leading + count], math.prod(part.shape[leading + count :]))
 
     mask = by_place(np.all(inside, axis=0))
-    result = a.moved(lambda part: by_place(part[(..., *places)]))
+    result = a.rearrange(lambda part: by_place(part[(..., *places)]))
     return Bounded(np.where(mask, result.value, fill), np.where(mask, result.error, 0), a.arithmetic)
 
 

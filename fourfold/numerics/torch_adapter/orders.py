@@ -37,7 +37,7 @@ Array = np.ndarray
 class Extreme:
     """Link between a maximum or minimum and the memory of its source tensor."""
 
-    of: ViewedStorage
+    memory: ViewedStorage
 
 
 def amax(a: Any, dim: Any = None, keepdim: bool = False) -> Bounded:
@@ -93,7 +93,7 @@ def is_extreme_of(top: torch.Tensor, row: torch.Tensor) -> bool:
     if not isinstance(top, BoundedTensor) or not isinstance(row, BoundedTensor):
         return False
     note = top.memory.note
-    return isinstance(note, Extreme) and note.of is row.memory and top.ndim in (0, row.ndim)
+    return isinstance(note, Extreme) and note.memory is row.memory and top.ndim in (0, row.ndim)
 
 
 def rivals(row: Bounded, top: Bounded) -> Comparison:

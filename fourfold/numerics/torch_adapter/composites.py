@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
-APART: dict[str, Callable[..., Any]] = {}
+COMPOSITES: dict[str, Callable[..., Any]] = {}
 
 
-def apart(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def composite(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function as what operators of aten do, in steps."""
 
     def register(steps: Callable[..., Any]) -> Callable[..., Any]:
-        APART.update({f"aten.{name}": steps for name in names})
+        COMPOSITES.update({f"aten.{name}": steps for name in names})
         return steps
 
     return register
@@ -35,7 +35,7 @@ def on_each(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     return None if name.endswith("_") else results
 
 
-@apart("searchsorted.Tensor")
+@composite("searchsorted.Tensor")
 def searchsorted(
     edges: Any, a: Any, *, out_int32: bool = False, right: bool = False, side: Any = None, sorter: Any = None
 ) -> Any:
@@ -46,20 +46,20 @@ def searchsorted(
     return is_before.sum(-1).to(torch.int32 if out_int32 else torch.int64)
 
 
-@apart("bucketize.Tensor")
+@composite("bucketize.Tensor")
 def bucketize(a: Any, edges: Any, *, out_int32: bool = False, right: bool = False) -> Any:
     """Count the edges below each number."""
     return searchsorted(edges, a.reshape(-1), out_int32=out_int32, right=right).reshape(a.shape)
 
 
-@apart("bincount.default")
+@composite("bincount.default")
 def bincount(a: Any, weights: Any = None, minlength: int = 0) -> Any:
     """Sum the weights of each integer."""
     size = max(minlength, int(a.max()) + 1 if a.numel() else 0)
     return weights.new_zeros(size).index_add(0, a, weights)
 
 
-@apart("index_reduce.default")
+@composite("index_reduce.default")
 def index_reduce(a: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True) -> Any:
     """Reduce the slices of the source at each index."""
     shape = [-1 if axis == dim % a.ndim else 1 for axis in range(a.ndim)]
@@ -67,7 +67,7 @@ def index_reduce(a: Any, dim: int, index: Any, source: Any, reduce: str, *, incl
     return a.scatter_reduce(dim, places, source, reduce, include_self=include_self)
 
 
-@apart("masked_scatter_backward.default")
+@composite("masked_scatter_backward.default")
 def masked_scatter_backward(grad: Any, mask: Any, sizes: Any) -> Any:
     """Return the gradients of the elements that were scattered, and zeros for the others."""
     values = grad.masked_select(mask.expand(grad.shape))
@@ -75,13 +75,13 @@ def masked_scatter_backward(grad: Any, mask: Any, sizes: Any) -> Any:
     return torch.cat([values, zeros]).reshape(sizes)
 
 
-@apart("signbit.default")
+@composite("signbit.default")
 def signbit(a: Any) -> Any:
     """Return whether the sign of each number is negative, that of 0 too."""
     return torch.copysign(torch.ones_like(a), a) < 0
 
 
-@apart("linalg_solve_triangular.default")
+@composite("linalg_solve_triangular.default")
 def solve_triangular(a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
     """Substitute row by row."""
     if not left:
@@ -98,7 +98,7 @@ def solve_triangular(a: Any, b: Any, *, upper: bool, left: bool = True, unitrian
     return torch.stack(rows, -2) if rows else b
 
 
-@apart("_embedding_bag.default", "_embedding_bag_forward_only.default")
+@composite("_embedding_bag.default", "_embedding_bag_forward_only.default")
 def embedding_bag(
     table: Any,
     index: Any,
@@ -127,7 +127,7 @@ def embedding_bag(
 SUM, MEAN = 0, 1
 
 
-@apart("_embedding_bag_backward.default")
+@composite("_embedding_bag_backward.default")
 def embedding_bag_backward(
     grad: Any,
     index: Any,
@@ -152,7 +152,7 @@ def embedding_bag_backward(
     return grad.new_zeros(rows, grad.shape[1]).index_add(0, index[is_counted], share[is_counted])
 
 
-@apart("_embedding_bag_per_sample_weights_backward.default")
+@composite("_embedding_bag_per_sample_weights_backward.default")
 def embedding_bag_weights_backward(
     grad: Any, table: Any, index: Any, starts: Any, bag: Any, mode: int, padding: int = -1
 ) -> Any:
@@ -161,13 +161,13 @@ def embedding_bag_weights_backward(
     return torch.where(index != padding, products, 0.0)
 
 
-@apart("addbmm.default")
+@composite("addbmm.default")
 def addbmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """Add the sum of products of matrices."""
     return torch.add(bias if beta == 1 else beta * bias, (a @ b).sum(0), alpha=alpha)
 
 
-@apart("_trilinear.default")
+@composite("_trilinear.default")
 def trilinear(a: Any, b: Any, c: Any, of_a: Any, of_b: Any, of_c: Any, summed: Any, unroll_dim: int = 1) -> Any:
     """Sum the products of three tensors along axes, each with axes of length 1 inserted."""
     for axis in range(a.ndim + len(of_a)):
@@ -176,13 +176,13 @@ def trilinear(a: Any, b: Any, c: Any, of_a: Any, of_b: Any, of_c: Any, summed: A
     return product.sum(summed) if summed else product
 
 
-@apart("angle.default")
+@composite("angle.default")
 def angle(a: Any) -> Any:
     """Return pi for numbers below 0, else 0."""
     return torch.where(a.isnan(), a, torch.where(a < 0, torch.pi, 0.0))
 
 
-@apart("_weight_norm_interface_backward.default")
+@composite("_weight_norm_interface_backward.default")
 def weight_norm_backward(grad: Any, v: Any, g: Any, norms: Any, dim: int) -> Any:
     """Return the gradients of the direction and of the length."""
     other_axes = [axis for axis in range(v.ndim) if axis != dim % v.ndim]
@@ -190,7 +190,7 @@ def weight_norm_backward(grad: Any, v: Any, g: Any, norms: Any, dim: int) -> Any
     return g / norms * (grad - v * (projection / norms)), projection
 
 
-@apart("histc.default")
+@composite("histc.default")
 def histc(a: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
     """Count the numbers in each of equal parts of a range; the last part has its end."""
     if min == max:
@@ -201,7 +201,7 @@ def histc(a: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
     return inside.sum(0).to(a.dtype)
 
 
-@apart("segment_reduce.default")
+@composite("segment_reduce.default")
 def segment_reduce(
     a: Any,
     reduce: str,
@@ -223,7 +223,7 @@ def segment_reduce(
     return result.index_reduce(0, segment, a, reduction, include_self=reduce != "mean")
 
 
-@apart("_segment_reduce_backward.default")
+@composite("_segment_reduce_backward.default")
 def segment_reduce_backward(
     grad: Any,
     output: Any,
@@ -259,7 +259,7 @@ EMPTY_SEGMENTS = {
 }
 
 
-@apart("grid_sampler_2d_backward.default")
+@composite("grid_sampler_2d_backward.default")
 def grid_sampler_backward(grad: Any, a: Any, grid: Any, mode: int, padding: int, corners: bool, mask: Any) -> Any:
     """Return the gradients of an image and of the places where it was sampled."""
     if mode == BICUBIC or padding == REFLECTED:
@@ -297,7 +297,7 @@ NEAREST, BICUBIC = 1, 2
 BORDER, REFLECTED = 1, 2
 
 
-@apart("linalg_cholesky_ex.default")
+@composite("linalg_cholesky_ex.default")
 def cholesky(a: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
     """Factor column by column."""
     a = a.mT if upper else a
@@ -313,7 +313,7 @@ def cholesky(a: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
     return (result.mT if upper else result), torch.zeros(a.shape[:-2], dtype=torch.int32)
 
 
-@apart("cholesky_solve.default")
+@composite("cholesky_solve.default")
 def cholesky_solve(b: Any, factor: Any, upper: bool = False) -> Any:
     """Substitute by the factor and by its transpose."""
     lower = factor.mT if upper else factor
