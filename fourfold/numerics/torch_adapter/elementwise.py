@@ -257,7 +257,7 @@ def special(
         function: torch's function.
         slope: its derivative, whose magnitude is monotonic on either side of at most one turning point.
         peak: the argument of the steepest slope, if there is one.
-        saturates: whether the function ends in ±1: see `saturated`.
+        saturates: whether the function ends in ±1: see `saturating_step`.
         steps: the roundings of a call, by default those of a function within 2 ulp.
     """
 
@@ -668,7 +668,7 @@ def gelu(a: Any, *, approximate: str = "none") -> Bounded:
     The sum cancels where a is far below 0: the error of erf or tanh near -1 remains, and the bound is |a| times some
     units of roundoff while the value vanishes. A relative bound, like that of erfc, is impossible: torch's own kernel
     on a CPU computes the sum, and reaches 0.55 of the bound between -4 and -2 in float32. Beyond -6, where erf is -1,
-    `saturated` reduces the bound to a fifth: from 10 |a| units of roundoff to 2.
+    `saturating_step` reduces the bound to a fifth: from 10 |a| units of roundoff to 2.
     """
     a = lift_operand(a)
     if approximate == "tanh":

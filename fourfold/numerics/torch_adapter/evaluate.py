@@ -94,8 +94,8 @@ def output_of(definition: Callable[..., torch.Tensor], tensors: dict[str, Any], 
     if not isinstance(output, torch.Tensor):
         raise TypeError(f"the definition must return a tensor, and returned {type(output).__name__}")
     if output.is_complex():
-        given = f"{name_of(output.dtype)}: take torch.view_as_real of it"
-        raise TypeError(f"the definition must return real numbers, and returned {given}")
+        advice = f"{name_of(output.dtype)}: take torch.view_as_real of it"
+        raise TypeError(f"the definition must return real numbers, and returned {advice}")
     return output
 
 

@@ -157,7 +157,7 @@ def reassociation_bound(result: Bounded, *products: Sequence[Any], axis: tuple[i
 
 
 def channel_scaling(normal: Bounded, a: Bounded, mean: Any, inverse: Bounded, weight: Any, bias: Any) -> Bounded:
-    """Return `scaled_and_shifted` for weights and biases of channels.
+    """Return `scale_and_shift` for weights and biases of channels.
 
     Other kernels compute a (weight inverse) + (bias - mean weight inverse).
     """
