@@ -50,7 +50,7 @@ def forward(
         kept = "none" if reduction == "none" else "sum"
         with np.errstate(all="ignore"):
             smooth = oracle.forward(logits.value, target, ignore_index, 1.0, kept)
-        output = any_order(output, (logits.shape[1], smooth), kept=True)
+        output = any_order(output, (logits.shape[1], smooth), stored=True)
     return output
 
 

@@ -24,7 +24,7 @@ def backward(grad_output: Any, gate: Any, up: Any) -> tuple[Any, Any]:
     share, rest = oracle.sigmoid(gate), oracle.sigmoid(-gate)
     grad_gate = either_formula(grad_gate, grad_output * (up * (share * (1 + gate * (1 - share)))))
     factors = grad_output, up, share
-    return any_order(grad_gate, factors, (*factors, gate, rest), kept=True), grad_up
+    return any_order(grad_gate, factors, (*factors, gate, rest), stored=True), grad_up
 
 
 laws = (output_is_linear_in_up, a_gate_and_its_negative_add_up)

@@ -41,14 +41,14 @@ class KnownCalls(NamedTuple):
     """The actions of calls of one kind.
 
     Attributes:
-        made: sizes, strides and dtype of each tensor that a call allocates.
+        allocations: sizes, strides and dtype of each tensor that a call allocates.
         provided: functions that return further tensors, such as counters.
         launches: in order. They receive the addresses of the arguments (0 for arguments other than tensors), of the
             allocated tensors, and of the provided tensors, in this order.
         results: indices of the results among the allocated tensors; a single number if the result is not a tuple.
     """
 
-    made: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]
+    allocations: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]
     provided: tuple[Callable[[], torch.Tensor], ...]
     launches: tuple[Launch, ...]
     results: tuple[int, ...] | int
@@ -60,15 +60,19 @@ class KnownCalls(NamedTuple):
             tensor = arguments[place]
             if tensor is not None:
                 addresses[place] = tensor.data_ptr()
-        made = [torch_internals.empty_on_current_gpu(*form) for form in self.made]
-        for tensor in made:
+        allocations = [torch_internals.empty_on_current_gpu(*form) for form in self.allocations]
+        for tensor in allocations:
             addresses.append(tensor.data_ptr())
         for provide in self.provided:
             addresses.append(provide().data_ptr())
         stream = torch_internals.current_stream(device)
         for launch in self.launches:
             launch(addresses, stream)
-        return made[self.results] if isinstance(self.results, int) else tuple([made[i] for i in self.results])
+        return (
+            allocations[self.results]
+            if isinstance(self.results, int)
+            else tuple([allocations[i] for i in self.results])
+        )
 
 
 class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
@@ -76,7 +80,7 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
 
     def __init__(self, arguments: Sequence[Any]) -> None:
         super().__init__()
-        self._made: list[torch.Tensor] = []
+        self._allocated: list[torch.Tensor] = []
         self._provided: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []
         self._launches: list[Callable[[Callable[[int], int]], Launch]] = []
         self._arguments = arguments
@@ -86,7 +90,7 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
         """Run an operator of torch. The call can be repeated if it makes an unwritten tensor or a view."""
         result = operator(*args, **(kwargs or {}))
         if operator in MAKE:
-            self._made.append(result)
+            self._allocated.append(result)
         elif not torch_internals.is_view(operator):
             self._repeatable = False
         return result
@@ -106,14 +110,14 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
     def repeatable_actions(self, results: Any) -> KnownCalls | None:
         """Return the actions of the call, given its results, or None if it cannot be repeated."""
         pointers = [a.data_ptr() if isinstance(a, torch.Tensor) else 0 for a in self._arguments]
-        addresses = [*pointers, *(t.data_ptr() for t in self._made), *(t.data_ptr() for t, _ in self._provided)]
+        addresses = [*pointers, *(t.data_ptr() for t in self._allocated), *(t.data_ptr() for t, _ in self._provided)]
         distinct = [address for address in addresses if address]
         zeros = any(isinstance(a, float) and a == 0 for a in self._arguments)  # 0.0 and -0.0 are equal, as keys are
         if not self._repeatable or zeros or len(set(distinct)) < len(distinct):
             return None
         # The dispatcher may wrap what a mode returns in another object, so a tensor is identified by its address.
-        of_made = [_form(tensor) for tensor in self._made]
-        unclaimed: list[Any] = list(of_made)
+        allocations = [_form(tensor) for tensor in self._allocated]
+        unclaimed: list[Any] = list(allocations)
         places = []
         try:
             launches = tuple(again(addresses.index) for again in self._launches)
@@ -122,7 +126,7 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
                 unclaimed[places[-1]] = None
         except ValueError:  # a tensor of neither kind, such as a part of an argument
             return None
-        forms = tuple(form[1:] for form in of_made)
+        forms = tuple(form[1:] for form in allocations)
         provided = tuple(provider for _, provider in self._provided)
         return KnownCalls(forms, provided, launches, places[0] if isinstance(results, torch.Tensor) else tuple(places))
 

@@ -74,13 +74,13 @@ class LaunchRecord:
     """The launches and operators of a call on a GPU, in order.
 
     Args:
-        name_of: the name of a tensor of the caller's, None for one that the call makes.
+        tensor_name: the name of a tensor of the caller's, None for one that the call makes.
     """
 
-    def __init__(self, name_of: Callable[[torch.Tensor], str | None]) -> None:
+    def __init__(self, tensor_name: Callable[[torch.Tensor], str | None]) -> None:
         self.events: list[Launched | str] = []
         self.unknown = ""
-        self._name_of = name_of
+        self._tensor_name = tensor_name
         self._described: dict[int, tuple[Any, str]] = {}
 
     @property
@@ -121,14 +121,14 @@ class LaunchRecord:
             return self._described[id(argument)][1]
         if isinstance(argument, torch.Tensor):
             address = argument.data_ptr()
-            one = first.setdefault(address, place)
-            also = f", as argument {one}" if one != place else ""
+            first_place = first.setdefault(address, place)
+            also = f", as argument {first_place}" if first_place != place else ""
             return (
-                f"{self._name_of(argument) or 'made'}: {argument.dtype}{list(argument.shape)}"
+                f"{self._tensor_name(argument) or 'made'}: {argument.dtype}{list(argument.shape)}"
                 f" strides {list(argument.stride())} at {address % ALIGNMENT}{also}"
             )
         if isinstance(argument, list | tuple):
-            return f"[{', '.join(self._form(one, place, first) for one in argument)}]"
+            return f"[{', '.join(self._form(part, place, first) for part in argument)}]"
         if argument is None or isinstance(
             argument, bool | int | float | str | torch.dtype | torch.device | torch.layout | torch.memory_format
         ):
@@ -143,14 +143,14 @@ current: LaunchRecord | None = None
 
 
 @contextlib.contextmanager
-def recording(name_of: Callable[[torch.Tensor], str | None]) -> Iterator[LaunchRecord]:
+def recording(tensor_name: Callable[[torch.Tensor], str | None]) -> Iterator[LaunchRecord]:
     """Record all launches of this process, which makes one call at a time within it.
 
     Args:
-        name_of: returns the name of a caller's tensor, or None for a tensor that the call makes.
+        tensor_name: returns the name of a caller's tensor, or None for a tensor that the call makes.
     """
     global current
-    before, current = current, LaunchRecord(name_of)
+    before, current = current, LaunchRecord(tensor_name)
     try:
         yield current
     finally:

@@ -58,13 +58,13 @@ def spans_of(file: str) -> tuple[tuple[int, tuple[int, int], tuple[int, int]], .
 
 def parts_of_code(file: str, code: CodeType) -> dict[int, tuple[int, ...]]:
     """Return the parts of lines that each instruction of a file's function belongs to, by its offset in bytes."""
-    known, by_offset = spans_of(file), dict[int, tuple[int, ...]]()
-    for number, (line, last, column, end) in enumerate(code.co_positions() if known else ()):
+    file_spans, parts_by_offset = spans_of(file), dict[int, tuple[int, ...]]()
+    for number, (line, last, column, end) in enumerate(code.co_positions() if file_spans else ()):
         if line is not None and last is not None and column is not None and end is not None:
-            parts = tuple(part for part, begin, past in known if begin <= (line, column) and (last, end) <= past)
+            parts = tuple(part for part, begin, past in file_spans if begin <= (line, column) and (last, end) <= past)
             if parts:
-                by_offset[2 * number] = parts
-    return by_offset
+                parts_by_offset[2 * number] = parts
+    return parts_by_offset
 
 
 class Marks:
@@ -88,7 +88,7 @@ class Marks:
     def lines(self, file: str) -> set[int]:
         """Return the lines of a file that were reached."""
         places = list(enumerate(self._places))
-        return {line for number, (of, lines) in places if of == file and number in self.ran for line in lines}
+        return {line for number, (source, lines) in places if source == file and number in self.ran for line in lines}
 
 
 # Those of this process.

@@ -24,7 +24,7 @@ NAMESPACE = "fourfold"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _TENSOR = (torch.Tensor, torch.nn.Parameter)
 # By a schema's types, the Python types that a launch accepts; the dispatcher converts or refuses others.
-_TAKEN: dict[str, tuple[type, ...]] = {
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "Tensor": _TENSOR,
     "Tensor?": (*_TENSOR, type(None)),
     "float": (float,),
@@ -44,12 +44,12 @@ class _Launch(NamedTuple):
 
     Attributes:
         implementation: takes the operator's arguments.
-        taken: the types of its arguments, in order, for which it may be called without torch's dispatcher.
+        types: the types of its arguments, in order, for which it may be called without torch's dispatcher.
         tensors: the indices of the arguments that are tensors, or None.
     """
 
     implementation: Callable[..., Any]
-    taken: frozenset[tuple[type, ...]]
+    types: frozenset[tuple[type, ...]]
     tensors: tuple[int, ...]
 
 
@@ -115,16 +115,16 @@ class Operator:
         backward_operator = define(schema, backward, self.empty_gradients, self.repeats)
         not_differentiable_twice(backward_operator)
         places = [[list(self._arguments).index(name) for name in names.split()] for names in self._gradient_arguments]
-        others = [list(self._results).index(name) for name in self._further]
-        gradients = _gradients(_direct_backward(backward_operator), places, len(self._arguments), others)
+        further = [list(self._results).index(name) for name in self._further]
+        gradients = _gradients(_direct_backward(backward_operator), places, len(self._arguments), further)
         return differentiate(operator, gradients, self._save())
 
-    def empty_gradients(self, grad_output: torch.Tensor | None, *rest: Any) -> Any:
+    def empty_gradients(self, grad_output: torch.Tensor | None, *arguments: Any) -> Any:
         """Return uninitialised gradients, given the arguments of backward; one alone is no tuple."""
-        rest = rest[len(self._further) :]
-        known = {"grad_output": grad_output, **dict(zip(self.saves, rest))}
-        likes: list[Any] = [known[like] for like in self._gradient_arguments.values()]
-        gradients = empty_gradients(likes, rest[len(self.saves) :] or [True])
+        arguments = arguments[len(self._further) :]
+        tensors = {"grad_output": grad_output, **dict(zip(self.saves, arguments))}
+        likes: list[Any] = [tensors[like] for like in self._gradient_arguments.values()]
+        gradients = empty_gradients(likes, arguments[len(self.saves) :] or [True])
         return gradients[0] if len(gradients) == 1 else gradients
 
     @cached_property
@@ -167,19 +167,19 @@ class Operator:
     def _save(self) -> Callable[..., None]:
         kinds = self._arguments | self._results
         tensors = [name for name in self.saves if kinds[name].startswith("Tensor")]
-        others = [name for name in self.saves if name not in tensors]
-        if (*tensors, *others) != self.saves:
-            raise ValueError(f"{self._name} must save {', '.join((*tensors, *others))} in this order: tensors first")
+        constants = [name for name in self.saves if name not in tensors]
+        if (order := (*tensors, *constants)) != self.saves:
+            raise ValueError(f"{self._name} must save {', '.join(order)} in this order: tensors first")
         place = list(kinds).index
         keeps = [(place(name), self.saves_if.get(name)) for name in tensors]
-        constants, cotangents = [place(name) for name in others], self.cotangents
+        places_of_constants, cotangents = [place(name) for name in constants], self.cotangents
         several, zeros = len(self._results) > 1, self._first not in cotangents
         constant = [i for i, name in enumerate(self._results) if i and name not in self.cotangents]
 
         def save(ctx: Any, inputs: tuple, output: Any) -> None:
-            known = (*inputs, *output) if several else (*inputs, output)
-            ctx.save_for_backward(*[known[i] if keep is None or keep(*inputs) else None for i, keep in keeps])
-            ctx.constants = [known[i] for i in constants]
+            values = (*inputs, *output) if several else (*inputs, output)
+            ctx.save_for_backward(*[values[i] if keep is None or keep(*inputs) else None for i, keep in keeps])
+            ctx.constants = [values[i] for i in places_of_constants]
             if constant:
                 ctx.mark_non_differentiable(*[output[i] for i in constant])
             if cotangents:
@@ -252,7 +252,7 @@ def define(
         _library.impl(name, implementation, key)
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
     operator = getattr(getattr(torch.ops, NAMESPACE), name).default
-    kinds = [_TAKEN[kind] for kind in _types(arguments).values()]
+    kinds = [_PYTHON_TYPES[kind] for kind in _types(arguments).values()]
     tensors = tuple(place for place, kind in enumerate(kinds) if kind[0] is torch.Tensor)
     if repeats:
         implementation = known_calls.remember_calls(implementation, tensors, tuning.nothing_forced)
@@ -309,8 +309,8 @@ def _direct_backward(operator: Any) -> Callable[..., Any]:
     """
     implementation, types, tensors = _launches[operator]
 
-    def call(grad_output: torch.Tensor | None, *rest: Any) -> Any:
-        arguments = (grad_output, *rest)
+    def call(grad_output: torch.Tensor | None, *saved: Any) -> Any:
+        arguments = (grad_output, *saved)
         if (
             torch.is_grad_enabled()
             or torch.compiler.is_compiling()

@@ -45,9 +45,9 @@ class Module:
         folder = self.file.parent
         for _ in range(node.level - 1):
             folder = folder.parent
-        within = folder.joinpath(*(node.module or "").split("."))
+        place = folder.joinpath(*(node.module or "").split("."))
         for alias in node.names:
-            for file in (within.with_suffix(".py"), within / f"{alias.name}.py"):
+            for file in (place.with_suffix(".py"), place / f"{alias.name}.py"):
                 if file.name != ".py" and file.is_file():
                     self.imported[alias.asname or alias.name] = (file, alias.name)
                     break
@@ -55,10 +55,12 @@ class Module:
     def fold(self, node: ast.AST, depth: int = 0) -> int | None:
         """Return the integer value of a constant expression, or None for any other expression."""
         if isinstance(node, ast.Constant):
-            whole = isinstance(node.value, int) and not isinstance(node.value, bool)
-            return node.value if whole else None  # type: ignore[return-value]
+            is_integer = isinstance(node.value, int) and not isinstance(node.value, bool)
+            return node.value if is_integer else None  # type: ignore[return-value]
         if isinstance(node, ast.Name) and depth < 8:
-            assignments = [each for each in self.defined.get(node.id, ()) if isinstance(each, ast.Assign)]
+            assignments = [
+                statement for statement in self.defined.get(node.id, ()) if isinstance(statement, ast.Assign)
+            ]
             return self.fold(assignments[0].value, depth + 1) if len(assignments) == 1 else None
         if isinstance(node, ast.BinOp) and type(node.op) in _FOLDED:
             left, right = self.fold(node.left, depth + 1), self.fold(node.right, depth + 1)

@@ -64,10 +64,10 @@ class Signature:
         self.name, self.names = function.__name__, tuple(arguments)
         self._called = inspect.signature(function)
         parameters = self._called.parameters.values()
-        self._defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+        self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         if tuple(self._called.parameters) != self.names:
-            taken = ", ".join(self._called.parameters)
-            raise TypeError(f"signature: {self.name} takes {taken}, and not {', '.join(self.names) or 'nothing'}")
+            actual = ", ".join(self._called.parameters)
+            raise TypeError(f"signature: {self.name} takes {actual}, and not {', '.join(self.names) or 'nothing'}")
         first = arguments[self.names[0]]
         if isinstance(first, Values) or not first.is_floating or first.optional:
             raise ValueError(f"signature: {self.names[0]} must be a floating-point tensor, and not optional")
@@ -82,7 +82,7 @@ class Signature:
         # The tensors that may be None, or have dtypes of their own or axes that the first one lacks. torch.compile does
         # not trace cached properties.
         of_first = {*notation.names(first.axes)}
-        self._others = tuple(
+        self._joint = tuple(
             name
             for name, of in self.tensors.items()
             if name != self.names[0] and (of.optional or of.dtypes or not {*notation.names(of.axes)} <= of_first)
@@ -108,50 +108,54 @@ class Signature:
                 integer is out of its range.
         """
         names, count = self.names, len(self.names)
-        first, of_first = names[0], self.tensors[names[0]]
-        axes, has_own_dtype = of_first.axes, bool(of_first.dtypes)
+        first, first_input = names[0], self.tensors[names[0]]
+        axes, has_own_dtype = first_input.axes, bool(first_input.dtypes)
         pattern = notation.pattern(axes)
         fits_any = axes == (notation.LEADING,)
         later = [(place, name, self._check(name)) for place, name in enumerate(names) if place in self._separate_places]
-        checks = [(place, name, of.check) for place, name in enumerate(names) if (of := self.parameters.get(name))]
-        together = self._check_others if self._others else None
+        checks = [(names.index(name), name, values.check) for name, values in self.parameters.items()]
+        together = self._check_joint if self._joint else None
         extra = self._extra
 
         @functools.wraps(self.function)
-        def checked(*given: Any, **named: Any) -> Any:
-            if named or len(given) != count:
-                ordered = len(given) == 0 and tuple(named) == names
-                given = tuple(named.values()) if ordered else self._bind(given, named)
-            tensor = given[0]
+        def checked(*arguments: Any, **keywords: Any) -> Any:
+            if keywords or len(arguments) != count:
+                ordered = len(arguments) == 0 and tuple(keywords) == names
+                arguments = tuple(keywords.values()) if ordered else self._bind(arguments, keywords)
+            tensor = arguments[0]
             if has_own_dtype:
-                _check_own_dtype(first, tensor, of_first)
+                _check_own_dtype(first, tensor, first_input)
             else:
                 check_floating(first, tensor)
             if not fits_any:
                 _check_axes(first, tensor, axes, pattern, {})
             for place, name, check in later:
-                check(name, given[place], first, tensor)
+                check(name, arguments[place], first, tensor)
             if together is not None:
-                together(given)
+                together(arguments)
             for place, name, valid in checks:
-                valid(name, given[place])
+                valid(name, arguments[place])
             if extra is not None:
-                extra(*given)
-            return call(*given)
+                extra(*arguments)
+            return call(*arguments)
 
         # torch.compile keeps a few versions of a code object, which operations must not share.
         checked.__code__ = checked.__code__.replace(co_name=self.name)  # type: ignore[attr-defined]
         setattr(checked, _ATTRIBUTE, self)
         return checked
 
-    def _bind(self, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    def _bind(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
         """Return the arguments of a call in order, with the defaults of those that are left out."""
         # Not by inspect, except where it raises: torch.compile has to trace this.
-        rest = self.names[len(given) :]
-        known = {**self._defaults, **named}
-        if len(given) > len(self.names) or any(n not in rest for n in named) or any(n not in known for n in rest):
-            self._called.bind(*given, **named)
-        return (*given, *[known[name] for name in rest])
+        missing = self.names[len(arguments) :]
+        values = {**self._defaults, **keywords}
+        if (
+            len(arguments) > len(self.names)
+            or any(n not in missing for n in keywords)
+            or any(n not in values for n in missing)
+        ):
+            self._called.bind(*arguments, **keywords)
+        return (*arguments, *[values[name] for name in missing])
 
     @functools.cached_property
     def check(self) -> Callable[..., None]:
@@ -161,46 +165,46 @@ class Signature:
     @functools.cached_property
     def _separate_places(self) -> tuple[int, ...]:
         """The places of the tensors that are compared with the first one alone."""
-        alone = [name for name in self.tensors if name not in self._others]
+        alone = [name for name in self.tensors if name not in self._joint]
         return tuple(place for place, name in enumerate(self.names) if place and name in alone)
 
-    def _check_others(self, given: tuple[Any, ...]) -> None:
+    def _check_joint(self, arguments: tuple[Any, ...]) -> None:
         """Check the tensors of `_others`, in order."""
-        known: dict[str, Any] = {}
+        sizes: dict[str, Any] = {}
         first = self.names[0]
-        for place, name, of, pattern in self._patterns:
-            value = given[place]
-            if value is None and of.optional:
+        for place, name, tensor_input, pattern in self._patterns:
+            value = arguments[place]
+            if value is None and tensor_input.optional:
                 continue
-            if name in self._others:
-                if of.dtypes:
-                    _check_own_dtype(name, value, of)
-                    check_device(name, value, first, given[0])
+            if name in self._joint:
+                if tensor_input.dtypes:
+                    _check_own_dtype(name, value, tensor_input)
+                    check_device(name, value, first, arguments[0])
                 else:
-                    check_alike(name, value, first, given[0])
-            _check_axes(name, value, of.axes, pattern, known)
+                    check_alike(name, value, first, arguments[0])
+            _check_axes(name, value, tensor_input.axes, pattern, sizes)
         # The axis that limits the integers of a tensor may be a later tensor's.
-        for place, name, of, _ in self._patterns:
-            value = given[place]
+        for place, name, tensor_input, _ in self._patterns:
+            value = arguments[place]
             if value is None:
                 continue
-            if isinstance(of, Ragged):
-                _check_total(name, value, of, known)
-            if not of.is_floating and value.is_cpu and not torch.compiler.is_compiling():
-                _check_range(name, value, of, known)
+            if isinstance(tensor_input, Ragged):
+                _check_total(name, value, tensor_input, sizes)
+            if not tensor_input.is_floating and value.is_cpu and not torch.compiler.is_compiling():
+                _check_range(name, value, tensor_input, sizes)
 
     def _check(self, name: str) -> Callable[[str, Any, str, torch.Tensor], None]:
         """Return the check of a later argument against the first one."""
-        axes, of_first = self.tensors[name].axes, self.tensors[self.names[0]].axes
-        if axes == of_first:
+        axes, first_axes = self.tensors[name].axes, self.tensors[self.names[0]].axes
+        if axes == first_axes:
             return check_same
-        pattern, pattern_of_first = notation.pattern(axes), notation.pattern(of_first)
+        pattern, first_pattern = notation.pattern(axes), notation.pattern(first_axes)
 
         def check(name: str, tensor: Any, first_name: str, first: torch.Tensor) -> None:
             check_alike(name, tensor, first_name, first)
-            known: dict[str, Any] = {}
-            pattern_of_first.fits(first.shape, known)
-            _check_axes(name, tensor, axes, pattern, known)
+            sizes: dict[str, Any] = {}
+            first_pattern.fits(first.shape, sizes)
+            _check_axes(name, tensor, axes, pattern, sizes)
 
         return check
 
@@ -223,30 +227,30 @@ class Signature:
         return f"{name}({arguments}) -> {results}"
 
 
-def _check_own_dtype(name: str, tensor: Any, of: TensorInput) -> None:
+def _check_own_dtype(name: str, tensor: Any, tensor_input: TensorInput) -> None:
     """Check the dtype of a tensor that has dtypes of its own.
 
     Raises:
         TypeError: it is no tensor of a declared dtype.
     """
-    dtypes = " or ".join(of.dtypes)
-    if not isinstance(tensor, torch.Tensor) or str(tensor.dtype).removeprefix("torch.") not in of.dtypes:
-        found = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-        raise TypeError(f"{name} must be a tensor of {dtypes}, not {found}")
+    dtypes = " or ".join(tensor_input.dtypes)
+    if not isinstance(tensor, torch.Tensor) or str(tensor.dtype).removeprefix("torch.") not in tensor_input.dtypes:
+        actual = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise TypeError(f"{name} must be a tensor of {dtypes}, not {actual}")
 
 
-def _check_total(name: str, tensor: torch.Tensor, of: Ragged, sizes: Mapping[str, Any]) -> None:
+def _check_total(name: str, tensor: torch.Tensor, ragged: Ragged, sizes: Mapping[str, Any]) -> None:
     """Check that the samples of a ragged batch can have all of its rows.
 
     Raises:
         ValueError: there are no samples, or too few.
     """
-    samples, total = tensor.shape[0] - (1 if of.are_offsets else 0), _size(sizes, of.total, name)
+    samples, total = tensor.shape[0] - (1 if ragged.are_offsets else 0), _size(sizes, ragged.total, name)
     if total and not samples:
-        raise ValueError(f"{name} must have a sample for the {total} rows of {of.total}, not none")
-    if of.most and total > samples * _size(sizes, of.most, name):
-        each = f"at most {sizes[of.most]}, the size of {of.most}"
-        raise ValueError(f"{name} must give each sample {each}, but {samples} samples have {total} of {of.total}")
+        raise ValueError(f"{name} must have a sample for the {total} rows of {ragged.total}, not none")
+    if ragged.most and total > samples * _size(sizes, ragged.most, name):
+        each = f"at most {sizes[ragged.most]}, the size of {ragged.most}"
+        raise ValueError(f"{name} must give each sample {each}, but {samples} samples have {total} of {ragged.total}")
 
 
 def _size(sizes: Mapping[str, Any], axis: str, name: str) -> int:
@@ -293,16 +297,16 @@ def _check_range(name: str, tensor: torch.Tensor, tensor_input: TensorInput, siz
 
 
 def _check_axes(
-    name: str, tensor: torch.Tensor, axes: notation.Axes, pattern: notation.Pattern, known: dict[str, Any]
+    name: str, tensor: torch.Tensor, axes: notation.Axes, pattern: notation.Pattern, sizes: dict[str, Any]
 ) -> None:
     """Check that a tensor has its axes.
 
     Raises:
         ValueError: it has not.
     """
-    sizes = {axis: size for axis, size in known.items() if axis in axes}
-    if not pattern.fits(tuple(tensor.shape), known):
-        where = f" where {', '.join(f'{axis} is {size}' for axis, size in sizes.items())}," if sizes else ""
+    fixed = {axis: size for axis, size in sizes.items() if axis in axes}
+    if not pattern.fits(tuple(tensor.shape), sizes):
+        where = f" where {', '.join(f'{axis} is {size}' for axis, size in fixed.items())}," if fixed else ""
         raise ValueError(f"{name} must be [{', '.join(axes)}],{where} not {list(tensor.shape)}")
 
 
@@ -328,8 +332,8 @@ def signature_of(function: Callable[..., Any]) -> Signature:
     Raises:
         TypeError: the function has none.
     """
-    found = getattr(function, _ATTRIBUTE, None)
-    if found is None:
+    result = getattr(function, _ATTRIBUTE, None)
+    if result is None:
         name = getattr(function, "__name__", function)
         raise TypeError(f"{name} has no signature: decorate the operation in torch with @signature(...)")
-    return found
+    return result

@@ -121,10 +121,10 @@ class Tuner:
     def _file(self, device: torch.device) -> pathlib.Path:
         # An unchanged kernel of a baseline must use the same choice as today's, though its package has another name.
         package = __name__.partition(".")[0]
-        own = re.compile(rf"\b{package}(?=\.(?:backends|compat|impls)\b)")
-        texts = [own.sub("", text) for path, text in sorted(source_closure(self._source).items())]
-        what = digest(self.name, torch.cuda.get_device_name(device), torch.__version__, texts)
-        return cache_folder("tuning") / f"{what}.json"
+        own_package = re.compile(rf"\b{package}(?=\.(?:backends|compat|impls)\b)")
+        texts = [own_package.sub("", text) for path, text in sorted(source_closure(self._source).items())]
+        key = digest(self.name, torch.cuda.get_device_name(device), torch.__version__, texts)
+        return cache_folder("tuning") / f"{key}.json"
 
     def _recall(self, device: torch.device, kind: Hashable, fitting: list[Configuration]) -> Configuration | None:
         configuration = self._by_name.get(_read_choices(self._file(device)).get(repr(kind), ""))
@@ -157,9 +157,9 @@ class Tuner:
 def _read_choices(file: pathlib.Path) -> dict[str, str]:
     """Return the fastest configurations recorded in a file, by kind of launch; none if missing or damaged."""
     with contextlib.suppress(OSError, ValueError):
-        known = json.loads(file.read_text())
-        if isinstance(known, dict):
-            return {kind: name for kind, name in known.items() if isinstance(name, str)}
+        choices = json.loads(file.read_text())
+        if isinstance(choices, dict):
+            return {kind: name for kind, name in choices.items() if isinstance(name, str)}
     return {}
 
 

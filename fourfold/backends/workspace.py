@@ -11,7 +11,7 @@ from fourfold.compat import torch_internals
 _COUNTERS = 1 << 14  # per device; one for each stream, and one for each call captured in a CUDA graph
 _slabs: dict[int, torch.Tensor] = {}
 _used: dict[int, int] = {}
-_of_stream: dict[tuple[int, int], torch.Tensor] = {}
+_stream_counters: dict[tuple[int, int], torch.Tensor] = {}
 # Threads on streams of their own must not take the same counter.
 _taking = threading.Lock()
 
@@ -24,12 +24,12 @@ def counter(device: torch.device) -> torch.Tensor:
     """
     if device.type == "cpu":
         return torch.zeros(1, dtype=torch.int32)
-    found = _gpu_workspace(device)
+    workspace = _gpu_workspace(device)
     if (recorder := known_calls.recorder()) is not None:
-        recorder.provide(found, functools.partial(_gpu_workspace, device))
+        recorder.provide(workspace, functools.partial(_gpu_workspace, device))
     if (record := launch_records.current) is not None:
-        record.describe(found, "counter")  # where it lies depends on the calls before this one
-    return found
+        record.describe(workspace, "counter")  # where it lies depends on the calls before this one
+    return workspace
 
 
 def _gpu_workspace(device: torch.device) -> torch.Tensor:
@@ -39,7 +39,7 @@ def _gpu_workspace(device: torch.device) -> torch.Tensor:
         # If no counter is left, or none exists yet, the graph clears a counter itself. That costs one graph node.
         return slot if slot is not None else torch.zeros(1, dtype=torch.int32, device=device)
     stream = torch_internals.current_stream(index)
-    workspace = _of_stream.get((index, stream))
+    workspace = _stream_counters.get((index, stream))
     if workspace is None:
         if index not in _slabs:
             _slabs[index] = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
@@ -48,7 +48,7 @@ def _gpu_workspace(device: torch.device) -> torch.Tensor:
         slot = _next(index)
         if slot is None:
             return torch.zeros(1, dtype=torch.int32, device=device)
-        workspace = _of_stream[index, stream] = slot
+        workspace = _stream_counters[index, stream] = slot
     return workspace
 
 

@@ -128,7 +128,7 @@ def _call_of_another_dtype(subject: Subject, case: Case) -> None:
         name: tensor.to(dtype.torch) if tensor.is_floating_point() and name not in subject.operation.dtypes else tensor
         for name, tensor in case.tensors(subject.dtype, subject.device).items()
     }
-    for each in subject.operation.differentiable_in(case):
-        tensors[each].requires_grad_()
+    for key in subject.operation.differentiable_in(case):
+        tensors[key].requires_grad_()
     with contextlib.suppress(Exception):
         subject.call(**tensors, **case.parameters)

@@ -95,8 +95,8 @@ def modes_do_not_matter(subject: Subject, search: Search) -> None:
     search.cases(subject, "modes", body, named=False, extra=extra)
 
 
-def _call_in_mode(subject: Subject, case: Case, when: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    mode, needs_gradients, is_inside = MODES_OF_OTHERS[when]
+def _call_in_mode(subject: Subject, case: Case, mode_name: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    mode, needs_gradients, is_inside = MODES_OF_OTHERS[mode_name]
     tensors = {} if is_inside else case.tensors(subject.dtype, subject.device)
     for name in subject.operation.differentiable_in(case) if needs_gradients else ():
         tensors[name].requires_grad_()
@@ -107,9 +107,9 @@ def _call_in_mode(subject: Subject, case: Case, when: str) -> tuple[torch.Tensor
         output = subject.call(**tensors, **case.parameters)
         at_end = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     if at_end != inside or outside != (torch.is_grad_enabled(), torch.is_inference_mode_enabled()):
-        raise Failure(f"{subject}: {when}: the call has changed whether gradients are recorded")
+        raise Failure(f"{subject}: {mode_name}: the call has changed whether gradients are recorded")
     if mode in (torch.no_grad, torch.inference_mode) and isinstance(output, torch.Tensor) and output.requires_grad:
-        raise Failure(f"{subject}: {when}: the output requires a gradient", OUTPUT)
+        raise Failure(f"{subject}: {mode_name}: the output requires a gradient", OUTPUT)
     return output, tensors
 
 

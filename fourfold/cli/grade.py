@@ -48,7 +48,7 @@ def grade_file(args: argparse.Namespace, stop: Stop) -> int:
             speed=args.speed,
         )
         with ProgressDisplay(total, console) as display, contextlib.closing(verdicts):
-            graded.extend(verdict for verdict in display.each(verdicts) if args.id or args.report)
+            graded.extend(verdict for verdict in display.track(verdicts) if args.id or args.report)
     except (ValueError, BadCandidate, NoWorkers, InUse, ModuleNotFoundError, ConnectionError) as error:
         print(f"fourfold grade: {error}", file=sys.stderr)
         return 2

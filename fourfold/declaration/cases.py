@@ -314,7 +314,7 @@ class Declaration:
                 fixed[tensor.high] = max(fixed[tensor.high], 0 if empty else tensor.low + 1)
         plan = CallPlan(sizes=fixed, leading=leading, counts=shares, parameters=parameters)
         tied = {name: self.choices(name, plan) for name in parameters if self._is_tied(name)}
-        places = {name: Place.among(choices, parameters[name]) for name, choices in tied.items()}
+        places = {name: Place.choose(choices, parameters[name]) for name, choices in tied.items()}
         return replace(plan, parameters={**parameters, **places})
 
     def _is_tied(self, parameter: str) -> bool:
@@ -478,7 +478,7 @@ class Declaration:
         sizes = {axis: allowed[axis].nearest(0) for axis in self.axes}
         leading = (sizes[LEADING],) if LEADING in sizes else ()
         floating = [tensor for tensor in self.tensors.values() if tensor.is_floating]
-        return max((int(np.prod(notation.shape(of.axes, sizes, leading))) for of in floating), default=1)
+        return max((int(np.prod(notation.shape(t.axes, sizes, leading))) for t in floating), default=1)
 
     def other_integers(self, case: Case) -> dict[str, np.ndarray]:
         """Return other integers for a case, by input: see `fourfold.declaration.drawing.other_integers`."""
@@ -613,7 +613,7 @@ class Declaration:
             raise ValueError(f"{self.name}: {misfit} of shape {list(inputs[misfit].shape)} is not {axes!r}")
         for name in self.parameters.keys() - arguments.keys():
             if self._is_tied(name):
-                parameters[name] = Place.among(self._choices(name, sizes, inputs), parameters[name])
+                parameters[name] = Place.choose(self._choices(name, sizes, inputs), parameters[name])
         shape = self.infer_shape(inputs, parameters).shape
         cotangent_dtype = self._cotangent_dtype(dtype).numpy
         grad_output = np.linspace(-1.5, 2, int(np.prod(shape, dtype=np.int64))).reshape(shape).astype(cotangent_dtype)

@@ -314,7 +314,7 @@ def _in_place_operation(
         raise TypeError(f"{name}: returns must name each output that is returned beside {' and '.join(mutates)}")
     for argument in mutates:
         tensor = arguments.get(argument)
-        tensor = tensor.each if isinstance(tensor, TensorList) else tensor
+        tensor = tensor.tensor if isinstance(tensor, TensorList) else tensor
         if not isinstance(tensor, TensorInput):
             raise TypeError(f"{name}: mutates names {argument}, which is not declared to be a tensor")
         if tensor.optional or len(tensor.dtypes) > 1:
@@ -323,7 +323,7 @@ def _in_place_operation(
         if argument in (returns or {}):
             raise TypeError(f"{name}: returns names {argument}, which mutates names already")
     inputs = {argument: _drop_gradient(value) for argument, value in arguments.items()}
-    tensors = {argument: getattr(inputs[argument], "each", inputs[argument]) for argument in mutates}
+    tensors = {argument: getattr(inputs[argument], "tensor", inputs[argument]) for argument in mutates}
     new = {argument: result(*tensor.dtypes, gradient=False) for argument, tensor in tensors.items()}
     outputs = {**new, **(returns or {})}
     fields = {**fields, "mutates": mutates}
@@ -342,7 +342,7 @@ def _in_place_operation(
 
 def _drop_gradient(value: Any) -> Any:
     if isinstance(value, TensorList):
-        return dataclasses.replace(value, each=_drop_gradient(value.each))
+        return dataclasses.replace(value, tensor=_drop_gradient(value.tensor))
     return dataclasses.replace(value, gradient=False) if isinstance(value, TensorInput) else value
 
 
@@ -376,10 +376,10 @@ def build_operation(
     follow = own_cases is None or own_examples is None
     if follow:
         declaration.learn()
-    own = {
+    makers = {
         key: value if callable(value) else _example(declaration, value) for key, value in (own_examples or {}).items()
     }
-    examples = named_cases.join_cases(declaration, own) if follow else own
+    examples = named_cases.join_cases(declaration, makers) if follow else makers
     fields = {**fields, "returns": declaration.returns}
     record: dict[str, Any] = {
         "name": declaration.name,
@@ -399,7 +399,7 @@ def build_operation(
     defined = DefinedOperation(
         definition=definition,
         declaration=declaration,
-        own_examples=own,
+        own_examples=makers,
         has_own_cases=own_cases is not None,
         has_own_workloads="workloads" in fields,
         **record,

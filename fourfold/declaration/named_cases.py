@@ -462,10 +462,10 @@ def examples(declaration: Declaration) -> dict[str, Make]:
     return NamedCases(declaration).examples()
 
 
-def join_cases(declaration: Declaration, own: Mapping[str, Make]) -> dict[str, Make]:
+def join_cases(declaration: Declaration, makers: Mapping[str, Make]) -> dict[str, Make]:
     """Return the ordinary case, then given named cases, then the others that follow from a declaration.
 
     The author of a given case made it small and knows what goes wrong there, so it shows a failure best.
     """
     first, *others = examples(declaration).items()
-    return dict([first, *own.items(), *(pair for pair in others if pair[0] not in own)])
+    return dict([first, *makers.items(), *(pair for pair in others if pair[0] not in makers)])

@@ -392,8 +392,8 @@ class Selection:
                 claims,
                 dtype,
                 self._constants(cell, implementation),
-                share=profiles.share(own=not foreign),
-                dear_limit=profiles.dear_limit(own=not foreign),
+                share=profiles.share(is_own=not foreign),
+                dear_limit=profiles.dear_limit(is_own=not foreign),
                 every_nth=1 if foreign or profiles.is_full() else profiles.OWN_EVERY,
             ),
         )

@@ -35,17 +35,17 @@ def is_full() -> bool:
     return hypothesis.settings.get_current_profile_name() in (FULL, NIGHTLY)
 
 
-def share(own: bool) -> float:
-    """Return the share of the large cases that a check takes for a candidate, or for an `own` implementation."""
-    return (OWN_SHARE_OF_FULL if is_full() else OWN_SHARE) if own else 1.0
+def share(is_own: bool) -> float:
+    """Return the share of the large cases that a check takes for a candidate, or for one of our kernels."""
+    return (OWN_SHARE_OF_FULL if is_full() else OWN_SHARE) if is_own else 1.0
 
 
-def dear_limit(own: bool) -> float:
-    """Return the price limit of the one large case past the budget, for a candidate or for an `own` implementation."""
-    return OWN_DEAR_LIMIT if own and not is_full() else DEAR_LIMIT
+def dear_limit(is_own: bool) -> float:
+    """Return the price limit of the one large case past the budget, for a candidate or for one of our kernels."""
+    return OWN_DEAR_LIMIT if is_own and not is_full() else DEAR_LIMIT
 
 
-def examples(own: bool) -> int:
-    """Return the number of generated cases a check draws for a candidate, or for an `own` implementation."""
+def examples(is_own: bool) -> int:
+    """Return the number of generated cases a check draws for a candidate, or for one of our kernels."""
     limit = hypothesis.settings().max_examples
-    return min(limit, OWN_EXAMPLES) if own and not is_full() else limit
+    return min(limit, OWN_EXAMPLES) if is_own and not is_full() else limit

@@ -61,7 +61,7 @@ class CheckPlan:
 
     Attributes:
         brief: whether each check takes only a few small cases. A check that then finds nothing counts as unsupported.
-        told: called with the name and the dtype of each check before it runs.
+        on_check: called with the name and the dtype of each check before it runs.
     """
 
     dtypes: Dtypes = ()

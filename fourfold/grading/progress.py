@@ -59,7 +59,7 @@ class ProgressDisplay:
         if self._live:
             self._live.stop()
 
-    def each(self, graded: Iterable[Graded]) -> Iterator[Graded]:
+    def track(self, graded: Iterable[Graded]) -> Iterator[Graded]:
         """Count and yield each verdict."""
         for verdict in graded:
             self.saw(verdict)

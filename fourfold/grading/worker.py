@@ -64,7 +64,7 @@ class Judge:
         child: the process.
         connection: to it.
         folder: the folder of the judge and its candidate.
-        begun: the last check that it began.
+        stage: the last check that it began.
         result: the verdict.
     """
 
@@ -111,7 +111,7 @@ class WorkerProcess:
         importlib.import_module("sympy")  # the first backward pass imports it
         gc.collect()
         gc.freeze()
-        self.own = os.getpid()
+        self.pid = os.getpid()
 
     def run(self) -> None:
         """Judge candidates until the driver has gone."""
@@ -136,7 +136,7 @@ class WorkerProcess:
                 reason = self._wait_for(judge, job, start)
             finally:
                 self._clear(judge)
-        reply = Reply(where=f"{socket.gethostname()} {self.own}", seconds=time.monotonic() - start)
+        reply = Reply(where=f"{socket.gethostname()} {self.pid}", seconds=time.monotonic() - start)
         if judge.result is not None:
             return replace(reply, stage=judge.result.stage, verdict=judge.result.verdict)
         kind, message, is_verdict = reason
@@ -202,7 +202,7 @@ class WorkerProcess:
     def _too_much(self, judge: Judge, candidate: Submission, trusted: bool) -> str | None:
         """Return which limit the candidate exceeds, or None."""
         judging = {judge.child.pid, first_process.first_process_number()}
-        processes = [child for child in descendants(self.own) if child.pid not in judging]
+        processes = [child for child in descendants(self.pid) if child.pid not in judging]
         if len(processes) > MOST_PROCESSES:
             return f"crashed: it has started {len(processes)} processes, and may have {MOST_PROCESSES}"
         total = sum(map(_bytes_of, processes))

@@ -15,7 +15,7 @@ _HEAD = re.compile(r"(?:\b(if|while|for|switch)\b\s*(?:constexpr\s*)?\((.*)\)|\b
 
 
 def coverage_lines(lines: Sequence[Line], with_uncalled: bool) -> list[list[Any]]:
-    """Return the lines of kernels, in the format of `StatementMap.told`.
+    """Return the lines of kernels, in the format of `StatementMap.report`.
 
     Args:
         lines: of all kernels compiled since `launcher.trace_lines`.

@@ -71,11 +71,11 @@ class InsideOperators(_DispatchMode):
 
 
 class Fallbacks(InsideOperators):
-    """A context that notes in `found` every torch operator that computes on floating-point tensors."""
+    """A context that notes in `operators` every torch operator that computes on floating-point tensors."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[str, None] = {}
+        self.operators: dict[str, None] = {}
 
     def aten(self, operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Note the operator, unless it only moves values within a device."""
@@ -85,7 +85,7 @@ class Fallbacks(InsideOperators):
         if name in MEMORY or torch_internals.is_view(operator):
             devices = {x.device.type for x in tensors if x.numel() > 1}
             if len(devices) > 1:
-                self.found[f"{name}, to another device"] = None
+                self.operators[f"{name}, to another device"] = None
         elif any(x.is_floating_point() or x.is_complex() for x in tensors):
-            self.found[str(name)] = None
+            self.operators[str(name)] = None
         return result

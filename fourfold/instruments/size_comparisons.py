@@ -67,11 +67,11 @@ class Compared:
         comparisons: the comparisons to record.
 
     Attributes:
-        found: both sides of a comparison, by its number, if both are numbers.
+        sides: both sides of a comparison, by its number, if both are numbers.
     """
 
     def __init__(self, comparisons: Sequence[SizeComparison]) -> None:
-        self.found: dict[int, tuple[float, float]] = {}
+        self.sides: dict[int, tuple[float, float]] = {}
         self._comparisons = comparisons
         self._lines: dict[str, dict[int, list[int]]] = {}
         for number, comparison in enumerate(comparisons):
@@ -107,7 +107,7 @@ class Compared:
             self._note(number, frame, iter(pending.returns) if pending else iter(()))
         if event == "line":
             numbers = self._lines[_real(frame.f_code.co_filename)].get(frame.f_lineno, ())
-            unread = [number for number in numbers if number not in self.found]
+            unread = [number for number in numbers if number not in self.sides]
             unread = [number for number in unread if not self._note(number, frame, iter(()))]
             if unread:  # evaluate them after the functions that the line calls
                 self._pending[frame] = _PendingLine(unread)
@@ -121,7 +121,7 @@ class Compared:
         except Exception:
             return False
         if all(type(side) in (int, float) and abs(side) < LARGEST for side in sides):
-            self.found.setdefault(number, (sides[0], sides[1]))
+            self.sides.setdefault(number, (sides[0], sides[1]))
         return True
 
 
@@ -140,7 +140,7 @@ class _Evaluated:
 
     Args:
         frame: the frame of the comparison.
-        returned: the names of the functions that the frame's line called, and their results.
+        returns: the names of the functions that the frame's line called, and their results.
     """
 
     def __init__(self, frame: FrameType, returns: Iterator[tuple[str, Any]]) -> None:

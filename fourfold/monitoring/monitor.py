@@ -102,7 +102,7 @@ class _Record:
     arguments: Mapping[str, Any]
     layouts: Mapping[str, str]
     bytes: int
-    given: Mapping[str, torch.Tensor]
+    inputs: Mapping[str, torch.Tensor]
     results: dict[str, torch.Tensor]
     events: list[torch.cuda.Event]
 
@@ -363,7 +363,7 @@ class LiveMonitor:
     def _finish(self, record: _Record, result: Any) -> None:
         """Copy the results of a call, and hand the record to the thread."""
         try:
-            mutated = {n: tensor for n, tensor in record.given.items() if list_of(n) in self.operation.mutates}
+            mutated = {n: tensor for n, tensor in record.inputs.items() if list_of(n) in self.operation.mutates}
             results = {f"{CHANGED}{name}": tensor for name, tensor in mutated.items()}
             is_sequence = isinstance(result, tuple | list)
             for place, output in enumerate(result if is_sequence else [result]):
@@ -372,7 +372,7 @@ class LiveMonitor:
             record.results = {name: tensor.detach().clone() for name, tensor in results.items()}
             for device in {tensor.device for tensor in record.results.values() if tensor.is_cuda}:
                 record.events.append(torch.cuda.current_stream(device).record_event())
-            record.given = {}
+            record.inputs = {}
             self._queue.put_nowait(record)
         except queue.Full:
             self._release(record)

@@ -76,18 +76,18 @@ class KernelPackage(NamedTuple):
 
 
 @dataclasses.dataclass(kw_only=True)
-class Given(Search):
+class FixedSearch(Search):
     """A search over cases that were drawn in advance.
 
     Attributes:
-        given: the cases, by name.
-        wanted: whether to run a case.
-        around: a context for each case that runs, given its name.
+        named_cases: the cases, by name.
+        selects: whether to run a case.
+        context: a context for each case that runs, given its name.
     """
 
-    given: Mapping[str, Case]
-    wanted: Callable[[str], bool]
-    around: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    named_cases: Mapping[str, Case]
+    selects: Callable[[str], bool]
+    context: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     # Keep no results: each check must really run, so that the trace sees the lines.
     keeps: bool = False
 
@@ -101,11 +101,11 @@ class Given(Search):
         """Run the body on the requested cases, whatever the check's own strategy."""
 
         def run(name: str, case: Case) -> None:
-            with self.around(name):
+            with self.context(name):
                 body(case)
 
-        for name, case in self.given.items():
-            if self.wanted(name):
+        for name, case in self.named_cases.items():
+            if self.selects(name):
                 with _note_case(name):
                     self._run_case(functools.partial(run, name), case)
 
@@ -441,9 +441,9 @@ class Trials:
             assert say is not None
             say(CaseRan(step, name, {file: sorted(executed) for file, executed in lines.items()}))
 
-        search = Given(examples=len(cases), given=cases, wanted=is_wanted)
+        search = FixedSearch(examples=len(cases), named_cases=cases, selects=is_wanted)
         if say is not None and self.backend != "cuda":
-            search.around = record
+            search.context = record
         # What a candidate does not claim, as gradients, is not checked.
         with force, contextlib.suppress(*[Unsupported] * bool(self.candidate)):
             plan.check(select_output(subject, plan.output) if plan.output else together(subject), search)

@@ -128,14 +128,14 @@ def numpy_name(function: Any) -> str:
 
 def no_rule(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> NoRule:
     """Return the error for an uncovered call: the missing rule, where to add it, and the existing rules."""
-    missing = f"numpy.{numpy_name(function)} has no running-error rule"
+    problem = f"numpy.{numpy_name(function)} has no running-error rule"
     if rule := RULES.get(function):
         unknown = sorted(kwargs.keys() - rule.keywords)
-        missing += f" for its argument {unknown[0]}" if unknown else f" for {len(args) + len(kwargs)} arguments"
-        missing += " (write x = x + y in place of x += y)" if unknown == ["out"] else ""
+        problem += f" for its argument {unknown[0]}" if unknown else f" for {len(args) + len(kwargs)} arguments"
+        problem += " (write x = x + y in place of x += y)" if unknown == ["out"] else ""
     modules = sorted({rule.compute.__module__.replace(".", "/") + ".py" for rule in RULES.values()})
-    known = ", ".join(sorted(map(numpy_name, RULES)))
-    return NoRule(f"{missing}. Rules are in {' and '.join(modules)}, where one can be added. There are: {known}")
+    names = ", ".join(sorted(map(numpy_name, RULES)))
+    return NoRule(f"{problem}. Rules are in {' and '.join(modules)}, where one can be added. There are: {names}")
 
 
 def as_method(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,14 +180,14 @@ class FollowsNumPy(np.lib.mixins.NDArrayOperatorsMixin):
     __array__ = __float__ = __int__ = __complex__ = __index__ = _drops_the_error
 
     def __getattr__(self, name: str) -> Any:
-        missing = f"{type(self).__name__} has no attribute {name}"
+        problem = f"{type(self).__name__} has no attribute {name}"
         if not name.startswith("_") and hasattr(np.ndarray, name):
-            mine = sorted(known for known in dir(self) if not known.startswith("_") and hasattr(np.ndarray, known))
-            missing += f"; of those of numpy.ndarray it has {', '.join(mine)}"
-        raise AttributeError(missing)
+            attributes = sorted(n for n in dir(self) if not n.startswith("_") and hasattr(np.ndarray, n))
+            problem += f"; of those of numpy.ndarray it has {', '.join(attributes)}"
+        raise AttributeError(problem)
 
-    def moved(self, by: Callable[[np.ndarray], np.ndarray]) -> Any:
-        """Return the array with its elements, and their errors, rearranged by `by` like those of a plain array."""
+    def rearrange(self, move: Callable[[np.ndarray], np.ndarray]) -> Any:
+        """Return the array with its elements, and their errors, rearranged by `move` like those of a plain array."""
         raise NotImplementedError
 
     @property
@@ -208,7 +208,7 @@ class FollowsNumPy(np.lib.mixins.NDArrayOperatorsMixin):
     @property
     def T(self) -> Any:
         """As numpy.ndarray.T."""
-        return self.moved(np.transpose)
+        return self.rearrange(np.transpose)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -220,7 +220,7 @@ class FollowsNumPy(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __getitem__(self, key: Any) -> Any:
         key = selecting(key)
-        return self.moved(lambda part: part[key])
+        return self.rearrange(lambda part: part[key])
 
     def __bool__(self) -> bool:
         if self.size != 1:
@@ -229,11 +229,11 @@ class FollowsNumPy(np.lib.mixins.NDArrayOperatorsMixin):
 
     def reshape(self, *shape: Any) -> Any:
         """As numpy.ndarray.reshape."""
-        return self.moved(lambda part: part.reshape(*shape))
+        return self.rearrange(lambda part: part.reshape(*shape))
 
     def transpose(self, *axes: Any) -> Any:
         """As numpy.ndarray.transpose."""
-        return self.moved(lambda part: part.transpose(*axes))
+        return self.rearrange(lambda part: part.transpose(*axes))
 
     all = as_method(np.all)
     any = as_method(np.any)
@@ -267,9 +267,9 @@ class Comparison(FollowsNumPy):
         """Type of the outcome."""
         return np.dtype(bool)
 
-    def moved(self, by: Callable[[np.ndarray], np.ndarray]) -> "Comparison":
-        """Return the comparison with its elements rearranged by `by` like those of a plain array."""
-        return Comparison(by(self.outcome), by(self.uncertain), self.arithmetic)
+    def rearrange(self, move: Callable[[np.ndarray], np.ndarray]) -> "Comparison":
+        """Return the comparison with its elements rearranged by `move` like those of a plain array."""
+        return Comparison(move(self.outcome), move(self.uncertain), self.arithmetic)
 
     def astype(self, dtype: Any) -> Any:
         """Convert to floats as ones and zeros with their errors, or to integers if it is certain."""
@@ -314,8 +314,8 @@ class Terms:
 
     def exact(self, arithmetic: Arithmetic) -> np.ndarray:
         """Return where no order of the steps rounds, overflows or underflows."""
-        within = (self.reach * arithmetic.roundoff <= self.unit) & (self.reach <= arithmetic.largest)
-        return within & (self.unit >= arithmetic.smallest_normal)
+        is_exact = (self.reach * arithmetic.roundoff <= self.unit) & (self.reach <= arithmetic.largest)
+        return is_exact & (self.unit >= arithmetic.smallest_normal)
 
 
 class Bounded(FollowsNumPy):
@@ -339,11 +339,11 @@ class Bounded(FollowsNumPy):
         value: np.ndarray,
         error: np.ndarray,
         arithmetic: Arithmetic,
-        least: np.ndarray | None = None,
+        limit: np.ndarray | None = None,
         terms: Callable[[], Terms] | None = None,
         settled: Callable[[], np.ndarray] | None = None,
     ):
-        self.value, self.error, self.arithmetic, self.limit, self._terms = value, error, arithmetic, least, terms
+        self.value, self.error, self.arithmetic, self.limit, self._terms = value, error, arithmetic, limit, terms
         self._settled = settled
 
     def between(self, low: "Bounded", high: "Bounded") -> "Bounded":
@@ -406,16 +406,16 @@ class Bounded(FollowsNumPy):
         """Type of the value, in which the oracle computes; it is wider than the arithmetic."""
         return self.value.dtype
 
-    def moved(self, by: Callable[[np.ndarray], np.ndarray]) -> "Bounded":
-        """Return the array with its elements, and their errors, rearranged by `by` like those of a plain array."""
-        limit = None if self.limit is None else by(self.limit)
+    def rearrange(self, move: Callable[[np.ndarray], np.ndarray]) -> "Bounded":
+        """Return the array with its elements, and their errors, rearranged by `move` like those of a plain array."""
+        limit = None if self.limit is None else move(self.limit)
         settled = self._settled
         return Bounded(
-            by(self.value),
-            by(self.error),
+            move(self.value),
+            move(self.error),
             self.arithmetic,
             limit,
-            settled=None if settled is None else lambda: by(settled()),
+            settled=None if settled is None else lambda: move(settled()),
         )
 
     def __setitem__(self, key: Any, item: Any) -> None:
@@ -430,7 +430,7 @@ class Bounded(FollowsNumPy):
 
     def copy(self) -> "Bounded":
         """As numpy.ndarray.copy."""
-        return self.moved(np.copy)
+        return self.rearrange(np.copy)
 
     def astype(self, dtype: Any) -> "Bounded":
         """Return a copy, if the type holds every number of the arithmetic.
@@ -498,9 +498,9 @@ class OneOf(Bounded):
 
     def within(self, error: np.ndarray) -> "OneOf":
         """Return the same results with a bound."""
-        other = OneOf(self.value, self.arithmetic, self._nearest, self._any_length)
-        other.error = error
-        return other
+        result = OneOf(self.value, self.arithmetic, self._nearest, self._any_length)
+        result.error = error
+        return result
 
 
 def stored(a: Any) -> Any:
@@ -547,9 +547,9 @@ def scaling_allowance(a: Any, roundings: int = 2) -> Any:
         return Bounded(a.value, a.error + roundings * a.arithmetic.roundoff * abs(a.value), a.arithmetic)
 
 
-def unspecified_where(a: Bounded, where: np.ndarray) -> Bounded:
+def unspecified_where(a: Bounded, mask: np.ndarray) -> Bounded:
     """Return `a`, unbounded where the mask is set."""
-    return Bounded(a.value, np.where(where, np.inf, a.error), a.arithmetic)
+    return Bounded(a.value, np.where(mask, np.inf, a.error), a.arithmetic)
 
 
 def rounded_step(rule: Rule, result: Any) -> Any:

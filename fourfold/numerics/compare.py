@@ -44,7 +44,7 @@ def expectation(reference: Bounded, dtype: DType) -> Bounded:
     return reference.within(error + rounding)
 
 
-def compare(actual: np.ndarray, expected: Bounded, dtype: DType, what: str = "output") -> Agreement:
+def compare(actual: np.ndarray, expected: Bounded, dtype: DType, name: str = "output") -> Agreement:
     """Check that each element of `actual` lies within its bound of `expected`.
 
     Where NaN is expected only NaN passes, and where an infinity is expected only the same infinity. A finite value
@@ -56,7 +56,7 @@ def compare(actual: np.ndarray, expected: Bounded, dtype: DType, what: str = "ou
         actual: values of the tested dtype, held in its wide type.
         expected: values and bounds, see `expectation`.
         dtype: the tested dtype.
-        what: names the compared array in the message.
+        name: names the compared array in the message.
 
     Raises:
         Disagreement: naming the worst element.
@@ -64,7 +64,7 @@ def compare(actual: np.ndarray, expected: Bounded, dtype: DType, what: str = "ou
     expected = expected.matching_length(actual)
     if actual.shape != expected.shape:
         shapes = f"shape {list(actual.shape)}, expected {list(expected.shape)}"
-        raise Disagreement(f"{what} has {shapes}{_first_difference(actual, expected.value)}")
+        raise Disagreement(f"{name} has {shapes}{_first_difference(actual, expected.value)}")
     value, bound = expected.nearest(actual), expected.error
     with np.errstate(all="ignore"):
         error = np.where(actual == value, 0.0, abs(actual - value))
@@ -84,12 +84,12 @@ def compare(actual: np.ndarray, expected: Bounded, dtype: DType, what: str = "ou
         unspecified=int(np.count_nonzero(unspecified)),
     )
     if agreement.worst > 1.0:
-        at = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
-        index = tuple(int(i) for i in at)
-        wrong = int(np.count_nonzero(ratio > 1.0))
+        place = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
+        index = tuple(int(i) for i in place)
+        count = int(np.count_nonzero(ratio > 1.0))
         raise Disagreement(
-            f"{what}{list(index)} is {actual[at]!s}, expected {value[at]!s} within {bound[at]:.3g}"
-            f" (error over bound {agreement.worst:.3g}; {wrong} of {ratio.size} elements are wrong)",
+            f"{name}{list(index)} is {actual[place]!s}, expected {value[place]!s} within {bound[place]:.3g}"
+            f" (error over bound {agreement.worst:.3g}; {count} of {ratio.size} elements are wrong)",
             agreement.worst,
         )
     return agreement
@@ -99,7 +99,7 @@ def _first_difference(actual: np.ndarray, expected: np.ndarray) -> str:
     """Describe where two rows of different lengths begin to differ; return "" for other arrays."""
     if actual.ndim != 1 or expected.ndim != 1:
         return ""
-    both = min(len(actual), len(expected))
-    at = next(iter(np.flatnonzero(actual[:both] != expected[:both])), both)
-    found, wanted = ([*map(str, each[at : at + 1]), "the end"][0] for each in (actual, expected))
-    return f": at [{at}] is {found}, expected {wanted}"
+    length = min(len(actual), len(expected))
+    place = next(iter(np.flatnonzero(actual[:length] != expected[:length])), length)
+    actual_text, expected_text = ([*map(str, array[place : place + 1]), "the end"][0] for array in (actual, expected))
+    return f": at [{place}] is {actual_text}, expected {expected_text}"

@@ -81,27 +81,27 @@ class DType:
 COMPUTE = "compute"
 
 
-def returned(dtype: DType, declared: str | None) -> DType:
+def returned(dtype: DType, name: str | None) -> DType:
     """Return the dtype of a result where `dtype` is tested.
 
     Args:
         dtype: the tested dtype.
-        declared: the name of a dtype in `DTYPES`, `QUANTISED` or `INTEGERS`; "compute" for float64 if float64 is
+        name: the name of a dtype in `DTYPES`, `QUANTISED` or `INTEGERS`; "compute" for float64 if float64 is
             tested, and float32 otherwise; None for `dtype`.
     """
-    if declared is None:
+    if name is None:
         return dtype
-    if declared == COMPUTE:
+    if name == COMPUTE:
         return dtype if dtype.arithmetic.storage is None else DTYPES["float32"]
-    return dtype if declared == dtype.name else {**DTYPES, **QUANTISED, **INTEGERS}[declared]
+    return dtype if name == dtype.name else {**DTYPES, **QUANTISED, **INTEGERS}[name]
 
 
-def is_chosen(declared: str | None) -> bool:
+def is_chosen(name: str | None) -> bool:
     """Return whether results of a dtype are chosen among few numbers, so that a definition says them exactly.
 
     These are integers, booleans and quantised numbers. No gradient flows through them.
     """
-    return declared in INTEGERS or declared in QUANTISED
+    return name in INTEGERS or name in QUANTISED
 
 
 def name_of(dtype: str | torch.dtype) -> str:
@@ -109,30 +109,30 @@ def name_of(dtype: str | torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def names_of(given: "Dtypes") -> tuple[str, ...]:
+def names_of(dtypes: "Dtypes") -> tuple[str, ...]:
     """Return the names of one or several dtypes, each given by its name or as torch's object.
 
     Raises:
         TypeError: it is neither.
     """
-    several = (given,) if isinstance(given, str | torch.dtype) else given
-    if not isinstance(several, Collection) or not all(isinstance(each, str | torch.dtype) for each in several):
-        raise TypeError(f"expected a dtype, its name, or several of these, not {given!r}")
-    return tuple(map(name_of, several))
+    sequence = (dtypes,) if isinstance(dtypes, str | torch.dtype) else dtypes
+    if not isinstance(sequence, Collection) or not all(isinstance(dtype, str | torch.dtype) for dtype in sequence):
+        raise TypeError(f"expected a dtype, its name, or several of these, not {dtypes!r}")
+    return tuple(map(name_of, sequence))
 
 
-def select_dtypes(given: "Dtypes", known: Collection[str]) -> tuple[str, ...]:
+def select_dtypes(dtypes: "Dtypes", accepted: Collection[str]) -> tuple[str, ...]:
     """Return the names of the dtypes in the argument `dtypes`.
 
     Raises:
         ValueError: a name is not that of a known dtype.
     """
     try:
-        names = names_of(given)
+        names = names_of(dtypes)
     except TypeError as error:
         raise ValueError(f"dtypes: {error}") from None
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"dtypes: there is no {unknown[0]}: there are {', '.join(known)}")
+    if unknown := [name for name in names if name not in accepted]:
+        raise ValueError(f"dtypes: there is no {unknown[0]}: there are {', '.join(accepted)}")
     return names
 
 
@@ -171,10 +171,10 @@ def differing(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[int]:
     Pairs on one device cost one synchronization with the GPU. Pairs may lie on several devices.
     """
     counts = [
-        torch.count_nonzero(bits(one) != bits(other))
-        if one.shape == other.shape
-        else torch.tensor(max(one.numel(), other.numel(), 1), device=one.device)
-        for one, other in pairs
+        torch.count_nonzero(bits(a) != bits(b))
+        if a.shape == b.shape
+        else torch.tensor(max(a.numel(), b.numel(), 1), device=a.device)
+        for a, b in pairs
     ]
     if len({count.device for count in counts}) > 1:
         return [int(count) for count in counts]

@@ -80,16 +80,16 @@ class TensorInput:
 class TensorList:
     """An argument that is a list of tensors: see `tensors`."""
 
-    each: TensorInput
+    tensor: TensorInput
     least: int
     most: int
 
     def items(self, name: str) -> dict[str, TensorInput]:
         """Return the description of each possible tensor, by names such as ``xs[0]``."""
-        high, axes = self.each.high, self.each.axes
+        high, axes = self.tensor.high, self.tensor.axes
         return {
             f"{name}[{place}]": replace(
-                self.each,
+                self.tensor,
                 axes=notation.item_axes(axes, place),
                 high=notation.item_axes([high], place)[0] if isinstance(high, str) else high,
             )
@@ -193,7 +193,7 @@ class Place:
     share: float
 
     @staticmethod
-    def among(choices: Sequence[Any], value: Any) -> Any:
+    def choose(choices: Sequence[Any], value: Any) -> Any:
         """Return the value at a place, or the wanted value if it is a choice, or else the largest one below it."""
         if isinstance(value, Place):
             return choices[round(value.share * (len(choices) - 1))]

@@ -172,7 +172,7 @@ class RecentCases:
     def __init__(self, elements: float, limit: float = math.inf) -> None:
         self.elements, self.most = elements, limit
         self._cases: OrderedDict[Hashable, Case] = OrderedDict()
-        self._held = 0
+        self._total = 0
 
     def same(self, case: Case) -> Case:
         """Return the equal recent case if there is one; otherwise add and return this case."""
@@ -189,8 +189,8 @@ class RecentCases:
             return self._cases[key]
         case = make()
         self._cases[key] = case
-        self._held += case.elements
-        while self._held > self.elements:
+        self._total += case.elements
+        while self._total > self.elements:
             _, oldest = self._cases.popitem(last=False)
-            self._held -= oldest.elements
+            self._total -= oldest.elements
         return case

@@ -121,4 +121,4 @@ def _value(plain: Any) -> Any:
     """Return the parameter that `_plain` made JSON."""
     if isinstance(plain, dict):
         return tuple(_value(item) for item in plain["tuple"])
-    return [_value(each) for each in plain] if isinstance(plain, list) else plain
+    return [_value(item) for item in plain] if isinstance(plain, list) else plain

@@ -148,7 +148,7 @@ def functional(
                     f"{name} has shape {list(arguments[name].shape)}, and its new value has {list(new.shape)}"
                 )
         new = dict(zip(copies, returned))
-        results = [_join(name, {each: new[each] for each in each_of}) for name, each_of in present.items()]
+        results = [_join(name, {n: new[n] for n in names}) for name, names in present.items()]
         results += returned[len(copies) :]
         return tuple(results) if len(results) > 1 else results[0]
 

@@ -103,7 +103,7 @@ def chart(
     x_axis = Axis.over([p.x for p in (*points, *ends)], x_unit)
     y_axis = Axis.over([p.y for p in (*points, *ends)], y_unit)
 
-    def at(point: Point) -> tuple[float, float]:
+    def pixel(point: Point) -> tuple[float, float]:
         return (
             round(LEFT + x_axis.share(point.x) * (WIDTH - LEFT - RIGHT), 1),
             round(HEIGHT - BOTTOM - y_axis.share(point.y) * (HEIGHT - TOP - BOTTOM), 1),
@@ -111,22 +111,22 @@ def chart(
 
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">']
     for tick in y_axis.ticks(HEIGHT - TOP - BOTTOM, LEAST_HEIGHT):
-        _, height = at(Point(10**x_axis.low, tick, ""))
+        _, height = pixel(Point(10**x_axis.low, tick, ""))
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{height}" y2="{height}"/>')
         parts.append(f'<text x="{LEFT - 5}" y="{height + 4}" text-anchor="end">{escape(y_axis.label(tick))}</text>')
     for tick in x_axis.ticks(WIDTH - LEFT - RIGHT, LEAST_GAP):
-        place, _ = at(Point(tick, 10**y_axis.low, ""))
+        place, _ = pixel(Point(tick, 10**y_axis.low, ""))
         parts.append(f'<line class="grid" x1="{place}" x2="{place}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
         text = escape(x_axis.label(tick))
         parts.append(f'<text x="{place}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{text}</text>')
     parts.append(f'<text x="4" y="{TOP - 9}">{escape(y_name)}</text>')
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{escape(x_name)}</text>')
     for start, end in limits:
-        (x1, y1), (x2, y2) = at(start), at(end)
+        (x1, y1), (x2, y2) = pixel(start), pixel(end)
         title = f"<title>{escape(end.title)}</title>"
         parts.append(f'<line class="limit" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}">{title}</line>')
     for name, of_series in series.items():
-        places = [at(point) for point in of_series]
+        places = [pixel(point) for point in of_series]
         if joined and len(of_series) > 1:
             path = " ".join(f"{x},{y}" for x, y in places)
             parts.append(f'<polyline class="{classes[name]}" points="{path}"/>')

@@ -217,7 +217,7 @@ def resources(codes: Mapping[str, Code]) -> dict[str, dict[str, Any]]:
     for sha256, code in codes.items():
         of_file.setdefault(code.cubin, {})[sha256] = code
 
-    def of(cubin: bytes) -> dict[str, dict[str, Any]]:
+    def needs_of(cubin: bytes) -> dict[str, dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "kernels.cubin")
             path.write_bytes(cubin)
@@ -230,7 +230,7 @@ def resources(codes: Mapping[str, Code]) -> dict[str, dict[str, Any]]:
                 return {}
 
     with ThreadPoolExecutor(DISASSEMBLERS) as pool:
-        return {sha256: kernel for kernels in pool.map(of, of_file) for sha256, kernel in kernels.items()}
+        return {sha256: kernel for kernels in pool.map(needs_of, of_file) for sha256, kernel in kernels.items()}
 
 
 def differences(

@@ -52,7 +52,7 @@ def decode(kind: Any, value: Any) -> Any:
 
     Args:
         kind: a dataclass, a JSON type, a list, tuple or dictionary of types, or a union of types.
-        said: the parsed JSON.
+        value: the parsed JSON.
 
     Raises:
         Malformed: it encodes no such value.

@@ -162,10 +162,10 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"fourfold: {machine}; torch {torch.__version__}; {examples(config)} examples a check ({profile})"
 
 
-def examples(config: pytest.Config, own: bool = False) -> int:
-    """Return the number of generated cases a check; the default profile draws fewer for `own` implementations."""
+def examples(config: pytest.Config, is_own: bool = False) -> int:
+    """Return the number of generated cases a check; the default profile draws fewer for our kernels."""
     count = config.getoption("examples")
-    return count if count is not None else profiles.examples(own)
+    return count if count is not None else profiles.examples(is_own)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -119,7 +119,7 @@ class Isolation:
         if watch is None:
             return []
         watch.changes()
-        return list(dict.fromkeys(watch.found))
+        return list(dict.fromkeys(watch.tampering))
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:

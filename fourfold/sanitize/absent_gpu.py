@@ -52,16 +52,16 @@ PROPERTIES = {
 }
 
 
-class _Where(threading.local):
+class _ThreadState(threading.local):
     """The state of a thread: the device of new tensors, whether the modes were entered, and whether they are off."""
 
-    wanted: str | None = None
+    device: str | None = None
     entered = False
     names_off = False
     storages_off = False
 
 
-WHERE = _Where()
+STATE = _ThreadState()
 
 
 def on_host(tensor: torch.Tensor) -> bool:
@@ -84,15 +84,15 @@ class StorageMode(_DispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         inputs = list(iter_tensors(args, kwargs))
-        before = WHERE.storages_off
-        WHERE.storages_off = True
+        before = STATE.storages_off
+        STATE.storages_off = True
         try:
             result = run_operator(operator, args, kwargs)
             self.note(operator, inputs, result)
             for tensor in self.mutated_tensors(operator, args, kwargs):
                 mark_written(tensor)
         finally:
-            WHERE.storages_off = before
+            STATE.storages_off = before
         return result
 
     def note(self, operator: Any, inputs: list[torch.Tensor], result: Any) -> None:
@@ -102,8 +102,8 @@ class StorageMode(_DispatchMode):
             if not has_storage(tensor) or id(tensor.untyped_storage()) in known:
                 continue
             storage = tensor.untyped_storage()
-            if WHERE.wanted:
-                host = WHERE.wanted != "cuda"
+            if STATE.device:
+                host = STATE.device != "cuda"
             elif inputs:
                 host = all(on_host(x) for x in inputs if has_storage(x))
             else:
@@ -181,15 +181,15 @@ class Names(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        before = WHERE.names_off
-        WHERE.names_off = True
+        before = STATE.names_off
+        STATE.names_off = True
         try:
             answer = self.answers.get(function)
             if answer is not None:
                 return answer(function, *args, **kwargs)
             return self.call(function, args, kwargs)
         finally:
-            WHERE.names_off = before
+            STATE.names_off = before
 
     def call(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Call a function on the CPU; mark its results as being on the requested device."""
@@ -215,17 +215,17 @@ class Names(TorchFunctionMode):
     @contextlib.contextmanager
     def wanting(self, device: str | None) -> Iterator[None]:
         """Place new tensors on this device inside the block."""
-        before = WHERE.wanted
-        WHERE.wanted = device if device in ("cuda", "cpu") else None
+        before = STATE.device
+        STATE.device = device if device in ("cuda", "cpu") else None
         try:
             yield
         finally:
-            WHERE.wanted = before
+            STATE.device = before
 
     def device(self, call: Any, tensor: Any, *rest: Any) -> torch.device:
         """Return the device that a tensor appears to be on."""
-        found = call(tensor)
-        return torch.device("cuda", 0) if found.type == "cpu" and not on_host(tensor) else found
+        device = call(tensor)
+        return torch.device("cuda", 0) if device.type == "cpu" and not on_host(tensor) else device
 
     def move(self, tensor: torch.Tensor, device: str) -> torch.Tensor:
         """Return a tensor on another device: a copy, unless it is already there."""
@@ -236,16 +236,16 @@ class Names(TorchFunctionMode):
 
     def to(self, call: Any, tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         """Emulate ``tensor.to(...)``."""
-        other = args[0] if args else options.get("other", options.get("device"))
+        target = args[0] if args else options.get("other", options.get("device"))
         if "device" in options:
-            other = options["device"]
-        if isinstance(other, torch.Tensor):
-            kind: str | None = "cpu" if on_host(other) else "cuda"
-        elif isinstance(other, str | int | torch.device) and not isinstance(other, bool):
-            kind = device_type(other)
+            target = options["device"]
+        if isinstance(target, torch.Tensor):
+            kind: str | None = "cpu" if on_host(target) else "cuda"
+        elif isinstance(target, str | int | torch.device) and not isinstance(target, bool):
+            kind = device_type(target)
             if kind == "cuda":
                 options = {key: ("cpu" if key == "device" else value) for key, value in options.items()}
-                args = ("cpu", *args[1:]) if args and args[0] is other else args
+                args = ("cpu", *args[1:]) if args and args[0] is target else args
         else:
             kind = None
         if kind not in ("cuda", "cpu"):
@@ -257,10 +257,10 @@ class Names(TorchFunctionMode):
 
     def address(self, call: Any, tensor: torch.Tensor) -> int:
         """Emulate ``tensor.data_ptr()``, and remember the tensor: a kernel may make a pointer of its address."""
-        found = call(tensor)
-        if found and has_storage(tensor):
-            EXPOSED[found] = Exposed(tensor, found)
-        return found
+        address = call(tensor)
+        if address and has_storage(tensor):
+            EXPOSED[address] = Exposed(tensor, address)
+        return address
 
     def share_with_numpy(self, call: Any, tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
         """Share a tensor's memory with NumPy, and mark it as written, since NumPy may write all of it."""
@@ -276,14 +276,14 @@ class Names(TorchFunctionMode):
 
     def copy_or_share(self, call: Any, *args: Any, **options: Any) -> torch.Tensor:
         """Return a tensor that shares memory if its device allows."""
-        asked = device_type(options.get("device"))
-        given = args[0] if args else options.get("data", options.get("obj"))
-        if isinstance(given, torch.Tensor):
+        kind = device_type(options.get("device"))
+        data = args[0] if args else options.get("data", options.get("obj"))
+        if isinstance(data, torch.Tensor):
             result = call(*args, **{**options, "device": None})
-            return self.move(result, asked) if asked in ("cuda", "cpu") else result
-        asked = asked or torch_internals.default_device().type
+            return self.move(result, kind) if kind in ("cuda", "cpu") else result
+        kind = kind or torch_internals.default_device().type
         result = call(*args, **{**options, "device": "cpu"})
-        if asked == "cuda":
+        if kind == "cuda":
             with self.wanting("cuda"):
                 return result.clone()
         setattr(result.untyped_storage(), _ON_HOST, True)
@@ -299,17 +299,17 @@ class Modes:
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
         """Enter both modes in this thread."""
-        before = WHERE.names_off, WHERE.storages_off, WHERE.wanted, WHERE.entered
+        before = STATE.names_off, STATE.storages_off, STATE.device, STATE.entered
         with contextlib.ExitStack() as stack:
-            if WHERE.names_off or not WHERE.entered:
+            if STATE.names_off or not STATE.entered:
                 stack.enter_context(self.names)
-            if WHERE.storages_off or not WHERE.entered:
+            if STATE.storages_off or not STATE.entered:
                 stack.enter_context(self.storages)
-            WHERE.names_off, WHERE.storages_off, WHERE.wanted, WHERE.entered = False, False, None, True
+            STATE.names_off, STATE.storages_off, STATE.device, STATE.entered = False, False, None, True
             try:
                 yield
             finally:
-                WHERE.names_off, WHERE.storages_off, WHERE.wanted, WHERE.entered = before
+                STATE.names_off, STATE.storages_off, STATE.device, STATE.entered = before
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function to run in both modes, whoever calls it."""
@@ -459,21 +459,21 @@ class Generator(torch.Generator):
     def __new__(cls, device: Any = "cpu") -> "Generator":
         """Create a generator on the CPU, for any device."""
         generator = super().__new__(cls, "cpu")
-        generator.of_gpu, generator.drawn = device_type(device) == "cuda", 0
+        generator.is_gpu, generator.drawn = device_type(device) == "cuda", 0
         return generator
 
-    of_gpu: bool
+    is_gpu: bool
     drawn: int
 
     def get_state(self) -> torch.Tensor:
         """Return the state as bytes."""
-        if not self.of_gpu:
+        if not self.is_gpu:
             return super().get_state()
         return torch.from_numpy(np.array([self.initial_seed() % 2**63, self.drawn]).view(np.uint8))
 
     def set_state(self, state: torch.Tensor) -> "Generator":
         """Restore a state."""
-        if not self.of_gpu:
+        if not self.is_gpu:
             return super().set_state(state)
         seed, drawn = state.numpy().view(np.int64).tolist()
         self.manual_seed(seed)
@@ -561,14 +561,14 @@ class Benchmarks:
 
     def run(self, *args: Any, return_df: bool = False, **options: Any) -> Any:
         """Run the benchmarks, and print nothing: times mean nothing here."""
-        known = ("show_plots", "print_data", "save_path", "save_precision", "diff_col")
-        given = {key: value for key, value in options.items() if key not in known}
+        display_options = ("show_plots", "print_data", "save_path", "save_precision", "diff_col")
+        arguments = {key: value for key, value in options.items() if key not in display_options}
         for benchmark in self.benchmarks:
             first = benchmark.x_vals[0] if len(benchmark.x_vals) else ()
             values = first if isinstance(first, list | tuple) else [first] * len(benchmark.x_names)
             for line in benchmark.line_vals:
                 sizes = dict(zip(benchmark.x_names, values))
-                self.function(**sizes, **{benchmark.line_arg: line}, **benchmark.args, **given)
+                self.function(**sizes, **{benchmark.line_arg: line}, **benchmark.args, **arguments)
 
 
 class CompiledStub:

@@ -54,24 +54,24 @@ def positive(text: str) -> int:
     return number
 
 
-def command(given: argparse.Namespace) -> int:
+def command(options: argparse.Namespace) -> int:
     """Replace this process by the command: exit code 0 without an error, 1 with one, 2 for wrong arguments."""
-    path = Path(given.script)
-    if not given.module and path.is_dir():
-        return of_folder(given)
-    if not given.module and not path.is_file():
-        given.error(f"SCRIPT: there is no file or folder {given.script}")
-    run = [sys.executable, "-m", "fourfold.sanitize.command", *given.words]
+    path = Path(options.script)
+    if not options.module and path.is_dir():
+        return run_folder(options)
+    if not options.module and not path.is_file():
+        options.error(f"SCRIPT: there is no file or folder {options.script}")
+    run = [sys.executable, "-m", "fourfold.sanitize.command", *options.words]
     return become(run, **ENVIRONMENT)
 
 
-def of_folder(given: argparse.Namespace) -> int:
+def run_folder(options: argparse.Namespace) -> int:
     """Run every script of a folder; return the exit code."""
-    if given.arguments:
-        given.error("ARGUMENT: the scripts of a folder get no arguments")
-    options = ["--capability", ".".join(map(str, given.capability)), *["--all-configs"] * given.all_configs]
-    command = [__name__, *options]
-    return folder.run(Path(given.script), command, ENVIRONMENT, given.timeout, given.jobs, given.json)
+    if options.arguments:
+        options.error("ARGUMENT: the scripts of a folder get no arguments")
+    command = [__name__, "--capability", ".".join(map(str, options.capability))]
+    command += ["--all-configs"] * options.all_configs
+    return folder.run(Path(options.script), command, ENVIRONMENT, options.timeout, options.jobs, options.json)
 
 
 class TimeIsUp(BaseException):
@@ -102,16 +102,16 @@ def import_from(folder: str) -> None:
     sys.path[: not sys.flags.safe_path] = [folder]
 
 
-def run_script(given: argparse.Namespace) -> str | None:
+def run_script(options: argparse.Namespace) -> str | None:
     """Run the script as Python would; return the error that ended it, or None if it succeeds."""
-    sys.argv = [given.script, *given.arguments]
+    sys.argv = [options.script, *options.arguments]
     try:
-        if given.module:
+        if options.module:
             import_from(os.getcwd())
-            runpy.run_module(given.script, run_name="__main__", alter_sys=True)
+            runpy.run_module(options.script, run_name="__main__", alter_sys=True)
         else:
-            import_from(str(Path(given.script).resolve().parent))
-            runpy.run_path(given.script, run_name="__main__")
+            import_from(str(Path(options.script).resolve().parent))
+            runpy.run_path(options.script, run_name="__main__")
     except SystemExit as end:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
@@ -137,7 +137,7 @@ def main(*arguments: str) -> int:
     options = parser.parse_args(arguments)
     # A script such as pytest captures what is written to the descriptor of standard error.
     errors = os.fdopen(os.dup(sys.stderr.fileno()), "w")
-    report = monitor.Report(seen=lambda finding: say(finding, errors))
+    report = monitor.Report(on_finding=lambda finding: say(finding, errors))
     with monitor.watching(report), absent_gpu.emulate_gpu(options.all_configs, options.capability):
         if options.timeout:
             stop_after(options.timeout)
@@ -153,8 +153,8 @@ def main(*arguments: str) -> int:
         print(*annotations.violation_annotations(findings), sep="\n", file=errors, flush=True)
     if options.json:
         numbers = {"kernels": sorted(report.kernels), "launches": report.launches, "programs": report.programs}
-        found = {"ended_well": failure is None, "failure": failure, "findings": findings, **numbers}
-        options.json.write_text(json.dumps(found, indent=2))
+        result = {"ended_well": failure is None, "failure": failure, "findings": findings, **numbers}
+        options.json.write_text(json.dumps(result, indent=2))
     return int(bool(report.errors or failure))
 
 

@@ -83,7 +83,7 @@ def sides(file: Path, name: str) -> dict[str, tuple[float, float]]:
     function: Callable[..., Any] = getattr(modules.load_file(file), name)
     with Compared(comparisons) as compared:
         function(torch.zeros(3, 4))
-    return {f"{comparisons[n].left} ? {comparisons[n].right}": both for n, both in compared.found.items()}
+    return {f"{comparisons[n].left} ? {comparisons[n].right}": both for n, both in compared.sides.items()}
 
 
 def test_sizes_tables_and_attributes_are_evaluated(file: Path) -> None:

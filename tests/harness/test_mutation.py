@@ -557,13 +557,13 @@ def test_a_case_that_a_check_has_no_use_for_is_left_out() -> None:
         need(case.grad_output.any())
         seen.extend(case.grad_output)
 
-    trial.Given(examples=len(cases), given=cases, wanted=lambda name: True).cases(None, "forward", body)
+    trial.FixedSearch(examples=len(cases), named_cases=cases, selects=lambda name: True).cases(None, "forward", body)
     assert seen == [1.0]
 
 
 def test_a_check_that_is_repeated_by_wider_bounds_has_the_same_cases() -> None:
-    given = trial.Given(examples=1, given={"none": Case({}, np.zeros(1))}, wanted=lambda name: True)
-    assert dataclasses.replace(given, keeps=False).given is given.given
+    given = trial.FixedSearch(examples=1, named_cases={"none": Case({}, np.zeros(1))}, selects=lambda name: True)
+    assert dataclasses.replace(given, keeps=False).named_cases is given.named_cases
 
 
 @pytest.mark.full

@@ -457,7 +457,7 @@ def test_poison_and_redzones_are_where_the_candidate_allocates(load: Load) -> No
 def test_operators_of_torch_are_seen(load: Load) -> None:
     with Fallbacks() as fallbacks:
         load("computes")(*pair())
-    assert list(fallbacks.found) == ["aten.exp"]
+    assert list(fallbacks.operators) == ["aten.exp"]
 
 
 # ---- gradients

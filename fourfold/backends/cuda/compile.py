@@ -102,9 +102,9 @@ def checksum(path: pathlib.Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_entry(path: pathlib.Path, about: Mapping[str, Any]) -> None:
+def write_entry(path: pathlib.Path, description: Mapping[str, Any]) -> None:
     """Make a file in a cache's folder an entry: write its checksum and a description beside it."""
-    content = json.dumps({**about, "sha256": checksum(path)})
+    content = json.dumps({**description, "sha256": checksum(path)})
     write_atomically(path.with_suffix(".json"), content.encode())
 
 
@@ -121,10 +121,10 @@ def find_entry(
     """
     for manifest in sorted(directory.glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the errors of a truncated file
-            about = json.loads(manifest.read_text())
+            description = json.loads(manifest.read_text())
             path = manifest.with_suffix(suffix)
-            if name in about[key] and about["sha256"] == checksum(path):
-                return path, about
+            if name in description[key] and description["sha256"] == checksum(path):
+                return path, description
     return None
 
 
@@ -174,8 +174,8 @@ def own_include_directories(source: pathlib.Path) -> list[pathlib.Path]:
     """Return the search path of a `.cu` file's own headers: its folder, the folder above, and this library's impls/."""
     package = pathlib.Path(__file__).resolve().parents[2]
     # In a clone impls/ lies beside the package, in a wheel inside it.
-    ours = [folder for folder in (package / "impls", package.parent / "impls") if folder.is_dir()][:1]
-    return [source.parent, source.parent.parent, *ours]
+    implementations = [folder for folder in (package / "impls", package.parent / "impls") if folder.is_dir()][:1]
+    return [source.parent, source.parent.parent, *implementations]
 
 
 def source_closure(source: pathlib.Path) -> dict[str, str]:
@@ -458,8 +458,8 @@ def _nvrtc_version() -> tuple[int, int]:
 
 def _find(directory: pathlib.Path, name: str) -> CompiledKernels | None:
     if entry := find_entry(directory, ".cubin", "lowered_names", name):
-        path, about = entry
-        return CompiledKernels(path, about["lowered_names"], about["log"])
+        path, description = entry
+        return CompiledKernels(path, description["lowered_names"], description["log"])
     return None
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from fourfold.backends.cuda.declarations import Macro, closing, device_macros, strip_comments
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
-_OF_TORCH = re.compile(r"(?:torch|ATen|c10|pybind11)/|Python\.h$")
+_TORCH_HEADER = re.compile(r"(?:torch|ATen|c10|pybind11)/|Python\.h$")
 _DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", re.MULTILINE)
 
 _CONSTANTS = re.compile(r"\bM_(?:PI|E|SQRT2|SQRT1_2|2_SQRTPI|LOG2E|LN2)\b")
@@ -50,9 +50,9 @@ _FLOATS = _libcudacxx_header("cfloat") + "".join(
     f"#ifndef {name}\n#define {name} {value}\n#endif\n" for name, value in _LIMITS.items()
 )
 # NVRTC rejects the header of all of CUB, which has parts for the host.
-_OF_CUB = ("block/block_reduce", "block/block_scan", "block/block_load", "block/block_store", "warp/warp_reduce")
+_CUB_HEADERS = ("block/block_reduce", "block/block_scan", "block/block_load", "block/block_store", "warp/warp_reduce")
 # Headers for the functions of the host beside a kernel, which itself can use nothing of them.
-_OF_HOST = (
+_HOST_HEADERS = (
     "stdlib.h cstdlib time.h ctime iostream fstream sstream iomanip vector string chrono random memory map functional"
     " numeric stdexcept cublas_v2.h curand.h cuda_runtime_api.h device_launch_parameters.h omp.h getopt.h unistd.h"
     " sys/time.h"
@@ -65,8 +65,8 @@ _HEADERS: Mapping[str, str] = {
     **dict.fromkeys(("stdint.h", "cstdint"), _libcudacxx_header("cstdint")),
     **{name: _libcudacxx_header(name) for name in ("limits", "type_traits", "utility", "algorithm", "cstddef")},
     **dict.fromkeys(("assert.h", "cassert", "stdio.h", "cstdio", "stddef.h", "string.h", "cstring"), "#pragma once\n"),
-    "cub/cub.cuh": "#pragma once\n" + "".join(f"#include <cub/{name}.cuh>\n" for name in _OF_CUB),
-    **dict.fromkeys(_OF_HOST.split(), "#pragma once\n"),
+    "cub/cub.cuh": "#pragma once\n" + "".join(f"#include <cub/{name}.cuh>\n" for name in _CUB_HEADERS),
+    **dict.fromkeys(_HOST_HEADERS.split(), "#pragma once\n"),
 }
 
 
@@ -77,7 +77,7 @@ def include_names(text: str) -> list[str]:
 
 def needs_torch(text: str) -> str | None:
     """Return the first of torch's or Python's own headers that a text includes, or None."""
-    return next((name for name in include_names(text) if _OF_TORCH.match(name)), None)
+    return next((name for name in include_names(text) if _TORCH_HEADER.match(name)), None)
 
 
 def nvrtc_source(source: str, texts: Mapping[str, str]) -> tuple[str, dict[str, str]]:

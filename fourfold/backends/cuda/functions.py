@@ -54,7 +54,7 @@ class KernelInstances:
             name = f"{name}<{', '.join(['{T}'] * len(template))}>"
         self.name = name
         self._refused: dict[torch.dtype, str] = {}
-        self._of_dtype = {
+        self._instances = {
             dtype: CudaKernel(source, name.replace("{T}", type_))
             for dtype, type_ in CPP_TYPES.items()
             if self.unsupported(dtype) is None
@@ -78,8 +78,8 @@ class KernelInstances:
         types = self.declared.template or ()
         if parameter.element in types and "{T}" not in self.name:
             arguments = declarations.split(self.name.partition("<")[2].rpartition(">")[0])
-            at = types.index(parameter.element)
-            return declarations.ELEMENTS.get(arguments[at]) if at < len(arguments) else None
+            index = types.index(parameter.element)
+            return declarations.ELEMENTS.get(arguments[index]) if index < len(arguments) else None
         return declarations.ELEMENTS.get(parameter.element)
 
     def compile_for(self, device: str) -> None:
@@ -89,19 +89,19 @@ class KernelInstances:
             CompilationError: none compiles.
         """
         errors: dict[torch.dtype, CompilationError] = {}
-        for dtype, kernel in self._of_dtype.items():
+        for dtype, kernel in self._instances.items():
             try:
                 kernel.compile_for(device)
             except CompilationError as error:
                 errors[dtype] = error
-        if len(errors) == len(self._of_dtype):
+        if len(errors) == len(self._instances):
             raise next(iter(errors.values()))
         for dtype, refusal in errors.items():
             self.refuse(dtype, str(refusal).splitlines()[0])
 
     def refuse(self, dtype: torch.dtype, why: str) -> None:
         """Record why a dtype has no instance."""
-        self._of_dtype.pop(dtype, None)
+        self._instances.pop(dtype, None)
         self._refused[dtype] = why
 
     @property
@@ -115,9 +115,9 @@ class KernelInstances:
         Raises:
             TypeError: no instance takes tensors of the dtype.
         """
-        if dtype in INTEGERS and dtype not in self._of_dtype:
-            self._of_dtype[dtype] = CudaKernel(self.source, self.name.replace("{T}", INTEGERS[dtype]))
-        kernel = self._of_dtype.get(dtype)
+        if dtype in INTEGERS and dtype not in self._instances:
+            self._instances[dtype] = CudaKernel(self.source, self.name.replace("{T}", INTEGERS[dtype]))
+        kernel = self._instances.get(dtype)
         if kernel is None:
             why = self.unsupported(dtype) if dtype in CPP_TYPES else "it takes no tensors of this dtype"
             raise TypeError(f"there is no {self.name} for {short(dtype)}: {why}")
@@ -131,8 +131,8 @@ class KernelInstances:
         """
         for position, (parameter, argument) in enumerate(zip(self.declared.parameters, arguments)):
             if isinstance(argument, torch.Tensor):
-                of_template = "{T}" in self.name and parameter.element in (self.declared.template or ())
-                expected = dtype if of_template else self.element(parameter)
+                is_template_type = "{T}" in self.name and parameter.element in (self.declared.template or ())
+                expected = dtype if is_template_type else self.element(parameter)
                 if expected is not None and argument.dtype != expected:
                     place = self.declared.position(position)
                     raise TypeError(
@@ -185,8 +185,8 @@ def cuda_kernel(
         ValueError: the template has parameters that the name does not give, or `arguments` names none.
     """
     caller = inspect.currentframe()
-    above = caller.f_back if caller else None
-    path = _source_path(above.f_globals.get("__file__") if above else None, pathlib.Path(source))
+    calling_frame = caller.f_back if caller else None
+    path = _source_path(calling_frame.f_globals.get("__file__") if calling_frame else None, pathlib.Path(source))
     kernels = KernelInstances(path, name)
     signature = inspect.signature(arguments)
     named = [p for p in signature.parameters.values() if p.name != "out" and p.kind is p.POSITIONAL_OR_KEYWORD]

@@ -47,7 +47,7 @@ _REPEATABLE = (torch.Tensor, int, float, type(None))
 _ON_CPU = -1  # Tensor.get_device() of a CPU tensor
 
 # By source file: when one kernel of a file has to be compiled, the file's other live kernels are compiled with it.
-_kernels_of: dict[pathlib.Path, weakref.WeakSet[CudaKernel]] = {}
+_kernels_by_source: dict[pathlib.Path, weakref.WeakSet[CudaKernel]] = {}
 _compiling = threading.RLock()
 # Inside `compiling_only`: the names of the kernels that may be compiled together with a needed one.
 _companions: frozenset[str] | None = None
@@ -58,12 +58,12 @@ _streams: dict[tuple[int, int], Any] = {}
 
 def known_kernels(source: pathlib.Path) -> set[str]:
     """Return the names of a file's `CudaKernel` objects that are alive."""
-    return {kernel.name for kernel in _kernels_of.get(source, ())}
+    return {kernel.name for kernel in _kernels_by_source.get(source, ())}
 
 
 def emulated_kernels() -> list[CudaKernel]:
     """Return the live `CudaKernel` objects that have been launched on the CPU."""
-    return [kernel for kernels in _kernels_of.values() for kernel in kernels if kernel._on_cpu]
+    return [kernel for kernels in _kernels_by_source.values() for kernel in kernels if kernel._on_cpu]
 
 
 @contextlib.contextmanager
@@ -82,8 +82,8 @@ def compiling_only(names: Collection[str]) -> Iterator[None]:
 
 def _kernel_names(source: pathlib.Path) -> set[str]:
     """Return the names of the kernels to compile when one of the file's kernels has to be compiled."""
-    known = known_kernels(source)
-    return known if _companions is None else known & _companions
+    alive = known_kernels(source)
+    return alive if _companions is None else alive & _companions
 
 
 class CudaKernel:
@@ -106,7 +106,7 @@ class CudaKernel:
         self._resident_clusters: dict[tuple[torch.device, Size, Size, int], int] = {}
         # By the arguments' types: the positions of the tensors, and those of the Nones.
         self._pointers: dict[tuple[type, ...], tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        _kernels_of.setdefault(self.source, weakref.WeakSet()).add(self)
+        _kernels_by_source.setdefault(self.source, weakref.WeakSet()).add(self)
 
     @classmethod
     def instances(
@@ -313,14 +313,14 @@ def _again(
     """Return a launch for `known_calls`, of a kernel to which `values` were passed."""
     core = _core()
 
-    def again(place_of: Callable[[int], int]) -> known_calls.Launch:
-        places = [(i, place_of(values[i])) for i in tensors if values[i]]
+    def again(index_of: Callable[[int], int]) -> known_calls.Launch:
+        indices = [(i, index_of(values[i])) for i in tensors if values[i]]
 
         def launch_again(addresses: Sequence[int], stream: int) -> None:
-            now = values.copy()
-            for i, place in places:
-                now[i] = addresses[place]
-            core.launch(_stream(device, stream), config, handle, *now)
+            arguments = values.copy()
+            for i, index in indices:
+                arguments[i] = addresses[index]
+            core.launch(_stream(device, stream), config, handle, *arguments)
 
         return launch_again
 

@@ -50,19 +50,19 @@ def code_sha256(cubin: bytes, kernel: str) -> str:
     if f".text.{kernel}" not in (section.name for section in sections):
         raise ValueError(f"the cubin has no kernel {kernel}")
     entries = {symbol.name for symbol in symbols if symbol.info & 15 == _FUNCTION and symbol.other & _ENTRY}
-    others = tuple(f".{name}" for name in entries - {kernel})
+    other_suffixes = tuple(f".{name}" for name in entries - {kernel})
     contents: list[bytes] = []
 
     def add(*parts: object) -> None:
-        each = hashlib.sha256()
+        hashed = hashlib.sha256()
         for part in parts:
             data = part if isinstance(part, bytes) else str(part).encode()
-            each.update(struct.pack("<Q", len(data)) + data)
-        contents.append(each.digest())
+            hashed.update(struct.pack("<Q", len(data)) + data)
+        contents.append(hashed.digest())
 
     def role(section: _Section) -> str | None:
         """Return a section's role for the kernel, without function names, or None if it does not concern the kernel."""
-        if not section.name.startswith((".text.", *_DATA)) or section.name.endswith(others):
+        if not section.name.startswith((".text.", *_DATA)) or section.name.endswith(other_suffixes):
             return None
         owner = "kernel" if section.name.endswith(f".{kernel}") else "file"
         return (
@@ -107,20 +107,20 @@ def allocation(cubin: bytes, kernel: str) -> Allocation:
         ValueError: the file is no 64-bit ELF file, or lacks this information.
     """
     sections, symbols = _read_elf(cubin)
-    of_file, of_kernel = (
+    file_entries, kernel_entries = (
         [entry for section in sections if section.name == name for entry in _entries(section.content)]
         for name in (".nv.info", f".nv.info.{kernel}")
     )
     registers = [
         count
-        for kind, payload in of_file
+        for kind, payload in file_entries
         if kind == _REGISTERS
         for place, count in struct.iter_unpack("<II", payload)
         if symbols[place].name == kernel
     ]
     if not registers:
         raise ValueError(f"the cubin does not tell the registers of {kernel}")
-    clusters = [struct.unpack("<3I", payload) for kind, payload in of_kernel if kind == _CLUSTER]
+    clusters = [struct.unpack("<3I", payload) for kind, payload in kernel_entries if kind == _CLUSTER]
     return Allocation(registers[0], clusters[0] if clusters else ())
 
 
@@ -151,8 +151,8 @@ def _read_elf(cubin: bytes) -> tuple[list[_Section], list[_Symbol]]:
 
 def _sections(cubin: bytes) -> Iterator[_Section]:
     (offset,) = struct.unpack_from("<Q", cubin, 0x28)
-    each, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
-    headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, offset + i * each) for i in range(count)]
+    entry_bytes, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, offset + i * entry_bytes) for i in range(count)]
     for name, kind, _, _, start, size, _, info, _, _ in headers:
         content = b"" if kind == _NOBITS else cubin[start : start + size]
         yield _Section(_text(cubin, headers[names][4] + name), kind, content, size, info & 0xFFFFFF)

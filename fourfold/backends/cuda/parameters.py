@@ -173,8 +173,8 @@ class LoadedKernel:
         try:
             return parameter.for_gpu(argument) if for_gpu else parameter.convert(argument)
         except OverflowError:
-            what = f"{self.place(position)} is {parameter.spelling} in C++, which cannot hold {argument}"
-            raise OverflowError(f"{self.name}: {what}") from None
+            description = f"{self.place(position)} is {parameter.spelling} in C++, which cannot hold {argument}"
+            raise OverflowError(f"{self.name}: {description}") from None
 
 
 def short(dtype: torch.dtype) -> str:

@@ -55,8 +55,8 @@ def limit_compilation(device: str, seconds: float, dtypes: Sequence[str] = (), c
     # Imported here, because it imports Triton: whether kernels are interpreted is decided then.
     from fourfold.compat.triton_internals import FLOATS, NotKept, compilations_replaced
 
-    known = [dtype for dtype in dtypes if dtype in FLOATS.values()]
-    ahead = Ahead(known, min(cores - 1, MOST_AHEAD), math.ceil(seconds))
+    floating = [dtype for dtype in dtypes if dtype in FLOATS.values()]
+    ahead = Ahead(floating, min(cores - 1, MOST_AHEAD), math.ceil(seconds))
     try:
         with compilations_replaced(functools.partial(_compile_with_limit, math.ceil(seconds), NotKept, ahead)):
             yield
@@ -108,10 +108,10 @@ class Ahead:
         if self.most < 1 or self.owner != os.getpid():
             return
         self._begun.add((compilation.digest, compilation.specialisation.name))
-        for other in self._likely(compilation.specialisation):
-            if (key := (compilation.digest, other.name)) not in self._begun:
+        for related in self._likely(compilation.specialisation):
+            if (key := (compilation.digest, related.name)) not in self._begun:
                 self._begun.add(key)
-                self._waiting.append(functools.partial(compilation.run_as, other))
+                self._waiting.append(functools.partial(compilation.run_as, related))
         self._children = [child for child in self._children if child.poll() is None]
         if self._waiting and len(self._children) < self.most:
             work, limits = functools.partial(_compile_all, self._waiting), Limits(processor=self.seconds)
@@ -145,13 +145,13 @@ def _compile_all(works: Sequence[Callable[[], object]]) -> None:
 class Abandoned:
     """The record of a kernel's abandoned compilations, in this process and in others."""
 
-    def __init__(self, wanted: "Compilation") -> None:
-        self.wanted = wanted
-        self._file = cache_folder("abandoned") / hashlib.sha256(wanted.digest.encode()).hexdigest()
+    def __init__(self, compilation: "Compilation") -> None:
+        self.compilation = compilation
+        self._file = cache_folder("abandoned") / hashlib.sha256(compilation.digest.encode()).hexdigest()
 
     def add(self, seconds: int) -> None:
         """Record that the requested compilation takes longer than this."""
-        line = {"seconds": seconds, "sizes": self.wanted.sizes, "num_warps": self.wanted.num_warps}
+        line = {"seconds": seconds, "sizes": self.compilation.sizes, "num_warps": self.compilation.num_warps}
         with self._file.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -161,10 +161,10 @@ class Abandoned:
         return next((line for line in map(json.loads, lines) if self._is_as_large_as(line, seconds)), None)
 
     def _is_as_large_as(self, line: dict[str, Any], seconds: int) -> bool:
-        sizes = self.wanted.sizes
+        sizes = self.compilation.sizes
         return (
             line["seconds"] >= seconds
-            and line["num_warps"] >= self.wanted.num_warps
+            and line["num_warps"] >= self.compilation.num_warps
             and line["sizes"].keys() == sizes.keys()
             and all(sizes[name] >= size for name, size in line["sizes"].items())
         )

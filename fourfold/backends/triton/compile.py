@@ -23,7 +23,7 @@ class CompiledSummary(NamedTuple):
 
 @contextlib.contextmanager
 def compile_launches(
-    capability: int, but: Collection[str] = (), disassembled: bool = True
+    capability: int, excluded: Collection[str] = (), disassembled: bool = True
 ) -> Iterator[list[KernelResources | CompiledSummary]]:
     """Compile the kernels of Triton implementations that are called on CPU tensors, without running them.
 
@@ -31,7 +31,7 @@ def compile_launches(
 
     Args:
         capability: the compute capability times 10, such as 80, 90 or 100.
-        but: names of kernels to skip.
+        excluded: names of kernels to skip.
         disassembled: whether to report each kernel's resources, from its machine code. This takes as long as compiling.
 
     Yields:
@@ -43,16 +43,16 @@ def compile_launches(
     if triton_launch.INTERPRETED:
         raise RuntimeError("TRITON_INTERPRET is set: kernels of this process cannot be compiled")
     results: list[KernelResources | CompiledSummary] = []
-    seen: set[str] = set()
+    digests: set[str] = set()
 
     def run(shipped: Callable[..., Any], kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
-        if kernel.__name__ in but:
+        if kernel.__name__ in excluded:
             return None
         compiled = shipped(kernel, *args, warmup=True, **kwargs)
         code = triton_internals.code_of(compiled)
-        if code.digest in seen:
+        if code.digest in digests:
             return compiled
-        seen.add(code.digest)
+        digests.add(code.digest)
         if not disassembled:
             results.append(CompiledSummary(code.name, f"sm_{capability}", compiled.metadata.shared))
         else:

@@ -48,21 +48,21 @@ def key_collisions(key: Key, device: int) -> list[str]:
         device: the current GPU's number.
     """
     collisions: list[str] = []
-    first_of: dict[Hashable, tuple[str, str]] = {}
+    first_launches: dict[Hashable, tuple[str, str]] = {}
     try:
         *_, binder = probe_kernel.device_caches[device]
         for description, tensors, scalars, options in _launches():
-            ours = key(probe_kernel, device, tensors, scalars, options)
-            if ours is None:
+            launch_key = key(probe_kernel, device, tensors, scalars, options)
+            if launch_key is None:
                 continue
             try:
-                _, specialisation, others = binder(*tensors, *scalars, **options)
+                _, specialisation, launch_options = binder(*tensors, *scalars, **options)
             except (TypeError, KeyError, OverflowError):
                 continue  # Triton has no such argument
-            theirs = f"{specialisation} {others}"
-            first, known = first_of.setdefault(ours, (description, theirs))
-            if known != theirs:
-                collisions.append(f"{first} and {description}: {known} and {theirs}")
+            compiled_for = f"{specialisation} {launch_options}"
+            first, compiled_first = first_launches.setdefault(launch_key, (description, compiled_for))
+            if compiled_first != compiled_for:
+                collisions.append(f"{first} and {description}: {compiled_first} and {compiled_for}")
     except Exception as error:
         collisions.append(
             f"Triton {triton.__version__} does not say what it specialises: {type(error).__name__}: {error}"

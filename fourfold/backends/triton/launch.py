@@ -57,9 +57,9 @@ def launch(
             launch(kernel, grid, tensors, scalars, **options)
         return
     key = launch_key(kernel, device, tensors, scalars, options)
-    known = None if key is None else _compiled.get(key)
-    if known is not None:
-        compiled, constants = known
+    launchable = None if key is None else _compiled.get(key)
+    if launchable is not None:
+        compiled, constants = launchable
         stream = torch_internals.current_stream(device)
         triton_internals.launch_compiled(compiled, (*grid, 1, 1)[:3], (*tensors, *scalars, *constants), stream)
         if (record := launch_records.current) is not None:
@@ -120,16 +120,16 @@ def record_triton_launches(record: launch_records.LaunchRecord) -> Iterator[None
 
 
 def _again(
-    compiled: Any, grid: tuple[int, ...], tensors: tuple[torch.Tensor, ...], rest: tuple[Any, ...]
+    compiled: Any, grid: tuple[int, ...], tensors: tuple[torch.Tensor, ...], constants: tuple[Any, ...]
 ) -> Callable[[Callable[[int], int]], known_calls.Launch]:
     """Return a launch for `known_calls`."""
 
-    def again(place_of: Callable[[int], int]) -> known_calls.Launch:
-        places = [place_of(tensor.data_ptr()) for tensor in tensors]
+    def again(index_of: Callable[[int], int]) -> known_calls.Launch:
+        indices = [index_of(tensor.data_ptr()) for tensor in tensors]
         run = triton_internals.relauncher(compiled, grid)
 
         def launch_again(addresses: Sequence[int], stream: int) -> None:
-            run(*[addresses[place] for place in places], *rest, stream=stream)
+            run(*[addresses[index] for index in indices], *constants, stream=stream)
 
         return launch_again
 
@@ -156,8 +156,8 @@ def launch_key(
             return None
     number = id(kernel)
     if number not in _kernels:
-        after = enumerate(triton_internals.parameters(kernel)[len(tensors) :][: len(scalars)])
-        _kernels[number] = kernel, tuple(i for i, parameter in after if not parameter.do_not_specialize)
+        parameters = enumerate(triton_internals.parameters(kernel)[len(tensors) :][: len(scalars)])
+        _kernels[number] = kernel, tuple(i for i, parameter in parameters if not parameter.do_not_specialize)
     return (
         number,
         device,

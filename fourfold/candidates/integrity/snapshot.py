@@ -35,7 +35,7 @@ class Snapshot:
     Args:
         modules: their functions, and their classes with all methods.
         with_tables: modules that also include tables and records, which have names in capital letters.
-        also: further objects, such as records.
+        objects: further objects, such as records.
     """
 
     def __init__(

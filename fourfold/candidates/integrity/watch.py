@@ -25,7 +25,7 @@ class ProgramWatch:
         operations: the records.
 
     Attributes:
-        found: all changes by candidates so far.
+        tampering: all changes by candidates so far.
     """
 
     def __init__(self, config: pytest.Config, operations: Any) -> None:
@@ -34,7 +34,7 @@ class ProgramWatch:
         self._plugins: set[int] | None = None
         self._callers: dict[str, Any] = {}
         self._changes_by_search: list[Callable[[], list[str]]] = []
-        self.found: list[str] = []
+        self.tampering: list[str] = []
 
     def settle(self) -> None:
         """Treat new plugins and hooks as changes from now on, until `unsettle`."""
@@ -59,7 +59,7 @@ class ProgramWatch:
         changes = [*self._snapshot.changes(), *(c for changes in changes_by_search for c in changes())]
         if self._plugins is not None:
             changes += self._hook_changes(self._plugins)
-        self.found += changes
+        self.tampering += changes
         return changes
 
     def _hook_changes(self, plugins: set[int]) -> list[str]:

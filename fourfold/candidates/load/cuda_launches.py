@@ -146,7 +146,7 @@ class LaunchedKernel:
         """Launch the kernel on contiguous, aligned tensors; return a new tensor.
 
         Args:
-            given: the operation's arguments by name.
+            arguments: the operation's arguments by name.
             template: a tensor without memory, of the result's shape and dtype.
         """
         tensors = {name: plain(arguments[name]) for name in self.plan.inputs}

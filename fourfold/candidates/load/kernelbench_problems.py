@@ -121,7 +121,7 @@ def small_sizes(problem: ModuleType, limit: int = SMALL_ELEMENTS) -> dict[str, A
     sizes, fixed = dict(attributes), set[str]()
     try:
         while (count := _elements(problem)) is None or count > limit:
-            name = max((n for n in sizes if n not in fixed), key=lambda each: _largest(sizes[each]), default="")
+            name = max((n for n in sizes if n not in fixed), key=lambda n: _largest(sizes[n]), default="")
             if not name:
                 break
             setattr(problem, name, _halve(sizes[name]))

@@ -109,7 +109,7 @@ class UntrustedFunction:
     Args:
         place: the absolute path of a Python file, or the name of a module.
         function: its name there.
-        wanted: the operation's arguments.
+        expected: the signature of the operation.
         operation: its name.
         seconds: the time limit of a call.
         most_bytes: the limit of its process's own memory.
@@ -241,7 +241,7 @@ class UntrustedFunction:
             with end_if_malformed(session):
                 if len(answer.results) != len(calls):
                     raise Malformed("no results of each thread")
-                return answer.wanted, [
+                return answer.count, [
                     _results(result, len(inputs), storages) for result, inputs in zip(answer.results, inputs_of_calls)
                 ]
 
@@ -389,7 +389,7 @@ class UntrustedFunction:
             if isinstance(mode, Arena):
                 mode.seen_elsewhere += [printable(t)[:1000] for t in answer.trespasses]
             elif isinstance(mode, Fallbacks):
-                mode.found |= dict.fromkeys(printable(f)[:1000] for f in answer.fallbacks)
+                mode.operators |= dict.fromkeys(printable(f)[:1000] for f in answer.fallbacks)
         return answer, storages
 
 

@@ -14,8 +14,8 @@ from fourfold.processes.child import printable
 
 # The builtin exceptions that callers distinguish. Each can be made from only a message.
 BASES: Mapping[str, type[Exception]] = {
-    each.__name__: each
-    for each in (
+    kind.__name__: kind
+    for kind in (
         *(ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, Exception, FloatingPointError),
         *(ImportError, IndexError, KeyError, LookupError, MemoryError, ModuleNotFoundError, NameError),
         *(NotImplementedError, OSError, OverflowError, RecursionError, ReferenceError, RuntimeError, TypeError),
@@ -34,7 +34,7 @@ def exception(description: Raised) -> Exception:
     """Recreate an exception from its description: with the same name, message and builtin base."""
     if not description.causes:
         return AnsweredWrongly("crashed: the candidate's process answered out of turn: an exception without a type")
-    errors = [_one(cause) for cause in description.causes[:8]]
+    errors = [_exception_of(cause) for cause in description.causes[:8]]
     error = errors[0]
     if description.escape:
         text = f": {error}" if str(error) else ""
@@ -59,7 +59,7 @@ def _blame(name: str) -> Blame:
     return Blame(name) if name in (Blame.REFUSAL.value, Blame.LACK.value, Blame.HARNESS.value) else Blame.BUG
 
 
-def _one(cause: Cause) -> Exception:
+def _exception_of(cause: Cause) -> Exception:
     base = next((BASES[name] for name in cause.bases if name in BASES), Exception)
     type_name = cause.type if cause.type.isidentifier() and len(cause.type) < 100 else "Exception"
     error = _class(type_name, base, cause.fault)(printable(cause.words))

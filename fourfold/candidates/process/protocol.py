@@ -102,14 +102,14 @@ class TensorArgument:
     Attributes:
         layout: its memory.
         needs_gradient: whether its gradient is required.
-        made: how it was made, as `origin_of` says.
+        origin: how it was made, as `origin_of` says.
         object: the number of the judge's tensor object; 0 for a tensor within a list.
         written: how often autograd saw the judge write into it.
     """
 
     layout: TensorLayout
     needs_gradient: bool = False
-    made: str = ""
+    origin: str = ""
     object: int = 0
     written: int = 0
 
@@ -508,7 +508,7 @@ class Gradients:
 class CalledAtOnce:
     """The results of each call of each thread: output, gradients, and output under `no_grad`."""
 
-    wanted: int
+    count: int
     results: list[list[list[Result]]]
 
 
@@ -633,11 +633,11 @@ def decode_argument(message: Value, storages: Mapping[int, torch.UntypedStorage]
     """Return the argument that `encode_argument` encoded."""
     match message:
         case TensorArgument():
-            with torch.inference_mode(message.made == INFERENCE):
+            with torch.inference_mode(message.origin == INFERENCE):
                 tensor = as_tensor(message.layout, storages).requires_grad_(message.needs_gradient)
-            if message.made == VIEW:
+            if message.origin == VIEW:
                 return tensor.view_as(tensor)
-            is_result = message.made == RESULT
+            is_result = message.origin == RESULT
             return AsResult.apply(torch.zeros((), requires_grad=True), [tensor.detach()]) if is_result else tensor
         case ArrayArgument():
             return as_tensor(message.layout, storages).numpy()

@@ -206,9 +206,9 @@ class Twins:
     def of(self, argument: protocol.TensorArgument, storages: dict[int, torch.UntypedStorage]) -> Twin:
         """Return the twin of an argument; a new one if the object was not passed before, or has changed its layout."""
         key, twin = self._twins.get(argument.object, (None, None))
-        if twin is None or key != (argument.layout, argument.made) or place_of(twin.tensor) != twin.place:
+        if twin is None or key != (argument.layout, argument.origin) or place_of(twin.tensor) != twin.place:
             twin = Twin(protocol.decode_argument(argument, storages), argument.written)
-            self._twins[argument.object] = (argument.layout, argument.made), twin
+            self._twins[argument.object] = (argument.layout, argument.origin), twin
         elif twin.tensor.requires_grad != argument.needs_gradient:
             twin.tensor.requires_grad_(argument.needs_gradient)
         twin.note_writes(argument.written)
@@ -264,7 +264,7 @@ class Served:
         self.last: dict[int, bytes] = {}
         self.calls: dict[int, OpenCall] = {}
         self.twins = Twins()
-        self.made = self.asked = 0
+        self.last_number = self.request_number = 0
 
     def run(self) -> None:
         """Answer until the judge has gone."""
@@ -285,7 +285,7 @@ class Served:
         while True:
             request, contents, files = self.connection.receive_with_storages(protocol.Request)
             self._take(request, contents, files)
-            self.asked = request.number
+            self.request_number = request.number
             try:
                 result = answers[type(request.ask)](request.ask)
             except BaseException as error:
@@ -389,7 +389,7 @@ class Served:
         outputs = list(output) if is_sequence else [output]
         results = [self._result(o) for o in outputs]
         if any(isinstance(o, torch.Tensor) and o.requires_grad for o in outputs):
-            self.calls[self.asked] = OpenCall(twins, outputs, watch)
+            self.calls[self.request_number] = OpenCall(twins, outputs, watch)
         return protocol.Called(results, is_sequence, *observations(watch))
 
     def backward(self, ask: protocol.Backward) -> protocol.Gradients:
@@ -436,7 +436,7 @@ class Served:
         JUDGE.hide()
         with Compared(ask.comparisons) as compared, contextlib.suppress(Exception):
             self.function(**arguments)
-        return protocol.SizesCompared([(number, *sides) for number, sides in compared.found.items()])
+        return protocol.SizesCompared([(number, *sides) for number, sides in compared.sides.items()])
 
     def watch(self, ask: protocol.WatchLines) -> protocol.Done:
         """Record executed lines from now on."""
@@ -514,8 +514,8 @@ class Served:
         numbers = {s.data_ptr(): number for number, s in self.storages.items() if s.nbytes() >= storage.nbytes()}
         number = numbers.get(storage.data_ptr()) if storage.nbytes() else None
         if number is None:
-            self.made -= 1
-            number = self.made
+            self.last_number -= 1
+            number = self.last_number
             self.storages[number] = storage
         return protocol.TensorResult(protocol.layout_of(result, number), requires_gradient)
 
@@ -573,7 +573,7 @@ def watching(conditions: protocol.Conditions) -> AbstractContextManager:
 def observations(watch: AbstractContextManager) -> tuple[list[str], list[str]]:
     """Return the trespasses and the fallbacks that a mode observed."""
     trespasses = list(watch.trespasses())[:MOST_STORAGES] if isinstance(watch, Arena) else []
-    return trespasses, list(watch.found) if isinstance(watch, Fallbacks) else []
+    return trespasses, list(watch.operators) if isinstance(watch, Fallbacks) else []
 
 
 module = functools.cache(importlib.import_module)

@@ -93,9 +93,9 @@ def bounded_sum(
     """
     largest, value, inherited = a.arithmetic.largest, add(a.value), add(a.error)
     magnitude, growth = add(abs(a.value) + a.error), summation_growth(terms) * a.arithmetic.roundoff
-    grown = growth * magnitude
+    rounding = growth * magnitude
     # Some orders pass through the sum of all terms of one sign.
-    overflows = np.isfinite(magnitude) & ~(reach_of_sum(magnitude, terms, a.arithmetic) + grown <= largest)
+    overflows = np.isfinite(magnitude) & ~(reach_of_sum(magnitude, terms, a.arithmetic) + rounding <= largest)
     infinite = np.isinf(value)
     if infinite.any():
         # The finite terms of the other sign may overflow first, which makes the sum NaN.
@@ -103,7 +103,7 @@ def bounded_sum(
         opposite = np.where(value > 0, add(np.where(a.value < 0, sizes, 0.0)), add(np.where(a.value > 0, sizes, 0.0)))
         overflows |= infinite & ~(opposite * (1 + growth) <= largest)
     operand, steps = Bounded(value, inherited, a.arithmetic), np.where(growth > 0, ROUNDED_ONCE, 0.0)
-    result = elementary_step(value, inherited + grown, (operand,), steps, overflows, settled=settled)
+    result = elementary_step(value, inherited + rounding, (operand,), steps, overflows, settled=settled)
     certain_nan = np.isnan(a.value) & (a.error == 0)
     if certain_nan.any():  # makes a sum NaN, whatever unknown terms there are beside it
         result.error = np.where(add(certain_nan.astype(np.float64)) > 0, 0.0, result.error)
@@ -208,21 +208,21 @@ def bounded_product(a: Bounded, terms: int | np.ndarray, multiply: Callable[[np.
     """
     arithmetic, size = a.arithmetic, abs(a.value)
 
-    def has(factors: np.ndarray) -> np.ndarray:
+    def has_factor(factors: np.ndarray) -> np.ndarray:
         return multiply(np.where(factors, 0.0, 1.0)) == 0
 
     value = multiply(a.value)
     inherited = multiply(size + a.error) - multiply(size)
-    farthest, lost, underflows = partial_products(
+    farthest, underflow, underflows = partial_products(
         size - a.error, size + a.error, multiply, terms, arithmetic, arithmetic.smallest_normal
     )
-    infinite = has(np.isinf(size))
-    unknown = ~(farthest <= arithmetic.largest) | has(np.isinf(a.error)) | (infinite & underflows)
+    infinite = has_factor(np.isinf(size))
+    unknown = ~(farthest <= arithmetic.largest) | has_factor(np.isinf(a.error)) | (infinite & underflows)
     # A factor that is certainly 0 makes the product 0, or NaN if another is infinite.
-    certain_zero = has((size == 0) & (a.error == 0))
-    lost, unknown = np.where(certain_zero, 0.0, lost), unknown & ~(certain_zero & infinite)
+    certain_zero = has_factor((size == 0) & (a.error == 0))
+    underflow, unknown = np.where(certain_zero, 0.0, underflow), unknown & ~(certain_zero & infinite)
     steps = np.maximum(np.asarray(terms) - 1, 0)
-    result = elementary_step(value, inherited + lost, (Bounded(value, inherited, arithmetic),), steps, unknown)
+    result = elementary_step(value, inherited + underflow, (Bounded(value, inherited, arithmetic),), steps, unknown)
     # The only factor of a product is not rounded.
     result.error = np.where(np.asarray(terms) == 1, multiply(a.error), result.error)
     return result
@@ -280,10 +280,10 @@ def position(find: Callable[..., Any]) -> Callable[..., Any]:
 
     def rule(a: Bounded, axis: int | None = None, *, keepdims: bool = False) -> Any:
         rows = a.reshape(-1) if axis is None else a
-        along = 0 if axis is None else axis
-        index = find(rows.value, axis=along, keepdims=True)
-        rivals = (rows != rows.moved(lambda part: np.take_along_axis(part, index, along))).uncertain
-        np.put_along_axis(rivals, index, False, along)
+        dim = 0 if axis is None else axis
+        index = find(rows.value, axis=dim, keepdims=True)
+        rivals = (rows != rows.rearrange(lambda part: np.take_along_axis(part, index, dim))).uncertain
+        np.put_along_axis(rivals, index, False, dim)
         if (rivals | np.isinf(rows.error)).any():
             raise HangsOnRounding(f"numpy.{find.__name__} depends on rounding errors")
         return find(a.value, axis=axis, keepdims=keepdims)
@@ -352,16 +352,16 @@ def matrix_product(a: Bounded, b: Bounded) -> Bounded:
     rough = a.error.any() or b.error.any()
     inherited = error_a @ (size_b + error_b) + size_a @ error_b if rough else np.zeros_like(value)
     magnitude = exponent_field(size_a, arithmetic) @ exponent_field(size_b, arithmetic) + inherited
-    grown = CUT_OFF * (summation_growth(terms) + 1) * arithmetic.roundoff * magnitude
-    grown = grown + np.where(magnitude > 0, terms * arithmetic.smallest_normal, 0)
+    rounding = CUT_OFF * (summation_growth(terms) + 1) * arithmetic.roundoff * magnitude
+    rounding = rounding + np.where(magnitude > 0, terms * arithmetic.smallest_normal, 0)
     # As for a sum, some orders pass through the sum of all terms of one sign; infinite terms do not undo that.
-    unknown = ~(reach_of_sum(magnitude, terms, arithmetic) + grown <= arithmetic.largest)
+    unknown = ~(reach_of_sum(magnitude, terms, arithmetic) + rounding <= arithmetic.largest)
     if rough:
         unknown |= np.isinf(a.error).any(axis=-1)[..., :, None] | np.isinf(b.error).any(axis=-2)[..., None, :]
         # An infinite element times one that may be 0.
         unknown |= (np.isinf(a.value).astype(int) @ may_vanish(b).astype(int)) > 0
         unknown |= (may_vanish(a).astype(int) @ np.isinf(b.value).astype(int)) > 0
-    error = inherited + grown
+    error = inherited + rounding
 
     def settled() -> np.ndarray:
         rows, cols = np.min(a.terms.unit, axis=-1, initial=np.inf), np.min(b.terms.unit, axis=-2, initial=np.inf)
@@ -414,7 +414,7 @@ def moving(function: Callable[..., Any]) -> Rule:
             raise NoRule(
                 f"numpy.{function.__name__} has no running-error rule where only another argument has an error"
             )
-        return a.moved(lambda part: function(part, *args, **kwargs))
+        return a.rearrange(lambda part: function(part, *args, **kwargs))
 
     names = list(inspect.signature(function).parameters)
     names = list(itertools.takewhile(lambda name: name not in ("order", "out", "subok", "copy"), names))
@@ -453,7 +453,7 @@ def full_like(a: Any, fill_value: Any, *, shape: Any = None) -> Bounded:
     """
     fill = lift(fill_value, a.arithmetic)
     shape = a.shape if shape is None else shape
-    return fill.moved(lambda part: np.array(np.broadcast_to(part, shape)))
+    return fill.rearrange(lambda part: np.array(np.broadcast_to(part, shape)))
 
 
 @rule_for(np.zeros_like)

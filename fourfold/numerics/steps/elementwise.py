@@ -59,8 +59,8 @@ REORDERING = 4.0
 
 def may_vanish(a: Bounded) -> np.ndarray:
     """Return where the computed value may be 0, or of the other sign, though the exact one is not, or the reverse."""
-    within = abs(a.value) <= a.error
-    return within & (a.error > 0) & ~(a.least > 0) if within.any() else within
+    covers_zero = abs(a.value) <= a.error
+    return covers_zero & (a.error > 0) & ~(a.least > 0) if covers_zero.any() else covers_zero
 
 
 def elementary_step(
@@ -81,13 +81,13 @@ def elementary_step(
     size = abs(value)
     reach = size + error
     error = error + (REORDERING * steps * arithmetic.roundoff * reach + arithmetic.smallest_normal)
-    known = size + error <= arithmetic.largest
-    if not known.all():
+    is_finite = size + error <= arithmetic.largest
+    if not is_finite.all():
         # The class of a value that is not finite is certain, unless an operand is unknown.
         certain = ~np.isfinite(value)
         for operand in operands:
             certain = certain & ~np.isinf(operand.error)
-        error = np.where(known, error, np.where(certain, 0.0, np.inf))
+        error = np.where(is_finite, error, np.where(certain, 0.0, np.inf))
     if not reach.all():
         error = np.where(reach == 0, 0.0, error)
     if unknown is not None:
@@ -122,9 +122,9 @@ def exact_sum_error(terms: Terms, arithmetic: Arithmetic) -> np.ndarray:
     return np.where(terms.exact(arithmetic), REORDERING * arithmetic.roundoff * terms.reach, np.inf)
 
 
-def set_least(result: Bounded, least: np.ndarray | float) -> Bounded:
+def set_least(result: Bounded, limit: np.ndarray | float) -> Bounded:
     """Set a lower bound of the step's computed results, where it is tighter than the error, and return the result."""
-    result.limit = np.fmax(result.least, least)
+    result.limit = np.fmax(result.least, limit)
     return result
 
 
@@ -166,8 +166,8 @@ def add(a: Bounded, b: Bounded) -> Bounded:
     )
     if a.limit is None and b.limit is None:
         return result
-    least = a.least + b.least
-    return set_least(result, np.where(least > 0, least * (1 - REORDERING * a.arithmetic.roundoff), -np.inf))
+    limit = a.least + b.least
+    return set_least(result, np.where(limit > 0, limit * (1 - REORDERING * a.arithmetic.roundoff), -np.inf))
 
 
 @rule_for(np.subtract)
@@ -203,9 +203,9 @@ def divide(a: Bounded, b: Bounded) -> Bounded:
     error = inherited / (abs(b.value) - b.error)
     if b.limit is not None:
         # The lower limit of a divisor that is known to be above 0 may be tighter than its error.
-        below = (a.error + abs(value) * (b.value - b.limit)) / b.limit
-        nearer = np.maximum(below, inherited / (b.value + b.error))
-        error = np.where(b.limit > b.value - b.error, nearer, error)
+        loss = (a.error + abs(value) * (b.value - b.limit)) / b.limit
+        change = np.maximum(loss, inherited / (b.value + b.error))
+        error = np.where(b.limit > b.value - b.error, change, error)
     steps: float | np.ndarray = DIVISION
     if not b.error.all():
         # Division by a power of 2 is exact, even as a product with the reciprocal.
@@ -252,8 +252,8 @@ def exp(a: Bounded) -> Bounded:
 def exp2(a: Bounded) -> Bounded:
     """Return 2^a, within 2 ulp: ``2^(x + e) - 2^x = 2^x expm1(e log 2)``."""
     value = np.exp2(a.value)
-    grown = a.error * LOG_2
-    inherited = np.where(grown < 1, value * np.expm1(grown), np.exp2(a.value + a.error) - value)
+    growth = a.error * LOG_2
+    inherited = np.where(growth < 1, value * np.expm1(growth), np.exp2(a.value + a.error) - value)
     return elementary_step(value, inherited, (a,), WITHIN_2_ULP)
 
 
@@ -360,20 +360,20 @@ def power(a: Bounded, b: Bounded) -> Bounded:
     if b.ndim == 0 and b.error == 0 and b.value in (1, 2):
         return positive(a) if b.value == 1 else square(a)
     value, size, error, exponent = np.power(a.value, b.value), abs(a.value), flush_error(a), b.value
-    whole = (b.error == 0) & (exponent == np.rint(exponent)) & np.isfinite(exponent)
+    is_integer = (b.error == 0) & (exponent == np.rint(exponent)) & np.isfinite(exponent)
     nearest = size - error
     ends = (value * np.expm1(exponent * np.log1p(end / size)) for end in (error, -error))
     inherited = np.where(size == 0, np.power(error, exponent), np.fmax(*map(abs, ends)))
     inherited = np.where(error == 0, 0.0, inherited)
     # A whole power of a base of uncertain sign changes most at the far end; a root of the base may be NaN.
-    astray = ~whole & (nearest <= 0) & ((a.value < 0) | (nearest < 0))
-    unknown = (error > 0) & np.where(exponent < 0, nearest <= 0, astray)
+    diverges = ~is_integer & (nearest <= 0) & ((a.value < 0) | (nearest < 0))
+    unknown = (error > 0) & np.where(exponent < 0, nearest <= 0, diverges)
     if b.error.any():
         span = np.maximum(abs(np.log(nearest)), abs(np.log(size + error)))
         shifted = (abs(value) + inherited) * np.expm1(b.error * span)
         inherited = inherited + np.where((b.error == 0) | ((value == 0) & (inherited == 0)), 0.0, shifted)
     products = abs(exponent) - 1 + np.where(exponent < 0, DIVISION, 0.0)
-    return elementary_step(value, inherited, (a, b), np.where(whole, np.maximum(products, POWER), POWER), unknown)
+    return elementary_step(value, inherited, (a, b), np.where(is_integer, np.maximum(products, POWER), POWER), unknown)
 
 
 # Choices.
@@ -413,16 +413,16 @@ def extremum(choose: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable
 
     def rule(a: Bounded, b: Bounded) -> Bounded:
         value = choose(a.value, b.value)
-        apart = abs(a.value - b.value) > a.error + b.error
+        separate = abs(a.value - b.value) > a.error + b.error
         of_winner = np.where(value == a.value, a.error, b.error)
-        error = np.where(apart, of_winner, np.maximum(a.error, b.error))
+        error = np.where(separate, of_winner, np.maximum(a.error, b.error))
         finite = np.isfinite(value)
         if not finite.all():
             error = np.where(finite | np.isinf(a.error) | np.isinf(b.error), error, 0.0)
 
         def settled() -> np.ndarray:
             first, second = a.settled, b.settled
-            return np.where(apart, np.where(value == a.value, first, second), np.maximum(first, second))
+            return np.where(separate, np.where(value == a.value, first, second), np.maximum(first, second))
 
         return Bounded(value, error, a.arithmetic, choose(a.least, b.least), lambda: standing(value, a, b), settled)
 
@@ -458,8 +458,8 @@ def where(condition: Any, x: Any, y: Any) -> Bounded:
     value = np.where(condition.outcome, a.value, b.value)
     error = np.where(condition.outcome, a.error, b.error)
     if condition.uncertain.any():
-        other = np.where(condition.outcome, b.error, a.error)
-        hull = np.maximum(error, np.where(a.value == b.value, 0.0, abs(a.value - b.value)) + other)
+        loser_error = np.where(condition.outcome, b.error, a.error)
+        hull = np.maximum(error, np.where(a.value == b.value, 0.0, abs(a.value - b.value)) + loser_error)
         error = np.where(condition.uncertain, np.where(np.isnan(hull), np.inf, hull), error)
 
     def settled() -> np.ndarray:
@@ -506,14 +506,14 @@ for _test in (np.isnan, np.isinf, np.isfinite):
 
 
 @rule_for(np.logical_and, np.bitwise_and, operand=truth)
-def both(a: Comparison, b: Comparison) -> Comparison:
+def conjunction(a: Comparison, b: Comparison) -> Comparison:
     """Return a and b: certain where both operands are, or where one is certainly false."""
     possible = (a.outcome | a.uncertain) & (b.outcome | b.uncertain)
     return Comparison(a.outcome & b.outcome, possible & (a.uncertain | b.uncertain), a.arithmetic)
 
 
 @rule_for(np.logical_or, np.bitwise_or, operand=truth)
-def either(a: Comparison, b: Comparison) -> Comparison:
+def disjunction(a: Comparison, b: Comparison) -> Comparison:
     """Return a or b: certain where both operands are, or where one is certainly true."""
     settled = (a.outcome & ~a.uncertain) | (b.outcome & ~b.uncertain)
     return Comparison(a.outcome | b.outcome, ~settled & (a.uncertain | b.uncertain), a.arithmetic)
@@ -526,6 +526,6 @@ def exclusive_or(a: Comparison, b: Comparison) -> Comparison:
 
 
 @rule_for(np.logical_not, np.invert, operand=truth)
-def opposite(a: Comparison) -> Comparison:
+def negation(a: Comparison) -> Comparison:
     """Return not a: as certain as a."""
     return Comparison(~a.outcome, a.uncertain, a.arithmetic)

@@ -20,22 +20,22 @@ Array = np.ndarray
 
 
 def partial_products(
-    least: Array, most: Array, multiply: Callable[..., Any], count: int | Array, arithmetic: Arithmetic, loss: float
+    low: Array, high: Array, multiply: Callable[..., Any], count: int | Array, arithmetic: Arithmetic, loss: float
 ) -> tuple[Array, Array, Array]:
     """Return what the partial products of factors reach and lose in any order, and where one may underflow.
 
     Args:
-        least: the least magnitude of each factor.
-        most: the largest magnitude of each factor. An infinity is given, and no step overflows to it.
+        low: the least magnitude of each factor.
+        high: the largest magnitude of each factor. An infinity is given, and no step overflows to it.
         multiply: returns the products of an array of factors, such as numpy.prod along an axis.
         count: the number of factors of each product.
         arithmetic: the arithmetic of the kernels.
         loss: the largest error of a product below the smallest normal number.
     """
-    farthest = multiply(np.maximum(np.where(np.isinf(most), 1, most), 1))
-    underflows = multiply(np.clip(least, 0, 1)) < arithmetic.smallest_normal
-    lost = np.where(underflows, count * loss * farthest, 0.0)
-    return farthest * (1 + count * REORDERING * arithmetic.roundoff), lost, underflows
+    farthest = multiply(np.maximum(np.where(np.isinf(high), 1, high), 1))
+    underflows = multiply(np.clip(low, 0, 1)) < arithmetic.smallest_normal
+    losses = np.where(underflows, count * loss * farthest, 0.0)
+    return farthest * (1 + count * REORDERING * arithmetic.roundoff), losses, underflows
 
 
 def magnitudes(factors: Sequence[Any], axis: tuple[int, ...]) -> tuple[Array, Array]:
@@ -43,14 +43,14 @@ def magnitudes(factors: Sequence[Any], axis: tuple[int, ...]) -> tuple[Array, Ar
     pairs = [(x.value, x.error) if isinstance(x, Bounded) else (np.asarray(x), np.zeros(())) for x in factors]
     parts = np.broadcast_arrays(*(part for pair in pairs for part in pair))
     size, error = abs(np.stack(parts[::2])), np.stack(parts[1::2])
-    least, most = np.where((size == 0) & (error == 0), 1.0, size - error), size + error
+    low, high = np.where((size == 0) & (error == 0), 1.0, size - error), size + error
     if not axis:
-        return least, most
-    along = tuple(i % parts[0].ndim + 1 for i in axis)
-    return np.min(least, along, keepdims=True, initial=1.0), np.max(most, along, keepdims=True, initial=0.0)
+        return low, high
+    axes = tuple(i % parts[0].ndim + 1 for i in axis)
+    return np.min(low, axes, keepdims=True, initial=1.0), np.max(high, axes, keepdims=True, initial=0.0)
 
 
-def any_order(result: Any, *products: Sequence[Any], axis: tuple[int, ...] = (), kept: bool = False) -> Any:
+def any_order(result: Any, *products: Sequence[Any], axis: tuple[int, ...] = (), stored: bool = False) -> Any:
     """Return `result`, a sum of products, with the bound of kernels that multiply the factors of each in any order.
 
     Where a factor is NaN, so is the result in each order. An infinite factor gives NaN where another one may
@@ -62,28 +62,28 @@ def any_order(result: Any, *products: Sequence[Any], axis: tuple[int, ...] = (),
         products: the factors of each product, as arrays or numbers that broadcast to `result`. A sum counts as two
             factors: its largest term, and the number of its terms.
         axis: axes of the factors, which are kept: any element along them may be a factor.
-        kept: whether kernels that round each step to the dtype of the tensors keep partial products in it.
+        stored: whether kernels that round each step to the dtype of the tensors keep partial products in it.
     """
     if not isinstance(result, Bounded):
         return result
     arithmetic = result.arithmetic
-    range_of = (kept and arithmetic.rounds_each_step and arithmetic.storage) or arithmetic
+    range_of = (stored and arithmetic.rounds_each_step and arithmetic.storage) or arithmetic
     spacing = 2 * arithmetic.roundoff * arithmetic.smallest_normal
     reach: Array = np.zeros(())
-    lost, infinities, spoiled, open_to_others = reach, reach, reach > 0, reach > 0
+    losses, infinities, is_nan, unspecified = reach, reach, reach > 0, reach > 0
     with np.errstate(all="ignore"):
         for factors in products:
-            least, most = magnitudes(factors, axis)
+            low, high = magnitudes(factors, axis)
             farthest, loss, underflows = partial_products(
-                least, most, functools.partial(np.prod, axis=0), len(factors), arithmetic, spacing
+                low, high, functools.partial(np.prod, axis=0), len(factors), arithmetic, spacing
             )
-            infinite, zero = np.isinf(most).any(0), (most == 0).any(0)
-            reach, lost, infinities = reach + farthest, lost + np.where(zero, 0.0, loss), infinities + infinite
-            open_to_others = open_to_others | (infinite & (underflows | zero))
-            spoiled = spoiled | np.isnan(most).any(0)
-        open_to_others = (open_to_others | (infinities > 1)) & arithmetic.contract.nonfinite
-        unknown = ((reach > range_of.largest) | open_to_others) & ~spoiled
-        result = Bounded(result.value, result.error + np.where(np.isfinite(lost), lost, 0.0), arithmetic)
+            infinite, zero = np.isinf(high).any(0), (high == 0).any(0)
+            reach, losses, infinities = reach + farthest, losses + np.where(zero, 0.0, loss), infinities + infinite
+            unspecified = unspecified | (infinite & (underflows | zero))
+            is_nan = is_nan | np.isnan(high).any(0)
+        unspecified = (unspecified | (infinities > 1)) & arithmetic.contract.nonfinite
+        unknown = ((reach > range_of.largest) | unspecified) & ~is_nan
+        result = Bounded(result.value, result.error + np.where(np.isfinite(losses), losses, 0.0), arithmetic)
     return unspecified_where(result, unknown)
 
 
@@ -104,6 +104,6 @@ def either_formula(result: Any, other: Any) -> Any:
     """
     if not isinstance(result, Bounded):
         return result
-    one, two = result.value, other.value
-    alike = (np.isfinite(one) & np.isfinite(two)) | (np.isnan(one) & np.isnan(two)) | (one == two)
-    return result.within(np.where(alike, np.fmax(result.error, other.error), np.inf))
+    first, second = result.value, other.value
+    agree = (np.isfinite(first) & np.isfinite(second)) | (np.isnan(first) & np.isnan(second)) | (first == second)
+    return result.within(np.where(agree, np.fmax(result.error, other.error), np.inf))

@@ -30,21 +30,21 @@ Array = np.ndarray
 # Sums, variances and norms.
 
 
-def count_of_ties(a: Comparison, along: Any, keepdim: bool) -> Any:
+def count_of_ties(a: Comparison, dims: Any, keepdim: bool) -> Any:
     """Return the number of true elements.
 
     In a backward pass, where extremes share a gradient, the effective count may be as low as one.
     """
-    count = np.sum(a.outcome, axis=along, keepdims=keepdim)
-    error = np.sum(a.uncertain, axis=along, keepdims=keepdim).astype(np.float64)
+    count = np.sum(a.outcome, axis=dims, keepdims=keepdim)
+    error = np.sum(a.uncertain, axis=dims, keepdims=keepdim).astype(np.float64)
     evaluation = current()
     if not evaluation.backward:
         return Bounded(count.astype(np.float64), error, a.arithmetic) if error.any() else count
     count = count.astype(np.float64)
-    least = np.maximum(np.sum(a.outcome & ~a.uncertain, axis=along, keepdims=keepdim), np.minimum(count, 1))
+    limit = np.maximum(np.sum(a.outcome & ~a.uncertain, axis=dims, keepdims=keepdim), np.minimum(count, 1))
     if evaluation.contract.ties:
-        error, least = error + np.maximum(count - 1, 0), np.minimum(count, 1)
-    return Bounded(count, error, a.arithmetic, np.where(error > 0, np.maximum(least, count - error), count))
+        error, limit = error + np.maximum(count - 1, 0), np.minimum(count, 1)
+    return Bounded(count, error, a.arithmetic, np.where(error > 0, np.maximum(limit, count - error), count))
 
 
 @aten("sum.default", "sum.dim_IntList")
@@ -121,7 +121,7 @@ def prefix_rule(function: Callable[[Bounded, int], Bounded]) -> Callable[[Any, i
         a = lift_operand(a)
         if not a.size or not a.ndim:
             return a
-        rows = a.moved(lambda part: np.moveaxis(part, dim, 0))
+        rows = a.rearrange(lambda part: np.moveaxis(part, dim, 0))
         return NUMPY_RULES[np.stack].compute([function(rows[: i + 1], 0) for i in range(len(rows))], dim)
 
     return rule
@@ -136,7 +136,7 @@ def distance(a: Any, b: Any, p: Any = 2) -> Bounded:
     return norm(subtract(lift_operand(a), lift_operand(b)), p)
 
 
-def apart(a: Any, b: Any) -> Bounded:
+def row_differences(a: Any, b: Any) -> Bounded:
     """Return the differences of each row of `a` and each row of `b`."""
     a, b = lift_operand(a), lift_operand(b)
     return subtract(a[..., :, None, :], b[..., None, :, :])
@@ -145,7 +145,7 @@ def apart(a: Any, b: Any) -> Bounded:
 @aten("_cdist_forward.default")
 def distances(a: Any, b: Any, p: float, mode: Any = None) -> Bounded:
     """Return the norm of the difference of each row of `a` and each row of `b`."""
-    return norm(apart(a, b), p, -1)
+    return norm(row_differences(a, b), p, -1)
 
 
 @aten("_pdist_forward.default")
@@ -177,20 +177,20 @@ def slope_of_norm(difference: Bounded, length: Bounded, grad: Bounded, p: float)
 
 
 @aten("_cdist_backward.default")
-def distances_backward(grad: Any, a: Any, b: Any, p: float, found: Any) -> Bounded:
+def distances_backward(grad: Any, a: Any, b: Any, p: float, norm: Any) -> Bounded:
     """Return the gradient of the rows of `a`: that of each distance, summed over the rows of `b`."""
-    return total(slope_of_norm(apart(a, b), lift_operand(found), lift_operand(grad), p), -2)
+    return total(slope_of_norm(row_differences(a, b), lift_operand(norm), lift_operand(grad), p), -2)
 
 
 @aten("_pdist_backward.default")
-def distances_within_backward(grad: Any, a: Any, p: float, found: Any) -> Bounded:
+def distances_within_backward(grad: Any, a: Any, p: float, norm: Any) -> Bounded:
     """Return the gradient of each row: that of its distances, with either sign."""
     a = lift_operand(a)
     first, second = np.triu_indices(len(a), 1)
-    slope = slope_of_norm(subtract(a[first], a[second]), lift_operand(found), lift_operand(grad), p)
+    slope = slope_of_norm(subtract(a[first], a[second]), lift_operand(norm), lift_operand(grad), p)
     empty = Bounded.exact(np.zeros(a.shape, a.dtype), a.arithmetic)
-    both = NUMPY_RULES[np.concatenate].compute([slope, -slope])
-    return index_add(empty, 0, np.concatenate([first, second]), both)
+    slopes = NUMPY_RULES[np.concatenate].compute([slope, -slope])
+    return index_add(empty, 0, np.concatenate([first, second]), slopes)
 
 
 @aten("linalg_vector_norm.default")
@@ -211,13 +211,13 @@ def logsumexp(a: Any, dim: Any, keepdim: bool = False) -> Bounded:
 
     Any number near the maximum serves as m. Its error does not change the result, and is omitted.
     """
-    a, along = lift_operand(a), axes(dim)
-    top = largest(a, along, keepdims=True)
+    a, dims = lift_operand(a), axes(dim)
+    top = largest(a, dims, keepdims=True)
     finite = Bounded.exact(np.where(np.isfinite(top.value), top.value, 0), a.arithmetic)
-    powers = total(np.exp(subtract(a, finite)), along, keepdims=True)
+    powers = total(np.exp(subtract(a, finite)), dims, keepdims=True)
     powers.limit = np.where(np.isfinite(top.value), np.fmax(powers.least, 1 - units(2) * a.arithmetic.roundoff), 0)
     result = add(finite, np.log(powers))
-    return result if keepdim else result.moved(lambda part: np.squeeze(part, along))
+    return result if keepdim else result.rearrange(lambda part: np.squeeze(part, dims))
 
 
 aten("logcumsumexp.default")(prefix_rule(logsumexp))

@@ -38,7 +38,7 @@ class ComplexTensor(torch.Tensor):
 def taken(argument: Any) -> Any:
     """Return an argument of an operator, where a complex number or a tensor without errors becomes a pair, too."""
     if isinstance(argument, list | tuple):
-        return [taken(each) for each in argument]
+        return [taken(item) for item in argument]
     if isinstance(argument, complex):
         argument = torch.tensor(argument, dtype=torch.complex128)
     if not isinstance(argument, torch.Tensor) or not argument.is_complex() or isinstance(argument, ComplexTensor):
@@ -49,7 +49,7 @@ def taken(argument: Any) -> Any:
 def part_of(argument: Any, place: int) -> Any:
     """Return the real parts of an argument, place 0, or the imaginary ones, place 1; real arguments stay."""
     if isinstance(argument, list | tuple):
-        return [part_of(each, place) for each in argument]
+        return [part_of(item, place) for item in argument]
     return argument.parts[place] if isinstance(argument, ComplexTensor) else argument
 
 

@@ -148,9 +148,9 @@ def steps_of(function: np.ufunc) -> Callable[[Any], Bounded]:
         a = lift_operand(a)
         value = function(a.value)
         # A computed number that is known to be exact certainly lies on its side of a step.
-        apart = np.where(a.terms.exact(a.arithmetic), 0.0, a.error)
-        low, high = function(a.value - apart), function(a.value + apart)
-        error = np.where(apart > 0, np.maximum(abs(high - value), abs(value - low)), 0.0)
+        radius = np.where(a.terms.exact(a.arithmetic), 0.0, a.error)
+        low, high = function(a.value - radius), function(a.value + radius)
+        error = np.where(radius > 0, np.maximum(abs(high - value), abs(value - low)), 0.0)
         return Bounded(value, np.where(np.isinf(a.error), np.inf, error), a.arithmetic)
 
     return compute
@@ -179,10 +179,10 @@ def rsqrt(a: Any) -> Bounded:
 @aten("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
 def to_the_power(a: Any, b: Any) -> Bounded:
     """Return a^b; some powers are computed as roots and products, as in torch."""
-    known = {0.5: sqrt, -0.5: rsqrt, -1: reciprocal, 2: square, -2: lambda x: reciprocal(square(x))}
+    special_powers = {0.5: sqrt, -0.5: rsqrt, -1: reciprocal, 2: square, -2: lambda x: reciprocal(square(x))}
     if isinstance(b, int | float):
-        if b in known:
-            return known[b](lift_operand(a))
+        if b in special_powers:
+            return special_powers[b](lift_operand(a))
         if b == 0:
             return Bounded.exact(np.ones_like(lift_operand(a).value), arithmetic())
     return power(lift_operand(a), lift_operand(b))
@@ -257,7 +257,7 @@ def special(
         function: torch's function.
         slope: its derivative, whose magnitude is monotonic on either side of at most one turning point.
         peak: the argument of the steepest slope, if there is one.
-        saturates: whether the function ends in ±1: see `saturated`.
+        saturates: whether the function ends in ±1: see `saturating_step`.
         steps: the roundings of a call, by default those of a function within 2 ulp.
     """
 
@@ -266,8 +266,8 @@ def special(
         double = np.asarray(a.value, dtype=np.float64)
         value = function(torch.from_numpy(double)).numpy()
         # The digits of a long double beyond a double enter to first order.
-        beyond = np.where(np.isfinite(a.value), a.value - double, 0)
-        value = value + np.where(beyond == 0, 0, beyond * slope(a.value))
+        rest = np.where(np.isfinite(a.value), a.value - double, 0)
+        value = value + np.where(rest == 0, 0, rest * slope(a.value))
         ends = a.value - a.error, a.value + a.error
         steepest = np.maximum(*(abs(slope(end)) for end in ends))
         if not np.isnan(peak):
@@ -353,17 +353,17 @@ def digamma(a: Any) -> Bounded:
     terms = sum(1 / (mirrored + k) for k in range(10)) + np.log(mirrored + 10)
     cotangent = np.where(double < 0, np.pi / abs(np.tan(np.pi * double)), 0)
     # The angle pi a is rounded, which turns it by as much.
-    turned = np.where(double < 0, np.pi * abs(np.pi * double) / np.square(np.sin(np.pi * double)), 0)
+    rotation = np.where(double < 0, np.pi * abs(np.pi * double) / np.square(np.sin(np.pi * double)), 0)
     result = special(torch.digamma, lambda x: in_double(lambda y: torch.polygamma(1, y), x))(a)
-    return with_terms(result, a, (10 + DIVISION) * (terms + cotangent) + turned)
+    return with_terms(result, a, (10 + DIVISION) * (terms + cotangent) + rotation)
 
 
 def with_terms(result: Bounded, a: Bounded, terms: Any) -> Bounded:
     """Return a function of `a` with the error of one rounding of each of its terms, and poles at 0, -1, -2, ..."""
-    grown = REORDERING * a.arithmetic.roundoff * terms
-    error = np.where(np.isfinite(result.value), result.error + grown, result.error)
-    beside = (a.value - a.error <= 0) & (np.floor(a.value - a.error) != np.floor(a.value + a.error))
-    return Bounded(result.value, np.where(beside & (a.error > 0), np.inf, error), a.arithmetic)
+    rounding = REORDERING * a.arithmetic.roundoff * terms
+    error = np.where(np.isfinite(result.value), result.error + rounding, result.error)
+    crosses_pole = (a.value - a.error <= 0) & (np.floor(a.value - a.error) != np.floor(a.value + a.error))
+    return Bounded(result.value, np.where(crosses_pole & (a.error > 0), np.inf, error), a.arithmetic)
 
 
 @aten("polygamma.default")
@@ -390,9 +390,9 @@ def atan2(a: Any, b: Any) -> Bounded:
     a, b = lift_operand(a), lift_operand(b)
     value = np.arctan2(a.value, b.value)
     nearest = np.hypot(np.maximum(abs(a.value) - a.error, 0), np.maximum(abs(b.value) - b.error, 0))
-    moved = a.error + b.error
-    inherited = np.where(moved > 0, np.arctan(moved / nearest) * (np.pi / 2), 0.0)
-    unknown = (moved > 0) & ((nearest <= 0) | ((abs(a.value) <= a.error) & (b.value <= b.error)))
+    distance = a.error + b.error
+    inherited = np.where(distance > 0, np.arctan(distance / nearest) * (np.pi / 2), 0.0)
+    unknown = (distance > 0) & ((nearest <= 0) | ((abs(a.value) <= a.error) & (b.value <= b.error)))
     return elementary_step(value, inherited, (a, b), POWER, unknown)
 
 
@@ -430,10 +430,10 @@ def mark_kinks(choice: Comparison, a: Bounded, b: Bounded) -> None:
     if not isinstance(choice, Tied):
         return
     shape = np.broadcast_shapes(choice.shape, a.shape, b.shape)
-    same = np.broadcast_to(abs(a.value - b.value) <= a.error + b.error, shape)
+    may_tie = np.broadcast_to(abs(a.value - b.value) <= a.error + b.error, shape)
     kinks = np.lib.stride_tricks.as_strided(choice.kinks, **broadcast(choice.kinks, shape))
     ties = np.broadcast_to(choice.ties, shape)
-    kinks[same & ties] = True
+    kinks[may_tie & ties] = True
 
 
 def broadcast(part: Array, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -609,8 +609,8 @@ def threshold_backward(evaluation: Any, func: Any, args: tuple, kwargs: dict[str
     """Return the gradient where the number is above the threshold, else 0; both are right at the threshold."""
     grad, a, threshold = args
     note = a.memory.note if isinstance(a, BoundedTensor) else None
-    before = note if note is not None and note.shape == tuple(a.shape) else lift_operand(evaluation.unwrap(a))
-    result = passes(lift_operand(evaluation.unwrap(grad)), before, threshold, lift_operand(0.0))
+    operand = note if note is not None and note.shape == tuple(a.shape) else lift_operand(evaluation.unwrap(a))
+    result = passes(lift_operand(evaluation.unwrap(grad)), operand, threshold, lift_operand(0.0))
     return evaluation.wrap(result, result_dtype((grad, a)))
 
 
@@ -668,7 +668,7 @@ def gelu(a: Any, *, approximate: str = "none") -> Bounded:
     The sum cancels where a is far below 0: the error of erf or tanh near -1 remains, and the bound is |a| times some
     units of roundoff while the value vanishes. A relative bound, like that of erfc, is impossible: torch's own kernel
     on a CPU computes the sum, and reaches 0.55 of the bound between -4 and -2 in float32. Beyond -6, where erf is -1,
-    `saturated` reduces the bound to a fifth: from 10 |a| units of roundoff to 2.
+    `saturating_step` reduces the bound to a fifth: from 10 |a| units of roundoff to 2.
     """
     a = lift_operand(a)
     if approximate == "tanh":
@@ -704,20 +704,20 @@ def passes(grad: Bounded, a: Bounded, threshold: Any, otherwise: Bounded) -> Bou
 @aten("leaky_relu_backward.default")
 def leaky_relu_backward(grad: Any, a: Any, slope: Any, self_is_result: bool) -> Bounded:
     """Return the gradient where `a` is above 0, else the slope times the gradient."""
-    above = comparison_rule(np.greater, False, True)(lift_operand(a), 0.0)
-    return where(above, lift_operand(grad), multiply(lift_operand(grad), lift_operand(slope)))
+    is_positive = comparison_rule(np.greater, False, True)(lift_operand(a), 0.0)
+    return where(is_positive, lift_operand(grad), multiply(lift_operand(grad), lift_operand(slope)))
 
 
 @aten("elu.default")
 def elu(a: Any, alpha: Any = 1.0, scale: Any = 1.0, input_scale: Any = 1.0) -> Bounded:
     """Return scale a above 0, else scale alpha (e^(input_scale a) - 1)."""
     a = lift_operand(a)
-    below = multiply(expm1(scaled(a, input_scale)), lift_operand(alpha * scale))
-    return where(a > 0.0, scaled(a, scale), below)
+    negative = multiply(expm1(scaled(a, input_scale)), lift_operand(alpha * scale))
+    return where(a > 0.0, scaled(a, scale), negative)
 
 
 @aten("softshrink_backward.default", "hardshrink_backward.default")
 def shrink_backward(grad: Any, a: Any, limit: Any) -> Bounded:
     """Return the gradient where |a| exceeds the limit, else 0."""
-    beyond = comparison_rule(np.greater, False, True)(absolute(lift_operand(a)), limit)
-    return where(beyond, lift_operand(grad), lift_operand(0.0))
+    is_outside = comparison_rule(np.greater, False, True)(absolute(lift_operand(a)), limit)
+    return where(is_outside, lift_operand(grad), lift_operand(0.0))

@@ -31,20 +31,20 @@ NO_DTYPES: Mapping[str, torch.dtype] = {}
 __all__ = ["NoTorchRule", "backward_of", "forward_of", "rule"]
 
 
-def _same_numbers(one: Arithmetic, other: Arithmetic) -> bool:
+def _same_numbers(first: Arithmetic, second: Arithmetic) -> bool:
     """Return whether two arithmetics represent the same numbers."""
-    ways = {"contract": DOCUMENTED, "rounds_each_step": False}
-    return replace(one, **ways) == replace(other, **ways)  # type: ignore[arg-type]
+    common = {"contract": DOCUMENTED, "rounds_each_step": False}
+    return replace(first, **common) == replace(second, **common)  # type: ignore[arg-type]
 
 
 def dtype_of(bounded: Bounded) -> DType:
     """Return the tested dtype of an array: the one whose kernels, or whose results, have the array's arithmetic."""
-    mine = bounded.arithmetic
+    arithmetic = bounded.arithmetic
     for dtype in DTYPES.values():
-        theirs = (dtype.arithmetic, dtype.arithmetic.storage)
-        if any(other and _same_numbers(other, mine) for other in theirs):
-            return replace(dtype, arithmetic=mine)
-    raise ValueError(f"no dtype has the arithmetic {mine}")
+        arithmetics = (dtype.arithmetic, dtype.arithmetic.storage)
+        if any(a and _same_numbers(a, arithmetic) for a in arithmetics):
+            return replace(dtype, arithmetic=arithmetic)
+    raise ValueError(f"no dtype has the arithmetic {arithmetic}")
 
 
 def evaluation_of(arguments: Sequence[Any]) -> Evaluation:
@@ -94,8 +94,8 @@ def output_of(definition: Callable[..., torch.Tensor], tensors: dict[str, Any], 
     if not isinstance(output, torch.Tensor):
         raise TypeError(f"the definition must return a tensor, and returned {type(output).__name__}")
     if output.is_complex():
-        given = f"{name_of(output.dtype)}: take torch.view_as_real of it"
-        raise TypeError(f"the definition must return real numbers, and returned {given}")
+        advice = f"{name_of(output.dtype)}: take torch.view_as_real of it"
+        raise TypeError(f"the definition must return real numbers, and returned {advice}")
     return output
 
 
@@ -175,24 +175,24 @@ def backward_of(
     def backward(grad_output: Bounded, **arguments: Any) -> tuple[Bounded, ...]:
         evaluation = evaluation_of([grad_output])
         with np.errstate(all="ignore"), torch.enable_grad(), evaluation:
-            tensors = {name: tensor_of(given, evaluation, dtypes.get(name)) for name, given in arguments.items()}
+            tensors = {name: tensor_of(argument, evaluation, dtypes.get(name)) for name, argument in arguments.items()}
             inputs = [tensors[name].requires_grad_() for name in differentiable]
             outputs = [output_of(definition, tensors, evaluation)] if not places else []
             if places:
-                returned = result_of(definition, tensors, evaluation)
-                outputs = [returned[place] for place in places]
+                results = result_of(definition, tensors, evaluation)
+                outputs = [results[place] for place in places]
             gradients: Sequence[Any] = [None] * len(inputs)
             # Zeros for the others: a kernel may multiply them by an infinity, and autograd shows where.
-            zeros = (Bounded.exact(np.zeros(each.shape), evaluation.dtype.arithmetic) for each in outputs[1:])
-            given = [
+            zeros = (Bounded.exact(np.zeros(output.shape), evaluation.dtype.arithmetic) for output in outputs[1:])
+            pairs = [
                 (output, evaluation.wrap(cotangent, output.dtype))
                 for output, cotangent in zip(outputs, (grad_output, *zeros))
                 if output.requires_grad
             ]
-            if given:
+            if pairs:
                 evaluation.backward = True
                 gradients = torch.autograd.grad(
-                    [output for output, _ in given], inputs, [cotangent for _, cotangent in given], allow_unused=True
+                    [output for output, _ in pairs], inputs, [cotangent for _, cotangent in pairs], allow_unused=True
                 )
             # A loss whose gradients are kept multiplies them by its cotangent, zeros by an infinity too.
             free = grad_output.value.size == 1 and not np.isfinite(grad_output.value).all()

@@ -50,25 +50,25 @@ def evaluate_integers(evaluation: Evaluation, func: Any, args: tuple, kwargs: di
         return NotImplemented
     operator = str(func).split(".")[1]
     tensors = [tensor for tensor in iter_tensors((*args, *kwargs.values())) if isinstance(tensor, BoundedTensor)]
-    known = BETWEEN | ANYWHERE | MONOTONIC
-    if operator not in known or any(map(index_places, tensors)) or len(tensors) > MOST_OPERANDS:
+    operators = BETWEEN | ANYWHERE | MONOTONIC
+    if operator not in operators or any(map(index_places, tensors)) or len(tensors) > MOST_OPERANDS:
         return func(*map(plain, args), **kwargs)
     operands = [whole_of(tensor.payload) for tensor in tensors]
-    ways = [*itertools.product(("low", "outcome", "high"), repeat=len(operands))]
+    choices = [*itertools.product(("low", "outcome", "high"), repeat=len(operands))]
     if operator in MONOTONIC:
-        ways = [("low",) * len(operands), ("high",) * len(operands)]
+        choices = [("low",) * len(operands), ("high",) * len(operands)]
     results = [exact.numpy()]
-    for way in ways:
-        chosen = iter([_cut(getattr(part, end), tensor.dtype) for part, end, tensor in zip(operands, way, tensors)])
-        results.append(func(*[_replace_chosen(argument, chosen) for argument in args], **kwargs).numpy())
+    for choice in choices:
+        ends = iter([_cut(getattr(x, e), tensor.dtype) for x, e, tensor in zip(operands, choice, tensors)])
+        results.append(func(*[_replace_chosen(argument, ends) for argument in args], **kwargs).numpy())
     low, high = (end(np.stack(results).astype(np.float64), axis=0) for end in (np.min, np.max))
     unknown: Array = np.zeros(low.shape, dtype=bool)
-    for part in operands:
-        lost = np.isinf(part.low)
+    for x in operands:
+        is_unbounded = np.isinf(x.low)
         if operator in ANYWHERE:
             # The ends and the middle are all integers that may be.
-            lost = lost | (part.high - part.outcome > 1) | (part.outcome - part.low > 1)
-        unknown |= lost.any() if operator in MONOTONIC else np.broadcast_to(lost, low.shape)
+            is_unbounded = is_unbounded | (x.high - x.outcome > 1) | (x.outcome - x.low > 1)
+        unknown |= is_unbounded.any() if operator in MONOTONIC else np.broadcast_to(is_unbounded, low.shape)
     low, high = np.where(unknown, -np.inf, low), np.where(unknown, np.inf, high)
     return integers_of(evaluation, Whole(exact.numpy().astype(np.float64), low, high), exact.dtype)
 
@@ -83,11 +83,11 @@ def exactly(argument: Any) -> Any:
     return type(argument)(map(exactly, argument)) if isinstance(argument, list | tuple) else argument
 
 
-def _replace_chosen(argument: Any, chosen: Iterator[torch.Tensor]) -> Any:
+def _replace_chosen(argument: Any, ends: Iterator[torch.Tensor]) -> Any:
     """Return an argument with the next of other tensors in place of each that rounding may change."""
     if isinstance(argument, BoundedTensor):
-        return next(chosen)
-    return [_replace_chosen(each, chosen) for each in argument] if isinstance(argument, list | tuple) else argument
+        return next(ends)
+    return [_replace_chosen(item, ends) for item in argument] if isinstance(argument, list | tuple) else argument
 
 
 def _cut(numbers: Array, dtype: torch.dtype) -> torch.Tensor:
@@ -125,11 +125,11 @@ def truncate(payload: Bounded, dtype: torch.dtype) -> Whole:
 
     Nothing is known of NaN and of numbers past the ends of the dtype: a cast differs between devices there.
     """
-    apart = np.where(payload.terms.exact(payload.arithmetic), 0.0, payload.error)
-    low, value, high = (np.trunc(payload.value + sign * apart) for sign in (-1, 0, 1))
-    least, most = limits(dtype)
-    beyond = ~((low >= least) & (high <= most))
-    return Whole(np.where(beyond, 0, value), np.where(beyond, -np.inf, low), np.where(beyond, np.inf, high))
+    error = np.where(payload.terms.exact(payload.arithmetic), 0.0, payload.error)
+    low, value, high = (np.trunc(payload.value + sign * error) for sign in (-1, 0, 1))
+    smallest, largest = limits(dtype)
+    overflows = ~((low >= smallest) & (high <= largest))
+    return Whole(np.where(overflows, 0, value), np.where(overflows, -np.inf, low), np.where(overflows, np.inf, high))
 
 
 def chosen_result(tensor: torch.Tensor, evaluation: Evaluation) -> Bounded:

@@ -88,7 +88,7 @@ def move_parts(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict, pla
     results = []
     for arrays in kinds:
         parts = iter(map(as_torch, arrays))
-        taken = [
+        arguments = [
             (
                 ([next(parts) for _ in arg] if isinstance(arg, list | tuple) else next(parts))
                 if i in places
@@ -96,7 +96,7 @@ def move_parts(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict, pla
             )
             for i, arg in enumerate(args)
         ]
-        results.append(func(*taken, **kwargs))
+        results.append(func(*arguments, **kwargs))
     return results, join, movable
 
 
@@ -124,17 +124,17 @@ def view(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
     base, dtype = args[0], args[0].dtype
     start = int(base.storage_offset())
     if str(func) == "aten.as_strided.default":
-        _, shape, strides, *rest = args
-        start = int(rest[0]) if rest and rest[0] is not None else start
-        part = base.memory.payload.moved(lambda part: strided_view(part, shape, strides, start))
+        _, shape, strides, *offsets = args
+        start = int(offsets[0]) if offsets and offsets[0] is not None else start
+        part = base.memory.payload.rearrange(lambda part: strided_view(part, shape, strides, start))
         return BoundedTensor.of(base.memory, part, dtype, start)
     results, join, _ = move_parts(evaluation, func, args, kwargs, (0,))
 
-    def one(*parts: torch.Tensor) -> BoundedTensor:
+    def wrap(*parts: torch.Tensor) -> BoundedTensor:
         offset = start + int(parts[0].storage_offset())
         return BoundedTensor.of(base.memory, join_parts(evaluation, parts, join), dtype, offset)
 
-    return one(*results) if isinstance(results[0], torch.Tensor) else [one(*parts) for parts in zip(*results)]
+    return wrap(*results) if isinstance(results[0], torch.Tensor) else [wrap(*parts) for parts in zip(*results)]
 
 
 def join_parts(evaluation: Evaluation, parts: Sequence[torch.Tensor], join: Callable) -> Payload:
@@ -145,9 +145,9 @@ def join_parts(evaluation: Evaluation, parts: Sequence[torch.Tensor], join: Call
 def move(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Move elements into a new memory."""
     places = MOVED.get(str(func).removeprefix("aten."), (0,))
-    if (found := index_places(args[0])) and str(func) in ("aten.clone.default", "aten.flip.default"):
-        without = {name: value for name, value in kwargs.items() if name != "memory_format"}
-        return found.viewed(func, args, without)
+    if (places_of_index := index_places(args[0])) and str(func) in ("aten.clone.default", "aten.flip.default"):
+        options = {name: value for name, value in kwargs.items() if name != "memory_format"}
+        return places_of_index.viewed(func, args, options)
     if not has_error(args, places):
         result = torch_result(func, args, kwargs, places)
         if str(func) != "aten.lift_fresh.default" or not result.is_floating_point():
@@ -158,13 +158,13 @@ def move(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
     results, join, movable = move_parts(evaluation, func, args, kwargs, places)
     dtype = movable[0].dtype if len(places) > 1 else dtype_of_all(movable)
 
-    def one(*parts: torch.Tensor) -> Any:
+    def wrap(*parts: torch.Tensor) -> Any:
         payload = join_parts(evaluation, parts, join)
         if isinstance(payload, Comparison):
             return evaluation.compared(payload, dtype)
         return evaluation.wrap(payload, dtype)
 
-    return one(*results) if isinstance(results[0], torch.Tensor) else [one(*parts) for parts in zip(*results)]
+    return wrap(*results) if isinstance(results[0], torch.Tensor) else [wrap(*parts) for parts in zip(*results)]
 
 
 def dtype_of_all(tensors: Sequence[torch.Tensor]) -> torch.dtype:
@@ -219,10 +219,10 @@ def view_bits(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, 
     a, dtype = args
     if not isinstance(a, BoundedTensor) or not isinstance(numbers := a.payload, Bounded):
         return func(plain(a), dtype)
-    stored = torch.from_numpy(numbers.value.astype(np.float64)).to(a.dtype)
-    if numbers.error.any() or not np.array_equal(stored.double().numpy(), numbers.value, equal_nan=True):
+    tensor = torch.from_numpy(numbers.value.astype(np.float64)).to(a.dtype)
+    if numbers.error.any() or not np.array_equal(tensor.double().numpy(), numbers.value, equal_nan=True):
         raise HangsOnRounding("the bits of a number depend on rounding errors")
-    return func(stored, dtype)
+    return func(tensor, dtype)
 
 
 @whole("frexp.Tensor")
@@ -281,14 +281,14 @@ FILLS = (
 def fill(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Return a tensor filled with one number; the elements of an empty tensor are unknown."""
     name = str(func).split(".")[1]
-    like = args[0] if isinstance(args[0], torch.Tensor) else None
+    template = args[0] if isinstance(args[0], torch.Tensor) else None
     shape = () if name == "scalar_tensor" else args[1] if name.startswith("new_") else args[0]
     shape = tuple(shape.shape if isinstance(shape, torch.Tensor) else shape)
     kind = name.removeprefix("new_").removesuffix("_strided").removesuffix("_like")
     number = NUMBERS[kind]
     if number is None:
         number = evaluation.unwrap(kwargs["fill_value"] if "fill_value" in kwargs else args[-1])
-    dtype = kwargs.get("dtype") or (like.dtype if like is not None else dtype_of_number(number, kind))
+    dtype = kwargs.get("dtype") or (template.dtype if template is not None else dtype_of_number(number, kind))
     if not dtype.is_floating_point:
         number = number.reshape(()).item() if isinstance(number, np.ndarray) else number
         return torch.full(shape, 0 if kind == "empty" else number, dtype=dtype)
@@ -298,7 +298,7 @@ def fill(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
     item = lift_operand(number)
     if kind == "empty":
         item = Bounded(item.value, np.full_like(item.value, np.inf), item.arithmetic)
-    return evaluation.wrap(item.moved(lambda part: np.broadcast_to(part, shape)), dtype)
+    return evaluation.wrap(item.rearrange(lambda part: np.broadcast_to(part, shape)), dtype)
 
 
 def dtype_of_number(number: Any, kind: str) -> torch.dtype:
@@ -364,13 +364,13 @@ def scatter_reduce(a: Any, dim: int, index: Array, items: Any, reduce: str, *, i
     a, items = lift_operand(a), lift_operand(items)
     places, items = along(a, dim, index), items[tuple(map(slice, index.shape))]
     count = np.bincount(places.reshape(-1), minlength=a.size).reshape(a.shape)
-    replaced = (count > 0) & (not include_self)
+    is_replaced = (count > 0) & (not include_self)
     if reduce in ("sum", "mean"):
-        start = Bounded(np.where(replaced, 0, a.value), np.where(replaced, 0, a.error), a.arithmetic)
+        start = Bounded(np.where(is_replaced, 0, a.value), np.where(is_replaced, 0, a.error), a.arithmetic)
         sums = add_at(start, places, items)
         return divide(sums, lift_operand(np.maximum(count + include_self, 1))) if reduce == "mean" else sums
     if reduce == "prod":
-        start = Bounded(np.where(replaced, 1, a.value), np.where(replaced, 0, a.error), a.arithmetic)
+        start = Bounded(np.where(is_replaced, 1, a.value), np.where(is_replaced, 0, a.error), a.arithmetic)
         factors, flat = concatenate([start.reshape(-1), items.reshape(-1)]), places.reshape(-1)
 
         def multiply(part: Array) -> Array:
@@ -382,7 +382,7 @@ def scatter_reduce(a: Any, dim: int, index: Array, items: Any, reduce: str, *, i
     choose, last = (np.maximum, -np.inf) if reduce == "amax" else (np.minimum, np.inf)
 
     def ends(sign: int) -> Array:
-        values = np.where(replaced, last, a.value + sign * a.error).reshape(-1)
+        values = np.where(is_replaced, last, a.value + sign * a.error).reshape(-1)
         choose.at(values, places.reshape(-1), (items.value + sign * items.error).reshape(-1))
         return values.reshape(a.shape)
 
@@ -412,11 +412,11 @@ def pad(a: Any, widths: Sequence[int], number: Any = 0) -> Bounded:
     a = lift_operand(a)
     pairs = [tuple(widths[i : i + 2]) for i in range(0, len(widths), 2)][::-1]
     pairs = [(0, 0)] * (a.ndim - len(pairs)) + pairs
-    kept = a[tuple(slice(max(-left, 0), size - max(-right, 0)) for (left, right), size in zip(pairs, a.shape))]
-    added = [(max(left, 0), max(right, 0)) for left, right in pairs]
+    inner = a[tuple(slice(max(-left, 0), size - max(-right, 0)) for (left, right), size in zip(pairs, a.shape))]
+    outer_widths = [(max(left, 0), max(right, 0)) for left, right in pairs]
     constant = lift_operand(number)
-    value = np.pad(kept.value, added, constant_values=constant.value)
-    error = np.pad(kept.error, added, constant_values=constant.error)
+    value = np.pad(inner.value, outer_widths, constant_values=constant.value)
+    error = np.pad(inner.error, outer_widths, constant_values=constant.error)
     return Bounded(value, error, a.arithmetic)
 
 
@@ -449,12 +449,12 @@ def put(a: Any, index: Array, items: Any, accumulate: bool = False) -> Bounded:
 def index_put(a: Any, indices: Sequence[Any], items: Any, accumulate: bool = False) -> Bounded:
     """Put the items at the indices, or add them there."""
     a, items = lift_operand(a), lift_operand(items)
-    taken = [
+    positions = [
         None if i is None else torch.from_numpy(np.array(certain(i) if isinstance(i, Comparison) else i))
         for i in indices
     ]
-    places = torch.ops.aten.index.Tensor(element_numbers(a.shape), taken).numpy()
-    items = items.moved(lambda part: np.broadcast_to(part, places.shape))
+    places = torch.ops.aten.index.Tensor(element_numbers(a.shape), positions).numpy()
+    items = items.rearrange(lambda part: np.broadcast_to(part, places.shape))
     if accumulate:
         return add_at(a, places, items)
     result = Bounded(a.value.copy(), a.error.copy(), a.arithmetic)

@@ -44,10 +44,10 @@ def subtract_largest(a: Bounded, dim: int) -> Bounded:
     return subtract(a, Bounded.exact(top, a.arithmetic))
 
 
-def clamp_error(a: Bounded, most: float) -> Any:
-    """Return the error of a number that is computed between 0 and `most`, except for roundings."""
-    slack = most * SLACK * a.arithmetic.roundoff + a.arithmetic.smallest_normal
-    farthest = np.maximum(a.value, most - a.value) + slack
+def clamp_error(a: Bounded, limit: float) -> Any:
+    """Return the error of a number that is computed between 0 and `limit`, except for roundings."""
+    slack = limit * SLACK * a.arithmetic.roundoff + a.arithmetic.smallest_normal
+    farthest = np.maximum(a.value, limit - a.value) + slack
     return np.where(np.isnan(a.value), a.error, np.fmin(a.error, farthest))
 
 
@@ -131,17 +131,17 @@ def log_softmax_backward(grad: Any, output: Any, dim: int, input_dtype: Any = No
 # the result, and `along` the axes of means and sums. A weight or bias that is None is left out.
 
 
-def normalize(a: Bounded, along: tuple[int, ...], eps: float) -> tuple[Bounded, Bounded, Bounded]:
+def normalize(a: Bounded, dims: tuple[int, ...], eps: float) -> tuple[Bounded, Bounded, Bounded]:
     """Return (a - mean) / deviation, the mean, and 1 / deviation, along axes that are kept.
 
     The deviation is sqrt(variance + eps), where the variance is the mean of the squared deviations from the mean.
     """
     a = scaling_allowance(a)
-    middle = mean(a, along, keepdims=True)
-    centred = subtract(a, middle)
-    variance = mean(multiply(centred, centred), along, keepdims=True)
+    middle = mean(a, dims, keepdims=True)
+    deviations = subtract(a, middle)
+    variance = mean(multiply(deviations, deviations), dims, keepdims=True)
     deviation = sqrt(maximum(add(variance, lift_operand(eps)), lift_operand(eps)))
-    normal, inverse = divide(centred, deviation), reciprocal(deviation)
+    normal, inverse = divide(deviations, deviation), reciprocal(deviation)
     return reassociation_bound(normal, (a, inverse), (middle, inverse)), middle, inverse
 
 
@@ -157,7 +157,7 @@ def reassociation_bound(result: Bounded, *products: Sequence[Any], axis: tuple[i
 
 
 def channel_scaling(normal: Bounded, a: Bounded, mean: Any, inverse: Bounded, weight: Any, bias: Any) -> Bounded:
-    """Return `scaled_and_shifted` for weights and biases of channels.
+    """Return `scale_and_shift` for weights and biases of channels.
 
     Other kernels compute a (weight inverse) + (bias - mean weight inverse).
     """
@@ -169,15 +169,15 @@ def channel_scaling(normal: Bounded, a: Bounded, mean: Any, inverse: Bounded, we
 
 
 def weight_gradient(
-    grad: Bounded, normal: Bounded, a: Bounded, mean: Any, inverse: Bounded, along: tuple[int, ...]
+    grad: Bounded, normal: Bounded, a: Bounded, mean: Any, inverse: Bounded, dims: tuple[int, ...]
 ) -> Bounded:
     """Return the gradient of the weight: sum(g n).
 
     Other kernels compute (sum(g a) - mean sum(g)) inverse.
     """
-    result, terms = total(multiply(grad, normal), along, keepdims=True), number_of_terms(grad, along)
-    result = reassociation_bound(result, (terms, grad, a, inverse), (terms, grad, mean, inverse), axis=along)
-    return result.moved(lambda part: np.squeeze(part, along))
+    result, terms = total(multiply(grad, normal), dims, keepdims=True), number_of_terms(grad, dims)
+    result = reassociation_bound(result, (terms, grad, a, inverse), (terms, grad, mean, inverse), axis=dims)
+    return result.rearrange(lambda part: np.squeeze(part, dims))
 
 
 def input_gradient(
@@ -186,14 +186,14 @@ def input_gradient(
     normal: Bounded,
     a: Bounded,
     inverse: Bounded,
-    along: tuple[int, ...],
+    dims: tuple[int, ...],
 ) -> Bounded:
     """Return the gradient of the normalized input: (g - mean(g) - n mean(g n)) / deviation, with g = grad weight."""
     g = grad if weight is None else multiply(grad, weight)
-    share = multiply(normal, mean(multiply(g, normal), along, keepdims=True))
-    result = multiply(subtract(subtract(g, mean(g, along, keepdims=True)), share), inverse)
+    share = multiply(normal, mean(multiply(g, normal), dims, keepdims=True))
+    result = multiply(subtract(subtract(g, mean(g, dims, keepdims=True)), share), inverse)
     return reassociation_bound(
-        result, *slopes_of_normalized(grad, weight, a, inverse, number_of_terms(grad, along)), axis=along
+        result, *slopes_of_normalized(grad, weight, a, inverse, number_of_terms(grad, dims)), axis=dims
     )
 
 
@@ -216,11 +216,11 @@ def layer_norm_backward(
 ) -> tuple[Any, ...]:
     """Return the gradients of the input, weight and bias."""
     grad, a = lift_operand(grad), lift_operand(a)
-    along, rows = last(a, len(shape)), tuple(range(a.ndim - len(shape)))
+    dims, rows = last(a, len(shape)), tuple(range(a.ndim - len(shape)))
     normal = multiply(subtract(scaling_allowance(a, IN_GRADIENTS), lift_operand(mean)), lift_operand(inverse))
     weight = None if weight is None else lift_operand(weight)
     return (
-        input_gradient(grad, weight, normal, a, lift_operand(inverse), along) if mask[0] else None,
+        input_gradient(grad, weight, normal, a, lift_operand(inverse), dims) if mask[0] else None,
         total(multiply(grad, normal), rows) if mask[1] else None,
         total(grad, rows) if mask[2] else None,
     )
@@ -228,7 +228,7 @@ def layer_norm_backward(
 
 def repeat_like(a: Bounded, like: Bounded) -> Bounded:
     """Repeat numbers of rows or channels for each element of `like`."""
-    return a.moved(lambda part: np.broadcast_to(part, like.shape))
+    return a.rearrange(lambda part: np.broadcast_to(part, like.shape))
 
 
 def reshape_to_channels(a: Any, like: Bounded) -> Any:
@@ -287,16 +287,16 @@ def normalize_by_running(a: Bounded, mean: Any, variance: Any, eps: float) -> tu
 
 
 @aten("native_batch_norm.default", "_native_batch_norm_legit_no_training.default", "_native_batch_norm_legit.no_stats")
-def batch_norm(a: Any, weight: Any, bias: Any, *given: Any) -> tuple[Bounded, ...]:
+def batch_norm(a: Any, weight: Any, bias: Any, *settings: Any) -> tuple[Bounded, ...]:
     """Normalize each channel by its own mean and variance, or by given ones; then apply weight and bias."""
     a = lift_operand(a)
-    *running, _, eps = given
-    train = bool(running.pop()) if running and isinstance(running[-1], bool) else not running
+    *statistics, _, eps = settings
+    train = bool(statistics.pop()) if statistics and isinstance(statistics[-1], bool) else not statistics
     if not train:
-        normal, inverse = normalize_by_running(a, running[0], running[1], eps)
-        nothing = Bounded.exact(np.zeros(0, a.dtype), a.arithmetic)
-        mean, weight, bias = (reshape_to_channels(x, a) for x in (running[0], weight, bias))
-        return channel_scaling(normal, a, mean, inverse, weight, bias), nothing, nothing
+        normal, inverse = normalize_by_running(a, statistics[0], statistics[1], eps)
+        empty = Bounded.exact(np.zeros(0, a.dtype), a.arithmetic)
+        mean, weight, bias = (reshape_to_channels(x, a) for x in (statistics[0], weight, bias))
+        return channel_scaling(normal, a, mean, inverse, weight, bias), empty, empty
     normal, mean, inverse = normalize(a, (0, *range(2, a.ndim)), eps)
     result = channel_scaling(normal, a, mean, inverse, reshape_to_channels(weight, a), reshape_to_channels(bias, a))
     return result, mean.reshape(-1), inverse.reshape(-1)
@@ -317,7 +317,7 @@ def batch_norm_backward(
 ) -> tuple[Any, ...]:
     """Return the gradients of the input, weight and bias."""
     grad, a = lift_operand(grad), lift_operand(a)
-    along = (0, *range(2, a.ndim))
+    dims = (0, *range(2, a.ndim))
     if train:
         mean, inverse = reshape_to_channels(mean, a), reshape_to_channels(inverse, a)
         normal = multiply(subtract(scaling_allowance(a, IN_GRADIENTS), mean), inverse)
@@ -326,7 +326,7 @@ def batch_norm_backward(
         normal, inverse = normalize_by_running(a, running_mean, running_variance, eps)
     weight = reshape_to_channels(weight, a)
     if train:
-        grad_a = input_gradient(grad, weight, normal, a, inverse, along)
+        grad_a = input_gradient(grad, weight, normal, a, inverse, dims)
     else:
         grad_a = reassociation_bound(
             scale_and_shift(multiply(grad, inverse), weight, None),
@@ -334,8 +334,8 @@ def batch_norm_backward(
         )
     return (
         grad_a if mask[0] else None,
-        weight_gradient(grad, normal, a, mean, inverse, along) if mask[1] else None,
-        total(grad, along) if mask[2] else None,
+        weight_gradient(grad, normal, a, mean, inverse, dims) if mask[1] else None,
+        total(grad, dims) if mask[2] else None,
     )
 
 
@@ -352,7 +352,7 @@ def windows(a: Bounded, kernel: Sequence[int], stride: Sequence[int], dilation: 
         *(slice(None, None, s) for s in stride),
         *(slice(None, None, d) for d in dilation),
     )
-    return a.moved(lambda part: np.lib.stride_tricks.sliding_window_view(part, reach, spatial)[steps])
+    return a.rearrange(lambda part: np.lib.stride_tricks.sliding_window_view(part, reach, spatial)[steps])
 
 
 def pad_spatially(a: Bounded, widths: Sequence[tuple[int, int]]) -> Bounded:
@@ -379,12 +379,12 @@ def group(a: Bounded, groups: int) -> Bounded:
 
 def correlate(a: Bounded, weight: Bounded, stride: Sequence[int], dilation: Sequence[int], groups: int) -> Bounded:
     """Return the sums of products of the elements under the kernel and its weights, ``[out, in / groups, *kernel]``."""
-    under = windows(a, weight.shape[2:], stride, dilation)
-    places = under.shape[2 : a.ndim]
+    covered = windows(a, weight.shape[2:], stride, dilation)
+    places = covered.shape[2 : a.ndim]
     weights = weight.reshape(groups, weight.shape[0] // groups, math.prod(weight.shape[1:])).transpose(0, 2, 1)
-    result = exclude_padding(matrix_product(group(under, groups), weights))
+    result = exclude_padding(matrix_product(group(covered, groups), weights))
     result = result.transpose(1, 0, 2).reshape(a.shape[0], *places, weight.shape[0])
-    return result.moved(lambda part: np.moveaxis(part, -1, 1))
+    return result.rearrange(lambda part: np.moveaxis(part, -1, 1))
 
 
 def exclude_padding(a: Bounded) -> Bounded:
@@ -395,9 +395,9 @@ def exclude_padding(a: Bounded) -> Bounded:
 def transpose_kernel(weight: Bounded, groups: int) -> Bounded:
     """Return the kernel that propagates gradients back: reversed, with inputs and outputs exchanged in each group."""
     spatial = tuple(range(2, weight.ndim))
-    split = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:]).swapaxes(1, 2)
-    joined = split.reshape(groups * split.shape[1], *split.shape[2:])
-    return joined.moved(lambda part: np.flip(part, spatial))
+    grouped = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:]).swapaxes(1, 2)
+    merged = grouped.reshape(groups * grouped.shape[1], *grouped.shape[2:])
+    return merged.rearrange(lambda part: np.flip(part, spatial))
 
 
 def scatter_windows(
@@ -457,9 +457,9 @@ def convolution_backward(
 ) -> tuple[Any, ...]:
     """Return the gradients of the input, weight and bias."""
     grad, a, weight = lift_operand(grad), lift_operand(a), lift_operand(weight)
-    around = [(p, p) for p in padding]
+    widths = [(p, p) for p in padding]
     if transposed:
-        grad_a = correlate(pad_spatially(grad, around), weight, stride, dilation, groups) if mask[0] else None
+        grad_a = correlate(pad_spatially(grad, widths), weight, stride, dilation, groups) if mask[0] else None
         outer, inner = grad, a
     else:
         grad_a = scatter_windows(grad, weight, stride, padding, dilation, groups, a.shape[2:]) if mask[0] else None
@@ -467,10 +467,10 @@ def convolution_backward(
     grad_weight = None
     if mask[1]:
         # One gradient for each pair of an outer and an inner channel, at each place of the kernel.
-        under = windows(pad_spatially(outer, around), weight.shape[2:], stride, dilation)
-        under = under[(slice(None), slice(None), *(slice(n) for n in inner.shape[2:]))]
+        covered = windows(pad_spatially(outer, widths), weight.shape[2:], stride, dilation)
+        covered = covered[(slice(None), slice(None), *(slice(n) for n in inner.shape[2:]))]
         inner = group(columns(inner), groups).transpose(0, 2, 1)
-        products = exclude_padding(matrix_product(inner, group(under, groups)))
+        products = exclude_padding(matrix_product(inner, group(covered, groups)))
         grad_weight = products.reshape(weight.shape)
     return grad_a, grad_weight, total(grad, (0, *range(2, grad.ndim))) if mask[2] else None
 
@@ -488,11 +488,11 @@ def excess(size: int, kernel: int, stride: int, padding: int, dilation: int, cei
 
     A window that would begin in the padding on the right is left out.
     """
-    rest = size + 2 * padding - dilation * (kernel - 1) - 1
-    steps = -(-rest // stride)
+    span = size + 2 * padding - dilation * (kernel - 1) - 1
+    steps = -(-span // stride)
     if not ceil or steps * stride >= size + padding:
         return 0
-    return max(steps * stride - rest, 0)
+    return max(steps * stride - span, 0)
 
 
 class PoolingWindows:
@@ -503,13 +503,13 @@ class PoolingWindows:
         self.ones = Bounded.exact(np.ones((a.shape[-self.axes - 1], 1, *kernel), a.dtype), a.arithmetic)
         self.stride, self.padding = stride or kernel, list(padding) * (self.axes // len(padding))
         self.shape = (-1, *a.shape[-self.axes - 1 :])
-        each = zip(a.shape[-self.axes :], kernel, self.stride, self.padding)
-        self.beyond = [(0, excess(size, k, step, p, 1, ceil)) for size, k, step, p in each]
+        sizes = zip(a.shape[-self.axes :], kernel, self.stride, self.padding)
+        self.excess = [(0, excess(size, k, step, p, 1, ceil)) for size, k, step, p in sizes]
         inside = Bounded.exact(np.ones((1, *self.shape[1:]), a.dtype), a.arithmetic)
-        around = pad_spatially(inside, [(p, p) for p in self.padding])
-        counts = pad_spatially(around.moved(np.ones_like) if pads_count else around, self.beyond)
-        counted = windows(counts, kernel, self.stride, [1] * self.axes).value.sum(axis=tuple(range(-self.axes, 0)))
-        self.count = np.full_like(counted, divisor) if divisor else counted
+        padded = pad_spatially(inside, [(p, p) for p in self.padding])
+        counts = pad_spatially(padded.rearrange(np.ones_like) if pads_count else padded, self.excess)
+        totals = windows(counts, kernel, self.stride, [1] * self.axes).value.sum(axis=tuple(range(-self.axes, 0)))
+        self.count = np.full_like(totals, divisor) if divisor else totals
 
 
 @aten("avg_pool2d.default", "avg_pool3d.default")
@@ -525,8 +525,8 @@ def average_pool(
     """Return the sum of the elements of each window, divided by their number."""
     a = lift_operand(a)
     pool = PoolingWindows(a, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    around = pad_spatially(a.reshape(pool.shape), [(p, p + more) for p, (_, more) in zip(pool.padding, pool.beyond)])
-    sums = correlate(around, pool.ones, pool.stride, [1] * pool.axes, len(pool.ones))
+    padded = pad_spatially(a.reshape(pool.shape), [(p, p + extra) for p, (_, extra) in zip(pool.padding, pool.excess)])
+    sums = correlate(padded, pool.ones, pool.stride, [1] * pool.axes, len(pool.ones))
     result = divide(sums, lift_operand(pool.count))
     return result.reshape(*a.shape[: -pool.axes], *result.shape[2:])
 
@@ -561,33 +561,33 @@ def pooled_windows(
     axes, stride = len(kernel), stride or kernel
     padding, dilation = (list(x) * (axes // len(x)) for x in (padding, dilation))
     images = math.prod(a.shape[:-axes])
-    each = zip(a.shape[-axes:], kernel, stride, padding, dilation)
-    widths = [(p, p + excess(size, k, step, p, d, ceil)) for size, k, step, p, d in each]
-    around = pad(a.reshape(images, 1, *a.shape[-axes:]), [width for pair in reversed(widths) for width in pair], fill)
-    under = windows(around, kernel, stride, dilation)
-    return under.reshape(*a.shape[:-axes], *under.shape[2 : 2 + axes], math.prod(kernel))
+    sizes = zip(a.shape[-axes:], kernel, stride, padding, dilation)
+    widths = [(p, p + excess(size, k, step, p, d, ceil)) for size, k, step, p, d in sizes]
+    padded = pad(a.reshape(images, 1, *a.shape[-axes:]), [width for pair in reversed(widths) for width in pair], fill)
+    covered = windows(padded, kernel, stride, dilation)
+    return covered.reshape(*a.shape[:-axes], *covered.shape[2 : 2 + axes], math.prod(kernel))
 
 
 def adaptive_windows(a: Bounded, results: Sequence[int], fill: float) -> Bounded:
     """Return the elements of each of about equal parts of the last axes: ``[..., *places, elements]``."""
     count = len(results)
-    each = [adaptive_taps(size, result) for size, result in zip(a.shape[-count:], results)]
+    taps_by_axis = [adaptive_taps(size, result) for size, result in zip(a.shape[-count:], results)]
     places, inside = (
         np.meshgrid(*(part.reshape(-1) for part in parts), indexing="ij")
-        for parts in ([taps.places for taps in each], [taps.taken for taps in each])
+        for parts in ([t.places for t in taps_by_axis], [t.mask for t in taps_by_axis])
     )
-    split = [length for taps in each for length in taps.places.shape]
+    lengths = [length for t in taps_by_axis for length in t.places.shape]
     order = [*range(0, 2 * count, 2), *range(1, 2 * count, 2)]
 
     def by_place(part: np.ndarray) -> np.ndarray:
-        part = part.reshape(*part.shape[:-count], *split)
-        kept = part.ndim - 2 * count
-        part = part.transpose(*range(kept), *(kept + axis for axis in order))
-        return part.reshape(*part.shape[: kept + count], math.prod(part.shape[kept + count :]))
+        part = part.reshape(*part.shape[:-count], *lengths)
+        leading = part.ndim - 2 * count
+        part = part.transpose(*range(leading), *(leading + axis for axis in order))
+        return part.reshape(*part.shape[: leading + count], math.prod(part.shape[leading + count :]))
 
-    taken = by_place(np.all(inside, axis=0))
-    result = a.moved(lambda part: by_place(part[(..., *places)]))
-    return Bounded(np.where(taken, result.value, fill), np.where(taken, result.error, 0), a.arithmetic)
+    mask = by_place(np.all(inside, axis=0))
+    result = a.rearrange(lambda part: by_place(part[(..., *places)]))
+    return Bounded(np.where(mask, result.value, fill), np.where(mask, result.error, 0), a.arithmetic)
 
 
 @dataclass(frozen=True, eq=False)
@@ -613,11 +613,11 @@ class WindowPlaces(Places):
     def nearest(self, actual: np.ndarray) -> np.ndarray:
         """Return the right places that are nearest to those of `actual`: any of equal numbers of a window."""
         expected = self.outcome
-        taken = (self.numbers == actual[..., None]) & (self.numbers >= 0)
+        is_member = (self.numbers == actual[..., None]) & (self.numbers >= 0)
         values, errors = self.source.value, self.source.error
         top, top_error = self.values.value[..., None], self.values.error[..., None]
         equal = (abs(values - top) <= errors + top_error) | (values == top) | (np.isnan(values) & np.isnan(top))
-        return np.where((taken & equal).any(-1), actual, expected)
+        return np.where((is_member & equal).any(-1), actual, expected)
 
     def viewed(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Return a view of the places in the image.
@@ -637,7 +637,7 @@ class WindowPlaces(Places):
 
 
 def pool_extremes(
-    evaluation: Evaluation, a: torch.Tensor, axes: int, under: Callable[[Bounded, float], Bounded]
+    evaluation: Evaluation, a: torch.Tensor, axes: int, slide: Callable[[Bounded, float], Bounded]
 ) -> Any:
     """Return the largest number of each window, and its place.
 
@@ -645,11 +645,11 @@ def pool_extremes(
         evaluation: the evaluation that runs.
         a: the images.
         axes: the number of their axes.
-        under: returns the elements of each window of images, padded with a number.
+        slide: returns the elements of each window of images, padded with a number.
     """
-    elements = under(lift_operand(evaluation.unwrap(a)), -np.inf)
+    elements = slide(lift_operand(evaluation.unwrap(a)), -np.inf)
     values, numbers = amax(elements, -1), element_numbers(a.shape[-axes:]).double().numpy()
-    numbers = under(Bounded.exact(np.broadcast_to(numbers, a.shape), elements.arithmetic), -1.0).value.astype(np.int64)
+    numbers = slide(Bounded.exact(np.broadcast_to(numbers, a.shape), elements.arithmetic), -1.0).value.astype(np.int64)
     first = np.argmax(np.where(numbers >= 0, elements.value, -np.inf), axis=-1)
     index = np.where(elements.value.max(-1, initial=-np.inf) == -np.inf, np.argmax(numbers >= 0, axis=-1), first)
     places = WindowPlaces(index, elements, values, elements.ndim - 1, numbers=numbers)
@@ -670,14 +670,14 @@ def pool_extremes_backward(evaluation: Evaluation, grad: torch.Tensor, a: torch.
 @whole("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
 def max_pool(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Return the largest number of each window and its place."""
-    a, kernel, *given = args
+    a, kernel, *arguments = args
     defaults: list[Any] = [[], [0], [1], False]
-    stride, padding, dilation, ceil = given + defaults[len(given) :]
+    stride, padding, dilation, ceil = arguments + defaults[len(arguments) :]
 
-    def under(part: Bounded, fill: float) -> Bounded:
+    def slide(part: Bounded, fill: float) -> Bounded:
         return pooled_windows(part, kernel, stride, padding, dilation, ceil, fill)
 
-    return pool_extremes(evaluation, a, len(kernel), under)
+    return pool_extremes(evaluation, a, len(kernel), slide)
 
 
 @whole("adaptive_max_pool2d.default", "adaptive_max_pool3d.default")

@@ -37,7 +37,7 @@ Array = np.ndarray
 class Extreme:
     """Link between a maximum or minimum and the memory of its source tensor."""
 
-    of: ViewedStorage
+    memory: ViewedStorage
 
 
 def amax(a: Any, dim: Any = None, keepdim: bool = False) -> Bounded:
@@ -93,17 +93,17 @@ def is_extreme_of(top: torch.Tensor, row: torch.Tensor) -> bool:
     if not isinstance(top, BoundedTensor) or not isinstance(row, BoundedTensor):
         return False
     note = top.memory.note
-    return isinstance(note, Extreme) and note.of is row.memory and top.ndim in (0, row.ndim)
+    return isinstance(note, Extreme) and note.memory is row.memory and top.ndim in (0, row.ndim)
 
 
 def rivals(row: Bounded, top: Bounded) -> Comparison:
     """Return which numbers are the extreme of their row: certain where no other number is within rounding."""
     near = abs(row.value - top.value) <= row.error + top.error
-    along = tuple(i for i in range(row.ndim) if not top.ndim or top.shape[i] != row.shape[i])
-    alone = np.sum(near, axis=along, keepdims=True) == 1
+    dims = tuple(i for i in range(row.ndim) if not top.ndim or top.shape[i] != row.shape[i])
+    is_only = np.sum(near, axis=dims, keepdims=True) == 1
     outcome = row.value == top.value
-    exact = (row.error == 0) & outcome & np.all((row.error == 0) | ~near, axis=along, keepdims=True)
-    return Comparison(outcome, near & ~alone & ~exact, row.arithmetic)
+    exact = (row.error == 0) & outcome & np.all((row.error == 0) | ~near, axis=dims, keepdims=True)
+    return Comparison(outcome, near & ~is_only & ~exact, row.arithmetic)
 
 
 def indices_along(
@@ -156,9 +156,9 @@ def extreme_along(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[s
 @whole("sort.default", "sort.stable", "topk.default", "kthvalue.default", "median.dim")
 def sort(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Return the numbers in order and their indices, as torch finds them for the exact numbers."""
-    a, *rest = args
+    a, *arguments = args
     name = str(func).split(".")[1]
-    axis = kwargs.get("dim", next((x for x in rest[name in ("topk", "kthvalue") :] if type(x) is int), -1))
+    axis = kwargs.get("dim", next((x for x in arguments[name in ("topk", "kthvalue") :] if type(x) is int), -1))
     if not isinstance(a, BoundedTensor):
         values, index = func(*args, **kwargs)
         if a.is_floating_point() or evaluation.backward:
@@ -166,20 +166,20 @@ def sort(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
         # Integers have no error, and equal ones may come in any order unless the sort is stable.
         exact = Bounded.exact(rank(a.numpy()).astype(np.float64), evaluation.dtype.arithmetic)
         axis = axis % max(a.ndim, 1)
-        how = order_of(func, exact, rest, kwargs, axis)
-        if how.get("stable"):
+        options = order_of(func, exact, arguments, kwargs, axis)
+        if options.get("stable"):
             return values, index
         sorted_values = Bounded.exact(values.numpy().astype(np.float64), exact.arithmetic)
-        return values, indices_along(evaluation, exact, index.numpy(), sorted_values, axis, **how)
+        return values, indices_along(evaluation, exact, index.numpy(), sorted_values, axis, **options)
     source = lift_operand(evaluation.unwrap(a))
     ranks = rank(source.value)
-    _, index = func(torch.from_numpy(ranks), *rest, **kwargs)
+    _, index = func(torch.from_numpy(ranks), *arguments, **kwargs)
     axis = axis % max(source.ndim, 1)
 
     def order(part: Array) -> Array:
-        values, _ = func(torch.from_numpy(rank(part)), *rest, **kwargs)
-        ordered = np.sort(part.reshape(-1))[values.numpy()]
-        return np.where(rows_with_nan(part, axis, ordered.shape), np.nan, ordered) if name == "median" else ordered
+        values, _ = func(torch.from_numpy(rank(part)), *arguments, **kwargs)
+        result = np.sort(part.reshape(-1))[values.numpy()]
+        return np.where(rows_with_nan(part, axis, result.shape), np.nan, result) if name == "median" else result
 
     if name == "median":
         first = torch.from_numpy(np.isnan(source.value).argmax(axis if source.ndim else None))
@@ -187,8 +187,8 @@ def sort(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, Any])
             torch.from_numpy(rows_with_nan(source.value, axis, tuple(index.shape))), first.reshape(index.shape), index
         )
     values = order_statistic(order, source)
-    how = order_of(func, source, rest, kwargs, axis)
-    return evaluation.wrap(values, a.dtype), indices_along(evaluation, source, index.numpy(), values, axis, **how)
+    options = order_of(func, source, arguments, kwargs, axis)
+    return evaluation.wrap(values, a.dtype), indices_along(evaluation, source, index.numpy(), values, axis, **options)
 
 
 def rows_with_nan(part: Array, axis: int, shape: tuple[int, ...]) -> Array:
@@ -196,20 +196,20 @@ def rows_with_nan(part: Array, axis: int, shape: tuple[int, ...]) -> Array:
     return np.isnan(part).any(axis if part.ndim else None).reshape(shape)
 
 
-def order_of(func: Any, source: Bounded, rest: Sequence[Any], kwargs: dict[str, Any], axis: int) -> dict[str, Any]:
+def order_of(func: Any, source: Bounded, arguments: Sequence[Any], kwargs: dict[str, Any], axis: int) -> dict[str, Any]:
     """Return the arguments of `Ranking` for a function that orders numbers, from the arguments of its call."""
     defaults = {"descending": False, "largest": True, "sorted": True}
-    given = {**defaults, **dict(zip(argument_names(func)[1:], rest)), **kwargs}
+    settings = {**defaults, **dict(zip(argument_names(func)[1:], arguments)), **kwargs}
     name = str(func).split(".")[1]
     if name == "topk":
-        return {"descending": given["largest"], "is_sorted": given["sorted"]}
+        return {"descending": settings["largest"], "is_sorted": settings["sorted"]}
     if name == "kthvalue":
-        return {"first": given["k"] - 1}
+        return {"first": settings["k"] - 1}
     if name == "median":
         rows = np.moveaxis(source.value, axis, -1).reshape(-1, source.shape[axis]) if source.ndim else source.value
         size = rows.shape[-1] if source.ndim else 1
         return {"first": np.where(np.isnan(rows).any(-1, keepdims=True), size - 1, (size - 1) // 2)}
-    return {"descending": given["descending"], "stable": bool(given.get("stable"))}
+    return {"descending": settings["descending"], "stable": bool(settings.get("stable"))}
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,12 +233,12 @@ class RunningPlaces(Places):
 
     def nearest(self, actual: Array) -> Array:
         """Return the right indices nearest to `actual`: at each place any of the numbers that may be the extreme."""
-        given, expected = (self.rows(part) for part in (actual, self.index.astype(actual.dtype)))
+        reported, expected = (self.rows(part) for part in (actual, self.index.astype(actual.dtype)))
         expected = expected.copy()
         for row, near in enumerate(self.rivals(with_ties=True)):
-            at = np.where((given[row] >= 0) & (given[row] < near.shape[1]), given[row], 0).astype(np.int64)
-            right = near[np.arange(len(at)), at] & (at == given[row])
-            expected[row] = np.where(right, given[row], expected[row])
+            index = np.where((reported[row] >= 0) & (reported[row] < near.shape[1]), reported[row], 0).astype(np.int64)
+            is_rival = near[np.arange(len(index)), index] & (index == reported[row])
+            expected[row] = np.where(is_rival, reported[row], expected[row])
         shape = np.moveaxis(self.index, self.axis, -1).shape
         return np.moveaxis(expected.reshape(shape), -1, self.axis)
 
@@ -296,8 +296,8 @@ def scatter(evaluation: Evaluation, func: Any, args: tuple, kwargs: dict[str, An
     if places is None or isinstance(places, SomePlaces) or not evaluation.backward:
         if func is torch.ops.aten.scatter.src:
             return move(evaluation, func, (a, dim, plain(index), items), kwargs)
-        index, given = evaluation.unwrap(index), (evaluation.unwrap(a), evaluation.unwrap(items))
-        return evaluation.wrap(scatter_add(given[0], dim, index, given[1]), a.dtype)
+        index, operands = evaluation.unwrap(index), (evaluation.unwrap(a), evaluation.unwrap(items))
+        return evaluation.wrap(scatter_add(operands[0], dim, index, operands[1]), a.dtype)
     result = places.spread(lift_operand(evaluation.unwrap(items)), evaluation.contract.ties)
     return evaluation.wrap(result, items.dtype)
 

@@ -53,15 +53,15 @@ class Numbers:
 
 
 class Number(float):
-    """A number with an error among `Numbers`."""
+    """A number with an error in `Numbers`."""
 
-    among: Numbers
+    numbers: Numbers
 
     @classmethod
-    def of(cls, value: float, among: Numbers) -> Self:
+    def of(cls, value: float, numbers: Numbers) -> Self:
         """Return a number whose error is known."""
         number = cls(value)
-        number.among = among
+        number.numbers = numbers
         return number
 
 
@@ -70,7 +70,7 @@ def _bounding(name: str) -> Callable[..., Any]:
     of_floats, of_bounded = getattr(float, name), getattr(Bounded, name)
 
     def method(self: Number, *other: Any) -> Any:
-        value, numbers = of_floats(self, *other), self.among
+        value, numbers = of_floats(self, *other), self.numbers
         if not isinstance(value, float):  # NotImplemented for a tensor, a complex root of a negative number
             return value
         return numbers.number(of_bounded(*(numbers.lift(operand, numbers.arithmetic) for operand in (self, *other))))

@@ -47,44 +47,44 @@ class Ranking:
     def nearest(self, actual: Array, index: Array, row: Array, rank: Array) -> Array:
         """Return the right indices nearest to `actual`, given the exact ones with their rows and places."""
         expected, flat_row, flat_rank = index.reshape(-1).astype(actual.dtype), row.reshape(-1), rank.reshape(-1)
-        given = actual.reshape(-1)
-        for of in np.unique(flat_row[given != expected]):
-            places = np.flatnonzero(flat_row == of)
+        reported = actual.reshape(-1)
+        for group in np.unique(flat_row[reported != expected]):
+            places = np.flatnonzero(flat_row == group)
             places = places[np.argsort(flat_rank[places], kind="stable")]
-            expected[places] = self._nearest_row(int(of), given[places], expected[places], flat_rank[places])
+            expected[places] = self._nearest_row(int(group), reported[places], expected[places], flat_rank[places])
         return expected.reshape(index.shape)
 
-    def _nearest_row(self, row: int, given: Array, exact: Array, rank: Array) -> Array:
-        """Return the right indices of one row nearest to `given`, in the order of their places."""
+    def _nearest_row(self, row: int, reported: Array, exact: Array, rank: Array) -> Array:
+        """Return the right indices of one row nearest to `reported`, in the order of their places."""
         low, high = self.low[row], self.high[row]
         size = len(low)
-        valid = (given >= 0) & (given < size) & (given == np.trunc(given))
-        at = np.where(valid, given, 0).astype(np.int64)
-        _, first = np.unique(given, return_index=True)
-        repeated = ~np.isin(np.arange(len(given)), first)
+        valid = (reported >= 0) & (reported < size) & (reported == np.trunc(reported))
+        index = np.where(valid, reported, 0).astype(np.int64)
+        _, first = np.unique(reported, return_index=True)
+        repeated = ~np.isin(np.arange(len(reported)), first)
         wrong = ~valid | repeated
         is_prefix = np.array_equal(rank, np.arange(len(rank)))
-        others = np.isin(np.arange(size), at, invert=True)
+        absent = np.isin(np.arange(size), index, invert=True)
         if self.is_sorted:
             # The lowest value that each number can have, given those before it.
-            reached = np.maximum.accumulate(low[at])
-            wrong |= (reached > high[at]) | ~self._may_stand(low, high, at, rank)
-            missed = others & (high < reached[-1])
+            lower = np.maximum.accumulate(low[index])
+            wrong |= (lower > high[index]) | ~self._may_stand(low, high, index, rank)
+            omitted = absent & (high < lower[-1])
         else:
-            missed = others & (high < low[at].max())
-        if not wrong.any() and not (is_prefix and missed.any()):
-            return given
-        mended = np.where(wrong, exact, given)
-        return exact if np.array_equal(mended, given) or not wrong.any() else mended
+            omitted = absent & (high < low[index].max())
+        if not wrong.any() and not (is_prefix and omitted.any()):
+            return reported
+        repaired = np.where(wrong, exact, reported)
+        return exact if np.array_equal(repaired, reported) or not wrong.any() else repaired
 
-    def _may_stand(self, low: Array, high: Array, at: Array, rank: Array) -> Array:
+    def _may_stand(self, low: Array, high: Array, index: Array, rank: Array) -> Array:
         """Return whether each number may stand at its place in the order, whatever stands at the others."""
-        below = np.searchsorted(np.sort(high), low[at], side="left")
-        above = len(low) - np.searchsorted(np.sort(low), high[at], side="right")
+        num_below = np.searchsorted(np.sort(high), low[index], side="left")
+        num_above = len(low) - np.searchsorted(np.sort(low), high[index], side="right")
         if self.stable:
-            for place, number in enumerate(at):
+            for place, number in enumerate(index):
                 exact = low[number] == high[number]
-                same = exact & (low == low[number]) & (high == high[number])
-                below[place] += same[:number].sum()
-                above[place] += same[number + 1 :].sum()
-        return (below <= rank) & (above <= len(low) - 1 - rank)
+                ties = exact & (low == low[number]) & (high == high[number])
+                num_below[place] += ties[:number].sum()
+                num_above[place] += ties[number + 1 :].sum()
+        return (num_below <= rank) & (num_above <= len(low) - 1 - rank)

@@ -45,13 +45,13 @@ class Taps:
     Attributes:
         places: the indices along the axis, ``[result, taps]``.
         weights: ``[result, taps]``.
-        taken: which taps a kernel may take, ``[result, taps]``.
+        mask: which taps a kernel may take, ``[result, taps]``.
         size: the length of the axis of the input.
     """
 
     places: Array
     weights: Bounded
-    taken: Array
+    mask: Array
     size: int
 
     def share(self, a: Bounded) -> Bounded:
@@ -59,21 +59,21 @@ class Taps:
 
         A kernel may skip an element of weight 0, or multiply it: of an infinity or NaN nothing is known then.
         """
-        doubtful = self.taken & (self.weights.value == 0) & ~np.isfinite(a.value)
-        shares = multiply(a.moved(lambda part: np.where(doubtful | ~self.taken, 0, part)), self.weights)
+        doubtful = self.mask & (self.weights.value == 0) & ~np.isfinite(a.value)
+        shares = multiply(a.rearrange(lambda part: np.where(doubtful | ~self.mask, 0, part)), self.weights)
         return Bounded(shares.value, np.where(doubtful, np.inf, shares.error), shares.arithmetic)
 
     def gather(self, a: Bounded, axis: int) -> Bounded:
         """Return the weighted sum of the taps of each place of the result."""
-        rows = a.moved(lambda part: np.moveaxis(part, axis, -1)[..., self.places])
-        return total(self.share(rows), -1).moved(lambda part: np.moveaxis(part, -1, axis))
+        rows = a.rearrange(lambda part: np.moveaxis(part, axis, -1)[..., self.places])
+        return total(self.share(rows), -1).rearrange(lambda part: np.moveaxis(part, -1, axis))
 
     def spread(self, grad: Bounded, axis: int) -> Bounded:
         """Return the gradient of the input of `gather`."""
-        rows = grad.moved(lambda part: np.moveaxis(part, axis, -1)[..., None])
+        rows = grad.rearrange(lambda part: np.moveaxis(part, axis, -1)[..., None])
         shape = (*rows.shape[:-2], self.size)
         result = add_back(self.share(rows), element_numbers(shape).numpy()[..., self.places], shape)
-        return result.moved(lambda part: np.moveaxis(part, -1, axis))
+        return result.rearrange(lambda part: np.moveaxis(part, -1, axis))
 
 
 def add_back(items: Bounded, places: Array, shape: Sequence[int]) -> Bounded:
@@ -109,8 +109,8 @@ def adaptive_taps(size: int, result: int) -> Taps:
 def along_spatial_axes(a: Any, taps: Sequence[Taps], step: Callable[[Taps, Bounded, int], Bounded]) -> Bounded:
     """Apply a step of `Taps` to the last axes, one after another."""
     a = lift_operand(a)
-    for axis, each in enumerate(taps, a.ndim - len(taps)):
-        a = step(each, a, axis)
+    for axis, axis_taps in enumerate(taps, a.ndim - len(taps)):
+        a = step(axis_taps, a, axis)
     return a
 
 

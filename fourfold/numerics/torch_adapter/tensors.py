@@ -26,7 +26,7 @@ from fourfold.numerics.bounded import (
     stored,
 )
 from fourfold.numerics.dtypes import DType
-from fourfold.numerics.torch_adapter.apart import APART, on_each
+from fourfold.numerics.torch_adapter.composites import COMPOSITES, on_each
 from fourfold.numerics.torch_adapter.parameters import Numbers
 from fourfold.numerics.torch_adapter.ranking import Ranking
 
@@ -53,9 +53,9 @@ class Tied(Comparison):
     ties: Array
     kinks: Array
 
-    def moved(self, by: Callable[[Array], Array]) -> "Tied":
-        """Return the comparison with its elements rearranged by `by` like those of a plain array."""
-        return Tied(by(self.outcome), by(self.uncertain), self.arithmetic, by(self.ties), by(self.kinks))
+    def rearrange(self, move: Callable[[Array], Array]) -> "Tied":
+        """Return the comparison with its elements rearranged by `move` like those of a plain array."""
+        return Tied(move(self.outcome), move(self.uncertain), self.arithmetic, move(self.ties), move(self.kinks))
 
     def free(self) -> Comparison:
         """Return the comparison for a backward pass: uncertain at a kink."""
@@ -73,9 +73,9 @@ class Whole:
     low: Array
     high: Array
 
-    def moved(self, by: Callable[[Array], Array]) -> "Whole":
-        """Return the integers with their elements rearranged by `by` like those of a plain array."""
-        return Whole(by(self.outcome), by(self.low), by(self.high))
+    def rearrange(self, move: Callable[[Array], Array]) -> "Whole":
+        """Return the integers with their elements rearranged by `move` like those of a plain array."""
+        return Whole(move(self.outcome), move(self.low), move(self.high))
 
     def bounded(self, arithmetic: Arithmetic) -> Bounded:
         """Return the integers with a bound on the error of each."""
@@ -126,10 +126,10 @@ class Places:
         value, error = self.rows(self.source.value), self.rows(self.source.error)
         order = np.argsort(value, axis=1, kind="stable")
         high, low = (np.take_along_axis(part, order, 1) for part in (value + error, value - error))
-        reached = np.maximum.accumulate(high, axis=1)[:, :-1]
-        apart = reached < low[:, 1:] if with_ties else ~(reached > low[:, 1:])
+        highest = np.maximum.accumulate(high, axis=1)[:, :-1]
+        is_separate = highest < low[:, 1:] if with_ties else ~(highest > low[:, 1:])
         first = np.ones_like(value, dtype=np.int64)
-        first[:, 1:] = apart
+        first[:, 1:] = is_separate
         group = np.empty_like(first)
         np.put_along_axis(group, order, (np.cumsum(first) - 1).reshape(first.shape), 1)
         return group, int(first.sum())
@@ -141,8 +141,8 @@ class Places:
             HangsOnRounding: an index depends on rounding.
         """
         group, count = self.groups(with_ties=False)
-        picked = np.take_along_axis(group, self.rows(self.index), 1)
-        if (np.bincount(group.reshape(-1), minlength=count)[picked] > 1).any():
+        groups = np.take_along_axis(group, self.rows(self.index), 1)
+        if (np.bincount(group.reshape(-1), minlength=count)[groups] > 1).any():
             raise HangsOnRounding("the order of numbers depends on rounding errors, and so do their indices")
         return self.index
 
@@ -159,11 +159,11 @@ class Places:
         places = group[rows, index]
         np.minimum.at(low, places, (value - error)[rows, index])
         np.maximum.at(high, places, (value + error)[rows, index])
-        size, used = np.bincount(group.reshape(-1), minlength=count), np.bincount(places.reshape(-1), minlength=count)
+        size, counts = np.bincount(group.reshape(-1), minlength=count), np.bincount(places.reshape(-1), minlength=count)
         low, high = (
-            np.where(used < size, limit(end, 0), end) for limit, end in ((np.minimum, low), (np.maximum, high))
+            np.where(counts < size, limit(end, 0), end) for limit, end in ((np.minimum, low), (np.maximum, high))
         )
-        reach = np.where((size > 1) & (used > 0), np.stack([low, high]), np.nan)[:, group]
+        reach = np.where((size > 1) & (counts > 0), np.stack([low, high]), np.nan)[:, group]
         error = np.fmax(error, np.fmax(reach[1] - value, value - reach[0]))
         shape = np.moveaxis(self.source.value, self.axis, -1).shape
         value, error = (np.moveaxis(part.reshape(shape), -1, self.axis) for part in (value, error))
@@ -186,9 +186,9 @@ class Places:
         rows = self.rows(self.index)
         indices = np.indices(rows.shape)
         index = self.index if self.index.ndim == self.source.ndim else np.expand_dims(self.index, self.axis)
-        moved = np.moveaxis(index, self.axis, -1).shape
+        shape = np.moveaxis(index, self.axis, -1).shape
         row, rank = (
-            np.moveaxis(part.reshape(moved), -1, self.axis).reshape(self.index.shape)
+            np.moveaxis(part.reshape(shape), -1, self.axis).reshape(self.index.shape)
             for part in (indices[0], indices[1] + self.order.first)
         )
         return row, rank
@@ -213,27 +213,27 @@ class Places:
     def some(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Return some of the indices, which an operator picks or moves, or lists of them."""
 
-        def one(index: torch.Tensor, row: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
+        def join(index: torch.Tensor, row: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
             parts = [np.array(part.numpy(), order="C") for part in (index, row, rank)]
             places = SomePlaces(self, *parts)
             return BoundedTensor.of(ViewedStorage(places), places, args[0].dtype)
 
         moved = [func(torch.from_numpy(part), *args[1:], **kwargs) for part in (self.index, *self.positions())]
-        return one(*moved) if isinstance(moved[0], torch.Tensor) else [one(*parts) for parts in zip(*moved)]
+        return join(*moved) if isinstance(moved[0], torch.Tensor) else [join(*parts) for parts in zip(*moved)]
 
 
 class SomePlaces(Places):
     """Some of the indices of `Places`, in any shape, with the row and the place in the order of each."""
 
-    def __init__(self, of: Places, index: Array, row: Array, rank: Array) -> None:
-        for name, value in {"index": index, "source": of.source, "values": of.values, "axis": of.axis}.items():
+    def __init__(self, base: Places, index: Array, row: Array, rank: Array) -> None:
+        for name, value in {"index": index, "source": base.source, "values": base.values, "axis": base.axis}.items():
             object.__setattr__(self, name, value)
-        for name, value in {"order": of.order, "row": row, "rank": rank, "of": of}.items():
+        for name, value in {"order": base.order, "row": row, "rank": rank, "base": base}.items():
             object.__setattr__(self, name, value)
 
     row: Array
     rank: Array
-    of: Places
+    base: Places
 
     def positions(self) -> tuple[Array, Array]:
         """Return the row and the place in the order of each index."""
@@ -241,7 +241,7 @@ class SomePlaces(Places):
 
     def certain(self) -> Array:
         """Return the indices; see `Places.certain`."""
-        self.of.certain()
+        self.base.certain()
         return self.index
 
     def viewed(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -257,7 +257,7 @@ class ViewedStorage:
     """The memory shared by tensors that are views of each other. Its arrays are replaced, never modified."""
 
     payload: Any
-    written: int = 0
+    version: int = 0
     # A note of the rule that made the tensor, for the rule to which autograd passes it.
     note: Any = None
 
@@ -267,7 +267,7 @@ class BoundedTensor(torch.Tensor):
 
     memory: ViewedStorage
     part: Any
-    seen: int
+    part_version: int
 
     @staticmethod
     def of(memory: ViewedStorage, part: Any, dtype: torch.dtype, offset: int = 0) -> "BoundedTensor":
@@ -275,17 +275,17 @@ class BoundedTensor(torch.Tensor):
         value = part.value if isinstance(part, Bounded) else part.outcome
         strides = tuple(stride // value.itemsize for stride in value.strides)
         self = wrapper_tensor(BoundedTensor, value.shape, strides, offset, dtype)
-        self.memory, self.part, self.seen = memory, part, memory.written
+        self.memory, self.part, self.part_version = memory, part, memory.version
         return self
 
     @property
     def payload(self) -> Any:
         """The elements, including everything written into the memory so far."""
-        if self.seen != self.memory.written:
+        if self.part_version != self.memory.version:
             place = (tuple(self.shape), self.stride(), int(self.storage_offset()))
-            self.part, self.seen = (
-                self.memory.payload.moved(lambda part: strided_view(part, *place)),
-                self.memory.written,
+            self.part, self.part_version = (
+                self.memory.payload.rearrange(lambda part: strided_view(part, *place)),
+                self.memory.version,
             )
         return self.part
 
@@ -417,10 +417,10 @@ _running = threading.local()
 
 def current() -> "Evaluation":
     """Return the evaluation that runs in this thread."""
-    running = getattr(_running, "evaluation", None)
-    if running is None:
+    evaluation = getattr(_running, "evaluation", None)
+    if evaluation is None:
         raise NoRule("a tensor with an error bound was used outside of the evaluation that made it")
-    return running
+    return evaluation
 
 
 def arithmetic() -> Arithmetic:
@@ -506,8 +506,8 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             result = INTEGERS[0](self, func, args, kwargs)
             if result is not NotImplemented:
                 return result
-        apart = self.dtype.arithmetic.rounds_each_step and operator in FUSED and name in decompositions()
-        if not apart and (compute := RULES.get(name)):
+        is_stepwise = self.dtype.arithmetic.rounds_each_step and operator in FUSED and name in decompositions()
+        if not is_stepwise and (compute := RULES.get(name)):
             options = {key: self.unwrap(value) for key, value in kwargs.items() if key not in UNUSED}
             result = self.rounded(name, compute(*map(self.unwrap, args), **options))
             requested = kwargs.get("dtype")
@@ -531,11 +531,11 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
             return func(*map(plain, args), **kwargs)
         try:
             with self:
-                decomposition = APART.get(name) or decompositions().get(name, func.decompose)
+                decomposition = COMPOSITES.get(name) or decompositions().get(name, func.decompose)
                 result = decomposition(*args, **kwargs)
-        except NoTorchRule as missing:
+        except NoTorchRule as error:
             # The operators below aten are unknown to users: name the one that they called.
-            if not missing.operator.startswith("prims."):
+            if not error.operator.startswith("prims."):
                 raise
             result = NotImplemented
         if result is NotImplemented:
@@ -580,7 +580,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         if isinstance(result, Comparison):
             return self.compared(result, torch.bool)
         if isinstance(result, Whole):
-            part = result.moved(lambda array: np.array(array, dtype=np.float64, order="C"))
+            part = result.rearrange(lambda array: np.array(array, dtype=np.float64, order="C"))
             return BoundedTensor.of(ViewedStorage(part), part, dtype)
         if isinstance(result, list | tuple):
             return type(result)(self.wrap(part, dtype) for part in result)
@@ -596,7 +596,7 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
         matters = result.uncertain.any() or (isinstance(result, Tied) and result.ties.any())
         if not matters and dtype == torch.bool and not self.backward:
             return torch.from_numpy(np.array(result.outcome))
-        part = result.moved(lambda array: np.array(array, order="C"))
+        part = result.rearrange(lambda array: np.array(array, order="C"))
         return BoundedTensor.of(ViewedStorage(part), part, dtype)
 
     def tidy(self, result: Bounded) -> Bounded:
@@ -626,9 +626,9 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
                 return target.copy_(plain(self.call(functional, args, kwargs)))
             raise NoTorchRule(func, "would write numbers with an error into a tensor that was made without one")
         if torch.Tag.inplace_view in func.tags and functional is not None:
-            turned = self.call(functional, args, kwargs)
-            target.data = turned
-            target.memory, target.part, target.seen = turned.memory, turned.part, turned.seen
+            viewed = self.call(functional, args, kwargs)
+            target.data = viewed
+            target.memory, target.part, target.part_version = viewed.memory, viewed.part, viewed.part_version
             return target
         if functional is None:
             raise NoTorchRule(func, "has no running-error rule: take the function that returns a new tensor")
@@ -637,31 +637,31 @@ class Evaluation(dispatch_mode()):  # type: ignore[misc]
 
     def store(self, target: BoundedTensor, result: Any) -> None:
         """Replace the elements of a tensor."""
-        memory, given = target.memory, self.unwrap(result)
+        memory, number = target.memory, self.unwrap(result)
         if isinstance(memory.payload, Whole):
             raise HangsOnRounding("an integer depends on rounding errors, and is written into")
         comparison = isinstance(memory.payload, Comparison)
-        item = as_comparison(given) if comparison else lift(given, self.dtype.arithmetic)
-        item = item.moved(lambda part: np.broadcast_to(part, target.shape))
+        item = as_comparison(number) if comparison else lift(number, self.dtype.arithmetic)
+        item = item.rearrange(lambda part: np.broadcast_to(part, target.shape))
         place = (tuple(target.shape), target.stride(), int(target.storage_offset()))
-        copy = memory.payload.moved(np.copy)
-        into = copy.moved(lambda part: strided_view(part, *place))
-        if isinstance(into, Bounded):
-            into[...] = item
+        copy = memory.payload.rearrange(np.copy)
+        view = copy.rearrange(lambda part: strided_view(part, *place))
+        if isinstance(view, Bounded):
+            view[...] = item
         else:
-            into.outcome[...], into.uncertain[...] = item.outcome, item.uncertain
-        memory.payload, memory.written, memory.note = copy, memory.written + 1, None
+            view.outcome[...], view.uncertain[...] = item.outcome, item.uncertain
+        memory.payload, memory.version, memory.note = copy, memory.version + 1, None
 
 
 # Arguments that do not affect the values.
 UNUSED = {"layout", "device", "pin_memory", "memory_format", "non_blocking", "requires_grad", "dtype"}
 
 
-def as_comparison(given: Any) -> Comparison:
+def as_comparison(value: Any) -> Comparison:
     """Return a tensor of bool as a `Comparison`."""
-    if isinstance(given, Comparison):
-        return given
-    outcome = np.asarray(given, dtype=bool)
+    if isinstance(value, Comparison):
+        return value
+    outcome = np.asarray(value, dtype=bool)
     return Comparison(outcome, np.zeros_like(outcome), arithmetic())
 
 

@@ -182,7 +182,7 @@ def source_line(built: Built, pcs: Sequence[int]) -> tuple[str, int] | None:
         return None
     command = ["addr2line", "-ie", str(built.path), *(hex(pc - 1) for pc in pcs)]
     output = subprocess.run(command, capture_output=True, text=True).stdout
-    of_ptx = None
+    ptx_position = None
     for frame in output.splitlines():  # of each address, from the innermost inlined function outwards
         # Such as "/my kernels/k.cu:12 (discriminator 3)".
         place = re.fullmatch(r"(.*):(\d+)(?: \(discriminator \d+\))?", frame)
@@ -190,8 +190,8 @@ def source_line(built: Built, pcs: Sequence[int]) -> tuple[str, int] | None:
             position = os.path.realpath(place[1]), int(place[2])
             if position not in built.ptx:
                 return position
-            of_ptx = of_ptx or position
-    return of_ptx
+            ptx_position = ptx_position or position
+    return ptx_position
 
 
 def _compiler() -> str:
@@ -204,8 +204,8 @@ def _compiler_version() -> str:
 
 
 def _command(source: pathlib.Path | None = None) -> list[str]:
-    own = own_include_directories(source) if source else []
-    directories = [HERE, HERE / "include", *own, *cuda_include_directories()]
+    own_folders = own_include_directories(source) if source else []
+    directories = [HERE, HERE / "include", *own_folders, *cuda_include_directories()]
     return [_compiler(), *_COMMON, *(f"-I{d}" for d in directories)]
 
 
@@ -223,11 +223,11 @@ def _run(*command: str, refused: type[CudaError] = CudaError) -> str:
 
 def _find(directory: pathlib.Path, name: str, closure: Collection[str]) -> Built | None:
     if entry := find_entry(directory, ".so", "kernels", name):
-        path, about = entry
-        shared = tuple(SharedArray(*row) for row in about["shared"])
+        path, description = entry
+        shared = tuple(SharedArray(*row) for row in description["shared"])
         files = frozenset(os.path.realpath(file) for file in closure)
-        places = frozenset((os.path.realpath(file), line) for file, line in about["ptx"])
-        return Built(path, tuple(about["kernels"]), shared, files, places)
+        places = frozenset((os.path.realpath(file), line) for file, line in description["ptx"])
+        return Built(path, tuple(description["kernels"]), shared, files, places)
     return None
 
 
@@ -274,8 +274,8 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
         symbols = _thread_local_symbols(library)
         anchor = next(offset for mangled, _, offset, _ in symbols if mangled.endswith("6anchorE"))
         # The dynamic arrays share their memory, so keep the first of them only.
-        others = (*dynamic[1:], "__tls_guard")
-        arrays = _distinct(s for s in symbols if s[0] not in others and "8fourfold" not in s[0])
+        excluded = (*dynamic[1:], "__tls_guard")
+        arrays = _distinct(s for s in symbols if s[0] not in excluded and "8fourfold" not in s[0])
         # Without arguments, c++filt would read names from its standard input.
         demangled = _run("c++filt", *(symbol[0] for symbol in arrays)).splitlines() if arrays else []
         # Reduce kernel(float*)::tile to tile, and the compiler's "guard variable for ..." to an empty name.
@@ -300,14 +300,14 @@ def _translate_ptx(
     closure = source_closure(source)
     if not ptx.has_inline_ptx(closure.values()):
         return unit, []
-    given = unit.read_text().replace('#include "device.h"', '#include "device.h"\n#include "ptx.h"', 1)
-    whole = unit.with_name("with_ptx.cpp")
-    whole.write_text(given.replace("fourfold_has_ptx = false", "fourfold_has_ptx = true"))
-    preprocessed = _run(*command, f"-D{ptx.HOPPER}", "-E", str(whole), refused=CompilationError)
+    code = unit.read_text().replace('#include "device.h"', '#include "device.h"\n#include "ptx.h"', 1)
+    unit_with_ptx = unit.with_name("with_ptx.cpp")
+    unit_with_ptx.write_text(code.replace("fourfold_has_ptx = false", "fourfold_has_ptx = true"))
+    preprocessed = _run(*command, f"-D{ptx.HOPPER}", "-E", str(unit_with_ptx), refused=CompilationError)
     text, places = ptx.translate(preprocessed, closure)
     if not ptx.is_asynchronous(text):
         text = text.replace("fourfold_has_ptx = true", "fourfold_has_ptx = false")
-    translated = whole.with_suffix(".ii")
+    translated = unit_with_ptx.with_suffix(".ii")
     translated.write_text(text)
     return translated, places
 
@@ -336,8 +336,8 @@ def _unit(source: pathlib.Path) -> str:
     texts = source_closure(source)
     text, device = texts[str(source)], device_code(texts[str(source)])
     as_it_is = device == text and not own_headers(str(source), texts)
-    whole = f'#include "{source}"' if as_it_is else f'#line 1 "{source}"\n{device}\n#line 1 "kernels"'
-    return f'#include "device.h"\n{whole}'
+    code = f'#include "{source}"' if as_it_is else f'#line 1 "{source}"\n{device}\n#line 1 "kernels"'
+    return f'#include "device.h"\n{code}'
 
 
 def _compiler_message(source: pathlib.Path, output: str, unit: pathlib.Path) -> str:
@@ -355,7 +355,7 @@ def _runtime_objects(key: str) -> list[str]:
     # A folder beside that of the kernels, so that it survives when mutation trials clear the latter.
     directory = cache_folder("cuda_on_cpu_runtime", key)
     objects = [directory / f"{source.stem}.o" for source in _runtime_files() if source.suffix == ".cpp"]
-    if not _whole(directory, objects):
+    if not _are_intact(directory, objects):
         with directory_lock(directory), tempfile.TemporaryDirectory(dir=directory) as scratch:
             for target in objects:
                 output = pathlib.Path(scratch, target.name)
@@ -366,7 +366,7 @@ def _runtime_objects(key: str) -> list[str]:
     return [str(o) for o in objects]
 
 
-def _whole(directory: pathlib.Path, objects: Sequence[pathlib.Path]) -> bool:
+def _are_intact(directory: pathlib.Path, objects: Sequence[pathlib.Path]) -> bool:
     """Return whether compiled files are unchanged since they were written."""
     with contextlib.suppress(OSError, ValueError):
         return json.loads((directory / _CHECKSUMS).read_text()) == {o.name: checksum(o) for o in objects}

@@ -210,11 +210,11 @@ class CpuKernel(LoadedKernel):
             place = (os.path.realpath(fault.file.decode()), fault.line)
         elif line := build.source_line(built, [pc for pc in fault.pcs if pc]):
             place = line
-        other = build.source_line(built, [fault.other_pc]) if fault.other_pc else None
-        what = fault.text.decode(errors="replace")
-        what = what.replace("{other}", f" in line {other[1]}" if other else "")
-        what = re.sub(r"\{argument (\d+)\}", lambda match: self._describe(int(match[1]), args), what)
-        raise FAULTS[fault.kind - 1](self.name, *place, tuple(fault.block), tuple(fault.thread), what)
+        other_place = build.source_line(built, [fault.other_pc]) if fault.other_pc else None
+        message = fault.text.decode(errors="replace")
+        message = message.replace("{other}", f" in line {other_place[1]}" if other_place else "")
+        message = re.sub(r"\{argument (\d+)\}", lambda match: self._describe(int(match[1]), args), message)
+        raise FAULTS[fault.kind - 1](self.name, *place, tuple(fault.block), tuple(fault.thread), message)
 
 
 def _parameter(kind: str, size: int, spelling: str) -> KernelParameter:

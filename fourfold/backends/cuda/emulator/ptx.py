@@ -12,7 +12,7 @@ from fourfold.backends.ptx_source import GUARD, UnknownInstruction, closing, ins
 HOPPER = "__CUDA_ARCH_FEAT_SM90_ALL"
 
 # Operations that the threads of a warp perform together and at once; they leave no pending work to track.
-_OF_A_WARP = frozenset(("mma", "load_matrices", "load_shared", "store_shared"))
+_WARP_OPERATIONS = frozenset(("mma", "load_matrices", "load_shared", "store_shared"))
 _SITE = "::fourfold::Site{__builtin_FILE(), unsigned(__builtin_LINE())}"
 _STATEMENT = re.compile(r"\b(?:asm|__asm__|__asm)\s*(?:volatile|__volatile__|inline)?\s*\(")
 _LINE_MARK = re.compile(r'^# (\d+) "([^"\n]*)".*$', re.MULTILINE)
@@ -49,7 +49,7 @@ def translate(preprocessed: str, files: Collection[str]) -> tuple[str, list[tupl
 
 def is_asynchronous(translated: str) -> bool:
     """Return whether a translated unit has mbarriers, copies, wgmma or partial barriers."""
-    return bool(set(re.findall(r"::fourfold::ptx::(\w+)\(", translated)) - _OF_A_WARP)
+    return bool(set(re.findall(r"::fourfold::ptx::(\w+)\(", translated)) - _WARP_OPERATIONS)
 
 
 def _line_marks(inside: str) -> str:

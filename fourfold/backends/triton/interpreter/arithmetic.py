@@ -94,10 +94,10 @@ def steps_of(batch: np.ndarray, axis: int) -> np.ndarray:
 def numpy_type(kind: tl.dtype) -> np.dtype:
     """Return the dtype of arrays that hold values of a type, cached by the type's name."""
     scalar = kind.scalar
-    known = _numpy_types.get(scalar.name)
-    if known is None:
-        known = _numpy_types[scalar.name] = _shipped_numpy_type(scalar)
-    return known
+    dtype = _numpy_types.get(scalar.name)
+    if dtype is None:
+        dtype = _numpy_types[scalar.name] = _shipped_numpy_type(scalar)
+    return dtype
 
 
 def from_bfloat16(bits: Any) -> Any:

@@ -63,8 +63,8 @@ class Diverged(Exception):
 
     def groups(self) -> list[np.ndarray]:
         """Return the indices of the programs with the same number, for each number, the first program's first."""
-        _, first, which = np.unique(self.values, return_index=True, return_inverse=True)
-        return [np.flatnonzero(which == number) for number in np.argsort(first)]
+        _, first, group_of_each = np.unique(self.values, return_index=True, return_inverse=True)
+        return [np.flatnonzero(group_of_each == number) for number in np.argsort(first)]
 
 
 class Unbatchable(Exception):
@@ -152,7 +152,7 @@ def _align(value: Any, rank: int) -> Any:
     return Handle(value.data.reshape(shape[:1] + (1,) * (rank + 1 - len(shape)) + shape[1:]), value.dtype)
 
 
-def _whole(value: Any, shape: tuple[int, ...]) -> Any:
+def _broadcast(value: Any, shape: tuple[int, ...]) -> Any:
     """Broadcast a value to a shape in contiguous memory, as Triton 3.6 requires for stores and atomics."""
     same = value.data.shape == shape
     data = np.ascontiguousarray(value.data) if same else np.broadcast_to(value.data, shape).copy()
@@ -197,7 +197,7 @@ def _full(name: str) -> Method:
         aligned = [_align(x, rank) for x in arguments]
         shape = np.broadcast_shapes(*(x.data.shape for x in aligned if isinstance(x, interpreter.TensorHandle)))
         self.widest = max(self.widest, int(np.prod(shape[1:])))
-        aligned = [_whole(x, shape) if isinstance(x, interpreter.TensorHandle) else x for x in aligned]
+        aligned = [_broadcast(x, shape) if isinstance(x, interpreter.TensorHandle) else x for x in aligned]
         self.in_step = True
         try:
             return _to_batches(shipped(*aligned, **options))
@@ -272,7 +272,7 @@ LANES = (
     *(f"fcmp{kind}{order}" for kind in "OU" for order in ("LT", "LE", "GT", "GE", "EQ", "NE")),
 )
 FULL = ("masked_load", "masked_store", "load", "store", "atomic_rmw", "join")
-EACH = ("dot", "dot_scaled", "histogram", "gather")
+SEPARATE = ("dot", "dot_scaled", "histogram", "gather")
 ALONE = (
     *("atomic_cas", "atomic_load", "atomic_store", "atomic_poll", "print"),
     *("make_block_ptr", "advance", "tensor_pointer_load", "tensor_pointer_store", "make_tensor_descriptor"),
@@ -363,8 +363,8 @@ class Batches(interpreter.InterpreterBuilder):
         if not _has_batches((lhs, rhs)):
             return super().create_cat(lhs, rhs)
         assert self.batch is not None
-        whole = [np.broadcast_to(x.data, (len(self.batch), *shape_of(x))) for x in (lhs, rhs)]
-        return Batch(np.concatenate(whole, axis=1), lhs.dtype.scalar)
+        blocks = [np.broadcast_to(x.data, (len(self.batch), *shape_of(x))) for x in (lhs, rhs)]
+        return Batch(np.concatenate(blocks, axis=1), lhs.dtype.scalar)
 
     def create_extern_elementwise(self, library: Any, path: Any, symbol: Any, arguments: Any, *rest: Any) -> Any:
         """Call a function of libdevice."""
@@ -385,12 +385,12 @@ class Batches(interpreter.InterpreterBuilder):
 
 def _define() -> None:
     """Define the operations of `Batches` that follow one of the patterns above."""
-    patterns = (_lanes, LANES), (_full, FULL), (_separately, EACH), (_alone, ALONE), (_moving, MOVING)
+    patterns = (_lanes, LANES), (_full, FULL), (_separately, SEPARATE), (_alone, ALONE), (_moving, MOVING)
     for pattern, names in patterns:
         for name in names:
             if f"create_{name}" not in vars(Batches):
                 setattr(Batches, f"create_{name}", pattern(f"create_{name}"))
-    known = {f"create_{name}" for name in (*LANES, *FULL, *EACH, *ALONE, *MOVING, *OTHERS)}
+    known = {f"create_{name}" for name in (*LANES, *FULL, *SEPARATE, *ALONE, *MOVING, *OTHERS)}
     for name in dir(interpreter.InterpreterBuilder):
         if name.startswith("create_") and name not in known:
             setattr(Batches, name, _unknown(name))
@@ -404,7 +404,7 @@ class _AlongAnAxis(interpreter.ReduceScanOpInterface):
     """A reduction or a scan for a batch of programs."""
 
     # The functions that combine two values and that NumPy has as a whole.
-    whole: tuple[str, ...] = ()
+    combiners: tuple[str, ...] = ()
     # While all programs are processed at once: the shape of a result of all axes; None for that of the array.
     shape: tuple[int, ...] | None = None
     at_once = False
@@ -415,7 +415,7 @@ class _AlongAnAxis(interpreter.ReduceScanOpInterface):
         handles = [x.handle for x in input]
         if self.at_once or not _has_batches(handles):
             return super().apply_impl(input)
-        if type(handles[0]) is Batch and any(self.combine_fn is getattr(tl.standard, x, None) for x in self.whole):
+        if type(handles[0]) is Batch and any(self.combine_fn is getattr(tl.standard, x, None) for x in self.combiners):
             return self.apply_to_programs(input)
         programs = next(len(handle.data) for handle in handles if type(handle) is Batch)
         results = [
@@ -455,7 +455,7 @@ def _together(values: Sequence[tl.tensor]) -> tl.tensor:
 class BatchedReduce(_AlongAnAxis, Reduce):
     """tl.reduce."""
 
-    whole = (
+    combiners = (
         *("_sum_combine", "_elementwise_max", "_elementwise_min", "_argmax_combine_tie_break_left"),
         *("_argmax_combine_tie_break_fast", "_argmin_combine_tie_break_left", "_argmin_combine_tie_break_fast"),
     )
@@ -464,7 +464,7 @@ class BatchedReduce(_AlongAnAxis, Reduce):
 class BatchedScan(_AlongAnAxis, Scan):
     """tl.associative_scan."""
 
-    whole = ("_sum_combine", "_prod_combine")
+    combiners = ("_sum_combine", "_prod_combine")
 
 
 def _difference(error: BaseException | None) -> Diverged | None:

@@ -18,10 +18,10 @@ from fourfold.backends.triton.interpreter.arithmetic import Handle, numpy_type
 MISSING = not hasattr(interpreter.InterpreterBuilder, "create_make_block_ptr")
 
 
-def _cache_placeholders(method: str, given: int) -> list[None]:
+def _cache_placeholders(method: str, count: int) -> list[None]:
     """Return None for each caching parameter after the given ones; releases have one parameter or more."""
     parameters = inspect.signature(getattr(interpreter.InterpreterBuilder, method)).parameters
-    return [None] * (len(parameters) - 1 - given)
+    return [None] * (len(parameters) - 1 - count)
 
 
 LOAD_REST, STORE_REST = _cache_placeholders("create_masked_load", 3), _cache_placeholders("create_masked_store", 3)
@@ -49,7 +49,7 @@ class BlockPointer:
 
     def advance(self, offsets: Any) -> "BlockPointer":
         """Return the block moved by `offsets` elements along the axes."""
-        moved = [old + more for old, more in zip(self.offsets, _numbers(offsets))]
+        moved = [old + step for old, step in zip(self.offsets, _numbers(offsets))]
         return BlockPointer(self.base, self.shape, self.strides, moved, self.block_shape)
 
     def lanes(self, boundary_check: Any) -> tuple[Handle, Handle]:
@@ -91,8 +91,8 @@ def _extend(shipped: Callable[..., Any], method: str) -> Callable[..., Any]:
 
     def call(pointer: Any, *args: Any, **options: Any) -> Any:
         if isinstance(pointer, BlockPointer):
-            known = ("boundary_check", "padding_option", "value")
-            return getattr(pointer, method)(*args, **{key: x for key, x in options.items() if key in known})
+            parameters = ("boundary_check", "padding_option", "value")
+            return getattr(pointer, method)(*args, **{key: x for key, x in options.items() if key in parameters})
         for name in ("boundary_check", "padding_option"):  # older releases allow them at their defaults
             if not options.get(name, True):
                 options.pop(name)
@@ -112,13 +112,13 @@ def supply() -> Iterator[None]:
         "store": _extend(tl.store, "store"),
     }
     replaced |= {"make_block_ptr": BlockPointer, "advance": lambda base, offsets: base.advance(offsets)}
-    before = {name: getattr(tl, name, None) for name in replaced}
+    shipped = {name: getattr(tl, name, None) for name in replaced}
     for name, value in replaced.items():
         setattr(tl, name, value)
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in shipped.items():
             if value is None:
                 delattr(tl, name)
             else:

@@ -127,19 +127,19 @@ def _registers_of(kind: np.dtype, pack: int) -> int:
 
 def _registers(x: np.ndarray, instances: int, pack: int) -> list[np.ndarray]:
     """Return the registers of the elements of an operand, the first element in the lowest bits."""
-    each = _each_register(x.dtype, pack)
-    whole = np.zeros(instances * pack, x.dtype)
-    whole[: len(x)] = x
-    words = np.ascontiguousarray(whole.reshape(instances, pack // each, each)).view(f"u{each * x.dtype.itemsize}")
-    return [np.ascontiguousarray(words[:, number, 0]) for number in range(pack // each)]
+    count = _each_register(x.dtype, pack)
+    padded = np.zeros(instances * pack, x.dtype)
+    padded[: len(x)] = x
+    words = np.ascontiguousarray(padded.reshape(instances, pack // count, count)).view(f"u{count * x.dtype.itemsize}")
+    return [np.ascontiguousarray(words[:, number, 0]) for number in range(pack // count)]
 
 
 def _elements(registers: Sequence[np.ndarray], kind: np.dtype, pack: int) -> np.ndarray:
     """Return the elements of a result."""
-    each = _each_register(kind, pack)
+    count = _each_register(kind, pack)
     if kind.kind == "b":
         return np.stack([register != 0 for register in registers], axis=1).reshape(-1)
-    words = np.stack([register.astype(f"u{each * kind.itemsize}") for register in registers], axis=1)
+    words = np.stack([register.astype(f"u{count * kind.itemsize}") for register in registers], axis=1)
     return np.ascontiguousarray(words).view(kind).reshape(-1)
 
 
@@ -383,18 +383,18 @@ def _bitwise(match: re.Match, scope: _Scope) -> None:
 def _shift(match: re.Match, scope: _Scope) -> None:
     """Compute shl and shr: of the width or more, 0 or the sign remains."""
     kind, left = match["kind"], match["operation"] == "shl"
-    x, by = scope.read(1, kind), scope.read(2, "u32")
+    x, distance = scope.read(1, kind), scope.read(2, "u32")
     bits = 8 * x.dtype.itemsize
-    within = np.minimum(by, bits - 1).astype(x.dtype)
-    shifted = np.left_shift(x, within) if left else np.right_shift(x, within)
-    scope.write(0, shifted if kind[0] == "s" and not left else np.where(by < bits, shifted, 0).astype(x.dtype))
+    bounded = np.minimum(distance, bits - 1).astype(x.dtype)
+    shifted = np.left_shift(x, bounded) if left else np.right_shift(x, bounded)
+    scope.write(0, shifted if kind[0] == "s" and not left else np.where(distance < bits, shifted, 0).astype(x.dtype))
 
 
 def _funnel_shift(match: re.Match, scope: _Scope) -> None:
-    low, high, by = (scope.read(number, "u32").astype(np.uint64) for number in (1, 2, 3))
-    by = np.minimum(by, 32) if match["mode"] == "clamp" else by & np.uint64(31)
-    whole = high << np.uint64(32) | low
-    shifted = (whole << by) >> np.uint64(32) if match["side"] == "l" else whole >> by
+    low, high, distance = (scope.read(number, "u32").astype(np.uint64) for number in (1, 2, 3))
+    distance = np.minimum(distance, 32) if match["mode"] == "clamp" else distance & np.uint64(31)
+    both = high << np.uint64(32) | low
+    shifted = (both << distance) >> np.uint64(32) if match["side"] == "l" else both >> distance
     scope.write(0, shifted.astype(np.uint32))
 
 
@@ -411,10 +411,10 @@ def _any_logic(match: re.Match, scope: _Scope) -> None:
 def _permute(match: re.Match, scope: _Scope) -> None:
     """Compute prmt: four of the eight bytes of two registers, or their signs."""
     a, b, selection = (scope.read(number, "b32").astype(np.uint64) for number in (1, 2, 3))
-    whole, result = b << np.uint64(32) | a, np.zeros(scope.instances, np.uint64)
+    both, result = b << np.uint64(32) | a, np.zeros(scope.instances, np.uint64)
     for place in range(4):
         selector = selection >> np.uint64(4 * place) & np.uint64(15)
-        byte = whole >> np.uint64(8) * (selector & np.uint64(7)) & np.uint64(255)
+        byte = both >> np.uint64(8) * (selector & np.uint64(7)) & np.uint64(255)
         byte = np.where(selector & np.uint64(8), (byte >> np.uint64(7)) * np.uint64(255), byte)
         result |= byte << np.uint64(8 * place)
     scope.write(0, result.astype(np.uint32))
@@ -493,14 +493,14 @@ def _move(match: re.Match, scope: _Scope) -> None:
     if to.startswith("{"):
         names = ptx_source.split(to.strip("{}"), ",")
         bits = scope.read(1, kind)
-        each = bits.dtype.itemsize // len(names)
-        parts = np.ascontiguousarray(bits).view(f"u{each}").reshape(-1, len(names))
+        size = bits.dtype.itemsize // len(names)
+        parts = np.ascontiguousarray(bits).view(f"u{size}").reshape(-1, len(names))
         for number, name in enumerate(names):
             scope.write(name, parts[:, number])
     elif source.startswith("{"):
         names = ptx_source.split(source.strip("{}"), ",")
-        each = int(kind[1:]) // len(names)
-        parts = np.stack([scope.read(name, f"b{each}") for name in names], axis=1)
+        size = int(kind[1:]) // len(names)
+        parts = np.stack([scope.read(name, f"b{size}") for name in names], axis=1)
         scope.write(0, np.ascontiguousarray(parts).view(_TYPES[kind])[:, 0])
     else:
         scope.write(0, scope.read(1, kind))

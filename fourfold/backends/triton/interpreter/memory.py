@@ -113,7 +113,7 @@ class Storages:
                     storage = tensor.untyped_storage()
                     self.places.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes(), name))
 
-    def check(self, what: str, addresses: np.ndarray, size: int) -> tuple[int, int] | None:
+    def check(self, access: str, addresses: np.ndarray, size: int) -> tuple[int, int] | None:
         """Check that accesses of `size` bytes are inside.
 
         Returns:
@@ -130,10 +130,10 @@ class Storages:
         for start, end, _ in self.places:
             inside |= (addresses >= start) & (addresses <= max(end - size, 0)) & (end - start >= size)
         if not inside.all():
-            self.complain(what, addresses, inside, size)
+            self.complain(access, addresses, inside, size)
         return None
 
-    def complain(self, what: str, addresses: np.ndarray, inside: np.ndarray, size: int) -> None:
+    def complain(self, access: str, addresses: np.ndarray, inside: np.ndarray, size: int) -> None:
         """Raise OutOfBounds, naming the first access that is outside."""
         stray = int(addresses[~inside].flat[0])
         distance, nearest = min(
@@ -141,7 +141,7 @@ class Storages:
             default=(0, "no tensor"),
         )
         raise OutOfBounds(
-            f"{what} of {size} bytes, {distance} bytes outside of the memory of {nearest}"
+            f"{access} of {size} bytes, {distance} bytes outside of the memory of {nearest}"
             f" ({np.count_nonzero(~inside)} of {addresses.size} elements that are not masked)"
         )
 
@@ -173,7 +173,7 @@ class CheckedMemory(interpreter.InterpreterBuilder):
     # The storages of the running launch; None if a pointer may point anywhere.
     storages: Storages | None = None
 
-    def check(self, what: str, pointers: Any, mask: np.ndarray) -> tuple[bool, tuple[int, int] | None]:
+    def check(self, access: str, pointers: Any, mask: np.ndarray) -> tuple[bool, tuple[int, int] | None]:
         """Check the lanes that are not masked.
 
         Returns:
@@ -189,7 +189,8 @@ class CheckedMemory(interpreter.InterpreterBuilder):
             addresses = addresses[mask if mask.shape == addresses.shape else np.broadcast_to(mask, addresses.shape)]
         if not addresses.size:
             return complete, None
-        return complete, self.storages.check(what, addresses, max(pointers.get_element_ty().primitive_bitwidth // 8, 1))
+        size = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
+        return complete, self.storages.check(access, addresses, size)
 
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
         """Perform tl.load. Masked lanes without another value get the values of `masked_lane_values`."""
@@ -263,8 +264,8 @@ class CheckedMemory(interpreter.InterpreterBuilder):
         """Perform tl.atomic_add of bfloat16 lane by lane, because several lanes may add to one place."""
         shape = np.broadcast_shapes(pointers.data.shape, values.data.shape, mask.data.shape)
         before = np.zeros(shape, dtype=np.uint16)
-        addresses, bits, kept = (np.broadcast_to(x.data, shape) for x in (pointers, values, mask))
-        for index in zip(*np.nonzero(kept)):
+        addresses, bits, active = (np.broadcast_to(x.data, shape) for x in (pointers, values, mask))
+        for index in zip(*np.nonzero(active)):
             address, yes = addresses[index].reshape(1), np.ones(1, dtype=bool)
             old = interpreter._interpreter.load(address, yes, np.zeros(1, np.uint16), np.dtype(np.uint16))
             before[index] = old[0]

@@ -125,7 +125,7 @@ class _Recorder:
         self.steps: list[_Step] = []
         # All values, by number. They are kept alive so that their ids, the keys of `known`, stay unique.
         self.values: list[Any] = []
-        self.known: dict[int, Any] = {}
+        self.numbered: dict[int, Any] = {}
         # Broadcast values: the source of each, and whether that is a single number.
         self.copies: dict[int, tuple[_Result, bool]] = {}
         self.repeatable = True
@@ -147,16 +147,16 @@ class _Recorder:
 
     def add(self, value: Any) -> _Result:
         """Number a value that varies from call to call."""
-        result = self.known[id(value)] = _Result(len(self.values))
+        result = self.numbered[id(value)] = _Result(len(self.values))
         self.values.append(value)
         return result
 
     def find(self, argument: Any) -> Any:
         """Return a builder's argument in the form that a step holds: a `_Result`, or the constant itself."""
         if type(argument) is _Number or isinstance(argument, interpreter.TensorHandle):
-            if id(argument) not in self.known:
+            if id(argument) not in self.numbered:
                 raise Unrepeatable("a value that no step has made")
-            return self.known[id(argument)]
+            return self.numbered[id(argument)]
         if isinstance(argument, list | tuple) and any(isinstance(x, interpreter.TensorHandle) for x in argument):
             raise Unrepeatable("a list of values")
         return argument
@@ -171,10 +171,10 @@ class _Recorder:
         varies = name in OF_THE_PROGRAM or any(isinstance(x, _Result) for x in (*sources, *named.values()))
         if not varies and name != "create_splat" and len(results) == 1 and output.data.size <= CONSTANT_ELEMENTS:
             output.data.flags.writeable = False
-            self.known[id(output)] = output
+            self.numbered[id(output)] = output
             self.values.append(output)
         elif name == "create_broadcast" and shape_of(output) == shape_of(arguments[0]):
-            self.known[id(output)] = sources[0]
+            self.numbered[id(output)] = sources[0]
             self.values.append(output)
         else:
             numbers = tuple(self.add(result).number for result in results)
@@ -247,29 +247,29 @@ class _Writer:
         rows = " and ".join(f"{name}.data.flags.c_contiguous" for name in full)
         return f"{direct} if {rows} else {self.call(step, tuple(copied))}"
 
-    def result(self, made: Any, tensors: dict[int, str]) -> str:
+    def result(self, output: Any, tensors: dict[int, str]) -> str:
         """Return the expression of the call's result, for example a tensor of a step's result."""
-        if id(made) in tensors:
-            return tensors[id(made)]
-        if isinstance(made, tl.tensor):
-            if made.handle is None:
-                return self.constant(made)
-            derived = {name: value for name, value in vars(made).items() if name != "handle"}
-            return f"make({self.value(self.recorder.find(made.handle))}, {self.constant(derived)})"
-        if type(made) is tuple:
-            return f"({''.join(self.result(part, tensors) + ', ' for part in made)})"
-        if made is None:
+        if id(output) in tensors:
+            return tensors[id(output)]
+        if isinstance(output, tl.tensor):
+            if output.handle is None:
+                return self.constant(output)
+            derived = {name: value for name, value in vars(output).items() if name != "handle"}
+            return f"make({self.value(self.recorder.find(output.handle))}, {self.constant(derived)})"
+        if type(output) is tuple:
+            return f"({''.join(self.result(part, tensors) + ', ' for part in output)})"
+        if output is None:
             return "None"
-        raise Unrepeatable(f"a result of type {type(made).__name__}")
+        raise Unrepeatable(f"a result of type {type(output).__name__}")
 
     def function(self, result: str) -> Callable[[tuple, dict[str, Any]], Any]:
         """Compile the lines to a function."""
-        kept, used = [f"    return {result}"], result
+        lines, used = [f"    return {result}"], result
         for name, line in reversed(self.lines):
             if not name or re.search(rf"\b{name}\b", used):
-                kept.append(f"    {line}")
+                lines.append(f"    {line}")
                 used += line
-        source = "\n".join(["def replay(arguments, options):", *reversed(kept)])
+        source = "\n".join(["def replay(arguments, options):", *reversed(lines)])
         return types.FunctionType(_code(source), self.constants)
 
 
@@ -404,26 +404,26 @@ def record_once(name: str, function: Callable) -> Callable:
 
 def remember_shapes() -> None:
     """Cache the attributes that tensors and their types derive from their shapes."""
-    of_types: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
-    of_tensors: dict[tuple[int, ...], dict[str, Any]] = {}
+    type_attributes: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
+    tensor_attributes: dict[tuple[int, ...], dict[str, Any]] = {}
     shipped_type, shipped_tensor = tl.block_type.__init__, tl.tensor.__init__
 
     def new_type(self: Any, element_ty: Any, shape: Any) -> None:
         key = element_ty.name, tuple(shape)
-        derived = of_types.get(key)
+        derived = type_attributes.get(key)
         if derived is None:
             shipped_type(self, element_ty, shape)
-            of_types[key] = {name: value for name, value in vars(self).items() if name != "element_ty"}
+            type_attributes[key] = {name: value for name, value in vars(self).items() if name != "element_ty"}
         else:
             self.__dict__.update(derived, element_ty=element_ty)
 
     def new_tensor(self: Any, handle: Any, type: Any) -> None:
         key = type.shape if type.is_block() else ()
-        derived = of_tensors.get(key)
+        derived = tensor_attributes.get(key)
         if derived is None:
             shipped_tensor(self, handle, type)
             names = ("handle", "type", "dtype")
-            of_tensors[key] = {name: value for name, value in vars(self).items() if name not in names}
+            tensor_attributes[key] = {name: value for name, value in vars(self).items() if name not in names}
         else:
             self.__dict__.update(derived, handle=handle, type=type, dtype=type.scalar)
 

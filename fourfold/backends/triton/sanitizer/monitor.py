@@ -109,14 +109,14 @@ class Report:
     """All findings, and statistics of the watched launches.
 
     Attributes:
-        seen: called with each new finding.
+        on_finding: called with each new finding.
         findings: the findings by the attributes that distinguish them.
         kernels: the names of the kernels that ran.
         launches: the number of launches.
         programs: the number of programs that ran.
     """
 
-    seen: Callable[[Violation], None]
+    on_finding: Callable[[Violation], None]
     findings: dict[tuple, Violation] = field(default_factory=dict)
     kernels: set[str] = field(default_factory=set)
     launches: int = 0
@@ -129,7 +129,7 @@ class Report:
             self.findings[key].count += 1
         else:
             self.findings[key] = finding
-            self.seen(finding)
+            self.on_finding(finding)
 
     @property
     def errors(self) -> list[Violation]:
@@ -216,19 +216,19 @@ class Access(NamedTuple):
         mask: the mask without the lanes that are outside.
         parts: the performed lanes, by region.
         size: of an element, in bytes.
-        kept: the lanes that the kernel does not mask; None if it masks none.
+        active: the lanes that the kernel does not mask; None if it masks none.
     """
 
     pointers: Handle
     mask: Any
     parts: list[RegionAccess]
     size: int
-    kept: np.ndarray | None
+    active: np.ndarray | None
 
     def select_lanes(self, values: np.ndarray) -> np.ndarray:
         """Return the values of the lanes that are not masked, in one dimension."""
         values = np.broadcast_to(values, self.pointers.data.shape)
-        return values.ravel() if self.kept is None else values[self.kept]
+        return values.ravel() if self.active is None else values[self.active]
 
 
 class Exposed:
@@ -316,12 +316,12 @@ class LaunchMonitor:
     def run_others(self) -> bool:
         """Run the next program in the middle of this one; return whether there was one."""
         program, order, waits = self.program, self.order, self.waits
-        before = None if order is None else (order.program, order.time, order.known)
-        more = self.run_next()
-        self.program, self.waits = program, (0, 0, 0) if more else waits
-        if order is not None and before is not None:
-            order.program, order.time, order.known = before
-        return more
+        clocks = None if order is None else (order.program, order.time, order.clock)
+        has_run = self.run_next()
+        self.program, self.waits = program, (0, 0, 0) if has_run else waits
+        if order is not None and clocks is not None:
+            order.program, order.time, order.clock = clocks
+        return has_run
 
     def start(self, grid: tuple[int, ...]) -> None:
         """Begin the launch of a grid."""
@@ -347,7 +347,7 @@ class LaunchMonitor:
         region = self.regions[tag] = Region(tag, name, tensor)
         return region
 
-    def access(self, what: str, pointers: Any, mask: Any) -> Access:
+    def access(self, operation: str, pointers: Any, mask: Any) -> Access:
         """Check the addresses of an access, and report those outside."""
         addresses = pointers.data
         size = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
@@ -364,10 +364,10 @@ class LaunchMonitor:
             return Access(plain, mask, [RegionAccess(region, offsets, slice(None))], size, lanes)
         parts, inside = self.group_by_region(active, size)
         if not inside.all():
-            self.outside(what, active, inside, size)
-            within = np.ones(addresses.shape, bool) if lanes is None else lanes.copy()
-            within[within] = inside
-            mask = Handle(within, tl.int1)
+            self.outside(operation, active, inside, size)
+            inside_lanes = np.ones(addresses.shape, bool) if lanes is None else lanes.copy()
+            inside_lanes[inside_lanes] = inside
+            mask = Handle(inside_lanes, tl.int1)
         return Access(plain, mask, parts, size, lanes)
 
     def group_by_region(self, addresses: np.ndarray, size: int) -> tuple[list[RegionAccess], np.ndarray]:
@@ -384,23 +384,24 @@ class LaunchMonitor:
                 inside |= lanes
         return parts, inside
 
-    def outside(self, what: str, addresses: np.ndarray, inside: np.ndarray, size: int) -> None:
+    def outside(self, operation: str, addresses: np.ndarray, inside: np.ndarray, size: int) -> None:
         """Report an access that leaves the memory of its tensor."""
         self.suspect()
         stray = int(addresses[~inside][0])
         count = f"{np.count_nonzero(~inside)} of the {addresses.size} elements that it does not mask"
         region = self.regions.get(stray >> _TAG)
         if region is None:
-            self.add_finding(OUTSIDE, what, "", None, f"{what} through a pointer that leads to no tensor, of {count}")
+            message = f"{operation} through a pointer that leads to no tensor, of {count}"
+            self.add_finding(OUTSIDE, operation, "", None, message)
             return
         offset = (stray - region.first) // region.unit
-        message = f"{what} at element {offset} of {region}; outside are {count}"
+        message = f"{operation} at element {offset} of {region}; outside are {count}"
         wrapped = next((n for n in (1, -1) if region.low <= stray + n * (size << 32) <= region.high - size), None)
         if wrapped:
             message += "; 2^32 elements off: an offset of 32 bits has overflowed"
-        self.add_finding(OUTSIDE, what, region.name, offset, message)
+        self.add_finding(OUTSIDE, operation, region.name, offset, message)
 
-    def report_unwritten(self, what: str, access: Access) -> None:
+    def report_unwritten(self, operation: str, access: Access) -> None:
         """Report a load of unwritten memory."""
         for region, offsets, _ in access.parts:
             if region.written is None:
@@ -409,11 +410,9 @@ class LaunchMonitor:
             if unwritten.any():
                 lane = int(np.flatnonzero(unwritten)[0])
                 offset = self.element(region, offsets[lane])
-                count = f"{np.count_nonzero(unwritten)} of {offsets.size} elements"
-                message = (
-                    f"{what} of memory that nothing has written: {count}, the first is element {offset} of {region}"
-                )
-                self.add_finding(UNWRITTEN, what, region.name, offset, message)
+                count = f"{np.count_nonzero(unwritten)} of {offsets.size} elements, the first is element {offset}"
+                message = f"{operation} of memory that nothing has written: {count} of {region}"
+                self.add_finding(UNWRITTEN, operation, region.name, offset, message)
 
     def element(self, region: Region, offset: Any) -> int:
         """Return the index of an element relative to the tensor's first."""
@@ -427,7 +426,7 @@ class LaunchMonitor:
             accesses = self.accesses[region.start] = Accesses(region.nbytes, region.unit)
         return accesses, accesses.places(part.offsets, size)
 
-    def report_race(self, what: str, part: RegionAccess, race: DataRace | None) -> None:
+    def report_race(self, operation: str, part: RegionAccess, race: DataRace | None) -> None:
         """Report a race."""
         if race is None:
             return
@@ -435,12 +434,12 @@ class LaunchMonitor:
         offset = self.element(region, part.offsets[race.lane])
         other = tuple(int(number) for number in np.unravel_index(race.other, self.grid))
         message = (
-            f"{what} at element {offset} of {region}, which program {other} has {race.what} in the same launch:"
+            f"{operation} at element {offset} of {region}, which program {other} has {race.what} in the same launch:"
             f" nothing orders the two ({race.lanes} of {part.offsets.size} elements)"
         )
         if race.harmless:
             message += "; both leave the same value"
-        self.add_finding(RACE, what, region.name, offset, message, warning=race.harmless)
+        self.add_finding(RACE, operation, region.name, offset, message, warning=race.harmless)
 
     def suspect(self) -> None:
         """Raise `Suspicion` in a first try."""
@@ -448,13 +447,13 @@ class LaunchMonitor:
             raise Suspicion
 
     def add_finding(
-        self, kind: str, what: str, parameter: str, offset: int | None, message: str, warning: bool = False
+        self, kind: str, operation: str, parameter: str, offset: int | None, message: str, warning: bool = False
     ) -> None:
         """Add a finding at the kernel's current line."""
         self.suspect()
-        file, line = _place()
+        place = self.kernel, *_place()
         self.report.add(
-            Violation(kind, what, self.kernel, file, line, parameter, self.program, self.grid, offset, message, warning)
+            Violation(kind, operation, *place, parameter, self.program, self.grid, offset, message, warning)
         )
 
 
@@ -490,7 +489,7 @@ class MonitoredMemory(CheckedMemory):
         super().set_grid_idx(*program)
         self.watch.begin(program)
 
-    def check(self, what: str, pointers: Any, mask: np.ndarray) -> tuple[bool, tuple[int, int] | None]:
+    def check(self, access: str, pointers: Any, mask: np.ndarray) -> tuple[bool, tuple[int, int] | None]:
         """Return whether no lane is masked, and the storage of the access. The monitor has checked the access."""
         return bool(np.all(mask)), self.within
 
@@ -500,9 +499,9 @@ class MonitoredMemory(CheckedMemory):
         beginnings = [int(address) if region is None else region.low for address, region in zip(addresses, regions)]
         return addresses.view(np.int64) - np.array(beginnings, np.int64)
 
-    def pass_to_monitor(self, what: str, pointers: Any, mask: Any) -> Access:
+    def pass_to_monitor(self, operation: str, pointers: Any, mask: Any) -> Access:
         """Pass an access to the monitor."""
-        access = self.watch.access(what, pointers, mask)
+        access = self.watch.access(operation, pointers, mask)
         self.within = None
         if len(access.parts) == 1 and access.mask is mask:
             region = access.parts[0].region
@@ -512,23 +511,23 @@ class MonitoredMemory(CheckedMemory):
     def stamps(self, access: Access) -> np.ndarray:
         """Return the stamp of the program of each lane that is not masked, of several programs at once."""
         assert self.batch is not None
-        of_programs = stamps_of(np.ravel_multi_index(tuple(self.batch.T), self.watch.grid))
+        program_stamps = stamps_of(np.ravel_multi_index(tuple(self.batch.T), self.watch.grid))
         shape = access.pointers.data.shape
-        return access.select_lanes(of_programs.reshape(-1, *(1,) * (len(shape) - 1)))
+        return access.select_lanes(program_stamps.reshape(-1, *(1,) * (len(shape) - 1)))
 
     def load_in_step(self, access: Access) -> None:
         """Look at a load by several programs at once."""
         watch = self.watch
         assert self.batch is not None
-        of_lanes = self.stamps(access) if self.in_step else None
+        lane_stamps = self.stamps(access) if self.in_step else None
         for part in access.parts:
             accesses, places = watch.record_of(part, access.size)
-            if of_lanes is not None:
-                every = [of_lanes[part.lanes]]
+            if lane_stamps is not None:
+                stamps_of_programs = [lane_stamps[part.lanes]]
             else:  # all programs load the same
                 ends = stamps_of(np.ravel_multi_index(tuple(self.batch[[0, -1]].T), watch.grid))
-                every = [np.full(len(places), stamp) for stamp in ends]
-            for stamps in every:
+                stamps_of_programs = [np.full(len(places), stamp) for stamp in ends]
+            for stamps in stamps_of_programs:
                 if load_in_step(accesses, places, stamps):
                     raise Suspicion
 
@@ -555,7 +554,7 @@ class MonitoredMemory(CheckedMemory):
             for part in access.parts:
                 race = watch.order.load(*watch.record_of(part, access.size), volatile)
                 watch.report_race("load", part, race)
-        if other is None and (access.kept is not None or access.mask is not mask):
+        if other is None and (access.active is not None or access.mask is not mask):
             kind = ptrs.get_element_ty()
             other = Handle(np.zeros(ptrs.data.shape, numpy_type(kind)), kind)
         return super().create_masked_load(access.pointers, access.mask, other, *rest, **options)
@@ -638,8 +637,8 @@ class MonitoredMemory(CheckedMemory):
                 race = watch.order.atomic(*watch.record_of(part, access.size), exchanges)
                 watch.report_race("atomic operation", part, race)
         if watch.order is not None and addresses and sem.name != "RELAXED":
-            watch.order.learn(addresses)
-            watch.order.tell(addresses)
+            watch.order.acquire(addresses)
+            watch.order.release(addresses)
         return access
 
     def create_int_to_ptr(self, src: Any, dst_type: Any) -> Any:

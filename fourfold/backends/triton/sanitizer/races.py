@@ -76,7 +76,7 @@ class Accesses:
 
 
 class Order:
-    """The vector clocks of a launch's programs: the running program, and its known predecessors.
+    """The vector clocks of a launch's programs: the running program, and its known clock.
 
     Args:
         programs: the number of programs.
@@ -86,13 +86,13 @@ class Order:
         self.programs = programs
         self.program, self.time = 0, 0
         # For each program, the time before which all its accesses precede the running program's next one.
-        self.known: np.ndarray | None = None
+        self.clock: np.ndarray | None = None
         # The clocks released by atomic operations, by address.
-        self.told: dict[int, np.ndarray] = {}
+        self.released: dict[int, np.ndarray] = {}
 
     def begin(self, program: int) -> None:
         """Start the next program."""
-        self.program, self.time, self.known = program, 0, None
+        self.program, self.time, self.clock = program, 0, None
 
     def stamp(self) -> int:
         """Return the stamp of an access by the running program now."""
@@ -102,25 +102,25 @@ class Order:
         """Return which accesses are another program's and not known to have happened before."""
         others = _program(stamps)
         concurrent = (stamps != 0) & (others != self.program)
-        if self.known is not None and concurrent.any():
-            concurrent[concurrent] = self.known[others[concurrent]] <= (stamps[concurrent] >> 1 & _LAST_TIME)
+        if self.clock is not None and concurrent.any():
+            concurrent[concurrent] = self.clock[others[concurrent]] <= (stamps[concurrent] >> 1 & _LAST_TIME)
         return concurrent
 
-    def learn(self, addresses: list[int]) -> None:
+    def acquire(self, addresses: list[int]) -> None:
         """Acquire the clocks released at these addresses."""
         for address in addresses:
-            clocks = self.told.get(address)
+            clocks = self.released.get(address)
             if clocks is not None:
-                self.known = clocks.copy() if self.known is None else np.maximum(self.known, clocks)
+                self.clock = clocks.copy() if self.clock is None else np.maximum(self.clock, clocks)
 
-    def tell(self, addresses: list[int]) -> None:
+    def release(self, addresses: list[int]) -> None:
         """Release the running program's clocks at these addresses, and advance its time."""
         self.time = min(self.time + 1, _LAST_TIME)
-        if self.known is None:
-            self.known = np.zeros(self.programs, np.int32)
-        self.known[self.program] = self.time
-        clocks = self.known.copy()
-        self.told.update(dict.fromkeys(addresses, clocks))
+        if self.clock is None:
+            self.clock = np.zeros(self.programs, np.int32)
+        self.clock[self.program] = self.time
+        clocks = self.clock.copy()
+        self.released.update(dict.fromkeys(addresses, clocks))
 
     def load(self, accesses: Accesses, places: np.ndarray, volatile: bool) -> DataRace | None:
         """Record a load of these elements; return its race, if any."""
