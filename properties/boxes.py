@@ -5,34 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from fourfold.inputs.arrays import (
-    AWKWARD_LARGE,
-    AWKWARD_SIZES,
-    GENERATORS,
-    cotangent,
-    layouts_for,
-    sizes,
-    sprinkle_special_values,
-)
+from fourfold.inputs.arrays import GENERATORS, sizes
 from fourfold.numerics.dtypes import DType
-
-__all__ = [
-    "AWKWARD_LARGE",
-    "AWKWARD_SIZES",
-    "PAIRS",
-    "batches",
-    "box_counts",
-    "box_pairs",
-    "bulk_pairs",
-    "cotangent",
-    "explicit_pairs",
-    "layouts_for",
-    "pairs",
-    "pairs_of_one_aspect",
-    "pairs_without_ties",
-    "sizes",
-    "sprinkle_special_values",
-]
 
 PAIRS = (
     "overlapping",

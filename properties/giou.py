@@ -9,7 +9,7 @@ from fourfold.oracles import giou as oracle
 from hypothesis import strategies as st
 
 from fourfold.declaration.library import arguments_of
-from fourfold.inputs.arrays import GENERATORS
+from fourfold.inputs.arrays import GENERATORS, cotangent, layouts_for, sizes, sprinkle_special_values
 from fourfold.numerics.bounded import Bounded
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
@@ -17,17 +17,7 @@ from fourfold.operations.record import Cost, Evaluate, Operation, Relation, Size
 from fourfold.operations.relations import between, equal_where, equals, only
 from fourfold.operations.workloads import Make, tiled, whole
 
-from .boxes import (
-    PAIRS,
-    box_pairs,
-    cotangent,
-    explicit_pairs,
-    layouts_for,
-    pairs,
-    pairs_without_ties,
-    sizes,
-    sprinkle_special_values,
-)
+from .boxes import PAIRS, box_pairs, explicit_pairs, pairs, pairs_without_ties
 
 EPS = (1e-5, 1e-7, 0.25)
 

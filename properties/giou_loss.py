@@ -9,7 +9,7 @@ from fourfold.oracles import giou_loss as oracle
 from hypothesis import strategies as st
 
 from fourfold.declaration.library import arguments_of
-from fourfold.inputs.arrays import GENERATORS
+from fourfold.inputs.arrays import GENERATORS, cotangent, layouts_for, sprinkle_special_values
 from fourfold.numerics.dtypes import DType
 from fourfold.numerics.steps.along_axes import total
 from fourfold.operations.case import Case
@@ -17,17 +17,7 @@ from fourfold.operations.record import Cost, Evaluate, Law, Operation, Relation,
 from fourfold.operations.relations import equals_exactly
 from fourfold.operations.workloads import Make, tiled, whole
 
-from .boxes import (
-    PAIRS,
-    batches,
-    box_counts,
-    box_pairs,
-    cotangent,
-    layouts_for,
-    pairs,
-    pairs_without_ties,
-    sprinkle_special_values,
-)
+from .boxes import PAIRS, batches, box_counts, box_pairs, pairs, pairs_without_ties
 from .giou import EPS, nowhere_finite
 
 

@@ -11,24 +11,14 @@ from hypothesis import strategies as st
 
 from fourfold.declaration.drawing import reverse_offsets
 from fourfold.declaration.library import arguments_of
-from fourfold.inputs.arrays import GENERATORS
+from fourfold.inputs.arrays import GENERATORS, cotangent, layouts_for, sprinkle_special_values
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 from fourfold.operations.record import Cost, Evaluate, Law, Operation, Relation, Sized
 from fourfold.operations.relations import equals_exactly
 
 from . import giou_loss
-from .boxes import (
-    PAIRS,
-    batches,
-    box_counts,
-    box_pairs,
-    cotangent,
-    layouts_for,
-    pairs,
-    pairs_without_ties,
-    sprinkle_special_values,
-)
+from .boxes import PAIRS, batches, box_counts, box_pairs, pairs, pairs_without_ties
 from .giou import EPS
 
 

@@ -104,7 +104,7 @@ def rows(x: torch.Tensor) -> torch.Tensor:
 def has_whole_vectors(*tensors: torch.Tensor) -> bool:
     """Return whether all heads consist of whole vectors of 16 bytes."""
     width = 16 // tensors[0].element_size()
-    strides = (n for x in tensors for n in (*x.stride()[:2], x.shape[2]))
+    strides = (n for x in tensors for n in (*x.stride()[:-1], x.shape[-1]))
     return not any(n % width for n in strides) and not any(x.data_ptr() % 16 for x in tensors)
 
 

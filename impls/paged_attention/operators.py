@@ -9,6 +9,7 @@ from fourfold.backends import operators
 from fourfold.backends.launch import cdiv, multiprocessors
 from fourfold.backends.signature import signature_of
 
+from ..attention.operators import has_whole_vectors
 from .torch_eager import paged_attention as definition
 
 # Blocks for each multiprocessor, the least tokens of a split of the longest sequence, and the most splits.
@@ -58,10 +59,7 @@ class Call(NamedTuple):
     @property
     def has_whole_vectors(self) -> bool:
         """Whether all heads consist of whole vectors of 16 bytes."""
-        width, tensors = 16 // self.q.element_size(), (self.q, self.k_cache, self.v_cache)
-        return not any(n % width for n in (*self.strides, self.q.shape[2])) and not any(
-            x.data_ptr() % 16 for x in tensors
-        )
+        return has_whole_vectors(self.q, self.k_cache, self.v_cache)
 
     def blocks(self, heads: int) -> int:
         """Return the number of blocks, each with up to `heads` heads of a group."""

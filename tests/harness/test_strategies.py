@@ -8,26 +8,14 @@ import numpy as np
 import pytest
 import torch
 from drawing import collect
-from fourfold.properties.boxes import (
-    AWKWARD_LARGE,
-    AWKWARD_SIZES,
-    PAIRS,
-    box_counts,
-    box_pairs,
-    cotangent,
-    explicit_pairs,
-    layouts_for,
-    pairs,
-    pairs_without_ties,
-    sizes,
-    sprinkle_special_values,
-)
+from fourfold.properties.boxes import PAIRS, box_counts, box_pairs, explicit_pairs, pairs, pairs_without_ties
 from fourfold.properties.giou import EPS
 from hypothesis import strategies as st
 from one_run import one_run
 from samples import sampled
 
 from fourfold.checks.records import operations
+from fourfold.inputs.arrays import AWKWARD_LARGE, AWKWARD_SIZES, cotangent, layouts_for, sizes, sprinkle_special_values
 from fourfold.inputs.special_values import cases_with_special_values, not_finite_in_turn, special_values
 from fourfold.numerics.dtypes import DTYPES, QUANTISED, bits
 from fourfold.operations.case import Case
