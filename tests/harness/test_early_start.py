@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +17,7 @@ from fourfold.candidates.process.first_process import (
 )
 from fourfold.processes.child import Child
 from fourfold.pytest_plugin import early_start
-from fourfold.pytest_plugin.early_start import needs_process
+from fourfold.pytest_plugin.early_start import needs_process, unfreeze
 
 CANDIDATE = "--candidate=softmax=kernels.py:softmax"
 
@@ -79,6 +80,20 @@ def test_a_child_adopts_the_process_unless_variables_of_candidates_changed(
 def test_the_garbage_collector_leaves_out_what_pytest_collected_and_runs_during_tests() -> None:
     assert gc.isenabled()
     assert gc.get_freeze_count() > 100_000
+
+
+@pytest.mark.parametrize(("binding", "frozen"), [("nanobind", False), ("pybind11_builtins", True)])
+def test_what_tritons_library_would_report_is_collected(binding: str, frozen: bool) -> None:
+    def count_frozen() -> int:
+        metatype = type("metatype", (type,), {"__module__": binding})
+        library = SimpleNamespace(ir=SimpleNamespace(builder=metatype("builder", (), {})))
+        sys.modules["triton._C.libtriton"] = library  # type: ignore[assignment]
+        unfreeze()
+        return int(gc.get_freeze_count() > 0)
+
+    death = Child.fork(count_frozen, handles_exit=True).wait(60)
+    assert death is not None
+    assert death.code == frozen
 
 
 def test_what_gradients_need_is_imported_before_a_fork() -> None:
