@@ -65,6 +65,7 @@ def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
             reason = f"the call raised {type(error).__name__} in {OTHER}, and not in this one: {error}"
             raise Failure(f"{subject}: {reason}") if is_refusal(error) else error
         if first is None or second is None:
+            subject.evaluate(case)  # which raises what ended the forks, such as a refusal
             return
         if subject.claims.deterministic:
             require_same_bits(subject, first, second, tensors, "the ", DIFFERS[subject.process is None])

@@ -76,7 +76,7 @@ OPTIONS: dict[str, Any] = {
     "dtypes": ["float32"],
     "examples": 12,
     "seed": 1,
-    "only": ["forward", "memory", "sharing", "offsets"],
+    "only": ["forward", "memory", "sharing", "offsets", "repeatability"],
 }
 
 
