@@ -239,7 +239,7 @@ def differences(
     """Yield what differs between the launches of two runs of a benchmark; nothing if one was not recorded.
 
     Args:
-        new, then: what `describe` returned in either run.
+        new, old: what `describe` returned in either run.
         kernels, former: the `resources` of either run.
     """
     if not new or not old or (new["sha256"] == old["sha256"] and not new["unknown"] and not old["unknown"]):

@@ -35,10 +35,10 @@ class ComplexTensor(torch.Tensor):
         return current().call(func, args, kwargs or {})
 
 
-def taken(argument: Any) -> Any:
+def pair_numbers(argument: Any) -> Any:
     """Return an argument of an operator, where a complex number or a tensor without errors becomes a pair, too."""
     if isinstance(argument, list | tuple):
-        return [taken(item) for item in argument]
+        return [pair_numbers(item) for item in argument]
     if isinstance(argument, complex):
         argument = torch.tensor(argument, dtype=torch.complex128)
     if not isinstance(argument, torch.Tensor) or not argument.is_complex() or isinstance(argument, ComplexTensor):
@@ -46,23 +46,23 @@ def taken(argument: Any) -> Any:
     return ComplexTensor.of(*torch.view_as_real(argument.resolve_conj()).movedim(-1, 0).contiguous())
 
 
-def part_of(argument: Any, place: int) -> Any:
+def select_part(argument: Any, place: int) -> Any:
     """Return the real parts of an argument, place 0, or the imaginary ones, place 1; real arguments stay."""
     if isinstance(argument, list | tuple):
-        return [part_of(item, place) for item in argument]
+        return [select_part(item, place) for item in argument]
     return argument.parts[place] if isinstance(argument, ComplexTensor) else argument
 
 
-def on_each_part(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+def apply_to_parts(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Apply an operator to the real and to the imaginary parts."""
     kwargs = {name: option for name, option in kwargs.items() if name != "dtype"}
-    real, imaginary = (func(*part_of(args, place), **kwargs) for place in (0, 1))
+    real, imaginary = (func(*select_part(args, place), **kwargs) for place in (0, 1))
     if isinstance(real, torch.Tensor):
         return ComplexTensor.of(real, imaginary)
     return type(real)(map(ComplexTensor.of, real, imaginary))
 
 
-def times(a: Any, b: Any) -> ComplexTensor:
+def multiply(a: Any, b: Any) -> ComplexTensor:
     """Return a b; a real factor multiplies both parts."""
     for number, factor in ((a, b), (b, a)):
         if not isinstance(factor, ComplexTensor):
@@ -88,8 +88,8 @@ def sign(a: ComplexTensor) -> ComplexTensor:
 
 
 RULES: dict[str, Callable[..., Any]] = {
-    "mul.Tensor": times,
-    "mul.Scalar": times,
+    "mul.Tensor": multiply,
+    "mul.Scalar": multiply,
     "_conj.default": conjugate,
     "conj_physical.default": conjugate,
     "abs.default": magnitude,
@@ -127,12 +127,12 @@ def evaluate_complex(evaluation: Evaluation, func: Any, args: tuple, kwargs: dic
     Raises:
         NoTorchRule: there is none.
     """
-    name, args = str(func).removeprefix("aten."), taken(args)
+    name, args = str(func).removeprefix("aten."), pair_numbers(args)
     with evaluation:
         if name in RULES:
             return RULES[name](*args)
         if name in BY_PART and not any(tensor.is_floating_point() for tensor in iter_tensors(args)):
-            return on_each_part(func, args, kwargs)
+            return apply_to_parts(func, args, kwargs)
     raise NoTorchRule(func, "has no running-error rule for complex numbers: compute their real and imaginary parts")
 
 

@@ -65,7 +65,7 @@ class Number(float):
         return number
 
 
-def _bounding(name: str) -> Callable[..., Any]:
+def _bounded_method(name: str) -> Callable[..., Any]:
     """Return a method of `Number` with the result of float's, and a bound on its error."""
     of_floats, of_bounded = getattr(float, name), getattr(Bounded, name)
 
@@ -79,7 +79,7 @@ def _bounding(name: str) -> Callable[..., Any]:
 
 
 for _name in ("add", "sub", "mul", "truediv", "pow"):
-    setattr(Number, f"__{_name}__", _bounding(f"__{_name}__"))
-    setattr(Number, f"__r{_name}__", _bounding(f"__r{_name}__"))
+    setattr(Number, f"__{_name}__", _bounded_method(f"__{_name}__"))
+    setattr(Number, f"__r{_name}__", _bounded_method(f"__r{_name}__"))
 for _name in ("__neg__", "__pos__", "__abs__"):
-    setattr(Number, _name, _bounding(_name))
+    setattr(Number, _name, _bounded_method(_name))
