@@ -30,6 +30,7 @@ DIFFERS = {
     False: f"differs between a call in this process and one in {OTHER}",
     True: "differs between calls in two new processes, on other numbers than these",
 }
+ENDED = "calls in new processes ended without a result, and were not compared"
 Results = dict[str, torch.Tensor]
 
 
@@ -66,6 +67,8 @@ def repeats_bit_for_bit(subject: Subject, search: Search) -> None:
             raise Failure(f"{subject}: {reason}") if is_refusal(error) else error
         if first is None or second is None:
             subject.evaluate(case)  # which raises what ended the forks, such as a refusal
+            if ENDED not in search.remarks:
+                search.remarks.append(ENDED)
             return
         if subject.claims.deterministic:
             require_same_bits(subject, first, second, tensors, "the ", DIFFERS[subject.process is None])

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import random
 import re
 import threading
@@ -147,6 +148,21 @@ def test_table_of_former_results_does_not_hide_that_calls_differ() -> None:
         verdict = judged(as_before, "repeatability")
         assert "the output differs between calls in two new processes" in str(verdict)
     assert judged(rms.definition, "repeatability").passed
+
+
+def test_calls_that_end_their_new_process_are_remarked() -> None:
+    forks, forks_of_judge = list[int](), list[int]()
+    os.register_at_fork(after_in_child=lambda: forks.append(1))
+
+    def only_here(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Tensor:
+        forks_of_judge[:] = forks_of_judge or [len(forks)]
+        if len(forks) > forks_of_judge[0]:
+            os._exit(1)
+        return rms(x, eps, scale)
+
+    verdict = judged(only_here, "repeatability")
+    assert verdict.passed
+    assert str(verdict).count("calls in new processes ended without a result, and were not compared") == 1
 
 
 def test_table_of_former_gradients_does_not_hide_that_they_differ() -> None:
