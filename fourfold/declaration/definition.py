@@ -286,14 +286,14 @@ def _multiple_outputs(
     are_chosen = [*map(is_chosen, dtypes)]
     places = [place for place, output in enumerate(outputs.values()) if output.gradient and not are_chosen[place]]
 
-    def of_output(place: int, output: Output) -> DefinedOperation:
+    def record_output(place: int, output: Output) -> DefinedOperation:
         inputs = declared if place in places else {name: _drop_gradient(field) for name, field in declared.items()}
         output_fields = {**fields, "name": f"{whole}.{names[place]}", "returns": output.dtype}
         order = [place, *(p for p in places if p != place)]
         gradients = functools.partial(backward_of, definition, places=order)
         return _make_operation(alone(definition, names, place), inputs, output_fields, sizes, gradients)
 
-    records = {name: of_output(place, output) for place, (name, output) in enumerate(outputs.items())}
+    records = {name: record_output(place, output) for place, (name, output) in enumerate(outputs.items())}
     shared = {name: field for name, field in fields.items() if name != "batched"} | {"name": whole}
     rounded = [place for place in range(len(names)) if not are_chosen[place]]
     joined = _make_operation(concatenate_outputs(definition, names, places or rounded or [0]), declared, shared, sizes)

@@ -64,7 +64,7 @@ class Submission:
             folder: the base of relative paths.
 
         Raises:
-            BadCandidate: `data` is no such mapping, or a file cannot be read.
+            BadCandidate: `data` is not a mapping with these fields, or a file cannot be read.
         """
         if not isinstance(data, Mapping):
             raise BadCandidate(f"a candidate must be a mapping of names, not {type(data).__name__}")

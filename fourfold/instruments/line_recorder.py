@@ -92,7 +92,7 @@ class LineRecorder:
     @contextlib.contextmanager
     def record_call(self) -> Iterator[None]:
         """Record a call of an implementation. The lines of a call that cannot be judged do not count as executed."""
-        marks, ran = dict(self._marks.ran), {file: set(lines) for file, lines in self._hits.items()}
+        marks, former_hits = dict(self._marks.ran), {file: set(lines) for file, lines in self._hits.items()}
         token = self.begin()
         try:
             yield
@@ -100,7 +100,7 @@ class LineRecorder:
             if isinstance(error, NotReached) or (recorded_blame(error) or blame_of(error)) is Blame.LACK:
                 for number in self._marks.ran.keys() - marks.keys():
                     del self._marks.ran[number]
-                self.forget({file: lines - ran.get(file, set()) for file, lines in self._hits.items()})
+                self.forget({file: lines - former_hits.get(file, set()) for file, lines in self._hits.items()})
             raise
         finally:
             self.end(token)

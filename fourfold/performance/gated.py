@@ -276,7 +276,7 @@ def confirm(
 
 def _baseline(directories: Sequence[Path], sources: Mapping[str, Any]) -> tuple[Baseline | None, str]:
     """Return the sources of a record, from the first of some directories that has them; or why none has."""
-    reasons = ["the record does not say of which sources it is"]
+    reasons = ["the record does not name the sources that it timed"]
     if sources:
         reasons = []
         for directory in directories:

@@ -129,7 +129,7 @@ class Performance:
                 f"{measurement}: its result is wrong on this workload, so it has no time: {disagreement}", pytrace=False
             )
         except Exception as error:
-            # torch may say that it has no such kernel, or no memory for it; whatever else it raises is an error.
+            # torch may lack the kernel, or the memory for it. Any other exception is an error.
             absent = measurement.contender == LIBRARY and isinstance(error, NotImplementedError)
             absent |= measurement.contender in (LIBRARY, COMPILED) and isinstance(error, torch.OutOfMemoryError)
             if measurement.contender not in INSTALLED and not absent:

@@ -13,7 +13,7 @@ from fourfold.performance.peers import COMPILED, INSTALLED, LIBRARY
 
 OWN = ("triton", "cuda", "candidate")
 PEERS = ("torch", COMPILED, LIBRARY, *INSTALLED)
-# A kernel is level with a peer from this ratio of their times on: medians of the same code differ by 1 to 3%.
+# A kernel is level with a peer if the peer takes at least this share of its time.
 LEVEL = 0.97
 # Above this number of operations a byte the rate is shown in flop/s, otherwise in B/s. Every GPU computes more a byte.
 INTENSE = 8

@@ -301,11 +301,11 @@ def test_plausible_faults_are_rejected(name: str, fault: int, device: str) -> No
 def test_a_norm_that_scales_before_it_subtracts_is_accepted_even_of_one_number(device: str) -> None:
     """torch's norm does so on the CPU: then the deviation of one number is not exactly 0."""
 
-    def own(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    def kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, x.shape[-1:], weight, bias)
 
     only = ["forward", "backward"]
-    verdict = fourfold.verify(own, layer_norm_of_few, device=device, dtypes=["float32"], only=only, seed=1)
+    verdict = fourfold.verify(kernel, layer_norm_of_few, device=device, dtypes=["float32"], only=only, seed=1)
     assert verdict.passed, verdict
 
 
@@ -331,15 +331,15 @@ def test_a_group_of_one_number_is_its_bias_and_wrong_groups_fail(device: str) ->
     def grouped(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return F.group_norm(x, 4, weight, bias)
 
-    def of(groups: Callable[[int], int]) -> bool:
-        def own(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    def is_right(groups: Callable[[int], int]) -> bool:
+        def kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
             return torch.group_norm(x, groups(x.shape[1] * x.shape[2]), weight, bias)
 
         only = ["forward", "backward"]
-        return fourfold.verify(own, grouped, device=device, dtypes=["float32"], only=only, seed=1).passed
+        return fourfold.verify(kernel, grouped, device=device, dtypes=["float32"], only=only, seed=1).passed
 
-    assert of(lambda size: 4)
-    assert not of(lambda size: 2 if size == 4 else 4)
+    assert is_right(lambda size: 4)
+    assert not is_right(lambda size: 2 if size == 4 else 4)
 
 
 @pytest.mark.full
@@ -354,8 +354,8 @@ def test_a_group_of_one_number_is_its_bias_and_wrong_groups_fail(device: str) ->
 def test_torchs_norm_is_right_by_itself_also_where_its_steps_overflow(norm: Any, device: str) -> None:
     """It multiplies by the weight before it subtracts the mean: with an infinite weight it gives NaN for infinity."""
 
-    def own(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    def kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return norm(x, weight, bias)
 
-    verdict = fourfold.verify(own, normalized_by(norm), device=device, dtypes=["float32"], seed=4)
+    verdict = fourfold.verify(kernel, normalized_by(norm), device=device, dtypes=["float32"], seed=4)
     assert verdict.passed, verdict

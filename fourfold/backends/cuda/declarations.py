@@ -146,26 +146,26 @@ class Macro:
 
     def expand(self, arguments: str) -> str:
         """Return the text that replaces a use of the macro with these arguments."""
-        names, given = self.parameters or (), split(arguments)
-        values = dict(zip(names, given))
+        names, texts = self.parameters or (), split(arguments)
+        values = dict(zip(names, texts))
         if names[-1:] == ("...",):
-            values["__VA_ARGS__"] = ", ".join(given[len(names) - 1 :])
+            values["__VA_ARGS__"] = ", ".join(texts[len(names) - 1 :])
         text = re.sub(r"\b[A-Za-z_]\w*\b", lambda word: values.get(word[0], word[0]), self.body)
         return re.sub(r"\s*##\s*", "", text)
 
 
 def device_macros(code: str) -> dict[str, Macro]:
     """Return the macros that stand for `__global__` or `__device__`, for others of them or for whole functions."""
-    found = {
+    macros = {
         match["name"]: Macro(match["name"], _names(match["parameters"]), match["body"].replace("\\\n", " "))
         for match in _DEFINE.finditer(code)
         if match["name"] not in ("__global__", "__device__")
     }
-    marked, before = {"__global__", "__device__"}, 0
-    while len(marked) > before:
-        before = len(marked)
-        marked |= {name for name, macro in found.items() if marked & {*re.findall(r"\w+", macro.body)}}
-    return {name: macro for name, macro in found.items() if name in marked}
+    marked, count = {"__global__", "__device__"}, 0
+    while len(marked) > count:
+        count = len(marked)
+        marked |= {name for name, macro in macros.items() if marked & {*re.findall(r"\w+", macro.body)}}
+    return {name: macro for name, macro in macros.items() if name in marked}
 
 
 def _names(parameters: str | None) -> tuple[str, ...] | None:
@@ -179,14 +179,14 @@ def _expand(code: str) -> str:
         return code
     code = _DEFINE.sub(lambda match: "" if match["name"] in macros else match[0], code)
     use = re.compile(rf"\b(?P<name>{'|'.join(macros)})\b(?P<opens>\s*\()?")
-    at = replaced = 0
-    while (match := use.search(code, at)) and replaced < MOST_USES:
+    start = replaced = 0
+    while (match := use.search(code, start)) and replaced < MOST_USES:
         macro, arguments, end = macros[match["name"]], "", match.end("name")
         if macro.parameters is not None and match["opens"]:
             end = closing(code, match.end() - 1) + 1
             arguments = code[match.end() : end - 1]
         code = code[: match.start()] + macro.expand(arguments) + code[end:]
-        at, replaced = match.start(), replaced + 1
+        start, replaced = match.start(), replaced + 1
     return code
 
 

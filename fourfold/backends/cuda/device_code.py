@@ -130,13 +130,13 @@ def device_code(text: str) -> str:
 
 def _host_functions(code: str, macros: Mapping[str, Macro]) -> Iterator[tuple[int, int]]:
     """Yield the start and end of each function that no kernel can call, outside of classes."""
-    whole = "|".join(name for name, macro in macros.items() if "{" in macro.body)
-    use_of_whole = re.compile(rf"(?:{whole})\s*\(" if whole else r"(?!)")
-    for_device = re.compile(rf"\b(?:{'|'.join(('__global__', '__device__', 'constexpr', *macros))})\b")
+    functions = "|".join(name for name, macro in macros.items() if "{" in macro.body)
+    use_of_function = re.compile(rf"(?:{functions})\s*\(" if functions else r"(?!)")
+    device_qualifier = re.compile(rf"\b(?:{'|'.join(('__global__', '__device__', 'constexpr', *macros))})\b")
     at = 0
     while match := re.compile(r"\s*").match(code, at):
         start = match.end()
-        if use := use_of_whole.match(code, start):
+        if use := use_of_function.match(code, start):
             at = closing(code, use.end() - 1) + 1
             continue
         ends = re.compile(r"[;{}]").search(code, start)
@@ -150,5 +150,5 @@ def _host_functions(code: str, macros: Mapping[str, Macro]) -> Iterator[tuple[in
             continue  # its contents come next
         at = closing(code, ends.start()) + 1
         is_function = re.search(r"\)\s*(?:const|noexcept|override|->[^;{}]*)?\s*$", head)
-        if is_function and not for_device.search(head):
+        if is_function and not device_qualifier.search(head):
             yield start, at
