@@ -25,14 +25,21 @@ def by_row(ids: torch.Tensor, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
     return order, torch.searchsorted(rows, torch.arange(vocab + 1, dtype=rows.dtype, device=rows.device))
 
 
-def register(backend: str, launch: Callable[..., None], launch_backward: Callable[..., None]) -> Callable[..., Any]:
+def register(
+    backend: str,
+    launch: Callable[..., None],
+    launch_backward: Callable[..., None],
+    scan: Callable[..., bool] = lambda *_: False,
+) -> Callable[..., Any]:
     """Register ``embedding_<backend>`` with the gradient of its table.
 
     Args:
         backend: part of the operators' names.
         launch: ``(output, table, ids)`` writes the output; ids are ``[n]`` without gaps, table is strided.
         launch_backward: ``(grad_table, grad_output, order, starts, padding_idx)`` writes the sums of the cotangents of
-            each row: see `by_row`. padding_idx is -1 for no row. Neither function is called for an empty result.
+            each row: see `by_row`. padding_idx is -1 for no row.
+        scan: ``(grad_table, grad_output, ids, padding_idx)`` writes the same sums without an order of the ids, and
+            returns whether it has done so. No function is called for an empty result.
     """
 
     def forward(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None) -> torch.Tensor:
@@ -45,7 +52,9 @@ def register(backend: str, launch: Callable[..., None], launch_backward: Callabl
         grad_table = grad_output.new_empty((vocab, grad_output.shape[-1]))
         if grad_table.numel():
             padding = -1 if padding_idx is None else padding_idx
-            launch_backward(grad_table, grad_output.contiguous(), *by_row(ids, vocab), padding)
+            grad_output = grad_output.contiguous()
+            if not scan(grad_table, grad_output, ids.reshape(-1).contiguous(), padding):
+                launch_backward(grad_table, grad_output, *by_row(ids, vocab), padding)
         return grad_table
 
     signature = signature_of(definition)
