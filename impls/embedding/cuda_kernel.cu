@@ -60,75 +60,107 @@ __global__ void embedding_backward_kernel(
     }
 }
 
-// The ids that a warp has found before the block adds up their cotangents.
-constexpr int FOUND = 256;
+// The ids of a block's rows that a warp keeps until their cotangents are added up.
+constexpr int KEPT_IDS = 160, SCAN_THREADS = 512, SCAN_WARPS = SCAN_THREADS / 32;
 
-template <class T, int WIDTH, int ROWS>
-__global__ void embedding_backward_scan_kernel(
+// With SHARED, all threads of a block share the cotangents of one row.
+template <class T, int WIDTH, int ROWS, bool SHARED>
+__global__ void __launch_bounds__(SCAN_THREADS) embedding_backward_scan_kernel(
     const T* __restrict__ grad_output,  // [num_ids, dim]
     const void* __restrict__ ids,       // [num_ids], of 64 bits if they are wide, else of 32
     T* __restrict__ grad_table,         // [vocab, dim]
     int num_ids, long long vocab, long long dim, long long padding_idx, bool wide) {
-    // One block owns ROWS * blockDim.y rows of the table and blockDim.x vectors of them, one thread one vector of every
-    // blockDim.y-th row. Each warp searches its part of the ids for these rows. The sums of at most FOUND cotangents are
-    // added up, so that errors grow less than those of a single sum.
-    constexpr int MOST_WARPS = 16, UNROLLED = 4;
-    __shared__ int places[MOST_WARPS][FOUND];
-    __shared__ unsigned short rows[MOST_WARPS][FOUND];
-    __shared__ int counts[MOST_WARPS];
+    // One block owns ROWS * blockDim.y rows of the table, or one if SHARED, and blockDim.x vectors of them. Each warp searches its
+    // part of the ids for these rows. The sums of 32 cotangents are added up, so that errors grow less than those of a
+    // single sum.
+    constexpr int TOGETHER = SHARED ? 8 : 4, LOADED = 4;
+    __shared__ int kept_places[SCAN_WARPS][KEPT_IDS], places[SCAN_WARPS * KEPT_IDS];
+    __shared__ unsigned short kept_rows[SCAN_WARPS][KEPT_IDS], rows[SCAN_WARPS * KEPT_IDS];
+    __shared__ int counts[SCAN_WARPS];
     using C = Compute<T>;
     const int thread = threadIdx.y * blockDim.x + threadIdx.x, lane = thread % 32, warp = thread / 32;
-    const int warps = blockDim.x * blockDim.y / 32, part = (num_ids + 32 * warps - 1) / (32 * warps) * 32;
-    const long long first_row = blockIdx.x * (long long)(ROWS * blockDim.y);
+    const int part = (num_ids + SCAN_THREADS - 1) / SCAN_THREADS * 32, end = min((warp + 1) * part, num_ids);
+    const int num_rows = SHARED ? 1 : ROWS * blockDim.y;
+    const long long first_row = blockIdx.x * (long long)num_rows;
     const long long column = (blockIdx.y * (long long)blockDim.x + threadIdx.x) * WIDTH;
-    const int end = min((warp + 1) * part, num_ids);
     C sums[ROWS][WIDTH] = {};
     int next = warp * part;
     bool more;
     do {
         int count = 0;
-        for (; next < end && count <= FOUND - 32; next += 32) {
-            const int at = next + lane;
-            long long row = -1;
-            if (at < end) row = wide ? ((const long long*)ids)[at] : ((const int*)ids)[at];
-            const bool found = row >= first_row && row < first_row + ROWS * blockDim.y && row != padding_idx;
-            const unsigned lanes = __ballot_sync(~0u, found);
-            if (found) {
-                const int place = count + __popc(lanes & ((1u << lane) - 1));
-                places[warp][place] = at;
-                rows[warp][place] = (unsigned short)(row - first_row);
+        for (; next < end && count <= KEPT_IDS - 32 * LOADED; next += 32 * LOADED) {
+            long long row[LOADED];
+#pragma unroll
+            for (int i = 0; i < LOADED; i++) {
+                const int at = next + i * 32 + lane;
+                row[i] = at >= end ? -1 : wide ? ((const long long*)ids)[at] : ((const int*)ids)[at];
             }
-            count += __popc(lanes);
+#pragma unroll
+            for (int i = 0; i < LOADED; i++) {
+                const bool here = row[i] >= first_row && row[i] < first_row + num_rows && row[i] != padding_idx;
+                const unsigned lanes = __ballot_sync(~0u, here);
+                if (here) {
+                    const int number = count + __popc(lanes & ((1u << lane) - 1));
+                    kept_places[warp][number] = next + i * 32 + lane;
+                    kept_rows[warp][number] = (unsigned short)(row[i] - first_row);
+                }
+                count += __popc(lanes);
+            }
         }
         if (lane == 0) counts[warp] = count;
         more = __syncthreads_or(next < end);
-        if (column < dim) {
+        int before = 0, total = 0;
+        for (int i = 0; i < SCAN_WARPS; i++) {
+            if (i < warp) before += counts[i];
+            total += counts[i];
+        }
+        for (int i = lane; i < count; i += 32) {
+            places[before + i] = kept_places[warp][i];
+            rows[before + i] = kept_rows[warp][i];
+        }
+        __syncthreads();
 #pragma unroll
-            for (int i = 0; i < ROWS; i++) {
-                const int row = i * blockDim.y + threadIdx.y;
-                for (int from = 0; from < warps; from++) {
-                    C parts[WIDTH] = {};
-                    for (int first = 0; first < counts[from]; first += UNROLLED) {
-                        C terms[UNROLLED][WIDTH] = {};
+        for (int i = 0; i < ROWS; i++) {
+            const int row = SHARED ? 0 : i * blockDim.y + threadIdx.y;
+            for (int first = SHARED ? threadIdx.y * 32 : 0; first < total; first += SHARED ? blockDim.y * 32 : 32) {
+                unsigned left = __ballot_sync(~0u, first + lane < total && rows[first + lane] == row);
+                if (column >= dim) continue;
+                C parts[WIDTH] = {};
+                while (left) {
+                    Vector<T, WIDTH> terms[TOGETHER];
+                    int number = 0;
 #pragma unroll
-                        for (int j = 0; j < UNROLLED; j++) {
-                            if (first + j < counts[from] && rows[from][first + j] == row) {
-                                const T* at = grad_output + places[from][first + j] * dim + column;
-                                Vector<T, WIDTH>::load(at).unpack(terms[j]);
-                            }
-                        }
-#pragma unroll
-                        for (int j = 0; j < UNROLLED; j++)
-#pragma unroll
-                            for (int k = 0; k < WIDTH; k++) parts[k] += terms[j][k];
+                    for (int j = 0; j < TOGETHER; j++, left &= left - 1) {
+                        if (!left) continue;
+                        const long long place = places[first + __ffs(left) - 1];
+                        terms[j] = Vector<T, WIDTH>::load(grad_output + place * dim + column);
+                        number = j + 1;
                     }
 #pragma unroll
-                    for (int k = 0; k < WIDTH; k++) sums[i][k] += parts[k];
+                    for (int j = 0; j < TOGETHER; j++) {
+                        if (j >= number) continue;
+                        C numbers[WIDTH];
+                        terms[j].unpack(numbers);
+#pragma unroll
+                        for (int k = 0; k < WIDTH; k++) parts[k] += numbers[k];
+                    }
                 }
+#pragma unroll
+                for (int k = 0; k < WIDTH; k++) sums[i][k] += parts[k];
             }
         }
         __syncthreads();
     } while (more);
+    if constexpr (SHARED) {
+        __shared__ C of_threads[SCAN_THREADS * WIDTH];
+#pragma unroll
+        for (int k = 0; k < WIDTH; k++) of_threads[k * SCAN_THREADS + thread] = sums[0][k];
+        __syncthreads();
+        if (threadIdx.y) return;
+        for (int i = 1; i < blockDim.y; i++)
+#pragma unroll
+            for (int k = 0; k < WIDTH; k++) sums[0][k] += of_threads[k * SCAN_THREADS + i * blockDim.x + thread];
+    }
     if (column >= dim) return;
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {

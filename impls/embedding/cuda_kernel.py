@@ -15,10 +15,13 @@ BLOCK = 256
 FORWARD = CudaKernel.instances(SOURCE, "embedding_forward_kernel<{T}, {}>", WIDTHS)
 BACKWARD = CudaKernel.instances(SOURCE, "embedding_backward_kernel<{T}, {}>", WIDTHS)
 # Of the scan: threads of a block, rows of a thread, and bytes of ids that all blocks read, beyond which to sort is faster.
-SCAN_BLOCK, SCAN_ROWS, SCAN_BYTES = 512, (1, 8), 1 << 29
+SCAN_BLOCK, SCAN_ROWS, SCAN_BYTES = 512, (4, 1), 1 << 29
+# By the rows of a thread; 0: the threads of a block share one row.
 SCAN = {
-    rows: CudaKernel.instances(SOURCE, f"embedding_backward_scan_kernel<{{T}}, {{}}, {rows}>", WIDTHS)
-    for rows in SCAN_ROWS
+    rows: CudaKernel.instances(
+        SOURCE, f"embedding_backward_scan_kernel<{{T}}, {{}}, {max(rows, 1)}, {str(not rows).lower()}>", WIDTHS
+    )
+    for rows in (*SCAN_ROWS, 0)
 }
 KERNELS = (*(kernel for kernels in SCAN.values() for kernel in kernels.values()), *FORWARD.values(), *BACKWARD.values())
 
@@ -49,20 +52,31 @@ def _launch_backward(
 def _scan(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: torch.Tensor, padding_idx: int) -> bool:
     (vocab, dim), width, device = grad_table.shape, 16 // grad_table.element_size(), grad_table.device
     vectors = aligned(grad_output, grad_table) and dim % width == 0
+    across = cdiv(dim, width) if vectors else dim
     most = multiprocessors(device)
-    along = min(next_power_of_2(dim // width if vectors else dim), SCAN_BLOCK)
-    columns = cdiv(dim, along * (width if vectors else 1))
-    across = SCAN_BLOCK // along
-    # As many rows for a block as leave each multiprocessor a block; if there are too few, blocks of fewer columns.
-    rows = SCAN_ROWS[cdiv(vocab, across * SCAN_ROWS[1]) * columns >= most]
-    while rows == 1 and along > 32 and cdiv(vocab, across) * columns < most:
-        along, columns = along // 2, columns * 2
-    blocks = cdiv(vocab, across * rows)
-    if blocks * columns * ids.nbytes > SCAN_BYTES or len(ids) >= 1 << 30:
+    along = min(max(next_power_of_2(across), 32), SCAN_BLOCK)
+    for rows in SCAN_ROWS:
+        if cdiv(vocab, rows * SCAN_BLOCK // along) * cdiv(across, along) >= most * 3 // 4:
+            break
+    else:
+        # One row for a block; if there are too few, blocks of fewer columns.
+        rows = 0
+        while along > 32 and vocab * cdiv(across, along) < most:
+            along //= 2
+    grid = cdiv(vocab, max(rows * SCAN_BLOCK // along, 1)), cdiv(across, along)
+    if grid[0] * grid[1] * ids.nbytes > SCAN_BYTES or len(ids) >= 1 << 30:
         return False
-    sizes = len(ids), vocab, dim, padding_idx, ids.dtype == torch.int64
     SCAN[rows][grad_table.dtype, vectors].launch(
-        (blocks, columns), (along, across), grad_output, ids, grad_table, *sizes
+        grid,
+        (along, SCAN_BLOCK // along),
+        grad_output,
+        ids,
+        grad_table,
+        len(ids),
+        vocab,
+        dim,
+        padding_idx,
+        ids.dtype == torch.int64,
     )
     return True
 

@@ -4,13 +4,18 @@ import torch
 import triton
 import triton.language as tl
 
-from fourfold.backends.launch import cdiv, next_power_of_2
+from fourfold.backends.launch import cdiv, multiprocessors, next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 
 from .operators import register
 
 TILE, MOST_COLS = 4096, 1024
 TERMS, MOST_SUMMED = 8, 128  # of a row of the table at a time: cotangents, and their columns
+
+
+# Of the scan: ids and columns of a program at a time, and bytes of ids that all programs read, beyond which to sort is
+# faster.
+SCANNED_IDS, SCANNED_COLS, SCAN_BYTES = 1024, (128, 1024), 1 << 31
 
 
 @triton.jit(do_not_specialize=["num_ids", "vocab"])
@@ -75,6 +80,43 @@ def embedding_backward_kernel(
     tl.store(to_ptr, found, mask=there[:, None] & inside[None, :])
 
 
+@triton.jit(do_not_specialize=["num_ids", "padding_idx"])
+def embedding_backward_scan_kernel(
+    grad_output_ptr,  # [num_ids, dim]
+    ids_ptr,  # [num_ids]
+    grad_table_ptr,  # [vocab, dim]
+    num_ids,
+    dim,
+    padding_idx,
+    COMPUTE: tl.constexpr,
+    BLOCK_IDS: tl.constexpr,
+    BLOCK_TERMS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    # One program owns BLOCK_COLS columns of a row of the table. It searches BLOCK_IDS ids at a time for the row, and adds
+    # up the cotangents of BLOCK_TERMS of them together, so that errors grow less than those of a single sum.
+    row = tl.program_id(0)
+    columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
+    inside = columns < dim
+    sums = tl.zeros((BLOCK_COLS,), COMPUTE)
+    end = tl.where(row == padding_idx, 0, num_ids)
+    for start in range(0, end, BLOCK_IDS):
+        at = start + tl.arange(0, BLOCK_IDS)
+        ids = tl.load(ids_ptr + at, mask=at < num_ids, other=-1)
+        hits = (ids == row).to(tl.int32)
+        count = tl.sum(hits, axis=0)
+        if count > 0:
+            # Of each hit, how many come before it: the t-th one is where this number is t.
+            numbers = tl.where(hits > 0, tl.cumsum(hits, axis=0) - 1, -1)
+            for first in range(0, count, BLOCK_TERMS):
+                terms = first + tl.arange(0, BLOCK_TERMS)
+                places = tl.sum(tl.where(numbers[None, :] == terms[:, None], at[None, :], 0), axis=1)
+                from_ptr = grad_output_ptr + places.to(tl.int64)[:, None] * dim + columns[None, :]
+                mask = (terms < count)[:, None] & inside[None, :]
+                sums += tl.sum(tl.load(from_ptr, mask=mask, other=0.0).to(COMPUTE), axis=0)
+    tl.store(grad_table_ptr + row.to(tl.int64) * dim + columns, sums.to(grad_table_ptr.dtype.element_ty), mask=inside)
+
+
 def _launch(output: torch.Tensor, table: torch.Tensor, ids: torch.Tensor) -> None:
     num_ids, (vocab, dim) = ids.shape[0], table.shape
     block_cols = min(next_power_of_2(dim), MOST_COLS)
@@ -109,4 +151,26 @@ def _launch_backward(
     )
 
 
-embedding = register("triton", _launch, _launch_backward)
+def _scan(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: torch.Tensor, padding_idx: int) -> bool:
+    vocab, dim = grad_table.shape
+    least, block_cols = SCANNED_COLS
+    block_cols = min(next_power_of_2(dim), block_cols)
+    while block_cols > least and vocab * cdiv(dim, block_cols) < 2 * multiprocessors(grad_table.device):
+        block_cols //= 2
+    grid = vocab, cdiv(dim, block_cols)
+    if vocab * grid[1] * ids.nbytes > SCAN_BYTES or len(ids) >= 1 << 30:
+        return False
+    triton_launch.launch(
+        embedding_backward_scan_kernel,
+        grid,
+        (grad_output, ids, grad_table),
+        (len(ids), dim, padding_idx),
+        COMPUTE=triton_launch.COMPUTE[grad_table.dtype],
+        BLOCK_IDS=SCANNED_IDS,
+        BLOCK_TERMS=max(TERMS, min(TILE // block_cols, 16)),
+        BLOCK_COLS=block_cols,
+    )
+    return True
+
+
+embedding = register("triton", _launch, _launch_backward, _scan)
