@@ -15,7 +15,7 @@ BLOCK = 256
 FORWARD = CudaKernel.instances(SOURCE, "embedding_forward_kernel<{T}, {}>", WIDTHS)
 BACKWARD = CudaKernel.instances(SOURCE, "embedding_backward_kernel<{T}, {}>", WIDTHS)
 # Of the scan: threads of a block, rows of a thread, and bytes of ids that all blocks read, beyond which to sort is faster.
-SCAN_BLOCK, SCAN_ROWS, SCAN_BYTES = 512, (4, 1), 1 << 29
+SCAN_BLOCK, SCAN_ROWS, SCAN_BYTES, FEW_IDS = 512, (4, 1), 1 << 29, 16
 # By the rows of a thread; 0: the threads of a block share one row.
 SCAN = {
     rows: CudaKernel.instances(
@@ -55,10 +55,9 @@ def _scan(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: torch.Tensor
     across = cdiv(dim, width) if vectors else dim
     most = multiprocessors(device)
     along = min(max(next_power_of_2(across), 32), SCAN_BLOCK)
-    for rows in SCAN_ROWS:
-        if cdiv(vocab, rows * SCAN_BLOCK // along) * cdiv(across, along) >= most * 3 // 4:
-            break
-    else:
+    by_threads, by_block = (cdiv(vocab, n * SCAN_BLOCK // along) * cdiv(across, along) for n in SCAN_ROWS)
+    rows = SCAN_ROWS[by_threads < most * 3 // 4]
+    if by_threads < most * 3 // 4 > by_block and len(ids) > FEW_IDS * vocab:
         # One row for a block; if there are too few, blocks of fewer columns.
         rows = 0
         while along > 32 and vocab * cdiv(across, along) < most:

@@ -15,7 +15,7 @@ TERMS, MOST_SUMMED = 8, 128  # of a row of the table at a time: cotangents, and 
 
 # Of the scan: ids and columns of a program at a time, and bytes of ids that all programs read, beyond which to sort is
 # faster.
-SCANNED_IDS, SCANNED_COLS, SCAN_BYTES = 1024, (128, 1024), 1 << 31
+SCANNED_IDS, SCANNED_COLS, SCAN_BYTES = 1024, (128, 1024), 1 << 29
 
 
 @triton.jit(do_not_specialize=["num_ids", "vocab"])
