@@ -167,7 +167,7 @@ def _scan(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: torch.Tensor
         (len(ids), dim, padding_idx),
         COMPUTE=triton_launch.COMPUTE[grad_table.dtype],
         BLOCK_IDS=SCANNED_IDS,
-        BLOCK_TERMS=max(TERMS, min(TILE // block_cols, 16)),
+        BLOCK_TERMS=TERMS,
         BLOCK_COLS=block_cols,
     )
     return True
