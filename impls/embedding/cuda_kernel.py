@@ -1,4 +1,4 @@
-"""embedding in CUDA C++: rows are copied, and their cotangents are added in the order of their places."""
+"""embedding in CUDA C++: rows are copied; a row's gradient finds its cotangents in the ids, or in sorted ones."""
 
 from pathlib import Path
 
@@ -14,8 +14,10 @@ SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 BLOCK = 256
 FORWARD = CudaKernel.instances(SOURCE, "embedding_forward_kernel<{T}, {}>", WIDTHS)
 BACKWARD = CudaKernel.instances(SOURCE, "embedding_backward_kernel<{T}, {}>", WIDTHS)
-# Of the scan: threads of a block, rows of a thread, and bytes of ids that all blocks read, beyond which to sort is faster.
-SCAN_BLOCK, SCAN_ROWS, SCAN_BYTES, FEW_IDS = 512, (4, 1), 1 << 29, 16
+# Of the scan: threads of a block, rows of a thread, and the most ids of a row that are not shared by a block.
+SCAN_BLOCK, SCAN_ROWS, FEW_IDS = 512, (4, 1), 16
+# The most bytes of ids that all blocks read before it is faster to sort them. On the CPU some cases are sorted, too.
+SCAN_BYTES = {"cuda": 1 << 29, "cpu": 1 << 17}
 # By the rows of a thread; 0: the threads of a block share one row.
 SCAN = {
     rows: CudaKernel.instances(
@@ -63,7 +65,7 @@ def _scan(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: torch.Tensor
         while along > 32 and vocab * cdiv(across, along) < most:
             along //= 2
     grid = cdiv(vocab, max(rows * SCAN_BLOCK // along, 1)), cdiv(across, along)
-    if grid[0] * grid[1] * ids.nbytes > SCAN_BYTES or len(ids) >= 1 << 30:
+    if grid[0] * grid[1] * ids.nbytes > SCAN_BYTES[device.type] or len(ids) >= 1 << 30:
         return False
     SCAN[rows][grad_table.dtype, vectors].launch(
         grid,

@@ -1,4 +1,4 @@
-"""embedding in Triton: rows are copied, and their cotangents are added in the order of their places."""
+"""embedding in Triton: rows are copied; a row's gradient finds its cotangents in the ids, or in sorted ones."""
 
 import torch
 import triton
@@ -13,9 +13,10 @@ TILE, MOST_COLS = 4096, 1024
 TERMS, MOST_SUMMED = 8, 128  # of a row of the table at a time: cotangents, and their columns
 
 
-# Of the scan: ids and columns of a program at a time, and bytes of ids that all programs read, beyond which to sort is
-# faster.
-SCANNED_IDS, SCANNED_COLS, SCAN_BYTES = 1024, (128, 1024), 1 << 29
+# Of the scan: ids of a program at a time, and the fewest and most columns.
+SCANNED_IDS, SCANNED_COLS = 1024, (128, 1024)
+# The most bytes of ids that all programs read before it is faster to sort them. On the CPU some cases are sorted, too.
+SCAN_BYTES = {"cuda": 1 << 29, "cpu": 1 << 17}
 
 
 @triton.jit(do_not_specialize=["num_ids", "vocab"])
@@ -93,8 +94,8 @@ def embedding_backward_scan_kernel(
     BLOCK_TERMS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
-    # One program owns BLOCK_COLS columns of a row of the table. It searches BLOCK_IDS ids at a time for the row, and adds
-    # up the cotangents of BLOCK_TERMS of them together, so that errors grow less than those of a single sum.
+    # One program owns BLOCK_COLS columns of a row of the table. It searches BLOCK_IDS ids at a time for the row, and
+    # adds up the cotangents of BLOCK_TERMS of them together, so that errors grow less than those of a single sum.
     row = tl.program_id(0)
     columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
     inside = columns < dim
@@ -158,7 +159,7 @@ def _scan(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: torch.Tensor
     while block_cols > least and vocab * cdiv(dim, block_cols) < 2 * multiprocessors(grad_table.device):
         block_cols //= 2
     grid = vocab, cdiv(dim, block_cols)
-    if vocab * grid[1] * ids.nbytes > SCAN_BYTES or len(ids) >= 1 << 30:
+    if vocab * grid[1] * ids.nbytes > SCAN_BYTES[ids.device.type] or len(ids) >= 1 << 30:
         return False
     triton_launch.launch(
         embedding_backward_scan_kernel,
