@@ -224,8 +224,8 @@ def attention_forward_kernel(
         for start in range(whole if masked else begin, end if masked else whole, BLOCK_K):
             key = start + tl.arange(0, BLOCK_K)
             k_there = key < num_keys
-            k_at = k_ptr + key.to(tl.int64) * k_token_stride * WIDTH
-            v_at = v_ptr + key.to(tl.int64) * v_token_stride * WIDTH
+            k_at = k_ptr + key.to(tl.int64) * (k_token_stride * WIDTH)
+            v_at = v_ptr + key.to(tl.int64) * (v_token_stride * WIDTH)
             if masked:
                 k_mask, v_mask = k_there[None, :] & among[:, None], k_there[:, None] & among[None, :]
             else:
@@ -381,8 +381,8 @@ def attention_queries_backward_kernel(
         for start in range(whole if masked else begin, end if masked else whole, BLOCK_K):
             key = start + tl.arange(0, BLOCK_K)
             k_there = key < num_keys
-            k_at = k_ptr + key.to(tl.int64) * k_token_stride * WIDTH
-            v_at = v_ptr + key.to(tl.int64) * v_token_stride * WIDTH
+            k_at = k_ptr + key.to(tl.int64) * (k_token_stride * WIDTH)
+            v_at = v_ptr + key.to(tl.int64) * (v_token_stride * WIDTH)
             if masked:
                 k_mask, v_mask = k_there[:, None] & among[None, :], k_there[None, :] & among[:, None]
             else:
@@ -506,8 +506,8 @@ def attention_keys_backward_kernel(
                 start = whole + number * BLOCK_Q
             query = start + tl.arange(0, BLOCK_Q)
             q_there = query < num_queries
-            q_at = q_ptr + query.to(tl.int64) * q_token_stride * WIDTH
-            grad_at = grad_output_ptr + query.to(tl.int64) * grad_token_stride * WIDTH
+            q_at = q_ptr + query.to(tl.int64) * (q_token_stride * WIDTH)
+            grad_at = grad_output_ptr + query.to(tl.int64) * (grad_token_stride * WIDTH)
             tile_mask = q_there[:, None] & among[None, :]
             q = tl.load(q_at[:, None] + column[None, :], mask=tile_mask, other=0.0)
             grad = tl.load(grad_at[:, None] + column[None, :], mask=tile_mask, other=0.0)
@@ -592,13 +592,16 @@ def _tiles(call: Call, own_keys: bool, backward: bool) -> Tiles:
     if call.q.element_size() > 2:
         # These are multiplied without tensor cores, and operands of a whole head would not fit into registers.
         return Tiles(32, 32 if block_d <= 128 else 16, min(block_d, 16), 4, 1)
-    if backward or block_d > 128:
-        own, others, stages = 64, (64 if block_d <= 128 else 32), 2
-    elif block_d > 64 and available_shared_memory(call.q.device) >= 7 * 128 * block_d * 2:
-        own, others, stages = 128, 128, 3
+    if backward:
+        choices = [(64, 64, 4, 2)] if block_d <= 128 else [(32, 32, 4, 2)] if own_keys else [(64, 64, 4, 1)]
+    elif block_d <= 64:
+        choices = [(128, 64, 4, 3)]
     else:
-        own, others, stages = 128, 64, (2 if block_d > 64 else 3)
-    warps = 8 if own * block_d >= 128 * 128 else 4
+        choices = [(128, 128, 8, 3), (128, 64, 8, 2), (64, 32, 4, 2)]
+    # The first one whose rows fit into shared memory: its own ones, and those of a step, for each stage.
+    most = available_shared_memory(call.q.device) // (block_d * call.q.element_size())
+    fitting = (choice for choice in choices if choice[0] + 2 * choice[1] * choice[3] <= most)
+    own, others, warps, stages = next(fitting, choices[-1])
     return Tiles(others, own, block_d, warps, stages) if own_keys else Tiles(own, others, block_d, warps, stages)
 
 
