@@ -32,7 +32,7 @@ CHOSEN = {
     ),
     "attention": (
         "hopper_configuration(256, 64, 2)) => hopper_configuration(64, 64, 2))",
-        "run(TUNER.choose(output.device, None, fits, lambda: PORTABLE, run, worthwhile=False)) =>"
+        "run(TUNER.choose(output.device, None, fits, default, run, worthwhile=False)) =>"
         " run(HOPPER[2] if fits(HOPPER[2]) else PORTABLE)",
     ),
 }
