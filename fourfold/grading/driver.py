@@ -206,13 +206,13 @@ class _Run:
                 elif self.waiting and pool:
                     event = pool.events.get()
                     if event.task is None:
-                        failed_starts, reasons = failed_starts + 1, [*reasons, event.why]
+                        failed_starts, reasons = failed_starts + 1, [*reasons, event.reason]
                         if failed_starts == places:
                             raise NoWorkers(f"no worker can be started: {reasons[-1]}")
                     elif event.answer is not None and event.answer.verdict:
                         ready += self._verdicts(event.task, event.answer)
                     else:
-                        reason = event.answer.lost if event.answer is not None else event.why
+                        reason = event.answer.loss_reason if event.answer is not None else event.reason
                         results = self._again(event.task, reason)
                         if results is None:
                             pool.tasks.put(event.task)
@@ -261,26 +261,26 @@ class _Run:
         """Return the verdict on a candidate and on its duplicates."""
         verdict = replace(Verdict.from_json(answer.verdict), seconds=round(answer.seconds, 3))
         first, *copies = self.waiting.pop(task.key)
-        details = {"attempts": task.attempts, "where": answer.where}
+        details = {"attempts": task.attempts, "worker": answer.worker}
         graded = self._append(first, task.key, verdict, answer.stage, **details)
         self.judged[task.key] = graded
         return [graded, *(self._copy(copy, graded) for copy in copies)]
 
     def _again(self, task: Task, reason: str) -> list[Graded] | None:
         """Return None to begin a candidate again after the loss of its worker, or else the final verdict on it."""
-        task.lost.append(reason)
+        task.losses.append(reason)
         if task.attempts < MOST_ATTEMPTS:
             return None
         first = self.waiting[task.key][0]
-        reasons = "; ".join(dict.fromkeys(task.lost))
+        reasons = "; ".join(dict.fromkeys(task.losses))
         message = f"crashed: its worker was lost {task.attempts} times: {reasons}"
         verdict = failure_verdict(first, self.settings.device, self.seed, Kind.CRASHED, message)
-        return self._verdicts(task, Reply(where="", verdict=verdict.json()))
+        return self._verdicts(task, Reply(worker="", verdict=verdict.json()))
 
     def _copy(self, candidate: Submission, first: Graded) -> Graded:
         """Copy the verdict of an identical candidate."""
         return self._append(
-            candidate, first.key, first, first.stage, same_as=first.same_as or first.id, where=first.where
+            candidate, first.key, first, first.stage, same_as=first.same_as or first.id, worker=first.worker
         )
 
     def _append(self, candidate: Submission, key: str, verdict: Verdict, stage: str, **details: Any) -> Graded:

@@ -21,17 +21,17 @@ class Reply:
     """The answer of a worker, which also says that it is ready.
 
     Attributes:
-        where: the machine and the process of the worker.
-        gone: why the worker cannot judge another candidate; "" while it can.
-        lost: why there is no verdict; it says nothing of the candidate.
+        worker: the machine and the process of the worker.
+        end_reason: why the worker cannot judge another candidate; "" while it can.
+        loss_reason: why there is no verdict; it says nothing of the candidate.
         stage: the last stage.
         verdict: the verdict as JSON; "" without one.
         seconds: the time that it took.
     """
 
-    where: str
-    gone: str = ""
-    lost: str = ""
+    worker: str
+    end_reason: str = ""
+    loss_reason: str = ""
     stage: str = ""
     verdict: str = ""
     seconds: float = 0.0

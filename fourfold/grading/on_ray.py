@@ -67,7 +67,7 @@ class RayWorker:
     """
 
     def __init__(self, cluster: Cluster, device: str) -> None:
-        self.cluster, self.ray, self.gone = cluster, cluster.ray, ""
+        self.cluster, self.ray, self.end_reason = cluster, cluster.ray, ""
         kind = self.ray.remote(num_cpus=1, num_gpus=cluster.gpus, max_restarts=0)(Actor)
         self.actor = kind.remote(device)
         cluster.waited_for.add(self.actor)
@@ -82,7 +82,7 @@ class RayWorker:
     def judge(self, job: Job) -> Reply:
         """Return the answer on a candidate."""
         answer = self._get(self.actor.judge.remote(job), job.candidate.seconds + 2 * ANSWERING_SECONDS)
-        self.gone = answer.gone
+        self.end_reason = answer.end_reason
         return answer
 
     def _get(self, promised: Any, seconds: float | None) -> Any:

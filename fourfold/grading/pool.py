@@ -40,10 +40,10 @@ class Worker(Protocol):
     """A judge of one candidate at a time.
 
     Attributes:
-        gone: why it cannot judge another candidate; "" while it can.
+        end_reason: why it cannot judge another candidate; "" while it can.
     """
 
-    gone: str
+    end_reason: str
 
     def judge(self, job: Job) -> Reply:
         """Return the answer on a candidate.
@@ -82,10 +82,10 @@ class LocalWorker:
             self.child = Child.spawn(
                 "fourfold.grading.worker", *arguments, files=[arguments[0]], environment=environment, plain=True
             )
-        self.gone = self._receive(STARTING_SECONDS).gone
-        if self.gone:
+        self.end_reason = self._receive(STARTING_SECONDS).end_reason
+        if self.end_reason:
             self.close()
-            raise Lost(self.gone)
+            raise Lost(self.end_reason)
 
     def judge(self, job: Job) -> Reply:
         """Return the answer on a candidate."""
@@ -94,7 +94,7 @@ class LocalWorker:
         except (Ended, OSError) as error:
             raise self._cause_of_loss(error) from None
         answer = self._receive(job.candidate.seconds + ANSWERING_SECONDS)
-        self.gone = answer.gone
+        self.end_reason = answer.end_reason
         return answer
 
     def _receive(self, seconds: float) -> Reply:
@@ -125,13 +125,13 @@ class Task:
     Attributes:
         job: the message to a worker.
         attempts: the number of attempts so far.
-        lost: the reason why each failed attempt failed.
+        losses: the reason why each failed attempt failed.
     """
 
     job: Job
     key: str
     attempts: int = 0
-    lost: list[str] = field(default_factory=list)
+    losses: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class TaskEvent:
 
     task: Task | None
     answer: Reply | None
-    why: str = ""
+    reason: str = ""
 
 
 # Seconds for the threads of a pool to end after their workers.
@@ -203,7 +203,7 @@ class Pool:
                 self.events.put(TaskEvent(task, None, f"{error}"))
                 return True
             self.events.put(TaskEvent(task, answer))
-            if worker.gone:
+            if worker.end_reason:
                 return True
 
     def close(self) -> None:

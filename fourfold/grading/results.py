@@ -65,7 +65,7 @@ class Graded(Verdict):
         stage: the last one: "static", "smoke", "full" or "speed".
         same_as: the id of the candidate of the same key that was judged in its place; "" if it was judged itself.
         attempts: the number of attempts: more than one if a worker was lost.
-        where: the machine and the process that judged it.
+        worker: the machine and the process that judged it.
         repeat: the command that judges it again, with the same cases.
     """
 
@@ -74,7 +74,7 @@ class Graded(Verdict):
     stage: str = ""
     same_as: str = ""
     attempts: int = 1
-    where: str = ""
+    worker: str = ""
     repeat: str = ""
 
     @classmethod

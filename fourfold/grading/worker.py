@@ -136,16 +136,16 @@ class WorkerProcess:
                 reason = self._wait_for(judge, job, start)
             finally:
                 self._clear(judge)
-        reply = Reply(where=f"{socket.gethostname()} {self.pid}", seconds=time.monotonic() - start)
+        reply = Reply(worker=f"{socket.gethostname()} {self.pid}", seconds=time.monotonic() - start)
         if judge.result is not None:
             return replace(reply, stage=judge.result.stage, verdict=judge.result.verdict)
         kind, message, is_verdict = reason
         stage = judge.stage
         place = f", in the check {stage.check}, {stage.dtype}" if stage.check else ""
         if job.settings.device == "cuda" and not gpu_answers():
-            reply = replace(reply, gone=GONE)
+            reply = replace(reply, end_reason=GONE)
         if not is_verdict:
-            return replace(reply, lost=f"{message}{place}")
+            return replace(reply, loss_reason=f"{message}{place}")
         verdict = failure_verdict(job.candidate, job.settings.device, job.seed, kind, f"{message}{place}")
         return replace(reply, stage=stage.stage, verdict=verdict.json())
 

@@ -178,13 +178,13 @@ class TrialResult:
     Attributes:
         status: "killed", "survived", "invalid" (it does not compile) or "not reached" (no case runs its lines).
         by: for a killed or invalid mutant, the step and the case.
-        why: the error.
+        reason: the error.
         seconds: the time of the trial.
     """
 
     status: str
     by: str = ""
-    why: str = ""
+    reason: str = ""
     seconds: float = 0.0
 
 
@@ -224,7 +224,7 @@ class Configurations:
 class Rejected:
     """A step failed: the error, its class, and the step and the case."""
 
-    why: str
+    reason: str
     error: str
     by: str
 
@@ -366,7 +366,7 @@ class Trials:
         for message in self._fork(run, lambda _: 1800.0):
             match message:
                 case Rejected():
-                    raise UnmutatedFailed(f"{message.by}: {message.why}")
+                    raise UnmutatedFailed(f"{message.by}: {message.reason}")
                 case StepPassed():
                     seconds.append(message.seconds)
                     launched.append(frozenset(message.launched))
@@ -408,7 +408,7 @@ class Trials:
         for message in self._fork(run, limit, mutant):
             if isinstance(message, Rejected):
                 status = "invalid" if message.error in INVALID else "killed"
-                outcome = TrialResult(status=status, by=message.by, why=message.why[:300])
+                outcome = TrialResult(status=status, by=message.by, reason=message.reason[:300])
         return dataclasses.replace(outcome, seconds=round(time.perf_counter() - start, 2))
 
     # ---- in the child process of a trial

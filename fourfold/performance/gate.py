@@ -56,7 +56,7 @@ class Change:
         low, high: the interval of the ratio. In stage 2 it has the level that corrects for all benchmarks.
         stage: 0 if the verdict comes from the compiled code, 1 if from the medians, 2 if the benchmark was measured
             again.
-        why: the reason why an ambiguous benchmark could not be measured again, or `SAME_CODE`, or "".
+        reason: the reason why an ambiguous benchmark could not be measured again, or `SAME_CODE`, or "".
     """
 
     name: str
@@ -65,13 +65,13 @@ class Change:
     low: float
     high: float
     stage: int
-    why: str = ""
+    reason: str = ""
 
     def __str__(self) -> str:
         return (
             f"{self.verdict:<9} {self.ratio - 1:+7.1%} ({self.low - 1:+6.1%} to {self.high - 1:+6.1%}) "
             f"{short_name(self.name)}"
-            f"{f': {self.why}' if self.why else ''}"
+            f"{f': {self.reason}' if self.reason else ''}"
         )
 
 
@@ -111,7 +111,7 @@ def screen(name: str, new: float, old: float, spread: float) -> Change:
 
 def same_code_change(by_the_clock: Change) -> Change:
     """Return the verdict on a benchmark that launches what it did before, given what `screen` says of its medians."""
-    return replace(by_the_clock, verdict="same", stage=0, why=SAME_CODE)
+    return replace(by_the_clock, verdict="same", stage=0, reason=SAME_CODE)
 
 
 def clock_differs(change: Change) -> bool:
@@ -267,7 +267,7 @@ def decide(
 
 def unconfirmed(suspect: Change, reason: str) -> Change:
     """Return the "ambiguous" verdict of a suspect that could not be measured again."""
-    return replace(suspect, verdict="ambiguous", why=reason)
+    return replace(suspect, verdict="ambiguous", reason=reason)
 
 
 def match_benchmarks(new: Iterable[str], old: Iterable[str]) -> tuple[list[str], list[str], list[str]]:

@@ -126,7 +126,7 @@ def test_of_a_thousand_unchanged_benchmarks_none_is_slower_or_measured_again(mea
     now, then = noisy(rng, 1000), noisy(rng, 1000)
     of = dict.fromkeys(now, launches())
     result = compared(finish_run(now, of), BaselineHistory(record_run(then, of), [record_run(then, of)], MACHINE))
-    assert {(change.verdict, change.stage, change.why) for change in result.changes} == {("same", 0, "same code")}
+    assert {(change.verdict, change.stage, change.reason) for change in result.changes} == {("same", 0, "same code")}
     assert not suspects
     assert not result.slower
     lines = list(result.lines())
@@ -183,7 +183,7 @@ def test_only_what_is_known_to_be_the_same_is_not_judged_by_the_clock(
     now: Launches, then: Launches, machine: Mapping[str, str], same: bool
 ) -> None:
     (change,) = judged((ONE[0], {"b[0]": now}), (ONE[1], {"b[0]": then}), machine).changes
-    assert (change.verdict, change.why) == (("same", "same code") if same else ("ambiguous", ""))
+    assert (change.verdict, change.reason) == (("same", "same code") if same else ("ambiguous", ""))
     assert change.ratio == pytest.approx(1.2)
     clock = judged((ONE[0], {}), (ONE[1], {}), machine).changes
     assert (clock == [change]) is not same
@@ -192,7 +192,7 @@ def test_only_what_is_known_to_be_the_same_is_not_judged_by_the_clock(
 def test_the_report_marks_the_same_code(tmp_path: Path) -> None:
     result = judged((ONE[0], {"b[0]": launches()}), (ONE[1], {"b[0]": launches()}))
     part = report.performance([], {}, {"measured": {}}, {"kernels": {}}, [], result.changes, list(result.lines()))
-    assert part["verdicts"][0]["why"] == "same code"
+    assert part["verdicts"][0]["reason"] == "same code"
     assert part["verdicts"][0]["stage"] == 0
 
 

@@ -401,7 +401,7 @@ def test_a_changed_source_is_judged_again(tmp_path: Path, monkeypatch: pytest.Mo
     class Answers(Stub):
         def judge(self, job: Job) -> Reply:
             text = verdict("wrong" if "-" in job.candidate.source else "").json()
-            return Reply(verdict=text, stage="full", seconds=1.0, where="here")
+            return Reply(verdict=text, stage="full", seconds=1.0, worker="here")
 
     monkeypatch.setattr(driver, "_pool_of", lambda *_: lambda: pool.Pool(lambda n: Answers(n, iter([False])), 1))
     out = tmp_path / "results.jsonl"
@@ -605,12 +605,12 @@ class Stub:
     """A worker that answers at once, until it must be lost."""
 
     def __init__(self, number: int, fails: Iterator[bool]) -> None:
-        self.gone, self.fails = "", fails
+        self.end_reason, self.fails = "", fails
         if next(fails):
             raise pool.Lost("it does not start")
 
     def judge(self, job: Job) -> Reply:
-        return Reply(where=f"here, by {job.seed}")
+        return Reply(worker=f"here, by {job.seed}")
 
     def close(self) -> None:
         pass
@@ -620,7 +620,7 @@ def test_a_place_whose_worker_never_starts_is_given_up() -> None:
     made = pool.Pool(lambda number: Stub(number, iter([True])), 2)
     events = [made.events.get() for _ in range(2)]
     made.close()
-    assert all(event.task is None and "it does not start" in event.why for event in events)
+    assert all(event.task is None and "it does not start" in event.reason for event in events)
 
 
 def test_a_worker_whose_gpu_is_gone_is_replaced_after_its_answer() -> None:
@@ -628,7 +628,7 @@ def test_a_worker_whose_gpu_is_gone_is_replaced_after_its_answer() -> None:
 
     def make(number: int) -> Stub:
         workers.append(Stub(number, iter([False])))
-        workers[-1].gone = "the GPU does not answer" if len(workers) == 1 else ""
+        workers[-1].end_reason = "the GPU does not answer" if len(workers) == 1 else ""
         return workers[-1]
 
     made = pool.Pool(make, 1)

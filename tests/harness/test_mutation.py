@@ -489,7 +489,7 @@ def test_what_the_compiler_refuses_is_no_mutant_by_whichever_name_it_is_called(t
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])
     assert outcome["status"] == "invalid", outcome
-    assert outcome["why"].startswith("CompilationError: cuda_kernel.cu does not compile for the CPU"), outcome
+    assert outcome["reason"].startswith("CompilationError: cuda_kernel.cu does not compile for the CPU"), outcome
 
 
 COMPILED = """
@@ -534,7 +534,7 @@ def test_of_a_mutant_only_what_its_trial_launches_is_compiled(tmp_path: pathlib.
 
 @pytest.mark.full
 def test_kernels_that_do_not_pass_as_they_are_have_no_mutants(outcomes: dict) -> None:
-    assert "forward float32, case one_number_without_axes: " in outcomes["wrong from the start"]["why"]
+    assert "forward float32, case one_number_without_axes: " in outcomes["wrong from the start"]["reason"]
 
 
 @pytest.mark.full

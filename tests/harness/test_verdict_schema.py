@@ -72,7 +72,7 @@ def test_a_verdict_is_as_the_schema_says_and_comes_back(verdicts: list[Verdict])
 
 def test_a_line_of_grading_is_as_the_schema_says_and_comes_back(verdicts: list[Verdict]) -> None:
     for verdict in verdicts:
-        graded = Graded.of(verdict, id="a", key="b", stage="full", where="here", repeat="fourfold grade a")
+        graded = Graded.of(verdict, id="a", key="b", stage="full", worker="here", repeat="fourfold grade a")
         assert not violations(json.loads(graded.line()))
         assert Graded.from_json(graded.line()) == graded
 

@@ -237,7 +237,7 @@ class UntrustedFunction:
             ask = protocol.CallAtOnce(requests, functions, of_several, concurrent_calls.PATIENCE, conditions())
             answer, storages = self._ask(session, ask, protocol.CalledAtOnce | protocol.NeverReturned)
             if isinstance(answer, protocol.NeverReturned):
-                raise NeverReturns(printable(answer.why)[:1000])
+                raise NeverReturns(printable(answer.reason)[:1000])
             with end_if_malformed(session):
                 if len(answer.results) != len(calls):
                     raise Malformed("no results of each thread")
@@ -368,7 +368,7 @@ class UntrustedFunction:
         if isinstance(answer, protocol.Missing):
             raise CannotBeImported(f"{self.place} has no function {self.function}")
         if isinstance(answer, protocol.Uncallable):
-            raise CannotBeCalled(printable(answer.why))
+            raise CannotBeCalled(printable(answer.reason))
         self.file = Path(answer.file)
         claims(**_claims(answer.claims))(self)
         if self._statements and not self._plain:

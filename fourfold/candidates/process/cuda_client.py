@@ -92,7 +92,7 @@ class UntrustedKernel(UntrustedFunction):
         )
         answer, _ = self._ask(session, ask, protocol.KernelLoaded | protocol.Uncallable)
         if isinstance(answer, protocol.Uncallable):
-            raise CannotBeCalled(printable(answer.why))
+            raise CannotBeCalled(printable(answer.reason))
         for name, reason in answer.refused.items():
             if name in DTYPES:
                 self.candidate.kernels.refuse(DTYPES[name], printable(reason)[:1000])

@@ -467,7 +467,7 @@ class Missing:
 class Uncallable:
     """The candidate cannot be called, or does not compile."""
 
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -516,7 +516,7 @@ class CalledAtOnce:
 class NeverReturned:
     """A thread has not ended."""
 
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
