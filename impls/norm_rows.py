@@ -99,6 +99,58 @@ def threads_of_row(cols: int, each: int, together: int, most: int = MOST_THREADS
     return min(cdiv(threads, WARP) * WARP, most), 1
 
 
+class Plan(NamedTuple):
+    """How blocks divide the rows that a kernel holds in registers.
+
+    Attributes:
+        kind: the template arguments of the kernel, after the type.
+        threads: threads of a row.
+        together: rows of a block.
+        shared_bytes: shared memory of a block.
+        blocks: blocks of a multiprocessor, backward.
+    """
+
+    kind: tuple[object, ...]
+    threads: int
+    together: int
+    shared_bytes: int = 0
+    blocks: int = 0
+
+
+def forward_plan(cols: int, layout: Layout, itemsize: int, mean: bool) -> Plan:
+    """Choose how forward walks through rows of `cols` columns."""
+    width = 16 // itemsize
+    # Vectors are shifted into place by whole warps, and the number of one is an int.
+    shifted = layout is Layout.SHIFTED and WARP * width <= cols < 2**31
+    if layout is not Layout.WHOLE and not shifted:
+        width = 1
+    # Few bytes per thread let more blocks share a multiprocessor. But with a mean, the many warps of long rows wait
+    # for one another, and shifted vectors need fewer exchanges if a thread has many.
+    each = 8 if shifted or (mean and width > 1 and cols > 8 * WARP * width) else 4
+    threads, together = threads_of_row(cols, each * width, TOGETHER)
+    if not shifted:
+        return Plan((width, each, False), threads, together)
+    threads, together = (WARP, TOGETHER // WARP) if threads <= WARP else (threads, 1)
+    return Plan((width, each, True), threads, together, threads * together // WARP * EXCHANGED_BYTES)
+
+
+def backward_plan(cols: int, layout: Layout, itemsize: int, mean: bool, device: torch.device) -> Plan | None:
+    """Choose how backward walks through rows of `cols` columns; None if no kernel holds them."""
+    for width, vectors, way, most, resident in held_rows(layout, itemsize, mean):
+        if cols > most * vectors * width:
+            continue
+        threads, together = threads_of_row(cols, vectors * width, TOGETHER_BACKWARD, most)
+        blocks, shared_bytes = max(resident // (threads * together), 1), 0
+        if way == "SHARED":  # two sums of each column, in the compute dtype
+            shared_bytes = 2 * vectors * width * threads * max(itemsize, 4)
+            blocks = min(blocks, available_shared_memory(device) // shared_bytes)
+        elif way == "SHIFTED":
+            shared_bytes = threads // WARP * EXCHANGED_BYTES
+        kind = (width, vectors, "SEVERAL" if together > 1 else way)
+        return Plan(kind, threads, together, shared_bytes, blocks) if blocks else None
+    return None
+
+
 class Norm:
     """The kernels of one norm.
 
@@ -118,20 +170,20 @@ class Norm:
         size, mean, last = dtype.itemsize, self.mean, (self.mean, self.added)
         width = 16 // size
         for kind in ((width, 4, False), *([(width, 8, False)] if mean else []), (width, 8, True), (1, 4, False)):
-            yield _name(dtype, "forward", *kind, *last)
+            yield _name(dtype, "norm_forward_kernel", *kind, *last)
         if size in STAGED[mean]:
-            yield _name(dtype, "forward_staged", STAGED[mean][size], *last)
+            yield _name(dtype, "norm_forward_staged_kernel", STAGED[mean][size], *last)
         held = {each for layout in Layout for each in held_rows(layout, size, mean)}
         for added in {False, self.added}:
             for each in held:
                 for way in ("ONE", "SEVERAL") if each.way == "ONE" else (each.way,):
-                    yield _name(dtype, "backward", each.width, each.vectors, way, mean, added)
-            yield _name(dtype, "backward_staged", STAGED_BACKWARD[mean][size], mean, added)
+                    yield _name(dtype, "norm_backward_kernel", each.width, each.vectors, way, mean, added)
+            yield _name(dtype, "norm_backward_staged_kernel", STAGED_BACKWARD[mean][size], mean, added)
             for columns in (width, 1):
-                yield _name(dtype, "backward_columns", columns, mean, added)
+                yield _name(dtype, "norm_backward_columns_kernel", columns, mean, added)
         for columns in (width, 1):
-            yield _name(dtype, "backward_means", columns, mean)
-        yield _name(dtype, "sum_partials")
+            yield _name(dtype, "norm_backward_means_kernel", columns, mean)
+        yield _name(dtype, "norm_sum_partials_kernel")
 
     def _kernel(self, dtype: torch.dtype, kernel: str, *arguments: object) -> CudaKernel:
         return self.kernels[_name(dtype, kernel, *arguments)]
@@ -160,26 +212,14 @@ class Norm:
         if each and layout is Layout.WHOLE and cols * size >= least:
             staged = staging(cols, size, len(rows), x.device, each)
             if staged is not None:
-                kernel = self._kernel(dtype, "forward_staged", each, *kind)
+                kernel = self._kernel(dtype, "norm_forward_staged_kernel", each, *kind)
                 sizes = (num_rows, cols, inner, *first[1:3], *second[1:3], eps)
                 staged.launch(kernel, staged.groups(kernel, x.device, num_rows), (*tensors, *sizes))
                 return
-        width = 16 // size
-        # Vectors are shifted into place by whole warps, and the number of one is an int.
-        shifted = layout is Layout.SHIFTED and WARP * width <= cols < 2**31
-        if layout is not Layout.WHOLE and not shifted:
-            width = 1
-        # Few bytes per thread let more blocks share a multiprocessor. But with a mean, the many warps of long rows wait
-        # for one another, and shifted vectors need fewer exchanges if a thread has many.
-        each = 8 if shifted or (self.mean and width > 1 and cols > 8 * WARP * width) else 4
-        threads, together = threads_of_row(cols, each * width, TOGETHER)
-        shared_bytes = 0
-        if shifted:
-            threads, together = (WARP, TOGETHER // WARP) if threads <= WARP else (threads, 1)
-            shared_bytes = threads * together // WARP * EXCHANGED_BYTES
-        self._kernel(dtype, "forward", width, each, shifted, *kind).launch(
-            cdiv(num_rows, together),
-            (threads, together),
+        plan = forward_plan(cols, layout, size, self.mean)
+        self._kernel(dtype, "norm_forward_kernel", *plan.kind, *kind).launch(
+            cdiv(num_rows, plan.together),
+            (plan.threads, plan.together),
             *tensors,
             num_rows,
             cols,
@@ -189,7 +229,7 @@ class Norm:
             weight.stride(0),
             0 if bias is None else bias.stride(0),
             eps,
-            shared_bytes=shared_bytes,
+            shared_bytes=plan.shared_bytes,
         )
 
     def backward(
@@ -224,38 +264,24 @@ class Norm:
         least = STAGED_BYTES_BACKWARD[self.mean] if x.is_cuda else STAGED_BYTES_ON_CPU
         if layout is Layout.WHOLE and cols * size >= least:
             staged = staging(cols, size, len(walked), x.device, each, sums=True)
-        held = next(
-            (held for held in held_rows(layout, size, self.mean) if cols <= held.threads * held.vectors * held.width),
-            None,
-        )
-        if held is not None:
-            threads, together = threads_of_row(cols, held.vectors * held.width, TOGETHER_BACKWARD, held.threads)
-            blocks, shared_bytes = max(held.resident // (threads * together), 1), 0
-            if held.way == "SHARED":
-                shared_bytes = sum_bytes(held, threads, dtype)
-                blocks = min(blocks, available_shared_memory(x.device) // shared_bytes)
-            elif held.way == "SHIFTED":
-                shared_bytes = threads // WARP * EXCHANGED_BYTES
+        plan = backward_plan(cols, layout, size, self.mean, x.device)
         if staged is not None:
-            kernel = self._kernel(dtype, "backward_staged", each, *kind)
+            kernel = self._kernel(dtype, "norm_backward_staged_kernel", each, *kind)
             partials = staged.groups(kernel, x.device, num_rows)
             partial = partial_sums(partials)
             staged.launch(kernel, partials, (*inputs, added, grad_x, partial, *sizes))
-        elif held is not None and blocks:
-            way = "SEVERAL" if together > 1 else held.way
-            partials = min(cdiv(num_rows, together), multiprocessors(x.device) * blocks)
-            partial = partial_sums(partials)
-            kernel = self._kernel(dtype, "backward", held.width, held.vectors, way, *kind)
-            kernel.launch(
-                partials, (threads, together), *inputs, added, grad_x, partial, *sizes, shared_bytes=shared_bytes
-            )
+        elif plan is not None:
+            partials = min(cdiv(num_rows, plan.together), multiprocessors(x.device) * plan.blocks)
+            partial, block = partial_sums(partials), (plan.threads, plan.together)
+            kernel = self._kernel(dtype, "norm_backward_kernel", *plan.kind, *kind)
+            kernel.launch(partials, block, *inputs, added, grad_x, partial, *sizes, shared_bytes=plan.shared_bytes)
         else:
             width = 16 // size if layout is Layout.WHOLE else 1
             threads, together = threads_of_row(cols, 4 * width, TOGETHER)
             strides = (*grads[1:], *rows[1:], weight.stride(0))
             means = None if grad_x is None else rstd.new_empty((2, num_rows))
             if means is not None:
-                kernel = self._kernel(dtype, "backward_means", width, self.mean)
+                kernel = self._kernel(dtype, "norm_backward_means_kernel", width, self.mean)
                 kernel.launch(
                     cdiv(num_rows, together), (threads, together), *inputs, means, num_rows, cols, inner, *strides
                 )
@@ -263,20 +289,17 @@ class Norm:
             column_blocks = cdiv(cols, threads * width)
             partials = min(cdiv(num_rows, 4), max(1, multiprocessors(x.device) * BLOCKS // column_blocks))
             partial = partial_sums(partials)
-            kernel = self._kernel(dtype, "backward_columns", width, *kind)
-            tensors = (*inputs, means, added, grad_x, partial)
-            kernel.launch((column_blocks, partials), threads, *tensors, num_rows, cols, inner, *strides)
+            kernel = self._kernel(dtype, "norm_backward_columns_kernel", width, *kind)
+            grid = (column_blocks, partials)
+            kernel.launch(grid, threads, *inputs, means, added, grad_x, partial, num_rows, cols, inner, *strides)
         if partial is not None:
             grid, block = (cdiv(cols, WARP), 1 + self.mean), (WARP, min(partials, 32))
-            self._kernel(dtype, "sum_partials").launch(grid, block, partial, grad_weight, grad_bias, partials, cols)
-
-
-def sum_bytes(held: Held, threads: int, dtype: torch.dtype) -> int:
-    """Return bytes of shared memory for two sums of each column, in the compute dtype."""
-    return 2 * held.vectors * held.width * threads * max(dtype.itemsize, 4)
+            self._kernel(dtype, "norm_sum_partials_kernel").launch(
+                grid, block, partial, grad_weight, grad_bias, partials, cols
+            )
 
 
 def _name(dtype: torch.dtype, kernel: str, *arguments: object) -> str:
     """Return the name of a kernel of norm_rows.cuh."""
     spelled = (str(each).lower() if isinstance(each, bool) else str(each) for each in arguments)
-    return f"norm_{kernel}_kernel<{', '.join((CPP_TYPES[dtype], *spelled))}>"
+    return f"{kernel}<{', '.join((CPP_TYPES[dtype], *spelled))}>"
