@@ -455,6 +455,14 @@ norm_backward_kernel(
             this_grad[k].keep(next_grad[k]);
         }
         if (WAY != SHIFTED) load(row + rows_apart);
+        // Single columns of the added gradient are loaded early: they take few registers, and waiting for them takes long.
+        constexpr bool EARLY = ADDED && WIDTH == 1;
+        T others[EARLY ? VECTORS : 1];
+        if constexpr (EARLY) {
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++)
+                if (first + k * step < own_end) others[k] = added[row * cols + first + k * step];
+        }
         auto unpack = [&](int k, C (&normals)[WIDTH], C (&grads)[WIDTH], C (&of_normals)[WIDTH]) {
             this_x[k].unpack(normals);
             this_grad[k].unpack(grads);
@@ -498,19 +506,18 @@ norm_backward_kernel(
                 C grads[WIDTH];
                 unpack(k, normals, grads, of_normals);
             }
-            [[maybe_unused]] C others[WIDTH];
-            if constexpr (ADDED && WAY == SHIFTED) {
-                Vector<T, WIDTH> one[1];
-                load_shifted(one, added + row * cols, cols, [&](int) { return number(k); }, 0.0f);
-                one[0].unpack(others);
-            } else if constexpr (ADDED) {
-                Vector<T, WIDTH>::load(added + row * cols + first + k * step).unpack(others);
-            }
+            [[maybe_unused]] Vector<T, WIDTH> other[1];
+            if constexpr (EARLY) other[0].at[0] = others[k];
+            else if constexpr (ADDED && WAY == SHIFTED)
+                load_shifted(other, added + row * cols, cols, [&](int) { return number(k); }, 0.0f);
+            else if constexpr (ADDED) other[0] = Vector<T, WIDTH>::load(added + row * cols + first + k * step);
+            C to_add[WIDTH];
+            if constexpr (ADDED) other[0].unpack(to_add);
             Vector<T, WIDTH> grad;
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) {
                 C of_x = gradient<MEAN>(of_normals[j], normals[j], means, rstd);
-                if constexpr (ADDED) of_x += others[j];
+                if constexpr (ADDED) of_x += to_add[j];
                 grad.at[j] = T(of_x);
             }
             if constexpr (WAY == SHIFTED) store_shifted(grad_x + row * cols, cols, number(k), grad);

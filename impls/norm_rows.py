@@ -125,8 +125,9 @@ def forward_plan(cols: int, layout: Layout, itemsize: int, mean: bool) -> Plan:
     if layout is not Layout.WHOLE and not shifted:
         width = 1
     # Few bytes per thread let more blocks share a multiprocessor. But with a mean, the many warps of long rows wait
-    # for one another, and shifted vectors need fewer exchanges if a thread has many.
-    each = 8 if shifted or (mean and width > 1 and cols > 8 * WARP * width) else 4
+    # for one another, and shifted vectors, of which a row has whole warps, need fewer exchanges if a thread has many.
+    least = 4 if shifted else 8
+    each = 8 if (shifted or (mean and width > 1)) and cols > least * WARP * width else 4
     threads, together = threads_of_row(cols, each * width, TOGETHER)
     if not shifted:
         return Plan((width, each, False), threads, together)
@@ -134,12 +135,15 @@ def forward_plan(cols: int, layout: Layout, itemsize: int, mean: bool) -> Plan:
     return Plan((width, each, True), threads, together, threads * together // WARP * EXCHANGED_BYTES)
 
 
-def backward_plan(cols: int, layout: Layout, itemsize: int, mean: bool, device: torch.device) -> Plan | None:
-    """Choose how backward walks through rows of `cols` columns; None if no kernel holds them."""
+def backward_plan(x: torch.Tensor, num_rows: int, layout: Layout, mean: bool) -> Plan | None:
+    """Choose how backward walks through the rows of x; None if no kernel holds them."""
+    cols, itemsize, device = x.shape[-1], x.element_size(), x.device
     for width, vectors, way, most, resident in held_rows(layout, itemsize, mean):
         if cols > most * vectors * width:
             continue
         threads, together = threads_of_row(cols, vectors * width, TOGETHER_BACKWARD, most)
+        if num_rows < together * multiprocessors(device):
+            threads, together = max(threads, WARP), 1  # else few multiprocessors would have rows
         blocks, shared_bytes = max(resident // (threads * together), 1), 0
         if way == "SHARED":  # two sums of each column, in the compute dtype
             shared_bytes = 2 * vectors * width * threads * max(itemsize, 4)
@@ -169,8 +173,10 @@ class Norm:
     def _names(self, dtype: torch.dtype) -> Iterator[str]:
         size, mean, last = dtype.itemsize, self.mean, (self.mean, self.added)
         width = 16 // size
-        for kind in ((width, 4, False), *([(width, 8, False)] if mean else []), (width, 8, True), (1, 4, False)):
+        for kind in ((1, 4, False), (width, 4, False), (width, 4, True), (width, 8, True)):
             yield _name(dtype, "norm_forward_kernel", *kind, *last)
+        if mean:
+            yield _name(dtype, "norm_forward_kernel", width, 8, False, *last)
         if size in STAGED[mean]:
             yield _name(dtype, "norm_forward_staged_kernel", STAGED[mean][size], *last)
         held = {each for layout in Layout for each in held_rows(layout, size, mean)}
@@ -264,7 +270,7 @@ class Norm:
         least = STAGED_BYTES_BACKWARD[self.mean] if x.is_cuda else STAGED_BYTES_ON_CPU
         if layout is Layout.WHOLE and cols * size >= least:
             staged = staging(cols, size, len(walked), x.device, each, sums=True)
-        plan = backward_plan(cols, layout, size, self.mean, x.device)
+        plan = backward_plan(x, num_rows, layout, self.mean)
         if staged is not None:
             kernel = self._kernel(dtype, "norm_backward_staged_kernel", each, *kind)
             partials = staged.groups(kernel, x.device, num_rows)
