@@ -44,9 +44,9 @@ def sources(operation: str, backend: str) -> dict[str, str]:
 def reachable_functions(operation: str, backend: str, texts: dict[str, str]) -> set[tuple[str, str]]:
     """Return (file, name) of each function of an operation's own files, and of each other function that they reach.
 
-    A function is reached if the operation's files, or a reached function, name it. So it is if a function of another
-    Python module does, through which the operation's module launches its kernels. In CUDA C++ all kernels of such a
-    module are reached, because it may put their names together.
+    A function is reached if the operation's files, or a reached function, name it. So it is if a function or class of
+    another Python module does, through which the operation's module launches its kernels. In CUDA C++ all kernels of
+    such a module are reached, because it may put their names together.
     """
     words, modules = _reached(operation, backend)
     packages = {path.parent.name for path in modules if backend == "cuda" and path.stem == MODULES[backend]}
@@ -100,7 +100,9 @@ def _reached(operation: str, backend: str) -> tuple[set[str], list[pathlib.Path]
 def _values(node: ast.stmt) -> list[tuple[str, set[str]]]:
     """Return the names that a statement of a module binds, each with the words of its value; of no kernel."""
     match node:
-        case ast.FunctionDef() if not any("triton.jit" in ast.unparse(decorator) for decorator in node.decorator_list):
+        case ast.FunctionDef() | ast.ClassDef() if not any(
+            "triton.jit" in ast.unparse(decorator) for decorator in node.decorator_list
+        ):
             # Its docstring may name what it does not reach.
             names, value = [node.name], ast.unparse(ast.Module(node.body[ast.get_docstring(node) is not None :], []))
         case ast.Assign():

@@ -1,10 +1,26 @@
-"""add_layer_norm in CUDA C++: the kernels of vector_add and of layer_norm."""
+"""add_layer_norm in CUDA C++: the kernels of norm_rows.cuh with a mean, and a residual that is added forward."""
 
-from ..layer_norm.cuda_kernel import KERNELS as OF_NORM
-from ..layer_norm.cuda_kernel import launch_backward, launch_forward
-from ..vector_add.cuda_kernel import KERNELS as OF_SUM
-from ..vector_add.cuda_kernel import vector_add
+import torch
+
+from ..norm_rows import Norm
 from .operators import register
 
-KERNELS = (*OF_SUM, *OF_NORM)
-add_layer_norm = register("cuda", vector_add, launch_forward, launch_backward)
+NORM = Norm(__file__, mean=True, added=True)
+KERNELS = tuple(NORM.kernels.values())
+
+
+def _forward(
+    y: torch.Tensor,
+    h: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+) -> None:
+    NORM.forward(y, mean, rstd, x, weight, bias, eps, residual, h)
+
+
+add_layer_norm = register("cuda", _forward, NORM.backward)

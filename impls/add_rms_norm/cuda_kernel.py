@@ -1,14 +1,12 @@
-"""add_rms_norm in CUDA C++: rms_norm's kernels, with a residual that is added forward and a cotangent backward."""
+"""add_rms_norm in CUDA C++: the kernels of norm_rows.cuh, with a residual that is added forward."""
 
 import torch
 
-from ..rms_norm.cuda_kernel import kernels_of, launch_backward, launch_forward
+from ..norm_rows import Norm
 from .operators import register
 
-OWN = kernels_of("add_rms_norm_forward_kernel", added=True)
-# Where residual_out has no cotangent, the gradients are those of rms_norm alone.
-OWN_WITHOUT = kernels_of("add_rms_norm_forward_kernel", added=False)
-KERNELS = (*OWN.all, *(kernel for kernel in OWN_WITHOUT.all if kernel.name not in {own.name for own in OWN.all}))
+NORM = Norm(__file__, added=True)
+KERNELS = tuple(NORM.kernels.values())
 
 
 def _forward(
@@ -20,7 +18,7 @@ def _forward(
     weight: torch.Tensor,
     eps: float,
 ) -> None:
-    launch_forward(y, rstd, x, weight, eps, residual, residual_out, OWN)
+    NORM.forward(y, None, rstd, x, weight, None, eps, residual, residual_out)
 
 
 def _backward(
@@ -32,8 +30,7 @@ def _backward(
     rstd: torch.Tensor,
     added: torch.Tensor | None,
 ) -> None:
-    kernels = OWN_WITHOUT if added is None else OWN
-    launch_backward(grad_sum, grad_weight, grad_y, residual_out, weight, rstd, added, kernels)
+    NORM.backward(grad_sum, grad_weight, None, grad_y, residual_out, weight, None, rstd, added)
 
 
 add_rms_norm = register("cuda", _forward, _backward)

@@ -113,6 +113,9 @@ def changed_texts(operation: str, backend: str, *edits: str) -> dict[str, str]:
             if (folder / file).exists()
         }
         changed |= apply_edit(texts, edit[named.end() :] if named else edit)
+    if any(file.endswith(".cuh") for file in changed):
+        # A header is found beside the one that includes it.
+        changed = {file.name: file.read_text() for file in folder.glob("*.cuh")} | changed
     return changed
 
 

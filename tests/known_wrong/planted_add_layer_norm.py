@@ -14,7 +14,7 @@ from .planted import Fault
 GITHUB = "https://github.com"
 SUM, Y, H = "h = x + residual\n    return layer_norm(h => h = x +", {"output": "y"}, {"output": "h"}
 SHORT = {"right_on": rows(2, cols=24)}
-BACKWARD, OF_BOTH = "            backward(*gradients, Needs =>", {"check": check_of_joined_outputs(backward_agrees)}
+OF_BOTH = {"check": check_of_joined_outputs(backward_agrees)}
 
 
 def _torch_faults() -> tuple[Fault, ...]:
@@ -38,29 +38,29 @@ def _torch_faults() -> tuple[Fault, ...]:
 def _triton_faults() -> tuple[Fault, ...]:
     of = Edits("add_layer_norm", "triton")
     return (
-        of("norm_before_the_sum", "forward(y, mean, rstd, h, => forward(y, mean, rstd, x,", **Y),
+        of("norm_before_the_sum", "forward_of_norm(y, mean, rstd, h, => forward_of_norm(y, mean, rstd, x,", **Y),
         of("bias_left_out", "rstd, h, weight, bias, eps) => rstd, h, weight, torch.zeros_like(bias), eps)", **Y),
-        of.gradient("gradients_of_1024_columns_are_0", f"{BACKWARD}             if h.shape[-1] == 1024:\n"
-                    "                return zero_all(gradients)\n"
-                    "            backward(*gradients, Needs", **Y, **SHORT,
+        of.gradient("gradients_of_1024_columns_are_0", "    needs = Needs( =>     if h.shape[-1] == 1024:\n"
+                    "        return [each.zero_() for each in (grad_sum, grad_weight, grad_bias) if each is not None]\n"
+                    "    needs = Needs(", **Y, **SHORT,
                     source=f"{GITHUB}/PaddlePaddle/Paddle/pull/74149"),
         of.gradient("rows_of_the_first_axis_alone", "grad_y, h, weight, mean, rstd) =>"
                     " grad_y, h, weight, mean[: len(h)], rstd[: len(h)])",
                     source=f"{GITHUB}/flagos-ai/FlagGems/issues/5392", **Y, **SHORT),
-        of.gradient("cotangent_of_h_left_out", "if grad_h is None or not needs[0]: => if True:", **OF_BOTH),
+        of.gradient("cotangent_of_h_left_out", "if grad_sum is not None and added is not None: => if False:",
+                    **OF_BOTH),
     )
 
 
 def _cuda_faults() -> tuple[Fault, ...]:
     of = Edits("add_layer_norm", "cuda")
     return (
-        of("x_added_to_itself", "vector_add/cuda_kernel.cu: return x + y; => return x + x;", **H,
+        of("x_added_to_itself", "norm_rows.cuh: T(numbers[j] + others[j]) => T(numbers[j] + numbers[j])", **H,
            source=f"{GITHUB}/NVIDIA/FasterTransformer/pull/466"),
         of("first_warp_alone", FIRST_WARP, **Y, **SHORT),
-        of.gradient("gradient_added_to_itself", "add(gradients[0], grad_h) => add(gradients[0], gradients[0])",
-                    **OF_BOTH),
-        of.gradient("mean_subtracted_twice", "layer_norm/cuda_kernel.cu: grads[k].at[j] = T((grad_normal - mean_grad"
-                    " => grads[k].at[j] = T((grad_normal - C(2) * mean_grad", **Y,
+        of.gradient("gradient_added_to_itself", "norm_rows.cuh: of_x += others[j]; =>2 of_x += of_x;", **OF_BOTH),
+        of.gradient("mean_subtracted_twice", "norm_rows.cuh: of_normal -= means.first; =>"
+                    " of_normal -= C(2) * means.first;", **Y,
                     source=f"{GITHUB}/tenstorrent/tt-metal/pull/53215"),
     )
 

@@ -135,9 +135,10 @@ def _triton_faults() -> tuple[Fault, ...]:
 
 
 OF_X = (
-    "squares += numbers[j] * numbers[j]; => if (start + first + k * step + j < cols) {\n"
+    "norm_rows.cuh: if (j < own) piece_squares += numbers[j] * numbers[j]; =>"
+    " if (start + first + k * step + j < cols) {\n"
     "                const C of_x = C(x[(start + first + k * step + j) * column_stride]);\n"
-    "                squares += of_x * of_x;\n            }"
+    "                piece_squares += of_x * of_x;\n            }"
 )
 
 
@@ -146,11 +147,11 @@ def _cuda_faults() -> tuple[Fault, ...]:
     zeros = {"right_on": residual_of_zeros}
     return (
         of("variance_of_x", OF_X, **y, **zeros),
-        of("row_stride_of_x", "{residual, sums, residual_outer_stride, residual_inner_stride, =>2"
-           " {residual, sums, outer_stride, inner_stride,", examples=named(properties, "residual_lies_otherwise"), **y,
-           **zeros),
-        of("sum_never_stored_past_a_block", "if (store_sums) data[k] => if (store_sums && at < 64) data[k]",
-           check=memory_is_respected, says=UNWRITTEN, **sums, **zeros),
+        of("row_stride_of_x", "norm_rows.cuh: row_offset(row, inner, residual_outer_stride, residual_inner_stride) =>2"
+           " row_offset(row, inner, outer_stride, inner_stride)", 
+           examples=named(properties, "residual_lies_otherwise"), **y, **zeros),
+        of("sum_never_stored_past_a_block", "norm_rows.cuh: if (store_sums) data[k] =>"
+           " if (store_sums && at < 64) data[k]", check=memory_is_respected, says=UNWRITTEN, **sums, **zeros),
         of.stopped("barrier_missing", cuda_on_cpu.Race, BARRIER, **y),
         of("tail_of_vectors_dropped", TAIL, right_on="many_rows_of_whole_vectors", **y),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS,

@@ -145,9 +145,9 @@ def _triton_faults() -> tuple[Fault, ...]:
     )
 
 
-ROOT_IN_CUDA = "rsqrt(squares / C(cols) + C(eps)) =>"
-CENTRED, SHARE = "if (j < own) sum.first += centred * centred; =>", "share = num / (C(start) + num), =>"
-LAST = "squares += sum_over_row(sum, 1).first + =>"
+ROOT_IN_CUDA = "norm_rows.cuh: rsqrt(squares / C(cols) + C(eps)) =>"
+PARTIALS = "norm_rows.cuh: i < partials; i += blockDim.y) =>"
+GRADS_IN_CUDA = "norm_rows.py: strides = (*grads[1:], => strides = (inner * cols, cols, 1,"
 
 
 def _cuda_faults() -> tuple[Fault, ...]:
@@ -155,7 +155,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
     short, gradient = {"right_on": "two_columns"}, {"check": backward_agrees}
     out_of_bounds, race = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race
     return (
-        of("square_of_mean", f"{CENTRED} if (j < own) sum.first += C(data[k].at[j]) * C(data[k].at[j]);",
+        of("square_of_mean", "norm_rows.cuh: if constexpr (MEAN) numbers[j] -= piece_mean; =>",
            f"{ROOT_IN_CUDA} rsqrt(squares / C(cols) - mean * mean + C(eps))", **row,
            source="https://github.com/microsoft/onnxruntime/pull/31973"),
         of("variance_of_sample", f"{ROOT_IN_CUDA} rsqrt(squares / C(cols > 1 ? cols - 1 : cols) + C(eps))", **one),
@@ -163,36 +163,34 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    examples=far_apart(properties.rows(9, cols=5)), **one),
         of("eps_outside_the_root", f"{ROOT_IN_CUDA} (C(1) / (sqrt(squares / C(cols)) + C(eps)))", **one),
         of("eps_typed_in", f"{ROOT_IN_CUDA} rsqrt(squares / C(cols) + C(1e-5))", **row),
-        of("counts_taken_as_equal", f"{SHARE} share = start ? C(0.5) : C(1),", **row),
+        of("counts_taken_as_equal", "norm_rows.cuh: share = num / (C(start) + num), => share = start ? C(0.5) : C(1),",
+           **row),
         # NaN where the square of the mean overflows: this repository's own kernels must return a number there.
-        of("empty_parts_merged", f"{LAST} squares += sum_over_row(sum, 1).first + apart * apart * share *",
-           "C(start) * apart * (apart * share); => C(start);", documented=True, **row),
+        of("empty_parts_merged", "norm_rows.cuh: C(start) * apart * (apart * share); =>"
+           " apart * apart * share * C(start);", documented=True, **row),
         of.stopped("barrier_missing", race, BARRIER),
         of("first_warp_only", FIRST_WARP, **short),
         of.stopped("stride_dropped_in_second_pass", out_of_bounds,
-                   "if (start < last) load(start); => if (start < last) column_stride = 1, load(start);", **one),
-        of("weight_of_first_columns", "take<WIDTH, STRIDED>(weight, column, weight_stride),\n =>"
-           " take<WIDTH, STRIDED>(weight, column % 64, weight_stride),\n", **short),
-        of.stopped("row_of_fixed_length", out_of_bounds, "    C mean = 0, squares = 0;\n =>"
+                   "norm_rows.cuh: if (start < last) load(start, false); =>"
+                   " if (start < last) column_stride = 1, load(start, false);", **one),
+        of("weight_of_first_columns", "norm_rows.cuh: take<WIDTH>(weight, at, weight_stride), =>"
+           " take<WIDTH>(weight, at % 64, weight_stride),", **short),
+        of.stopped("row_of_fixed_length", out_of_bounds, "norm_rows.cuh:     C mean = 0, squares = 0;\n =>"
                    "     C mean = 0, squares = 0;\n    __shared__ T row_of[512];\n"
                    "    for (int i = threadIdx.x; blockDim.x > 32 && i < cols; i += blockDim.x) row_of[i] = T(0);\n",
                    **one),
-        of.gradient("mean_of_gradient_left_out", "means = {means.first * reciprocal, => means = {C(0),",),
-        of.stopped("grad_output_contiguous_assumed", out_of_bounds,
-                   "cols, inner, *grad_rows[1:], => cols, inner, inner * cols, cols, 1,",
+        of.gradient("mean_of_gradient_left_out", "norm_rows.cuh: if constexpr (MEAN) means.first *= reciprocal; =>"
+                    " means.first = C(0);"),
+        of.stopped("grad_output_contiguous_assumed", out_of_bounds, GRADS_IN_CUDA,
                    examples=named(properties, "all_sliced_columns"), **gradient, **one),
-        of.gradient("last_block_of_rows_dropped", "i < partials; i += blockDim.y) =>"
-                    " i < max(partials - 1, 1ll); i += blockDim.y)", **row),
-        of.gradient("first_block_of_rows_only", "i < partials; i += blockDim.y) =>"
-                    " i < min(partials, 1ll); i += blockDim.y)", **row),
-        of.stopped("added_without_atomics", race, "    partial += blockIdx.x * cols;\n =>", **gradient, **row),
-        of("added_atomically", "    of_threads[threadIdx.y][threadIdx.x] = sums;\n    __syncthreads();\n =>"
-           "     of_threads[threadIdx.y][threadIdx.x] = {0, 0};\n    __syncthreads();\n"
-           "    if (threadIdx.y > 0) atomicAdd(&of_threads[0][threadIdx.x].first, sums.first),"
-           " atomicAdd(&of_threads[0][threadIdx.x].second, sums.second);\n    __syncthreads();\n"
-           "    sums.first += of_threads[0][threadIdx.x].first;\n"
-           "    sums.second += of_threads[0][threadIdx.x].second;\n",
-           "for (int i = 1; i < blockDim.y; i++) { => for (int i = 1; i < 0; i++) {",
+        of.gradient("last_block_of_rows_dropped", f"{PARTIALS} i < max(partials - 1, 1ll); i += blockDim.y)", **row),
+        of.gradient("first_block_of_rows_only", f"{PARTIALS} i < min(partials, 1ll); i += blockDim.y)", **row),
+        of.stopped("added_without_atomics", race, "norm_rows.cuh:     partial += blockIdx.x * cols;\n =>",
+                   **gradient, **row),
+        of("added_atomically", "norm_rows.cuh:     of_threads[threadIdx.y][threadIdx.x] = sum;\n    __syncthreads();\n"
+           " =>     of_threads[threadIdx.y][threadIdx.x] = 0;\n    __syncthreads();\n"
+           "    if (threadIdx.y > 0) atomicAdd(&of_threads[0][threadIdx.x], sum);\n    __syncthreads();\n",
+           "norm_rows.cuh: i < blockDim.y; i++) sum += of_threads[i] => i < 2; i++) sum += of_threads[0]",
            check=repeats_bit_for_bit, says=r"gradient of (weight|bias) differs between two calls", only_on="cpu",
            source="https://github.com/karpathy/llm.c/pull/445", **row),
     )

@@ -127,35 +127,33 @@ def _triton_faults() -> tuple[Fault, ...]:
 
 
 TAIL = (
-    "squares += numbers[j] * numbers[j]; =>"
-    " squares += cols <= 4 || start + first + k * step + j < cols / 4 * 4 ? numbers[j] * numbers[j] : C(0);"
+    "norm_rows.cuh: if (j < own) piece_squares => if (cols <= 4 || start + first + k * step + j < cols / 4 * 4)"
+    " piece_squares"
 )
 UNFENCED = (
     "staged.cuh:         fence_proxy_async();\n#endif\n        __syncthreads(); =>         fence_proxy_async();\n#endif"
 )
-ROOT = "rsqrt(row_sum(squares, 0) / C(cols) + C(eps)) =>"
+ROOT_IN_CUDA = "norm_rows.cuh: rsqrt(squares / C(cols) + C(eps)) =>"
 
 
 def _cuda_faults() -> tuple[Fault, ...]:
     of, one = Edits("rms_norm", "cuda"), {"right_on": one_row}
     return (
-        of("eps_outside_the_root", f"{ROOT} (C(1) / (sqrt(row_sum(squares, 0) / C(cols)) + C(eps)))"),
+        of("eps_outside_the_root", f"{ROOT_IN_CUDA} (C(1) / (sqrt(squares / C(cols)) + C(eps)))"),
         of.stopped("barrier_missing", cuda_on_cpu.Race, BARRIER),
         of("first_warp_only", FIRST_WARP),
         of("tail_of_vectors_dropped", TAIL, **one),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS,
                    examples=far_apart(properties.rows(9, cols=5)), **one),
         of.stopped("grad_output_contiguous_assumed", cuda_on_cpu.OutOfBounds,
-                   "cols, inner, *grad_rows[1:], => cols, inner, inner * cols, cols, 1,", check=backward_agrees,
+                   "norm_rows.py: strides = (*grads[1:], => strides = (inner * cols, cols, 1,", check=backward_agrees,
                    examples=named(properties, "all_sliced_columns"), **one),
-        of.gradient("mean_left_to_a_sum", "product = row_sum<ROWS == SEVERAL>(product, turn) / C(cols); =>"
-                    " product = row_sum<ROWS == SEVERAL>(product, turn);", right_on=without_cotangent),
+        of.gradient("mean_left_to_a_sum", "norm_rows.cuh: means.second *= reciprocal; =>", right_on=without_cotangent),
         of.stopped("stage_filled_while_it_is_read", cuda_on_cpu.Race, UNFENCED, check=backward_agrees, **one),
-        of.gradient("last_stage_alone_summed", "sums[k][j] += grads[j] * normal; => sums[k][j] = grads[j] * normal;",
-                    says="gradient of weight", right_on=without_cotangent),
-        of.gradient("weight_never_written", "(WARP, min(partials, 32)), partial, grad_weight, partials, cols) =>"
-                    " (WARP, min(partials, 32)), partial, torch.empty_like(grad_weight), partials, cols)",
-                    source="https://github.com/paiml/trueno/pull/178"),
+        of.gradient("last_stage_alone_summed", "norm_rows.cuh: of_parameters[0][k][j] += =>"
+                    " of_parameters[0][k][j] =", says="gradient of weight", right_on=without_cotangent),
+        of.gradient("weight_never_written", "norm_rows.py: block, partial, grad_weight, => block, partial,"
+                    " grad_output.new_empty(cols),", source="https://github.com/paiml/trueno/pull/178"),
     )
 
 

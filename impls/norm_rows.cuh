@@ -1,0 +1,818 @@
+// Norms of rows and their gradients. A number is divided by the root of its row's mean square, or with MEAN first less
+// the row's mean, and then multiplied by weight. With MEAN a bias is added, and the squares are those of deviations.
+#pragma once
+#include "rows.cuh"
+#include "shifted.cuh"
+#include "staged.cuh"
+
+// A product that is rounded by itself. Fused with the subtraction of its mean, it would leave its rounding error where
+// all products of a row are equal, and the gradient is 0.
+__device__ inline float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+__device__ inline double rounded_product(double a, double b) { return __dmul_rn(a, b); }
+
+// The sum over the threads of a row. Rows that are SHORT share warps: a power of two of lanes each.
+template <bool SHORT, class C> __device__ C row_sum(C value, int turn) {
+    if constexpr (!SHORT) return sum_over_row(Sums<C>{value, C(0)}, turn).first;
+    for (int lanes = blockDim.x / 2; lanes; lanes /= 2) value += __shfl_xor_sync(~0u, value, lanes);
+    return value;
+}
+template <class C> __device__ C row_sum(C value, int turn) {
+    return blockDim.x > 32 ? row_sum<false>(value, turn) : row_sum<true>(value, turn);
+}
+
+template <bool MEAN, class C> __device__ C normalized(C number, C mean, C rstd) {
+    if constexpr (MEAN) number -= mean;
+    return number * rstd;
+}
+
+// The sums over a row of grad_normal, which only MEAN needs, and of grad_normal * normal.
+template <bool MEAN, bool SHORT, class C> __device__ Sums<C> sums_of_gradients(Sums<C> sums, int turn) {
+    if constexpr (MEAN) return sum_over_row(sums, turn);
+    else return {C(0), row_sum<SHORT>(sums.second, turn)};
+}
+
+// The gradient of a number of a row, from that of its normalized one and the means of `sums_of_gradients`.
+template <bool MEAN, class C> __device__ C gradient(C of_normal, C normal, const Sums<C>& means, C rstd) {
+    if constexpr (MEAN) of_normal -= means.first;
+    return (of_normal - normal * means.second) * rstd;
+}
+
+// x plus the residual, rounded once: what is normalized is what is returned.
+template <class T, int WIDTH> __device__ void add_to(Vector<T, WIDTH>& x, const Vector<T, WIDTH>& residual) {
+    Compute<T> numbers[WIDTH], others[WIDTH];
+    x.unpack(numbers);
+    residual.unpack(others);
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) x.at[j] = T(numbers[j] + others[j]);
+}
+
+// With SHIFTED, rows may begin between two multiples of 16 bytes, and a row has whole warps. With ADDED, a residual is
+// added to x before it is normalized.
+template <class T, int WIDTH, int VECTORS, bool SHIFTED, bool MEAN, bool ADDED>
+__global__ void __launch_bounds__(512) norm_forward_kernel(
+    const T* __restrict__ x,           // [outer, inner, cols], strided
+    const T* __restrict__ residual,    // [outer, inner, cols], strided, or null unless ADDED
+    const T* __restrict__ weight,      // [cols], strided
+    const T* __restrict__ bias,        // [cols], strided, or null unless MEAN
+    T* __restrict__ output,            // [outer * inner, cols]
+    T* __restrict__ sums,              // [outer * inner, cols]: x + residual, or null unless ADDED
+    Compute<T>* __restrict__ mean_of,  // [outer * inner], or null unless MEAN
+    Compute<T>* __restrict__ rstd_of,  // [outer * inner]
+    long long num_rows, long long cols, long long inner, long long outer_stride, long long inner_stride,
+    long long column_stride, long long residual_outer_stride, long long residual_inner_stride,
+    long long residual_column_stride, long long weight_stride, long long bias_stride, double eps) {
+    // One block owns blockDim.y consecutive rows, one thread VECTORS vectors of each piece of a row (mostly one). The
+    // last piece stays in registers, the pieces before it are read twice.
+    using C = Compute<T>;
+    const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+    const bool present = row < num_rows;
+    if (SHIFTED && !present) return;
+    // A row past the end has no columns: its lanes take part in sums of their warp.
+    if (!present) cols = 0;
+    else x += row_offset(row, inner, outer_stride, inner_stride);
+    output += row * cols;
+    if constexpr (ADDED) {
+        if (present) residual += row_offset(row, inner, residual_outer_stride, residual_inner_stride);
+        sums += row * cols;
+    }
+    const int first = threadIdx.x * WIDTH, step = blockDim.x * WIDTH, piece = step * VECTORS;
+    Vector<T, WIDTH> data[VECTORS];
+    // The columns from `start` on, of a piece. They are compared in 32 bits, as 64 take as long as several elements.
+    auto columns_from = [&](long long start) { return int(min(cols - start, (long long)piece)); };
+    constexpr int AT_ONCE = 2;  // vectors that are shifted: more would take more registers than there are
+    auto load = [&](long long start, bool store_sums) {
+        if constexpr (SHIFTED) {
+            auto number = [&](int k) { return int((start + first) / WIDTH) + k * int(blockDim.x); };
+            load_shifted(data, x, cols, number, 0.0f);
+            if constexpr (ADDED) {
+#pragma unroll
+                for (int from = 0; from < VECTORS; from += AT_ONCE) {
+                    Vector<T, WIDTH> others[AT_ONCE];
+                    load_shifted(others, residual, cols, [&](int k) { return number(from + k); }, 0.0f);
+#pragma unroll
+                    for (int k = 0; k < AT_ONCE; k++) {
+                        add_to(data[from + k], others[k]);
+                        // The lanes of a warp store their vectors together, so that those without a vector take part.
+                        if (!store_sums || (number(from + k) - int(threadIdx.x % 32)) * (long long)WIDTH >= cols) continue;
+                        store_shifted(sums, cols, number(from + k), data[from + k]);
+                    }
+                }
+            }
+        } else {
+            const int columns = columns_from(start);
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++)
+                if (first + k * step < columns) data[k] = take<WIDTH>(x, start + first + k * step, column_stride);
+            if constexpr (ADDED) {
+#pragma unroll
+                for (int k = 0; k < VECTORS; k++) {
+                    if (first + k * step >= columns) continue;
+                    const long long at = start + first + k * step;
+                    add_to(data[k], take<WIDTH>(residual, at, residual_column_stride));
+                    if (store_sums) data[k].store(sums + at);
+                }
+            }
+        }
+    };
+
+    C mean = 0, squares = 0;
+    long long last = 0;
+    for (long long start = 0; start == 0 || start < cols; start += piece) {
+        last = start;
+        load(start, true);
+        const int columns = columns_from(start);
+        C piece_mean = 0, piece_squares = 0;
+        if constexpr (MEAN) {
+            C sum = 0;
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++) {
+                if (first + k * step >= columns) continue;
+                C numbers[WIDTH];
+                data[k].unpack(numbers);
+#pragma unroll
+                for (int j = 0; j < WIDTH; j++) sum += numbers[j];
+            }
+            piece_mean = row_sum(sum, 0) / C(columns);
+        }
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            if (first + k * step >= columns) continue;
+            const int own = MEAN && SHIFTED ? min(columns - first - k * step, WIDTH) : WIDTH;
+            C numbers[WIDTH];
+            data[k].unpack(numbers);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                if constexpr (MEAN) numbers[j] -= piece_mean;
+                if (j < own) piece_squares += numbers[j] * numbers[j];
+            }
+        }
+        if constexpr (MEAN) {
+            // Merge the squared deviations of two samples: Chan, Golub, LeVeque 1983, (2.1).
+            const C num = C(columns), share = num / (C(start) + num), apart = piece_mean - mean;
+            mean += apart * share;
+            // Keep this order of factors: before the first piece, apart is its mean, whose square may overflow.
+            squares += row_sum(piece_squares, 1) + C(start) * apart * (apart * share);
+        } else {
+            squares += piece_squares;
+        }
+    }
+    if constexpr (!MEAN) squares = row_sum(squares, 0);
+    const C rstd = rsqrt(squares / C(cols) + C(eps));
+    if (threadIdx.x == 0 && present) {
+        if constexpr (MEAN) mean_of[row] = mean;
+        rstd_of[row] = rstd;
+    }
+
+    auto normalize = [&](Vector<T, WIDTH>& vector, const Vector<T, WIDTH>& w, const Vector<T, WIDTH>& b) {
+        C numbers[WIDTH], weights[WIDTH], biases[WIDTH];
+        vector.unpack(numbers);
+        w.unpack(weights);
+        if constexpr (MEAN) b.unpack(biases);
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) {
+            C result = normalized<MEAN>(numbers[j], mean, rstd) * weights[j];
+            if constexpr (MEAN) result += biases[j];
+            vector.at[j] = T(result);
+        }
+    };
+    // Walk backwards, because the last piece is still in registers and the pieces before it are in a cache.
+    for (long long start = last; start >= 0; start -= piece) {
+        if (start < last) load(start, false);
+        if constexpr (SHIFTED) {
+#pragma unroll
+            for (int from = 0; from < VECTORS; from += AT_ONCE) {
+                Vector<T, WIDTH> w[AT_ONCE], b[AT_ONCE];
+                auto number = [&](int k) { return int((start + first) / WIDTH) + (from + k) * int(blockDim.x); };
+                // The lanes of a warp store their vectors together, so that those without a vector take part.
+                auto of_warp = [&](int k) { return (number(k) - int(threadIdx.x % 32)) * (long long)WIDTH; };
+                if (of_warp(0) >= cols) continue;
+                load_shifted(w, weight, cols, number, 0.0f);
+                if constexpr (MEAN) load_shifted(b, bias, cols, number, 0.0f);
+#pragma unroll
+                for (int k = 0; k < AT_ONCE; k++) {
+                    if (of_warp(k) >= cols) continue;
+                    normalize(data[from + k], w[k], b[k]);
+                    store_shifted(output, cols, number(k), data[from + k]);
+                }
+            }
+        } else {
+            const int columns = columns_from(start);
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++) {
+                if (first + k * step >= columns) continue;
+                const long long at = start + first + k * step;
+                Vector<T, WIDTH> b;
+                if constexpr (MEAN) b = take<WIDTH>(bias, at, bias_stride);
+                normalize(data[k], take<WIDTH>(weight, at, weight_stride), b);
+                data[k].store(output + at);
+            }
+        }
+    }
+}
+
+// Rows in whole vectors, which the copy engine brings to shared memory.
+template <class T, int VECTORS, bool MEAN, bool ADDED>
+__global__ void __launch_bounds__(512) norm_forward_staged_kernel(
+    const T* __restrict__ x,           // [outer, inner, cols], strided, in whole vectors
+    const T* __restrict__ residual,    // [outer, inner, cols], strided, in whole vectors, or null unless ADDED
+    const T* __restrict__ weight,      // [cols]
+    const T* __restrict__ bias,        // [cols], or null unless MEAN
+    T* __restrict__ output,            // [outer * inner, cols]
+    T* __restrict__ sums,              // [outer * inner, cols]: x + residual, or null unless ADDED
+    Compute<T>* __restrict__ mean_of,  // [outer * inner], or null unless MEAN
+    Compute<T>* __restrict__ rstd_of,  // [outer * inner]
+    long long num_rows, long long cols, long long inner, long long outer_stride, long long inner_stride,
+    long long residual_outer_stride, long long residual_inner_stride, double eps, int stages) {
+    // One block or cluster owns one row in as many as there are blocks or clusters.
+    using C = Compute<T>;
+    constexpr int WIDTH = IN_16_BYTES<T>;
+    const int block = block_in_cluster(), blocks = blocks_in_cluster();
+    if (blocks > 1) cluster_arrive();
+    const long long rows_apart = num_clusters();
+    long long row = cluster_id();
+    Stages<ADDED ? 2 : 1> staged(stages, Slice(cols / WIDTH, block, blocks));
+    const int first = staged.slice.first, count = staged.slice.count;
+    auto fill = [&](int stage, long long row) {
+        if (threadIdx.x > 0 || row >= num_rows) return;
+        const T* x_row = x + row_offset(row, inner, outer_stride, inner_stride);
+        if constexpr (ADDED)
+            staged.fill(stage, x_row, residual + row_offset(row, inner, residual_outer_stride, residual_inner_stride));
+        else staged.fill(stage, x_row);
+    };
+    for (int i = 0; i < stages; i++) fill(i, row + i * rows_apart);
+    Vector<T, WIDTH> weights[VECTORS], biases[VECTORS];
+    load_columns(weights, weight, staged.slice);
+    if constexpr (MEAN) load_columns(biases, bias, staged.slice);
+    if (blocks > 1) cluster_wait();
+    int turn = 0;
+    auto sum_over_blocks = [&](C sum) {
+        sum = row_sum(sum, turn);
+        if (blocks > 1) sum = sum_of_blocks(sum, block, blocks, turn);
+        turn ^= 1;
+        return sum;
+    };
+    for (; row < num_rows; row += rows_apart) {
+        staged.wait();
+        auto vector_of = [&](int i) { return vector_at<T>(staged.of(staged.present, 0) + i); };
+        C sum = 0, squares = 0, mean = 0;
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            const int i = threadIdx.x + k * blockDim.x;
+            if (i >= count) continue;
+            auto data = vector_of(i);
+            if constexpr (ADDED) {
+                add_to(data, vector_at<T>(staged.of(staged.present, 1) + i));
+                data.store(sums + row * cols + (long long)(first + i) * WIDTH);
+                data.store(reinterpret_cast<T*>(staged.of(staged.present, 0) + i));
+            }
+            C numbers[WIDTH];
+            data.unpack(numbers);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                if constexpr (MEAN) sum += numbers[j];
+                else squares += numbers[j] * numbers[j];
+            }
+        }
+        if constexpr (MEAN) {
+            mean = sum_over_blocks(sum) / C(cols);
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++) {
+                const int i = threadIdx.x + k * blockDim.x;
+                if (i >= count) continue;
+                C numbers[WIDTH];
+                vector_of(i).unpack(numbers);
+#pragma unroll
+                for (int j = 0; j < WIDTH; j++) squares += (numbers[j] - mean) * (numbers[j] - mean);
+            }
+        }
+        const C rstd = rsqrt(sum_over_blocks(squares) / C(cols) + C(eps));
+        if (threadIdx.x == 0 && block == 0) {
+            if constexpr (MEAN) mean_of[row] = mean;
+            rstd_of[row] = rstd;
+        }
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            const int i = threadIdx.x + k * blockDim.x;
+            if (i >= count) continue;
+            auto data = vector_of(i);
+            C numbers[WIDTH], w[WIDTH], b[WIDTH];
+            data.unpack(numbers);
+            weights[k].unpack(w);
+            if constexpr (MEAN) biases[k].unpack(b);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                C result = normalized<MEAN>(numbers[j], mean, rstd) * w[j];
+                if constexpr (MEAN) result += b[j];
+                data.at[j] = T(result);
+            }
+            data.store_streaming(output + row * cols + (long long)(first + i) * WIDTH);
+        }
+        staged.release();
+        fill(staged.present, row + stages * rows_apart);
+        staged.pass_on();
+    }
+}
+
+// A vector before it is split into elements. Half types would else be split as soon as they arrive, so the thread would
+// wait for them.
+template <class T, int WIDTH> struct WordsOf { using type = uint4; };
+template <class T> struct WordsOf<T, 1> { using type = T; };
+template <class T, int WIDTH> using Words = typename WordsOf<T, WIDTH>::type;
+
+// A vector of a row, as its numbers where registers are left for them.
+template <class T, int WIDTH, bool AS_NUMBERS> struct Kept {
+    Words<T, WIDTH> words;
+    Compute<T> numbers[AS_NUMBERS ? WIDTH : 1];
+
+    __device__ void keep(const Words<T, WIDTH>& from) {
+        if constexpr (AS_NUMBERS) split(from, numbers);
+        else words = from;
+    }
+    __device__ void unpack(Compute<T> (&to)[WIDTH]) const {
+        if constexpr (AS_NUMBERS) {
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) to[j] = numbers[j];
+        } else {
+            split(words, to);
+        }
+    }
+    __device__ static void split(const Words<T, WIDTH>& words, Compute<T> (&to)[WIDTH]) {
+        Vector<T, WIDTH> vector;
+        memcpy(&vector, &words, sizeof words);
+        vector.unpack(to);
+    }
+};
+
+// The sums over a block's rows for the columns of a thread, in registers or in shared memory: of weight's gradient and of
+// bias's. In shared memory each thread has its own 16 bytes in every 16 * blockDim.x.
+template <class C, int WIDTH, int VECTORS, int PARAMETERS, bool SHARED> struct Accumulators {
+    static constexpr int IN_PART = WIDTH == 1 ? 1 : IN_16_BYTES<C>, PARTS = WIDTH / IN_PART;
+    using Part = Vector<C, IN_PART>;
+    Part own[SHARED ? 1 : VECTORS * PARAMETERS * PARTS];
+
+    __device__ Accumulators() {
+#pragma unroll
+        for (int i = 0; i < VECTORS * PARAMETERS * PARTS; i++) part(i) = {};
+    }
+    __device__ Part& part(int i) {
+        extern __shared__ __align__(16) unsigned char raw[];
+        if constexpr (SHARED) return reinterpret_cast<Part*>(raw)[threadIdx.x + i * blockDim.x];
+        else return own[i];
+    }
+    // Adds to the sums of vector k.
+    __device__ void add(int parameter, int k, const C (&values)[WIDTH]) {
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) {
+            const int at = (k * PARAMETERS + parameter) * PARTS + i;
+            Part sum = part(at);
+#pragma unroll
+            for (int j = 0; j < IN_PART; j++) sum.at[j] += values[i * IN_PART + j];
+            part(at) = sum;
+        }
+    }
+    __device__ C get(int parameter, int k, int j) {
+        return part((k * PARAMETERS + parameter) * PARTS + j / IN_PART).at[j % IN_PART];
+    }
+};
+
+// How a block walks through rows: it has one at a time, several short ones, one that may begin between two multiples of
+// 16 bytes, or one that leaves no registers for the sums over rows, which are kept in shared memory.
+enum Way { ONE, SEVERAL, SHIFTED, SHARED };
+
+// Threads of a block of several rows.
+constexpr int TOGETHER = 256;
+
+// Whether 80 registers suffice for a thread of backward. Else it needs 128.
+template <class T, int VECTORS, Way WAY, bool MEAN>
+constexpr bool FEW = MEAN && WAY <= SEVERAL && VECTORS == 2 && sizeof(T) > 2;
+
+// With ADDED, another gradient of x is added to the one through the norm, before their sum is rounded.
+template <class T, int WIDTH, int VECTORS, Way WAY, bool MEAN, bool ADDED>
+__global__ void __launch_bounds__(FEW<T, VECTORS, WAY, MEAN> ? 256 : 512, FEW<T, VECTORS, WAY, MEAN> ? 3 : 1)
+norm_backward_kernel(
+    const T* __restrict__ grad_output,       // [outer, inner, cols], vectors of WIDTH columns adjacent
+    const T* __restrict__ x,                 // [outer, inner, cols], vectors of WIDTH columns adjacent
+    const T* __restrict__ weight,            // [cols]
+    const Compute<T>* __restrict__ mean_of,  // [outer * inner], or null unless MEAN
+    const Compute<T>* __restrict__ rstd_of,  // [outer * inner]
+    const T* __restrict__ added,             // [outer * inner, cols], or null unless ADDED
+    T* __restrict__ grad_x,                  // [outer * inner, cols], or null where not needed
+    Compute<T>* __restrict__ partial,        // [parameters, blocks, cols], or null: the sums over a block's rows
+    long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
+    long long x_outer_stride, long long x_inner_stride) {
+    // One block owns blockDim.y rows in every gridDim.x * blockDim.y, and each thread the same VECTORS of one of them.
+    using C = Compute<T>;
+    constexpr bool AS_NUMBERS = !MEAN && WAY != SEVERAL;
+    constexpr int PARAMETERS = MEAN ? 2 : 1;
+    const int step = blockDim.x * WIDTH, first = threadIdx.x * WIDTH, end = cols;
+    const long long rows_apart = gridDim.x * (long long)blockDim.y;
+    const C reciprocal = C(1) / C(cols);
+    Accumulators<C, WIDTH, VECTORS, PARAMETERS, WAY == SHARED> sums;
+    Words<T, WIDTH> next_x[VECTORS], next_grad[VECTORS];
+    C next_mean = 0, next_rstd = 0;
+    Kept<T, WIDTH, AS_NUMBERS> this_x[VECTORS], this_grad[VECTORS];
+    auto number = [&](int k) { return int(threadIdx.x) + k * int(blockDim.x); };
+    Vector<T, WIDTH> weights[VECTORS];
+    if constexpr (WAY == SHIFTED) load_shifted(weights, weight, cols, number, 0.0f);
+    auto weight_of = [&](int k, C (&w)[WIDTH]) {
+        if constexpr (WAY == SHIFTED) weights[k].unpack(w);
+        else Vector<T, WIDTH>::load(weight + first + k * step).unpack(w);
+    };
+    auto load = [&](long long row) {
+        if (row >= num_rows) return;
+        const T* x_row = x + row_offset(row, inner, x_outer_stride, x_inner_stride);
+        const T* grad_row = grad_output + row_offset(row, inner, grad_outer_stride, grad_inner_stride);
+        if constexpr (MEAN) next_mean = mean_of[row];
+        next_rstd = rstd_of[row];
+        if constexpr (WAY == SHIFTED) {
+            Vector<T, WIDTH> loaded[VECTORS];
+            load_shifted(loaded, x_row, cols, number, 0.0f);
+            memcpy(next_x, loaded, sizeof next_x);
+            load_shifted(loaded, grad_row, cols, number, 0.0f);
+            memcpy(next_grad, loaded, sizeof next_grad);
+        } else {
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++) {
+                if (first + k * step >= end) continue;
+                next_x[k] = *reinterpret_cast<const Words<T, WIDTH>*>(x_row + first + k * step);
+                next_grad[k] = *reinterpret_cast<const Words<T, WIDTH>*>(grad_row + first + k * step);
+            }
+        }
+    };
+    long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+    // The next row is on its way while one is summed, but for shifted vectors, which take more registers.
+    if (WAY != SHIFTED) load(row);
+    int turn = 0;
+    // The rows of a warp begin their turns together, as they share its sums. One past the end has no columns.
+    for (long long begin = row - threadIdx.y; begin < num_rows; begin += rows_apart, row += rows_apart, turn ^= 1) {
+        const int own_end = WAY != SEVERAL || row < num_rows ? end : 0;
+        if (WAY == SHIFTED) load(row);
+        const C mean = next_mean, rstd = next_rstd;
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            if (AS_NUMBERS && WAY != SHIFTED && first + k * step >= end) continue;
+            this_x[k].keep(next_x[k]);
+            this_grad[k].keep(next_grad[k]);
+        }
+        if (WAY != SHIFTED) load(row + rows_apart);
+        // Single columns of the added gradient are loaded early: they take few registers, and waiting for them takes long.
+        constexpr bool EARLY = ADDED && WIDTH == 1;
+        T others[EARLY ? VECTORS : 1];
+        if constexpr (EARLY) {
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++)
+                if (first + k * step < own_end) others[k] = added[row * cols + first + k * step];
+        }
+        auto unpack = [&](int k, C (&normals)[WIDTH], C (&grads)[WIDTH], C (&of_normals)[WIDTH]) {
+            this_x[k].unpack(normals);
+            this_grad[k].unpack(grads);
+            weight_of(k, of_normals);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                normals[j] = normalized<MEAN>(normals[j], mean, rstd);
+                of_normals[j] = rounded_product(grads[j], of_normals[j]);
+            }
+        };
+        Sums<C> means{0, 0};
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            if (first + k * step >= own_end) continue;
+            C normals[WIDTH], grads[WIDTH], of_normals[WIDTH], to_weight[WIDTH];
+            unpack(k, normals, grads, of_normals);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                if constexpr (MEAN) means.first += of_normals[j];
+                means.second += of_normals[j] * normals[j];
+                to_weight[j] = grads[j] * normals[j];
+                // Keep the products, so that they are not computed twice.
+                if constexpr (AS_NUMBERS) this_x[k].numbers[j] = normals[j], this_grad[k].numbers[j] = of_normals[j];
+            }
+            sums.add(0, k, to_weight);
+            if constexpr (MEAN) sums.add(1, k, grads);
+        }
+        if (!grad_x) continue;
+        means = sums_of_gradients<MEAN, WAY == SEVERAL>(means, turn);
+        if constexpr (MEAN) means.first *= reciprocal;
+        means.second *= reciprocal;
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            // The lanes of a warp store their shifted vectors together, so that those without a vector take part.
+            if (first + k * step - (WAY == SHIFTED ? int(threadIdx.x % 32) * WIDTH : 0) >= own_end) continue;
+            C normals[WIDTH], of_normals[WIDTH];
+            if constexpr (AS_NUMBERS) {
+                this_x[k].unpack(normals);
+                this_grad[k].unpack(of_normals);
+            } else {
+                C grads[WIDTH];
+                unpack(k, normals, grads, of_normals);
+            }
+            [[maybe_unused]] Vector<T, WIDTH> other[1];
+            if constexpr (EARLY) other[0].at[0] = others[k];
+            else if constexpr (ADDED && WAY == SHIFTED)
+                load_shifted(other, added + row * cols, cols, [&](int) { return number(k); }, 0.0f);
+            else if constexpr (ADDED) other[0] = Vector<T, WIDTH>::load(added + row * cols + first + k * step);
+            C to_add[WIDTH];
+            if constexpr (ADDED) other[0].unpack(to_add);
+            Vector<T, WIDTH> grad;
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                C of_x = gradient<MEAN>(of_normals[j], normals[j], means, rstd);
+                if constexpr (ADDED) of_x += to_add[j];
+                grad.at[j] = T(of_x);
+            }
+            if constexpr (WAY == SHIFTED) store_shifted(grad_x + row * cols, cols, number(k), grad);
+            else grad.store(grad_x + row * cols + first + k * step);
+        }
+    }
+    if (!partial) return;
+    partial += blockIdx.x * cols;
+#pragma unroll
+    for (int of = 0; of < PARAMETERS; of++, partial += gridDim.x * cols) {
+        if constexpr (WAY != SEVERAL) {
+#pragma unroll
+            for (int i = 0; i < VECTORS * WIDTH; i++) {
+                const int column = first + i / WIDTH * step + i % WIDTH;
+                if (column < end) partial[column] = sums.get(of, i / WIDTH, i % WIDTH);
+            }
+        } else {
+            // The sums of the rows of a warp are added up, and then those of the warps.
+            __shared__ C of_warps[TOGETHER / 32][32 * VECTORS * WIDTH];
+            const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+            if (of > 0) __syncthreads();
+#pragma unroll
+            for (int i = 0; i < VECTORS * WIDTH; i++) {
+                C sum = sums.get(of, i / WIDTH, i % WIDTH);
+                for (int lanes = blockDim.x; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+                const int column = first + i / WIDTH * step + i % WIDTH;
+                if (thread % 32 < blockDim.x && column < end) of_warps[thread / 32][column] = sum;
+            }
+            __syncthreads();
+            for (int column = thread; column < end; column += TOGETHER) {
+                C sum = 0;
+#pragma unroll
+                for (int warp = 0; warp < TOGETHER / 32; warp++) sum += of_warps[warp][column];
+                partial[column] = sum;
+            }
+        }
+    }
+}
+
+template <class T, int VECTORS, bool MEAN, bool ADDED>
+__global__ void __launch_bounds__(512) norm_backward_staged_kernel(
+    const T* __restrict__ grad_output,       // [outer, inner, cols], strided, in whole vectors
+    const T* __restrict__ x,                 // [outer, inner, cols], strided, in whole vectors
+    const T* __restrict__ weight,            // [cols]
+    const Compute<T>* __restrict__ mean_of,  // [outer * inner], or null unless MEAN
+    const Compute<T>* __restrict__ rstd_of,  // [outer * inner]
+    const T* __restrict__ added,             // [outer * inner, cols], or null unless ADDED
+    T* __restrict__ grad_x,                  // [outer * inner, cols], or null where not needed
+    Compute<T>* __restrict__ partial,        // [parameters, clusters, cols], or null: the sums over a cluster's rows
+    long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
+    long long x_outer_stride, long long x_inner_stride, int stages) {
+    // One block or cluster owns one row in as many as there are blocks or clusters.
+    using C = Compute<T>;
+    constexpr int WIDTH = IN_16_BYTES<T>, PARAMETERS = MEAN ? 2 : 1;
+    const int block = block_in_cluster(), blocks = blocks_in_cluster();
+    if (blocks > 1) cluster_arrive();
+    const long long rows_apart = num_clusters();
+    long long row = cluster_id();
+    Stages<ADDED ? 3 : 2> staged(stages, Slice(cols / WIDTH, block, blocks));
+    const int first = staged.slice.first, count = staged.slice.count;
+    auto fill = [&](int stage, long long row) {
+        if (threadIdx.x > 0 || row >= num_rows) return;
+        const T* x_row = x + row_offset(row, inner, x_outer_stride, x_inner_stride);
+        const T* grad_row = grad_output + row_offset(row, inner, grad_outer_stride, grad_inner_stride);
+        if constexpr (ADDED) staged.fill(stage, x_row, grad_row, added + row * cols);
+        else staged.fill(stage, x_row, grad_row);
+    };
+    for (int i = 0; i < stages; i++) fill(i, row + i * rows_apart);
+    Vector<T, WIDTH> weights[VECTORS];
+    C of_parameters[PARAMETERS][VECTORS][WIDTH] = {};
+    load_columns(weights, weight, staged.slice);
+    C next_mean = 0, next_rstd = 0;
+    auto load_statistics = [&](long long row) {
+        if (row >= num_rows) return;
+        if constexpr (MEAN) next_mean = mean_of[row];
+        next_rstd = rstd_of[row];
+    };
+    load_statistics(row);
+    if (blocks > 1) cluster_wait();
+    int turn = 0;
+    for (; row < num_rows; row += rows_apart, turn ^= 1) {
+        const C mean = next_mean, rstd = next_rstd;
+        load_statistics(row + rows_apart);
+        staged.wait();
+        // The normalized numbers of a vector, the cotangent, and its product with weight.
+        auto load = [&](int k, int i, C (&normals)[WIDTH], C (&grads)[WIDTH], C (&of_normals)[WIDTH]) {
+            vector_at<T>(staged.of(staged.present, 0) + i).unpack(normals);
+            vector_at<T>(staged.of(staged.present, 1) + i).unpack(grads);
+            weights[k].unpack(of_normals);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                normals[j] = normalized<MEAN>(normals[j], mean, rstd);
+                of_normals[j] = rounded_product(grads[j], of_normals[j]);
+            }
+        };
+        Sums<C> means{0, 0};
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            const int i = threadIdx.x + k * blockDim.x;
+            if (i >= count) continue;
+            C normals[WIDTH], grads[WIDTH], of_normals[WIDTH];
+            load(k, i, normals, grads, of_normals);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                if constexpr (MEAN) means.first += of_normals[j];
+                means.second += of_normals[j] * normals[j];
+                of_parameters[0][k][j] += grads[j] * normals[j];
+                if constexpr (MEAN) of_parameters[1][k][j] += grads[j];
+            }
+        }
+        if (grad_x) {
+            means = sums_of_gradients<MEAN, false>(means, turn);
+            if (blocks > 1) {
+                if constexpr (MEAN) {
+                    C both[] = {means.first, means.second};
+                    add_over_blocks(both, block, blocks, turn);
+                    means = {both[0], both[1]};
+                } else {
+                    means.second = sum_of_blocks(means.second, block, blocks, turn);
+                }
+            }
+            if constexpr (MEAN) means.first /= C(cols);
+            means.second /= C(cols);
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++) {
+                const int i = threadIdx.x + k * blockDim.x;
+                if (i >= count) continue;
+                C normals[WIDTH], grads[WIDTH], of_normals[WIDTH];
+                load(k, i, normals, grads, of_normals);
+                [[maybe_unused]] C others[WIDTH];
+                if constexpr (ADDED) vector_at<T>(staged.of(staged.present, 2) + i).unpack(others);
+                Vector<T, WIDTH> grad;
+#pragma unroll
+                for (int j = 0; j < WIDTH; j++) {
+                    C of_x = gradient<MEAN>(of_normals[j], normals[j], means, rstd);
+                    if constexpr (ADDED) of_x += others[j];
+                    grad.at[j] = T(of_x);
+                }
+                grad.store_streaming(grad_x + row * cols + (long long)(first + i) * WIDTH);
+            }
+        }
+        staged.release();
+        fill(staged.present, row + stages * rows_apart);
+        staged.pass_on();
+    }
+    if (!partial) return;
+    partial += cluster_id() * cols + (long long)first * WIDTH;
+#pragma unroll
+    for (int of = 0; of < PARAMETERS; of++, partial += num_clusters() * cols) {
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            const int i = threadIdx.x + k * blockDim.x;
+            if (i >= count) continue;
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) partial[(long long)i * WIDTH + j] = of_parameters[of][k][j];
+        }
+    }
+}
+
+// Vectors of each input that a thread loads before it uses the first.
+constexpr int IN_FLIGHT = 4;
+
+// All other rows are read twice: for their means, and by columns.
+template <class T, int WIDTH, bool MEAN>
+__global__ void __launch_bounds__(512) norm_backward_means_kernel(
+    const T* __restrict__ grad_output,       // [outer, inner, cols], strided
+    const T* __restrict__ x,                 // [outer, inner, cols], strided
+    const T* __restrict__ weight,            // [cols], strided
+    const Compute<T>* __restrict__ mean_of,  // [outer * inner], or null unless MEAN
+    const Compute<T>* __restrict__ rstd_of,  // [outer * inner]
+    Compute<T>* __restrict__ means,  // [2, outer * inner]: row means of grad_normal and of grad_normal * normal
+    long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
+    long long grad_column_stride, long long x_outer_stride, long long x_inner_stride, long long x_column_stride,
+    long long weight_stride) {
+    // One block owns blockDim.y consecutive rows, one thread every blockDim.x-th vector of each.
+    using C = Compute<T>;
+    const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+    C mean = 0, rstd = 0;
+    if (row >= num_rows) {
+        cols = 0;  // its lanes take part in sums of their warp
+    } else {
+        x += row_offset(row, inner, x_outer_stride, x_inner_stride);
+        grad_output += row_offset(row, inner, grad_outer_stride, grad_inner_stride);
+        if constexpr (MEAN) mean = mean_of[row];
+        rstd = rstd_of[row];
+    }
+    const int step = blockDim.x * WIDTH;
+    Sums<C> sums{0, 0};
+    for (long long start = threadIdx.x * WIDTH; start < cols; start += IN_FLIGHT * step) {
+        Vector<T, WIDTH> xs[IN_FLIGHT], grads[IN_FLIGHT];
+#pragma unroll
+        for (int k = 0; k < IN_FLIGHT; k++) {
+            if (start + k * step >= cols) continue;
+            xs[k] = take<WIDTH>(x, start + k * step, x_column_stride);
+            grads[k] = take<WIDTH>(grad_output, start + k * step, grad_column_stride);
+        }
+#pragma unroll
+        for (int k = 0; k < IN_FLIGHT; k++) {
+            if (start + k * step >= cols) continue;
+            const auto w = take<WIDTH>(weight, start + k * step, weight_stride);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                const C of_normal = rounded_product(C(grads[k].at[j]), C(w.at[j]));
+                if constexpr (MEAN) sums.first += of_normal;
+                sums.second += of_normal * normalized<MEAN>(C(xs[k].at[j]), mean, rstd);
+            }
+        }
+    }
+    sums = sums_of_gradients<MEAN, false>(sums, 0);
+    if (threadIdx.x == 0 && row < num_rows) {
+        means[row] = sums.first / C(cols);
+        means[num_rows + row] = sums.second / C(cols);
+    }
+}
+
+template <class T, int WIDTH, bool MEAN, bool ADDED>
+__global__ void __launch_bounds__(128, 3) norm_backward_columns_kernel(
+    const T* __restrict__ grad_output,       // [outer, inner, cols], strided
+    const T* __restrict__ x,                 // [outer, inner, cols], strided
+    const T* __restrict__ weight,            // [cols], strided
+    const Compute<T>* __restrict__ mean_of,  // [outer * inner], or null unless MEAN
+    const Compute<T>* __restrict__ rstd_of,  // [outer * inner]
+    const Compute<T>* __restrict__ means,    // [2, outer * inner]
+    const T* __restrict__ added,             // [outer * inner, cols], or null unless ADDED
+    T* __restrict__ grad_x,                  // [outer * inner, cols], or null where not needed
+    Compute<T>* __restrict__ partial,        // [parameters, gridDim.y, cols], or null: the sums over a block's rows
+    long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
+    long long grad_column_stride, long long x_outer_stride, long long x_inner_stride, long long x_column_stride,
+    long long weight_stride) {
+    // One block owns blockDim.x vectors of columns of every gridDim.y-th row, one thread one of these vectors.
+    using C = Compute<T>;
+    const long long column = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * WIDTH;
+    if (column >= cols) return;
+    C grad_weight[WIDTH] = {}, grad_bias[WIDTH] = {};
+    const auto w = take<WIDTH>(weight, column, weight_stride);
+    for (long long start = blockIdx.y; start < num_rows; start += IN_FLIGHT * gridDim.y) {
+        Vector<T, WIDTH> xs[IN_FLIGHT], grads[IN_FLIGHT];
+#pragma unroll
+        for (int k = 0; k < IN_FLIGHT; k++) {
+            const long long row = start + k * gridDim.y;
+            if (row >= num_rows) continue;
+            xs[k] = take<WIDTH>(x + row_offset(row, inner, x_outer_stride, x_inner_stride), column, x_column_stride);
+            grads[k] = take<WIDTH>(
+                grad_output + row_offset(row, inner, grad_outer_stride, grad_inner_stride), column, grad_column_stride);
+        }
+#pragma unroll
+        for (int k = 0; k < IN_FLIGHT; k++) {
+            const long long row = start + k * gridDim.y;
+            if (row >= num_rows) continue;
+            const C mean = MEAN ? mean_of[row] : C(0), rstd = rstd_of[row];
+            const Sums<C> of_row{MEAN && grad_x ? means[row] : C(0), grad_x ? means[num_rows + row] : C(0)};
+            Vector<T, WIDTH> others;
+            if constexpr (ADDED) others = take<WIDTH>(added + row * cols, column, 1);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                const C grad = C(grads[k].at[j]), normal = normalized<MEAN>(C(xs[k].at[j]), mean, rstd);
+                grad_weight[j] += grad * normal;
+                if constexpr (MEAN) grad_bias[j] += grad;
+                C of_x = gradient<MEAN>(rounded_product(grad, C(w.at[j])), normal, of_row, rstd);
+                if constexpr (ADDED) of_x += C(others.at[j]);
+                grads[k].at[j] = T(of_x);
+            }
+            if (grad_x) grads[k].store(grad_x + row * cols + column);
+        }
+    }
+    if (!partial) return;
+    partial += blockIdx.y * cols + column;
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) {
+        partial[j] = grad_weight[j];
+        if constexpr (MEAN) partial[gridDim.y * cols + j] = grad_bias[j];
+    }
+}
+
+template <class T>
+__global__ void __launch_bounds__(1024) norm_sum_partials_kernel(
+    const Compute<T>* __restrict__ partial,  // [gridDim.y, partials, cols]
+    T* __restrict__ grad_weight,             // [cols], or null where not needed
+    T* __restrict__ grad_bias,               // [cols], or null where not needed
+    long long partials, long long cols) {
+    // One block owns 32 columns of one gradient, one thread every blockDim.y-th partial sum of one of them.
+    using C = Compute<T>;
+    __shared__ C of_threads[32][32];
+    T* gradient = blockIdx.y ? grad_bias : grad_weight;
+    if (!gradient) return;
+    const long long column = blockIdx.x * 32ll + threadIdx.x;
+    partial += blockIdx.y * partials * cols;
+    C sum = 0;
+    if (column < cols) {
+#pragma unroll 4
+        for (long long i = threadIdx.y; i < partials; i += blockDim.y) sum += partial[i * cols + column];
+    }
+    of_threads[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0 || column >= cols) return;
+    for (int i = 1; i < blockDim.y; i++) sum += of_threads[i][threadIdx.x];
+    gradient[column] = T(sum);
+}

@@ -1,0 +1,311 @@
+"""Norms of rows in CUDA C++, with norm_rows.cuh: rms_norm and layer_norm, also of a sum.
+
+Rows that fit in registers or shared memory are read once, longer or strided rows twice.
+"""
+
+import enum
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
+from fourfold.backends.launch import available_shared_memory, cdiv, multiprocessors
+from fourfold.backends.strides import Rows, as_rows
+
+from .staged_rows import Staging, staging
+
+WARP = 32
+MOST_THREADS = 512
+# Shared memory of a warp by which its lanes exchange vectors that are shifted into place.
+EXCHANGED_BYTES = 33 * 16
+# Threads of a block of several rows, forward and backward: the latter the same as in norm_rows.cuh.
+TOGETHER, TOGETHER_BACKWARD = 128, 256
+# Threads of a block that walks down columns, and blocks of a multiprocessor for these.
+COLUMN_THREADS, BLOCKS = 128, 8
+# Columns of a row that does not lie in whole vectors, up to which backward reads single ones.
+SINGLES = 1024
+# The most vectors of a row in shared memory that a thread computes, by the bytes of a number, without a mean and with
+# one. They are limited by the registers for weight, bias and their sums. Forward, rows of half types with a mean are
+# faster from a cache.
+STAGED = {False: {2: 8, 4: 8, 8: 8}, True: {4: 8, 8: 8}}
+STAGED_BACKWARD = {False: {2: 4, 4: 4, 8: 4}, True: {2: 2, 4: 4, 8: 4}}
+# The least bytes of such a row, without a mean and with one: shorter ones are faster in registers. On the CPU rows of a
+# page are staged, too.
+STAGED_BYTES, STAGED_BYTES_BACKWARD, STAGED_BYTES_ON_CPU = (65536, 65552), (4096, 32784), 4096
+
+
+class Layout(enum.Enum):
+    """How the columns of rows lie in memory."""
+
+    WHOLE = "in whole vectors of 16 bytes"
+    SHIFTED = "adjacent, but a row may begin or end between two multiples of 16 bytes"
+    STRIDED = "apart"
+
+
+class Held(NamedTuple):
+    """A variant of the kernel that holds rows in registers backward.
+
+    Attributes:
+        width: columns of a vector.
+        vectors: vectors of a row that a thread holds.
+        way: how a block walks through rows, as norm_rows.cuh names it. ONE may be SEVERAL for short rows.
+        threads: most threads of a row.
+        resident: threads of a multiprocessor, which must all have registers at once: the last blocks would come too
+            late, and each block adds a row of partial sums.
+    """
+
+    width: int
+    vectors: int
+    way: str = "ONE"
+    threads: int = MOST_THREADS
+    resident: int = 512
+
+
+def held_rows(layout: Layout, itemsize: int, mean: bool) -> tuple[Held, ...]:
+    """Return the variants for a layout and the bytes of a number, those for short rows first."""
+    width = 16 // itemsize
+    if layout is Layout.STRIDED:
+        return ()
+    if layout is Layout.SHIFTED:
+        long = (Held(width, 4, "SHIFTED"),) if itemsize == 4 else ()
+        return Held(1, 8, threads=SINGLES // 8), Held(width, 3, "SHIFTED"), *long
+    if not mean:
+        return (Held(width, 2 if itemsize == 2 else 4),)
+    few = Held(width, 2) if itemsize == 2 else Held(width, 2, threads=256, resident=768)
+    return few, Held(width, 4, "ONE" if itemsize == 4 else "SHARED")
+
+
+def layout_of(cols: int, parameters: Sequence[torch.Tensor], rows: Sequence[Rows]) -> Layout:
+    """Return how the columns of all rows lie, and the numbers of parameters."""
+    if any(row.column_stride != 1 for row in rows) or (cols > 1 and any(p.stride(0) != 1 for p in parameters)):
+        return Layout.STRIDED
+    width = 16 // parameters[0].element_size()
+    starts = [tensor.data_ptr() for tensor in (*parameters, *(row.tensor for row in rows))]
+    steps = [cols, *(stride for row in rows for stride in (row.outer_stride, row.inner_stride))]
+    return Layout.SHIFTED if any(s % 16 for s in starts) or any(s % width for s in steps) else Layout.WHOLE
+
+
+def threads_of_row(cols: int, each: int, together: int, most: int = MOST_THREADS) -> tuple[int, int]:
+    """Return the threads of a row, each with `each` columns of it if possible, and the rows of a block.
+
+    Rows of at most a warp share a block of `together` threads: each has a power of two of lanes.
+    """
+    threads = cdiv(cols, each)
+    if threads <= WARP:
+        threads = 1 << (threads - 1).bit_length()
+        return threads, together // threads
+    return min(cdiv(threads, WARP) * WARP, most), 1
+
+
+class Plan(NamedTuple):
+    """How blocks divide the rows that a kernel holds in registers.
+
+    Attributes:
+        kind: the template arguments of the kernel, after the type.
+        threads: threads of a row.
+        together: rows of a block.
+        shared_bytes: shared memory of a block.
+        blocks: blocks of a multiprocessor, backward.
+    """
+
+    kind: tuple[object, ...]
+    threads: int
+    together: int
+    shared_bytes: int = 0
+    blocks: int = 0
+
+
+def forward_plan(cols: int, layout: Layout, itemsize: int, mean: bool) -> Plan:
+    """Choose how forward walks through rows of `cols` columns."""
+    width = 16 // itemsize
+    # Vectors are shifted into place by whole warps, and the number of one is an int.
+    shifted = layout is Layout.SHIFTED and WARP * width <= cols < 2**31
+    if layout is not Layout.WHOLE and not shifted:
+        width = 1
+    # Few bytes per thread let more blocks share a multiprocessor. But with a mean, the many warps of long rows wait
+    # for one another, and shifted vectors, of which a row has whole warps, need fewer exchanges if a thread has many.
+    least = 4 if shifted else 8
+    each = 8 if (shifted or (mean and width > 1)) and cols > least * WARP * width else 4
+    threads, together = threads_of_row(cols, each * width, TOGETHER)
+    if not shifted:
+        return Plan((width, each, False), threads, together)
+    threads, together = (WARP, TOGETHER // WARP) if threads <= WARP else (threads, 1)
+    return Plan((width, each, True), threads, together, threads * together // WARP * EXCHANGED_BYTES)
+
+
+def backward_plan(x: torch.Tensor, num_rows: int, layout: Layout, mean: bool) -> Plan | None:
+    """Choose how backward walks through the rows of x; None if no kernel holds them."""
+    cols, itemsize, device = x.shape[-1], x.element_size(), x.device
+    for width, vectors, way, most, resident in held_rows(layout, itemsize, mean):
+        if cols > most * vectors * width:
+            continue
+        threads, together = threads_of_row(cols, vectors * width, TOGETHER_BACKWARD, most)
+        if num_rows < together * multiprocessors(device):
+            threads, together = max(threads, WARP), 1  # else few multiprocessors would have rows
+        blocks, shared_bytes = max(resident // (threads * together), 1), 0
+        if way == "SHARED":  # two sums of each column, in the compute dtype
+            shared_bytes = 2 * vectors * width * threads * max(itemsize, 4)
+            blocks = min(blocks, available_shared_memory(device) // shared_bytes)
+        elif way == "SHIFTED":
+            shared_bytes = threads // WARP * EXCHANGED_BYTES
+        kind = (width, vectors, "SEVERAL" if together > 1 else way)
+        return Plan(kind, threads, together, shared_bytes, blocks) if blocks else None
+    return None
+
+
+class Norm:
+    """The kernels of one norm.
+
+    Attributes:
+        mean: whether a row's mean is subtracted, and a bias added.
+        added: whether a residual is added forward, and a gradient backward.
+        kernels: the kernels by name, of all dtypes.
+    """
+
+    def __init__(self, module: str, *, mean: bool = False, added: bool = False) -> None:
+        """Take the path of an operation's module, beside which a `.cu` file includes norm_rows.cuh."""
+        self.mean, self.added = mean, added
+        source = pathlib.Path(module).with_suffix(".cu")
+        self.kernels = {name: CudaKernel(source, name) for dtype in CPP_TYPES for name in self._names(dtype)}
+
+    def _names(self, dtype: torch.dtype) -> Iterator[str]:
+        size, mean, last = dtype.itemsize, self.mean, (self.mean, self.added)
+        width = 16 // size
+        for kind in ((1, 4, False), (width, 4, False), (width, 4, True), (width, 8, True)):
+            yield _name(dtype, "norm_forward_kernel", *kind, *last)
+        if mean:
+            yield _name(dtype, "norm_forward_kernel", width, 8, False, *last)
+        if size in STAGED[mean]:
+            yield _name(dtype, "norm_forward_staged_kernel", STAGED[mean][size], *last)
+        held = {each for layout in Layout for each in held_rows(layout, size, mean)}
+        for added in {False, self.added}:
+            for each in held:
+                for way in ("ONE", "SEVERAL") if each.way == "ONE" else (each.way,):
+                    yield _name(dtype, "norm_backward_kernel", each.width, each.vectors, way, mean, added)
+            yield _name(dtype, "norm_backward_staged_kernel", STAGED_BACKWARD[mean][size], mean, added)
+            for columns in (width, 1):
+                yield _name(dtype, "norm_backward_columns_kernel", columns, mean, added)
+        for columns in (width, 1):
+            yield _name(dtype, "norm_backward_means_kernel", columns, mean)
+        yield _name(dtype, "norm_sum_partials_kernel")
+
+    def _kernel(self, dtype: torch.dtype, kernel: str, *arguments: object) -> CudaKernel:
+        return self.kernels[_name(dtype, kernel, *arguments)]
+
+    def forward(
+        self,
+        output: torch.Tensor,
+        mean: torch.Tensor | None,
+        rstd: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        eps: float,
+        residual: torch.Tensor | None = None,
+        sums: torch.Tensor | None = None,
+    ) -> None:
+        """Write output, mean, rstd and sums, x + residual. The rows must not be empty."""
+        dtype, cols, num_rows, size = x.dtype, x.shape[-1], rstd.shape[0], x.element_size()
+        inner, rows = as_rows(x) if residual is None else as_rows(x, residual)
+        layout = layout_of(cols, [weight] if bias is None else [weight, bias], rows)
+        first, second = rows[0], rows[-1]
+        tensors = (first.tensor, None if residual is None else second.tensor, weight, bias, output, sums, mean, rstd)
+        kind = (self.mean, self.added)
+        least = STAGED_BYTES[self.mean] if x.is_cuda else STAGED_BYTES_ON_CPU
+        each = STAGED[self.mean].get(size)
+        if each and layout is Layout.WHOLE and cols * size >= least:
+            staged = staging(cols, size, len(rows), x.device, each)
+            if staged is not None:
+                kernel = self._kernel(dtype, "norm_forward_staged_kernel", each, *kind)
+                sizes = (num_rows, cols, inner, *first[1:3], *second[1:3], eps)
+                staged.launch(kernel, staged.groups(kernel, x.device, num_rows), (*tensors, *sizes))
+                return
+        plan = forward_plan(cols, layout, size, self.mean)
+        self._kernel(dtype, "norm_forward_kernel", *plan.kind, *kind).launch(
+            cdiv(num_rows, plan.together),
+            (plan.threads, plan.together),
+            *tensors,
+            num_rows,
+            cols,
+            inner,
+            *first[1:],
+            *second[1:],
+            weight.stride(0),
+            0 if bias is None else bias.stride(0),
+            eps,
+            shared_bytes=plan.shared_bytes,
+        )
+
+    def backward(
+        self,
+        grad_x: torch.Tensor | None,
+        grad_weight: torch.Tensor | None,
+        grad_bias: torch.Tensor | None,
+        grad_output: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        mean: torch.Tensor | None,
+        rstd: torch.Tensor,
+        added: torch.Tensor | None = None,
+    ) -> None:
+        """Write the gradients that are needed. The rows must not be empty.
+
+        Where `added` is given, contiguous, it is added to the gradient of x.
+        """
+        dtype, cols, num_rows, size = x.dtype, x.shape[-1], rstd.shape[0], x.element_size()
+        inner, (grads, rows) = as_rows(grad_output, x)
+        walked = [grads, rows] if added is None else [grads, rows, Rows(added, 0, cols, 1)]
+        layout = layout_of(cols, [weight], walked)
+        inputs, kind = (grads.tensor, rows.tensor, weight, mean, rstd), (self.mean, added is not None)
+        sizes = (num_rows, cols, inner, *grads[1:3], *rows[1:3])
+
+        def partial_sums(partials: int) -> torch.Tensor | None:
+            unneeded = grad_weight is None and grad_bias is None
+            return None if unneeded else rstd.new_empty((1 + self.mean, partials, cols))
+
+        each = STAGED_BACKWARD[self.mean][size]
+        staged: Staging | None = None
+        least = STAGED_BYTES_BACKWARD[self.mean] if x.is_cuda else STAGED_BYTES_ON_CPU
+        if layout is Layout.WHOLE and cols * size >= least:
+            staged = staging(cols, size, len(walked), x.device, each, sums=True)
+        plan = backward_plan(x, num_rows, layout, self.mean)
+        if staged is not None:
+            kernel = self._kernel(dtype, "norm_backward_staged_kernel", each, *kind)
+            partials = staged.groups(kernel, x.device, num_rows)
+            partial = partial_sums(partials)
+            staged.launch(kernel, partials, (*inputs, added, grad_x, partial, *sizes))
+        elif plan is not None:
+            partials = min(cdiv(num_rows, plan.together), multiprocessors(x.device) * plan.blocks)
+            partial, block = partial_sums(partials), (plan.threads, plan.together)
+            kernel = self._kernel(dtype, "norm_backward_kernel", *plan.kind, *kind)
+            kernel.launch(partials, block, *inputs, added, grad_x, partial, *sizes, shared_bytes=plan.shared_bytes)
+        else:
+            width = 16 // size if layout is Layout.WHOLE else 1
+            threads, together = threads_of_row(cols, 4 * width, TOGETHER)
+            strides = (*grads[1:], *rows[1:], weight.stride(0))
+            means = None if grad_x is None else rstd.new_empty((2, num_rows))
+            if means is not None:
+                kernel = self._kernel(dtype, "norm_backward_means_kernel", width, self.mean)
+                kernel.launch(
+                    cdiv(num_rows, together), (threads, together), *inputs, means, num_rows, cols, inner, *strides
+                )
+            threads = min(max(threads, WARP), COLUMN_THREADS)
+            column_blocks = cdiv(cols, threads * width)
+            partials = min(cdiv(num_rows, 4), max(1, multiprocessors(x.device) * BLOCKS // column_blocks))
+            partial = partial_sums(partials)
+            kernel = self._kernel(dtype, "norm_backward_columns_kernel", width, *kind)
+            grid = (column_blocks, partials)
+            kernel.launch(grid, threads, *inputs, means, added, grad_x, partial, num_rows, cols, inner, *strides)
+        if partial is not None:
+            grid, block = (cdiv(cols, WARP), 1 + self.mean), (WARP, min(partials, 32))
+            self._kernel(dtype, "norm_sum_partials_kernel").launch(
+                grid, block, partial, grad_weight, grad_bias, partials, cols
+            )
+
+
+def _name(dtype: torch.dtype, kernel: str, *arguments: object) -> str:
+    """Return the name of a kernel of norm_rows.cuh."""
+    spelled = (str(each).lower() if isinstance(each, bool) else str(each) for each in arguments)
+    return f"{kernel}<{', '.join((CPP_TYPES[dtype], *spelled))}>"
