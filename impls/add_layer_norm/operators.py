@@ -1,4 +1,4 @@
-"""The operators of add_layer_norm: the kernels of vector_add and of layer_norm, one after the other."""
+"""The operators of add_layer_norm, which Triton and CUDA C++ share except for the launches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,8 +7,9 @@ import torch
 
 from fourfold.backends.signature import signature_of
 
-from ..layer_norm.operators import Needs, empty_results
-from ..rms_norm.operators import zero_all
+from ..add_rms_norm.operators import backward_of_sum
+from ..layer_norm.operators import empty_results
+from ..rms_norm.operators import forward_of
 from .torch_eager import add_layer_norm as definition
 
 
@@ -17,7 +18,7 @@ def empty(
 ) -> tuple[torch.Tensor, ...]:
     """Return y, h, mean and reciprocal deviation: contiguous and unwritten."""
     y, *statistics = empty_results(x, weight, bias, eps)
-    return y, torch.empty_like(x), *statistics
+    return y, torch.empty_like(y), *statistics
 
 
 SIGNATURE = signature_of(definition)
@@ -30,39 +31,15 @@ ADD_LAYER_NORM = SIGNATURE.operator(
 )
 
 
-def register(
-    backend: str, add: Callable[..., torch.Tensor], forward: Callable[..., None], backward: Callable[..., None]
-) -> Callable[..., Any]:
+def register(backend: str, forward: Callable[..., None], backward: Callable[..., None]) -> Callable[..., Any]:
     """Register ``add_layer_norm_<backend>`` with its gradient.
 
     Args:
         backend: part of the operators' names.
-        add: the sum of two tensors.
-        forward: that of `fourfold.impls.layer_norm.operators.register_layer_norm`.
-        backward: likewise.
+        forward: ``(y, h, mean, rstd, x, residual, weight, bias, eps)`` writes y and h ``[..., cols]``, mean and rstd
+            ``[rows]``, all contiguous. It is not called for an empty x.
+        backward: ``(grad_sum, grad_weight, grad_bias, grad_y, h, weight, mean, rstd, added)``: see `backward_of_sum`.
     """
-
-    def run_forward(
-        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, ...]:
-        h = add(x, residual)
-        y, mean, rstd = empty_results(h, weight, bias, eps)
-        if x.numel():
-            forward(y, mean, rstd, h, weight, bias, eps)
-        else:
-            zero_all((mean, rstd))
-        return y, h, mean, rstd
-
-    def run_backward(grad_y: torch.Tensor | None, grad_h: torch.Tensor | None, *rest: Any) -> tuple[torch.Tensor, ...]:
-        h, weight, mean, rstd, *needs = rest
-        gradients = ADD_LAYER_NORM.empty_gradients(grad_y, grad_h, *rest)
-        if grad_y is not None and h.numel():
-            backward(*gradients, Needs(*needs), grad_y, h, weight, mean, rstd)
-        else:
-            zero_all(gradients)
-        if grad_h is None or not needs[0]:
-            return gradients
-        return add(gradients[0], grad_h), *gradients[1:]
-
-    operator = ADD_LAYER_NORM.register(backend, run_forward, run_backward)
+    run_backward = backward_of_sum(ADD_LAYER_NORM, backward)
+    operator = ADD_LAYER_NORM.register(backend, forward_of(ADD_LAYER_NORM, forward), run_backward)
     return SIGNATURE.checked(lambda *given: operator(*given)[:2])
