@@ -104,7 +104,9 @@ def backward_plan(cols: int, dtype: torch.dtype) -> Plan:
     # Two rows at once wait half as often for their sums.
     block_rows = max(1, 8192 // size // block_cols)
     num_warps = max(block_rows * block_cols // per_warp, 1)
-    return Plan(False, block_rows, block_cols, num_warps, warps // num_warps, min(2048 // warps, 255), ahead=True)
+    # Single elements of half types and their addresses take so many registers that there are none for the next rows.
+    ahead = dtype.itemsize > 2 or cols % 16 == 0
+    return Plan(False, block_rows, block_cols, num_warps, warps // num_warps, min(2048 // warps, 255), ahead=ahead)
 
 
 def summing_blocks(cols: int, partials: int) -> tuple[int, int]:
@@ -145,6 +147,14 @@ def store_output(
     if CENTRED:
         output += load_parameter(bias_ptr, columns, cols, bias_stride, COMPUTE)[None, :]
     store_tile(output_ptr, rows, columns, num_rows, cols, output)
+
+
+@triton.jit
+def store_statistics(mean_ptr, rstd_ptr, rows, num_rows, mean, rstd, CENTRED: tl.constexpr):
+    """Store the means of rows, where CENTRED, and their reciprocal deviations."""
+    if CENTRED:
+        tl.store(mean_ptr + rows.to(tl.int64), mean, mask=rows < num_rows)
+    tl.store(rstd_ptr + rows.to(tl.int64), rstd, mask=rows < num_rows)
 
 
 @triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
@@ -213,10 +223,8 @@ def norm_forward_kernel(
     if not (LOOPED and CENTRED):
         squares = tl.sum(squares, axis=1)
     rstd = tl.rsqrt(squares / num + tl.full((), eps, COMPUTE))
-    if CENTRED:
-        tl.store(mean_ptr + rows.to(tl.int64), mean, mask=rows < num_rows)
-    tl.store(rstd_ptr + rows.to(tl.int64), rstd, mask=rows < num_rows)
     if LOOPED:
+        store_statistics(mean_ptr, rstd_ptr, rows, num_rows, mean, rstd, CENTRED)
         if ADDED:
             tl.debug_barrier()  # other threads than those that stored the sums may read them
         pieces = tl.cdiv(cols, BLOCK_COLS)
@@ -237,6 +245,7 @@ def norm_forward_kernel(
             output_ptr, weight_ptr, bias_ptr, rows, columns, num_rows, cols, weight_stride, bias_stride,
             held * rstd[:, None], CENTRED, COMPUTE,
         )  # fmt: skip
+        store_statistics(mean_ptr, rstd_ptr, rows, num_rows, mean, rstd, CENTRED)
 
 
 @triton.jit
@@ -293,20 +302,30 @@ def norm_backward_kernel(
     # One program owns BLOCK_COLS columns, all of them but where looped, of every num_programs(1)-th tile of rows.
     program = tl.program_id(1)
     programs = tl.num_programs(1)
-    columns = tl.program_id(0) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    columns = tl.arange(0, BLOCK_COLS)
+    if LOOPED:
+        columns += tl.program_id(0) * BLOCK_COLS
     num = tl.full((), cols, COMPUTE)
     weight = load_parameter(weight_ptr, columns, cols, weight_stride, COMPUTE)
     grad_weight = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
     grad_bias = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
 
     rows = program.to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    loaded = load_rows(
-        grad_output_ptr, x_ptr, mean_ptr, rstd_ptr, rows, columns, num_rows, cols, inner,
-        grad_output_outer_stride, grad_output_inner_stride, grad_output_column_stride,
-        x_outer_stride, x_inner_stride, x_column_stride, CENTRED,
-    )  # fmt: skip
+    if AHEAD:
+        loaded = load_rows(
+            grad_output_ptr, x_ptr, mean_ptr, rstd_ptr, rows, columns, num_rows, cols, inner,
+            grad_output_outer_stride, grad_output_inner_stride, grad_output_column_stride,
+            x_outer_stride, x_inner_stride, x_column_stride, CENTRED,
+        )  # fmt: skip
     for _ in range(program, tl.cdiv(num_rows, BLOCK_ROWS), programs):
+        if not AHEAD:
+            loaded = load_rows(
+                grad_output_ptr, x_ptr, mean_ptr, rstd_ptr, rows, columns, num_rows, cols, inner,
+                grad_output_outer_stride, grad_output_inner_stride, grad_output_column_stride,
+                x_outer_stride, x_inner_stride, x_column_stride, CENTRED,
+            )  # fmt: skip
         grad, x, mean, rstd = loaded
+        grad, x = grad.to(COMPUTE), x.to(COMPUTE)
         next_rows = rows + programs * BLOCK_ROWS
         if AHEAD:
             # Load the next tile while this one is summed and stored.
@@ -315,8 +334,7 @@ def norm_backward_kernel(
                 grad_output_outer_stride, grad_output_inner_stride, grad_output_column_stride,
                 x_outer_stride, x_inner_stride, x_column_stride, CENTRED,
             )  # fmt: skip
-        grad = grad.to(COMPUTE)
-        normal = (x.to(COMPUTE) - mean[:, None]) * rstd[:, None]
+        normal = (x - mean[:, None]) * rstd[:, None]
         if NEEDS_X:
             at = rows.to(tl.int64)
             if ADDED:
@@ -328,17 +346,16 @@ def norm_backward_kernel(
                 # single one is, and the gradient is 0. The mean of many products has an error of its own, and keeping
                 # the rounded products in registers costs up to a sixth of the time.
                 grad_normal += 0.0
+            mean_grad = tl.zeros_like(rstd)
             if LOOPED:
+                if CENTRED:
+                    mean_grad = tl.load(means_ptr + num_rows + at, mask=rows < num_rows, other=0.0)
                 mean_product = tl.load(means_ptr + at, mask=rows < num_rows, other=0.0)
             else:
-                mean_product = tl.sum(grad_normal * normal, axis=1) / num
-            if CENTRED:
-                if LOOPED:
-                    mean_grad = tl.load(means_ptr + num_rows + at, mask=rows < num_rows, other=0.0)
-                else:
+                if CENTRED:
                     mean_grad = tl.sum(grad_normal, axis=1) / num
-                grad_normal -= mean_grad[:, None]
-            grad_x = (grad_normal - normal * mean_product[:, None]) * rstd[:, None]
+                mean_product = tl.sum(grad_normal * normal, axis=1) / num
+            grad_x = (grad_normal - mean_grad[:, None] - normal * mean_product[:, None]) * rstd[:, None]
             if ADDED:
                 grad_x += added.to(COMPUTE)
             store_tile(grad_x_ptr, rows, columns, num_rows, cols, grad_x)
@@ -347,12 +364,6 @@ def norm_backward_kernel(
             if CENTRED:
                 grad_bias += grad
         rows = next_rows
-        if not AHEAD:
-            loaded = load_rows(
-                grad_output_ptr, x_ptr, mean_ptr, rstd_ptr, rows, columns, num_rows, cols, inner,
-                grad_output_outer_stride, grad_output_inner_stride, grad_output_column_stride,
-                x_outer_stride, x_inner_stride, x_column_stride, CENTRED,
-            )  # fmt: skip
     if NEEDS_PARAMETERS:
         at = program.to(tl.int64) * cols + columns
         tl.store(partial_ptr + at, tl.sum(grad_weight, axis=0), mask=columns < cols)
@@ -471,10 +482,7 @@ def norm_backward_kept_kernel(
             normal = (x - mean) * rstd
             if NEEDS_X:
                 weight = load_parameter(weight_ptr, columns, cols, weight_stride, COMPUTE)
-                grad_normal = grad * weight
-                if CENTRED:
-                    grad_normal -= mean_grad
-                grad_x = (grad_normal - normal * mean_product) * rstd
+                grad_x = (grad * weight - mean_grad - normal * mean_product) * rstd
                 if ADDED:
                     grad_x += load_piece(added_ptr + whole_row, start, lanes, cols, 1, COMPUTE)
                 at = whole_row + tl.cast(start, tl.int64) + lanes.to(tl.int64)
