@@ -337,8 +337,6 @@ def norm_backward_kernel(
         normal = (x - mean[:, None]) * rstd[:, None]
         if NEEDS_X:
             at = rows.to(tl.int64)
-            if ADDED:
-                added = load_whole_rows(added_ptr, rows, columns, num_rows, cols)
             grad_normal = grad * weight[None, :]
             if CENTRED and BLOCK_COLS <= 16:
                 # The zero is fused with the product, which rounds it. Without the zero, the subtraction of the mean
@@ -357,7 +355,7 @@ def norm_backward_kernel(
                 mean_product = tl.sum(grad_normal * normal, axis=1) / num
             grad_x = (grad_normal - mean_grad[:, None] - normal * mean_product[:, None]) * rstd[:, None]
             if ADDED:
-                grad_x += added.to(COMPUTE)
+                grad_x += load_whole_rows(added_ptr, rows, columns, num_rows, cols).to(COMPUTE)
             store_tile(grad_x_ptr, rows, columns, num_rows, cols, grad_x)
         if NEEDS_PARAMETERS:
             grad_weight += grad * normal
