@@ -188,6 +188,8 @@ def norm_forward_kernel(
     BLOCK_COLS: tl.constexpr,
 ):
     # One program owns BLOCK_ROWS consecutive rows. It holds them, or reads them in pieces of BLOCK_COLS columns, twice.
+    if LOOPED:
+        tl.assume(tl.program_id(0) < num_rows)  # so that no element asks whether its row exists
     rows = tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     columns = tl.arange(0, BLOCK_COLS)
     num = tl.full((), cols, COMPUTE)
