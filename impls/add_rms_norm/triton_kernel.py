@@ -1,8 +1,9 @@
-"""add_rms_norm in Triton: the kernels of layer_norm without a mean and a bias, of a sum."""
+"""add_rms_norm in Triton: the kernels of rms_norm, of a sum."""
 
 import torch
 
-from ..layer_norm.triton_kernel import launch_backward, launch_forward
+from ..layer_norm.triton_kernel import launch_forward
+from ..rms_norm.triton_kernel import launch_uncentred
 from .operators import register
 
 
@@ -15,19 +16,7 @@ def _forward(
     weight: torch.Tensor,
     eps: float,
 ) -> None:
-    launch_forward(y, None, rstd, x, weight, None, eps, residual, residual_out)
+    launch_forward(y, residual_out, None, rstd, x, residual, weight, None, eps)
 
 
-def _backward(
-    grad_sum: torch.Tensor | None,
-    grad_weight: torch.Tensor | None,
-    grad_y: torch.Tensor,
-    residual_out: torch.Tensor,
-    weight: torch.Tensor,
-    rstd: torch.Tensor,
-    added: torch.Tensor | None,
-) -> None:
-    launch_backward(grad_sum, grad_weight, None, grad_y, residual_out, weight, None, rstd, added)
-
-
-add_rms_norm = register("triton", _forward, _backward)
+add_rms_norm = register("triton", _forward, launch_uncentred)

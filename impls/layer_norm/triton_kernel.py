@@ -58,14 +58,7 @@ class Plan(NamedTuple):
 
 
 def forward_plan(cols: int, dtype: torch.dtype, centred: bool, added: bool) -> Plan:
-    """Choose how forward walks through rows of `cols` columns, at least 1.
-
-    Args:
-        cols: of a row.
-        dtype: of the rows.
-        centred: whether the mean is subtracted.
-        added: whether the rows are sums.
-    """
+    """Choose how forward walks through rows of `cols` columns, at least 1, which are centred, or sums, or neither."""
     size, half = max(dtype.itemsize, 4), dtype.itemsize == 2
     block_cols = next_power_of_2(cols)
     # Triton moves single elements unless it knows that a row is a multiple of 16. Short pieces are on their way in
@@ -581,27 +574,18 @@ def norm_sum_partials_kernel(
 
 def launch_forward(
     output: torch.Tensor,
+    summed: torch.Tensor | None,
     mean: torch.Tensor | None,
     rstd: torch.Tensor,
     x: torch.Tensor,
+    residual: torch.Tensor | None,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     eps: float,
-    residual: torch.Tensor | None = None,
-    summed: torch.Tensor | None = None,
 ) -> None:
-    """Write the first three. The rows must not be empty.
+    """Write the first four: the norm of x, or of ``summed = x + residual``. The rows must not be empty.
 
-    Args:
-        output: ``[..., cols]``.
-        mean: ``[rows]``, with a bias; None leaves the rows as they are, and then the output has no bias.
-        rstd: ``[rows]``.
-        x: ``[..., cols]``, any strides.
-        weight: ``[cols]``.
-        bias: ``[cols]``.
-        eps: added to the variance.
-        residual: as x. Where it is given, x + residual is normalized.
-        summed: takes x + residual.
+    If mean and bias are None, the rows are not centred. If summed and residual are None, nothing is added to x.
     """
     num_rows, cols = rstd.shape[0], x.shape[-1]
     inner, views = as_rows(x) if residual is None else as_rows(x, residual)
@@ -639,16 +623,7 @@ def launch_backward(
 ) -> None:
     """Write the first three; one that is not needed is None. The rows must not be empty.
 
-    Args:
-        grad_x: ``[..., cols]``.
-        grad_weight: ``[cols]``.
-        grad_bias: ``[cols]``; None without a mean.
-        grad_output: ``[..., cols]``, any strides.
-        x: what was normalized, ``[..., cols]``, any strides.
-        weight: ``[cols]``.
-        mean: ``[rows]``, or None.
-        rstd: ``[rows]``.
-        added: ``[..., cols]``, contiguous: added to the gradient of x. None is 0.
+    The gradient of x, which was normalized, is that through the norm plus `added`, a contiguous tensor.
     """
     num_rows, cols = rstd.shape[0], x.shape[-1]
     inner, (grad_rows, rows) = as_rows(grad_output, x)
@@ -718,13 +693,7 @@ def launch_backward(
 
 
 def launch_sums(grad_weight: torch.Tensor | None, grad_bias: torch.Tensor | None, partial: torch.Tensor) -> None:
-    """Write the gradients of weight and bias, of which one may be None, from sums over some rows each.
-
-    Args:
-        grad_weight: ``[cols]``.
-        grad_bias: ``[cols]``.
-        partial: ``[2, partials, cols]``; without a bias, ``[1, partials, cols]``.
-    """
+    """Write the gradients of weight and bias, unless None, from ``[2, partials, cols]`` sums over some rows each."""
     _, partials, cols = partial.shape
     block_partials, block_cols = summing_blocks(cols, partials)
     gradients = tuple(partial if gradient is None else gradient for gradient in (grad_weight, grad_bias))
@@ -741,6 +710,10 @@ def launch_sums(grad_weight: torch.Tensor | None, grad_bias: torch.Tensor | None
     )
 
 
+def _forward(output: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, x: torch.Tensor, *rest: Any) -> None:
+    launch_forward(output, None, mean, rstd, x, None, *rest)
+
+
 def _backward(
     grad_x: torch.Tensor, grad_weight: torch.Tensor, grad_bias: torch.Tensor, needs: Needs, *rest: Any
 ) -> None:
@@ -748,4 +721,4 @@ def _backward(
     launch_backward(*(gradient if needed else None for gradient, needed in gradients), *rest)
 
 
-layer_norm = register_layer_norm("triton", launch_forward, _backward)
+layer_norm = register_layer_norm("triton", _forward, _backward)
