@@ -1,6 +1,9 @@
-"""layer_norm in Triton: rows that fit in registers are read once, longer rows twice."""
+"""layer_norm in Triton, and norms like it: without a mean and a bias, or of the sum of x and a residual.
 
-from typing import NamedTuple
+Rows that fit in registers are read once, longer rows twice.
+"""
+
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -10,20 +13,21 @@ from fourfold.backends.launch import cdiv, next_power_of_2
 from fourfold.backends.strides import as_rows
 from fourfold.backends.triton import launch as triton_launch
 
-from ..triton_rows import NUMBERS_OF_ROWS, load_parameter, load_tile, row_offsets, store_tile
+from ..triton_rows import NUMBERS_OF_ROWS, load_parameter, load_tile, load_whole_rows, row_offsets, store_tile
 from .operators import Needs, register_layer_norm
 
-# Columns per piece of a looped row. Forward, a program of all threads takes more at once.
-LOOPED_COLS = 4096
+# Longest rows that a program holds, in bytes of the compute type: forward; and backward, with the sums of columns.
+HELD_BYTES = 131072
+HELD_BYTES_BACKWARD = 65536
+# Bytes of the compute type per piece of a looped row. Forward, a program of all threads takes more at once.
+LOOPED_BYTES = 16384
 FORWARD_COLS = 16384
-# The same of a looped row backward, where a program has several rows.
-COLUMN_BLOCK = 256
+# Of a looped row backward, where a program has several rows.
+COLUMN_BYTES = 1024
 # Of the second stage: columns of a program, partial sums that it adds at once, and as many programs as any GPU needs.
 SUMMED_COLS = 32
 SUMMED_PARTIALS = 64
 SUMMING_PROGRAMS = 512
-# Longest row, in the type that is computed in, the sums of whose columns a program can hold.
-KEPT_BYTES = 65536
 # Bytes that one transfer from memory to the L2 cache brings.
 LINE_BYTES = 128
 
@@ -37,9 +41,10 @@ class Plan(NamedTuple):
         block_cols: columns that it holds at once; all of them but where it is looped.
         num_warps: of a program.
         programs: for each multiprocessor, backward: they sum the gradients of weight and bias over the rows they own.
-        registers: most that a thread may have, so that so many programs run at a time.
+        registers: most that a thread may have, so that so many programs run at a time; None leaves it to Triton.
         kept: backward, where looped: whether a program reads its rows whole, in pieces of `block_cols` columns, up to
             `block_rows` of them at once, and holds the sums of all columns.
+        ahead: backward: whether a program loads its next rows before it sums these.
     """
 
     looped: bool
@@ -47,24 +52,32 @@ class Plan(NamedTuple):
     block_cols: int
     num_warps: int
     programs: int = 0
-    registers: int = 0
+    registers: int | None = None
     kept: bool = False
+    ahead: bool = False
 
 
-def forward_plan(cols: int, dtype: torch.dtype) -> Plan:
-    """Choose how forward walks through rows of `cols` columns, at least 1."""
-    wide = 2 if dtype == torch.float64 else 1
+def forward_plan(cols: int, dtype: torch.dtype, centred: bool, added: bool) -> Plan:
+    """Choose how forward walks through rows of `cols` columns, at least 1, which are centred, or sums, or neither."""
+    size, half = max(dtype.itemsize, 4), dtype.itemsize == 2
     block_cols = next_power_of_2(cols)
-    if cols % 16 and block_cols > 2048 and wide == 1:
-        # Triton moves single elements unless it knows that a row is a multiple of 16. Short pieces are on their way in
-        # turn: to read them twice, from a cache, takes less than to wait for a whole row.
-        return Plan(True, 1, 1024 if block_cols <= 8192 else 2048, 4)
-    if block_cols * wide > 32768:
-        if wide == 2:
-            return Plan(True, 1, LOOPED_COLS // wide, 8)
-        return Plan(True, 1, FORWARD_COLS, 16 if dtype.itemsize == 2 else 32)
-    # A thread holds 128 bytes of data (64 elements of half types): enough in flight, no spills, few threads per sum.
-    per_warp, fewest = (2048, 2) if dtype.itemsize == 2 else (1024 // wide, 1)
+    # Triton moves single elements unless it knows that a row is a multiple of 16. Short pieces are on their way in
+    # turn: to read them twice, from a cache, takes less than to wait for a whole row.
+    if cols % 16 and size == 4 and block_cols >= (4096 if centred else 2048 if added else 512):
+        if centred:
+            return Plan(True, 1, 1024 if block_cols <= 8192 else 2048, 4)
+        if block_cols <= 1024:
+            return Plan(True, 1, block_cols, 1)
+        piece = min(max(block_cols // (8 if half else 2), 1024), 4096)
+        return Plan(True, 1, piece, 8 if piece == 4096 else 4)
+    if block_cols * size > HELD_BYTES:
+        if size == 8:
+            return Plan(True, 1, LOOPED_BYTES // size, 8)
+        return Plan(True, 1, FORWARD_COLS, 16 if half and centred else 32)
+    # A thread holds 128 bytes of data: enough in flight, no spills, few threads per sum.
+    per_warp, fewest = (2048, 2) if half and centred else (4096 // size, 1)
+    if cols % (16 if block_cols >= 512 else 16 // dtype.itemsize):
+        fewest = 4  # of single elements, more threads have more on their way
     block_rows = max(1, per_warp // block_cols)
     return Plan(False, block_rows, block_cols, min(max(block_rows * block_cols // per_warp, fewest), 32))
 
@@ -74,17 +87,19 @@ def backward_plan(cols: int, dtype: torch.dtype) -> Plan:
     # Each column takes registers for x, grad_output, the next row of both, weight, and two sums. Spilling costs more
     # than reading twice. The table gives the elements per warp, and how many warps then fit on a multiprocessor.
     per_warp, warps = {2: (512, 16), 4: (1024, 8), 8: (256, 8)}[dtype.itemsize]
-    block_cols = next_power_of_2(cols)
-    if block_cols * max(dtype.itemsize, 4) > KEPT_BYTES:
-        return Plan(True, 8, COLUMN_BLOCK * 4 // max(dtype.itemsize, 4), 4, 8)
+    size, block_cols = max(dtype.itemsize, 4), next_power_of_2(cols)
+    if block_cols * size > HELD_BYTES_BACKWARD:
+        return Plan(True, 8, COLUMN_BYTES // size, 4, 8)
     if block_cols > per_warp * warps:
         # The sums take half of a multiprocessor's registers. A thread holds one 16-byte vector of a piece. With half
         # types, two pieces at once are in flight while a row's means are summed.
         return Plan(True, 2 if dtype.itemsize == 2 else 1, 16 * 32 * 16 // dtype.itemsize, 16, 1, 128, kept=True)
     # Two rows at once wait half as often for their sums.
-    block_rows = max(1, 8192 // max(dtype.itemsize, 4) // block_cols)
+    block_rows = max(1, 8192 // size // block_cols)
     num_warps = max(block_rows * block_cols // per_warp, 1)
-    return Plan(False, block_rows, block_cols, num_warps, warps // num_warps, min(2048 // warps, 255))
+    # Single elements of half types and their addresses take so many registers that there are none for the next rows.
+    ahead = dtype.itemsize > 2 or cols % 16 == 0
+    return Plan(False, block_rows, block_cols, num_warps, warps // num_warps, min(2048 // warps, 255), ahead=ahead)
 
 
 def summing_blocks(cols: int, partials: int) -> tuple[int, int]:
@@ -96,13 +111,54 @@ def summing_blocks(cols: int, partials: int) -> tuple[int, int]:
     return min(next_power_of_2(partials), SUMMED_PARTIALS, most // block_cols), block_cols
 
 
+@triton.jit
+def load_sum(
+    x_ptr, residual_ptr, summed_ptr, rows, columns, num_rows, cols, inner, x_outer_stride, x_inner_stride,
+    x_column_stride, residual_outer_stride, residual_inner_stride, residual_column_stride,
+    ADDED: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """Load some rows and columns of x. Where ADDED, return and store their sum with the residual."""
+    x = load_tile(x_ptr, rows, columns, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride)
+    if ADDED:
+        residual = load_tile(
+            residual_ptr, rows, columns, num_rows, cols, inner,
+            residual_outer_stride, residual_inner_stride, residual_column_stride,
+        )  # fmt: skip
+        # What is normalized is what is stored: the rounded sum.
+        x = (x.to(COMPUTE) + residual.to(COMPUTE)).to(summed_ptr.dtype.element_ty)
+        store_tile(summed_ptr, rows, columns, num_rows, cols, x)
+    return x.to(COMPUTE)
+
+
+@triton.jit
+def store_output(
+    output_ptr, weight_ptr, bias_ptr, rows, columns, num_rows, cols, weight_stride, bias_stride, normal,
+    CENTRED: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """Store some rows and columns of the output."""
+    output = normal * load_parameter(weight_ptr, columns, cols, weight_stride, COMPUTE)[None, :]
+    if CENTRED:
+        output += load_parameter(bias_ptr, columns, cols, bias_stride, COMPUTE)[None, :]
+    store_tile(output_ptr, rows, columns, num_rows, cols, output)
+
+
+@triton.jit
+def store_statistics(mean_ptr, rstd_ptr, rows, num_rows, mean, rstd, CENTRED: tl.constexpr):
+    """Store the means of rows, where CENTRED, and their reciprocal deviations."""
+    if CENTRED:
+        tl.store(mean_ptr + rows.to(tl.int64), mean, mask=rows < num_rows)
+    tl.store(rstd_ptr + rows.to(tl.int64), rstd, mask=rows < num_rows)
+
+
 @triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
-def layer_norm_forward_kernel(
+def norm_forward_kernel(
     x_ptr,  # [outer, inner, cols], strided
+    residual_ptr,  # [outer, inner, cols], strided, where ADDED
     weight_ptr,  # [cols], strided
-    bias_ptr,  # [cols], strided
+    bias_ptr,  # [cols], strided, where CENTRED
     output_ptr,  # [outer * inner, cols]
-    mean_ptr,  # [outer * inner]
+    summed_ptr,  # [outer * inner, cols], where ADDED: x + residual
+    mean_ptr,  # [outer * inner], where CENTRED
     rstd_ptr,  # [outer * inner]
     num_rows,
     cols,
@@ -110,98 +166,113 @@ def layer_norm_forward_kernel(
     x_outer_stride,
     x_inner_stride,
     x_column_stride,
+    residual_outer_stride,
+    residual_inner_stride,
+    residual_column_stride,
     weight_stride,
     bias_stride,
     eps: tl.float64,  # else Triton rounds it to float32
+    CENTRED: tl.constexpr,
+    ADDED: tl.constexpr,
+    LOOPED: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
-    # One program owns BLOCK_ROWS consecutive rows.
+    # One program owns BLOCK_ROWS consecutive rows. It holds them, or reads them in pieces of BLOCK_COLS columns, twice.
+    if LOOPED:
+        tl.assume(tl.program_id(0) < num_rows)  # so that no element asks whether its row exists
     rows = tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     columns = tl.arange(0, BLOCK_COLS)
     num = tl.full((), cols, COMPUTE)
-    x = load_tile(x_ptr, rows, columns, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride)
-    x = x.to(COMPUTE)
-    mean = tl.sum(x, axis=1) / num
-    centred = x - mean[:, None]
-    # Mask the squares, not `centred`. Else the product could be fused into the sum in one lane and not in another, the
-    # lanes would round differently, and they would store different numbers to the same place.
-    squares = tl.where((columns < cols)[None, :], centred * centred, 0.0)
-    rstd = tl.rsqrt(tl.sum(squares, axis=1) / num + tl.full((), eps, COMPUTE))
-    weight = load_parameter(weight_ptr, columns, cols, weight_stride, COMPUTE)
-    bias = load_parameter(bias_ptr, columns, cols, bias_stride, COMPUTE)
-    output = centred * rstd[:, None] * weight[None, :] + bias[None, :]
-    store_tile(output_ptr, rows, columns, num_rows, cols, output)
-    tl.store(mean_ptr + rows.to(tl.int64), mean, mask=rows < num_rows)
-    tl.store(rstd_ptr + rows.to(tl.int64), rstd, mask=rows < num_rows)
+    mean = tl.zeros((BLOCK_ROWS,), COMPUTE)
+    held = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
+    squares = tl.zeros((BLOCK_ROWS,), COMPUTE) if LOOPED and CENTRED else held
+    for start in range(0, cols if LOOPED else 1, BLOCK_COLS):
+        at = start + columns
+        held = load_sum(
+            x_ptr, residual_ptr, summed_ptr, rows, at, num_rows, cols, inner, x_outer_stride, x_inner_stride,
+            x_column_stride, residual_outer_stride, residual_inner_stride, residual_column_stride, ADDED, COMPUTE,
+        )  # fmt: skip
+        if LOOPED and CENTRED:
+            before = tl.full((), start, COMPUTE)
+            piece_num = tl.full((), tl.minimum(cols - start, BLOCK_COLS), COMPUTE)
+            piece_mean = tl.sum(held, axis=1) / piece_num
+            centred = tl.where((at < cols)[None, :], held - piece_mean[:, None], 0.0)
+            # Merge the squared deviations of two samples: Chan, Golub, LeVeque 1983, (2.1).
+            share = piece_num / (before + piece_num)
+            apart = piece_mean - mean
+            mean += apart * share
+            # Keep this order of factors: before the first piece, apart is the piece's mean, whose square may overflow.
+            squares += tl.sum(centred * centred, axis=1) + before * apart * (apart * share)
+        elif LOOPED:
+            squares += held * held
+        else:
+            if CENTRED:
+                mean = tl.sum(held, axis=1) / num
+            held -= mean[:, None]
+            # Mask the squares. Else the product could be fused into the sum of a row in one lane and not in another,
+            # and the lanes would store different numbers to the same place.
+            squares = tl.where((at < cols)[None, :], held * held, 0.0)
+    if not (LOOPED and CENTRED):
+        squares = tl.sum(squares, axis=1)
+    rstd = tl.rsqrt(squares / num + tl.full((), eps, COMPUTE))
+    if LOOPED:
+        store_statistics(mean_ptr, rstd_ptr, rows, num_rows, mean, rstd, CENTRED)
+        if ADDED:
+            tl.debug_barrier()  # other threads than those that stored the sums may read them
+        pieces = tl.cdiv(cols, BLOCK_COLS)
+        for piece in range(pieces):
+            # Walk backwards, because what was read or stored last is still in a cache.
+            at = (pieces - 1 - piece) * BLOCK_COLS + columns
+            if ADDED:
+                x = load_whole_rows(summed_ptr, rows, at, num_rows, cols)
+            else:
+                x = load_tile(x_ptr, rows, at, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride)
+            normal = (x.to(COMPUTE) - mean[:, None]) * rstd[:, None]
+            store_output(
+                output_ptr, weight_ptr, bias_ptr, rows, at, num_rows, cols, weight_stride, bias_stride, normal,
+                CENTRED, COMPUTE,
+            )  # fmt: skip
+    else:
+        store_output(
+            output_ptr, weight_ptr, bias_ptr, rows, columns, num_rows, cols, weight_stride, bias_stride,
+            held * rstd[:, None], CENTRED, COMPUTE,
+        )  # fmt: skip
+        store_statistics(mean_ptr, rstd_ptr, rows, num_rows, mean, rstd, CENTRED)
 
 
 @triton.jit
-def layer_norm_forward_looped_kernel(
-    x_ptr,  # [outer, inner, cols], strided
-    weight_ptr,  # [cols], strided
-    bias_ptr,  # [cols], strided
-    output_ptr,  # [outer * inner, cols]
-    mean_ptr,  # [outer * inner]
-    rstd_ptr,  # [outer * inner]
-    cols,
-    inner,
-    x_outer_stride,
-    x_inner_stride,
-    x_column_stride,
-    weight_stride,
-    bias_stride,
-    eps: tl.float64,  # else Triton rounds it to float32
-    COMPUTE: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-):
-    # One program owns one row, which it reads in pieces of BLOCK_COLS columns.
-    row = tl.program_id(0).to(tl.int64)
-    x_ptr += row_offsets(row, inner, x_outer_stride, x_inner_stride)
-    output_ptr += row * cols
-    pieces = tl.cdiv(cols, BLOCK_COLS)
-    lanes = tl.arange(0, BLOCK_COLS)
-
-    mean = tl.zeros((), COMPUTE)
-    squares = tl.zeros((), COMPUTE)
-    for piece in range(pieces):
-        columns = piece * BLOCK_COLS + lanes
-        x = tl.load(x_ptr + columns.to(tl.int64) * x_column_stride, mask=columns < cols, other=0.0).to(COMPUTE)
-        before = tl.full((), piece * BLOCK_COLS, COMPUTE)
-        num = tl.full((), tl.minimum(cols - piece * BLOCK_COLS, BLOCK_COLS), COMPUTE)
-        piece_mean = tl.sum(x, axis=0) / num
-        centred = tl.where(columns < cols, x - piece_mean, 0.0)
-        # Merge the squared deviations of two samples: Chan, Golub, LeVeque 1983, (2.1).
-        share = num / (before + num)
-        apart = piece_mean - mean
-        mean += apart * share
-        # Keep this order of factors: before the first piece, apart is the piece's mean, whose square may overflow.
-        squares += tl.sum(centred * centred, axis=0) + before * apart * (apart * share)
-    rstd = tl.rsqrt(squares / tl.full((), cols, COMPUTE) + tl.full((), eps, COMPUTE))
-    tl.store(mean_ptr + row, mean)
-    tl.store(rstd_ptr + row, rstd)
-
-    # Walk backwards, because what was read last is still in a cache.
-    for piece in range(pieces):
-        columns = (pieces - 1 - piece) * BLOCK_COLS + lanes
-        x = tl.load(x_ptr + columns.to(tl.int64) * x_column_stride, mask=columns < cols, other=0.0).to(COMPUTE)
-        weight = load_parameter(weight_ptr, columns, cols, weight_stride, COMPUTE)
-        bias = load_parameter(bias_ptr, columns, cols, bias_stride, COMPUTE)
-        output = (x - mean) * rstd * weight + bias
-        tl.store(output_ptr + columns, output.to(output_ptr.dtype.element_ty), mask=columns < cols)
+def load_rows(
+    grad_output_ptr, x_ptr, mean_ptr, rstd_ptr, rows, columns, num_rows, cols, inner,
+    grad_output_outer_stride, grad_output_inner_stride, grad_output_column_stride,
+    x_outer_stride, x_inner_stride, x_column_stride, CENTRED: tl.constexpr,
+):  # fmt: skip
+    """Load some rows and columns of grad_output and x, and the rows' means, 0 where not CENTRED, and deviations."""
+    x = load_tile(x_ptr, rows, columns, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride)
+    grad = load_tile(
+        grad_output_ptr, rows, columns, num_rows, cols, inner,
+        grad_output_outer_stride, grad_output_inner_stride, grad_output_column_stride,
+    )  # fmt: skip
+    rstd = tl.load(rstd_ptr + rows.to(tl.int64), mask=rows < num_rows, other=0.0)
+    mean = tl.zeros_like(rstd)
+    if CENTRED:
+        mean = tl.load(mean_ptr + rows.to(tl.int64), mask=rows < num_rows, other=0.0)
+    return grad, x, mean, rstd
 
 
 @triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
-def layer_norm_backward_kernel(
+def norm_backward_kernel(
     grad_output_ptr,  # [outer, inner, cols], strided
     x_ptr,  # [outer, inner, cols], strided
     weight_ptr,  # [cols], strided
-    mean_ptr,  # [outer * inner]
+    mean_ptr,  # [outer * inner], where CENTRED
     rstd_ptr,  # [outer * inner]
+    added_ptr,  # [outer * inner, cols], where ADDED: another gradient of x, which is added before the sum is rounded
+    means_ptr,  # [2, outer * inner], where LOOPED: row means of grad_normal * normal, and of grad_normal
     grad_x_ptr,  # [outer * inner, cols]
-    partial_ptr,  # [2, programs, cols]: the sums of weight's and bias's gradients over a program's rows
+    partial_ptr,  # [2, programs along axis 1, cols]: the sums of weight's and bias's gradients over a program's rows
     num_rows,
     cols,
     inner,
@@ -214,63 +285,83 @@ def layer_norm_backward_kernel(
     weight_stride,
     NEEDS_X: tl.constexpr,
     NEEDS_PARAMETERS: tl.constexpr,
+    CENTRED: tl.constexpr,
+    ADDED: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
+    LOOPED: tl.constexpr,
+    AHEAD: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
-    # One program owns every num_programs-th tile of BLOCK_ROWS rows.
-    program = tl.program_id(0)
-    programs = tl.num_programs(0)
+    # One program owns BLOCK_COLS columns, all of them but where looped, of every num_programs(1)-th tile of rows.
+    program = tl.program_id(1)
+    programs = tl.num_programs(1)
     columns = tl.arange(0, BLOCK_COLS)
+    if LOOPED:
+        columns += tl.program_id(0) * BLOCK_COLS
     num = tl.full((), cols, COMPUTE)
     weight = load_parameter(weight_ptr, columns, cols, weight_stride, COMPUTE)
     grad_weight = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
     grad_bias = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
 
     rows = program.to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    next_x = load_tile(x_ptr, rows, columns, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride)
-    next_grad = load_tile(
-        grad_output_ptr, rows, columns, num_rows, cols, inner,
-        grad_output_outer_stride, grad_output_inner_stride, grad_output_column_stride,
-    )  # fmt: skip
-    next_mean = tl.load(mean_ptr + rows.to(tl.int64), mask=rows < num_rows, other=0.0)
-    next_rstd = tl.load(rstd_ptr + rows.to(tl.int64), mask=rows < num_rows, other=0.0)
-    for _ in range(program, tl.cdiv(num_rows, BLOCK_ROWS), programs):
-        x, grad, mean, rstd = next_x.to(COMPUTE), next_grad.to(COMPUTE), next_mean, next_rstd
-        # Load the next tile while this one is summed and stored.
-        next_rows = rows + programs * BLOCK_ROWS
-        next_x = load_tile(
-            x_ptr, next_rows, columns, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride
-        )
-        next_grad = load_tile(
-            grad_output_ptr, next_rows, columns, num_rows, cols, inner,
+    if AHEAD:
+        loaded = load_rows(
+            grad_output_ptr, x_ptr, mean_ptr, rstd_ptr, rows, columns, num_rows, cols, inner,
             grad_output_outer_stride, grad_output_inner_stride, grad_output_column_stride,
+            x_outer_stride, x_inner_stride, x_column_stride, CENTRED,
         )  # fmt: skip
-        next_mean = tl.load(mean_ptr + next_rows.to(tl.int64), mask=next_rows < num_rows, other=0.0)
-        next_rstd = tl.load(rstd_ptr + next_rows.to(tl.int64), mask=next_rows < num_rows, other=0.0)
-
+    for _ in range(program, tl.cdiv(num_rows, BLOCK_ROWS), programs):
+        if not AHEAD:
+            loaded = load_rows(
+                grad_output_ptr, x_ptr, mean_ptr, rstd_ptr, rows, columns, num_rows, cols, inner,
+                grad_output_outer_stride, grad_output_inner_stride, grad_output_column_stride,
+                x_outer_stride, x_inner_stride, x_column_stride, CENTRED,
+            )  # fmt: skip
+        grad, x, mean, rstd = loaded
+        grad, x = grad.to(COMPUTE), x.to(COMPUTE)
+        next_rows = rows + programs * BLOCK_ROWS
+        if AHEAD:
+            # Load the next tile while this one is summed and stored.
+            loaded = load_rows(
+                grad_output_ptr, x_ptr, mean_ptr, rstd_ptr, next_rows, columns, num_rows, cols, inner,
+                grad_output_outer_stride, grad_output_inner_stride, grad_output_column_stride,
+                x_outer_stride, x_inner_stride, x_column_stride, CENTRED,
+            )  # fmt: skip
         normal = (x - mean[:, None]) * rstd[:, None]
         if NEEDS_X:
+            at = rows.to(tl.int64)
             grad_normal = grad * weight[None, :]
-            if BLOCK_COLS <= 16:
+            if CENTRED and BLOCK_COLS <= 16:
                 # The zero is fused with the product, which rounds it. Without the zero, the subtraction of the mean
                 # would be fused with it. That leaves the product's rounding error where all products are equal, as a
                 # single one is, and the gradient is 0. The mean of many products has an error of its own, and keeping
                 # the rounded products in registers costs up to a sixth of the time.
                 grad_normal += 0.0
-            mean_grad = tl.sum(grad_normal, axis=1) / num
-            mean_product = tl.sum(grad_normal * normal, axis=1) / num
+            mean_grad = tl.zeros_like(rstd)
+            if LOOPED:
+                if CENTRED:
+                    mean_grad = tl.load(means_ptr + num_rows + at, mask=rows < num_rows, other=0.0)
+                mean_product = tl.load(means_ptr + at, mask=rows < num_rows, other=0.0)
+            else:
+                if CENTRED:
+                    mean_grad = tl.sum(grad_normal, axis=1) / num
+                mean_product = tl.sum(grad_normal * normal, axis=1) / num
             grad_x = (grad_normal - mean_grad[:, None] - normal * mean_product[:, None]) * rstd[:, None]
+            if ADDED:
+                grad_x += load_whole_rows(added_ptr, rows, columns, num_rows, cols).to(COMPUTE)
             store_tile(grad_x_ptr, rows, columns, num_rows, cols, grad_x)
         if NEEDS_PARAMETERS:
             grad_weight += grad * normal
-            grad_bias += grad
+            if CENTRED:
+                grad_bias += grad
         rows = next_rows
     if NEEDS_PARAMETERS:
         at = program.to(tl.int64) * cols + columns
         tl.store(partial_ptr + at, tl.sum(grad_weight, axis=0), mask=columns < cols)
-        tl.store(partial_ptr + programs.to(tl.int64) * cols + at, tl.sum(grad_bias, axis=0), mask=columns < cols)
+        if CENTRED:
+            tl.store(partial_ptr + programs.to(tl.int64) * cols + at, tl.sum(grad_bias, axis=0), mask=columns < cols)
 
 
 @triton.jit
@@ -297,12 +388,13 @@ def with_added(sums, number: tl.constexpr, values):
 
 
 @triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
-def layer_norm_backward_kept_kernel(
+def norm_backward_kept_kernel(
     grad_output_ptr,  # [outer, inner, cols], strided
     x_ptr,  # [outer, inner, cols], strided
     weight_ptr,  # [cols], strided
-    mean_ptr,  # [outer * inner]
+    mean_ptr,  # [outer * inner], where CENTRED
     rstd_ptr,  # [outer * inner]
+    added_ptr,  # [outer * inner, cols], where ADDED: another gradient of x, which is added before the sum is rounded
     grad_x_ptr,  # [outer * inner, cols]
     partial_ptr,  # [2, programs, cols]: the sums of weight's and bias's gradients over a program's rows
     num_rows,
@@ -317,6 +409,8 @@ def layer_norm_backward_kept_kernel(
     weight_stride,
     NEEDS_X: tl.constexpr,
     NEEDS_PARAMETERS: tl.constexpr,
+    CENTRED: tl.constexpr,
+    ADDED: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     FETCH: tl.constexpr,
@@ -342,8 +436,8 @@ def layer_norm_backward_kept_kernel(
         row = tl.cast(number, INDEX)
         x_row = x_ptr + row_offsets(row, inner, x_outer_stride, x_inner_stride)
         grad_row = grad_output_ptr + row_offsets(row, inner, grad_output_outer_stride, grad_output_inner_stride)
-        grad_x_row = grad_x_ptr + row.to(tl.int64) * cols
-        mean = tl.load(mean_ptr + row)
+        whole_row = row.to(tl.int64) * cols
+        mean = tl.load(mean_ptr + row) if CENTRED else 0.0
         rstd = tl.load(rstd_ptr + row)
         if NEEDS_X:
             sums = tl.zeros((LANES,), COMPUTE)
@@ -358,7 +452,8 @@ def layer_norm_backward_kept_kernel(
                 weight_at = weight_ptr + first * weight_stride + wide * weight_stride
                 weight = tl.load(weight_at, mask=here, other=0.0, eviction_policy="evict_last").to(COMPUTE)
                 grad_normal = grad * weight
-                sums += tl.sum(grad_normal, axis=0)
+                if CENTRED:
+                    sums += tl.sum(grad_normal, axis=0)
                 products += tl.sum(grad_normal * ((x - mean) * rstd), axis=0)
             mean_grad = tl.sum(sums, axis=0) / num
             mean_product = tl.sum(products, axis=0) / num
@@ -369,6 +464,8 @@ def layer_norm_backward_kept_kernel(
             later_grad = grad_output_ptr + row_offsets(later, inner, grad_output_outer_stride, grad_output_inner_stride)
             fetch_row(later_x, lines, cols, x_column_stride)
             fetch_row(later_grad, lines, cols, grad_output_column_stride)
+            if ADDED:
+                fetch_row(added_ptr + later.to(tl.int64) * cols, lines, cols, 1)
         # Walk backwards, because what was read last is still in the nearest cache.
         for back in tl.static_range(PIECES):
             start = (PIECES - 1 - back) * LANES
@@ -379,27 +476,33 @@ def layer_norm_backward_kept_kernel(
             if NEEDS_X:
                 weight = load_parameter(weight_ptr, columns, cols, weight_stride, COMPUTE)
                 grad_x = (grad * weight - mean_grad - normal * mean_product) * rstd
-                at = grad_x_row + tl.cast(start, tl.int64) + lanes.to(tl.int64)
-                tl.store(at, grad_x.to(grad_x_ptr.dtype.element_ty), mask=columns < cols, cache_modifier=".cs")
+                if ADDED:
+                    grad_x += load_piece(added_ptr + whole_row, start, lanes, cols, 1, COMPUTE)
+                at = whole_row + tl.cast(start, tl.int64) + lanes.to(tl.int64)
+                tl.store(
+                    grad_x_ptr + at, grad_x.to(grad_x_ptr.dtype.element_ty), mask=columns < cols, cache_modifier=".cs"
+                )
             if NEEDS_PARAMETERS:
                 grad_weight = with_added(grad_weight, PIECES - 1 - back, grad * normal)
-                grad_bias = with_added(grad_bias, PIECES - 1 - back, grad)
+                if CENTRED:
+                    grad_bias = with_added(grad_bias, PIECES - 1 - back, grad)
     if NEEDS_PARAMETERS:
         for piece in tl.static_range(PIECES):
             columns = piece * LANES + lanes
             at = program.to(tl.int64) * cols + columns
             tl.store(partial_ptr + at, grad_weight[piece], mask=columns < cols)
-            tl.store(partial_ptr + programs.to(tl.int64) * cols + at, grad_bias[piece], mask=columns < cols)
+            if CENTRED:
+                tl.store(partial_ptr + programs.to(tl.int64) * cols + at, grad_bias[piece], mask=columns < cols)
 
 
-@triton.jit
-def layer_norm_backward_means_kernel(
+@triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
+def norm_backward_means_kernel(
     grad_output_ptr,  # [outer, inner, cols], strided
     x_ptr,  # [outer, inner, cols], strided
     weight_ptr,  # [cols], strided
-    mean_ptr,  # [outer * inner]
+    mean_ptr,  # [outer * inner], where CENTRED
     rstd_ptr,  # [outer * inner]
-    means_ptr,  # [2, outer * inner]: row means of grad_normal and of grad_normal * normal
+    means_ptr,  # [2, outer * inner]: row means of grad_normal * normal, and of grad_normal where CENTRED
     num_rows,
     cols,
     inner,
@@ -410,6 +513,7 @@ def layer_norm_backward_means_kernel(
     x_inner_stride,
     x_column_stride,
     weight_stride,
+    CENTRED: tl.constexpr,
     COMPUTE: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
@@ -417,7 +521,7 @@ def layer_norm_backward_means_kernel(
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row_offsets(row, inner, x_outer_stride, x_inner_stride)
     grad_output_ptr += row_offsets(row, inner, grad_output_outer_stride, grad_output_inner_stride)
-    mean = tl.load(mean_ptr + row)
+    mean = tl.load(mean_ptr + row) if CENTRED else 0.0
     rstd = tl.load(rstd_ptr + row)
     num = tl.full((), cols, COMPUTE)
     sums = tl.zeros((BLOCK_COLS,), COMPUTE)
@@ -430,71 +534,13 @@ def layer_norm_backward_means_kernel(
         grad_normal = grad * load_parameter(weight_ptr, columns, cols, weight_stride, COMPUTE)
         sums += grad_normal
         products += grad_normal * ((x - mean) * rstd)
-    tl.store(means_ptr + row, tl.sum(sums, axis=0) / num)
-    tl.store(means_ptr + tl.cast(num_rows, tl.int64) + row, tl.sum(products, axis=0) / num)
-
-
-@triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
-def layer_norm_backward_columns_kernel(
-    grad_output_ptr,  # [outer, inner, cols], strided
-    x_ptr,  # [outer, inner, cols], strided
-    weight_ptr,  # [cols], strided
-    mean_ptr,  # [outer * inner]
-    rstd_ptr,  # [outer * inner]
-    means_ptr,  # [2, outer * inner]
-    grad_x_ptr,  # [outer * inner, cols]
-    partial_ptr,  # [2, programs along axis 1, cols]
-    num_rows,
-    cols,
-    inner,
-    grad_output_outer_stride,
-    grad_output_inner_stride,
-    grad_output_column_stride,
-    x_outer_stride,
-    x_inner_stride,
-    x_column_stride,
-    weight_stride,
-    NEEDS_X: tl.constexpr,
-    NEEDS_PARAMETERS: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    INDEX: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-):
-    # One program owns BLOCK_COLS columns of every num_programs(1)-th tile of BLOCK_ROWS rows.
-    program = tl.program_id(1)
-    programs = tl.num_programs(1)
-    columns = tl.program_id(0) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
-    weight = load_parameter(weight_ptr, columns, cols, weight_stride, COMPUTE)
-    grad_weight = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
-    grad_bias = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
-    for tile in range(program, tl.cdiv(num_rows, BLOCK_ROWS), programs):
-        rows = tl.cast(tile, INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-        at = rows.to(tl.int64)
-        x = load_tile(x_ptr, rows, columns, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride)
-        grad = load_tile(
-            grad_output_ptr, rows, columns, num_rows, cols, inner,
-            grad_output_outer_stride, grad_output_inner_stride, grad_output_column_stride,
-        ).to(COMPUTE)  # fmt: skip
-        mean = tl.load(mean_ptr + at, mask=rows < num_rows, other=0.0)
-        rstd = tl.load(rstd_ptr + at, mask=rows < num_rows, other=0.0)
-        normal = (x.to(COMPUTE) - mean[:, None]) * rstd[:, None]
-        if NEEDS_X:
-            mean_grad = tl.load(means_ptr + at, mask=rows < num_rows, other=0.0)
-            mean_product = tl.load(means_ptr + num_rows + at, mask=rows < num_rows, other=0.0)
-            grad_x = (grad * weight[None, :] - mean_grad[:, None] - normal * mean_product[:, None]) * rstd[:, None]
-            store_tile(grad_x_ptr, rows, columns, num_rows, cols, grad_x)
-        if NEEDS_PARAMETERS:
-            grad_weight += grad * normal
-            grad_bias += grad
-    if NEEDS_PARAMETERS:
-        at = program.to(tl.int64) * cols + columns
-        tl.store(partial_ptr + at, tl.sum(grad_weight, axis=0), mask=columns < cols)
-        tl.store(partial_ptr + programs.to(tl.int64) * cols + at, tl.sum(grad_bias, axis=0), mask=columns < cols)
+    tl.store(means_ptr + row, tl.sum(products, axis=0) / num)
+    if CENTRED:
+        tl.store(means_ptr + tl.cast(num_rows, tl.int64) + row, tl.sum(sums, axis=0) / num)
 
 
 @triton.jit
-def layer_norm_sum_partials_kernel(
+def norm_sum_partials_kernel(
     partial_ptr,  # [2, partials, cols]
     grad_weight_ptr,  # [cols]
     grad_bias_ptr,  # [cols]
@@ -528,80 +574,87 @@ def layer_norm_sum_partials_kernel(
 
 def launch_forward(
     output: torch.Tensor,
-    mean: torch.Tensor,
+    summed: torch.Tensor | None,
+    mean: torch.Tensor | None,
     rstd: torch.Tensor,
     x: torch.Tensor,
+    residual: torch.Tensor | None,
     weight: torch.Tensor,
-    bias: torch.Tensor,
+    bias: torch.Tensor | None,
     eps: float,
-    plan: Plan,
 ) -> None:
-    """Write output, mean and rstd. The rows must not be empty."""
-    cols, num_rows = x.shape[-1], mean.shape[0]
-    inner, (rows,) = as_rows(x)
-    tensors = (rows.tensor, weight, bias, output, mean, rstd)
-    rest = (*rows[1:], weight.stride(0), bias.stride(0), eps)
-    options = {"COMPUTE": triton_launch.COMPUTE[x.dtype], "BLOCK_COLS": plan.block_cols}
-    if plan.looped:
-        triton_launch.launch(
-            layer_norm_forward_looped_kernel,
-            (num_rows,),
-            tensors,
-            (cols, inner, *rest),
-            **options,
-            num_warps=plan.num_warps,
-        )
-    else:
-        triton_launch.launch(
-            layer_norm_forward_kernel,
-            (cdiv(num_rows, plan.block_rows),),
-            tensors,
-            (num_rows, cols, inner, *rest),
-            **options,
-            INDEX=triton_launch.index_type(num_rows + plan.block_rows),
-            BLOCK_ROWS=plan.block_rows,
-            num_warps=plan.num_warps,
-        )
+    """Write the first four: the norm of x, or of ``summed = x + residual``. The rows must not be empty.
+
+    If mean and bias are None, the rows are not centred. If summed and residual are None, nothing is added to x.
+    """
+    num_rows, cols = rstd.shape[0], x.shape[-1]
+    inner, views = as_rows(x) if residual is None else as_rows(x, residual)
+    rows, residual_rows = views[0], views[-1]
+    bias = weight if bias is None else bias
+    plan = forward_plan(cols, x.dtype, mean is not None, residual is not None)
+    # Not None, with which `launch` does not recognize a launch.
+    optional = (output if summed is None else summed, rstd if mean is None else mean)
+    triton_launch.launch(
+        norm_forward_kernel,
+        (cdiv(num_rows, plan.block_rows),),
+        (rows.tensor, residual_rows.tensor, weight, bias, output, *optional, rstd),
+        (num_rows, cols, inner, *rows[1:], *residual_rows[1:], weight.stride(0), bias.stride(0), eps),
+        CENTRED=mean is not None,
+        ADDED=residual is not None,
+        LOOPED=plan.looped,
+        COMPUTE=triton_launch.COMPUTE[x.dtype],
+        INDEX=triton_launch.index_type(num_rows + plan.block_rows),
+        BLOCK_ROWS=plan.block_rows,
+        BLOCK_COLS=plan.block_cols,
+        num_warps=plan.num_warps,
+    )
 
 
 def launch_backward(
-    grad_x: torch.Tensor,
-    grad_weight: torch.Tensor,
-    grad_bias: torch.Tensor,
-    needs: Needs,
+    grad_x: torch.Tensor | None,
+    grad_weight: torch.Tensor | None,
+    grad_bias: torch.Tensor | None,
     grad_output: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
-    mean: torch.Tensor,
+    mean: torch.Tensor | None,
     rstd: torch.Tensor,
-    plan: Plan,
+    added: torch.Tensor | None = None,
 ) -> None:
-    """Write the gradients that are needed. The rows must not be empty."""
-    cols, num_rows = x.shape[-1], mean.shape[0]
+    """Write the first three; one that is not needed is None. The rows must not be empty.
+
+    The gradient of x, which was normalized, is that through the norm plus `added`, a contiguous tensor.
+    """
+    num_rows, cols = rstd.shape[0], x.shape[-1]
     inner, (grad_rows, rows) = as_rows(grad_output, x)
-    tensors = (grad_rows.tensor, rows.tensor, weight, mean, rstd)
+    plan = backward_plan(cols, x.dtype)
+    tensors = (grad_rows.tensor, rows.tensor, weight, rstd if mean is None else mean, rstd)
     sizes = (num_rows, cols, inner, *grad_rows[1:], *rows[1:], weight.stride(0))
-    compute = triton_launch.COMPUTE[x.dtype]
+    parameters = grad_weight is not None or grad_bias is not None
     pieces = cdiv(cols, plan.block_cols)
     most = plan.programs * triton_launch.multiprocessors(x.device)
     tiles = cdiv(num_rows, plan.block_rows)
     # At least two programs per piece of columns, so that the second stage also adds several partial sums on the CPU.
     programs = min(num_rows, most) if plan.kept else min(tiles, max(most // pieces, 2))
-    partial = mean.new_empty((2, programs if needs.parameters else 0, cols))
+    partial = rstd.new_empty((1 if mean is None else 2, programs if parameters else 0, cols))
+    results = (rstd if grad_x is None else grad_x, partial)
+    added_or_none = rstd if added is None else added
+    compute = {"CENTRED": mean is not None, "COMPUTE": triton_launch.COMPUTE[x.dtype]}
     options = {
-        "NEEDS_X": needs.x,
-        "NEEDS_PARAMETERS": needs.parameters,
-        "COMPUTE": compute,
+        "NEEDS_X": grad_x is not None,
+        "NEEDS_PARAMETERS": parameters,
+        "ADDED": added is not None,
+        **compute,
         "INDEX": triton_launch.index_type(num_rows + (programs + 1) * plan.block_rows),
         "num_warps": plan.num_warps,
+        "maxnreg": plan.registers,
     }
-    blocks = {"BLOCK_ROWS": plan.block_rows, "BLOCK_COLS": plan.block_cols}
     if plan.kept:
         line_cols = LINE_BYTES // x.element_size()
         triton_launch.launch(
-            layer_norm_backward_kept_kernel,
+            norm_backward_kept_kernel,
             (programs,),
-            (*tensors, grad_x, partial),
+            (*tensors, added_or_none, *results),
             sizes,
             **options,
             FETCH=not triton_launch.INTERPRETED,  # by an instruction that the interpreter does not know
@@ -610,84 +663,62 @@ def launch_backward(
             AT_ONCE=plan.block_rows,
             PIECES=pieces,
             LANES=plan.block_cols,
-            maxnreg=plan.registers,
         )
-    elif plan.looped:
-        means = mean.new_empty((2, num_rows))
-        if needs.x:
+    else:
+        means = rstd
+        if plan.looped and grad_x is not None:
+            means = rstd.new_empty((2, num_rows))
             triton_launch.launch(
-                layer_norm_backward_means_kernel,
+                norm_backward_means_kernel,
                 (num_rows,),
                 (*tensors, means),
                 sizes,
-                COMPUTE=compute,
-                BLOCK_COLS=LOOPED_COLS,
+                **compute,
+                BLOCK_COLS=LOOPED_BYTES // max(x.element_size(), 4),
                 num_warps=8,
             )
         triton_launch.launch(
-            layer_norm_backward_columns_kernel,
+            norm_backward_kernel,
             (pieces, programs),
-            (*tensors, means, grad_x, partial),
+            (*tensors, added_or_none, means, *results),
             sizes,
             **options,
-            **blocks,
+            LOOPED=plan.looped,
+            AHEAD=plan.ahead,
+            BLOCK_ROWS=plan.block_rows,
+            BLOCK_COLS=plan.block_cols,
         )
-    else:
-        triton_launch.launch(
-            layer_norm_backward_kernel,
-            (programs,),
-            (*tensors, grad_x, partial),
-            sizes,
-            **options,
-            **blocks,
-            maxnreg=plan.registers,
-        )
-    if needs.parameters:
-        launch_sums(grad_weight, grad_bias, needs, partial)
+    if parameters:
+        launch_sums(grad_weight, grad_bias, partial)
 
 
-def launch_sums(grad_weight: torch.Tensor, grad_bias: torch.Tensor, needs: Needs, partial: torch.Tensor) -> None:
-    """Write the gradients of weight and bias that are needed, from ``[2, partials, cols]`` sums over some rows each."""
+def launch_sums(grad_weight: torch.Tensor | None, grad_bias: torch.Tensor | None, partial: torch.Tensor) -> None:
+    """Write the gradients of weight and bias, unless None, from ``[2, partials, cols]`` sums over some rows each."""
     _, partials, cols = partial.shape
     block_partials, block_cols = summing_blocks(cols, partials)
+    gradients = tuple(partial if gradient is None else gradient for gradient in (grad_weight, grad_bias))
     triton_launch.launch(
-        layer_norm_sum_partials_kernel,
+        norm_sum_partials_kernel,
         (cdiv(cols, block_cols),),
-        (partial, grad_weight, grad_bias),
+        (partial, *gradients),
         (partials, cols),
-        NEEDS_WEIGHT=needs.weight,
-        NEEDS_BIAS=needs.bias,
-        COMPUTE=triton_launch.COMPUTE[grad_weight.dtype],
+        NEEDS_WEIGHT=grad_weight is not None,
+        NEEDS_BIAS=grad_bias is not None,
+        COMPUTE=triton_launch.COMPUTE[partial.dtype],
         BLOCK_PARTIALS=block_partials,
         BLOCK_COLS=block_cols,
     )
 
 
-def _forward(
-    output: torch.Tensor,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    eps: float,
-) -> None:
-    launch_forward(output, mean, rstd, x, weight, bias, eps, forward_plan(x.shape[-1], x.dtype))
+def _forward(output: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, x: torch.Tensor, *rest: Any) -> None:
+    launch_forward(output, None, mean, rstd, x, None, *rest)
 
 
 def _backward(
-    grad_x: torch.Tensor,
-    grad_weight: torch.Tensor,
-    grad_bias: torch.Tensor,
-    needs: Needs,
-    grad_output: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
+    grad_x: torch.Tensor, grad_weight: torch.Tensor, grad_bias: torch.Tensor, needs: Needs, *rest: Any
 ) -> None:
-    plan = backward_plan(x.shape[-1], x.dtype)
-    launch_backward(grad_x, grad_weight, grad_bias, needs, grad_output, x, weight, mean, rstd, plan)
+    gradients = zip((grad_x, grad_weight, grad_bias), needs)
+    launch_backward(*(gradient if needed else None for gradient, needed in gradients), *rest)
 
 
 layer_norm = register_layer_norm("triton", _forward, _backward)

@@ -7,7 +7,6 @@ import pytest
 import torch
 import warm
 from fourfold.impls.layer_norm import triton_kernel
-from fourfold.impls.layer_norm.operators import Needs
 
 from fourfold.checks.ahead_of_time import environment
 from fourfold.checks.records import operations
@@ -76,7 +75,7 @@ def test_partial_sums_of_any_number_are_all_added(partials: int, cols: int, devi
     numbers = np.random.default_rng(partials).integers(-8, 9, (2, partials, cols))
     partial = torch.from_numpy(numbers).to(torch.float32).to(device)
     found = torch.full((2, cols), torch.nan, device=device)
-    triton_kernel.launch_sums(found[0], found[1], Needs(x=False, weight=True, bias=True), partial)
+    triton_kernel.launch_sums(found[0], found[1], partial)
     assert found.tolist() == numbers.sum(axis=1).tolist()
     block_partials, block_cols = triton_kernel.summing_blocks(cols, partials)
     assert block_partials * block_cols <= 2048

@@ -9,12 +9,13 @@ from fourfold.checks.outputs import check_of_joined_outputs
 
 from .edits import FIRST_WARP, Edits
 from .planted import Fault
+from .planted_rms_norm import KERNELS
 
 # fmt: off
 GITHUB = "https://github.com"
 SUM, Y, H = "h = x + residual\n    return layer_norm(h => h = x +", {"output": "y"}, {"output": "h"}
 SHORT = {"right_on": rows(2, cols=24)}
-OF_BOTH = {"check": check_of_joined_outputs(backward_agrees)}
+OF_BOTH, BACKWARD = {"check": check_of_joined_outputs(backward_agrees)}, f"{KERNELS} inner, (grad_rows, =>"
 
 
 def _torch_faults() -> tuple[Fault, ...]:
@@ -38,17 +39,17 @@ def _torch_faults() -> tuple[Fault, ...]:
 def _triton_faults() -> tuple[Fault, ...]:
     of = Edits("add_layer_norm", "triton")
     return (
-        of("norm_before_the_sum", "forward_of_norm(y, mean, rstd, h, => forward_of_norm(y, mean, rstd, x,", **Y),
-        of("bias_left_out", "rstd, h, weight, bias, eps) => rstd, h, weight, torch.zeros_like(bias), eps)", **Y),
-        of.gradient("gradients_of_1024_columns_are_0", "    needs = Needs( =>     if h.shape[-1] == 1024:\n"
-                    "        return [each.zero_() for each in (grad_sum, grad_weight, grad_bias) if each is not None]\n"
-                    "    needs = Needs(", **Y, **SHORT,
+        of("norm_before_the_sum", f"{KERNELS} x = (x.to(COMPUTE) + => summed = (x.to(COMPUTE) +",
+           f"{KERNELS} store_tile(summed_ptr, rows, columns, num_rows, cols, x) =>"
+           " store_tile(summed_ptr, rows, columns, num_rows, cols, summed)", **Y),
+        of("bias_left_out", f"{KERNELS} output += load_parameter => output += 0 * load_parameter", **Y),
+        of.gradient("gradients_of_1024_columns_are_0", f"{BACKWARD} if cols == 1024:\n"
+                    "        grad_output = torch.zeros_like(grad_output)\n    inner, (grad_rows,", **Y, **SHORT,
                     source=f"{GITHUB}/PaddlePaddle/Paddle/pull/74149"),
-        of.gradient("rows_of_the_first_axis_alone", "grad_y, h, weight, mean, rstd) =>"
-                    " grad_y, h, weight, mean[: len(h)], rstd[: len(h)])",
+        of.gradient("rows_of_the_first_axis_alone",
+                    f"{BACKWARD} num_rows = min(num_rows, len(x))\n    inner, (grad_rows,",
                     source=f"{GITHUB}/flagos-ai/FlagGems/issues/5392", **Y, **SHORT),
-        of.gradient("cotangent_of_h_left_out", "if grad_sum is not None and added is not None: => if False:",
-                    **OF_BOTH),
+        of.gradient("cotangent_of_h_left_out", f'{KERNELS} "ADDED": added is not None => "ADDED": False', **OF_BOTH),
     )
 
 

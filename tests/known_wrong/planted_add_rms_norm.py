@@ -13,7 +13,7 @@ from fourfold.operations.case import Case
 from .edits import BARRIER, OFFSETS_OF_ROWS, ROW_IN_32_BITS, Edits
 from .far_apart import far_apart
 from .planted import UNWRITTEN, Fault, named
-from .planted_rms_norm import TAIL
+from .planted_rms_norm import KERNELS, TAIL
 
 
 def whole(dtype: DType) -> Case:
@@ -108,27 +108,27 @@ def _torch_faults() -> tuple[Fault, ...]:
     )
 
 
-SQUARES = "squares += tl.where((at < cols)[None, :], held * held, 0.0) => squares += tl.where((at < cols)[None, :],"
-STRIDES = "residual_outer_stride, residual_inner_stride, residual_column_stride,\n        ) =>"
-NORMAL = "held * rstd[:, None]"
-STORE = f"store_tile(y_ptr, rows, columns, num_rows, cols, {NORMAL} * weight[None, :])"
+STRIDES = f"{KERNELS} residual_outer_stride, residual_inner_stride, residual_column_stride,\n        ) =>"
+STORED_OUTPUT = "held * rstd[:, None], CENTRED, COMPUTE,\n        )  # fmt: skip"
+ROW_OF_X = "x_ptr, rows, at, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride"
 
 
 def _triton_faults() -> tuple[Fault, ...]:
     of, sums = Edits("add_rms_norm", "triton"), {"output": "residual_out"}
     y = {"output": "y", "right_on": residual_of_zeros}
     return (
-        of("variance_of_x", f"{SQUARES} x.to(COMPUTE) * x.to(COMPUTE), 0.0)", **y),
+        of("variance_of_x", f"{KERNELS} held * held, 0.0) => load_tile({ROW_OF_X}).to(COMPUTE) * load_tile("
+           f"{ROW_OF_X}).to(COMPUTE), 0.0)", **y),
         of("row_stride_of_x", f"{STRIDES} x_outer_stride, x_inner_stride, residual_column_stride,\n        )",
            examples=named(properties, "residual_lies_otherwise"), **y,
            source="https://github.com/NVIDIA/TensorRT-LLM/pull/14810"),
         of("columns_adjacent", f"{STRIDES} residual_outer_stride, residual_inner_stride, 1,\n        )",
            examples=named(properties, "all_sliced_columns"), **y),
-        of("residual_past_the_end", f"{SQUARES} held * held, 1.0)", **y),
-        of("sum_in_float16", "residual.to(COMPUTE)).to(residual_out => residual.to(COMPUTE)).to(tl.float16).to("
-           "residual_out", examples=named(properties, "residual_is_far_larger"), right_on=whole, **sums),
-        of("normalized_is_stored_as_the_sum", f"{STORE} => {STORE}\n"
-           f"        store_tile(residual_out_ptr, rows, columns, num_rows, cols, {NORMAL})", **sums),
+        of("residual_past_the_end", f"{KERNELS} held * held, 0.0) => held * held, 1.0)", **y),
+        of("sum_in_float16", f"{KERNELS} residual.to(COMPUTE)).to(summed => residual.to(COMPUTE)).to(tl.float16).to("
+           "summed", examples=named(properties, "residual_is_far_larger"), right_on=whole, **sums),
+        of("normalized_is_stored_as_the_sum", f"{KERNELS} {STORED_OUTPUT} => {STORED_OUTPUT}\n"
+           "        store_tile(summed_ptr, rows, columns, num_rows, cols, held * rstd[:, None])", **sums),
         of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(properties.rows(9, cols=5)), **y,
            source="https://github.com/vllm-project/vllm/issues/43390"),
     )

@@ -103,31 +103,32 @@ def _torch_faults() -> tuple[Fault, ...]:
     )
 
 
-SQUARES = "squares = tl.where((columns < cols)[None, :], centred * centred, 0.0)"
-ROOT = "rstd = tl.rsqrt(tl.sum(squares, axis=1) / num + tl.full((), eps, COMPUTE))"
-WEIGHT = "weight = load_parameter(weight_ptr, columns, cols, {}, COMPUTE)\n    bias = load_parameter(bias_ptr"
+SQUARES = "squares = tl.where((at < cols)[None, :], held * held, 0.0)"
+ROOT = "rstd = tl.rsqrt(squares / num + tl.full((), eps, COMPUTE))"
+WEIGHT = "load_parameter(weight_ptr, columns, cols, {}, COMPUTE)[None, :]"
 
 
 def _triton_faults() -> tuple[Fault, ...]:
     of, strided = Edits("layer_norm", "triton"), named(properties, "all_sliced_columns")
     return (
-        of("square_of_mean", f"{SQUARES} => squares = x * x", "axis=1) / num + => axis=1) / num - mean * mean +",
+        of("square_of_mean", f"{SQUARES} => squares = (held + mean[:, None]) * (held + mean[:, None])",
+           "squares / num + => squares / num - mean * mean +",
            right_on=one_row, source="https://github.com/pytorch/pytorch/pull/55044"),
-        of("padding_in_the_variance", f"{SQUARES} => squares = centred * centred",
+        of("padding_in_the_variance", f"{SQUARES} => squares = held * held",
            right_on=properties.rows(2, cols=1024),
            source="https://github.com/triton-lang/triton/issues/9838"),
-        of("columns_past_a_block", "for piece in range(pieces):\n        columns = piece * =>"
-           " for piece in range(min(pieces, 1)):\n        columns = piece *", right_on="one_column",
+        of("columns_past_a_block", "cols if LOOPED else 1, => BLOCK_COLS if LOOPED else 1,", right_on="one_column",
            source="https://github.com/facebookresearch/xformers/issues/785"),
-        of("sum_in_half", "tl.sum(x, axis=1) / num => tl.sum(x, axis=1).to(tl.float16).to(COMPUTE) / num",
+        of("sum_in_half", "tl.sum(held, axis=1) / num => tl.sum(held, axis=1).to(tl.float16).to(COMPUTE) / num",
            right_on=one_row),
         of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(properties.rows(9, cols=5)),
            right_on="one_column"),
-        of("variance_of_a_sample", "axis=1) / num + => axis=1) / tl.maximum(num - 1, 1) +", right_on="one_column"),
+        of("variance_of_a_sample", "squares / num + => squares / tl.maximum(num - 1, 1) +", right_on="one_column"),
         of("eps_outside_the_root", f"{ROOT} =>"
-           " rstd = 1 / (tl.sqrt(tl.sum(squares, axis=1) / num) + tl.full((), eps, COMPUTE))", right_on="one_column",
+           " rstd = 1 / (tl.sqrt(squares / num) + tl.full((), eps, COMPUTE))", right_on="one_column",
            source="https://github.com/tracel-ai/burn/issues/2185"),
-        of("column_stride_dropped", "x_inner_stride, x_column_stride)\n    x = x => x_inner_stride, 1)\n    x = x",
+        of("column_stride_dropped", "x_inner_stride, x_column_stride)\n    if ADDED =>"
+           " x_inner_stride, 1)\n    if ADDED",
            examples=strided, right_on="one_column", source="https://github.com/ModelTC/LightLLM/issues/1467"),
         of("weight_contiguous_assumed", f"{WEIGHT.format('weight_stride')} => {WEIGHT.format(1)}",
            examples=named(properties, "weight_and_bias_strided"), right_on="one_column"),
@@ -140,7 +141,7 @@ def _triton_faults() -> tuple[Fault, ...]:
         of.gradient("share_of_last_rows_dropped", "mask = (numbers < partials)[:, None] =>"
                     " mask = (numbers < tl.maximum(partials - 1, 1))[:, None]", right_on="two_columns",
                     source="https://github.com/BobMcDear/attorch/issues/18"),
-        of.gradient("shares_in_one_place", "at = program.to(tl.int64) * cols + columns\n        tl.store =>2"
+        of.gradient("shares_in_one_place", "at = program.to(tl.int64) * cols + columns\n        tl.store =>"
                     " at = columns\n        tl.store", right_on="two_columns"),
     )
 

@@ -87,36 +87,39 @@ def _torch_faults() -> tuple[Fault, ...]:
     )
 
 
-MEAN = "tl.sum(squares, axis=1) / tl.full((), cols, COMPUTE)"
-HELD = "held = load_tile(x_ptr, rows, columns, num_rows, cols, inner, x_outer_stride, x_inner_stride"
-SUM = "grad_weight += grad * normal =>"
-ROWS = "rows = tl.cast(tile, INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS) =>"
-PIECES = "for start in range(0, cols, BLOCK_COLS): =>"
+KERNELS = "layer_norm/triton_kernel.py:"
+SUM = f"{KERNELS} grad_weight += grad * normal =>"
+LAST = "where not CENTRED, and deviations.\"\"\""
+PIECES = f"{KERNELS} cols if LOOPED else 1, =>"
 
 
 def _triton_faults() -> tuple[Fault, ...]:
     of, strided = Edits("rms_norm", "triton"), named(properties, "all_sliced_columns")
     whole_block, weight = properties.rows(4, cols=1024), {"says": "gradient of weight", "right_on": without_cotangent}
     return (
-        of("eps_outside_the_root", f"rstd = tl.rsqrt({MEAN} + tl.full((), eps, COMPUTE)) =>"
-           f" rstd = 1 / (tl.sqrt({MEAN}) + tl.full((), eps, COMPUTE))",
+        of("eps_outside_the_root", f"{KERNELS} rstd = tl.rsqrt(squares / num + tl.full((), eps, COMPUTE)) =>"
+           " rstd = 1 / (tl.sqrt(squares / num) + tl.full((), eps, COMPUTE))",
            source="https://github.com/tile-ai/tilelang/pull/1243"),
-        of("rstd_in_half", "eps, COMPUTE))\n => eps, COMPUTE)).to(tl.float16).to(COMPUTE)\n", right_on="rows_of_zeros"),
-        of("last_load_not_masked", "held * held, 0.0) => held * held, 1.0)", right_on=whole_block),
-        of("columns_past_a_block", f"{PIECES} for start in range(0, BLOCK_COLS, BLOCK_COLS):", right_on=one_row),
-        of("columns_past_16_bits", f"{PIECES} for start in range(0, cols % 65536, BLOCK_COLS):", right_on=one_row,
+        of("rstd_in_half", f"{KERNELS} eps, COMPUTE))\n => eps, COMPUTE)).to(tl.float16).to(COMPUTE)\n",
+           right_on="rows_of_zeros"),
+        of("last_load_not_masked", f"{KERNELS} held * held, 0.0) => held * held, 1.0)", right_on=whole_block),
+        of("columns_past_a_block", f"{PIECES} BLOCK_COLS if LOOPED else 1,", right_on=one_row),
+        of("columns_past_16_bits", f"{PIECES} cols % 65536 if LOOPED else 1,", right_on=one_row,
            examples=named(properties, "one_past_65536_columns")),
         of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(properties.rows(9, cols=5)), right_on=one_row),
-        of("column_stride_dropped", f"{HELD}, x_column_stride) => {HELD}, 1)", examples=strided, right_on=one_row,
+        of("column_stride_dropped", f"{KERNELS} x_inner_stride, x_column_stride)\n    if ADDED => x_inner_stride, 1)\n"
+           "    if ADDED", examples=strided, right_on=one_row,
            source="https://github.com/ModelTC/LightLLM/issues/1467"),
-        of.gradient("grad_output_contiguous_assumed", "(inner, *grad_rows[1:], => (inner, inner * cols, cols, 1,",
+        of.gradient("grad_output_contiguous_assumed", f"{KERNELS} inner, *grad_rows[1:], =>"
+                    " inner, inner * cols, cols, 1,",
                     examples=strided, right_on=one_row, source="https://github.com/unslothai/unsloth/pull/10617"),
         # The last row is read again instead of missing rows.
-        of.gradient("rows_past_the_end_repeated", f"{ROWS} rows = tl.minimum(tl.cast(tile, INDEX) * BLOCK_ROWS"
-                    " + tl.arange(0, BLOCK_ROWS), num_rows - 1)", right_on=whole_block),
-        of.gradient("product_over_the_block", "/ tl.full((), cols, COMPUTE)\n            grad_x =>"
-                    " / BLOCK_COLS\n            grad_x", right_on=one_row),
-        of.gradient("partials_in_bfloat16", "is not None else 0, cols)) => is not None else 0, cols)).bfloat16()",
+        of.gradient("rows_past_the_end_repeated", f"{KERNELS} {LAST} => {LAST}\n"
+                    "    rows = tl.minimum(rows, num_rows - 1)", right_on=whole_block),
+        of.gradient("product_over_the_block", f"{KERNELS} tl.sum(grad_normal * normal, axis=1) / num =>"
+                    " tl.sum(grad_normal * normal, axis=1) / BLOCK_COLS", right_on=one_row),
+        of.gradient("partials_in_bfloat16", f"{KERNELS} if parameters else 0, cols)) =>"
+                    " if parameters else 0, cols)).bfloat16()",
                     right_on=without_cotangent),
         of.gradient("cotangent_overwritten_by_gradient", f"{SUM} grad_weight += grad_x * normal", **weight,
                     source="https://github.com/unslothai/unsloth/pull/4550"),
