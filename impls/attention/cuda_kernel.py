@@ -1,6 +1,6 @@
 """attention in CUDA C++: FlashAttention over packed sequences, on tensor cores for half types.
 
-There is a forward kernel for Hopper, with wgmma and the copy engine (TMA). It has not been timed yet, so it is launched
+There are kernels for Hopper, with wgmma and the copy engine (TMA). They have not been timed yet, so they are launched
 only where a configuration is forced, as tests do.
 """
 
@@ -42,6 +42,8 @@ KERNELS = (*FORWARD.values(), *QUERIES_BACKWARD.values(), *KEYS_BACKWARD.values(
 # Of the Hopper kernel: columns of a copy, bytes of keys and values that stay in the L2 cache, and scales that float32
 # takes in base 2 as well.
 LINE, KEPT_BYTES, LEAST_SCALE, MOST_SCALE = 64, 32 << 20, 1e-30, 1e30
+# Own queries or keys of a block of the Hopper kernels of gradients.
+BACKWARD_ROWS = 128
 
 
 def hopper_configuration(columns: int, keys: int, warpgroups: int, source: Path = HOPPER_SOURCE) -> Configuration:
@@ -73,6 +75,40 @@ HOPPER = (hopper_configuration(64, 128, 3), hopper_configuration(128, 128, 2), h
 HOPPER_KERNELS = tuple(kernel for each in HOPPER for kernel in each.options["kernels"].values())
 PORTABLE = Configuration("portable", {}, HOPPER[0].dtypes)
 TUNER = Tuner("attention_cuda", (*HOPPER, PORTABLE), Path(__file__))
+
+
+def backward_configuration(columns: int, *steps: tuple[int, int]) -> Configuration:
+    """Return the Hopper kernels of the gradients of queries, and of keys and values, for these columns of a head.
+
+    Args:
+        columns: the most columns.
+        *steps: for each of the two, how many keys or queries a step takes, and how many steps are in shared memory.
+    """
+    source, name = SOURCE.with_name("cuda_kernel_hopper_backward.cu"), "attention_backward_hopper_kernel"
+    dtypes = (torch.float16, torch.bfloat16)
+    kernels = {
+        (dtype, of_keys): CudaKernel(
+            source, f"{name}<{CPP_TYPES[dtype]}, {columns}, {step}, {stages}, {str(of_keys).lower()}>"
+        )
+        for dtype in dtypes
+        for of_keys, (step, stages) in zip((False, True), steps)
+    }
+    shared_bytes = [
+        4 * columns * (BACKWARD_ROWS + stages * step) + of_keys * 8 * stages * step + 8 * (1 + 2 * stages) + 1024
+        for of_keys, (step, stages) in zip((False, True), steps)
+    ]
+    return Configuration(
+        f"hopper_{BACKWARD_ROWS}x{'x'.join(str(step) for step, _ in steps)}x{columns}",
+        {"kernels": kernels, "columns": columns, "steps": [step for step, _ in steps], "shared_bytes": shared_bytes},
+        frozenset(dtypes),
+        is_hopper_or_emulated,
+        HOPPER[0].needs,
+    )
+
+
+BACKWARD_HOPPER = (backward_configuration(64, (128, 2), (64, 4)), backward_configuration(128, (128, 2), (64, 3)))
+BACKWARD_HOPPER_KERNELS = tuple(kernel for each in BACKWARD_HOPPER for kernel in each.options["kernels"].values())
+BACKWARD_TUNER = Tuner("attention_backward_cuda", (*BACKWARD_HOPPER, PORTABLE), Path(__file__))
 
 
 def _shared_bytes(call: Call, own_rows: int, rows: int, columns: int, weights: int, step: int) -> int:
@@ -138,17 +174,27 @@ def _merge_heads(x: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
     return x.as_strided((outer, inner, columns), (far, near, 1)), heads_outer
 
 
-def fits_hopper(configuration: Configuration, call: Call) -> bool:
-    """Return whether a configuration of the Hopper kernel takes a call, apart from its device."""
+def _maps(rows: tuple[int, ...], tensors: tuple[torch.Tensor, ...]) -> tuple[list[Any], list[bool]]:
+    """Return maps of boxes of so many rows, which `fits_hopper` has seen to exist, and whether heads are outside."""
+    merged: list[Any] = [_merge_heads(x) for x in tensors]
+    boxes = [(1, n, LINE) if heads_outer else (n, 1, LINE) for n, (_, heads_outer) in zip(rows, merged)]
+    maps = [swizzled_map(tensor, box) for (tensor, _), box in zip(merged, boxes)]
+    return maps, [heads_outer for _, heads_outer in merged]
+
+
+def fits_hopper(configuration: Configuration, call: Call, grad_output: torch.Tensor | None = None) -> bool:
+    """Return whether a configuration of Hopper kernels takes a call, or its gradient, apart from its device."""
     columns = call.q.shape[2]
+    given = call[:3] if grad_output is None else (*call[:3], grad_output)
     return (
         (call.q.dtype, call.slopes is not None) in configuration.options["kernels"]
+        and (grad_output is None or call.slopes is None)
         and columns <= configuration.options["columns"]
         and columns % 8 == 0
         and len(call.k) > 0
         and not call.is_windowed
         and LEAST_SCALE < call.scale < MOST_SCALE
-        and all(_merge_heads(x) is not None for x in call[:3])
+        and all(_merge_heads(x) is not None for x in given)
     )
 
 
@@ -156,12 +202,7 @@ def launch_hopper(configuration: Configuration, call: Call, output: torch.Tensor
     """Launch the Hopper kernel in a configuration that takes the call."""
     options = configuration.options
     total_q, total_k, _, heads, kv_heads = call.sizes
-    maps: list[Any] = []
-    outer: list[bool] = []
-    for x, rows in ((call.q, options["rows"]), (call.k, options["keys"]), (call.v, options["keys"])):
-        tensor, heads_outer = _merge_heads(x)  # type: ignore[misc]  # `fits_hopper` has seen that there is one
-        maps.append(swizzled_map(tensor, (1, rows, LINE) if heads_outer else (rows, 1, LINE)))
-        outer.append(heads_outer)
+    maps, outer = _maps((options["rows"], options["keys"], options["keys"]), call[:3])
     # As many heads at once as have keys and values that stay in the cache; others wait for their turn.
     kept = max(1, KEPT_BYTES // (4 * total_k * call.k.shape[2]))
     options["kernels"][call.q.dtype, call.slopes is not None].launch(
@@ -198,6 +239,41 @@ def _forward(call: Call, output: torch.Tensor, lse: torch.Tensor) -> None:
     run(TUNER.choose(output.device, None, fits, lambda: PORTABLE, run, worthwhile=False))
 
 
+def launch_hopper_backward(
+    configuration: Configuration,
+    call: Call,
+    tensors: tuple[torch.Tensor, ...],
+    grad_output: torch.Tensor,
+    of_keys: bool,
+    results: tuple[torch.Tensor | None, ...],
+) -> None:
+    """Launch the Hopper kernel of the gradient of queries, or of keys and values, given lse and delta."""
+    options = configuration.options
+    total_q, total_k, _, heads, kv_heads = call.sizes
+    own, others = (call.q, grad_output), call[1:3]
+    total, own_heads = total_q, heads
+    if of_keys:
+        own, others, total, own_heads = others, own, total_k, kv_heads
+    step = options["steps"][of_keys]
+    maps, outer = _maps((BACKWARD_ROWS, BACKWARD_ROWS, step, step), (*own, *others))
+    options["kernels"][call.q.dtype, of_keys].launch(
+        call.tiles(total, BACKWARD_ROWS) * own_heads,
+        128 + 2 * BACKWARD_ROWS,
+        *maps,
+        call.q_offsets,
+        call.k_offsets,
+        *tensors,
+        *results,
+        *call.sizes,
+        call.q.shape[2],
+        *(x is not None and x.dtype == torch.int64 for x in (call.q_offsets, call.k_offsets)),
+        *outer,
+        call.causal,
+        call.scale,
+        shared_bytes=options["shared_bytes"][of_keys],
+    )
+
+
 def _backward(
     call: Call,
     grad_output: torch.Tensor,
@@ -212,10 +288,26 @@ def _backward(
     total_q, heads, columns = output.shape
     sizes = total_q, heads, columns, *grad_output.stride()[:2]
     DELTA[output.dtype].launch(cdiv(total_q * heads, 4), 128, grad_output, grad_lse, output, delta, *sizes)
-    if grad_q is not None and total_q:
-        _launch(QUERIES_BACKWARD, call, False, (grad_output,), (lse, delta, grad_q))
-    if (grad_k is not None or grad_v is not None) and len(call.k):
-        _launch(KEYS_BACKWARD, call, True, (grad_output,), (lse, delta, grad_k, grad_v))
+    of_keys = (grad_k is not None or grad_v is not None) and len(call.k) > 0
+
+    def fits(configuration: Configuration) -> bool:
+        return configuration is PORTABLE or (
+            configuration.runs_on(output.device) and fits_hopper(configuration, call, grad_output)
+        )
+
+    def run(configuration: Configuration) -> None:
+        if configuration is PORTABLE:
+            if grad_q is not None and total_q:
+                _launch(QUERIES_BACKWARD, call, False, (grad_output,), (lse, delta, grad_q))
+            if of_keys:
+                _launch(KEYS_BACKWARD, call, True, (grad_output,), (lse, delta, grad_k, grad_v))
+            return
+        if grad_q is not None:
+            launch_hopper_backward(configuration, call, (lse, delta), grad_output, False, (grad_q, None))
+        if of_keys:
+            launch_hopper_backward(configuration, call, (lse, delta), grad_output, True, (grad_k, grad_v))
+
+    run(BACKWARD_TUNER.choose(output.device, None, fits, lambda: PORTABLE, run, worthwhile=False))
 
 
 attention, attention_with_lse = register("cuda", _forward, _backward)

@@ -25,6 +25,7 @@ from fourfold.checks.search import Search
 
 Tensor = torch.Tensor
 HOPPER = [pytest.param(each, id=each.name) for each in cuda_kernel.HOPPER]
+BACKWARD_HOPPER = [pytest.param(each, id=each.name) for each in cuda_kernel.BACKWARD_HOPPER]
 emulated = pytest.mark.skipif(
     cuda_on_cpu.unavailable_reason() is not None, reason=cuda_on_cpu.unavailable_reason() or ""
 )
@@ -90,6 +91,23 @@ def test_queries_without_keys_are_0_and_invalid_offsets_make_all_nan(configurati
         expected[without] = 0
         assert torch.equal(output, expected)
         assert (lse.isneginf() == (expected[:, :, 0].T == 0)).all()
+
+
+@pytest.mark.full(but=1)
+@emulated
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("configuration", BACKWARD_HOPPER)
+def test_the_gradient_is_right(configuration: Configuration, causal: bool) -> None:
+    """Both sides have several steps, in which queries lie before, among and behind the keys."""
+    columns = configuration.options["columns"]
+    for q_lengths, k_lengths, width in (([3, 300], [330, 90], columns), ([5, 70, 0, 9], [2, 270, 4, 0], 16)):
+        examples = {
+            "one": properties.tokens(q_lengths, k_lengths, causal=causal, size=1.0, heads=(4, 2), columns=width)
+        }
+        subject = subject_of(replace(operations()["attention"], examples=examples), dtype="bfloat16", backend="cuda")
+        with tuning.force_configuration("attention_backward_cuda", configuration.name) as forced:
+            backward_agrees(subject, Search(examples=1))
+        assert forced.launches
 
 
 def of_shape(*shape: int) -> Tensor:

@@ -1,0 +1,239 @@
+// attention's gradient for compute capability 9.0 only: as in the forward kernel, wgmma multiplies tiles that the copy
+// engine (TMA) loads. No two blocks add to the same result, so that its bits are the same in every run.
+#include <math_constants.h>
+
+#include "attention/boxes.cuh"
+
+constexpr int MULTIPLYING = 2, ROWS = 64 * MULTIPLYING;
+
+// A block's own two tiles stay; a ring's stages hold two tiles of the other side each. OF_KEYS, a stage also has lse and
+// delta of its queries.
+template <int COLUMNS, int STEP, int STAGES, bool OF_KEYS> struct Shared {
+    static constexpr int OWN_BYTES = ROWS * COLUMNS * 2, TILE_BYTES = STEP * COLUMNS * 2;
+    static constexpr int STAGE = 2 * OWN_BYTES, NUMBERS = STAGE + STAGES * 2 * TILE_BYTES;
+    static constexpr int BARRIERS = NUMBERS + (OF_KEYS ? STAGES * 2 * STEP * 4 : 0);
+    // With room to align the start to the swizzle's period.
+    static constexpr int BYTES = BARRIERS + (1 + 2 * STAGES) * 8 + SWIZZLED;
+};
+
+// The elements of a thread's two rows, from a column on, that are outside of [first, end) become 0.
+template <int COUNT>
+__device__ inline void clear_hidden(float (&x)[COUNT], int column, const int (&first)[2], const int (&end)[2]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const int at = column + i / 4 * 8 + i % 2, r = i / 2 % 2;
+        if (at < first[r] || at >= end[r]) x[i] = 0;
+    }
+}
+
+// One block owns ROWS queries of a sequence and head, or OF_KEYS so many keys; one multiplying warpgroup 64 of them. With
+// the own tiles A and B (q and the gradient of the output; or k and v) and C and D of the other side (k and v; or q and
+// that gradient), it takes the scores A C^T and the products B D^T, from these the weights P and the gradients of scores
+// dS, and adds dS C to the first result, and OF_KEYS P D to the second one.
+template <class T, int COLUMNS, int STEP, int STAGES, bool OF_KEYS>
+__global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_backward_hopper_kernel(
+    const __grid_constant__ TensorMap a_map,  // of [tokens, heads, columns], or of [heads, tokens, columns]
+    const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap c_map,
+    const __grid_constant__ TensorMap d_map,
+    const void* q_offsets,            // [batch + 1], or null
+    const void* k_offsets,            // [batch + 1], or null
+    const float* __restrict__ lse,    // [heads, total_q]
+    const float* __restrict__ delta,  // [heads, total_q]
+    T* __restrict__ grad_first,       // of q, or OF_KEYS of k; may be null
+    T* __restrict__ grad_second,      // OF_KEYS: of v; may be null
+    long long total_q, long long total_k, long long batch, long long heads, long long kv_heads, long long columns,
+    bool wide_q, bool wide_k, bool a_heads_outer, bool b_heads_outer, bool c_heads_outer, bool d_heads_outer, bool causal,
+    double scale) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    using Memory = Shared<COLUMNS, STEP, STAGES, OF_KEYS>;
+    // Blocks with most work come first: those of late queries, and of early keys.
+    const int own_heads = int(OF_KEYS ? kv_heads : heads), head = blockIdx.x % own_heads, group = int(heads / kv_heads);
+    const long long tile = blockIdx.x / own_heads;
+    const Tokens queries{q_offsets, wide_q, batch, total_q};
+    const Tokens keys{k_offsets, wide_k, batch, total_k};
+    const Place place(OF_KEYS ? tile : gridDim.x / own_heads - 1 - tile, ROWS, OF_KEYS ? keys : queries,
+                      OF_KEYS ? queries : keys);
+    if (place.first >= place.length) return;
+
+    extern __shared__ unsigned char raw[];
+    const unsigned base = (shared_address(raw) + SWIZZLED - 1) / SWIZZLED * SWIZZLED;
+    unsigned char* const memory = raw + (base - shared_address(raw));
+    float* const numbers = reinterpret_cast<float*>(memory + Memory::NUMBERS);
+    // The mbarriers: of the own tiles, and for each stage one that it is full and one that it is empty.
+    const unsigned own_full = base + Memory::BARRIERS, full = own_full + 8, empty = full + STAGES * 8;
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0), lane = threadIdx.x % 32;
+    // The own row r is at the others' place r + diagonal. A query there sees the keys up to it; a key, the queries from it.
+    const int diagonal = place.first + place.other_length - place.length, length = place.other_length;
+    const int begin = OF_KEYS && causal ? max(diagonal, 0) / STEP : 0;
+    const int seen = !OF_KEYS && causal ? max(min(length, diagonal + ROWS), 0) : length;
+    const int end = (seen + STEP - 1) / STEP, steps = (end - begin) * (OF_KEYS ? group : 1);
+
+    if (threadIdx.x == 0) {
+        barrier_init(own_full, 1);
+        for (int stage = 0; stage < STAGES; stage++) {
+            // The copies, and OF_KEYS a warp that loads numbers.
+            barrier_init(full + stage * 8, OF_KEYS ? 33 : 1);
+            barrier_init(empty + stage * 8, MULTIPLYING * WARPGROUP / 32);
+        }
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+
+    if (warpgroup == 0) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(40));
+        const bool copies = threadIdx.x == 0;
+        if (!steps || !(copies || (OF_KEYS && threadIdx.x / 32 == 1))) return;
+        if (copies) {
+            const int token = int(place.begin) + place.first;
+            barrier_arrive_expecting(own_full, 2 * Memory::OWN_BYTES);
+            Heads{a_map, a_heads_outer}.load_tile<ROWS, COLUMNS>(base, own_full, head, token);
+            Heads{b_map, b_heads_outer}.load_tile<ROWS, COLUMNS>(base + Memory::OWN_BYTES, own_full, head, token);
+        }
+        Turn<STAGES> turn;
+        int other_head = OF_KEYS ? head * group : head / group, block = begin;
+        for (int step = 0; step < steps; step++, turn.next()) {
+            const unsigned barrier = full + turn.stage * 8, to = base + Memory::STAGE + turn.stage * 2 * Memory::TILE_BYTES;
+            const int token = int(place.other_begin) + block * STEP;
+            // A stage that was never used counts as empty, because the phase before the first has ended.
+            barrier_wait(empty + turn.stage * 8, turn.parity ^ 1);
+            if (copies) {
+                barrier_arrive_expecting(barrier, 2 * Memory::TILE_BYTES);
+                Heads{c_map, c_heads_outer}.load_tile<STEP, COLUMNS>(to, barrier, other_head, token);
+                Heads{d_map, d_heads_outer}.load_tile<STEP, COLUMNS>(to + Memory::TILE_BYTES, barrier, other_head, token);
+            } else {
+                for (int i = lane; i < STEP; i += 32) {
+                    const bool there = block * STEP + i < length;
+                    const long long at = other_head * total_q + token + i;
+                    numbers[turn.stage * 2 * STEP + i] = there ? lse[at] * LOG2_E : 0.0f;
+                    numbers[turn.stage * 2 * STEP + STEP + i] = there ? delta[at] : 0.0f;
+                }
+                barrier_arrive(barrier);
+            }
+            if (++block == end) block = begin, other_head++;
+        }
+        return;
+    }
+
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(232));
+    const int share = warpgroup - 1, thread = threadIdx.x % WARPGROUP, row_here = thread / 32 * 16 + lane / 4;
+    const int own_rows = place.length - place.first - share * 64;
+    const long long token = place.begin + place.first + share * 64;
+    // Of the others, a thread's two rows see those of [first, stop), and all rows of the warpgroup those of [all, all_stop).
+    const int own_diagonal = diagonal + share * 64, at_row = own_diagonal + row_here;
+    const int first[2] = {OF_KEYS && causal ? at_row : 0, OF_KEYS && causal ? at_row + 8 : 0};
+    const int stop[2] = {!OF_KEYS && causal ? min(length, at_row + 1) : length,
+                         !OF_KEYS && causal ? min(length, at_row + 9) : length};
+    const int all = OF_KEYS && causal ? own_diagonal + 63 : 0;
+    const int all_stop = !OF_KEYS && causal ? min(length, own_diagonal + 1) : length;
+    const float factor = float(scale * double(LOG2_E));
+    float of_row[2][2] = {};
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        if (!OF_KEYS && row_here + r * 8 < own_rows) {
+            const long long at = head * total_q + token + row_here + r * 8;
+            of_row[r][0] = lse[at] * LOG2_E, of_row[r][1] = delta[at];
+        }
+    const unsigned a = base + share * 64 * LINE_BYTES, b = a + Memory::OWN_BYTES;
+
+    float scores[STEP / 2], products[STEP / 2], sums[COLUMNS / 2], sums_second[OF_KEYS ? COLUMNS / 2 : 1];
+    unsigned weights[OF_KEYS ? STEP / 16 : 1][4], grad_scores[STEP / 16][4];
+
+    const auto tile_of = [&](int stage) { return base + Memory::STAGE + stage * 2 * Memory::TILE_BYTES; };
+    const auto wait_for = [&](const Turn<STAGES>& turn, int block) {
+        barrier_wait(full + turn.stage * 8, turn.parity);
+        if ((block + 1) * STEP <= length) return;
+        unsigned char* const tile = memory + Memory::STAGE + turn.stage * 2 * Memory::TILE_BYTES;
+        constexpr int THREADS = MULTIPLYING * WARPGROUP;
+        clear_rows<COLUMNS, STEP, THREADS>(tile, length - block * STEP, share * WARPGROUP + thread);
+        if constexpr (OF_KEYS)
+            clear_rows<COLUMNS, STEP, THREADS>(
+                tile + Memory::TILE_BYTES, length - block * STEP, share * WARPGROUP + thread);
+        fence_proxy_async();
+        sync_threads<THREADS>(CLEANED);
+    };
+    const auto is_hidden = [&](int block) { return block * STEP < all || (block + 1) * STEP > all_stop; };
+    const auto number = [&](int stage, int which, int i) {
+        if constexpr (OF_KEYS) return numbers[(stage * 2 + which) * STEP + i / 4 * 8 + lane % 4 * 2 + i % 2];
+        else return of_row[i / 2 % 2][which];
+    };
+    const auto take_weights = [&](int stage, int block) {
+#pragma unroll
+        for (int i = 0; i < STEP / 2; i++) scores[i] = exp2_fast(scores[i] * factor - number(stage, 0, i));
+        if (is_hidden(block)) clear_hidden(scores, block * STEP + lane % 4 * 2, first, stop);
+    };
+    const auto take_grad_scores = [&](int stage, int block) {
+        if constexpr (OF_KEYS) pack<T, STEP>(weights, scores);
+#pragma unroll
+        for (int i = 0; i < STEP / 2; i++) scores[i] *= products[i] - number(stage, 1, i);
+        if (is_hidden(block)) clear_hidden(scores, block * STEP + lane % 4 * 2, first, stop);
+        pack<T, STEP>(grad_scores, scores);
+    };
+    const auto add_up = [&](int stage, bool add) {
+        if constexpr (OF_KEYS)
+            multiply<T, COLUMNS, STEP>(sums_second, weights, tile_of(stage) + Memory::TILE_BYTES, add);
+        multiply<T, COLUMNS, STEP>(sums, grad_scores, tile_of(stage), add);
+    };
+
+    if (steps) {
+        Turn<STAGES> turn;
+        int block = begin;
+        barrier_wait(own_full, 0);
+        wait_for(turn, block);
+        wgmma_fence();
+        multiply_transposed<T, COLUMNS, ROWS, STEP>(scores, a, tile_of(0));
+        multiply_transposed<T, COLUMNS, ROWS, STEP>(products, b, tile_of(0) + Memory::TILE_BYTES);
+        wgmma_wait<0>();
+        wgmma_written(scores);
+        wgmma_written(products);
+        take_weights(0, block);
+        take_grad_scores(0, block);
+        for (int step = 1; step < steps; step++) {
+            const int before = turn.stage;
+            turn.next();
+            if (++block == end) block = begin;
+            wait_for(turn, block);
+            wgmma_fence();
+            add_up(before, step > 1);
+            multiply_transposed<T, COLUMNS, ROWS, STEP>(scores, a, tile_of(turn.stage));
+            // The products take the registers of the terms of the sums.
+            wgmma_wait<1>();
+            wgmma_written(sums);
+            if constexpr (OF_KEYS) wgmma_written(sums_second);
+            __syncwarp();
+            if (lane == 0) barrier_arrive(empty + before * 8);
+            wgmma_fence();
+            multiply_transposed<T, COLUMNS, ROWS, STEP>(products, b, tile_of(turn.stage) + Memory::TILE_BYTES);
+            // The tensor cores multiply meanwhile.
+            wgmma_wait<1>();
+            wgmma_written(scores);
+            take_weights(turn.stage, block);
+            wgmma_wait<0>();
+            wgmma_written(products);
+            take_grad_scores(turn.stage, block);
+        }
+        wgmma_fence();
+        add_up(turn.stage, steps > 1);
+        wgmma_wait<0>();
+        wgmma_written(sums);
+        if constexpr (OF_KEYS) wgmma_written(sums_second);
+    } else {
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; i++) {
+            sums[i] = 0;
+            if constexpr (OF_KEYS) sums_second[i] = 0;
+        }
+    }
+
+    // All warps of the warpgroup have multiplied their own rows.
+    sync_threads<WARPGROUP>(OWN + share);
+    const float one = place.fits ? 1 : CUDART_NAN_F, scaled = one * float(scale);
+    const float factors[2] = {scaled, scaled}, ones[2] = {one, one};
+    const long long at = (token * own_heads + head) * columns, stride = own_heads * columns;
+    if (grad_first)
+        put_rows<T, COLUMNS, ROWS>(sums, factors, memory, share, grad_first + at, stride, own_rows, columns);
+    if constexpr (OF_KEYS)
+        if (grad_second)
+            put_rows<T, COLUMNS, ROWS>(
+                sums_second, ones, memory + Memory::OWN_BYTES, share, grad_second + at, stride, own_rows, columns);
+#endif
+}
