@@ -16,16 +16,6 @@ template <int COLUMNS, int STEP, int STAGES, bool OF_KEYS> struct Shared {
     static constexpr int BYTES = BARRIERS + (1 + 2 * STAGES) * 8 + SWIZZLED;
 };
 
-// The elements of a thread's two rows, from a column on, that are outside of [first, end) become 0.
-template <int COUNT>
-__device__ inline void clear_hidden(float (&x)[COUNT], int column, const int (&first)[2], const int (&end)[2]) {
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-        const int at = column + i / 4 * 8 + i % 2, r = i / 2 % 2;
-        if (at < first[r] || at >= end[r]) x[i] = 0;
-    }
-}
-
 // One block owns ROWS queries of a sequence and head, or OF_KEYS so many keys; one multiplying warpgroup 64 of them. With
 // the own tiles A and B (q and the gradient of the output; or k and v) and C and D of the other side (k and v; or q and
 // that gradient), it takes the scores A C^T and the products B D^T, from these the weights P and the gradients of scores
@@ -80,51 +70,50 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_ba
     __syncthreads();
 
     if (warpgroup == 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(40));
-        const bool copies = threadIdx.x == 0;
-        if (!steps || !(copies || (OF_KEYS && threadIdx.x / 32 == 1))) return;
-        if (copies) {
-            const int token = int(place.begin) + place.first;
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(OF_KEYS ? 24 : 40));
+        if (!steps) return;
+        Turn<STAGES> turn;
+        int other_head = OF_KEYS ? head * group : head / group, block = begin;
+        // A stage that was never used counts as empty, because the phase before the first has ended.
+        if (threadIdx.x == 0) {
+            const int token = int(place.begin) + place.first, other_token = int(place.other_begin);
             barrier_arrive_expecting(own_full, 2 * Memory::OWN_BYTES);
             Heads{a_map, a_heads_outer}.load_tile<ROWS, COLUMNS>(base, own_full, head, token);
             Heads{b_map, b_heads_outer}.load_tile<ROWS, COLUMNS>(base + Memory::OWN_BYTES, own_full, head, token);
-        }
-        Turn<STAGES> turn;
-        int other_head = OF_KEYS ? head * group : head / group, block = begin;
-        for (int step = 0; step < steps; step++, turn.next()) {
-            const unsigned barrier = full + turn.stage * 8, to = base + Memory::STAGE + turn.stage * 2 * Memory::TILE_BYTES;
-            const int token = int(place.other_begin) + block * STEP;
-            // A stage that was never used counts as empty, because the phase before the first has ended.
-            barrier_wait(empty + turn.stage * 8, turn.parity ^ 1);
-            if (copies) {
+#pragma unroll 1
+            for (int step = 0; step < steps; step++, turn.next()) {
+                const unsigned barrier = full + turn.stage * 8;
+                const unsigned to = base + Memory::STAGE + turn.stage * 2 * Memory::TILE_BYTES;
+                barrier_wait(empty + turn.stage * 8, turn.parity ^ 1);
                 barrier_arrive_expecting(barrier, 2 * Memory::TILE_BYTES);
-                Heads{c_map, c_heads_outer}.load_tile<STEP, COLUMNS>(to, barrier, other_head, token);
-                Heads{d_map, d_heads_outer}.load_tile<STEP, COLUMNS>(to + Memory::TILE_BYTES, barrier, other_head, token);
-            } else {
+                Heads{c_map, c_heads_outer}.load_tile<STEP, COLUMNS>(
+                    to, barrier, other_head, other_token + block * STEP);
+                Heads{d_map, d_heads_outer}.load_tile<STEP, COLUMNS>(
+                    to + Memory::TILE_BYTES, barrier, other_head, other_token + block * STEP);
+                if (++block == end) block = begin, other_head++;
+            }
+        } else if (OF_KEYS && threadIdx.x / 32 == 1) {
+#pragma unroll 1
+            for (int step = 0; step < steps; step++, turn.next()) {
+                barrier_wait(empty + turn.stage * 8, turn.parity ^ 1);
+#pragma unroll 1
                 for (int i = lane; i < STEP; i += 32) {
+                    const long long at = other_head * total_q + place.other_begin + block * STEP + i;
                     const bool there = block * STEP + i < length;
-                    const long long at = other_head * total_q + token + i;
                     numbers[turn.stage * 2 * STEP + i] = there ? lse[at] * LOG2_E : 0.0f;
                     numbers[turn.stage * 2 * STEP + STEP + i] = there ? delta[at] : 0.0f;
                 }
-                barrier_arrive(barrier);
+                barrier_arrive(full + turn.stage * 8);
+                if (++block == end) block = begin, other_head++;
             }
-            if (++block == end) block = begin, other_head++;
         }
         return;
     }
 
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(232));
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(OF_KEYS ? 240 : 232));
     const int share = warpgroup - 1, thread = threadIdx.x % WARPGROUP, row_here = thread / 32 * 16 + lane / 4;
     const int own_rows = place.length - place.first - share * 64;
     const long long token = place.begin + place.first + share * 64;
-    // Of the others, a thread's two rows see those of [first, stop), and all rows of the warpgroup those of [all, all_stop).
-    const int own_diagonal = diagonal + share * 64, at_row = own_diagonal + row_here;
-    const int first[2] = {OF_KEYS && causal ? at_row : 0, OF_KEYS && causal ? at_row + 8 : 0};
-    const int stop[2] = {!OF_KEYS && causal ? min(length, at_row + 1) : length,
-                         !OF_KEYS && causal ? min(length, at_row + 9) : length};
-    const int all = OF_KEYS && causal ? own_diagonal + 63 : 0;
-    const int all_stop = !OF_KEYS && causal ? min(length, own_diagonal + 1) : length;
     const float factor = float(scale * double(LOG2_E));
     float of_row[2][2] = {};
 #pragma unroll
@@ -151,7 +140,19 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_ba
         fence_proxy_async();
         sync_threads<THREADS>(CLEANED);
     };
-    const auto is_hidden = [&](int block) { return block * STEP < all || (block + 1) * STEP > all_stop; };
+    // The elements whose query does not see the key, or that are of another sequence, become 0.
+    const auto clear_hidden = [&](float (&x)[STEP / 2], int block) {
+        const int column = block * STEP + lane % 4 * 2, own = diagonal + share * 64 + row_here - column;
+#pragma unroll
+        for (int i = 0; i < STEP / 2; i++) {
+            const int at = i / 4 * 8 + i % 2, r = i / 2 % 2;
+            if (at >= length - column || (causal && (OF_KEYS ? at < own + r * 8 : at > own + r * 8))) x[i] = 0;
+        }
+    };
+    const auto is_hidden = [&](int block) {
+        const int own = diagonal + share * 64;
+        return (block + 1) * STEP > length || (causal && (OF_KEYS ? block * STEP < own + 63 : (block + 1) * STEP > own + 1));
+    };
     const auto number = [&](int stage, int which, int i) {
         if constexpr (OF_KEYS) return numbers[(stage * 2 + which) * STEP + i / 4 * 8 + lane % 4 * 2 + i % 2];
         else return of_row[i / 2 % 2][which];
@@ -159,13 +160,13 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_ba
     const auto take_weights = [&](int stage, int block) {
 #pragma unroll
         for (int i = 0; i < STEP / 2; i++) scores[i] = exp2_fast(scores[i] * factor - number(stage, 0, i));
-        if (is_hidden(block)) clear_hidden(scores, block * STEP + lane % 4 * 2, first, stop);
+        if (is_hidden(block)) clear_hidden(scores, block);
     };
     const auto take_grad_scores = [&](int stage, int block) {
         if constexpr (OF_KEYS) pack<T, STEP>(weights, scores);
 #pragma unroll
         for (int i = 0; i < STEP / 2; i++) scores[i] *= products[i] - number(stage, 1, i);
-        if (is_hidden(block)) clear_hidden(scores, block * STEP + lane % 4 * 2, first, stop);
+        if (is_hidden(block)) clear_hidden(scores, block);
         pack<T, STEP>(grad_scores, scores);
     };
     const auto add_up = [&](int stage, bool add) {
