@@ -114,3 +114,15 @@ __device__ inline void put_rows(const float (&sums)[COLUMNS / 2], const float (&
             *reinterpret_cast<const uint4*>(tile + j / 8 * ROWS * LINE_BYTES + line * LINE_BYTES + chunk);
     }
 }
+// The same in float: four lanes write 32 adjacent bytes.
+template <class T, int COLUMNS, int ROWS>
+__device__ inline void put_rows(const float (&sums)[COLUMNS / 2], const float (&factors)[2], unsigned char*, int, float* to,
+                                long long stride, int own_rows, long long columns) {
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; i += 2) {
+        const int row = threadIdx.x % WARPGROUP / 4 / 8 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
+        const int column = i / 4 * 8 + threadIdx.x % 4 * 2, r = i / 2 % 2;
+        if (row < own_rows && column < columns)
+            *reinterpret_cast<float2*>(to + row * stride + column) = float2{sums[i] * factors[r], sums[i + 1] * factors[r]};
+    }
+}
