@@ -295,6 +295,12 @@ def scores_that_rise(arrays: dict[str, np.ndarray]) -> None:
     arrays["k"][:] = np.linspace(-8, 8, len(arrays["k"]))[:, None, None]
 
 
+def scores_of_minus_infinity_first(arrays: dict[str, np.ndarray]) -> None:
+    """Give the first keys, at least as many as a block of any kernel has, scores of -inf."""
+    arrays["q"][:] = 1
+    arrays["k"][:256, :, 0] = -np.inf
+
+
 def scores_far_from_0(arrays: dict[str, np.ndarray]) -> None:
     """Set scores whose exponential overflows unless the maximum is subtracted, and others far below."""
     arrays["q"][:, ::2], arrays["q"][:, 1::2] = 16, -16
@@ -373,6 +379,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     ),
     "one_special_in_turn": changed(tokens([2] * 12, [3] * 12, columns=3), one_special_in_turn),
     "scores_that_rise": changed(tokens(3, 150, columns=4), scores_that_rise),
+    "scores_of_minus_infinity_first": changed(tokens(2, 260, columns=4), scores_of_minus_infinity_first),
     "scores_far_from_0": changed(tokens(4, 40, heads=(2, 1), columns=8, scale=1.0), scores_far_from_0),
     "values_with_an_offset": changed(tokens(12, 20, columns=16, scale=0.125), values_with_an_offset),
 }

@@ -1,10 +1,10 @@
 """attention in CUDA C++: FlashAttention over packed sequences, on tensor cores for half types.
 
-There are kernels for Hopper, with wgmma and the copy engine (TMA). They have not been timed yet, so they are launched
-only where a configuration is forced, as tests do.
+On Hopper, half types have kernels with wgmma and the copy engine (TMA), unless there is a window; backward, also unless
+there are slopes or more than 128 columns. On the CPU they are emulated where a configuration is forced, as tests do.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from .operators import Call, has_whole_vectors, register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
+BACKWARD_SOURCE = SOURCE.with_name("cuda_kernel_hopper_backward.cu")
 # By the size of an element: warps of a block, and the rows of a step forward and backward, as in products.cuh.
 WARPS = {2: 4, 4: 2, 8: 1}
 FORWARD_STEP, BACKWARD_STEP = {2: 64, 4: 32, 8: 16}, {2: 32, 4: 32, 8: 16}
@@ -84,14 +85,16 @@ def backward_configuration(columns: int, *steps: tuple[int, int]) -> Configurati
         columns: the most columns.
         *steps: for each of the two, how many keys or queries a step takes, and how many steps are in shared memory.
     """
-    source, name = SOURCE.with_name("cuda_kernel_hopper_backward.cu"), "attention_backward_hopper_kernel"
-    dtypes = (torch.float16, torch.bfloat16)
+    name, dtypes = "attention_backward_hopper_kernel", (torch.float16, torch.bfloat16)
+    # Heads that share their keys have gradients in float32, which are added up.
     kernels = {
-        (dtype, of_keys): CudaKernel(
-            source, f"{name}<{CPP_TYPES[dtype]}, {columns}, {step}, {stages}, {str(of_keys).lower()}>"
+        (dtype, of_keys, result): CudaKernel(
+            BACKWARD_SOURCE,
+            f"{name}<{CPP_TYPES[dtype]}, {CPP_TYPES[result]}, {columns}, {step}, {stages}, {str(of_keys).lower()}>",
         )
         for dtype in dtypes
         for of_keys, (step, stages) in zip((False, True), steps)
+        for result in ((dtype, torch.float32) if of_keys else (dtype,))
     }
     shared_bytes = [
         4 * columns * (BACKWARD_ROWS + stages * step) + of_keys * 8 * stages * step + 8 * (1 + 2 * stages) + 1024
@@ -107,7 +110,14 @@ def backward_configuration(columns: int, *steps: tuple[int, int]) -> Configurati
 
 
 BACKWARD_HOPPER = (backward_configuration(64, (128, 2), (64, 4)), backward_configuration(128, (128, 2), (64, 3)))
-BACKWARD_HOPPER_KERNELS = tuple(kernel for each in BACKWARD_HOPPER for kernel in each.options["kernels"].values())
+SUM_OF_HEADS = {
+    dtype: CudaKernel(BACKWARD_SOURCE, f"attention_sum_of_heads_kernel<{CPP_TYPES[dtype]}>")
+    for dtype in PORTABLE.dtypes
+}
+BACKWARD_HOPPER_KERNELS = (
+    *(kernel for each in BACKWARD_HOPPER for kernel in each.options["kernels"].values()),
+    *SUM_OF_HEADS.values(),
+)
 BACKWARD_TUNER = Tuner("attention_backward_cuda", (*BACKWARD_HOPPER, PORTABLE), Path(__file__))
 
 
@@ -187,11 +197,11 @@ def fits_hopper(configuration: Configuration, call: Call, grad_output: torch.Ten
     columns = call.q.shape[2]
     given = call[:3] if grad_output is None else (*call[:3], grad_output)
     return (
-        (call.q.dtype, call.slopes is not None) in configuration.options["kernels"]
-        and (grad_output is None or call.slopes is None)
+        call.q.dtype in configuration.dtypes
+        and (call.slopes is None or (call.q.dtype, True) in configuration.options["kernels"])
         and columns <= configuration.options["columns"]
         and columns % 8 == 0
-        and len(call.k) > 0
+        and min(len(call.q), len(call.k)) > 0
         and not call.is_windowed
         and LEAST_SCALE < call.scale < MOST_SCALE
         and all(_merge_heads(x) is not None for x in given)
@@ -225,44 +235,59 @@ def launch_hopper(configuration: Configuration, call: Call, output: torch.Tensor
     )
 
 
-def _forward(call: Call, output: torch.Tensor, lse: torch.Tensor) -> None:
-    def fits(configuration: Configuration) -> bool:
-        return configuration is PORTABLE or (configuration.runs_on(output.device) and fits_hopper(configuration, call))
+def _choose(
+    tuner: Tuner, call: Call, grad_output: torch.Tensor | None, run: Callable[[Configuration], None]
+) -> Configuration:
+    """Return the configuration for a call, or for its gradient."""
+    device = call.q.device
 
+    def fits(configuration: Configuration) -> bool:
+        return configuration is PORTABLE or (
+            configuration.runs_on(device) and fits_hopper(configuration, call, grad_output)
+        )
+
+    def default() -> Configuration:
+        if device.type == "cpu":
+            return PORTABLE  # takes less to emulate
+        # The first one has the fewest columns, and is the fastest.
+        return next(filter(fits, tuner.configurations))
+
+    # No times are taken: a sample has the same bits in every batch.
+    return tuner.choose(device, None, fits, default, run, worthwhile=False)
+
+
+def _forward(call: Call, output: torch.Tensor, lse: torch.Tensor) -> None:
     def run(configuration: Configuration) -> None:
         if configuration is PORTABLE:
             _launch(FORWARD, call, False, (), (output, lse))
         else:
             launch_hopper(configuration, call, output, lse)
 
-    # No times are taken: a sample has the same bits in every batch.
-    run(TUNER.choose(output.device, None, fits, lambda: PORTABLE, run, worthwhile=False))
+    run(_choose(TUNER, call, None, run))
 
 
 def launch_hopper_backward(
     configuration: Configuration,
     call: Call,
-    tensors: tuple[torch.Tensor, ...],
     grad_output: torch.Tensor,
+    numbers: tuple[torch.Tensor, torch.Tensor],
     of_keys: bool,
-    results: tuple[torch.Tensor | None, ...],
+    *results: torch.Tensor | None,
 ) -> None:
-    """Launch the Hopper kernel of the gradient of queries, or of keys and values, given lse and delta."""
+    """Launch the Hopper kernel of the gradient of q, or of k and v, given lse and delta."""
     options = configuration.options
-    total_q, total_k, _, heads, kv_heads = call.sizes
-    own, others = (call.q, grad_output), call[1:3]
-    total, own_heads = total_q, heads
-    if of_keys:
-        own, others, total, own_heads = others, own, total_k, kv_heads
-    step = options["steps"][of_keys]
+    queries, keys = (call.q, grad_output), (call.k, call.v)
+    own, others = (keys, queries) if of_keys else (queries, keys)
+    step, heads = options["steps"][of_keys], call.q.shape[1]
     maps, outer = _maps((BACKWARD_ROWS, BACKWARD_ROWS, step, step), (*own, *others))
-    options["kernels"][call.q.dtype, of_keys].launch(
-        call.tiles(total, BACKWARD_ROWS) * own_heads,
+    result = next(x.dtype for x in results if x is not None)
+    options["kernels"][call.q.dtype, of_keys, result].launch(
+        call.tiles(len(own[0]), BACKWARD_ROWS) * heads,
         128 + 2 * BACKWARD_ROWS,
         *maps,
         call.q_offsets,
         call.k_offsets,
-        *tensors,
+        *numbers,
         *results,
         *call.sizes,
         call.q.shape[2],
@@ -271,6 +296,28 @@ def launch_hopper_backward(
         call.causal,
         call.scale,
         shared_bytes=options["shared_bytes"][of_keys],
+    )
+
+
+def _launch_hopper_of_keys(
+    configuration: Configuration,
+    call: Call,
+    grad_output: torch.Tensor,
+    numbers: tuple[torch.Tensor, torch.Tensor],
+    grads: tuple[torch.Tensor | None, torch.Tensor | None],
+) -> None:
+    """Launch the Hopper kernel of the gradients of k and v; add up those of heads that share keys."""
+    _, total_k, _, heads, kv_heads = call.sizes
+    columns = call.q.shape[2]
+    if heads == kv_heads:
+        launch_hopper_backward(configuration, call, grad_output, numbers, True, *grads)
+        return
+    of_heads = call.k.new_empty((2, total_k, heads, columns), dtype=torch.float32)
+    wanted = (x if grad is not None else None for x, grad in zip(of_heads, grads))
+    launch_hopper_backward(configuration, call, grad_output, numbers, True, *wanted)
+    elements = total_k * kv_heads * columns
+    SUM_OF_HEADS[call.q.dtype].launch(
+        (cdiv(elements, 8 * 256), 2), 256, of_heads, *grads, elements, columns, heads // kv_heads
     )
 
 
@@ -290,11 +337,6 @@ def _backward(
     DELTA[output.dtype].launch(cdiv(total_q * heads, 4), 128, grad_output, grad_lse, output, delta, *sizes)
     of_keys = (grad_k is not None or grad_v is not None) and len(call.k) > 0
 
-    def fits(configuration: Configuration) -> bool:
-        return configuration is PORTABLE or (
-            configuration.runs_on(output.device) and fits_hopper(configuration, call, grad_output)
-        )
-
     def run(configuration: Configuration) -> None:
         if configuration is PORTABLE:
             if grad_q is not None and total_q:
@@ -303,11 +345,11 @@ def _backward(
                 _launch(KEYS_BACKWARD, call, True, (grad_output,), (lse, delta, grad_k, grad_v))
             return
         if grad_q is not None:
-            launch_hopper_backward(configuration, call, (lse, delta), grad_output, False, (grad_q, None))
+            launch_hopper_backward(configuration, call, grad_output, (lse, delta), False, grad_q, None)
         if of_keys:
-            launch_hopper_backward(configuration, call, (lse, delta), grad_output, True, (grad_k, grad_v))
+            _launch_hopper_of_keys(configuration, call, grad_output, (lse, delta), (grad_k, grad_v))
 
-    run(BACKWARD_TUNER.choose(output.device, None, fits, lambda: PORTABLE, run, worthwhile=False))
+    run(_choose(BACKWARD_TUNER, call, grad_output, run))
 
 
 attention, attention_with_lse = register("cuda", _forward, _backward)

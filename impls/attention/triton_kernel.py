@@ -6,13 +6,17 @@ import torch
 import triton
 import triton.language as tl
 
-from fourfold.backends.launch import cdiv, next_power_of_2
+from fourfold.backends.launch import available_shared_memory, cdiv, next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 
 from .operators import Call, has_whole_vectors, register
 
 PROBES = tl.constexpr(128)  # offsets that a program looks at together
+LOG2_E, LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 ROWS_OF_DELTA = 32
+SUMMED = 1024  # elements of a program that adds up the gradients of the heads that share keys
+# Scales that float32 takes in base 2 as well.
+LEAST_SCALE, MOST_SCALE = 1e-30, 1e30
 # A multiple of 16, or 1, makes no kernel of its own.
 UNSPECIALIZED = ["total_q", "total_k", "batch", "heads", "kv_heads", "columns", "q_token_stride", "q_head_stride"]
 UNSPECIALIZED += ["k_token_stride", "k_head_stride", "v_token_stride", "v_head_stride", "grad_token_stride"]
@@ -113,6 +117,35 @@ def biased(scores, places, keys, origin, slope):
     return scores - slope * tl.abs((places - origin).to(scores.dtype) - (keys - origin).to(scores.dtype))
 
 
+@triton.jit
+def exponential(x, BASE_2: tl.constexpr):
+    """Return 2^x or e^x."""
+    if BASE_2:
+        return tl.exp2(x)
+    return tl.exp(x)
+
+
+@triton.jit
+def in_base(x, BASE_2: tl.constexpr, COMPUTE: tl.constexpr):
+    """Return the factor of an exponent of e, in base 2 if wanted, rounded once."""
+    if BASE_2:
+        x *= LOG2_E
+    return tl.full((), x, COMPUTE)
+
+
+@triton.jit
+def whole_tiles(
+    first, begin, end, num_queries, num_keys, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr
+):
+    """Return the end of the tiles of keys that the queries from `first` on all see."""
+    if WINDOW:
+        return begin
+    whole = end // KEYS * KEYS
+    if CAUSAL:
+        whole = tl.minimum(whole, tl.maximum(first + num_keys - num_queries + 1, 0) // KEYS * KEYS)
+    return whole.to(end.dtype)
+
+
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def attention_forward_kernel(
     q_ptr,  # [total_q, heads, columns], strided
@@ -143,6 +176,7 @@ def attention_forward_kernel(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     BIAS: tl.constexpr,
+    BASE_2: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK_Q: tl.constexpr,
@@ -157,9 +191,9 @@ def attention_forward_kernel(
         tile, q_offsets_ptr, k_offsets_ptr, total_q, total_k, batch, GIVEN, BLOCK_Q, INDEX
     )
     columns = columns * WIDTH
-    scale = tl.full((), scale, COMPUTE)
     if BIAS:
-        slope = tl.load(slopes_ptr + head).to(COMPUTE)
+        slope = in_base(tl.load(slopes_ptr + head), BASE_2, COMPUTE)
+    scale = in_base(scale, BASE_2, COMPUTE)
     query = first + tl.arange(0, BLOCK_Q)
     column = tl.arange(0, BLOCK_D)
     q_there, among = query < num_queries, column < columns
@@ -185,30 +219,41 @@ def attention_forward_kernel(
     elif CAUSAL:
         end = tl.minimum(end, first + BLOCK_Q + num_keys - num_queries)
     end = tl.where(first < num_queries, end, 0).to(INDEX)
-    for start in range(begin, end, BLOCK_K):
-        key = start + tl.arange(0, BLOCK_K)
-        k_there = key < num_keys
-        k_at = k_ptr + key.to(tl.int64) * k_token_stride * WIDTH
-        if CHUNK == BLOCK_D:
-            k = tl.load(k_at[None, :] + column[:, None], mask=k_there[None, :] & among[:, None], other=0.0)
-            scores = tl.dot(q, k, out_dtype=COMPUTE, input_precision="ieee") * scale
-        else:
-            scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK) * scale
-        if BIAS:
-            scores = biased(scores, (query + num_keys - num_queries)[:, None], key[None, :], start, slope)
-        visible = are_visible(query[:, None], key[None, :], num_queries, num_keys, left, right, CAUSAL, WINDOW)
-        scores = tl.where(visible, scores, -float("inf"))
-        larger = tl.maximum(largest, tl.max(scores, axis=1))
-        # Of scores that are all -inf, so that no difference of infinities is taken.
-        base = tl.where(larger == -float("inf"), 0.0, larger)
-        terms = tl.exp(scores - base[:, None])
-        shrunk = tl.exp(largest - base)
-        sums = sums * shrunk + tl.sum(terms, axis=1)
-        v_at = v_ptr + key.to(tl.int64)[:, None] * v_token_stride * WIDTH + column[None, :]
-        v = tl.load(v_at, mask=k_there[:, None] & among[None, :], other=0.0)
-        weights = terms.to(v.dtype)
-        output = tl.dot(weights, v, output * shrunk[:, None], input_precision="ieee", out_dtype=COMPUTE)
-        largest = larger
+    whole = whole_tiles(first, begin, end, num_queries, num_keys, CAUSAL, WINDOW, BLOCK_K)
+    for masked in tl.static_range(1 if WINDOW else 0, 2):
+        for start in range(whole if masked else begin, end if masked else whole, BLOCK_K):
+            key = start + tl.arange(0, BLOCK_K)
+            k_there = key < num_keys
+            k_at = k_ptr + key.to(tl.int64) * (k_token_stride * WIDTH)
+            v_at = v_ptr + key.to(tl.int64) * (v_token_stride * WIDTH)
+            if masked:
+                k_mask, v_mask = k_there[None, :] & among[:, None], k_there[:, None] & among[None, :]
+            else:
+                k_mask, v_mask = among[:, None], among[None, :]
+            if CHUNK == BLOCK_D:
+                k = tl.load(k_at[None, :] + column[:, None], mask=k_mask, other=0.0)
+                scores = tl.dot(q, k, out_dtype=COMPUTE, input_precision="ieee")
+            else:
+                scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK)
+            factor = scale
+            if BIAS or not BASE_2:
+                # In base 2 the scale is positive. Else, and with a bias, the largest score depends on it.
+                scores = scores * scale
+                factor = 1.0
+            if BIAS:
+                scores = biased(scores, (query + num_keys - num_queries)[:, None], key[None, :], start, slope)
+            if masked:
+                visible = are_visible(query[:, None], key[None, :], num_queries, num_keys, left, right, CAUSAL, WINDOW)
+                scores = tl.where(visible, scores, -float("inf"))
+            larger = tl.maximum(largest, tl.max(scores, axis=1) * factor)
+            # Of scores that are all -inf, so that no difference of infinities is taken.
+            base = tl.where(larger == -float("inf"), 0.0, larger)
+            terms = exponential(scores * factor - base[:, None], BASE_2)
+            shrunk = exponential(largest - base, BASE_2)
+            sums = sums * shrunk + tl.sum(terms, axis=1)
+            v = tl.load(v_at[:, None] + column[None, :], mask=v_mask, other=0.0)
+            output = tl.dot(terms.to(v.dtype), v, output * shrunk[:, None], input_precision="ieee", out_dtype=COMPUTE)
+            largest = larger
     sees = has_keys(query, num_queries, num_keys, left, right, CAUSAL, WINDOW)
     output = tl.where(sees[:, None], output / sums[:, None], 0.0)
     output = tl.where(fits != 0, output, float("nan"))
@@ -216,6 +261,8 @@ def attention_forward_kernel(
     output_at = output_ptr + (token * heads + head)[:, None] * columns + column[None, :]
     tl.store(output_at, output.to(output_ptr.dtype.element_ty), mask=q_there[:, None] & among[None, :])
     base = tl.where(largest == -float("inf"), 0.0, largest)
+    if BASE_2:
+        base *= LN_2
     tl.store(lse_ptr + tl.cast(head, tl.int64) * total_q + token, base + tl.log(sums), mask=q_there)
 
 
@@ -284,6 +331,7 @@ def attention_queries_backward_kernel(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     BIAS: tl.constexpr,
+    BASE_2: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK_Q: tl.constexpr,
@@ -298,9 +346,10 @@ def attention_queries_backward_kernel(
         tile, q_offsets_ptr, k_offsets_ptr, total_q, total_k, batch, GIVEN, BLOCK_Q, INDEX
     )
     columns = columns * WIDTH
-    scale = tl.full((), scale, COMPUTE)
     if BIAS:
-        slope = tl.load(slopes_ptr + head).to(COMPUTE)
+        slope = in_base(tl.load(slopes_ptr + head), BASE_2, COMPUTE)
+    score_scale = in_base(scale, BASE_2, COMPUTE)
+    scale = tl.full((), scale, COMPUTE)
     query = first + tl.arange(0, BLOCK_Q)
     column = tl.arange(0, BLOCK_D)
     q_there, among = query < num_queries, column < columns
@@ -325,24 +374,34 @@ def attention_queries_backward_kernel(
     elif CAUSAL:
         end = tl.minimum(end, first + BLOCK_Q + num_keys - num_queries)
     end = tl.where(first < num_queries, end, 0).to(INDEX)
-    for start in range(begin, end, BLOCK_K):
-        key = start + tl.arange(0, BLOCK_K)
-        k_there = key < num_keys
-        k_at = k_ptr + key.to(tl.int64) * k_token_stride * WIDTH
-        v_at = v_ptr + key.to(tl.int64) * v_token_stride * WIDTH
-        k = tl.load(k_at[:, None] + column[None, :], mask=k_there[:, None] & among[None, :], other=0.0)
-        if CHUNK == BLOCK_D:
-            v = tl.load(v_at[None, :] + column[:, None], mask=k_there[None, :] & among[:, None], other=0.0)
-            scores = tl.dot(q, tl.trans(k), out_dtype=COMPUTE, input_precision="ieee") * scale
-            products = tl.dot(grad, v, out_dtype=COMPUTE, input_precision="ieee")
-        else:
-            scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK) * scale
-            products = product_of_rows(grad_at, v_at, q_there, k_there, columns, COMPUTE, CHUNK)
-        if BIAS:
-            scores = biased(scores, (query + num_keys - num_queries)[:, None], key[None, :], start, slope)
-        visible = are_visible(query[:, None], key[None, :], num_queries, num_keys, left, right, CAUSAL, WINDOW)
-        grad_scores = tl.where(visible, tl.exp(scores - lse[:, None]) * (products - delta[:, None]), 0.0)
-        grad_q = tl.dot(grad_scores.to(k.dtype), k, grad_q, input_precision="ieee", out_dtype=COMPUTE)
+    if BASE_2:
+        lse *= LOG2_E
+    whole = whole_tiles(first, begin, end, num_queries, num_keys, CAUSAL, WINDOW, BLOCK_K)
+    for masked in tl.static_range(1 if WINDOW else 0, 2):
+        for start in range(whole if masked else begin, end if masked else whole, BLOCK_K):
+            key = start + tl.arange(0, BLOCK_K)
+            k_there = key < num_keys
+            k_at = k_ptr + key.to(tl.int64) * (k_token_stride * WIDTH)
+            v_at = v_ptr + key.to(tl.int64) * (v_token_stride * WIDTH)
+            if masked:
+                k_mask, v_mask = k_there[:, None] & among[None, :], k_there[None, :] & among[:, None]
+            else:
+                k_mask, v_mask = among[None, :], among[:, None]
+            k = tl.load(k_at[:, None] + column[None, :], mask=k_mask, other=0.0)
+            if CHUNK == BLOCK_D:
+                v = tl.load(v_at[None, :] + column[:, None], mask=v_mask, other=0.0)
+                scores = tl.dot(q, tl.trans(k), out_dtype=COMPUTE, input_precision="ieee") * score_scale
+                products = tl.dot(grad, v, out_dtype=COMPUTE, input_precision="ieee")
+            else:
+                scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK) * score_scale
+                products = product_of_rows(grad_at, v_at, q_there, k_there, columns, COMPUTE, CHUNK)
+            if BIAS:
+                scores = biased(scores, (query + num_keys - num_queries)[:, None], key[None, :], start, slope)
+            grad_scores = exponential(scores - lse[:, None], BASE_2) * (products - delta[:, None])
+            if masked:
+                visible = are_visible(query[:, None], key[None, :], num_queries, num_keys, left, right, CAUSAL, WINDOW)
+                grad_scores = tl.where(visible, grad_scores, 0.0)
+            grad_q = tl.dot(grad_scores.to(k.dtype), k, grad_q, input_precision="ieee", out_dtype=COMPUTE)
     grad_q = tl.where(fits != 0, grad_q * scale, float("nan"))
     grad_q_at = grad_q_ptr + (token * heads + head)[:, None] * columns + column[None, :]
     tl.store(grad_q_at, grad_q.to(grad_q_ptr.dtype.element_ty), mask=q_there[:, None] & among[None, :])
@@ -359,8 +418,8 @@ def attention_keys_backward_kernel(
     slopes_ptr,  # [heads]; of no meaning unless BIAS
     lse_ptr,  # [heads, total_q]
     delta_ptr,  # [heads, total_q]
-    grad_k_ptr,  # [total_k, kv_heads, columns]
-    grad_v_ptr,  # [total_k, kv_heads, columns]
+    grad_k_ptr,  # [total_k, heads, columns]: of each head alone
+    grad_v_ptr,  # [total_k, heads, columns]
     total_q,
     total_k,
     batch,
@@ -385,6 +444,7 @@ def attention_keys_backward_kernel(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     BIAS: tl.constexpr,
+    BASE_2: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK_Q: tl.constexpr,
@@ -392,20 +452,29 @@ def attention_keys_backward_kernel(
     BLOCK_D: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    # One program owns BLOCK_K keys of one sequence and head, and goes through the queries that see them.
-    tile = tl.program_id(0) // kv_heads
-    kv_head = tl.program_id(0) % kv_heads
+    # One program owns BLOCK_K keys of one sequence, and goes through the queries of one head that see them.
+    tile = tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
     first, k_begin, num_keys, q_begin, num_queries, fits = place_of(
         tile, k_offsets_ptr, q_offsets_ptr, total_k, total_q, batch, GIVEN, BLOCK_K, INDEX
     )
     columns = columns * WIDTH
+    if BIAS:
+        slope = in_base(tl.load(slopes_ptr + head), BASE_2, COMPUTE)
+    score_scale = in_base(scale, BASE_2, COMPUTE)
     scale = tl.full((), scale, COMPUTE)
     key = first + tl.arange(0, BLOCK_K)
     column = tl.arange(0, BLOCK_D)
     k_there, among = key < num_keys, column < columns
     token = (k_begin + key).to(tl.int64)
-    k_at = k_ptr + tl.cast(kv_head, tl.int64) * k_head_stride * WIDTH + token * k_token_stride * WIDTH
-    v_at = v_ptr + tl.cast(kv_head, tl.int64) * v_head_stride * WIDTH + token * v_token_stride * WIDTH
+    head = tl.cast(head, tl.int64)
+    kv_head = head // (heads // kv_heads)
+    k_at = k_ptr + kv_head * k_head_stride * WIDTH + token * k_token_stride * WIDTH
+    v_at = v_ptr + kv_head * v_head_stride * WIDTH + token * v_token_stride * WIDTH
+    q_ptr += head * q_head_stride * WIDTH + q_begin * q_token_stride * WIDTH
+    grad_output_ptr += head * grad_head_stride * WIDTH + q_begin * grad_token_stride * WIDTH
+    lse_ptr += head * total_q + q_begin
+    delta_ptr += head * total_q + q_begin
     if CHUNK == BLOCK_D:
         k = tl.load(k_at[:, None] + column[None, :], mask=k_there[:, None] & among[None, :], other=0.0)
         v = tl.load(v_at[:, None] + column[None, :], mask=k_there[:, None] & among[None, :], other=0.0)
@@ -420,40 +489,53 @@ def attention_keys_backward_kernel(
     elif CAUSAL:
         begin = tl.maximum(first + num_queries - num_keys, 0) // BLOCK_Q * BLOCK_Q
     end = tl.where(first < num_keys, end, 0).to(INDEX)
-    group = heads // kv_heads
-    for of_group in range(group):
-        head = (kv_head * group + of_group).to(tl.int64)
-        if BIAS:
-            slope = tl.load(slopes_ptr + head).to(COMPUTE)
-        for start in range(begin, end, BLOCK_Q):
+    # Tiles of queries that all see all of the keys are not masked. They lie between those of the others.
+    whole, whole_end = begin, end // BLOCK_Q * BLOCK_Q
+    if WINDOW:
+        whole = end
+    elif CAUSAL:
+        whole = tl.cdiv(tl.maximum(first + BLOCK_K - 1 + num_queries - num_keys, 0), BLOCK_Q) * BLOCK_Q
+        whole = tl.minimum(whole, end).to(INDEX)
+    whole_end = tl.maximum(whole_end, whole)
+    before, after = tl.cdiv(whole - begin, BLOCK_Q), tl.cdiv(end - whole_end, BLOCK_Q)
+    for masked in tl.static_range(1 if WINDOW else 0, 2):
+        for number in range(before + after if masked else (whole_end - whole) // BLOCK_Q):
+            if masked:
+                start = tl.where(number < before, begin + number * BLOCK_Q, whole_end).to(INDEX)
+            else:
+                start = whole + number * BLOCK_Q
             query = start + tl.arange(0, BLOCK_Q)
             q_there = query < num_queries
-            q_token = q_begin + query
-            q_at = q_ptr + head * q_head_stride * WIDTH + q_token * q_token_stride * WIDTH
-            grad_at = grad_output_ptr + head * grad_head_stride * WIDTH + q_token * grad_token_stride * WIDTH
+            q_at = q_ptr + query.to(tl.int64) * (q_token_stride * WIDTH)
+            grad_at = grad_output_ptr + query.to(tl.int64) * (grad_token_stride * WIDTH)
             tile_mask = q_there[:, None] & among[None, :]
             q = tl.load(q_at[:, None] + column[None, :], mask=tile_mask, other=0.0)
             grad = tl.load(grad_at[:, None] + column[None, :], mask=tile_mask, other=0.0)
-            lse = tl.load(lse_ptr + head * total_q + q_token, mask=q_there, other=0.0)
-            delta = tl.load(delta_ptr + head * total_q + q_token, mask=q_there, other=0.0)
+            lse = tl.load(lse_ptr + query, mask=q_there, other=0.0)
+            delta = tl.load(delta_ptr + query, mask=q_there, other=0.0)
+            if BASE_2:
+                lse *= LOG2_E
             # [BLOCK_K, BLOCK_Q]: transposed, so that both products have the keys as rows.
             if CHUNK == BLOCK_D:
-                scores = tl.dot(k, tl.trans(q), out_dtype=COMPUTE, input_precision="ieee") * scale
+                scores = tl.dot(k, tl.trans(q), out_dtype=COMPUTE, input_precision="ieee") * score_scale
                 products = tl.dot(v, tl.trans(grad), out_dtype=COMPUTE, input_precision="ieee")
             else:
-                scores = product_of_rows(k_at, q_at, k_there, q_there, columns, COMPUTE, CHUNK) * scale
+                scores = product_of_rows(k_at, q_at, k_there, q_there, columns, COMPUTE, CHUNK) * score_scale
                 products = product_of_rows(v_at, grad_at, k_there, q_there, columns, COMPUTE, CHUNK)
             if BIAS:
                 place = query + num_keys - num_queries
                 scores = biased(scores, place[None, :], key[:, None], start + num_keys - num_queries, slope)
-            visible = are_visible(query[None, :], key[:, None], num_queries, num_keys, left, right, CAUSAL, WINDOW)
-            weights = tl.where(visible, tl.exp(scores - lse[None, :]), 0.0)
-            grad_scores = tl.where(visible, weights * (products - delta[None, :]), 0.0)
+            weights = exponential(scores - lse[None, :], BASE_2)
+            grad_scores = weights * (products - delta[None, :])
+            if masked:
+                visible = are_visible(query[None, :], key[:, None], num_queries, num_keys, left, right, CAUSAL, WINDOW)
+                weights = tl.where(visible, weights, 0.0)
+                grad_scores = tl.where(visible, grad_scores, 0.0)
             if NEEDS_V:
                 grad_v = tl.dot(weights.to(q.dtype), grad, grad_v, input_precision="ieee", out_dtype=COMPUTE)
             if NEEDS_K:
                 grad_k = tl.dot(grad_scores.to(q.dtype), q, grad_k, input_precision="ieee", out_dtype=COMPUTE)
-    at = (token * kv_heads + kv_head)[:, None] * columns + column[None, :]
+    at = (token * heads + head)[:, None] * columns + column[None, :]
     mask = k_there[:, None] & among[None, :]
     if NEEDS_K:
         grad_k = tl.where(fits != 0, grad_k * scale, float("nan"))
@@ -461,6 +543,37 @@ def attention_keys_backward_kernel(
     if NEEDS_V:
         grad_v = tl.where(fits != 0, grad_v, float("nan"))
         tl.store(grad_v_ptr + at, grad_v.to(grad_v_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["elements", "group"])
+def attention_sum_of_heads_kernel(
+    of_heads_k_ptr,  # [tokens, heads, columns]
+    of_heads_v_ptr,  # [tokens, heads, columns]
+    grad_k_ptr,  # [tokens, kv_heads, columns]
+    grad_v_ptr,  # [tokens, kv_heads, columns]
+    elements,
+    columns,
+    group,
+    NEEDS_K: tl.constexpr,
+    NEEDS_V: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    # One program owns BLOCK elements of both gradients, each the sum over the heads that share a head of keys.
+    at = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < elements
+    first = (at // columns).to(tl.int64) * group * columns + at % columns
+    sums_k = tl.zeros((BLOCK,), of_heads_k_ptr.dtype.element_ty)
+    sums_v = tl.zeros((BLOCK,), of_heads_k_ptr.dtype.element_ty)
+    for head in range(group):
+        if NEEDS_K:
+            sums_k += tl.load(of_heads_k_ptr + first + head * columns, mask=mask, other=0.0)
+        if NEEDS_V:
+            sums_v += tl.load(of_heads_v_ptr + first + head * columns, mask=mask, other=0.0)
+    if NEEDS_K:
+        tl.store(grad_k_ptr + at, sums_k.to(grad_k_ptr.dtype.element_ty), mask=mask)
+    if NEEDS_V:
+        tl.store(grad_v_ptr + at, sums_v.to(grad_v_ptr.dtype.element_ty), mask=mask)
 
 
 class Tiles(NamedTuple):
@@ -479,10 +592,16 @@ def _tiles(call: Call, own_keys: bool, backward: bool) -> Tiles:
     if call.q.element_size() > 2:
         # These are multiplied without tensor cores, and operands of a whole head would not fit into registers.
         return Tiles(32, 32 if block_d <= 128 else 16, min(block_d, 16), 4, 1)
-    own, others = (128, 64) if block_d <= 128 else (64, 32)
-    if backward and block_d > 64:
-        own, others = 64, 32
-    warps, stages = (8 if own * block_d >= 128 * 128 else 4), (2 if block_d > 64 else 3)
+    if backward:
+        choices = [(64, 64, 4, 2)] if block_d <= 128 else [(32, 32, 4, 2)] if own_keys else [(64, 64, 4, 1)]
+    elif block_d <= 64:
+        choices = [(128, 64, 4, 3)]
+    else:
+        choices = [(128, 128, 8, 3), (128, 64, 8, 2), (64, 32, 4, 2)]
+    # The first one whose rows fit into shared memory: its own ones, and those of a step, for each stage.
+    most = available_shared_memory(call.q.device) // (block_d * call.q.element_size())
+    fitting = (choice for choice in choices if choice[0] + 2 * choice[1] * choice[3] <= most)
+    own, others, warps, stages = next(fitting, choices[-1])
     return Tiles(others, own, block_d, warps, stages) if own_keys else Tiles(own, others, block_d, warps, stages)
 
 
@@ -500,14 +619,14 @@ def _launch(
 ) -> None:
     """Launch a kernel that is given some tensors, q, k, v, the offsets, slopes and the results."""
     tiles = _tiles(call, own_keys, bool(tensors))
-    total_q, total_k, _, heads, kv_heads = call.sizes
-    total, own, each = (total_k, tiles.keys, kv_heads) if own_keys else (total_q, tiles.queries, heads)
+    total_q, total_k, _, heads, _ = call.sizes
+    total, own = (total_k, tiles.keys) if own_keys else (total_q, tiles.queries)
     width = 16 // call.q.element_size() if has_whole_vectors(*tensors, *call[:3]) else 1
     strides = (*(n for x in tensors for n in x.stride()[:2]), *call.strides)
     optional = tuple(call.q if x is None else x for x in (call.q_offsets, call.k_offsets, call.slopes))
     triton_launch.launch(
         kernel,
-        (call.tiles(total, own) * each,),
+        (call.tiles(total, own) * heads,),
         (*tensors, *call[:3], *optional, *results),
         (
             *call.sizes,
@@ -521,6 +640,7 @@ def _launch(
         CAUSAL=call.causal,
         WINDOW=call.is_windowed,
         BIAS=call.slopes is not None,
+        BASE_2=call.q.element_size() == 2 and LEAST_SCALE < call.scale < MOST_SCALE,
         COMPUTE=triton_launch.COMPUTE[call.q.dtype],
         INDEX=triton_launch.index_type((total_q + total_k) * (1 + call.is_windowed) + tiles.queries + tiles.keys),
         BLOCK_Q=tiles.queries,
@@ -554,9 +674,26 @@ def _backward(
         _launch(attention_queries_backward_kernel, call, False, (grad_output,), (lse, delta, grad_q))
     wanted = [x for x in (grad_k, grad_v) if x is not None and x.numel()]
     if wanted:
-        written = tuple(wanted[0] if x is None else x for x in (grad_k, grad_v))
         needs = {"NEEDS_K": grad_k is not None, "NEEDS_V": grad_v is not None}
-        _launch(attention_keys_backward_kernel, call, True, (grad_output,), (lse, delta, *written), **needs)
+        results = tuple(wanted[0] if x is None else x for x in (grad_k, grad_v))
+        (total_k, kv_heads, columns), heads = call.k.shape, call.q.shape[1]
+        group = heads // kv_heads
+        if group == 1:
+            _launch(attention_keys_backward_kernel, call, True, (grad_output,), (lse, delta, *results), **needs)
+            return
+        # More programs, whose lengths differ less.
+        of_heads = lse.new_empty((len(wanted), total_k, heads, columns))
+        of_heads = of_heads[0], of_heads[-1]
+        _launch(attention_keys_backward_kernel, call, True, (grad_output,), (lse, delta, *of_heads), **needs)
+        triton_launch.launch(
+            attention_sum_of_heads_kernel,
+            (cdiv(call.k.numel(), SUMMED),),
+            (*of_heads, *results),
+            (call.k.numel(), columns, group),
+            INDEX=triton_launch.index_type(call.k.numel() + SUMMED),
+            BLOCK=SUMMED,
+            **needs,
+        )
 
 
 def _delta(grad_output: torch.Tensor, grad_lse: torch.Tensor | None, output: torch.Tensor, delta: torch.Tensor) -> None:

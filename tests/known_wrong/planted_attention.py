@@ -1,7 +1,5 @@
 """Planted faults in attention: edits of its versions in torch, Triton and CUDA C++."""
 
-from typing import Any
-
 import torch
 from fourfold.properties import attention as properties
 
@@ -11,21 +9,10 @@ from .edits import Edits
 from .planted import Fault, named
 
 Tensor = torch.Tensor
-KEYS = 256  # at least as many as a block of any kernel has
 MASKED = "https://github.com/robertknight/rten/pull/1321"
 MODULO = "https://github.com/HazyResearch/HipKittens/pull/22"
 
 SLOPES = {"examples": named(properties, "slopes"), "right_on": "causal"}
-
-
-def scores_of_minus_infinity_first(dtype: Any) -> Any:
-    """Return a case in which all scores of the first block of keys are -inf, and those of the second are not."""
-
-    def infinite(arrays: dict) -> None:
-        arrays["q"][:] = 1
-        arrays["k"][:KEYS, :, 0] = -float("inf")
-
-    return properties.changed(properties.tokens(2, KEYS + 4, columns=4), infinite)(dtype)
 
 
 # fmt: off
@@ -87,8 +74,7 @@ def _torch_faults() -> tuple[Fault, ...]:
 
 AMONG = "q_there, among = query < num_queries, column < columns\n    kv_head = {}\n    q_at = (".format(
     "tl.cast(head // (heads // kv_heads), tl.int64)")
-THERE = "k_there = key < num_keys\n        k_at = k_ptr + key.to(tl.int64) * k_token_stride * WIDTH\n        if CHUNK"
-
+THERE = "k_mask, v_mask = k_there[None, :] & among[:, None], k_there[:, None]"
 
 
 def _triton_faults() -> tuple[Fault, ...]:
@@ -97,7 +83,7 @@ def _triton_faults() -> tuple[Fault, ...]:
         of("rows_without_keys_are_nan",
            "tl.where(sees[:, None], output / sums[:, None], 0.0) => output / sums[:, None]",
            source=MASKED, **one),
-        of("keys_of_the_next_sequence_read", f"{THERE} => {THERE.replace('key < num_keys', 'k_begin + key < total_k')}",
+        of("keys_of_the_next_sequence_read", f"{THERE} => {THERE.replace('k_there', '(k_begin + key < total_k)')}",
            examples=named(properties, "nothing_finite_in_another_sequence"),
            source="https://github.com/tile-ai/tilelang/pull/2010", **one),
         of("columns_of_the_first_block_alone",
@@ -105,8 +91,8 @@ def _triton_faults() -> tuple[Fault, ...]:
            source="https://github.com/triton-lang/triton/issues/621", **one),
         of("first_block_of_the_window_skipped", "begin = (tl.maximum(place - left, 0) // BLOCK_K =>2"
            " begin = (tl.cdiv(tl.maximum(place - left, 0), BLOCK_K)", right_on="causal"),
-        of.gradient("window_left_out_of_backward", "left, right, CAUSAL, WINDOW)\n            weights = =>"
-                    " left, right, CAUSAL, False)\n            weights =",
+        of.gradient("window_left_out_of_backward", "left, right, CAUSAL, WINDOW)\n                weights = =>"
+                    " left, right, CAUSAL, False)\n                weights =",
                     source="https://github.com/ROCm/aiter/pull/3742", right_on="causal"),
         of("distance_from_the_first_key", "(query + num_keys - num_queries)[:, None], key[None, :], start, slope =>2"
            " query[:, None], key[None, :], start, slope", **SLOPES,
@@ -117,7 +103,7 @@ def _triton_faults() -> tuple[Fault, ...]:
            examples=named(properties, "scores_that_rise"), **one),
         of("masked_scores_may_all_be_infinite",
            'base = tl.where(larger == -float("inf"), 0.0, larger) => base = larger',
-           examples={"scores_of_minus_infinity_first": scores_of_minus_infinity_first},
+           examples=named(properties, "scores_of_minus_infinity_first"),
            source="https://github.com/flashinfer-ai/flashinfer/pull/4401", **one),
     )
 
