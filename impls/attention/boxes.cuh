@@ -85,14 +85,17 @@ __device__ inline void clear_rows(unsigned char* tile, int first, int thread) {
         const int row = i / (COLUMNS / 8), chunk = i % (COLUMNS / 8);
         *reinterpret_cast<uint4*>(tile + chunk / 8 * ROWS * LINE_BYTES + row * LINE_BYTES + chunk % 8 * 16) = uint4{};
     }
+    fence_proxy_async();
 }
 
 // Writes a warpgroup's 64 rows of sums, times the factors of a thread's two rows, to rows `stride` elements apart. They
-// take the place of its rows of a tile of ROWS that nothing reads any more, so that whole lines of them are written.
+// take the place of its own rows of a tile of ROWS, which no other one reads, so that whole lines of them are written.
 template <class T, int COLUMNS, int ROWS>
 __device__ inline void put_rows(const float (&sums)[COLUMNS / 2], const float (&factors)[2], unsigned char* tile,
                                 int share, T* to, long long stride, int own_rows, long long columns) {
     constexpr int CHUNKS = COLUMNS / 8;
+    // All warps of the warpgroup have multiplied.
+    sync_threads<WARPGROUP>(OWN + share);
     const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < CHUNKS; j++)

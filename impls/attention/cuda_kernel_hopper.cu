@@ -194,7 +194,6 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_fo
             barrier_wait(v_full, 0);
             clear_rows<COLUMNS, KEYS, MULTIPLYING * WARPGROUP>(memory + Memory::V, length - (blocks - 1) * KEYS,
                                                                share * WARPGROUP + thread);
-            fence_proxy_async();
             sync_threads<MULTIPLYING * WARPGROUP>(CLEANED);
         }
         take_exponentials(block);
@@ -243,8 +242,6 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_fo
         if (pair == 0 && row < own_rows)
             lse[head * total_q + token + row] = Rows::base_of(rows.largest[r], factor) * LN_2 + logf(total);
     }
-    // All warps of the warpgroup have multiplied their queries.
-    sync_threads<WARPGROUP>(OWN + share);
     put_rows<T, COLUMNS, ROWS>(sums, factors, memory, share, output + (token * heads + head) * columns, heads * columns,
                                own_rows, columns);
 #endif

@@ -170,7 +170,6 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_ba
             clear_rows<COLUMNS, STEP, THREADS>(memory + Memory::STAGE, there, thread_here);
             if (OF_KEYS)
                 clear_rows<COLUMNS, STEP, THREADS>(memory + Memory::STAGE + Memory::TILE_BYTES, there, thread_here);
-            fence_proxy_async();
             sync_threads<THREADS>(CLEANED);
         }
         wgmma_fence();
@@ -217,8 +216,6 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_ba
         }
     }
 
-    // All warps of the warpgroup have multiplied their own rows.
-    sync_threads<WARPGROUP>(OWN + share);
     const float one = place.fits ? 1 : CUDART_NAN_F, scaled = one * float(scale);
     const float factors[2] = {scaled, scaled}, ones[2] = {one, one};
     const long long stride = heads * columns, at = (token + share * 64LL) * stride + head * columns;
