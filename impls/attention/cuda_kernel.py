@@ -1,10 +1,10 @@
 """attention in CUDA C++: FlashAttention over packed sequences, on tensor cores for half types.
 
-On Hopper, half types have a forward kernel with wgmma and the copy engine (TMA), unless there is a window. On the CPU
-it is emulated where a configuration is forced, as tests do.
+On Hopper, half types have kernels with wgmma and the copy engine (TMA), unless there is a window; backward, also unless
+there are slopes or more than 128 columns. On the CPU they are emulated where a configuration is forced, as tests do.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from .operators import Call, has_whole_vectors, register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
+BACKWARD_SOURCE = SOURCE.with_name("cuda_kernel_hopper_backward.cu")
 # By the size of an element: warps of a block, and the rows of a step forward and backward, as in products.cuh.
 WARPS = {2: 4, 4: 2, 8: 1}
 FORWARD_STEP, BACKWARD_STEP = {2: 64, 4: 32, 8: 16}, {2: 32, 4: 32, 8: 16}
@@ -42,6 +43,8 @@ KERNELS = (*FORWARD.values(), *QUERIES_BACKWARD.values(), *KEYS_BACKWARD.values(
 # Of the Hopper kernel: columns of a copy, bytes of keys and values that stay in the L2 cache, and scales that float32
 # takes in base 2 as well.
 LINE, KEPT_BYTES, LEAST_SCALE, MOST_SCALE = 64, 32 << 20, 1e-30, 1e30
+# Own queries or keys of a block of the Hopper kernels of gradients.
+BACKWARD_ROWS = 128
 
 
 def hopper_configuration(columns: int, keys: int, warpgroups: int, source: Path = HOPPER_SOURCE) -> Configuration:
@@ -73,6 +76,49 @@ HOPPER = (hopper_configuration(64, 128, 3), hopper_configuration(128, 128, 2), h
 HOPPER_KERNELS = tuple(kernel for each in HOPPER for kernel in each.options["kernels"].values())
 PORTABLE = Configuration("portable", {}, HOPPER[0].dtypes)
 TUNER = Tuner("attention_cuda", (*HOPPER, PORTABLE), Path(__file__))
+
+
+def backward_configuration(columns: int, *steps: tuple[int, int]) -> Configuration:
+    """Return the Hopper kernels of the gradients of queries, and of keys and values, for these columns of a head.
+
+    Args:
+        columns: the most columns.
+        *steps: for each of the two, how many keys or queries a step takes, and how many steps are in shared memory.
+    """
+    name, dtypes = "attention_backward_hopper_kernel", (torch.float16, torch.bfloat16)
+    # Heads that share their keys have gradients in float32, which are added up.
+    kernels = {
+        (dtype, of_keys, result): CudaKernel(
+            BACKWARD_SOURCE,
+            f"{name}<{CPP_TYPES[dtype]}, {CPP_TYPES[result]}, {columns}, {step}, {stages}, {str(of_keys).lower()}>",
+        )
+        for dtype in dtypes
+        for of_keys, (step, stages) in zip((False, True), steps)
+        for result in ((dtype, torch.float32) if of_keys else (dtype,))
+    }
+    shared_bytes = [
+        4 * columns * (BACKWARD_ROWS + stages * step) + of_keys * 8 * stages * step + 8 * (1 + 2 * stages) + 1024
+        for of_keys, (step, stages) in zip((False, True), steps)
+    ]
+    return Configuration(
+        f"hopper_{BACKWARD_ROWS}x{'x'.join(str(step) for step, _ in steps)}x{columns}",
+        {"kernels": kernels, "columns": columns, "steps": [step for step, _ in steps], "shared_bytes": shared_bytes},
+        frozenset(dtypes),
+        is_hopper_or_emulated,
+        HOPPER[0].needs,
+    )
+
+
+BACKWARD_HOPPER = (backward_configuration(64, (128, 2), (64, 4)), backward_configuration(128, (128, 2), (64, 3)))
+SUM_OF_HEADS = {
+    dtype: CudaKernel(BACKWARD_SOURCE, f"attention_sum_of_heads_kernel<{CPP_TYPES[dtype]}>")
+    for dtype in PORTABLE.dtypes
+}
+BACKWARD_HOPPER_KERNELS = (
+    *(kernel for each in BACKWARD_HOPPER for kernel in each.options["kernels"].values()),
+    *SUM_OF_HEADS.values(),
+)
+BACKWARD_TUNER = Tuner("attention_backward_cuda", (*BACKWARD_HOPPER, PORTABLE), Path(__file__))
 
 
 def _shared_bytes(call: Call, own_rows: int, rows: int, columns: int, weights: int, step: int) -> int:
@@ -138,17 +184,27 @@ def _merge_heads(x: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
     return x.as_strided((outer, inner, columns), (far, near, 1)), heads_outer
 
 
-def fits_hopper(configuration: Configuration, call: Call) -> bool:
-    """Return whether a configuration of the Hopper kernel takes a call, apart from its device."""
+def _maps(rows: tuple[int, ...], tensors: tuple[torch.Tensor, ...]) -> tuple[list[Any], list[bool]]:
+    """Return maps of boxes of so many rows, which `fits_hopper` has seen to exist, and whether heads are outside."""
+    merged: list[Any] = [_merge_heads(x) for x in tensors]
+    boxes = [(1, n, LINE) if heads_outer else (n, 1, LINE) for n, (_, heads_outer) in zip(rows, merged)]
+    maps = [swizzled_map(tensor, box) for (tensor, _), box in zip(merged, boxes)]
+    return maps, [heads_outer for _, heads_outer in merged]
+
+
+def fits_hopper(configuration: Configuration, call: Call, grad_output: torch.Tensor | None = None) -> bool:
+    """Return whether a configuration of Hopper kernels takes a call, or its gradient, apart from its device."""
     columns = call.q.shape[2]
+    given = call[:3] if grad_output is None else (*call[:3], grad_output)
     return (
-        (call.q.dtype, call.slopes is not None) in configuration.options["kernels"]
+        call.q.dtype in configuration.dtypes
+        and (call.slopes is None or (call.q.dtype, True) in configuration.options["kernels"])
         and columns <= configuration.options["columns"]
         and columns % 8 == 0
-        and len(call.k) > 0
+        and min(len(call.q), len(call.k)) > 0
         and not call.is_windowed
         and LEAST_SCALE < call.scale < MOST_SCALE
-        and all(_merge_heads(x) is not None for x in call[:3])
+        and all(_merge_heads(x) is not None for x in given)
     )
 
 
@@ -156,12 +212,7 @@ def launch_hopper(configuration: Configuration, call: Call, output: torch.Tensor
     """Launch the Hopper kernel in a configuration that takes the call."""
     options = configuration.options
     total_q, total_k, _, heads, kv_heads = call.sizes
-    maps: list[Any] = []
-    outer: list[bool] = []
-    for x, rows in ((call.q, options["rows"]), (call.k, options["keys"]), (call.v, options["keys"])):
-        tensor, heads_outer = _merge_heads(x)  # type: ignore[misc]  # `fits_hopper` has seen that there is one
-        maps.append(swizzled_map(tensor, (1, rows, LINE) if heads_outer else (rows, 1, LINE)))
-        outer.append(heads_outer)
+    maps, outer = _maps((options["rows"], options["keys"], options["keys"]), call[:3])
     # As many heads at once as have keys and values that stay in the cache; others wait for their turn.
     kept = max(1, KEPT_BYTES // (4 * total_k * call.k.shape[2]))
     options["kernels"][call.q.dtype, call.slopes is not None].launch(
@@ -184,24 +235,90 @@ def launch_hopper(configuration: Configuration, call: Call, output: torch.Tensor
     )
 
 
-def _forward(call: Call, output: torch.Tensor, lse: torch.Tensor) -> None:
-    def fits(configuration: Configuration) -> bool:
-        return configuration is PORTABLE or (configuration.runs_on(output.device) and fits_hopper(configuration, call))
+def _choose(
+    tuner: Tuner, call: Call, grad_output: torch.Tensor | None, run: Callable[[Configuration], None]
+) -> Configuration:
+    """Return the configuration for a call, or for its gradient."""
+    device = call.q.device
 
+    def fits(configuration: Configuration) -> bool:
+        return configuration is PORTABLE or (
+            configuration.runs_on(device) and fits_hopper(configuration, call, grad_output)
+        )
+
+    def default() -> Configuration:
+        if device.type == "cpu":
+            return PORTABLE  # takes less to emulate
+        # The first one has the fewest columns, and is the fastest.
+        return next(filter(fits, tuner.configurations))
+
+    # No times are taken: a sample has the same bits in every batch.
+    return tuner.choose(device, None, fits, default, run, worthwhile=False)
+
+
+def _forward(call: Call, output: torch.Tensor, lse: torch.Tensor) -> None:
     def run(configuration: Configuration) -> None:
         if configuration is PORTABLE:
             _launch(FORWARD, call, False, (), (output, lse))
         else:
             launch_hopper(configuration, call, output, lse)
 
-    def default() -> Configuration:
-        if output.device.type == "cpu":
-            return PORTABLE  # takes less to emulate
-        # The first one has the fewest columns, and is the fastest.
-        return next(filter(fits, TUNER.configurations))
+    run(_choose(TUNER, call, None, run))
 
-    # No times are taken: a sample has the same bits in every batch.
-    run(TUNER.choose(output.device, None, fits, default, run, worthwhile=False))
+
+def launch_hopper_backward(
+    configuration: Configuration,
+    call: Call,
+    grad_output: torch.Tensor,
+    numbers: tuple[torch.Tensor, torch.Tensor],
+    of_keys: bool,
+    *results: torch.Tensor | None,
+) -> None:
+    """Launch the Hopper kernel of the gradient of q, or of k and v, given lse and delta."""
+    options = configuration.options
+    queries, keys = (call.q, grad_output), (call.k, call.v)
+    own, others = (keys, queries) if of_keys else (queries, keys)
+    step, heads = options["steps"][of_keys], call.q.shape[1]
+    maps, outer = _maps((BACKWARD_ROWS, BACKWARD_ROWS, step, step), (*own, *others))
+    result = next(x.dtype for x in results if x is not None)
+    options["kernels"][call.q.dtype, of_keys, result].launch(
+        call.tiles(len(own[0]), BACKWARD_ROWS) * heads,
+        128 + 2 * BACKWARD_ROWS,
+        *maps,
+        call.q_offsets,
+        call.k_offsets,
+        *numbers,
+        *results,
+        *call.sizes,
+        call.q.shape[2],
+        *(x is not None and x.dtype == torch.int64 for x in (call.q_offsets, call.k_offsets)),
+        *outer,
+        call.causal,
+        call.scale,
+        shared_bytes=options["shared_bytes"][of_keys],
+    )
+
+
+def _launch_hopper_of_keys(
+    configuration: Configuration,
+    call: Call,
+    grad_output: torch.Tensor,
+    numbers: tuple[torch.Tensor, torch.Tensor],
+    grads: tuple[torch.Tensor | None, torch.Tensor | None],
+) -> None:
+    """Launch the Hopper kernel of the gradients of k and v; add up those of heads that share keys."""
+    _, total_k, _, heads, kv_heads = call.sizes
+    columns = call.q.shape[2]
+    if heads == kv_heads:
+        launch_hopper_backward(configuration, call, grad_output, numbers, True, *grads)
+        return
+    of_heads = call.k.new_empty((2, total_k, heads, columns), dtype=torch.float32)
+    wanted = (x if grad is not None else None for x, grad in zip(of_heads, grads))
+    launch_hopper_backward(configuration, call, grad_output, numbers, True, *wanted)
+    elements = total_k * kv_heads * columns
+    SUM_OF_HEADS[call.q.dtype].launch(
+        (cdiv(elements, 8 * 256), 2), 256, of_heads, *grads, elements, columns, heads // kv_heads
+    )
 
 
 def _backward(
@@ -218,10 +335,21 @@ def _backward(
     total_q, heads, columns = output.shape
     sizes = total_q, heads, columns, *grad_output.stride()[:2]
     DELTA[output.dtype].launch(cdiv(total_q * heads, 4), 128, grad_output, grad_lse, output, delta, *sizes)
-    if grad_q is not None and total_q:
-        _launch(QUERIES_BACKWARD, call, False, (grad_output,), (lse, delta, grad_q))
-    if (grad_k is not None or grad_v is not None) and len(call.k):
-        _launch(KEYS_BACKWARD, call, True, (grad_output,), (lse, delta, grad_k, grad_v))
+    of_keys = (grad_k is not None or grad_v is not None) and len(call.k) > 0
+
+    def run(configuration: Configuration) -> None:
+        if configuration is PORTABLE:
+            if grad_q is not None and total_q:
+                _launch(QUERIES_BACKWARD, call, False, (grad_output,), (lse, delta, grad_q))
+            if of_keys:
+                _launch(KEYS_BACKWARD, call, True, (grad_output,), (lse, delta, grad_k, grad_v))
+            return
+        if grad_q is not None:
+            launch_hopper_backward(configuration, call, grad_output, (lse, delta), False, grad_q, None)
+        if of_keys:
+            _launch_hopper_of_keys(configuration, call, grad_output, (lse, delta), (grad_k, grad_v))
+
+    run(_choose(BACKWARD_TUNER, call, grad_output, run))
 
 
 attention, attention_with_lse = register("cuda", _forward, _backward)

@@ -2,48 +2,17 @@
 // (TMA) loads, products of one warpgroup while another takes exponentials.
 #include <math_constants.h>
 
-#include "attention/places.cuh"
-#include "hopper.cuh"
-#include "vectors.cuh"
+#include "attention/boxes.cuh"
 
-// Numbers of named barriers; those of warpgroups follow one another.
-enum Barrier { TURN = 1, CLEANED = 5, OWN = 6 };
-constexpr float LOG2_E = 1.44269504088896340736f, LN_2 = 0.69314718055994530942f;
+constexpr float LN_2 = 0.69314718055994530942f;
 
 template <int COLUMNS, int KEYS, int MULTIPLYING, int STAGES> struct Shared {
-    static constexpr int ROWS = 64 * MULTIPLYING, BOXES = COLUMNS / LINE;
-    // A tile consists of boxes of 64 columns, with one line per row.
-    static constexpr int Q_BYTES = ROWS * COLUMNS * 2, TILE_BYTES = KEYS * COLUMNS * 2, BOX_BYTES = KEYS * LINE_BYTES;
+    static constexpr int ROWS = 64 * MULTIPLYING;
+    static constexpr int Q_BYTES = ROWS * COLUMNS * 2, TILE_BYTES = KEYS * COLUMNS * 2;
     static constexpr int K = Q_BYTES, V = K + STAGES * TILE_BYTES, BARRIERS = V + STAGES * TILE_BYTES;
     // With room to align the start to the swizzle's period.
     static constexpr int BYTES = BARRIERS + (1 + 4 * STAGES) * 8 + SWIZZLED;
 };
-
-// A stage of a ring, and the parity of its phase.
-template <int STAGES> struct Turn {
-    int stage = 0;
-    unsigned parity = 0;
-    __device__ void next() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-};
-
-__device__ inline float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-template <class T> __device__ inline unsigned packed(float x, float y) {
-    unsigned word;
-    if constexpr (IS_BFLOAT16<T>) {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-        memcpy(&word, &pair, sizeof word);
-    } else {
-        const __half2 pair = __floats2half2_rn(x, y);
-        memcpy(&word, &pair, sizeof word);
-    }
-    return word;
-}
 
 // A thread's two rows of the softmax, of a warp's 16: the largest score so far, and the sum of its own exponentials.
 struct Rows {
@@ -88,26 +57,14 @@ template <int COUNT> __device__ inline void hide(float (&scores)[COUNT], int key
         if (key + i / 4 * 8 + i % 2 >= limits[i / 2 % 2]) scores[i] = -CUDART_INF_F;
 }
 
-// The tensor map of q, k or v: which of its axes is the outer one.
-struct Heads {
-    const TensorMap& map;
-    bool outer;
-    __device__ void load(unsigned to, unsigned barrier, int column, int head, int token) const {
-        load_box(to, map, barrier, column, outer ? token : head, outer ? head : token);
-    }
-};
-
 // Loads KEYS rows of one head to a stage of the tiles, as soon as that is empty.
-template <class Memory, int STAGES>
-__device__ inline void load_tile(const Heads& of, unsigned tiles, unsigned full, unsigned empty,
+template <class Memory, int COLUMNS, int KEYS, int STAGES>
+__device__ inline void load_stage(const Heads& of, unsigned tiles, unsigned full, unsigned empty,
                                  const Turn<STAGES>& turn, int head, int token) {
     // A stage that was never used counts as empty, because the phase before the first has ended.
     barrier_wait(empty + turn.stage * 8, turn.parity ^ 1);
     barrier_arrive_expecting(full + turn.stage * 8, Memory::TILE_BYTES);
-#pragma unroll 1
-    for (int box = 0; box < Memory::BOXES; box++)
-        of.load(tiles + turn.stage * Memory::TILE_BYTES + box * Memory::BOX_BYTES, full + turn.stage * 8, box * LINE,
-                head, token);
+    of.load_tile<KEYS, COLUMNS>(tiles + turn.stage * Memory::TILE_BYTES, full + turn.stage * 8, head, token);
 }
 
 template <class T, int COLUMNS, int KEYS, int MULTIPLYING, int STAGES, bool BIAS>
@@ -126,7 +83,7 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_fo
     // One block owns 64 * MULTIPLYING queries of a sequence and head; one multiplying warpgroup 64 of them.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using Memory = Shared<COLUMNS, KEYS, MULTIPLYING, STAGES>;
-    constexpr int ROWS = Memory::ROWS, CHUNKS = COLUMNS / 8;
+    constexpr int ROWS = Memory::ROWS;
     // `together` heads take turns, and of each the queries that see most keys come first.
     const long long tiles = gridDim.x / heads, first_head = blockIdx.x / (together * tiles) * together;
     const long long among = min(together, heads - first_head), in_group = blockIdx.x % (together * tiles);
@@ -171,20 +128,19 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_fo
         const Heads of_k{k_map, k_heads_outer}, of_v{v_map, v_heads_outer};
         const int kv_head = head / int(heads / kv_heads), first_key = int(place.other_begin);
         barrier_arrive_expecting(q_full, Memory::Q_BYTES);
-        for (int box = 0; box < Memory::BOXES; box++)
-            Heads{q_map, q_heads_outer}.load(
-                base + box * ROWS * LINE_BYTES, q_full, box * LINE, head, int(place.begin) + place.first);
+        Heads{q_map, q_heads_outer}.load_tile<ROWS, COLUMNS>(base, q_full, head, int(place.begin) + place.first);
         Turn<STAGES> k_turn, v_turn;
         // Blocks of keys come from the last to the first, since only the last ones hide keys. The keys of the next
         // block are needed together with the values of this one.
         for (int block = blocks; block >= 0; block--) {
             if (block > 0) {
                 const int token = first_key + (block - 1) * KEYS;
-                load_tile<Memory>(of_k, base + Memory::K, k_full, k_empty, k_turn, kv_head, token);
+                load_stage<Memory, COLUMNS, KEYS>(of_k, base + Memory::K, k_full, k_empty, k_turn, kv_head, token);
                 k_turn.next();
             }
             if (block < blocks) {
-                load_tile<Memory>(of_v, base + Memory::V, v_full, v_empty, v_turn, kv_head, first_key + block * KEYS);
+                load_stage<Memory, COLUMNS, KEYS>(of_v, base + Memory::V, v_full, v_empty, v_turn, kv_head,
+                                                  first_key + block * KEYS);
                 v_turn.next();
             }
         }
@@ -209,35 +165,10 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_fo
     Rows rows;
 
     const auto multiply_keys = [&](int stage) {
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 16; i++) {
-            const unsigned box = i / 4, step = i % 4 * 32;
-            wgmma<T, 0>(
-                scores, matrix_descriptor(q_here + box * ROWS * LINE_BYTES + step, 16, SWIZZLED),
-                matrix_descriptor(
-                    base + Memory::K + stage * Memory::TILE_BYTES + box * Memory::BOX_BYTES + step, 16, SWIZZLED),
-                i > 0);
-        }
-        wgmma_commit();
+        multiply_transposed<T, COLUMNS, ROWS, KEYS>(scores, q_here, base + Memory::K + stage * Memory::TILE_BYTES);
     };
     const auto multiply_values = [&](int stage, bool add) {
-#pragma unroll
-        for (int i = 0; i < KEYS / 16; i++) {
-            wgmma<T, 1>(
-                sums, weights[i],
-                matrix_descriptor(
-                    base + Memory::V + stage * Memory::TILE_BYTES + i * 16 * LINE_BYTES, Memory::BOX_BYTES, SWIZZLED),
-                add || i > 0);
-        }
-        wgmma_commit();
-    };
-    // The layout of scores, as wgmma leaves them, is that in which it takes weights.
-    const auto take_weights = [&]() {
-#pragma unroll
-        for (int i = 0; i < KEYS / 16; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                weights[i][e] = packed<T>(scores[i * 8 + e * 2], scores[i * 8 + e * 2 + 1]);
+        multiply<T, COLUMNS, KEYS>(sums, weights, base + Memory::V + stage * Memory::TILE_BYTES, add);
     };
     const auto take_exponentials = [&](int block) {
         if constexpr (BIAS)
@@ -260,21 +191,13 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_fo
         if (lane == 0) barrier_arrive(k_empty);
         k_turn.next();
         if (length < blocks * KEYS) {
-            // What follows the last key are values of another sequence. Weights are 0 there, but 0 times NaN is NaN.
             barrier_wait(v_full, 0);
-            const int first = length - block * KEYS;
-            for (int i = first * (COLUMNS / 8) + share * WARPGROUP + thread; i < KEYS * (COLUMNS / 8);
-                 i += MULTIPLYING * WARPGROUP) {
-                const int row = i / (COLUMNS / 8), chunk = i % (COLUMNS / 8);
-                // The swizzle stays within a line, all of which becomes 0.
-                *reinterpret_cast<uint4*>(
-                    memory + Memory::V + chunk / 8 * Memory::BOX_BYTES + row * LINE_BYTES + chunk % 8 * 16) = uint4{};
-            }
-            fence_proxy_async();
+            clear_rows<COLUMNS, KEYS, MULTIPLYING * WARPGROUP>(memory + Memory::V, length - (blocks - 1) * KEYS,
+                                                               share * WARPGROUP + thread);
             sync_threads<MULTIPLYING * WARPGROUP>(CLEANED);
         }
         take_exponentials(block);
-        take_weights();
+        pack<T, KEYS>(weights, scores);
         for (block--; block >= 0; block--, k_turn.next(), v_turn.next()) {
             barrier_wait(k_full + k_turn.stage * 8, k_turn.parity);
             sync_threads<2 * WARPGROUP>(TURN + share);
@@ -291,7 +214,7 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_fo
             wgmma_wait<0>();
             wgmma_written(sums);
             if (lane == 0) barrier_arrive(v_empty + v_turn.stage * 8);
-            take_weights();
+            pack<T, KEYS>(weights, scores);
 #pragma unroll
             for (int i = 0; i < COLUMNS / 2; i++) sums[i] *= shrunk[i / 2 % 2];
         }
@@ -319,28 +242,7 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_fo
         if (pair == 0 && row < own_rows)
             lse[head * total_q + token + row] = Rows::base_of(rows.largest[r], factor) * LN_2 + logf(total);
     }
-    // A warp's rows of the output take the place of its queries, so that whole lines of them are written: all warps of
-    // the warpgroup have multiplied.
-    sync_threads<WARPGROUP>(OWN + share);
-#pragma unroll
-    for (int j = 0; j < CHUNKS; j++)
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const int line = share * 64 + row_here + r * 8, i = j * 4 + r * 2;
-            // Swizzled, which spreads a warp's words over all banks.
-            const int chunk = (j % 8 ^ line % 8) * 16 + pair * 4;
-            *reinterpret_cast<unsigned*>(memory + j / 8 * ROWS * LINE_BYTES + line * LINE_BYTES + chunk) =
-                packed<T>(sums[i] * factors[r], sums[i + 1] * factors[r]);
-        }
-    __syncwarp();
-#pragma unroll
-    for (int i = lane; i < 16 * CHUNKS; i += 32) {
-        const int row = warp * 16 + i / CHUNKS, line = share * 64 + row, j = i % CHUNKS;
-        if (row >= own_rows || j * 8 >= columns) continue;
-        const int chunk = (j % 8 ^ line % 8) * 16;
-        const uint4 bits =
-            *reinterpret_cast<const uint4*>(memory + j / 8 * ROWS * LINE_BYTES + line * LINE_BYTES + chunk);
-        *reinterpret_cast<uint4*>(output + ((token + row) * heads + head) * columns + j * 8) = bits;
-    }
+    put_rows<T, COLUMNS, ROWS>(sums, factors, memory, share, output + (token * heads + head) * columns, heads * columns,
+                               own_rows, columns);
 #endif
 }

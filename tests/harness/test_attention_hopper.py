@@ -1,4 +1,4 @@
-"""attention's kernel for Hopper: in both half types, with heads in groups, and as compiled.
+"""attention's kernels for Hopper: in both half types, with heads in groups, and as compiled.
 
 The checks of operations run it in float16. tests/known_wrong/planted_hopper.py has wrong kernels and their errors.
 """
@@ -25,6 +25,7 @@ from fourfold.checks.search import Search
 
 Tensor = torch.Tensor
 HOPPER = [pytest.param(each, id=each.name) for each in cuda_kernel.HOPPER]
+BACKWARD_HOPPER = [pytest.param(each, id=each.name) for each in cuda_kernel.BACKWARD_HOPPER]
 emulated = pytest.mark.skipif(
     cuda_on_cpu.unavailable_reason() is not None, reason=cuda_on_cpu.unavailable_reason() or ""
 )
@@ -92,6 +93,59 @@ def test_queries_without_keys_are_0_and_invalid_offsets_make_all_nan(configurati
         assert (lse.isneginf() == (expected[:, :, 0].T == 0)).all()
 
 
+@pytest.mark.full(but=2)
+@emulated
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("heads", [(4, 2), (2, 2)], ids=["heads_share_keys", "each_head_has_keys"])
+@pytest.mark.parametrize("configuration", BACKWARD_HOPPER)
+def test_the_gradient_is_right(configuration: Configuration, heads: tuple[int, int], causal: bool) -> None:
+    """Both sides have several steps, in which queries lie before, among and behind the keys."""
+    widest, name = configuration.options["columns"], "nothing_finite_in_another_sequence"
+    of_shapes = {
+        "wide": properties.tokens([3, 300], [330, 90], causal=causal, size=1.0, heads=heads, columns=widest),
+        "narrow": properties.tokens([5, 70, 0, 9], [2, 270, 4, 0], causal=causal, heads=heads, columns=16),
+        name: operations()["attention"].examples[name],
+    }
+    for name, example in of_shapes.items():
+        record = replace(operations()["attention"], examples={name: example})
+        with tuning.force_configuration("attention_backward_cuda", configuration.name) as forced:
+            backward_agrees(subject_of(record, dtype="bfloat16", backend="cuda"), Search(examples=1))
+        assert forced.launches
+
+
+@pytest.mark.full
+@emulated
+@pytest.mark.parametrize("configuration", BACKWARD_HOPPER)
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_gradients_without_the_other_side_are_0_and_invalid_offsets_make_all_nan(
+    configuration: Configuration, kv_heads: int
+) -> None:
+    """Invalid offsets reach a kernel on a GPU, where checking them would wait for the device."""
+    q, k = torch.ones(5, 2, 16, dtype=torch.float16), torch.ones(4, kv_heads, 16, dtype=torch.float16)
+    for q_ends, k_ends, causal, of_q, of_k in (
+        ([0, 2, 5], [0, 4, 4], False, [2, 3, 4], []),
+        ([0, 0, 5], [0, 3, 4], False, [], [0, 1, 2]),
+        ([0, 5], [0, 4], True, [0], []),
+        ([0, 3, 2, 5], [0, 1, 2, 4], False, None, None),
+        ([0, 2, 5], [0, 4, 3], False, None, None),
+    ):
+        offsets = torch.tensor(q_ends, dtype=torch.int32), torch.tensor(k_ends)
+        output, lse, delta = torch.zeros_like(q), torch.zeros(2, 5), torch.zeros(2, 5)
+        grads = [torch.full_like(x, 7) for x in (q, k, k)]
+        call = Call(q, k, k, *offsets, causal, 0.5)
+        with tuning.force_configuration("attention_backward_cuda", configuration.name) as forced:
+            cuda_kernel._backward(call, q, None, output, lse, delta, *grads)
+        assert forced.launches == 1
+        for grad, without in zip(grads, (of_q, of_k, of_k)):
+            if without is None:
+                assert grad.isnan().all()
+                continue
+            empty = torch.zeros(len(grad), dtype=torch.bool)
+            empty[without] = True
+            assert ((grad == 0).all(-1).all(-1) == empty).all()
+            assert not grad.isnan().any()
+
+
 def of_shape(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.float16)
 
@@ -138,3 +192,19 @@ def test_products_do_not_wait_for_one_another_and_no_register_is_spilled(configu
         assert made.instruction_counts["HGMMA"] == 2 * (columns // 16 + keys // 16)
         assert made.instruction_counts["WARPGROUP"] <= 8
         assert configuration.options["shared_bytes"] <= 227 * 1024
+
+
+@pytest.mark.full(but=1)
+@pytest.mark.parametrize("configuration", BACKWARD_HOPPER)
+def test_the_same_of_the_gradient(configuration: Configuration) -> None:
+    """OF_KEYS there are four products, else three: in the loop, and for the first step and the last sums."""
+    options = configuration.options
+    names = [kernel.name for kernel in options["kernels"].values()]
+    resources = compile_ahead_of_time(cuda_kernel.BACKWARD_SOURCE, names, "sm_90a")
+    for (_, of_keys, _), kernel in options["kernels"].items():
+        made, step = resources[kernel.name], options["steps"][of_keys]
+        assert (made.spill_store_bytes, made.spill_load_bytes) == (0, 0)
+        sums = (2 if of_keys else 1) * step // 16
+        assert made.instruction_counts["HGMMA"] == 2 * (2 * options["columns"] // 16 + sums)
+        assert made.instruction_counts["WARPGROUP"] <= 9
+        assert options["shared_bytes"][of_keys] <= 227 * 1024

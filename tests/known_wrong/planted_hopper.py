@@ -32,8 +32,8 @@ CHOSEN = {
     ),
     "attention": (
         "hopper_configuration(256, 64, 2)) => hopper_configuration(64, 64, 2))",
-        "run(TUNER.choose(output.device, None, fits, default, run, worthwhile=False)) =>"
-        " run(HOPPER[2] if fits(HOPPER[2]) else PORTABLE)",
+        "return tuner.choose(device, None, fits, default, run, worthwhile=False) =>"
+        " return next(filter(fits, tuner.configurations[-2:]))",
     ),
 }
 
