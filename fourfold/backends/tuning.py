@@ -18,7 +18,8 @@ import torch
 
 from fourfold.backends import known_calls
 from fourfold.backends.arguments import FLOATING
-from fourfold.backends.cuda.compile import CudaError, cache_folder, digest, directory_lock, source_closure
+from fourfold.backends.cuda.compile import CudaError, cache_folder, digest, directory_lock
+from fourfold.backends.cuda.declarations import source_closure
 from fourfold.processes.files import write_atomically
 
 # Long enough that the clock's resolution and the jitter of launches do not matter.

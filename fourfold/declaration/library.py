@@ -35,16 +35,15 @@ class Declared:
     Args:
         name: the operation's name.
         outputs: the names of its outputs, if there are several. The first one has the gradients.
-        sizes: the sizes that axes may have: see `fourfold.operation`.
     """
 
-    def __init__(self, name: str, outputs: Sequence[str] = (), sizes: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, name: str, outputs: Sequence[str] = ()) -> None:
         self.name = name
         self.signature = signature_of(backends.load(name, "torch"))
         function = self.signature.function
         self._definition = alone(function, outputs, 0) if outputs else function
         self.arguments = arguments_of(name)
-        self.declaration = declaration_of(name, self._definition, self.signature.arguments, sizes or {})
+        self.declaration = declaration_of(name, self._definition, self.signature.arguments, {})
 
     def example(self, *leading: int, **arguments: Any) -> named_cases.Make:
         """Return a named case: see `fourfold.declaration.named_cases.example`."""

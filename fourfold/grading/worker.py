@@ -236,9 +236,9 @@ class WorkerProcess:
 # ---- the GPU
 
 
-def gpu_answers(seconds: float = GPU_SECONDS) -> bool:
-    """Return whether a kernel gives the right result on the GPU within some seconds after a crash."""
-    deadline = time.monotonic() + seconds
+def gpu_answers() -> bool:
+    """Return whether a kernel gives the right result on the GPU within `GPU_SECONDS` after a crash."""
+    deadline = time.monotonic() + GPU_SECONDS
     while True:
         child = Child.fork(_sums, quiet=True)
         death = child.wait(GPU_QUESTION)

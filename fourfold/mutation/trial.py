@@ -612,8 +612,8 @@ def _compiled_sources(kernels: KernelPackage, launched: Iterable[Any]) -> list[s
     sources = {kernel.source for kernel in launched}
     if not sources:
         return []
-    compilation = importlib.import_module("fourfold.backends.cuda.compile")
-    files = {file for source in sources for file in compilation.source_closure(source)}
+    declarations = importlib.import_module("fourfold.backends.cuda.declarations")
+    files = {file for source in sources for file in declarations.source_closure(source)}
     root = kernels.imported_folder()
     # A header of this library is no part of another package's kernels.
     return sorted(str(path.relative_to(root)) for path in map(pathlib.Path, files) if path.is_relative_to(root))

@@ -110,12 +110,11 @@ def performance(
     }
 
 
-def saved_performance(run: Mapping[str, Any], history: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
+def saved_performance(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of the report from a run that pytest-benchmark has saved.
 
     Args:
         run: its JSON.
-        history: earlier runs on the same machine, oldest first.
 
     Raises:
         KeyError: the run is not one of this project's benchmarks.
@@ -125,7 +124,7 @@ def saved_performance(run: Mapping[str, Any], history: Iterable[Mapping[str, Any
     of_run = {"date": date, "commit": "" if run["commit_info"]["id"] == "unversioned" else commit}
     benchmarks = [{**entry, **entry["stats"]} for entry in run["benchmarks"]]
     machine = {**of_run, **run["machine_info"]["fourfold"]}
-    return performance(benchmarks, machine, run["ceilings"], run["static"], history, [], [])
+    return performance(benchmarks, machine, run["ceilings"], run["static"], [], [], [])
 
 
 def write(directory: Path, part: str, content: Mapping[str, Any], back: str = "") -> Path:

@@ -105,7 +105,7 @@ class Child:
         *,
         session: bool,
         output: IO[bytes] | None,
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
         popen: subprocess.Popen | None = None,
     ) -> None:
         self.pid, self.owner, self.death = pid, os.getpid(), None if pid else Death(None)
@@ -177,7 +177,6 @@ class Child:
         environment: Mapping[str, str] | None = None,
         plain: bool = False,
         printed: bool = False,
-        clock: Callable[[], float] = time.monotonic,
     ) -> "Child":
         """Start a new Python process with a session of its own, which calls a module's `main` and exits as that says.
 
@@ -189,7 +188,6 @@ class Child:
             plain: whether its command line and its variables show nothing of this package: it is a program that Python
                 reads from a pipe. Otherwise PYTHONPATH is extended to find this package.
             printed: whether to keep its output for `Death`.
-            clock: the clock for `wait`, in seconds.
         """
         output = tempfile.TemporaryFile() if printed else None  # noqa: SIM115 - as long as the process
         words = [str(os.getpid()), module, *map(str, arguments)]
@@ -208,7 +206,7 @@ class Child:
         if popen.stdin is not None:
             with contextlib.suppress(BrokenPipeError), popen.stdin as program:
                 program.write(_PLAIN_START.format(package=_PACKAGE, given=words).encode())
-        return cls(popen.pid, session=True, output=output, clock=clock, popen=popen)
+        return cls(popen.pid, session=True, output=output, popen=popen)
 
     def poll(self) -> Death | None:
         """Return its end, or None while it runs."""

@@ -19,7 +19,7 @@ from samples import sampled
 import fourfold
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.backends.cuda.compile import CompilationError, compile_kernels
-from fourfold.backends.cuda.declarations import kernels
+from fourfold.backends.cuda.declarations import NoSuchKernel, kernel_of, kernels
 from fourfold.backends.cuda.device_code import device_code
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.candidates.load.cuda_candidates import Launch
@@ -347,7 +347,7 @@ ANY(copies, const float* x, int n) {}
 """
 
 
-def test_kernels_that_macros_define_are_known_by_their_names(tmp_path):
+def test_kernels_that_macros_define_are_known_by_their_names(tmp_path, monkeypatch):
     found = {kernel.name: [f"{p.type} {p.name}" for p in kernel.parameters] for kernel in kernels(MACROS)}
     assert found == {
         "scale_f32": ["const float* x", "float* out", "int n"],
@@ -357,10 +357,18 @@ def test_kernels_that_macros_define_are_known_by_their_names(tmp_path):
     }
     assert "<<<" not in device_code(MACROS)
     source = tmp_path / "macros.cu"
-    source.write_text(MACROS)
+    definition = "#define KERNEL(NAME) __global__ void NAME\n"
+    (tmp_path / "kernel.cuh").write_text(definition)
+    source.write_text(MACROS.replace(definition, '#include "kernel.cuh"\n'))
+    assert kernel_of(source, "softmax_of").parameters == kernels(MACROS)[2].parameters
     x, out = torch.arange(4.0), torch.zeros(4)
     CudaKernel(source, "scale_f32").launch(1, 32, x, out, 4)
     assert torch.equal(out, 2 * x)
+    monkeypatch.setenv("CXX", "no_such_compiler")
+    kernels.cache_clear()
+    with pytest.raises(NoSuchKernel, match="install no_such_compiler"):
+        kernel_of(source, "scale_f32")
+    kernels.cache_clear()
 
 
 def test_functions_of_the_host_are_left_out_and_lines_keep_their_numbers():

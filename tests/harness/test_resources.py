@@ -12,7 +12,7 @@ import pytest
 from subjects import KERNEL
 
 from fourfold.backends import module
-from fourfold.backends.cuda.compile import source_closure
+from fourfold.backends.cuda.declarations import source_closure
 from fourfold.checks.records import operations
 from fourfold.cli.main import main
 from fourfold.engine.cells import Cell

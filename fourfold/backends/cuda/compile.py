@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from fourfold.backends.cuda.declarations import own_include_directories, source_closure
 from fourfold.backends.cuda.device_code import needs_torch, nvrtc_source
 from fourfold.backends.cuda.machine_code import code_sha256
 from fourfold.processes.family import temporary_folder
@@ -168,29 +169,6 @@ def load_or_compile(
 def digest(*parts: object) -> str:
     """Return a short hash of the values' representations."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
-
-
-def own_include_directories(source: pathlib.Path) -> list[pathlib.Path]:
-    """Return the search path of a `.cu` file's own headers: its folder, the folder above, and this library's impls/."""
-    package = pathlib.Path(__file__).resolve().parents[2]
-    # In a clone impls/ lies beside the package, in a wheel inside it.
-    implementations = [folder for folder in (package / "impls", package.parent / "impls") if folder.is_dir()][:1]
-    return [source.parent, source.parent.parent, *implementations]
-
-
-def source_closure(source: pathlib.Path) -> dict[str, str]:
-    """Map the path of a `.cu` file, and of every header that it includes in quotes, however deep, to its text."""
-    texts: dict[str, str] = {}
-    pending = [source]
-    while pending:
-        path = pending.pop()
-        if str(path) in texts:
-            continue
-        texts[str(path)] = text = path.read_text()
-        for name in re.findall(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', text, re.MULTILINE):
-            candidates = (d / name for d in (path.parent, *own_include_directories(source)))
-            pending += [c.resolve() for c in candidates if c.is_file()][:1]
-    return texts
 
 
 def check_headers(texts: Mapping[str, str]) -> None:

@@ -6,8 +6,11 @@ A compiled kernel knows the types of its parameters, but not their names. These 
 from __future__ import annotations
 
 import functools
+import os
 import pathlib
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,11 +22,8 @@ _OPENING, _CLOSING = "([{<", ")]}>"
 # Attributes between `__global__` and a kernel's name that take arguments of their own.
 _ATTRIBUTES = {"__launch_bounds__", "__cluster_dims__", "__maxnreg__", "__block_size__", "__attribute__", "alignas"}
 _QUALIFIERS = re.compile(r"\b(?:__restrict__|__restrict|restrict|__grid_constant__|volatile|struct)\b")
-_DEFINE = re.compile(
-    r"^[ \t]*#[ \t]*define[ \t]+(?P<name>\w+)(?P<parameters>\([^)]*\))?(?P<body>(?:\\\n|[^\n])*)", re.MULTILINE
-)
-# The most uses of macros that are replaced, as a macro may name itself.
-MOST_USES = 1000
+_DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:\\\n|[^\n])*)", re.MULTILINE)
+DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", re.MULTILINE)
 # The dtype of a pointer's elements, by their C++ type.
 ELEMENTS = {
     **dict.fromkeys(("float", "float1", "float2", "float3", "float4"), torch.float32),
@@ -95,10 +95,10 @@ def base_name(expression: str) -> str:
 def find_declaration(source: pathlib.Path, expression: str) -> DeclaredKernel | None:
     """Return the declaration of the kernel with this name expression, or None if the file does not show it."""
     try:
-        text = source.read_text(errors="replace")
+        found = _kernels_of_file(source)
     except OSError:
         return None
-    return next((kernel for kernel in kernels(text) if kernel.name == base_name(expression)), None)
+    return next((kernel for kernel in found if kernel.name == base_name(expression)), None)
 
 
 def kernel_of(source: pathlib.Path, expression: str) -> DeclaredKernel:
@@ -112,17 +112,53 @@ def kernel_of(source: pathlib.Path, expression: str) -> DeclaredKernel:
         raise FileNotFoundError(f"there is no file {source}")
     declaration = find_declaration(source, expression)
     if declaration is None:
-        names = ", ".join(kernel.name for kernel in kernels(source.read_text(errors="replace")))
+        names = ", ".join(kernel.name for kernel in _kernels_of_file(source))
         has = f"its kernels are {names}" if names else "it has no __global__ function"
+        if not shutil.which(host_compiler()):
+            has += f"; to find those that macros define, install {host_compiler()}"
         raise NoSuchKernel(f"{source.name} has no __global__ function {base_name(expression)}: {has}")
     return declaration
 
 
+def own_include_directories(source: pathlib.Path) -> list[pathlib.Path]:
+    """Return the search path of a `.cu` file's own headers: its folder, the folder above, and this library's impls/."""
+    package = pathlib.Path(__file__).resolve().parents[2]
+    # In a clone impls/ lies beside the package, in a wheel inside it.
+    implementations = [folder for folder in (package / "impls", package.parent / "impls") if folder.is_dir()][:1]
+    return [source.parent, source.parent.parent, *implementations]
+
+
+def source_closure(source: pathlib.Path) -> dict[str, str]:
+    """Map the path of a `.cu` file, and of every header that it includes in quotes, however deep, to its text."""
+    texts: dict[str, str] = {}
+    pending = [source]
+    while pending:
+        path = pending.pop()
+        if str(path) in texts:
+            continue
+        texts[str(path)] = text = path.read_text(errors="replace")
+        for name in re.findall(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', text, re.MULTILINE):
+            candidates = (d / name for d in (path.parent, *own_include_directories(source)))
+            pending += [c.resolve() for c in candidates if c.is_file()][:1]
+    return texts
+
+
+def _kernels_of_file(source: pathlib.Path) -> tuple[DeclaredKernel, ...]:
+    text, *headers = source_closure(source).values()
+    return kernels(text, *headers)
+
+
 @functools.lru_cache(maxsize=64)
-def kernels(text: str) -> tuple[DeclaredKernel, ...]:
-    """Return the `__global__` functions of a `.cu` file's text, in order; only the first of those with one name."""
-    code = _expand(strip_comments(text))
+def kernels(text: str, *headers: str) -> tuple[DeclaredKernel, ...]:
+    """Return the `__global__` functions of a `.cu` file's text, in order; only the first of those with one name.
+
+    Args:
+        text: of the file.
+        headers: texts of its own headers, which may define the macros that define its kernels.
+    """
+    code = strip_comments(text)
     aliases = _aliases(code)
+    code = _expand(code, strip_comments("\n".join(headers)))
     by_name: dict[str, DeclaredKernel] = {}
     for match in re.finditer(r"\b__global__\b", code):
         if kernel := _kernel(code, match.start(), match.end(), aliases):
@@ -136,58 +172,34 @@ def strip_comments(text: str) -> str:
     return re.sub(pattern, lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Macro:
-    """A macro of a file; `parameters` is None if it takes none."""
-
-    name: str
-    parameters: tuple[str, ...] | None
-    body: str
-
-    def expand(self, arguments: str) -> str:
-        """Return the text that replaces a use of the macro with these arguments."""
-        names, texts = self.parameters or (), split(arguments)
-        values = dict(zip(names, texts))
-        if names[-1:] == ("...",):
-            values["__VA_ARGS__"] = ", ".join(texts[len(names) - 1 :])
-        text = re.sub(r"\b[A-Za-z_]\w*\b", lambda word: values.get(word[0], word[0]), self.body)
-        return re.sub(r"\s*##\s*", "", text)
-
-
-def device_macros(code: str) -> dict[str, Macro]:
-    """Return the macros that stand for `__global__` or `__device__`, for others of them or for whole functions."""
-    macros = {
-        match["name"]: Macro(match["name"], _names(match["parameters"]), match["body"].replace("\\\n", " "))
-        for match in _DEFINE.finditer(code)
-        if match["name"] not in ("__global__", "__device__")
-    }
+def device_macros(code: str) -> dict[str, str]:
+    """Return the bodies of macros that stand for `__global__` or `__device__`, others of them or whole functions."""
+    bodies = {name: body for name, body in _DEFINE.findall(code) if name not in ("__global__", "__device__")}
     marked, count = {"__global__", "__device__"}, 0
     while len(marked) > count:
         count = len(marked)
-        marked |= {name for name, macro in macros.items() if marked & {*re.findall(r"\w+", macro.body)}}
-    return {name: macro for name, macro in macros.items() if name in marked}
+        marked |= {name for name, body in bodies.items() if marked & {*re.findall(r"\w+", body)}}
+    return {name: body for name, body in bodies.items() if name in marked}
 
 
-def _names(parameters: str | None) -> tuple[str, ...] | None:
-    return None if parameters is None else tuple(split(parameters[1:-1]))
+def _expand(code: str, headers: str) -> str:
+    """Return the code with the `device_macros` replaced by what they stand for, if g++ is installed.
 
-
-def _expand(code: str) -> str:
-    """Return the code with its `device_macros` replaced by what they stand for."""
-    macros = device_macros(code)
-    if not macros:
+    Conditions are ignored: which of their branches is compiled depends on options.
+    """
+    compiler = shutil.which(host_compiler())
+    defined, text = f"{headers}\n{code}", DIRECTIVE.sub("", code)
+    macros = device_macros(defined)
+    if not compiler or macros.keys().isdisjoint(re.findall(r"\w+", text)):
         return code
-    code = _DEFINE.sub(lambda match: "" if match["name"] in macros else match[0], code)
-    use = re.compile(rf"\b(?P<name>{'|'.join(macros)})\b(?P<opens>\s*\()?")
-    start = replaced = 0
-    while (match := use.search(code, start)) and replaced < MOST_USES:
-        macro, arguments, end = macros[match["name"]], "", match.end("name")
-        if macro.parameters is not None and match["opens"]:
-            end = closing(code, match.end() - 1) + 1
-            arguments = code[match.end() : end - 1]
-        code = code[: match.start()] + macro.expand(arguments) + code[end:]
-        start, replaced = match.start(), replaced + 1
-    return code
+    definitions = "".join(f"{match[0]}\n" for match in _DEFINE.finditer(defined) if match[1] in macros)
+    command = (compiler, "-E", "-P", "-w", "-x", "c++", "-")
+    return subprocess.run(command, input=definitions + text, capture_output=True, text=True).stdout
+
+
+def host_compiler() -> str:
+    """Return the host's C++ compiler: $CXX, or g++."""
+    return os.environ.get("CXX") or "g++"
 
 
 def closing(code: str, start: int) -> int:

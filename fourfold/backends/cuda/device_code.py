@@ -11,11 +11,10 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from fourfold.backends.cuda.declarations import Macro, closing, device_macros, strip_comments
+from fourfold.backends.cuda.declarations import DIRECTIVE, closing, device_macros, strip_comments
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
 _TORCH_HEADER = re.compile(r"(?:torch|ATen|c10|pybind11)/|Python\.h$")
-_DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", re.MULTILINE)
 
 _CONSTANTS = re.compile(r"\bM_(?:PI|E|SQRT2|SQRT1_2|2_SQRTPI|LOG2E|LN2)\b")
 
@@ -87,7 +86,7 @@ def nvrtc_source(source: str, texts: Mapping[str, str]) -> tuple[str, dict[str, 
         source: the file's path.
         texts: the text of the file and of its own headers, by path.
     """
-    text = device_code(texts[source])
+    text = device_code(texts[source], *texts.values())
     names = [name for part in texts.values() for name in include_names(part) if name in _HEADERS]
     if _CONSTANTS.search(text) and "math.h" not in names:
         # nvcc includes <math.h> in every file.
@@ -106,31 +105,35 @@ def own_headers(source: str, texts: Mapping[str, str]) -> dict[str, str]:
     Returns:
         All headers in the folder, or nothing if no header has such functions.
     """
-    if all(device_code(text) == text for path, text in texts.items() if path != source):
+    device = {path: device_code(text, *texts.values()) for path, text in texts.items() if path != source}
+    if all(text == texts[path] for path, text in device.items()):
         return {}
     folder = os.path.dirname(source)
-    inside = {path: text for path, text in texts.items() if path != source and path.startswith(f"{folder}/")}
-    return {os.path.relpath(path, folder): f'#line 1 "{path}"\n{device_code(text)}' for path, text in inside.items()}
+    inside = {path: text for path, text in device.items() if path.startswith(f"{folder}/")}
+    return {os.path.relpath(path, folder): f'#line 1 "{path}"\n{text}' for path, text in inside.items()}
 
 
 @functools.lru_cache(maxsize=64)
-def device_code(text: str) -> str:
+def device_code(text: str, *texts: str) -> str:
     """Return a `.cu` file's text without the functions of the host; the lines keep their numbers.
 
     A function that is neither `__global__` nor `__device__` nor constexpr, nor marked by a macro, is removed: no kernel
     can call it.
+
+    Args:
+        text: of the file or of one of its own headers.
+        texts: of all of them; each may define macros of another.
     """
-    code = strip_comments(text)
-    macros = device_macros(code)
-    code = _DIRECTIVE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), code)
+    code, macros = strip_comments(text), device_macros(strip_comments("\n".join((text, *texts))))
+    code = DIRECTIVE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), code)
     for start, end in _host_functions(code, macros):
         text = text[:start] + re.sub(r"[^\n]", " ", text[start:end]) + text[end:]
     return text
 
 
-def _host_functions(code: str, macros: Mapping[str, Macro]) -> Iterator[tuple[int, int]]:
+def _host_functions(code: str, macros: Mapping[str, str]) -> Iterator[tuple[int, int]]:
     """Yield the start and end of each function that no kernel can call, outside of classes."""
-    functions = "|".join(name for name, macro in macros.items() if "{" in macro.body)
+    functions = "|".join(name for name, body in macros.items() if "{" in body)
     use_of_function = re.compile(rf"(?:{functions})\s*\(" if functions else r"(?!)")
     device_qualifier = re.compile(rf"\b(?:{'|'.join(('__global__', '__device__', 'constexpr', *macros))})\b")
     at = 0

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fourfold.backends.cuda.compile import source_closure
+from fourfold.backends.cuda.declarations import source_closure
 from fourfold.backends.cuda.emulator import launcher
 from fourfold.backends.cuda.emulator.reached import Line
 from fourfold.backends.cuda.functions import DTYPES

@@ -6,7 +6,6 @@ import itertools
 import os
 import shutil
 import tempfile
-import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +68,7 @@ def fork_first_process() -> FirstProcess:
     connection, peer = Connection.pair()
     with peer:
         started = first.ask(protocol.ForkFirst(), protocol.CandidateStarted, [peer.fileno()])
-    child = Child(started.process, session=True, output=None, clock=time.monotonic)
+    child = Child(started.process, session=True, output=None)
     return FirstProcess(connection, child, first.variables)
 
 

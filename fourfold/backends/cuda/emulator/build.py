@@ -25,10 +25,9 @@ from fourfold.backends.cuda.compile import (
     directory_lock,
     find_entry,
     load_or_compile,
-    own_include_directories,
-    source_closure,
     write_entry,
 )
+from fourfold.backends.cuda.declarations import host_compiler, own_include_directories, source_closure
 from fourfold.backends.cuda.device_code import device_code, own_headers
 from fourfold.backends.cuda.emulator import ptx
 from fourfold.backends.launch import MAX_SHARED_BYTES
@@ -108,7 +107,7 @@ class Built:
 @functools.cache
 def unavailable_reason() -> str | None:
     """Return the reason why this machine cannot run CUDA C++ on its CPU, or None if it can."""
-    compiler = _compiler()
+    compiler = host_compiler()
     for tool in (compiler, "readelf", "objcopy", "addr2line", "c++filt"):
         if shutil.which(tool) is None:
             return f"CUDA C++ on the CPU needs {tool}, which is not installed"
@@ -194,19 +193,15 @@ def source_line(built: Built, pcs: Sequence[int]) -> tuple[str, int] | None:
     return ptx_position
 
 
-def _compiler() -> str:
-    return os.environ.get("CXX") or "g++"
-
-
 @functools.cache
 def _compiler_version() -> str:
-    return _run(_compiler(), "-dumpfullversion").strip()
+    return _run(host_compiler(), "-dumpfullversion").strip()
 
 
 def _command(source: pathlib.Path | None = None) -> list[str]:
     own_folders = own_include_directories(source) if source else []
     directories = [HERE, HERE / "include", *own_folders, *cuda_include_directories()]
-    return [_compiler(), *_COMMON, *(f"-I{d}" for d in directories)]
+    return [host_compiler(), *_COMMON, *(f"-I{d}" for d in directories)]
 
 
 @functools.cache
@@ -254,7 +249,7 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
             _run(*command, *options, "-S", str(compiled), "-o", str(assembly), refused=CompilationError)
             if options is not _FAST:
                 assembly.write_text(_insert_redzones(assembly.read_text()))
-            _run(_compiler(), "-c", str(assembly), "-o", str(unit), refused=CompilationError)
+            _run(host_compiler(), "-c", str(assembly), "-o", str(unit), refused=CompilationError)
         except CompilationError as error:
             raise CompilationError(unknown + _compiler_message(source, str(error), code)) from None
         if options is not _FAST:
@@ -270,7 +265,7 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
             '.section .note.GNU-stack,"",@progbits\n'
         )
         objects = [str(unit), str(storage), *_runtime_objects(runtime)]
-        _run(_compiler(), "-shared", *objects, "-o", str(library))
+        _run(host_compiler(), "-shared", *objects, "-o", str(library))
         symbols = _thread_local_symbols(library)
         anchor = next(offset for mangled, _, offset, _ in symbols if mangled.endswith("6anchorE"))
         # The dynamic arrays share their memory, so keep the first of them only.
@@ -334,7 +329,8 @@ def _insert_redzones(assembly: str) -> str:
 def _unit(source: pathlib.Path) -> str:
     """Return the compiled unit: the file, or the device code of the file and its headers."""
     texts = source_closure(source)
-    text, device = texts[str(source)], device_code(texts[str(source)])
+    text = texts[str(source)]
+    device = device_code(text, *texts.values())
     as_it_is = device == text and not own_headers(str(source), texts)
     code = f'#include "{source}"' if as_it_is else f'#line 1 "{source}"\n{device}\n#line 1 "kernels"'
     return f'#include "device.h"\n{code}'
