@@ -65,7 +65,7 @@ def _scan(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: torch.Tensor
         while along > 32 and vocab * cdiv(across, along) < most:
             along //= 2
     grid = cdiv(vocab, max(rows * SCAN_BLOCK // along, 1)), cdiv(across, along)
-    if grid[0] * grid[1] * ids.nbytes > SCAN_BYTES[device.type] or len(ids) >= 1 << 30:
+    if grid[0] * grid[1] * ids.nbytes > SCAN_BYTES[device.type]:
         return False
     SCAN[rows][grad_table.dtype, vectors].launch(
         grid,

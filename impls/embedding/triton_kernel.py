@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fourfold.backends.launch import cdiv, multiprocessors, next_power_of_2
+from fourfold.backends.launch import cdiv, next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 
 from .operators import register
@@ -13,10 +13,10 @@ TILE, MOST_COLS = 4096, 1024
 TERMS, MOST_SUMMED = 8, 128  # of a row of the table at a time: cotangents, and their columns
 
 
-# Of the scan: ids of a program at a time, and the fewest and most columns.
-SCANNED_IDS, SCANNED_COLS = 1024, (128, 1024)
-# The most bytes of ids that all programs read before it is faster to sort them. On the CPU some cases are sorted, too.
-SCAN_BYTES = {"cuda": 1 << 29, "cpu": 1 << 17}
+SCANNED_IDS = 1024  # ids of a program at a time, where it searches them
+# The most ids of a row, and bytes of ids that all programs read, before it is faster to sort. On the CPU some cases are
+# sorted, too.
+SEARCHED_IDS, SCAN_BYTES = 32, {"cuda": 1 << 29, "cpu": 1 << 17}
 
 
 @triton.jit(do_not_specialize=["num_ids", "vocab"])
@@ -153,19 +153,16 @@ def _launch_backward(
 
 
 def _scan(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: torch.Tensor, padding_idx: int) -> bool:
-    vocab, dim = grad_table.shape
-    least, block_cols = SCANNED_COLS
-    block_cols = min(next_power_of_2(dim), block_cols)
-    while block_cols > least and vocab * cdiv(dim, block_cols) < 2 * multiprocessors(grad_table.device):
-        block_cols //= 2
+    (vocab, dim), num_ids = grad_table.shape, len(ids)
+    block_cols = min(next_power_of_2(dim), MOST_COLS)
     grid = vocab, cdiv(dim, block_cols)
-    if vocab * grid[1] * ids.nbytes > SCAN_BYTES[ids.device.type] or len(ids) >= 1 << 30:
+    if num_ids > SEARCHED_IDS * vocab or vocab * grid[1] * ids.nbytes > SCAN_BYTES[ids.device.type]:
         return False
     triton_launch.launch(
         embedding_backward_scan_kernel,
         grid,
         (grad_output, ids, grad_table),
-        (len(ids), dim, padding_idx),
+        (num_ids, dim, padding_idx),
         COMPUTE=triton_launch.COMPUTE[grad_table.dtype],
         BLOCK_IDS=SCANNED_IDS,
         BLOCK_TERMS=TERMS,

@@ -13,6 +13,7 @@ from .planted import UNWRITTEN, Fault, named
 # fmt: off
 GITHUB, PYTORCH = "https://github.com", "https://github.com/pytorch/pytorch"
 ONE, OFTEN = lookup(1, 3, 1), {"examples": named(properties, "one_row_thousands_of_times")}
+SOME = {"examples": named(properties, "each_row_some_times")}
 # More ids than are searched for each row: they are sorted.
 SORTED = {"examples": named(properties, "few_rows_thousands_of_times")}
 APART, PADDED = {"examples": far_apart(lookup(9, 5, 4))}, {"examples": named(properties, "padding_past_768_ids")}
@@ -61,9 +62,9 @@ def _triton_faults() -> tuple[Fault, ...]:
         of.gradient("an_id_dropped", f"{AMONG} terms < ends[:, None] - (ends - begins > 768).to(tl.int64)[:, None]",
                     source=f"{PYTORCH}/pull/27731", **SORTED, right_on=ONE),
         of.gradient("padding_ignored_by_the_search", "end = tl.where(row == padding_idx, 0, num_ids) => end = num_ids",
-                    **PADDED, right_on=ONE),
+                    **SOME, right_on=ONE),
         of.gradient("one_tile_of_hits", "for first in range(0, count, BLOCK_TERMS): => for first in range(0, 1):",
-                    **OFTEN, right_on=ONE),
+                    **SOME, right_on=ONE),
         of.gradient("row_0_is_padding", "padding = -1 if padding_idx is None => padding = 0 if padding_idx is None"),
     )
 
