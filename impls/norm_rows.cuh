@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(512) norm_forward_kernel(
     };
 
     C mean = 0, squares = 0;
-    long long last = 0;
+    long long last;
     for (long long start = 0; start == 0 || start < cols; start += piece) {
         last = start;
         load(start, true);
@@ -511,7 +511,7 @@ norm_backward_kernel(
             else if constexpr (ADDED && WAY == SHIFTED)
                 load_shifted(other, added + row * cols, cols, [&](int) { return number(k); }, 0.0f);
             else if constexpr (ADDED) other[0] = Vector<T, WIDTH>::load(added + row * cols + first + k * step);
-            C to_add[WIDTH];
+            [[maybe_unused]] C to_add[WIDTH];
             if constexpr (ADDED) other[0].unpack(to_add);
             Vector<T, WIDTH> grad;
 #pragma unroll
@@ -647,13 +647,13 @@ __global__ void __launch_bounds__(512) norm_backward_staged_kernel(
                 if (i >= count) continue;
                 C normals[WIDTH], grads[WIDTH], of_normals[WIDTH];
                 load(k, i, normals, grads, of_normals);
-                [[maybe_unused]] C others[WIDTH];
-                if constexpr (ADDED) vector_at<T>(staged.of(staged.present, 2) + i).unpack(others);
+                [[maybe_unused]] C to_add[WIDTH];
+                if constexpr (ADDED) vector_at<T>(staged.of(staged.present, 2) + i).unpack(to_add);
                 Vector<T, WIDTH> grad;
 #pragma unroll
                 for (int j = 0; j < WIDTH; j++) {
                     C of_x = gradient<MEAN>(of_normals[j], normals[j], means, rstd);
-                    if constexpr (ADDED) of_x += others[j];
+                    if constexpr (ADDED) of_x += to_add[j];
                     grad.at[j] = T(of_x);
                 }
                 grad.store_streaming(grad_x + row * cols + (long long)(first + i) * WIDTH);

@@ -142,8 +142,8 @@ def backward_plan(x: torch.Tensor, num_rows: int, layout: Layout, mean: bool) ->
         if cols > most * vectors * width:
             continue
         threads, together = threads_of_row(cols, vectors * width, TOGETHER_BACKWARD, most)
-        if num_rows < together * multiprocessors(device):
-            threads, together = max(threads, WARP), 1  # else few multiprocessors would have rows
+        if together > 1 and 2 * cdiv(num_rows, together) < multiprocessors(device):
+            threads, together = WARP, 1  # else most multiprocessors would have no row
         blocks, shared_bytes = max(resident // (threads * together), 1), 0
         if way == "SHARED":  # two sums of each column, in the compute dtype
             shared_bytes = 2 * vectors * width * threads * max(itemsize, 4)

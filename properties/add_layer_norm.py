@@ -88,9 +88,13 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "sums_are_not_finite": pair(sums_not_finite, rows),
     "many_rows": rows(300, cols=16),
     "longer_than_registers": rows(1, cols=8200),
+    # Rows that begin between two multiples of 16 bytes, and are longer than those that are read in single columns; and
+    # longer than the vectors that a block holds at once.
+    "odd_rows_of_shifted_vectors": rows(20, cols=1027),
+    "odd_rows_longer_than_registers": rows(1, cols=16501),
 }
 # Of the sum alone, and of both cotangents at once: other sizes and numbers are those of y.
-OF_H = ("no_rows", "no_cols", "without_leading_axes", "all_transposed", *list(examples)[:4])
+OF_H = ("no_rows", "no_cols", "without_leading_axes", "all_transposed", *list(examples)[:4], *list(examples)[-2:])
 OF_BOTH = ("no_rows", "no_cols", "without_leading_axes", "all_sliced_columns", "all_misaligned", *list(examples)[2:])
 
 

@@ -59,7 +59,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of("x_added_to_itself", "norm_rows.cuh: T(numbers[j] + others[j]) => T(numbers[j] + numbers[j])", **H,
            source=f"{GITHUB}/NVIDIA/FasterTransformer/pull/466"),
         of("first_warp_alone", FIRST_WARP, **Y, **SHORT),
-        of.gradient("gradient_added_to_itself", "norm_rows.cuh: of_x += others[j]; =>2 of_x += of_x;", **OF_BOTH),
+        of.gradient("gradient_added_to_itself", "norm_rows.cuh: of_x += to_add[j]; =>2 of_x += of_x;", **OF_BOTH),
         of.gradient("mean_subtracted_twice", "norm_rows.cuh: of_normal -= means.first; =>"
                     " of_normal -= C(2) * means.first;", **Y,
                     source=f"{GITHUB}/tenstorrent/tt-metal/pull/53215"),
