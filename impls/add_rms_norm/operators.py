@@ -1,4 +1,4 @@
-"""The operators of add_rms_norm, which Triton and CUDA C++ share except for the launches; and of norms like it."""
+"""The operators of add_rms_norm, which Triton and CUDA C++ share except for the launches; gradients of like norms."""
 
 from collections.abc import Callable
 from typing import Any
