@@ -16,6 +16,11 @@ _FOLDED: dict[type, Callable[[int, int], int]] = {
 }
 
 
+def name_of(node: ast.AST) -> str:
+    """Return a name, or the last part of a dotted one; "" for any other expression."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
 class Module:
     """A Python file: its definitions, and its imports from files beside it.
 

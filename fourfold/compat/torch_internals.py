@@ -132,14 +132,10 @@ def replace_in_compiled_code(guard: Any) -> None:
     Args:
         guard: takes the device's number, and is a context manager.
     """
-
-    def empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
-
     torch.cuda._DeviceGuard = guard
     torch.cuda._exchange_device = torch.cuda._maybe_exchange_device = lambda device: 0
     torch._C._cuda_getCurrentRawStream = lambda device: 0
-    torch._C._dynamo.guards._empty_strided_cuda = empty_strided
+    torch._C._dynamo.guards._empty_strided_cuda = _empty_on_current_gpu
 
 
 @uses("torch.utils._device._device_constructors")

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Collection, Iterator
 
+from fourfold.backends.python_source import name_of
 from fourfold.grading.candidates import CUDA, KERNELBENCH, Submission
 
 # Modules that hold references or judge results, wherever they are imported from.
@@ -54,11 +55,5 @@ def _imported_modules(node: ast.AST) -> Iterator[str]:
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and not node.level:
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
-    elif isinstance(node, ast.Call) and _name(node.func) in ("import_module", "__import__"):
+    elif isinstance(node, ast.Call) and name_of(node.func) in ("import_module", "__import__"):
         yield from (a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str))
-
-
-def _name(function: ast.expr) -> str:
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""

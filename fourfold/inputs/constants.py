@@ -18,7 +18,7 @@ from typing import Any
 
 from fourfold.backends.cuda.declarations import SUFFIXES, strip_comments
 from fourfold.backends.launch import MAX_GRID
-from fourfold.backends.python_source import Module, SizeComparison
+from fourfold.backends.python_source import Module, SizeComparison, name_of
 
 # The range of the constants that become sizes. Generated cases have the smaller sizes anyway, and larger ones get none.
 LEAST, MOST = 6, 150_000
@@ -141,16 +141,16 @@ class _Source:
                 self._add(value, module.file, node.lineno)
             if isinstance(node, ast.Compare):
                 self._read_comparison([node.left, *node.comparators], module)
-            elif isinstance(node, ast.Call) and _name_of(node.func) in _LIMITS:
+            elif isinstance(node, ast.Call) and name_of(node.func) in _LIMITS:
                 self._read_comparison(node.args, module)
-            elif isinstance(node, ast.Call) and _name_of(node.func) in _OF_GRID:
+            elif isinstance(node, ast.Call) and name_of(node.func) in _OF_GRID:
                 axes = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "axis")]
                 if axes and (axis := module.fold(axes[0])) in (1, 2):
                     self._add(MAX_GRID[axis], module.file, node.lineno)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 self._read_text(node.value, module, node.lineno)
             elif isinstance(node, ast.Name | ast.Attribute):
-                self._read_name(_name_of(node), module, node)
+                self._read_name(name_of(node), module, node)
 
     def _read_name(self, name: str, module: "Module", node: ast.expr) -> None:
         if name in _TYPES:
@@ -250,7 +250,3 @@ def _walk_code(top: ast.AST) -> Iterator[ast.AST]:
             documentation = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
             if not documentation and not (isinstance(child, ast.keyword) and child.arg in _NO_SIZES):
                 pending.append(child)
-
-
-def _name_of(node: ast.expr) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""

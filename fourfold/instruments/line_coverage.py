@@ -21,7 +21,7 @@ from fourfold.backends.cuda.declarations import SUFFIXES
 from fourfold.backends.cuda.emulator import launcher
 from fourfold.backends.cuda.emulator.reached import Line
 from fourfold.backends.observers import PARTS, conditional_parts, part_of_line, parts_of_code
-from fourfold.backends.python_source import Module
+from fourfold.backends.python_source import Module, name_of
 from fourfold.instruments import cuda_line_coverage
 from fourfold.instruments.line_recorder import recorder, sees_all_threads
 
@@ -104,7 +104,7 @@ def _import_time_calls(top: ast.AST) -> Iterator[str]:
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
                 pending.append(node)
                 if isinstance(node, ast.Call):
-                    yield _name_of(node.func)
+                    yield name_of(node.func)
 
 
 class StatementMap:
@@ -152,11 +152,11 @@ class StatementMap:
     def _follow(self, module: Module, nodes: Iterable[ast.AST], leaving: Collection[str] = ()) -> None:
         """Add the functions named in nodes, except those in `leaving`."""
         for node in itertools.chain.from_iterable(map(ast.walk, nodes)):
-            if isinstance(node, ast.Call) and _name_of(node.func) in _COMBINE:
-                self._combine.update(map(_name_of, [*node.args, *(keyword.value for keyword in node.keywords)]))
+            if isinstance(node, ast.Call) and name_of(node.func) in _COMBINE:
+                self._combine.update(map(name_of, [*node.args, *(keyword.value for keyword in node.keywords)]))
             if not isinstance(node, ast.Name | ast.Attribute):
                 continue
-            name = _name_of(node)
+            name = name_of(node)
             if name in leaving:
                 continue
             for definition in module.defined.get(name, ()):
@@ -456,10 +456,6 @@ def _compiles(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr in ("compile", "script") and "torch" in ast.unparse(node.value)
 
 
-def _name_of(node: ast.AST) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-
-
 def _begin(statement: ast.stmt) -> int:
     return min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
 
@@ -538,8 +534,8 @@ def error_lines(file: str) -> frozenset[int]:
     raising = [block for block in blocks if isinstance(block, list) and block and isinstance(block[-1], ast.Raise)]
     bodies = {id(node.body) for node in nodes_of_file if isinstance(node, ast.FunctionDef) and _has_branches(node)}
     nodes = [node for block in raising for node in (block[-1:] if id(block) in bodies else block)]
-    uses = Counter(map(_name_of, nodes_of_file))
-    uses.subtract(_name_of(node) for node in {id(n): n for top in nodes for n in ast.walk(top)}.values())
+    uses = Counter(map(name_of, nodes_of_file))
+    uses.subtract(name_of(node) for node in {id(n): n for top in nodes for n in ast.walk(top)}.values())
     nodes += [node for node in nodes_of_file if isinstance(node, ast.FunctionDef) and uses.get(node.name) == 0]
     return frozenset(line for node in nodes for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fourfold.backends.python_source import SizeComparison
+from fourfold.backends.python_source import SizeComparison, name_of
 
 _BINARY: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -186,7 +186,7 @@ class _Evaluated:
         return attribute
 
     def _call(self, function: ast.expr, arguments: list[ast.expr]) -> Any:
-        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        name = name_of(function)
         if isinstance(function, ast.Attribute) and name in _METHODS | {"get"}:
             owner = self.value(function.value)
             if type(owner) is dict if name == "get" else isinstance(owner, torch.Tensor):

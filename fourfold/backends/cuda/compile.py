@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import fcntl
 import functools
@@ -164,6 +165,27 @@ def load_or_compile(
         compiled = find(name)
         assert compiled is not None
         return compiled
+
+
+def demangle(name: str) -> str | None:
+    """Return the C++ name of a symbol, or None for a plain one."""
+    if not name.startswith("_Z"):
+        return None
+    try:
+        function = ctypes.CDLL("libstdc++.so.6")["__cxa_demangle"]
+    except (OSError, AttributeError):
+        return None
+    function.restype = ctypes.c_void_p
+    status = ctypes.c_int()
+    text = function(name.encode(), None, None, ctypes.byref(status))
+    if status.value or not text:
+        return None
+    try:
+        return ctypes.string_at(text).decode()
+    finally:
+        free = ctypes.CDLL(None).free
+        free.argtypes = [ctypes.c_void_p]
+        free(text)
 
 
 def digest(*parts: object) -> str:

@@ -7,7 +7,6 @@ forward.launch(blocks, 256, boxes1, boxes2, out, num_boxes, eps)
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import operator
 import pathlib
@@ -20,7 +19,7 @@ import torch
 
 from fourfold.backends import known_calls, launch_records
 from fourfold.backends.cuda import declarations
-from fourfold.backends.cuda.compile import CudaError, compile_kernels
+from fourfold.backends.cuda.compile import CudaError, compile_kernels, demangle
 from fourfold.backends.cuda.emulator.launcher import CpuKernel, mode
 from fourfold.backends.cuda.parameters import Argument, KernelParameter, LoadedKernel
 from fourfold.backends.launch import check_block, check_grid, check_shared_bytes
@@ -477,7 +476,7 @@ def _parameters(
 
 
 def _parameter_types(lowered_name: str) -> list[str] | None:
-    demangled = _demangle(lowered_name)
+    demangled = demangle(lowered_name)
     if demangled is None or not demangled.endswith(")"):
         return None
     types, depth, end = [], 0, len(demangled) - 1
@@ -490,21 +489,3 @@ def _parameter_types(lowered_name: str) -> list[str] | None:
         if depth == 0:
             break
     return [type_ for type_ in reversed(types) if type_]
-
-
-def _demangle(name: str) -> str | None:
-    try:
-        demangle = ctypes.CDLL("libstdc++.so.6")["__cxa_demangle"]
-    except (OSError, AttributeError):
-        return None
-    demangle.restype = ctypes.c_void_p
-    status = ctypes.c_int()
-    text = demangle(name.encode(), None, None, ctypes.byref(status))
-    if status.value or not text:
-        return None
-    try:
-        return ctypes.string_at(text).decode()
-    finally:
-        free = ctypes.CDLL(None).free
-        free.argtypes = [ctypes.c_void_p]
-        free(text)

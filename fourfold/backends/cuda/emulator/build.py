@@ -21,6 +21,7 @@ from fourfold.backends.cuda.compile import (
     check_headers,
     checksum,
     cuda_include_directories,
+    demangle,
     digest,
     directory_lock,
     find_entry,
@@ -108,7 +109,7 @@ class Built:
 def unavailable_reason() -> str | None:
     """Return the reason why this machine cannot run CUDA C++ on its CPU, or None if it can."""
     compiler = host_compiler()
-    for tool in (compiler, "readelf", "objcopy", "addr2line", "c++filt"):
+    for tool in (compiler, "readelf", "objcopy", "addr2line"):
         if shutil.which(tool) is None:
             return f"CUDA C++ on the CPU needs {tool}, which is not installed"
     if "Free Software Foundation" not in subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout:
@@ -271,8 +272,7 @@ def _compile(source: pathlib.Path, names: list[str], options: list[str], directo
         # The dynamic arrays share their memory, so keep the first of them only.
         excluded = (*dynamic[1:], "__tls_guard")
         arrays = _distinct(s for s in symbols if s[0] not in excluded and "8fourfold" not in s[0])
-        # Without arguments, c++filt would read names from its standard input.
-        demangled = _run("c++filt", *(symbol[0] for symbol in arrays)).splitlines() if arrays else []
+        demangled = [demangle(symbol[0]) or symbol[0] for symbol in arrays]
         # Reduce kernel(float*)::tile to tile, and the compiler's "guard variable for ..." to an empty name.
         names_in_source = ["" if d.startswith("guard variable") else d.rpartition("::")[2] for d in demangled]
         shared = [
