@@ -36,7 +36,9 @@ def _backward(
     added: torch.Tensor | None,
 ) -> None:
     needs = Needs(grad_sum is not None, grad_weight is not None, grad_bias is not None)
-    backward_of_norm(grad_sum, grad_weight, grad_bias, needs, grad_y, h, weight, mean, rstd)
+    given = zip((grad_sum, grad_weight, grad_bias), (h, weight, weight))
+    of_x, of_weight, of_bias = (torch.empty_like(like) if gradient is None else gradient for gradient, like in given)
+    backward_of_norm(of_x, of_weight, of_bias, needs, grad_y, h, weight, mean, rstd)
     if grad_sum is not None and added is not None:
         grad_sum.copy_(vector_add(grad_sum, added))
 
