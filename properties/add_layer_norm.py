@@ -88,6 +88,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "sums_are_not_finite": pair(sums_not_finite, rows),
     "many_rows": rows(300, cols=16),
     "longer_than_registers": rows(1, cols=8200),
+    "rows_in_stages": rows(11, cols=2056),
     # Rows that begin between two multiples of 16 bytes, and are longer than those that are read in single columns; and
     # longer than the vectors that a block holds at once.
     "odd_rows_of_shifted_vectors": rows(20, cols=1027),
