@@ -28,6 +28,7 @@ ADD_LAYER_NORM = SIGNATURE.operator(
     saves=("h", "weight", "mean", "rstd"),
     gradients={"x residual": "h", "weight": "weight", "bias": "weight"},
     cotangents=("y", "h"),
+    repeats=True,
 )
 
 
