@@ -14,7 +14,7 @@ from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 
 from .edits import Edits
-from .planted import OUTPUT, Fault, named
+from .planted import GRADIENT, OUTPUT, Fault, named
 
 RACE, DEADLOCK, UNWRITTEN = cuda_on_cpu.Race, cuda_on_cpu.Deadlock, cuda_on_cpu.UninitialisedShared
 NOT_LANDED = r"wgmma reads shared address \d+ before the copy to it has landed in line \d+: no wait on its mbarrier"
@@ -32,6 +32,7 @@ CHOSEN = {
     ),
     "attention": (
         "hopper_configuration(256, 64, 2)) => hopper_configuration(64, 64, 2))",
+        "backward_configuration(128, (128, 2), (64, 3))) => backward_configuration(64, (64, 2), (64, 2)))",
         "return tuner.choose(device, None, fits, default, run, worthwhile=False) =>"
         " return next(filter(fits, tuner.configurations[-2:]))",
     ),
@@ -61,16 +62,29 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         **named(attention_properties, "nothing_finite_in_another_sequence"),
         "slopes": attention_properties.tokens(70, 90, heads=(2, 1), columns=16, slopes=(0.5, -0.25)),
     },
+    "attention backward": {
+        "many_of_both": attention_properties.tokens([150, 3], [330, 5], heads=(2, 1), columns=16, causal=True),
+        **named(attention_properties, "nothing_finite_in_another_sequence"),
+    },
 }
 
 
-def _faults(operation: str, *faults: tuple[Any, ...]) -> tuple[Fault, ...]:
-    """Return faults with a name, edits, the exception (None for a wrong result), and its message."""
-    of, about = Edits(operation, "cuda"), {"dtype": "float16", "only_on": "cpu", "examples": EXAMPLES[operation]}
+def _faults(operation: str, *faults: tuple[Any, ...], gradient: bool = False) -> tuple[Fault, ...]:
+    """Return faults, of a gradient or else of the output, with a name, edits, the exception (None for a wrong result),
+    and its message."""
+    of, examples = Edits(operation, "cuda"), EXAMPLES[f"{operation} backward" if gradient else operation]
+    place = r"\((?:cuda_kernel_hopper(?:_backward)?\.cu|boxes\.cuh):\d+\).*"
     return tuple(
-        of.stopped(name, error, *CHOSEN[operation], *edits, says=rf"\(cuda_kernel_hopper\.cu:\d+\).*{says}", **about)
-        if error
-        else of(name, *CHOSEN[operation], *edits, says=says, **about)
+        (of.gradient if gradient else of)(
+            name,
+            *CHOSEN[operation],
+            *edits,
+            says=f"{place}{says}" if error else says,
+            **({"raises": error} if error else {}),
+            dtype="float16",
+            only_on="cpu",
+            examples=examples,
+        )
         for name, *edits, error, says in faults
     )
 
@@ -146,5 +160,29 @@ OF_ATTENTION = _faults(
      r"writes shared address \d+, which thread \d+ has read, with no barrier between"),
     ("rows_of_the_next_tile_written", "if (row >= own_rows ||  => if (", cuda_on_cpu.OutOfBounds, "output"),
 )
+NUMBERS_ARRIVE = "                barrier_arrive(full + turn.stage * 8);\n"
+RELEASES_STAGE = "            if (lane == 0) barrier_arrive(empty + before * 8);\n"
+OF_ATTENTION_BACKWARD = _faults(
+    "attention",
+    ("none_hidden", "if (is_hidden(block)) =>2 if (false)", None, GRADIENT),
+    ("places_of_the_first_warpgroup", "diagonal + share * 64 + row_here - column => diagonal + row_here - column", None,
+     GRADIENT),
+    ("rows_of_the_next_sequence", "if (length < (last + 1) * STEP) { => if (false) {", None, GRADIENT),
+    ("zeros_without_a_barrier", "sync_threads<THREADS>(CLEANED); =>", RACE, NO_BARRIER.format("barrier")),
+    ("no_wait_for_own_tiles", "barrier_wait(own_full, 0); =>", RACE, NO_WAIT),
+    ("stage_released_early", f"{RELEASES_STAGE} =>", "            add_up(before, => "
+     f"{RELEASES_STAGE}            add_up(before,", RACE,
+     r"copies to shared address \d+, which thread \d+ has read, with no barrier between"),
+    ("numbers_not_awaited", f"{NUMBERS_ARRIVE} =>", "                to[0] = =>"
+     f"{NUMBERS_ARRIVE}                to[0] =", RACE,
+     r"read at byte \d+ of shared array raw, which thread \d+ of block 0 wrote in line \d+, with no barrier"),
+    ("products_read_early", "            wgmma_wait<0>();\n            wgmma_written(products); =>", None, GRADIENT),
+    ("terms_of_the_wrong_stage", "add_up(before, => add_up(turn.stage,", None, GRADIENT),
+    ("not_scaled", "scaled = one * float(scale) => scaled = one", None, GRADIENT),
+    ("last_head_not_added", "head < group; head++ => head < group - 1; head++", None, GRADIENT),
+    ("rows_past_the_end_written", "if (row < own_rows && => if (", RACE,
+     r"write at byte \d+ of .*, which thread \d+ of block \d+ wrote in line \d+"),
+    gradient=True,
+)
 # fmt: on
-FAULTS = (*OF_MATMUL, *OF_ATTENTION)
+FAULTS = (*OF_MATMUL, *OF_ATTENTION, *OF_ATTENTION_BACKWARD)
