@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import gc
 import importlib
 import math
 import pathlib
@@ -34,6 +35,7 @@ from fourfold.instruments import tampering
 from fourfold.instruments.redzones import POISONS, Arena
 from fourfold.numerics.bounded import OPEN, Bounded
 from fourfold.numerics.dtypes import DTYPES
+from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Failure
 from fourfold.operations.outputs import READS_BACK, alone, read_back
 from fourfold.operations.record import Operation
@@ -144,12 +146,24 @@ def test_planted_fault_is_rejected_by_its_check_and_right_elsewhere(
     with (
         all_calls(monkeypatch),
         Arena(POISONS[0]) if fault.poisoned else contextlib.nullcontext(),
+        restored_cases() if fault.raises is tampering.Tampered else contextlib.nullcontext(),
         pytest.raises(fault.raises, match=fault.says) as caught,
     ):
         fault.check(given, Search(examples=fault.search))
     print(notes(caught.value))
     if fault.right_on:
         is_right_on_a_case(fault, device)
+
+
+@contextlib.contextmanager
+def restored_cases() -> Iterator[None]:
+    """Restore the inputs of all live cases at the end, which later tests of this process may need."""
+    cases = [each for each in gc.get_objects() if type(each) is Case]
+    copies = [(x, x.copy()) for case in cases for x in case.inputs.values() if isinstance(x, np.ndarray)]
+    yield
+    for x, copy in copies:
+        if x.flags.writeable:
+            x[...] = copy
 
 
 @contextlib.contextmanager
