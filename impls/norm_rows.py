@@ -124,8 +124,8 @@ def forward_plan(cols: int, layout: Layout, itemsize: int, mean: bool) -> Plan:
     shifted = layout is Layout.SHIFTED and WARP * width <= cols < 2**31
     if layout is not Layout.WHOLE and not shifted:
         width = 1
-    # Few bytes per thread let more blocks share a multiprocessor. But with a mean, the many warps of long rows wait
-    # for one another, and shifted vectors, of which a row has whole warps, need fewer exchanges if a thread has many.
+    # A thread with few vectors lets more blocks share a multiprocessor. It has more in two cases: with a mean, the
+    # warps of a long row wait for one another; and lanes exchange shifted vectors, less often if each has many.
     least = 4 if shifted else 8
     each = 8 if (shifted or (mean and width > 1)) and cols > least * WARP * width else 4
     threads, together = threads_of_row(cols, each * width, TOGETHER)
@@ -270,7 +270,7 @@ class Norm:
         least = STAGED_BYTES_BACKWARD[self.mean] if x.is_cuda else STAGED_BYTES_ON_CPU
         if layout is Layout.WHOLE and cols * size >= least:
             staged = staging(cols, size, len(walked), x.device, each, sums=True)
-        plan = backward_plan(x, num_rows, layout, self.mean)
+        plan = backward_plan(x, num_rows, layout, self.mean) if staged is None else None
         if staged is not None:
             kernel = self._kernel(dtype, "norm_backward_staged_kernel", each, *kind)
             partials = staged.groups(kernel, x.device, num_rows)

@@ -36,7 +36,7 @@ def backward_of_sum(operator: Operator, write: Callable[..., None]) -> Callable[
 
     Args:
         operator: the sum is the first tensor that it saves.
-        write: ``(*gradients, grad_y, *saved, added)`` writes the gradients, of which one that is not needed is None.
+        write: a function of ``(*gradients, grad_y, *saved, added)`` that writes the gradients that are not None.
             `added` is the cotangent of the sum, contiguous, or None: it is 0. It is not called for an empty sum.
     """
 

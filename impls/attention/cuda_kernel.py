@@ -185,7 +185,7 @@ def _merge_heads(x: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
 
 
 def _maps(rows: tuple[int, ...], tensors: tuple[torch.Tensor, ...]) -> tuple[list[Any], list[bool]]:
-    """Return maps of boxes of so many rows, which `fits_hopper` has seen to exist, and whether heads are outside."""
+    """Return each tensor's map for boxes of so many rows, and whether heads are its outer axis. `fits_hopper` holds."""
     merged: list[Any] = [_merge_heads(x) for x in tensors]
     boxes = [(1, n, LINE) if heads_outer else (n, 1, LINE) for n, (_, heads_outer) in zip(rows, merged)]
     maps = [swizzled_map(tensor, box) for (tensor, _), box in zip(merged, boxes)]

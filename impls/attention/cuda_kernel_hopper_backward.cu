@@ -16,8 +16,8 @@ template <int COLUMNS, int STEP, int STAGES, bool OF_KEYS> struct Shared {
     static constexpr int BYTES = BARRIERS + (1 + 2 * STAGES) * 8 + SWIZZLED;
 };
 
-// One block owns ROWS queries of a sequence and head, or OF_KEYS so many keys and a head of queries; one multiplying
-// warpgroup 64 of them. With the own tiles A and B (q and the gradient of the output; or k and v) and C and D of the other
+// A block owns ROWS queries of one head of a sequence. OF_KEYS, it owns ROWS keys, and takes their gradients for one head
+// of queries. Each multiplying warpgroup owns 64 of these rows. With the own tiles A and B (q and the gradient of the output; or k and v) and C and D of the other
 // side (k and v; or q and that gradient), it takes the scores A C^T and the products B D^T, from these the weights P and
 // the gradients of scores dS, and sums up dS C and, OF_KEYS, P D. Results are float where heads share their keys: then
 // another kernel adds them up.

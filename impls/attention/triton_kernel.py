@@ -134,16 +134,37 @@ def in_base(x, BASE_2: tl.constexpr, COMPUTE: tl.constexpr):
 
 
 @triton.jit
-def whole_tiles(
-    first, begin, end, num_queries, num_keys, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr
+def key_tiles(
+    first,
+    num_queries,
+    num_keys,
+    left,
+    right,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    INDEX: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
 ):
-    """Return the end of the tiles of keys that the queries from `first` on all see."""
+    """Return three keys: the first one that a tile of queries sees, the end of the tiles that all of these queries see,
+    and the end of all keys that they see. With a window, the second is the first.
+    """
+    begin = tl.zeros((), INDEX)
+    end = num_keys
     if WINDOW:
-        return begin
-    whole = end // KEYS * KEYS
-    if CAUSAL:
-        whole = tl.minimum(whole, tl.maximum(first + num_keys - num_queries + 1, 0) // KEYS * KEYS)
-    return whole.to(end.dtype)
+        place = first + num_keys - num_queries
+        begin = (tl.maximum(place - left, 0) // KEYS * KEYS).to(INDEX)
+        end = tl.minimum(end, place + QUERIES + right)
+    elif CAUSAL:
+        end = tl.minimum(end, first + QUERIES + num_keys - num_queries)
+    end = tl.where(first < num_queries, end, 0).to(INDEX)
+    whole = begin
+    if not WINDOW:
+        whole = end // KEYS * KEYS
+        if CAUSAL:
+            whole = tl.minimum(whole, tl.maximum(first + num_keys - num_queries + 1, 0) // KEYS * KEYS)
+        whole = whole.to(INDEX)
+    return begin, whole, end
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -210,16 +231,7 @@ def attention_forward_kernel(
     largest = tl.full((BLOCK_Q,), -float("inf"), COMPUTE)
     sums = tl.zeros((BLOCK_Q,), COMPUTE)
     output = tl.zeros((BLOCK_Q, BLOCK_D), COMPUTE)
-    begin = tl.zeros((), INDEX)
-    end = num_keys
-    if WINDOW:
-        place = first + num_keys - num_queries
-        begin = (tl.maximum(place - left, 0) // BLOCK_K * BLOCK_K).to(INDEX)
-        end = tl.minimum(end, place + BLOCK_Q + right)
-    elif CAUSAL:
-        end = tl.minimum(end, first + BLOCK_Q + num_keys - num_queries)
-    end = tl.where(first < num_queries, end, 0).to(INDEX)
-    whole = whole_tiles(first, begin, end, num_queries, num_keys, CAUSAL, WINDOW, BLOCK_K)
+    begin, whole, end = key_tiles(first, num_queries, num_keys, left, right, CAUSAL, WINDOW, INDEX, BLOCK_Q, BLOCK_K)
     for masked in tl.static_range(1 if WINDOW else 0, 2):
         for start in range(whole if masked else begin, end if masked else whole, BLOCK_K):
             key = start + tl.arange(0, BLOCK_K)
@@ -365,18 +377,9 @@ def attention_queries_backward_kernel(
     lse = tl.load(lse_ptr + tl.cast(head, tl.int64) * total_q + token, mask=q_there, other=0.0)
     delta = tl.load(delta_ptr + tl.cast(head, tl.int64) * total_q + token, mask=q_there, other=0.0)
     grad_q = tl.zeros((BLOCK_Q, BLOCK_D), COMPUTE)
-    begin = tl.zeros((), INDEX)
-    end = num_keys
-    if WINDOW:
-        place = first + num_keys - num_queries
-        begin = (tl.maximum(place - left, 0) // BLOCK_K * BLOCK_K).to(INDEX)
-        end = tl.minimum(end, place + BLOCK_Q + right)
-    elif CAUSAL:
-        end = tl.minimum(end, first + BLOCK_Q + num_keys - num_queries)
-    end = tl.where(first < num_queries, end, 0).to(INDEX)
     if BASE_2:
         lse *= LOG2_E
-    whole = whole_tiles(first, begin, end, num_queries, num_keys, CAUSAL, WINDOW, BLOCK_K)
+    begin, whole, end = key_tiles(first, num_queries, num_keys, left, right, CAUSAL, WINDOW, INDEX, BLOCK_Q, BLOCK_K)
     for masked in tl.static_range(1 if WINDOW else 0, 2):
         for start in range(whole if masked else begin, end if masked else whole, BLOCK_K):
             key = start + tl.arange(0, BLOCK_K)

@@ -41,7 +41,7 @@ class Plan(NamedTuple):
         block_cols: columns that it holds at once; all of them but where it is looped.
         num_warps: of a program.
         programs: for each multiprocessor, backward: they sum the gradients of weight and bias over the rows they own.
-        registers: most that a thread may have, so that so many programs run at a time; None leaves it to Triton.
+        registers: the most registers of a thread, so that this many programs run at once; None: Triton chooses.
         kept: backward, where looped: whether a program reads its rows whole, in pieces of `block_cols` columns, up to
             `block_rows` of them at once, and holds the sums of all columns.
         ahead: backward: whether a program loads its next rows before it sums these.
@@ -97,7 +97,7 @@ def backward_plan(cols: int, dtype: torch.dtype) -> Plan:
     # Two rows at once wait half as often for their sums.
     block_rows = max(1, 8192 // size // block_cols)
     num_warps = max(block_rows * block_cols // per_warp, 1)
-    # Single elements of half types and their addresses take so many registers that there are none for the next rows.
+    # Single elements of half types need registers for their addresses, which leaves too few to load rows ahead.
     ahead = dtype.itemsize > 2 or cols % 16 == 0
     return Plan(False, block_rows, block_cols, num_warps, warps // num_warps, min(2048 // warps, 255), ahead=ahead)
 

@@ -89,8 +89,8 @@ def _triton_faults() -> tuple[Fault, ...]:
         of("columns_of_the_first_block_alone",
            f"{AMONG} => {AMONG.replace('column < columns', '(column < columns) & (column < 16)')}",
            source="https://github.com/triton-lang/triton/issues/621", **one),
-        of("first_block_of_the_window_skipped", "begin = (tl.maximum(place - left, 0) // BLOCK_K =>2"
-           " begin = (tl.cdiv(tl.maximum(place - left, 0), BLOCK_K)", right_on="causal"),
+        of("first_block_of_the_window_skipped", "begin = (tl.maximum(place - left, 0) // KEYS =>"
+           " begin = (tl.cdiv(tl.maximum(place - left, 0), KEYS)", right_on="causal"),
         of.gradient("window_left_out_of_backward", "left, right, CAUSAL, WINDOW)\n                weights = =>"
                     " left, right, CAUSAL, False)\n                weights =",
                     source="https://github.com/ROCm/aiter/pull/3742", right_on="causal"),
