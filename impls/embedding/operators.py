@@ -21,7 +21,7 @@ def by_row(ids: torch.Tensor, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
 
     Places of one row are in rising order, so that each sum of cotangents has one order.
     """
-    rows, order = ids.reshape(-1).sort(stable=True)
+    rows, order = ids.sort(stable=True)
     return order, torch.searchsorted(rows, torch.arange(vocab + 1, dtype=rows.dtype, device=rows.device))
 
 
@@ -29,7 +29,7 @@ def register(
     backend: str,
     launch: Callable[..., None],
     launch_backward: Callable[..., None],
-    scan: Callable[..., bool] = lambda *_: False,
+    order: Callable[..., tuple[torch.Tensor, torch.Tensor]] = by_row,
 ) -> Callable[..., Any]:
     """Register ``embedding_<backend>`` with the gradient of its table.
 
@@ -38,8 +38,8 @@ def register(
         launch: ``(output, table, ids)`` writes the output; ids are ``[n]`` without gaps, table is strided.
         launch_backward: ``(grad_table, grad_output, order, starts, padding_idx)`` writes the sums of the cotangents of
             each row: see `by_row`. padding_idx is -1 for no row.
-        scan: ``(grad_table, grad_output, ids, padding_idx)`` writes the same sums without an order of the ids, and
-            returns whether it has done so. No function is called for an empty result.
+        order: ``(ids, vocab)`` returns what `by_row` does, of ids ``[n]`` without gaps. No function is called for an
+            empty result.
     """
 
     def forward(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None) -> torch.Tensor:
@@ -52,9 +52,8 @@ def register(
         grad_table = grad_output.new_empty((vocab, grad_output.shape[-1]))
         if grad_table.numel():
             padding = -1 if padding_idx is None else padding_idx
-            grad_output = grad_output.contiguous()
-            if not scan(grad_table, grad_output, ids.reshape(-1).contiguous(), padding):
-                launch_backward(grad_table, grad_output, *by_row(ids, vocab), padding)
+            places = order(ids.reshape(-1).contiguous(), vocab)
+            launch_backward(grad_table, grad_output.contiguous(), *places, padding)
         return grad_table
 
     signature = signature_of(definition)

@@ -1,4 +1,4 @@
-"""embedding in Triton: rows are copied; a row's gradient finds its cotangents in the ids, or in sorted ones."""
+"""embedding in Triton: rows are copied; a row's gradient adds up its cotangents, whose places are found first."""
 
 import torch
 import triton
@@ -7,16 +7,14 @@ import triton.language as tl
 from fourfold.backends.launch import cdiv, next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 
-from .operators import register
+from .operators import by_row, register
 
 TILE, MOST_COLS = 4096, 1024
-TERMS, MOST_SUMMED = 8, 128  # of a row of the table at a time: cotangents, and their columns
-
-
-SCANNED_IDS = 1024  # ids of a program at a time, where it searches them
-# The most ids of a row, and bytes of ids that all programs read, before it is faster to sort. On the CPU some cases are
-# sorted, too.
-SEARCHED_IDS, SCAN_BYTES = 32, {"cuda": 1 << 29, "cpu": 1 << 17}
+TERMS, SUMMED = 8, 8192  # of a row of the table at a time: cotangents; and elements of them
+# Where places are found: rows of a program, ids of all rows at a time, and ids of the program's rows.
+ORDER_ROWS, ORDER_IDS, ORDER_KEPT = 16, 4096, 64
+# The most bytes of ids that all programs read before it is faster to sort them. On the CPU some cases are sorted, too.
+ORDER_BYTES = {"cuda": 1 << 29, "cpu": 1 << 14}
 
 
 @triton.jit(do_not_specialize=["num_ids", "vocab"])
@@ -81,41 +79,59 @@ def embedding_backward_kernel(
     tl.store(to_ptr, found, mask=there[:, None] & inside[None, :])
 
 
-@triton.jit(do_not_specialize=["num_ids", "padding_idx"])
-def embedding_backward_scan_kernel(
-    grad_output_ptr,  # [num_ids, dim]
+@triton.jit
+def kept_ids(kept_ptr, start, end, ROWS: tl.constexpr, BLOCK_KEPT: tl.constexpr):
+    """Return kept ids from start to end: whether each is there, its place, and which row it is of, [ROWS, BLOCK_KEPT]."""
+    at = start + tl.arange(0, BLOCK_KEPT)
+    kept = tl.load(kept_ptr + at, mask=at < end, other=0)
+    of_row = ((kept % ROWS)[None, :] == tl.arange(0, ROWS)[:, None]) & (at < end)[None, :]
+    return at < end, kept // ROWS, of_row.to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["num_ids", "vocab"])
+def embedding_order_kernel(
     ids_ptr,  # [num_ids]
-    grad_table_ptr,  # [vocab, dim]
+    kept_ptr,  # [num_ids]
+    order_ptr,  # [num_ids]
+    starts_ptr,  # [vocab + 1]
     num_ids,
-    dim,
-    padding_idx,
-    COMPUTE: tl.constexpr,
+    vocab,
+    ROWS: tl.constexpr,
     BLOCK_IDS: tl.constexpr,
-    BLOCK_TERMS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
+    BLOCK_KEPT: tl.constexpr,
 ):
-    # One program owns BLOCK_COLS columns of a row of the table. It searches BLOCK_IDS ids at a time for the row, and
-    # adds up the cotangents of BLOCK_TERMS of them together, so that errors grow less than those of a single sum.
-    row = tl.program_id(0)
-    columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
-    inside = columns < dim
-    sums = tl.zeros((BLOCK_COLS,), COMPUTE)
-    end = tl.where(row == padding_idx, 0, num_ids)
-    for start in range(0, end, BLOCK_IDS):
+    # One program owns ROWS rows of the table. It keeps the ids of these rows, and then writes their places by row.
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    numbers = tl.arange(0, ROWS)
+    lower = tl.zeros((BLOCK_IDS,), tl.int32)
+    for start in range(0, num_ids, BLOCK_IDS):
         at = start + tl.arange(0, BLOCK_IDS)
-        ids = tl.load(ids_ptr + at, mask=at < num_ids, other=-1)
-        hits = (ids == row).to(tl.int32)
-        count = tl.sum(hits, axis=0)
-        if count > 0:
-            # Of each hit, how many come before it: the t-th one is where this number is t.
-            numbers = tl.where(hits > 0, tl.cumsum(hits, axis=0) - 1, -1)
-            for first in range(0, count, BLOCK_TERMS):
-                terms = first + tl.arange(0, BLOCK_TERMS)
-                places = tl.sum(tl.where(numbers[None, :] == terms[:, None], at[None, :], 0), axis=1)
-                from_ptr = grad_output_ptr + places.to(tl.int64)[:, None] * dim + columns[None, :]
-                mask = (terms < count)[:, None] & inside[None, :]
-                sums += tl.sum(tl.load(from_ptr, mask=mask, other=0.0).to(COMPUTE), axis=0)
-    tl.store(grad_table_ptr + row.to(tl.int64) * dim + columns, sums.to(grad_table_ptr.dtype.element_ty), mask=inside)
+        rows = tl.load(ids_ptr + at, mask=at < num_ids, other=-1).to(tl.int64)
+        lower += ((rows >= 0) & (rows < first)).to(tl.int32)
+    begin = tl.sum(lower, axis=0)
+    end = begin
+    for start in range(0, num_ids, BLOCK_IDS):
+        at = start + tl.arange(0, BLOCK_IDS)
+        rows = tl.load(ids_ptr + at, mask=at < num_ids, other=-1).to(tl.int64)
+        here = (rows >= first) & (rows < tl.minimum(first + ROWS, vocab))
+        count = tl.cumsum(here.to(tl.int32), axis=0)
+        tl.store(kept_ptr + end + count - 1, at.to(tl.int64) * ROWS + rows - first, mask=here)
+        end += tl.max(count, axis=0)
+    tl.debug_barrier()  # other threads than those that stored the ids may read them
+    counts = tl.zeros((ROWS,), tl.int32)
+    for start in range(begin, end, BLOCK_KEPT):
+        _, _, of_row = kept_ids(kept_ptr, start, end, ROWS, BLOCK_KEPT)
+        counts += tl.sum(of_row, axis=1)
+    ends = begin + tl.cumsum(counts, axis=0)
+    tl.store(starts_ptr + first + numbers + 1, ends.to(tl.int64), mask=first + numbers < vocab)
+    if first == 0:
+        tl.store(starts_ptr, begin.to(tl.int64))
+    nexts = ends - counts
+    for start in range(begin, end, BLOCK_KEPT):
+        there, places, of_row = kept_ids(kept_ptr, start, end, ROWS, BLOCK_KEPT)
+        slots = nexts[:, None] + tl.cumsum(of_row, axis=1) - 1
+        tl.store(order_ptr + tl.sum(slots * of_row, axis=0), places, mask=there)
+        nexts += tl.sum(of_row, axis=1)
 
 
 def _launch(output: torch.Tensor, table: torch.Tensor, ids: torch.Tensor) -> None:
@@ -133,12 +149,24 @@ def _launch(output: torch.Tensor, table: torch.Tensor, ids: torch.Tensor) -> Non
     )
 
 
+def _order(ids: torch.Tensor, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
+    programs = cdiv(vocab, ORDER_ROWS)
+    if programs * ids.nbytes > ORDER_BYTES[ids.device.type]:
+        return by_row(ids, vocab)
+    sizes = len(ids), len(ids), vocab + 1
+    kept, order, starts = (torch.empty(size, dtype=torch.int64, device=ids.device) for size in sizes)
+    options = {"ROWS": ORDER_ROWS, "BLOCK_IDS": ORDER_IDS, "BLOCK_KEPT": ORDER_KEPT, "num_warps": 8}
+    tensors = (ids, kept, order, starts)
+    triton_launch.launch(embedding_order_kernel, (programs,), tensors, (len(ids), vocab), **options)
+    return order, starts
+
+
 def _launch_backward(
     grad_table: torch.Tensor, grad_output: torch.Tensor, order: torch.Tensor, starts: torch.Tensor, padding_idx: int
 ) -> None:
     vocab, dim = grad_table.shape
-    block_cols = min(next_power_of_2(dim), MOST_SUMMED)
-    block_rows = TILE // (TERMS * block_cols)
+    block_cols = min(next_power_of_2(dim), MOST_COLS)
+    block_rows = SUMMED // (TERMS * block_cols)
     triton_launch.launch(
         embedding_backward_kernel,
         (cdiv(vocab, block_rows), cdiv(dim, block_cols)),
@@ -149,26 +177,8 @@ def _launch_backward(
         BLOCK_ROWS=block_rows,
         BLOCK_TERMS=TERMS,
         BLOCK_COLS=block_cols,
+        num_warps=8,
     )
 
 
-def _scan(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: torch.Tensor, padding_idx: int) -> bool:
-    (vocab, dim), num_ids = grad_table.shape, len(ids)
-    block_cols = min(next_power_of_2(dim), MOST_COLS)
-    grid = vocab, cdiv(dim, block_cols)
-    if num_ids > SEARCHED_IDS * vocab or vocab * grid[1] * ids.nbytes > SCAN_BYTES[ids.device.type]:
-        return False
-    triton_launch.launch(
-        embedding_backward_scan_kernel,
-        grid,
-        (grad_output, ids, grad_table),
-        (num_ids, dim, padding_idx),
-        COMPUTE=triton_launch.COMPUTE[grad_table.dtype],
-        BLOCK_IDS=SCANNED_IDS,
-        BLOCK_TERMS=TERMS,
-        BLOCK_COLS=block_cols,
-    )
-    return True
-
-
-embedding = register("triton", _launch, _launch_backward, _scan)
+embedding = register("triton", _launch, _launch_backward, _order)
