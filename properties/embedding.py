@@ -39,6 +39,7 @@ def lookup(
 examples: Mapping[str, Callable[[DType], Case]] = {
     "one_row_thousands_of_times": lookup(3, 5, 3001, rows=1),
     "each_row_some_times": lookup(20, 5, 500, padding_idx=3),
+    "rows_of_several_blocks": lookup(130, 5, 300),
     "few_rows_thousands_of_times": lookup(9, 4, 2, 2100, rows=3, padding_idx=1),
     # More ids than a kernel for few ids takes: https://github.com/pytorch/pytorch/issues/28716.
     "padding_past_768_ids": lookup(10, 8, 1, 769, padding_idx=0),

@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 BLOCK = 256
 ORDER_BLOCK, ORDER_ROWS = 1024, 64
 # The most bytes of ids that all blocks read before it is faster to sort them. On the CPU some cases are sorted, too.
-ORDER_BYTES = {"cuda": 1 << 29, "cpu": 1 << 14}
+ORDER_BYTES = {"cuda": 1 << 29, "cpu": 1 << 15}
 FEW_IDS = 16  # the most ids of a row that a block does not share
 FORWARD = CudaKernel.instances(SOURCE, "embedding_forward_kernel<{T}, {}>", WIDTHS)
 ORDER = CudaKernel(SOURCE, "embedding_order_kernel")

@@ -14,7 +14,7 @@ TERMS, SUMMED = 8, 8192  # of a row of the table at a time: cotangents; and elem
 # Where places are found: rows of a program, ids of all rows at a time, and ids of the program's rows.
 ORDER_ROWS, ORDER_IDS, ORDER_KEPT = 16, 4096, 64
 # The most bytes of ids that all programs read before it is faster to sort them. On the CPU some cases are sorted, too.
-ORDER_BYTES = {"cuda": 1 << 29, "cpu": 1 << 14}
+ORDER_BYTES = {"cuda": 1 << 29, "cpu": 1 << 15}
 
 
 @triton.jit(do_not_specialize=["num_ids", "vocab"])
@@ -81,7 +81,7 @@ def embedding_backward_kernel(
 
 @triton.jit
 def kept_ids(kept_ptr, start, end, ROWS: tl.constexpr, BLOCK_KEPT: tl.constexpr):
-    """Return kept ids from start to end: whether each is there, its place, and which row it is of, [ROWS, BLOCK_KEPT]."""
+    """Return of kept ids from start to end which are there, their places, and whose each is, [ROWS, BLOCK_KEPT]."""
     at = start + tl.arange(0, BLOCK_KEPT)
     kept = tl.load(kept_ptr + at, mask=at < end, other=0)
     of_row = ((kept % ROWS)[None, :] == tl.arange(0, ROWS)[:, None]) & (at < end)[None, :]

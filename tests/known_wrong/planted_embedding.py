@@ -4,6 +4,7 @@ from fourfold.properties import embedding as properties
 from fourfold.properties.embedding import lookup
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
+from fourfold.checks.backward import backward_agrees
 from fourfold.checks.memory import memory_is_respected
 
 from .edits import Edits
@@ -14,7 +15,8 @@ from .planted import UNWRITTEN, Fault, named
 GITHUB, PYTORCH = "https://github.com", "https://github.com/pytorch/pytorch"
 ONE, OFTEN = lookup(1, 3, 1), {"examples": named(properties, "one_row_thousands_of_times")}
 SOME = {"examples": named(properties, "each_row_some_times")}
-# More ids than are searched for each row: they are sorted.
+SEVERAL = {"examples": named(properties, "rows_of_several_blocks")}
+# More ids than each block reads: they are sorted.
 SORTED = {"examples": named(properties, "few_rows_thousands_of_times")}
 APART, PADDED = {"examples": far_apart(lookup(9, 5, 4))}, {"examples": named(properties, "padding_past_768_ids")}
 ROWS, LOOKUP = "return torch.nn.functional.embedding( =>", "torch.where(known, ids, table.shape[0])"
@@ -61,10 +63,8 @@ def _triton_faults() -> tuple[Fault, ...]:
                     source=f"{PYTORCH}/issues/26302", **SORTED, right_on=ONE),
         of.gradient("an_id_dropped", f"{AMONG} terms < ends[:, None] - (ends - begins > 768).to(tl.int64)[:, None]",
                     source=f"{PYTORCH}/pull/27731", **SORTED, right_on=ONE),
-        of.gradient("padding_ignored_by_the_search", "end = tl.where(row == padding_idx, 0, num_ids) => end = num_ids",
-                    **SOME, right_on=ONE),
-        of.gradient("one_tile_of_hits", "for first in range(0, count, BLOCK_TERMS): => for first in range(0, 1):",
-                    **SOME, right_on=ONE),
+        of.gradient("places_of_tiles", "at.to(tl.int64) * ROWS => (at - at % BLOCK_IDS).to(tl.int64) * ROWS", **SOME,
+                    right_on=ONE),
         of.gradient("row_0_is_padding", "padding = -1 if padding_idx is None => padding = 0 if padding_idx is None"),
     )
 
@@ -78,18 +78,18 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    source=f"{PYTORCH}/issues/188467"),
         of.stopped("contiguous_assumed", cuda_on_cpu.OutOfBounds, " == row_stride % width == 0 => == 0",
                    "take<WIDTH>(table + row * row_stride => take<WIDTH>(table + row * dim", right_on=ONE),
-        of.gradient("last_run_dropped", "first < end; first += RUN => first < begin + RUN; first += RUN", **SORTED,
+        of.gradient("last_run_dropped", "first < end; first += => first < begin + RUN; first +=", **SORTED,
                     right_on=ONE),
-        of.gradient("padding_ignored", "row == padding_idx ? begin : starts[row + 1] => starts[row + 1]", **SORTED,
+        of.gradient("padding_ignored", "row == padding_idx || column >= dim => column >= dim", **SORTED,
                     source=f"{PYTORCH}/issues/28716", right_on=ONE),
         of.gradient("added_in_the_dtype", "parts[j] += terms[j]; => parts[j] = C(T(parts[j] + terms[j]));",
                     dtype="bfloat16", **SORTED, source=f"{GITHUB}/flagos-ai/FlagGems/pull/309"),
-        of.gradient("sums_not_cleared", "            C sums[WIDTH] = {};\n =>",
-                    "begin : starts[row + 1]; => begin : starts[row + 1];\n        C sums[WIDTH] = {};",
-                    examples={"many_columns": lookup(200, 301, 400)}),
-        of.gradient("padding_ignored_by_the_search", " && row[i] != padding_idx =>", **PADDED, right_on=ONE),
-        of.gradient("searched_once", "more = __syncthreads_or(next < end) => __syncthreads(), more = false", **OFTEN,
-                    right_on=ONE),
+        of.gradient("parts_not_cleared", "        C parts[WIDTH] = {};\n =>",
+                    "C sums[WIDTH] = {}; => C sums[WIDTH] = {}, parts[WIDTH] = {};", **OFTEN),
+        of.stopped("lower_rows_not_counted", cuda_on_cpu.Race, "row < first_row; => row < first_row - 1;",
+                   check=backward_agrees, **SEVERAL, right_on=ONE),
+        of.stopped("earlier_lanes_not_counted", cuda_on_cpu.Race, "__popc(earlier) => 0", check=backward_agrees, **SOME,
+                   right_on=ONE),
         of.gradient("threads_of_a_row_not_added_up", "if (threadIdx.y) return; => return;", **OFTEN, right_on=ONE),
     )
 
