@@ -41,20 +41,20 @@ template <class Use> __device__ void each_id(const void* ids, bool wide, int beg
 }
 
 // The places of ids in the order of their rows, those of one row in rising order, and where each row's begin.
-constexpr int ORDER_ROWS = 64, ORDER_WARPS = 32;
+constexpr int MOST_ROWS = 64, MOST_WARPS = 32;
 
-__global__ void __launch_bounds__(32 * ORDER_WARPS) embedding_order_kernel(
+__global__ void __launch_bounds__(32 * MOST_WARPS) embedding_order_kernel(
     const void* __restrict__ ids,    // [num_ids], of 64 bits if they are wide, else of 32
     long long* __restrict__ order,   // [num_ids]
     long long* __restrict__ starts,  // [vocab + 1]
-    int num_ids, long long vocab, bool wide) {
-    // One block owns ORDER_ROWS rows of the table, one warp a part of the ids: once to count those of each row, and once
+    int num_ids, long long vocab, int rows, bool wide) {
+    // One block owns some rows of the table, one warp a part of the ids: once to count those of each row, and once
     // to write their places.
-    __shared__ int slots[ORDER_WARPS][ORDER_ROWS], totals[ORDER_ROWS], before;
+    __shared__ int slots[MOST_WARPS][MOST_ROWS], totals[MOST_ROWS], before;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = (num_ids + blockDim.x - 1) / blockDim.x * 32;
     const int begin = min(warp * part, num_ids), end = min(begin + part, num_ids);
-    const long long first_row = blockIdx.x * (long long)ORDER_ROWS, num_rows = min(vocab - first_row, (long long)ORDER_ROWS);
-    for (int i = lane; i < ORDER_ROWS; i += 32) slots[warp][i] = 0;
+    const long long first_row = blockIdx.x * (long long)rows, num_rows = min(vocab - first_row, (long long)rows);
+    for (int i = lane; i < rows; i += 32) slots[warp][i] = 0;
     if (threadIdx.x == 0) before = 0;
     __syncthreads();
     int lower = 0;
@@ -65,19 +65,19 @@ __global__ void __launch_bounds__(32 * ORDER_WARPS) embedding_order_kernel(
     lower = __reduce_add_sync(~0u, lower);
     if (lane == 0) atomicAdd(&before, lower);
     __syncthreads();
-    const int mine = threadIdx.x;
+    const int mine = threadIdx.x, warps = blockDim.x / 32;
     int sum = 0;
-    if (mine < ORDER_ROWS) {
-        for (int i = 0; i < ORDER_WARPS; i++) sum += slots[i][mine];
+    if (mine < rows) {
+        for (int i = 0; i < warps; i++) sum += slots[i][mine];
         totals[mine] = sum;
     }
     __syncthreads();
-    if (mine < ORDER_ROWS) {
+    if (mine < rows) {
         int next = before;
         for (int i = 0; i < mine; i++) next += totals[i];
         if (mine < num_rows) starts[first_row + mine] = next;
         if (first_row + mine == vocab - 1) starts[vocab] = next + sum;
-        for (int i = 0; i < ORDER_WARPS; i++) {
+        for (int i = 0; i < warps; i++) {
             const int count = slots[i][mine];
             slots[i][mine] = next;
             next += count;
@@ -99,48 +99,91 @@ __global__ void __launch_bounds__(32 * ORDER_WARPS) embedding_order_kernel(
     });
 }
 
-constexpr int SUM_THREADS = 256;
+constexpr int SUM_WARPS = 8, CHUNK = 64;
 
-// With SHARED, the threads of a block share the cotangents of one row.
-template <class T, int WIDTH, bool SHARED>
-__global__ void __launch_bounds__(SUM_THREADS) embedding_backward_kernel(
+// Adds up, in each lane of a warp, WIDTH columns of the cotangents of ids whose numbers in the order are from first to
+// before end. The sums of TOGETHER ones are added up, so that errors grow less than those of a single sum.
+template <class T, int WIDTH, class C>
+__device__ void add_up(C (&sums)[WIDTH], const T* from, const long long* order, long long first, long long end, long long dim) {
+    constexpr int TOGETHER = 8;
+    const int lane = threadIdx.x % 32;
+    for (; first < end; first += 32) {
+        const int count = int(min(end - first, 32ll));
+        const long long mine = order[first + min(lane, count - 1)];
+        for (int next = 0; next < count; next += TOGETHER) {
+            Vector<T, WIDTH> terms[TOGETHER];
+            C parts[WIDTH] = {};
+#pragma unroll
+            for (int k = 0; k < TOGETHER; k++) terms[k] = Vector<T, WIDTH>::load(from + __shfl_sync(~0u, mine, next + k) * dim);
+#pragma unroll
+            for (int k = 0; k < TOGETHER; k++) {
+                C numbers[WIDTH];
+                terms[k].unpack(numbers);
+#pragma unroll
+                for (int j = 0; j < WIDTH; j++) parts[j] += next + k < count ? numbers[j] : C(0);
+            }
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) sums[j] += parts[j];
+        }
+    }
+}
+
+// The sums of a row's chunks of CHUNK cotangents, of which the last one is longer. Chunk i of a row is number i of the
+// multiples of CHUNK in its part of the order.
+template <class T, int WIDTH>
+__global__ void __launch_bounds__(32 * SUM_WARPS) embedding_chunks_kernel(
     const T* __restrict__ grad_output,     // [ids, dim]
+    const void* __restrict__ ids,          // [ids], of 64 bits if they are wide, else of 32
     const long long* __restrict__ order,   // [ids]
     const long long* __restrict__ starts,  // [vocab + 1]
-    T* __restrict__ grad_table,            // [vocab, dim]
-    long long vocab, long long dim, long long padding_idx) {
-    // One row of threads owns blockDim.x vectors of a row of the table, or every blockDim.y-th run of its cotangents if
-    // SHARED. The sums of RUN cotangents are added up, so that errors grow less than those of a single sum.
-    constexpr int RUN = 32;
+    Compute<T>* __restrict__ chunks,       // [ids / CHUNK, dim]
+    long long vocab, long long dim, long long padding_idx, bool wide) {
+    // One block owns 32 vectors of a chunk.
     using C = Compute<T>;
-    const long long row = SHARED ? blockIdx.x : blockIdx.x * (long long)blockDim.y + threadIdx.y;
-    const long long column = (blockIdx.y * (long long)blockDim.x + threadIdx.x) * WIDTH;
-    if (!SHARED && row >= vocab) return;
-    const long long begin = starts[row], end = row == padding_idx || column >= dim ? begin : starts[row + 1];
+    __shared__ C of_warps[SUM_WARPS][WIDTH][32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const long long middle = blockIdx.x * (long long)CHUNK;
+    if (middle >= starts[vocab]) return;
+    const long long row = wide ? ((const long long*)ids)[order[middle]] : ((const int*)ids)[order[middle]];
+    const long long begin = starts[row], number = blockIdx.x - (begin + CHUNK - 1) / CHUNK;
+    const long long left = starts[row + 1] - begin - number * CHUNK;
+    if (left < CHUNK || row == padding_idx) return;
+    const long long first = begin + number * CHUNK, end = first + (left < 2 * CHUNK ? left : CHUNK);
+    const long long part = (end - first + SUM_WARPS - 1) / SUM_WARPS, column = (blockIdx.y * 32ll + lane) * WIDTH;
     C sums[WIDTH] = {};
-    for (long long first = begin + (SHARED ? threadIdx.y * RUN : 0); first < end; first += SHARED ? blockDim.y * RUN : RUN) {
-        C parts[WIDTH] = {};
+    add_up<T, WIDTH>(sums, grad_output + (column < dim ? column : 0), order, first + warp * part, min(first + (warp + 1) * part, end), dim);
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) of_warps[warp][j][lane] = sums[j];
+    __syncthreads();
+    if (warp || column >= dim) return;
+    for (int i = 1; i < SUM_WARPS; i++)
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) sums[j] += of_warps[i][j][lane];
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) chunks[blockIdx.x * dim + column + j] = sums[j];
+}
+
+template <class T, int WIDTH>
+__global__ void __launch_bounds__(32 * SUM_WARPS) embedding_backward_kernel(
+    const T* __restrict__ grad_output,       // [ids, dim]
+    const long long* __restrict__ order,     // [ids]
+    const long long* __restrict__ starts,    // [vocab + 1]
+    const Compute<T>* __restrict__ chunks,   // [ids / CHUNK, dim]
+    T* __restrict__ grad_table,              // [vocab, dim]
+    long long vocab, long long dim, long long padding_idx) {
+    // One warp owns 32 vectors of a row of the table. It adds up the row's cotangents, or its chunks if it has some.
+    using C = Compute<T>;
+    const long long row = blockIdx.x * (long long)SUM_WARPS + threadIdx.x / 32;
+    if (row >= vocab) return;
+    const long long column = (blockIdx.y * 32ll + threadIdx.x % 32) * WIDTH, at = column < dim ? column : 0;
+    const long long begin = starts[row], end = row == padding_idx ? begin : starts[row + 1];
+    const long long first = (begin + CHUNK - 1) / CHUNK, last = first + (end - begin) / CHUNK;
+    C sums[WIDTH] = {};
+    if (first == last) add_up<T, WIDTH>(sums, grad_output + at, order, begin, end, dim);
 #pragma unroll 8
-        for (long long term = first; term < min(first + RUN, end); term++) {
-            C terms[WIDTH];
-            Vector<T, WIDTH>::load(grad_output + order[term] * dim + column).unpack(terms);
+    for (long long i = first; i < last; i++)
 #pragma unroll
-            for (int j = 0; j < WIDTH; j++) parts[j] += terms[j];
-        }
-#pragma unroll
-        for (int j = 0; j < WIDTH; j++) sums[j] += parts[j];
-    }
-    if constexpr (SHARED) {
-        __shared__ C of_threads[WIDTH][SUM_THREADS];
-        const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-#pragma unroll
-        for (int j = 0; j < WIDTH; j++) of_threads[j][thread] = sums[j];
-        __syncthreads();
-        if (threadIdx.y) return;
-        for (int i = 1; i < blockDim.y; i++)
-#pragma unroll
-            for (int j = 0; j < WIDTH; j++) sums[j] += of_threads[j][i * blockDim.x + thread];
-    }
+        for (int j = 0; j < WIDTH; j++) sums[j] += chunks[i * dim + at + j];
     if (column >= dim) return;
     Vector<T, WIDTH> found;
 #pragma unroll

@@ -12,18 +12,15 @@ from .operators import by_row, register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 BLOCK = 256
-ORDER_BLOCK, ORDER_ROWS = 1024, 64
+MOST_ROWS, MOST_THREADS = 64, 1024  # of a block that finds places
+SUM_ROWS, CHUNK = 8, 64  # rows of a block that adds up cotangents, as many as its warps, and cotangents of a chunk
 # The most bytes of ids that all blocks read before it is faster to sort them. On the CPU some cases are sorted, too.
 ORDER_BYTES = {"cuda": 1 << 29, "cpu": 1 << 15}
-FEW_IDS = 16  # the most ids of a row that a block does not share
 FORWARD = CudaKernel.instances(SOURCE, "embedding_forward_kernel<{T}, {}>", WIDTHS)
 ORDER = CudaKernel(SOURCE, "embedding_order_kernel")
-BACKWARD = CudaKernel.instances(
-    SOURCE,
-    "embedding_backward_kernel<{T}, {}>",
-    {(whole, shared): f"{WIDTHS[whole]}, {str(shared).lower()}" for whole in WIDTHS for shared in (True, False)},
-)
-KERNELS = (*FORWARD.values(), ORDER, *BACKWARD.values())
+CHUNKS = CudaKernel.instances(SOURCE, "embedding_chunks_kernel<{T}, {}>", WIDTHS)
+BACKWARD = CudaKernel.instances(SOURCE, "embedding_backward_kernel<{T}, {}>", WIDTHS)
+KERNELS = (*FORWARD.values(), ORDER, *CHUNKS.values(), *BACKWARD.values())
 
 
 def _shape(rows: int, vectors: int, device: torch.device) -> tuple[int, tuple[int, int]]:
@@ -41,27 +38,34 @@ def _launch(output: torch.Tensor, table: torch.Tensor, ids: torch.Tensor) -> Non
 
 
 def _order(ids: torch.Tensor, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
-    blocks = cdiv(vocab, ORDER_ROWS)
-    if blocks * ids.nbytes > ORDER_BYTES[ids.device.type]:
+    rows = min(cdiv(vocab, multiprocessors(ids.device)), MOST_ROWS)
+    if cdiv(vocab, rows) * ids.nbytes > ORDER_BYTES[ids.device.type]:
         return by_row(ids, vocab)
     order, starts = (torch.empty(size, dtype=torch.int64, device=ids.device) for size in (len(ids), vocab + 1))
-    ORDER.launch(blocks, ORDER_BLOCK, ids, order, starts, len(ids), vocab, ids.dtype == torch.int64)
+    threads = min(max(next_power_of_2(len(ids)) // 8, 128), MOST_THREADS)
+    ORDER.launch(cdiv(vocab, rows), threads, ids, order, starts, len(ids), vocab, rows, ids.dtype == torch.int64)
     return order, starts
 
 
 def _launch_backward(
-    grad_table: torch.Tensor, grad_output: torch.Tensor, order: torch.Tensor, starts: torch.Tensor, padding_idx: int
+    grad_table: torch.Tensor,
+    grad_output: torch.Tensor,
+    ids: torch.Tensor,
+    order: torch.Tensor,
+    starts: torch.Tensor,
+    padding_idx: int,
 ) -> None:
-    (vocab, dim), width, device = grad_table.shape, 16 // grad_table.element_size(), grad_table.device
+    (vocab, dim), width = grad_table.shape, 16 // grad_table.element_size()
     vectors = aligned(grad_output, grad_table) and dim % width == 0
-    across = cdiv(dim, width) if vectors else dim
-    along, shared = min(next_power_of_2(across), BLOCK), len(order) > FEW_IDS * vocab
-    while shared and along > 32 and vocab * cdiv(across, along) < 2 * multiprocessors(device):
-        along //= 2
-    grid = vocab if shared else cdiv(vocab, BLOCK // along), cdiv(across, along)
-    tensors = (grad_output, order, starts, grad_table)
-    kernel = BACKWARD[grad_table.dtype, (vectors, shared)]
-    kernel.launch(grid, (along, BLOCK // along), *tensors, vocab, dim, padding_idx)
+    across, kind, threads = cdiv(dim, 32 * (width if vectors else 1)), (grad_table.dtype, vectors), 32 * SUM_ROWS
+    compute = torch.promote_types(grad_table.dtype, torch.float32)
+    chunks = torch.empty((cdiv(len(ids), CHUNK), dim), dtype=compute, device=ids.device)
+    sizes = (vocab, dim, padding_idx)
+    if len(ids) >= CHUNK:
+        grid, wide = (len(chunks), across), ids.dtype == torch.int64
+        CHUNKS[kind].launch(grid, threads, grad_output, ids, order, starts, chunks, *sizes, wide)
+    grid = cdiv(vocab, SUM_ROWS), across
+    BACKWARD[kind].launch(grid, threads, grad_output, order, starts, chunks, grad_table, *sizes)
 
 
 embedding = register("cuda", _launch, _launch_backward, _order)

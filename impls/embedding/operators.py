@@ -36,7 +36,7 @@ def register(
     Args:
         backend: part of the operators' names.
         launch: ``(output, table, ids)`` writes the output; ids are ``[n]`` without gaps, table is strided.
-        launch_backward: ``(grad_table, grad_output, order, starts, padding_idx)`` writes the sums of the cotangents of
+        launch_backward: ``(grad_table, grad_output, ids, order, starts, padding_idx)`` writes the sums of the cotangents of
             each row: see `by_row`. padding_idx is -1 for no row.
         order: ``(ids, vocab)`` returns what `by_row` does, of ids ``[n]`` without gaps. No function is called for an
             empty result.
@@ -52,8 +52,8 @@ def register(
         grad_table = grad_output.new_empty((vocab, grad_output.shape[-1]))
         if grad_table.numel():
             padding = -1 if padding_idx is None else padding_idx
-            places = order(ids.reshape(-1).contiguous(), vocab)
-            launch_backward(grad_table, grad_output.contiguous(), *places, padding)
+            flat = ids.reshape(-1).contiguous()
+            launch_backward(grad_table, grad_output.contiguous(), flat, *order(flat, vocab), padding)
         return grad_table
 
     signature = signature_of(definition)

@@ -4,15 +4,16 @@ import torch
 import triton
 import triton.language as tl
 
-from fourfold.backends.launch import cdiv, next_power_of_2
+from fourfold.backends.launch import cdiv, multiprocessors, next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 
 from .operators import by_row, register
 
 TILE, MOST_COLS = 4096, 1024
 TERMS, SUMMED = 8, 8192  # of a row of the table at a time: cotangents; and elements of them
+CHUNK, CHUNK_TERMS, CHUNK_COLS = 64, 16, 256  # cotangents of a chunk, and of these at a time, and their columns
 # Where places are found: rows of a program, ids of all rows at a time, and ids of the program's rows.
-ORDER_ROWS, ORDER_IDS, ORDER_KEPT = 16, 4096, 64
+ORDER_ROWS, ORDER_IDS, ORDER_KEPT = 16, 2048, 64
 # The most bytes of ids that all programs read before it is faster to sort them. On the CPU some cases are sorted, too.
 ORDER_BYTES = {"cuda": 1 << 29, "cpu": 1 << 15}
 
@@ -45,28 +46,69 @@ def embedding_forward_kernel(
 
 
 @triton.jit(do_not_specialize=["vocab", "padding_idx"])
+def embedding_chunks_kernel(
+    grad_output_ptr,  # [ids, dim]
+    ids_ptr,  # [ids]
+    order_ptr,  # [ids]
+    starts_ptr,  # [vocab + 1]
+    chunks_ptr,  # [ids / CHUNK, dim]
+    vocab,
+    dim,
+    padding_idx,
+    COMPUTE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_TERMS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    # One program owns BLOCK_COLS columns of a chunk of CHUNK cotangents of a row, whose last chunk is longer. Chunk i of
+    # a row is number i of the multiples of CHUNK in its part of the order.
+    chunk = tl.program_id(0).to(tl.int64)
+    columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
+    if chunk * CHUNK < tl.load(starts_ptr + vocab):
+        row = tl.load(ids_ptr + tl.load(order_ptr + chunk * CHUNK)).to(tl.int64)
+        begin = tl.load(starts_ptr + row)
+        first = begin + (chunk - (begin + CHUNK - 1) // CHUNK) * CHUNK
+        left = tl.load(starts_ptr + row + 1) - first
+        if (left >= CHUNK) & (row != padding_idx):
+            sums = tl.zeros((BLOCK_TERMS, BLOCK_COLS), COMPUTE)
+            count = tl.where(left < 2 * CHUNK, left, CHUNK).to(tl.int32)
+            for start in range(0, count, BLOCK_TERMS):
+                terms = start + tl.arange(0, BLOCK_TERMS)
+                places = tl.load(order_ptr + first + terms, mask=terms < count, other=0)
+                from_ptr = grad_output_ptr + places[:, None] * dim + columns[None, :]
+                mask = (terms < count)[:, None] & (columns < dim)[None, :]
+                sums += tl.load(from_ptr, mask=mask, other=0.0).to(COMPUTE)
+            tl.store(chunks_ptr + chunk * dim + columns, tl.sum(sums, axis=0), mask=columns < dim)
+
+
+@triton.jit(do_not_specialize=["vocab", "padding_idx"])
 def embedding_backward_kernel(
     grad_output_ptr,  # [ids, dim]
     order_ptr,  # [ids]
     starts_ptr,  # [vocab + 1]
+    chunks_ptr,  # [ids / CHUNK, dim]
     grad_table_ptr,  # [vocab, dim]
     vocab,
     dim,
     padding_idx,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
+    CHUNK: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_TERMS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
-    # One program owns BLOCK_COLS columns of BLOCK_ROWS rows of the table. Each sum has BLOCK_TERMS parts, whatever the
-    # other rows are.
+    # One program owns BLOCK_COLS columns of BLOCK_ROWS rows of the table. It adds up a row's cotangents, or its chunks
+    # if it has some. Each sum has BLOCK_TERMS parts, whatever the other rows are.
     rows = tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     there = rows < vocab
     columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
     inside = columns < dim
     begins = tl.load(starts_ptr + rows, mask=there, other=0)
     ends = tl.load(starts_ptr + rows + 1, mask=there & (rows != padding_idx), other=0)
+    chunks = tl.maximum(ends - begins, 0) // CHUNK
+    first_chunks = (begins + CHUNK - 1) // CHUNK
+    ends = tl.where(chunks > 0, begins, ends)
     sums = tl.zeros((BLOCK_ROWS, BLOCK_TERMS, BLOCK_COLS), COMPUTE)
     for tile in range(tl.cdiv(tl.max(ends - begins, axis=0), BLOCK_TERMS)):
         terms = begins[:, None] + tile * BLOCK_TERMS + tl.arange(0, BLOCK_TERMS)[None, :]
@@ -74,6 +116,11 @@ def embedding_backward_kernel(
         places = tl.load(order_ptr + terms, mask=among, other=0)
         from_ptr = grad_output_ptr + places[:, :, None] * dim + columns[None, None, :]
         sums += tl.load(from_ptr, mask=among[:, :, None] & inside[None, None, :], other=0.0).to(COMPUTE)
+    for tile in range(tl.cdiv(tl.max(chunks, axis=0), BLOCK_TERMS)):
+        terms = tile * BLOCK_TERMS + tl.arange(0, BLOCK_TERMS)[None, :]
+        among = terms < chunks[:, None]
+        from_ptr = chunks_ptr + (first_chunks[:, None] + terms)[:, :, None] * dim + columns[None, None, :]
+        sums += tl.load(from_ptr, mask=among[:, :, None] & inside[None, None, :], other=0.0)
     to_ptr = grad_table_ptr + rows.to(tl.int64)[:, None] * dim + columns[None, :]
     found = tl.sum(sums, axis=1).to(grad_table_ptr.dtype.element_ty)
     tl.store(to_ptr, found, mask=there[:, None] & inside[None, :])
@@ -150,34 +197,51 @@ def _launch(output: torch.Tensor, table: torch.Tensor, ids: torch.Tensor) -> Non
 
 
 def _order(ids: torch.Tensor, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
-    programs = cdiv(vocab, ORDER_ROWS)
+    rows = min(max(next_power_of_2(cdiv(vocab, multiprocessors(ids.device))), 2), ORDER_ROWS)
+    programs = cdiv(vocab, rows)
     if programs * ids.nbytes > ORDER_BYTES[ids.device.type]:
         return by_row(ids, vocab)
     sizes = len(ids), len(ids), vocab + 1
     kept, order, starts = (torch.empty(size, dtype=torch.int64, device=ids.device) for size in sizes)
-    options = {"ROWS": ORDER_ROWS, "BLOCK_IDS": ORDER_IDS, "BLOCK_KEPT": ORDER_KEPT, "num_warps": 8}
+    options = {"ROWS": rows, "BLOCK_IDS": ORDER_IDS, "BLOCK_KEPT": ORDER_KEPT, "num_warps": 8}
     tensors = (ids, kept, order, starts)
     triton_launch.launch(embedding_order_kernel, (programs,), tensors, (len(ids), vocab), **options)
     return order, starts
 
 
 def _launch_backward(
-    grad_table: torch.Tensor, grad_output: torch.Tensor, order: torch.Tensor, starts: torch.Tensor, padding_idx: int
+    grad_table: torch.Tensor,
+    grad_output: torch.Tensor,
+    ids: torch.Tensor,
+    order: torch.Tensor,
+    starts: torch.Tensor,
+    padding_idx: int,
 ) -> None:
-    vocab, dim = grad_table.shape
+    (vocab, dim), compute = grad_table.shape, torch.promote_types(grad_table.dtype, torch.float32)
+    chunks = torch.empty((cdiv(len(ids), CHUNK), dim), dtype=compute, device=ids.device)
+    sizes, options = (vocab, dim, padding_idx), {"COMPUTE": triton_launch.COMPUTE[grad_table.dtype], "CHUNK": CHUNK}
+    if len(ids) >= CHUNK:
+        triton_launch.launch(
+            embedding_chunks_kernel,
+            (len(chunks), cdiv(dim, CHUNK_COLS)),
+            (grad_output, ids, order, starts, chunks),
+            sizes,
+            **options,
+            BLOCK_TERMS=CHUNK_TERMS,
+            BLOCK_COLS=CHUNK_COLS,
+        )
     block_cols = min(next_power_of_2(dim), MOST_COLS)
     block_rows = SUMMED // (TERMS * block_cols)
     triton_launch.launch(
         embedding_backward_kernel,
         (cdiv(vocab, block_rows), cdiv(dim, block_cols)),
-        (grad_output, order, starts, grad_table),
-        (vocab, dim, padding_idx),
-        COMPUTE=triton_launch.COMPUTE[grad_table.dtype],
+        (grad_output, order, starts, chunks, grad_table),
+        sizes,
+        **options,
         INDEX=triton_launch.index_type(vocab + block_rows),
         BLOCK_ROWS=block_rows,
         BLOCK_TERMS=TERMS,
         BLOCK_COLS=block_cols,
-        num_warps=8,
     )
 
 

@@ -1,10 +1,6 @@
 #include "elementwise.cuh"
 #include "rows.cuh"
 
-// a / b within 2 ulp, for b of 2^-120 to 2^120: without the branches that the division of all numbers has.
-__device__ inline float ratio(float a, float b) { return __fdividef(a, b); }
-__device__ inline double ratio(double a, double b) { return a / b; }
-
 // log(1 + power) within 1.6 ulp for a power from 0 to 1: power minus its square times a minimax polynomial. log1p has twice
 // the instructions.
 __device__ inline float log1p_of(float power) {
