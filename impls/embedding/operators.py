@@ -36,8 +36,8 @@ def register(
     Args:
         backend: part of the operators' names.
         launch: ``(output, table, ids)`` writes the output; ids are ``[n]`` without gaps, table is strided.
-        launch_backward: ``(grad_table, grad_output, ids, order, starts, padding_idx)`` writes the sums of the cotangents of
-            each row: see `by_row`. padding_idx is -1 for no row.
+        launch_backward: ``(grad_table, grad_output, ids, order, starts, padding_idx)`` writes the sums of each
+            row's cotangents: see `by_row`. padding_idx is -1 for no row.
         order: ``(ids, vocab)`` returns what `by_row` does, of ids ``[n]`` without gaps. No function is called for an
             empty result.
     """

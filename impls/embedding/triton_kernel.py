@@ -60,8 +60,8 @@ def embedding_chunks_kernel(
     BLOCK_TERMS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
-    # One program owns BLOCK_COLS columns of a chunk of CHUNK cotangents of a row, whose last chunk is longer. Chunk i of
-    # a row is number i of the multiples of CHUNK in its part of the order.
+    # One program owns BLOCK_COLS columns of a chunk of CHUNK cotangents of a row; a row's last chunk is longer. Chunk i
+    # of a row is number i of the multiples of CHUNK in its part of the order.
     chunk = tl.program_id(0).to(tl.int64)
     columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
     if chunk * CHUNK < tl.load(starts_ptr + vocab):
