@@ -51,7 +51,6 @@ def skewed(vocab: int, dim: int, count: int) -> Callable[[DType], Case]:
 examples: Mapping[str, Callable[[DType], Case]] = {
     "one_row_thousands_of_times": lookup(3, 5, 3001, rows=1),
     "each_row_some_times": lookup(20, 5, 500, padding_idx=3),
-    "rows_of_several_blocks": lookup(130, 5, 300),
     "one_row_has_a_fifth": skewed(40, 5, 700),
     "few_rows_thousands_of_times": lookup(9, 4, 2, 2100, rows=3, padding_idx=1),
     # More ids than a kernel for few ids takes: https://github.com/pytorch/pytorch/issues/28716.

@@ -103,8 +103,9 @@ constexpr int SUM_WARPS = 8, CHUNK = 64;
 
 // Adds up, in each lane of a warp, WIDTH columns of the cotangents of ids whose numbers in the order are from first to
 // before end. The sums of TOGETHER ones are added up, so that errors grow less than those of a single sum.
-template <class T, int WIDTH, class C>
-__device__ void add_up(C (&sums)[WIDTH], const T* from, const long long* order, long long first, long long end, long long dim) {
+template <class T, int WIDTH, class C, class Place>
+__device__ void add_up(
+    C (&sums)[WIDTH], const T* from, const Place* order, long long first, long long end, long long dim) {
     constexpr int TOGETHER = 8;
     const int lane = threadIdx.x % 32;
     for (; first < end; first += 32) {
@@ -163,27 +164,43 @@ __global__ void __launch_bounds__(32 * SUM_WARPS) embedding_chunks_kernel(
     for (int j = 0; j < WIDTH; j++) chunks[blockIdx.x * dim + column + j] = sums[j];
 }
 
+constexpr int FEW_IDS = 512;
+
 template <class T, int WIDTH>
 __global__ void __launch_bounds__(32 * SUM_WARPS) embedding_backward_kernel(
-    const T* __restrict__ grad_output,       // [ids, dim]
-    const long long* __restrict__ order,     // [ids]
-    const long long* __restrict__ starts,    // [vocab + 1]
-    const Compute<T>* __restrict__ chunks,   // [ids / CHUNK, dim]
-    T* __restrict__ grad_table,              // [vocab, dim]
-    long long vocab, long long dim, long long padding_idx) {
+    const T* __restrict__ grad_output,      // [ids, dim]
+    const void* __restrict__ ids,           // [ids], of 64 bits if they are wide, else of 32
+    const long long* __restrict__ order,    // [ids], or null if there are at most FEW_IDS
+    const long long* __restrict__ starts,   // [vocab + 1], or null
+    const Compute<T>* __restrict__ chunks,  // [ids / CHUNK, dim], or null
+    T* __restrict__ grad_table,             // [vocab, dim]
+    long long num_ids, long long vocab, long long dim, long long padding_idx, bool wide) {
     // One warp owns 32 vectors of a row of the table. It adds up the row's cotangents, or its chunks if it has some.
     using C = Compute<T>;
-    const long long row = blockIdx.x * (long long)SUM_WARPS + threadIdx.x / 32;
+    __shared__ int places[SUM_WARPS][FEW_IDS];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const long long row = blockIdx.x * (long long)SUM_WARPS + warp;
     if (row >= vocab) return;
-    const long long column = (blockIdx.y * 32ll + threadIdx.x % 32) * WIDTH, at = column < dim ? column : 0;
-    const long long begin = starts[row], end = row == padding_idx ? begin : starts[row + 1];
-    const long long first = (begin + CHUNK - 1) / CHUNK, last = first + (end - begin) / CHUNK;
+    const long long column = (blockIdx.y * 32ll + lane) * WIDTH, at = column < dim ? column : 0;
     C sums[WIDTH] = {};
-    if (first == last) add_up<T, WIDTH>(sums, grad_output + at, order, begin, end, dim);
+    if (row != padding_idx && !order) {
+        int count = 0;
+        each_id(ids, wide, 0, int(num_ids), [&](long long id, int place) {
+            const unsigned lanes = __ballot_sync(~0u, id == row);
+            if (id == row) places[warp][count + __popc(lanes & ((1u << lane) - 1))] = place;
+            count += __popc(lanes);
+        });
+        __syncwarp();
+        add_up<T, WIDTH>(sums, grad_output + at, places[warp], 0, count, dim);
+    } else if (row != padding_idx) {
+        const long long begin = starts[row], end = starts[row + 1];
+        const long long first = (begin + CHUNK - 1) / CHUNK, last = first + (end - begin) / CHUNK;
+        if (first == last) add_up<T, WIDTH>(sums, grad_output + at, order, begin, end, dim);
 #pragma unroll 8
-    for (long long i = first; i < last; i++)
+        for (long long i = first; i < last; i++)
 #pragma unroll
-        for (int j = 0; j < WIDTH; j++) sums[j] += chunks[i * dim + at + j];
+            for (int j = 0; j < WIDTH; j++) sums[j] += chunks[i * dim + at + j];
+    }
     if (column >= dim) return;
     Vector<T, WIDTH> found;
 #pragma unroll

@@ -13,6 +13,8 @@ from .operators import by_row, register
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 BLOCK = 256
 MOST_ROWS, MOST_THREADS = 64, 1024  # of a block that finds places
+# The most ids of which each row looks for its own, in one launch. On the CPU few cases have so few.
+FEW_IDS = {"cuda": 512, "cpu": 32}
 SUM_ROWS, CHUNK = 8, 64  # rows of a block that adds up cotangents, as many as its warps, and cotangents of a chunk
 # The most bytes of ids that all blocks read before it is faster to sort them. On the CPU some cases are sorted, too.
 ORDER_BYTES = {"cuda": 1 << 29, "cpu": 1 << 15}
@@ -47,25 +49,19 @@ def _order(ids: torch.Tensor, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
     return order, starts
 
 
-def _launch_backward(
-    grad_table: torch.Tensor,
-    grad_output: torch.Tensor,
-    ids: torch.Tensor,
-    order: torch.Tensor,
-    starts: torch.Tensor,
-    padding_idx: int,
-) -> None:
-    (vocab, dim), width = grad_table.shape, 16 // grad_table.element_size()
+def _launch_backward(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: torch.Tensor, padding_idx: int) -> None:
+    (vocab, dim), width, num_ids = grad_table.shape, 16 // grad_table.element_size(), len(ids)
     vectors = aligned(grad_output, grad_table) and dim % width == 0
     across, kind, threads = cdiv(dim, 32 * (width if vectors else 1)), (grad_table.dtype, vectors), 32 * SUM_ROWS
-    compute = torch.promote_types(grad_table.dtype, torch.float32)
-    chunks = torch.empty((cdiv(len(ids), CHUNK), dim), dtype=compute, device=ids.device)
-    sizes = (vocab, dim, padding_idx)
-    if len(ids) >= CHUNK:
-        grid, wide = (len(chunks), across), ids.dtype == torch.int64
-        CHUNKS[kind].launch(grid, threads, grad_output, ids, order, starts, chunks, *sizes, wide)
+    sizes = vocab, dim, padding_idx, ids.dtype == torch.int64
+    found: tuple[torch.Tensor | None, ...] = (None, None, None)
+    if num_ids > FEW_IDS[ids.device.type]:
+        compute = torch.promote_types(grad_table.dtype, torch.float32)
+        chunks = torch.empty((cdiv(num_ids, CHUNK), dim), dtype=compute, device=ids.device)
+        found = *_order(ids, vocab), chunks
+        CHUNKS[kind].launch((len(chunks), across), threads, grad_output, ids, *found, *sizes)
     grid = cdiv(vocab, SUM_ROWS), across
-    BACKWARD[kind].launch(grid, threads, grad_output, order, starts, chunks, grad_table, *sizes)
+    BACKWARD[kind].launch(grid, threads, grad_output, ids, *found, grad_table, num_ids, *sizes)
 
 
-embedding = register("cuda", _launch, _launch_backward, _order)
+embedding = register("cuda", _launch, _launch_backward)

@@ -29,17 +29,14 @@ def register(
     backend: str,
     launch: Callable[..., None],
     launch_backward: Callable[..., None],
-    order: Callable[..., tuple[torch.Tensor, torch.Tensor]] = by_row,
 ) -> Callable[..., Any]:
     """Register ``embedding_<backend>`` with the gradient of its table.
 
     Args:
         backend: part of the operators' names.
         launch: ``(output, table, ids)`` writes the output; ids are ``[n]`` without gaps, table is strided.
-        launch_backward: ``(grad_table, grad_output, ids, order, starts, padding_idx)`` writes the sums of each
-            row's cotangents: see `by_row`. padding_idx is -1 for no row.
-        order: ``(ids, vocab)`` returns what `by_row` does, of ids ``[n]`` without gaps. No function is called for an
-            empty result.
+        launch_backward: ``(grad_table, grad_output, ids, padding_idx)`` writes the sums of each row's cotangents; ids
+            are ``[n]`` without gaps; padding_idx is -1 for no row. No function is called for an empty result.
     """
 
     def forward(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None) -> torch.Tensor:
@@ -52,8 +49,7 @@ def register(
         grad_table = grad_output.new_empty((vocab, grad_output.shape[-1]))
         if grad_table.numel():
             padding = -1 if padding_idx is None else padding_idx
-            flat = ids.reshape(-1).contiguous()
-            launch_backward(grad_table, grad_output.contiguous(), flat, *order(flat, vocab), padding)
+            launch_backward(grad_table, grad_output.contiguous(), ids.reshape(-1).contiguous(), padding)
         return grad_table
 
     signature = signature_of(definition)

@@ -12,8 +12,10 @@ from .operators import by_row, register
 TILE, MOST_COLS = 4096, 1024
 TERMS, SUMMED = 8, 8192  # of a row of the table at a time: cotangents; and elements of them
 CHUNK, CHUNK_TERMS, CHUNK_COLS = 64, 16, 256  # cotangents of a chunk, and of these at a time, and their columns
-# Where places are found: rows of a program, ids of all rows at a time, and ids of the program's rows.
-ORDER_ROWS, ORDER_IDS, ORDER_KEPT = 16, 2048, 64
+# Where places are found: rows of a program, ids of all rows at a time, and pairs of a row and an id of one.
+ORDER_ROWS, ORDER_IDS, ORDER_KEPT = 16, 2048, 1024
+# The most ids whose rows have no chunks, which take a launch.
+FEW_IDS = {"cuda": 512, "cpu": 32}
 # The most bytes of ids that all programs read before it is faster to sort them. On the CPU some cases are sorted, too.
 ORDER_BYTES = {"cuda": 1 << 29, "cpu": 1 << 15}
 
@@ -203,24 +205,18 @@ def _order(ids: torch.Tensor, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
         return by_row(ids, vocab)
     sizes = len(ids), len(ids), vocab + 1
     kept, order, starts = (torch.empty(size, dtype=torch.int64, device=ids.device) for size in sizes)
-    options = {"ROWS": rows, "BLOCK_IDS": ORDER_IDS, "BLOCK_KEPT": ORDER_KEPT, "num_warps": 8}
+    options = {"ROWS": rows, "BLOCK_IDS": ORDER_IDS, "BLOCK_KEPT": ORDER_KEPT // rows, "num_warps": 8}
     tensors = (ids, kept, order, starts)
     triton_launch.launch(embedding_order_kernel, (programs,), tensors, (len(ids), vocab), **options)
     return order, starts
 
 
-def _launch_backward(
-    grad_table: torch.Tensor,
-    grad_output: torch.Tensor,
-    ids: torch.Tensor,
-    order: torch.Tensor,
-    starts: torch.Tensor,
-    padding_idx: int,
-) -> None:
+def _launch_backward(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: torch.Tensor, padding_idx: int) -> None:
     (vocab, dim), compute = grad_table.shape, torch.promote_types(grad_table.dtype, torch.float32)
-    chunks = torch.empty((cdiv(len(ids), CHUNK), dim), dtype=compute, device=ids.device)
+    order, starts = _order(ids, vocab)
     sizes, options = (vocab, dim, padding_idx), {"COMPUTE": triton_launch.COMPUTE[grad_table.dtype], "CHUNK": CHUNK}
-    if len(ids) >= CHUNK:
+    chunks = torch.empty((cdiv(len(ids), CHUNK), dim), dtype=compute, device=ids.device)
+    if len(ids) > FEW_IDS[ids.device.type]:
         triton_launch.launch(
             embedding_chunks_kernel,
             (len(chunks), cdiv(dim, CHUNK_COLS)),
@@ -230,6 +226,8 @@ def _launch_backward(
             BLOCK_TERMS=CHUNK_TERMS,
             BLOCK_COLS=CHUNK_COLS,
         )
+    else:
+        options["CHUNK"] = 1 << 30
     block_cols = min(next_power_of_2(dim), MOST_COLS)
     block_rows = SUMMED // (TERMS * block_cols)
     triton_launch.launch(
@@ -245,4 +243,4 @@ def _launch_backward(
     )
 
 
-embedding = register("triton", _launch, _launch_backward, _order)
+embedding = register("triton", _launch, _launch_backward)

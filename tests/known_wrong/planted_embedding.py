@@ -15,7 +15,7 @@ from .planted import UNWRITTEN, Fault, named
 GITHUB, PYTORCH = "https://github.com", "https://github.com/pytorch/pytorch"
 ONE, OFTEN = lookup(1, 3, 1), {"examples": named(properties, "one_row_thousands_of_times")}
 SOME = {"examples": named(properties, "each_row_some_times")}
-SEVERAL = {"examples": named(properties, "rows_of_several_blocks")}
+FIFTH = {"examples": named(properties, "one_row_has_a_fifth")}
 # More ids than each block reads: they are sorted.
 SORTED = {"examples": named(properties, "few_rows_thousands_of_times")}
 APART, PADDED = {"examples": far_apart(lookup(9, 5, 4))}, {"examples": named(properties, "padding_past_768_ids")}
@@ -38,6 +38,7 @@ def _torch_faults() -> tuple[Fault, ...]:
 
 
 AMONG = "among = terms < ends[:, None] => among ="
+LOADED = "tl.load(from_ptr, mask=among[:, :, None] & inside[None, None, :], other=0.0)"
 AT = "rows[:, None] * row_stride + columns * column_stride =>"
 
 
@@ -50,23 +51,25 @@ def _triton_faults() -> tuple[Fault, ...]:
         of("first_columns_alone", "for start in range(0, dim, BLOCK_COLS): => for start in range(0, 1):",
            check=memory_is_respected, says=UNWRITTEN, right_on=ONE),
         of.gradient("repeated_ids_written_over",
-                    f"{AMONG} (terms < ends[:, None]) & (terms == ends[:, None] - 1)", **SORTED, right_on=ONE,
+                    f"{AMONG} (terms < ends[:, None]) & (terms == ends[:, None] - 1)", **SOME, right_on=ONE,
                     source=f"{GITHUB}/tenstorrent/tt-metal/issues/6232"),
         of.gradient("repeated_ids_added_once",
-                    f"{AMONG} (terms < ends[:, None]) & (terms == begins[:, None])", **SORTED, right_on=ONE,
+                    f"{AMONG} (terms < ends[:, None]) & (terms == begins[:, None])", **SOME, right_on=ONE,
                     source=f"{GITHUB}/JuliaGPU/CUDA.jl/issues/1019"),
-        of.gradient("added_in_float16", "sums += tl.load(from_ptr, mask => sums = (sums + tl.load(from_ptr, mask",
-                    "inside[None, None, :], other=0.0).to(COMPUTE) =>"
-                    " inside[None, None, :], other=0.0)).to(tl.float16).to(COMPUTE)", dtype="float16", **SORTED,
+        of.gradient("added_in_float16", f"sums += {LOADED}.to(COMPUTE) =>"
+                    f" sums = (sums + {LOADED}).to(tl.float16).to(COMPUTE)", dtype="float16", **SOME,
                     source=f"{GITHUB}/apache/mxnet/issues/17703"),
         of.gradient("padding_ignored", "mask=there & (rows != padding_idx) => mask=there",
-                    source=f"{PYTORCH}/issues/26302", **SORTED, right_on=ONE),
-        of.gradient("an_id_dropped", f"{AMONG} terms < ends[:, None] - (ends - begins > 768).to(tl.int64)[:, None]",
+                    source=f"{PYTORCH}/issues/26302", **SOME, right_on=ONE),
+        of.gradient("ids_after_a_chunk_dropped", "tl.where(left < 2 * CHUNK, left, CHUNK).to => CHUNK + (0 * left).to",
                     source=f"{PYTORCH}/pull/27731", **SORTED, right_on=ONE),
         of.gradient("places_of_tiles", "at.to(tl.int64) * ROWS => (at - at % BLOCK_IDS).to(tl.int64) * ROWS", **SOME,
                     right_on=ONE),
         of.gradient("row_0_is_padding", "padding = -1 if padding_idx is None => padding = 0 if padding_idx is None"),
     )
+
+
+CHUNKS = "chunks[i * dim + at + j]"
 
 
 def _cuda_faults() -> tuple[Fault, ...]:
@@ -78,19 +81,20 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    source=f"{PYTORCH}/issues/188467"),
         of.stopped("contiguous_assumed", cuda_on_cpu.OutOfBounds, " == row_stride % width == 0 => == 0",
                    "take<WIDTH>(table + row * row_stride => take<WIDTH>(table + row * dim", right_on=ONE),
-        of.gradient("last_run_dropped", "first < end; first += => first < begin + RUN; first +=", **SORTED,
+        of.gradient("first_ids_alone", "for (; first < end; first += 32) { => if (first < end) {", **FIFTH,
                     right_on=ONE),
-        of.gradient("padding_ignored", "row == padding_idx || column >= dim => column >= dim", **SORTED,
+        of.gradient("padding_ignored", "row == padding_idx ? begin : starts[row + 1] => starts[row + 1]", **SOME,
                     source=f"{PYTORCH}/issues/28716", right_on=ONE),
-        of.gradient("added_in_the_dtype", "parts[j] += terms[j]; => parts[j] = C(T(parts[j] + terms[j]));",
+        of.gradient("added_in_the_dtype", f"sums[j] += {CHUNKS}; => sums[j] = C(T(sums[j] + {CHUNKS}));",
                     dtype="bfloat16", **SORTED, source=f"{GITHUB}/flagos-ai/FlagGems/pull/309"),
-        of.gradient("parts_not_cleared", "        C parts[WIDTH] = {};\n =>",
-                    "C sums[WIDTH] = {}; => C sums[WIDTH] = {}, parts[WIDTH] = {};", **OFTEN),
+        of.gradient("parts_not_cleared", "            C parts[WIDTH] = {};\n =>",
+                    "TOGETHER = 8;\n => TOGETHER = 8;\n    C parts[WIDTH] = {};\n", **OFTEN),
         of.stopped("lower_rows_not_counted", cuda_on_cpu.Race, "row < first_row; => row < first_row - 1;",
-                   check=backward_agrees, **SEVERAL, right_on=ONE),
+                   check=backward_agrees, **SOME, right_on=ONE),
         of.stopped("earlier_lanes_not_counted", cuda_on_cpu.Race, "__popc(earlier) => 0", check=backward_agrees, **SOME,
                    right_on=ONE),
-        of.gradient("threads_of_a_row_not_added_up", "if (threadIdx.y) return; => return;", **OFTEN, right_on=ONE),
+        of.gradient("warps_of_a_chunk_not_added_up", "i = 1; i < SUM_WARPS; i++ => i = 1; i < 1; i++", **OFTEN,
+                    right_on=ONE),
     )
 
 
