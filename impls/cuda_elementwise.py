@@ -8,11 +8,11 @@ import torch
 
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.elementwise import register_binary
-from fourfold.backends.launch import cdiv
+from fourfold.backends.launch import FEW_ELEMENTS, cdiv
 
 # Threads of a block, and vectors of each argument that a thread has.
 BLOCK, VECTORS = 256, 2
-WIDTHS = {True: "{W}", False: "1"}  # elements of a vector, by whether all tensors begin at multiples of 16 bytes
+WIDTHS = {True: "{W}", False: "1"}  # elements of a vector, by whether it has 16 bytes
 # The type of an element's number, by whether 32 bits suffice for it.
 INDICES = {True: "unsigned", False: "long long"}
 
@@ -22,10 +22,17 @@ def aligned(*tensors: torch.Tensor) -> bool:
     return all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
 
 
+def whole(*tensors: torch.Tensor) -> bool:
+    """Return whether a thread takes whole vectors of tensors: they begin so, and have more than few elements."""
+    return tensors[0].numel() > FEW_ELEMENTS[tensors[0].device.type] and aligned(*tensors)
+
+
 def blocks(*tensors: torch.Tensor, vectors: int = VECTORS) -> int:
-    """Return the blocks for tensors of one size."""
+    """Return the blocks for tensors of one size: with one vector of each tensor a thread if they are few."""
     x = tensors[0]
-    return cdiv(x.numel(), BLOCK * vectors * (16 // x.element_size() if aligned(*tensors) else 1))
+    width = 16 // x.element_size() if whole(*tensors) else 1
+    few = x.numel() <= FEW_ELEMENTS[x.device.type] * width
+    return cdiv(x.numel(), BLOCK * width * (1 if few else vectors))
 
 
 def instances(module: str, kernel: str, struct: str, vectors: int, options: dict[bool, str]) -> dict[Any, CudaKernel]:
@@ -51,7 +58,7 @@ def forward_launches(
 
     def flat(*tensors: torch.Tensor) -> None:
         x, grid = tensors[0], blocks(*tensors, vectors=vectors)
-        flat_kernels[x.dtype, aligned(*tensors)].launch(grid, BLOCK, *tensors, x.numel())
+        flat_kernels[x.dtype, whole(*tensors)].launch(grid, BLOCK, *tensors, x.numel())
 
     def strided(a: torch.Tensor, b: torch.Tensor, output: torch.Tensor, n: int, *sizes: int) -> None:
         grid = cdiv(n, BLOCK * vectors)
@@ -85,7 +92,7 @@ def elementwise(
     def gradients(*given: Any) -> None:
         *tensors, needs_a, needs_b = given
         x, grid = tensors[0], blocks(*tensors, vectors=vectors)
-        backward_kernels[x.dtype, aligned(*tensors)].launch(grid, BLOCK, *tensors, x.numel(), needs_a, needs_b)
+        backward_kernels[x.dtype, whole(*tensors)].launch(grid, BLOCK, *tensors, x.numel(), needs_a, needs_b)
 
     flat, strided, kernels = forward_launches(module, forward, vectors)
     return register_binary(definition, "cuda", flat, strided, gradients), (*kernels, *backward_kernels.values())

@@ -5,6 +5,10 @@
 __device__ inline float power_of_e(float x) { return __expf(x); }
 __device__ inline double power_of_e(double x) { return exp(x); }
 
+// a / b within 2 ulp, for b of 2^-120 to 2^120: without the branches that the division of all numbers has.
+__device__ inline float ratio(float a, float b) { return __fdividef(a, b); }
+__device__ inline double ratio(double a, double b) { return a / b; }
+
 // sigmoid(x), and sigmoid(-x) as `rest`, each to all its digits.
 template <class C> __device__ C sigmoid(C x, C& rest) {
     const C power = power_of_e(-fabs(x)), larger = C(1) / (C(1) + power);
@@ -15,26 +19,28 @@ template <class C> __device__ C sigmoid(C x, C& rest) {
 // Threads of a block of the kernels below. A constant makes the distances between a thread's vectors constant, too.
 constexpr int BLOCK_THREADS = 256;
 
-// One block owns VECTORS * BLOCK_THREADS consecutive vectors, one thread every BLOCK_THREADS-th. The last block also owns
-// the rest. `of` takes an element of each argument and gives one of each result. Unless ALL are, a result that is not
+// One block owns VECTORS * BLOCK_THREADS consecutive vectors, or BLOCK_THREADS if the grid then has a thread for each; one
+// thread owns every BLOCK_THREADS-th. The last block also owns the rest. `of` takes an element of each argument and gives one of each result. Unless ALL are, a result that is not
 // wanted has the address 0. A thread loads VECTORS vectors of each argument before it uses the first: enough in flight
 // to keep the memory busy.
 template <int WIDTH, class T, int VECTORS = 2, bool ALL = false, int TAKEN, int GIVEN, class Of>
 __device__ void elementwise(const T* const (&taken)[TAKEN], T* const (&given)[GIVEN], long long n, Of of) {
     using C = Compute<T>;
-    const long long num_vectors = n / WIDTH, first = blockIdx.x * (long long)(VECTORS * BLOCK_THREADS) + threadIdx.x;
+    const long long num_vectors = n / WIDTH;
+    const int owned = gridDim.x * (long long)BLOCK_THREADS < num_vectors ? VECTORS : 1;
+    const long long first = blockIdx.x * (long long)(owned * BLOCK_THREADS) + threadIdx.x;
     Vector<T, WIDTH> in[VECTORS][TAKEN];
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
         const long long i = first + v * BLOCK_THREADS;
-        if (i >= num_vectors) continue;
+        if (v >= owned || i >= num_vectors) continue;
 #pragma unroll
         for (int k = 0; k < TAKEN; k++) in[v][k] = Vector<T, WIDTH>::load(taken[k] + i * WIDTH);
     }
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
         const long long i = first + v * BLOCK_THREADS;
-        if (i >= num_vectors) continue;
+        if (v >= owned || i >= num_vectors) continue;
         C x[TAKEN][WIDTH];
         Vector<T, WIDTH> out[GIVEN];
 #pragma unroll

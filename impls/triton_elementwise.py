@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 
 from fourfold.backends.elementwise import register_binary
-from fourfold.backends.launch import cdiv
+from fourfold.backends.launch import FEW_ELEMENTS, cdiv
 from fourfold.backends.triton import launch as triton_launch
 
-# Elements of a program where there are strides: their addresses take registers.
-STRIDED_BLOCK = 1024
+# Elements of a program where there are strides: their addresses take registers. And where there are few elements.
+STRIDED_BLOCK, FEW_BLOCK = 1024, 256
 
 
 def of(*elements: Any) -> Any:
@@ -163,6 +163,11 @@ def specialized(kernel: Any, function: Any, name: str) -> Any:
     return found
 
 
+def block_of(x: torch.Tensor, usual: int) -> int:
+    """Return the elements of a program for tensors like x."""
+    return FEW_BLOCK if x.numel() <= FEW_ELEMENTS[x.device.type] else usual
+
+
 def launch(kernel: Any, block: int, tensors: tuple[torch.Tensor, ...], sizes: tuple[int, ...], **flags: bool) -> None:
     """Launch a kernel of this module with a program for each block of elements; the first size is their number."""
     options = {"COMPUTE": triton_launch.COMPUTE[tensors[0].dtype], "INDEX": triton_launch.index_type(sizes[0] + block)}
@@ -175,7 +180,8 @@ def forward_launches(name: str, function: Any, block_bytes: int) -> tuple[Callab
     strided_kernel = specialized(binary_strided_kernel, function, f"{name}_strided_kernel")
 
     def flat(a: torch.Tensor, b: torch.Tensor, output: torch.Tensor) -> None:
-        launch(flat_kernel, block_bytes // a.element_size(), (a, b, output), (a.numel(),), RAGGED=a.numel() % 16 != 0)
+        block = block_of(a, block_bytes // a.element_size())
+        launch(flat_kernel, block, (a, b, output), (a.numel(),), RAGGED=a.numel() % 16 != 0)
 
     def strided(a: torch.Tensor, b: torch.Tensor, output: torch.Tensor, *sizes: int) -> None:
         launch(strided_kernel, STRIDED_BLOCK, (a, b, output), sizes)
@@ -205,7 +211,7 @@ def elementwise(
 
     def gradients(*given: Any) -> None:
         *tensors, needs_a, needs_b = given
-        sizes, block = (tensors[0].numel(),), block_bytes // tensors[0].element_size()
+        sizes, block = (tensors[0].numel(),), block_of(tensors[0], block_bytes // tensors[0].element_size())
         launch(kernel, block, tuple(tensors), sizes, NEEDS_A=needs_a, NEEDS_B=needs_b, RAGGED=sizes[0] % 16 != 0)
 
     launches = forward_launches(definition.__name__, forward, block_bytes)

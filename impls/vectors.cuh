@@ -17,30 +17,34 @@ __device__ inline float2 unpacked(unsigned word, __half) {
     return __half22float2(pair);
 }
 
-// WIDTH neighbours that one instruction loads or stores: 16 bytes if the data are aligned to 16 bytes, else one
-// element.
+// What one instruction moves, by its bytes.
+template <int BYTES> struct WordOf { using type = uint4; };
+template <> struct WordOf<8> { using type = uint2; };
+
+// WIDTH neighbours that one instruction loads or stores: 16 bytes, or 8, if the data are aligned to them, else one element.
 template <class T, int WIDTH> struct __align__(sizeof(T) * WIDTH) Vector {
     T at[WIDTH];
+    using Word = typename WordOf<sizeof(T) * WIDTH>::type;
 
-    // Loads a uint4, because the compiler may split an access to an array into elements and not merge them all again.
+    // Loads a word, because the compiler may split an access to an array into elements and not merge them all again.
     __device__ static Vector load(const T* from) {
         Vector vector;
         if constexpr (WIDTH == 1) {
             vector.at[0] = *from;
         } else {
-            const uint4 bits = *reinterpret_cast<const uint4*>(from);
+            const Word bits = *reinterpret_cast<const Word*>(from);
             memcpy(&vector, &bits, sizeof bits);
         }
         return vector;
     }
     __device__ void store(T* to) const {
         if constexpr (WIDTH == 1) *to = at[0];
-        else *reinterpret_cast<uint4*>(to) = bits();
+        else *reinterpret_cast<Word*>(to) = bits();
     }
     // Stores to global memory only. The instruction is not split, and its data leave the cache first.
     __device__ void store_streaming(T* to) const {
         if constexpr (WIDTH == 1) *to = at[0];
-        else __stcs(reinterpret_cast<uint4*>(to), bits());
+        else __stcs(reinterpret_cast<Word*>(to), bits());
     }
 
     // Splits whole words by hand. The compiler would split them right after the load, and so wait for it.
@@ -60,8 +64,8 @@ template <class T, int WIDTH> struct __align__(sizeof(T) * WIDTH) Vector {
         }
     }
 
-    __device__ uint4 bits() const {
-        uint4 bits;
+    __device__ Word bits() const {
+        Word bits;
         memcpy(&bits, this, sizeof bits);
         return bits;
     }

@@ -36,9 +36,22 @@ def lookup(
     return make
 
 
+def skewed(vocab: int, dim: int, count: int) -> Callable[[DType], Case]:
+    """Return a named case of ids whose frequencies fall as those of words do; row 0 has a fifth."""
+
+    def make(dtype: DType) -> Case:
+        case = lookup(vocab, dim, count)(dtype)
+        shares = 1 / np.arange(2, vocab + 1)
+        ids = np.random.default_rng(32).choice(vocab, count, p=[0.2, *(0.8 * shares / shares.sum())])
+        return case.with_inputs(ids=ids)
+
+    return make
+
+
 examples: Mapping[str, Callable[[DType], Case]] = {
     "one_row_thousands_of_times": lookup(3, 5, 3001, rows=1),
     "each_row_some_times": lookup(20, 5, 500, padding_idx=3),
+    "one_row_has_a_fifth": skewed(40, 5, 700),
     "few_rows_thousands_of_times": lookup(9, 4, 2, 2100, rows=3, padding_idx=1),
     # More ids than a kernel for few ids takes: https://github.com/pytorch/pytorch/issues/28716.
     "padding_past_768_ids": lookup(10, 8, 1, 769, padding_idx=0),
@@ -97,6 +110,7 @@ workloads: Mapping[str, Mapping[str, Make]] = {
         "small": whole(lookup(1000, 256, 512)),
         "large": tiled(lookup(8192, 2048, 512), 32, "ids"),
         "repeated": tiled(lookup(64, 1024, 512), 32, "ids"),
+        "skewed": tiled(skewed(256, 1024, 512), 32, "ids"),
         "ragged": tiled(lookup(1001, 333, 257), 32, "ids"),
     },
 }

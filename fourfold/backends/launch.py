@@ -81,6 +81,11 @@ def check_shared_bytes(name: str, shared_bytes: int) -> None:
         )
 
 
+# The most elements for each of which a GPU has a thread at once. Kernels then take one element a thread, or a few, so
+# that every multiprocessor has work. On the CPU few cases are that small, so that tests reach whole vectors, too.
+FEW_ELEMENTS = {"cuda": 1 << 18, "cpu": 64}
+
+
 @functools.cache
 def is_hopper(device: torch.device) -> bool:
     """Return whether a device is a GPU of compute capability 9.0, which kernels with wgmma and TMA require."""

@@ -5,27 +5,26 @@ from pathlib import Path
 import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
-from fourfold.backends.launch import cdiv, resident
+from fourfold.backends.launch import cdiv
 
-from ..cuda_elementwise import aligned
+from ..cuda_elementwise import whole
 from .operators import Factors, register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 BLOCK = 256
-# Elements of a thread, in whole vectors of 16 bytes of each tensor; or one, where a tensor begins between two.
-RUNS = {dtype: max(16 // dtype.itemsize, 4) for dtype in CPP_TYPES}
+# Elements of a thread: as many as 16 bytes of the widest tensor hold; or one of few, or where a tensor begins between.
+WIDTHS = {dtype: 16 // max(dtype.itemsize, 4) for dtype in CPP_TYPES}
 KERNELS_BY = {
-    (dtype, whole): CudaKernel(SOURCE, f"adam_kernel<{cpp}, {RUNS[dtype] if whole else 1}>")
+    (dtype, width): CudaKernel(SOURCE, f"adam_kernel<{cpp}, {width}>")
     for dtype, cpp in CPP_TYPES.items()
-    for whole in (True, False)
+    for width in (WIDTHS[dtype], 1)
 }
 KERNELS = tuple(KERNELS_BY.values())
 
 
 def _launch(param: torch.Tensor, grad: torch.Tensor, m: torch.Tensor, v: torch.Tensor, factors: Factors) -> None:
-    n, whole = param.numel(), aligned(param, grad, m, v)
-    blocks = min(cdiv(n, BLOCK * (RUNS[param.dtype] if whole else 1)), resident(param.device, 32))
-    KERNELS_BY[param.dtype, whole].launch(blocks, BLOCK, param, grad, m, v, n, *factors)
+    n, width = param.numel(), WIDTHS[param.dtype] if whole(param, grad, m, v) else 1
+    KERNELS_BY[param.dtype, width].launch(cdiv(n, BLOCK * width), BLOCK, param, grad, m, v, n, *factors)
 
 
 adam = register("cuda", _launch)

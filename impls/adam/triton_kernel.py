@@ -7,6 +7,7 @@ import triton.language as tl
 from fourfold.backends.launch import cdiv
 from fourfold.backends.triton import launch as triton_launch
 
+from ..triton_elementwise import block_of
 from .operators import Factors, register
 
 BLOCK = 1024
@@ -48,15 +49,15 @@ def adam_kernel(
 
 
 def _launch(param: torch.Tensor, grad: torch.Tensor, m: torch.Tensor, v: torch.Tensor, factors: Factors) -> None:
-    n = param.numel()
+    n, block = param.numel(), block_of(param, BLOCK)
     triton_launch.launch(
         adam_kernel,
-        (cdiv(n, BLOCK),),
+        (cdiv(n, block),),
         (param, grad, m, v),
         (n, *factors),
         COMPUTE=triton_launch.COMPUTE[param.dtype],
-        INDEX=triton_launch.index_type(n + BLOCK),
-        BLOCK=BLOCK,
+        INDEX=triton_launch.index_type(n + block),
+        BLOCK=block,
     )
 
 

@@ -24,151 +24,186 @@ __global__ void embedding_forward_kernel(
     }
 }
 
-template <class T, int WIDTH>
-__global__ void embedding_backward_kernel(
-    const T* __restrict__ grad_output,     // [ids, dim]
-    const long long* __restrict__ order,   // [ids]
-    const long long* __restrict__ starts,  // [vocab + 1]
-    T* __restrict__ grad_table,            // [vocab, dim]
-    long long vocab, long long dim, long long padding_idx) {
-    // One row of threads owns every (gridDim.x * blockDim.y)-th row of the table, one thread every blockDim.x-th vector
-    // of it. The sums of RUN cotangents are added up, so that errors grow less than those of a single sum.
-    constexpr int RUN = 64;
-    using C = Compute<T>;
-    const long long step = gridDim.x * (long long)blockDim.y;
-    for (long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y; row < vocab; row += step) {
-        const long long begin = starts[row], end = row == padding_idx ? begin : starts[row + 1];
-        for (long long column = threadIdx.x * WIDTH; column < dim; column += blockDim.x * WIDTH) {
-            C sums[WIDTH] = {};
-            for (long long first = begin; first < end; first += RUN) {
-                C parts[WIDTH] = {};
-#pragma unroll 4
-                for (long long term = first; term < min(first + RUN, end); term++) {
-                    C terms[WIDTH];
-                    Vector<T, WIDTH>::load(grad_output + order[term] * dim + column).unpack(terms);
+// Calls use(row, at) in each lane of a warp for 32 ids at a time: those from begin to before end, and then -1.
+template <class Use> __device__ void each_id(const void* ids, bool wide, int begin, int end, Use use) {
+    constexpr int LOADED = 8;
+    const int lane = threadIdx.x % 32;
+    for (int next = begin; next < end; next += 32 * LOADED) {
+        long long row[LOADED];
 #pragma unroll
-                    for (int j = 0; j < WIDTH; j++) parts[j] += terms[j];
-                }
+        for (int i = 0; i < LOADED; i++) {
+            const int at = next + i * 32 + lane;
+            row[i] = at >= end ? -1 : wide ? ((const long long*)ids)[at] : ((const int*)ids)[at];
+        }
 #pragma unroll
-                for (int j = 0; j < WIDTH; j++) sums[j] += parts[j];
+        for (int i = 0; i < LOADED; i++) use(row[i], next + i * 32 + lane);
+    }
+}
+
+// The places of ids in the order of their rows, those of one row in rising order, and where each row's begin.
+constexpr int MOST_ROWS = 64, MOST_WARPS = 32;
+
+__global__ void __launch_bounds__(32 * MOST_WARPS) embedding_order_kernel(
+    const void* __restrict__ ids,    // [num_ids], of 64 bits if they are wide, else of 32
+    long long* __restrict__ order,   // [num_ids]
+    long long* __restrict__ starts,  // [vocab + 1]
+    int num_ids, long long vocab, int rows, bool wide) {
+    // One block owns some rows of the table, one warp a part of the ids: once to count those of each row, and once
+    // to write their places.
+    __shared__ int slots[MOST_WARPS][MOST_ROWS], totals[MOST_ROWS], before;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = (num_ids + blockDim.x - 1) / blockDim.x * 32;
+    const int begin = min(warp * part, num_ids), end = min(begin + part, num_ids);
+    const long long first_row = blockIdx.x * (long long)rows, num_rows = min(vocab - first_row, (long long)rows);
+    for (int i = lane; i < rows; i += 32) slots[warp][i] = 0;
+    if (threadIdx.x == 0) before = 0;
+    __syncthreads();
+    int lower = 0;
+    each_id(ids, wide, begin, end, [&](long long row, int) {
+        lower += row >= 0 && row < first_row;
+        if (row >= first_row && row < first_row + num_rows) atomicAdd(&slots[warp][row - first_row], 1);
+    });
+    lower = __reduce_add_sync(~0u, lower);
+    if (lane == 0) atomicAdd(&before, lower);
+    __syncthreads();
+    const int mine = threadIdx.x, warps = blockDim.x / 32;
+    int sum = 0;
+    if (mine < rows) {
+        for (int i = 0; i < warps; i++) sum += slots[i][mine];
+        totals[mine] = sum;
+    }
+    __syncthreads();
+    if (mine < rows) {
+        int next = before;
+        for (int i = 0; i < mine; i++) next += totals[i];
+        if (mine < num_rows) starts[first_row + mine] = next;
+        if (first_row + mine == vocab - 1) starts[vocab] = next + sum;
+        for (int i = 0; i < warps; i++) {
+            const int count = slots[i][mine];
+            slots[i][mine] = next;
+            next += count;
+        }
+    }
+    __syncthreads();
+    each_id(ids, wide, begin, end, [&](long long row, int at) {
+        const bool here = row >= first_row && row < first_row + num_rows;
+        if (!__any_sync(~0u, here)) return;
+        const unsigned like = __match_any_sync(~0u, here ? int(row - first_row) : -1), earlier = like & ((1u << lane) - 1);
+        int slot = 0;
+        if (here) slot = slots[warp][row - first_row] + __popc(earlier);
+        __syncwarp();
+        if (here) {
+            order[slot] = at;
+            if (!earlier) slots[warp][row - first_row] = slot + __popc(like);
+        }
+        __syncwarp();
+    });
+}
+
+constexpr int SUM_WARPS = 8, CHUNK = 64;
+
+// Adds up, in each lane of a warp, WIDTH columns of the cotangents of ids whose numbers in the order are from first to
+// before end. The sums of TOGETHER ones are added up, so that errors grow less than those of a single sum.
+template <class T, int WIDTH, class C, class Place>
+__device__ void add_up(
+    C (&sums)[WIDTH], const T* from, const Place* order, long long first, long long end, long long dim) {
+    constexpr int TOGETHER = 8;
+    const int lane = threadIdx.x % 32;
+    for (; first < end; first += 32) {
+        const int count = int(min(end - first, 32ll));
+        const long long mine = order[first + min(lane, count - 1)];
+        for (int next = 0; next < count; next += TOGETHER) {
+            Vector<T, WIDTH> terms[TOGETHER];
+            C parts[WIDTH] = {};
+#pragma unroll
+            for (int k = 0; k < TOGETHER; k++) terms[k] = Vector<T, WIDTH>::load(from + __shfl_sync(~0u, mine, next + k) * dim);
+#pragma unroll
+            for (int k = 0; k < TOGETHER; k++) {
+                C numbers[WIDTH];
+                terms[k].unpack(numbers);
+#pragma unroll
+                for (int j = 0; j < WIDTH; j++) parts[j] += next + k < count ? numbers[j] : C(0);
             }
-            Vector<T, WIDTH> found;
 #pragma unroll
-            for (int j = 0; j < WIDTH; j++) found.at[j] = T(sums[j]);
-            found.store(grad_table + row * dim + column);
+            for (int j = 0; j < WIDTH; j++) sums[j] += parts[j];
         }
     }
 }
 
-// The ids of a block's rows that a warp keeps until their cotangents are added up.
-constexpr int KEPT_IDS = 160, SCAN_THREADS = 512, SCAN_WARPS = SCAN_THREADS / 32;
-
-// With SHARED, all threads of a block share the cotangents of one row.
-template <class T, int WIDTH, int ROWS, bool SHARED>
-__global__ void __launch_bounds__(SCAN_THREADS) embedding_backward_scan_kernel(
-    const T* __restrict__ grad_output,  // [num_ids, dim]
-    const void* __restrict__ ids,       // [num_ids], of 64 bits if they are wide, else of 32
-    T* __restrict__ grad_table,         // [vocab, dim]
-    int num_ids, long long vocab, long long dim, long long padding_idx, bool wide) {
-    // One block owns ROWS * blockDim.y rows of the table, or one if SHARED, and blockDim.x vectors of them. Each warp searches its
-    // part of the ids for these rows. The sums of 32 cotangents are added up, so that errors grow less than those of a
-    // single sum.
-    constexpr int TOGETHER = SHARED ? 8 : 4, LOADED = 4;
-    __shared__ int kept_places[SCAN_WARPS][KEPT_IDS], places[SCAN_WARPS * KEPT_IDS];
-    __shared__ unsigned short kept_rows[SCAN_WARPS][KEPT_IDS], rows[SCAN_WARPS * KEPT_IDS];
-    __shared__ int counts[SCAN_WARPS];
+// The sums of a row's chunks of CHUNK cotangents, of which the last one is longer. Chunk i of a row is number i of the
+// multiples of CHUNK in its part of the order.
+template <class T, int WIDTH>
+__global__ void __launch_bounds__(32 * SUM_WARPS) embedding_chunks_kernel(
+    const T* __restrict__ grad_output,     // [ids, dim]
+    const void* __restrict__ ids,          // [ids], of 64 bits if they are wide, else of 32
+    const long long* __restrict__ order,   // [ids]
+    const long long* __restrict__ starts,  // [vocab + 1]
+    Compute<T>* __restrict__ chunks,       // [ids / CHUNK, dim]
+    long long vocab, long long dim, long long padding_idx, bool wide) {
+    // One block owns 32 vectors of a chunk.
     using C = Compute<T>;
-    const int thread = threadIdx.y * blockDim.x + threadIdx.x, lane = thread % 32, warp = thread / 32;
-    const int part = (num_ids + SCAN_THREADS - 1) / SCAN_THREADS * 32, end = min((warp + 1) * part, num_ids);
-    const int num_rows = SHARED ? 1 : ROWS * blockDim.y;
-    const long long first_row = blockIdx.x * (long long)num_rows;
-    const long long column = (blockIdx.y * (long long)blockDim.x + threadIdx.x) * WIDTH;
-    C sums[ROWS][WIDTH] = {};
-    int next = warp * part;
-    bool more;
-    do {
+    __shared__ C of_warps[SUM_WARPS][WIDTH][32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const long long middle = blockIdx.x * (long long)CHUNK;
+    if (middle >= starts[vocab]) return;
+    const long long row = wide ? ((const long long*)ids)[order[middle]] : ((const int*)ids)[order[middle]];
+    const long long begin = starts[row], number = blockIdx.x - (begin + CHUNK - 1) / CHUNK;
+    const long long left = starts[row + 1] - begin - number * CHUNK;
+    if (left < CHUNK || row == padding_idx) return;
+    const long long first = begin + number * CHUNK, end = first + (left < 2 * CHUNK ? left : CHUNK);
+    const long long part = (end - first + SUM_WARPS - 1) / SUM_WARPS, column = (blockIdx.y * 32ll + lane) * WIDTH;
+    C sums[WIDTH] = {};
+    add_up<T, WIDTH>(sums, grad_output + (column < dim ? column : 0), order, first + warp * part, min(first + (warp + 1) * part, end), dim);
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) of_warps[warp][j][lane] = sums[j];
+    __syncthreads();
+    if (warp || column >= dim) return;
+    for (int i = 1; i < SUM_WARPS; i++)
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) sums[j] += of_warps[i][j][lane];
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) chunks[blockIdx.x * dim + column + j] = sums[j];
+}
+
+constexpr int FEW_IDS = 512;
+
+template <class T, int WIDTH>
+__global__ void __launch_bounds__(32 * SUM_WARPS) embedding_backward_kernel(
+    const T* __restrict__ grad_output,      // [ids, dim]
+    const void* __restrict__ ids,           // [ids], of 64 bits if they are wide, else of 32
+    const long long* __restrict__ order,    // [ids], or null if there are at most FEW_IDS
+    const long long* __restrict__ starts,   // [vocab + 1], or null
+    const Compute<T>* __restrict__ chunks,  // [ids / CHUNK, dim], or null
+    T* __restrict__ grad_table,             // [vocab, dim]
+    long long num_ids, long long vocab, long long dim, long long padding_idx, bool wide) {
+    // One warp owns 32 vectors of a row of the table. It adds up the row's cotangents, or its chunks if it has some.
+    using C = Compute<T>;
+    __shared__ int places[SUM_WARPS][FEW_IDS];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const long long row = blockIdx.x * (long long)SUM_WARPS + warp;
+    if (row >= vocab) return;
+    const long long column = (blockIdx.y * 32ll + lane) * WIDTH, at = column < dim ? column : 0;
+    C sums[WIDTH] = {};
+    if (row != padding_idx && !order) {
         int count = 0;
-        for (; next < end && count <= KEPT_IDS - 32 * LOADED; next += 32 * LOADED) {
-            long long row[LOADED];
+        each_id(ids, wide, 0, int(num_ids), [&](long long id, int place) {
+            const unsigned lanes = __ballot_sync(~0u, id == row);
+            if (id == row) places[warp][count + __popc(lanes & ((1u << lane) - 1))] = place;
+            count += __popc(lanes);
+        });
+        __syncwarp();
+        add_up<T, WIDTH>(sums, grad_output + at, places[warp], 0, count, dim);
+    } else if (row != padding_idx) {
+        const long long begin = starts[row], end = starts[row + 1];
+        const long long first = (begin + CHUNK - 1) / CHUNK, last = first + (end - begin) / CHUNK;
+        if (first == last) add_up<T, WIDTH>(sums, grad_output + at, order, begin, end, dim);
+#pragma unroll 8
+        for (long long i = first; i < last; i++)
 #pragma unroll
-            for (int i = 0; i < LOADED; i++) {
-                const int at = next + i * 32 + lane;
-                row[i] = at >= end ? -1 : wide ? ((const long long*)ids)[at] : ((const int*)ids)[at];
-            }
-#pragma unroll
-            for (int i = 0; i < LOADED; i++) {
-                const bool here = row[i] >= first_row && row[i] < first_row + num_rows && row[i] != padding_idx;
-                const unsigned lanes = __ballot_sync(~0u, here);
-                if (here) {
-                    const int number = count + __popc(lanes & ((1u << lane) - 1));
-                    kept_places[warp][number] = next + i * 32 + lane;
-                    kept_rows[warp][number] = (unsigned short)(row[i] - first_row);
-                }
-                count += __popc(lanes);
-            }
-        }
-        if (lane == 0) counts[warp] = count;
-        more = __syncthreads_or(next < end);
-        int before = 0, total = 0;
-        for (int i = 0; i < SCAN_WARPS; i++) {
-            if (i < warp) before += counts[i];
-            total += counts[i];
-        }
-        for (int i = lane; i < count; i += 32) {
-            places[before + i] = kept_places[warp][i];
-            rows[before + i] = kept_rows[warp][i];
-        }
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            const int row = SHARED ? 0 : i * blockDim.y + threadIdx.y;
-            for (int first = SHARED ? threadIdx.y * 32 : 0; first < total; first += SHARED ? blockDim.y * 32 : 32) {
-                unsigned left = __ballot_sync(~0u, first + lane < total && rows[first + lane] == row);
-                if (column >= dim) continue;
-                C parts[WIDTH] = {};
-                while (left) {
-                    Vector<T, WIDTH> terms[TOGETHER];
-                    int number = 0;
-#pragma unroll
-                    for (int j = 0; j < TOGETHER; j++, left &= left - 1) {
-                        if (!left) continue;
-                        const long long place = places[first + __ffs(left) - 1];
-                        terms[j] = Vector<T, WIDTH>::load(grad_output + place * dim + column);
-                        number = j + 1;
-                    }
-#pragma unroll
-                    for (int j = 0; j < TOGETHER; j++) {
-                        if (j >= number) continue;
-                        C numbers[WIDTH];
-                        terms[j].unpack(numbers);
-#pragma unroll
-                        for (int k = 0; k < WIDTH; k++) parts[k] += numbers[k];
-                    }
-                }
-#pragma unroll
-                for (int k = 0; k < WIDTH; k++) sums[i][k] += parts[k];
-            }
-        }
-        __syncthreads();
-    } while (more);
-    if constexpr (SHARED) {
-        __shared__ C of_threads[SCAN_THREADS * WIDTH];
-#pragma unroll
-        for (int k = 0; k < WIDTH; k++) of_threads[k * SCAN_THREADS + thread] = sums[0][k];
-        __syncthreads();
-        if (threadIdx.y) return;
-        for (int i = 1; i < blockDim.y; i++)
-#pragma unroll
-            for (int k = 0; k < WIDTH; k++) sums[0][k] += of_threads[k * SCAN_THREADS + i * blockDim.x + thread];
+            for (int j = 0; j < WIDTH; j++) sums[j] += chunks[i * dim + at + j];
     }
     if (column >= dim) return;
+    Vector<T, WIDTH> found;
 #pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        const long long row = first_row + i * blockDim.y + threadIdx.y;
-        if (row >= vocab) continue;
-        Vector<T, WIDTH> result;
-#pragma unroll
-        for (int k = 0; k < WIDTH; k++) result.at[k] = T(sums[i][k]);
-        result.store(grad_table + row * dim + column);
-    }
+    for (int j = 0; j < WIDTH; j++) found.at[j] = T(sums[j]);
+    found.store(grad_table + row * dim + column);
 }

@@ -1,4 +1,4 @@
-"""embedding in CUDA C++: rows are copied; a row's gradient finds its cotangents in the ids, or in sorted ones."""
+"""embedding in CUDA C++: rows are copied; a row's gradient adds up its cotangents, whose places are found first."""
 
 from pathlib import Path
 
@@ -8,24 +8,21 @@ from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.launch import cdiv, multiprocessors, next_power_of_2, resident
 
 from ..cuda_elementwise import WIDTHS, aligned
-from .operators import register
+from .operators import by_row, register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 BLOCK = 256
-FORWARD = CudaKernel.instances(SOURCE, "embedding_forward_kernel<{T}, {}>", WIDTHS)
-BACKWARD = CudaKernel.instances(SOURCE, "embedding_backward_kernel<{T}, {}>", WIDTHS)
-# Of the scan: threads of a block, rows of a thread, and the most ids of a row that are not shared by a block.
-SCAN_BLOCK, SCAN_ROWS, FEW_IDS = 512, (4, 1), 16
+MOST_ROWS, MOST_THREADS = 64, 1024  # of a block that finds places
+# The most ids of which each row looks for its own, in one launch. On the CPU few cases have so few.
+FEW_IDS = {"cuda": 512, "cpu": 32}
+SUM_ROWS, CHUNK = 8, 64  # rows of a block that adds up cotangents, as many as its warps, and cotangents of a chunk
 # The most bytes of ids that all blocks read before it is faster to sort them. On the CPU some cases are sorted, too.
-SCAN_BYTES = {"cuda": 1 << 29, "cpu": 1 << 17}
-# By the rows of a thread; 0: the threads of a block share one row.
-SCAN = {
-    rows: CudaKernel.instances(
-        SOURCE, f"embedding_backward_scan_kernel<{{T}}, {{}}, {max(rows, 1)}, {str(not rows).lower()}>", WIDTHS
-    )
-    for rows in (*SCAN_ROWS, 0)
-}
-KERNELS = (*(kernel for kernels in SCAN.values() for kernel in kernels.values()), *FORWARD.values(), *BACKWARD.values())
+ORDER_BYTES = {"cuda": 1 << 29, "cpu": 1 << 15}
+FORWARD = CudaKernel.instances(SOURCE, "embedding_forward_kernel<{T}, {}>", WIDTHS)
+ORDER = CudaKernel(SOURCE, "embedding_order_kernel")
+CHUNKS = CudaKernel.instances(SOURCE, "embedding_chunks_kernel<{T}, {}>", WIDTHS)
+BACKWARD = CudaKernel.instances(SOURCE, "embedding_backward_kernel<{T}, {}>", WIDTHS)
+KERNELS = (*FORWARD.values(), ORDER, *CHUNKS.values(), *BACKWARD.values())
 
 
 def _shape(rows: int, vectors: int, device: torch.device) -> tuple[int, tuple[int, int]]:
@@ -42,44 +39,29 @@ def _launch(output: torch.Tensor, table: torch.Tensor, ids: torch.Tensor) -> Non
     FORWARD[table.dtype, vectors].launch(*shape, table, ids, output, *sizes)
 
 
-def _launch_backward(
-    grad_table: torch.Tensor, grad_output: torch.Tensor, order: torch.Tensor, starts: torch.Tensor, padding_idx: int
-) -> None:
-    (vocab, dim), width = grad_table.shape, 16 // grad_table.element_size()
+def _order(ids: torch.Tensor, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = min(cdiv(vocab, multiprocessors(ids.device)), MOST_ROWS)
+    if cdiv(vocab, rows) * ids.nbytes > ORDER_BYTES[ids.device.type]:
+        return by_row(ids, vocab)
+    order, starts = (torch.empty(size, dtype=torch.int64, device=ids.device) for size in (len(ids), vocab + 1))
+    threads = min(max(next_power_of_2(len(ids)) // 8, 128), MOST_THREADS)
+    ORDER.launch(cdiv(vocab, rows), threads, ids, order, starts, len(ids), vocab, rows, ids.dtype == torch.int64)
+    return order, starts
+
+
+def _launch_backward(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: torch.Tensor, padding_idx: int) -> None:
+    (vocab, dim), width, num_ids = grad_table.shape, 16 // grad_table.element_size(), len(ids)
     vectors = aligned(grad_output, grad_table) and dim % width == 0
-    shape = _shape(vocab, dim // width if vectors else dim, grad_table.device)
-    BACKWARD[grad_table.dtype, vectors].launch(*shape, grad_output, order, starts, grad_table, vocab, dim, padding_idx)
+    across, kind, threads = cdiv(dim, 32 * (width if vectors else 1)), (grad_table.dtype, vectors), 32 * SUM_ROWS
+    sizes = vocab, dim, padding_idx, ids.dtype == torch.int64
+    found: tuple[torch.Tensor | None, ...] = (None, None, None)
+    if num_ids > FEW_IDS[ids.device.type]:
+        compute = torch.promote_types(grad_table.dtype, torch.float32)
+        chunks = torch.empty((cdiv(num_ids, CHUNK), dim), dtype=compute, device=ids.device)
+        found = *_order(ids, vocab), chunks
+        CHUNKS[kind].launch((len(chunks), across), threads, grad_output, ids, *found, *sizes)
+    grid = cdiv(vocab, SUM_ROWS), across
+    BACKWARD[kind].launch(grid, threads, grad_output, ids, *found, grad_table, num_ids, *sizes)
 
 
-def _scan(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: torch.Tensor, padding_idx: int) -> bool:
-    (vocab, dim), width, device = grad_table.shape, 16 // grad_table.element_size(), grad_table.device
-    vectors = aligned(grad_output, grad_table) and dim % width == 0
-    across = cdiv(dim, width) if vectors else dim
-    most = multiprocessors(device)
-    along = min(max(next_power_of_2(across), 32), SCAN_BLOCK)
-    by_threads, by_block = (cdiv(vocab, n * SCAN_BLOCK // along) * cdiv(across, along) for n in SCAN_ROWS)
-    rows = SCAN_ROWS[by_threads < most * 3 // 4]
-    if by_threads < most * 3 // 4 > by_block and len(ids) > FEW_IDS * vocab:
-        # One row for a block; if there are too few, blocks of fewer columns.
-        rows = 0
-        while along > 32 and vocab * cdiv(across, along) < most:
-            along //= 2
-    grid = cdiv(vocab, max(rows * SCAN_BLOCK // along, 1)), cdiv(across, along)
-    if grid[0] * grid[1] * ids.nbytes > SCAN_BYTES[device.type]:
-        return False
-    SCAN[rows][grad_table.dtype, vectors].launch(
-        grid,
-        (along, SCAN_BLOCK // along),
-        grad_output,
-        ids,
-        grad_table,
-        len(ids),
-        vocab,
-        dim,
-        padding_idx,
-        ids.dtype == torch.int64,
-    )
-    return True
-
-
-embedding = register("cuda", _launch, _launch_backward, _scan)
+embedding = register("cuda", _launch, _launch_backward)

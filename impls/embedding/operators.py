@@ -21,7 +21,7 @@ def by_row(ids: torch.Tensor, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
 
     Places of one row are in rising order, so that each sum of cotangents has one order.
     """
-    rows, order = ids.reshape(-1).sort(stable=True)
+    rows, order = ids.sort(stable=True)
     return order, torch.searchsorted(rows, torch.arange(vocab + 1, dtype=rows.dtype, device=rows.device))
 
 
@@ -29,17 +29,14 @@ def register(
     backend: str,
     launch: Callable[..., None],
     launch_backward: Callable[..., None],
-    scan: Callable[..., bool] = lambda *_: False,
 ) -> Callable[..., Any]:
     """Register ``embedding_<backend>`` with the gradient of its table.
 
     Args:
         backend: part of the operators' names.
         launch: ``(output, table, ids)`` writes the output; ids are ``[n]`` without gaps, table is strided.
-        launch_backward: ``(grad_table, grad_output, order, starts, padding_idx)`` writes the sums of the cotangents of
-            each row: see `by_row`. padding_idx is -1 for no row.
-        scan: ``(grad_table, grad_output, ids, padding_idx)`` writes the same sums without an order of the ids, and
-            returns whether it has done so. No function is called for an empty result.
+        launch_backward: ``(grad_table, grad_output, ids, padding_idx)`` writes the sums of each row's cotangents; ids
+            are ``[n]`` without gaps; padding_idx is -1 for no row. No function is called for an empty result.
     """
 
     def forward(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None) -> torch.Tensor:
@@ -52,9 +49,7 @@ def register(
         grad_table = grad_output.new_empty((vocab, grad_output.shape[-1]))
         if grad_table.numel():
             padding = -1 if padding_idx is None else padding_idx
-            grad_output = grad_output.contiguous()
-            if not scan(grad_table, grad_output, ids.reshape(-1).contiguous(), padding):
-                launch_backward(grad_table, grad_output, *by_row(ids, vocab), padding)
+            launch_backward(grad_table, grad_output.contiguous(), ids.reshape(-1).contiguous(), padding)
         return grad_table
 
     signature = signature_of(definition)

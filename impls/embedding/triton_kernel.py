@@ -1,22 +1,23 @@
-"""embedding in Triton: rows are copied; a row's gradient finds its cotangents in the ids, or in sorted ones."""
+"""embedding in Triton: rows are copied; a row's gradient adds up its cotangents, whose places are found first."""
 
 import torch
 import triton
 import triton.language as tl
 
-from fourfold.backends.launch import cdiv, next_power_of_2
+from fourfold.backends.launch import cdiv, multiprocessors, next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 
-from .operators import register
+from .operators import by_row, register
 
 TILE, MOST_COLS = 4096, 1024
-TERMS, MOST_SUMMED = 8, 128  # of a row of the table at a time: cotangents, and their columns
-
-
-SCANNED_IDS = 1024  # ids of a program at a time, where it searches them
-# The most ids of a row, and bytes of ids that all programs read, before it is faster to sort. On the CPU some cases are
-# sorted, too.
-SEARCHED_IDS, SCAN_BYTES = 32, {"cuda": 1 << 29, "cpu": 1 << 17}
+TERMS, SUMMED = 8, 8192  # of a row of the table at a time: cotangents; and elements of them
+CHUNK, CHUNK_TERMS, CHUNK_COLS = 64, 16, 256  # cotangents of a chunk, and of these at a time, and their columns
+# Where places are found: rows of a program, ids of all rows at a time, and pairs of a row and an id of one.
+ORDER_ROWS, ORDER_IDS, ORDER_KEPT = 16, 2048, 1024
+# The most ids whose rows have no chunks, which take a launch.
+FEW_IDS = {"cuda": 512, "cpu": 32}
+# The most bytes of ids that all programs read before it is faster to sort them. On the CPU some cases are sorted, too.
+ORDER_BYTES = {"cuda": 1 << 29, "cpu": 1 << 15}
 
 
 @triton.jit(do_not_specialize=["num_ids", "vocab"])
@@ -47,28 +48,69 @@ def embedding_forward_kernel(
 
 
 @triton.jit(do_not_specialize=["vocab", "padding_idx"])
+def embedding_chunks_kernel(
+    grad_output_ptr,  # [ids, dim]
+    ids_ptr,  # [ids]
+    order_ptr,  # [ids]
+    starts_ptr,  # [vocab + 1]
+    chunks_ptr,  # [ids / CHUNK, dim]
+    vocab,
+    dim,
+    padding_idx,
+    COMPUTE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_TERMS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    # One program owns BLOCK_COLS columns of a chunk of CHUNK cotangents of a row; a row's last chunk is longer. Chunk i
+    # of a row is number i of the multiples of CHUNK in its part of the order.
+    chunk = tl.program_id(0).to(tl.int64)
+    columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
+    if chunk * CHUNK < tl.load(starts_ptr + vocab):
+        row = tl.load(ids_ptr + tl.load(order_ptr + chunk * CHUNK)).to(tl.int64)
+        begin = tl.load(starts_ptr + row)
+        first = begin + (chunk - (begin + CHUNK - 1) // CHUNK) * CHUNK
+        left = tl.load(starts_ptr + row + 1) - first
+        if (left >= CHUNK) & (row != padding_idx):
+            sums = tl.zeros((BLOCK_TERMS, BLOCK_COLS), COMPUTE)
+            count = tl.where(left < 2 * CHUNK, left, CHUNK).to(tl.int32)
+            for start in range(0, count, BLOCK_TERMS):
+                terms = start + tl.arange(0, BLOCK_TERMS)
+                places = tl.load(order_ptr + first + terms, mask=terms < count, other=0)
+                from_ptr = grad_output_ptr + places[:, None] * dim + columns[None, :]
+                mask = (terms < count)[:, None] & (columns < dim)[None, :]
+                sums += tl.load(from_ptr, mask=mask, other=0.0).to(COMPUTE)
+            tl.store(chunks_ptr + chunk * dim + columns, tl.sum(sums, axis=0), mask=columns < dim)
+
+
+@triton.jit(do_not_specialize=["vocab", "padding_idx"])
 def embedding_backward_kernel(
     grad_output_ptr,  # [ids, dim]
     order_ptr,  # [ids]
     starts_ptr,  # [vocab + 1]
+    chunks_ptr,  # [ids / CHUNK, dim]
     grad_table_ptr,  # [vocab, dim]
     vocab,
     dim,
     padding_idx,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
+    CHUNK: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_TERMS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
-    # One program owns BLOCK_COLS columns of BLOCK_ROWS rows of the table. Each sum has BLOCK_TERMS parts, whatever the
-    # other rows are.
+    # One program owns BLOCK_COLS columns of BLOCK_ROWS rows of the table. It adds up a row's cotangents, or its chunks
+    # if it has some. Each sum has BLOCK_TERMS parts, whatever the other rows are.
     rows = tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     there = rows < vocab
     columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
     inside = columns < dim
     begins = tl.load(starts_ptr + rows, mask=there, other=0)
     ends = tl.load(starts_ptr + rows + 1, mask=there & (rows != padding_idx), other=0)
+    chunks = tl.maximum(ends - begins, 0) // CHUNK
+    first_chunks = (begins + CHUNK - 1) // CHUNK
+    ends = tl.where(chunks > 0, begins, ends)
     sums = tl.zeros((BLOCK_ROWS, BLOCK_TERMS, BLOCK_COLS), COMPUTE)
     for tile in range(tl.cdiv(tl.max(ends - begins, axis=0), BLOCK_TERMS)):
         terms = begins[:, None] + tile * BLOCK_TERMS + tl.arange(0, BLOCK_TERMS)[None, :]
@@ -76,46 +118,69 @@ def embedding_backward_kernel(
         places = tl.load(order_ptr + terms, mask=among, other=0)
         from_ptr = grad_output_ptr + places[:, :, None] * dim + columns[None, None, :]
         sums += tl.load(from_ptr, mask=among[:, :, None] & inside[None, None, :], other=0.0).to(COMPUTE)
+    for tile in range(tl.cdiv(tl.max(chunks, axis=0), BLOCK_TERMS)):
+        terms = tile * BLOCK_TERMS + tl.arange(0, BLOCK_TERMS)[None, :]
+        among = terms < chunks[:, None]
+        from_ptr = chunks_ptr + (first_chunks[:, None] + terms)[:, :, None] * dim + columns[None, None, :]
+        sums += tl.load(from_ptr, mask=among[:, :, None] & inside[None, None, :], other=0.0)
     to_ptr = grad_table_ptr + rows.to(tl.int64)[:, None] * dim + columns[None, :]
     found = tl.sum(sums, axis=1).to(grad_table_ptr.dtype.element_ty)
     tl.store(to_ptr, found, mask=there[:, None] & inside[None, :])
 
 
-@triton.jit(do_not_specialize=["num_ids", "padding_idx"])
-def embedding_backward_scan_kernel(
-    grad_output_ptr,  # [num_ids, dim]
+@triton.jit
+def kept_ids(kept_ptr, start, end, ROWS: tl.constexpr, BLOCK_KEPT: tl.constexpr):
+    """Return of kept ids from start to end which are there, their places, and whose each is, [ROWS, BLOCK_KEPT]."""
+    at = start + tl.arange(0, BLOCK_KEPT)
+    kept = tl.load(kept_ptr + at, mask=at < end, other=0)
+    of_row = ((kept % ROWS)[None, :] == tl.arange(0, ROWS)[:, None]) & (at < end)[None, :]
+    return at < end, kept // ROWS, of_row.to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["num_ids", "vocab"])
+def embedding_order_kernel(
     ids_ptr,  # [num_ids]
-    grad_table_ptr,  # [vocab, dim]
+    kept_ptr,  # [num_ids]
+    order_ptr,  # [num_ids]
+    starts_ptr,  # [vocab + 1]
     num_ids,
-    dim,
-    padding_idx,
-    COMPUTE: tl.constexpr,
+    vocab,
+    ROWS: tl.constexpr,
     BLOCK_IDS: tl.constexpr,
-    BLOCK_TERMS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
+    BLOCK_KEPT: tl.constexpr,
 ):
-    # One program owns BLOCK_COLS columns of a row of the table. It searches BLOCK_IDS ids at a time for the row, and
-    # adds up the cotangents of BLOCK_TERMS of them together, so that errors grow less than those of a single sum.
-    row = tl.program_id(0)
-    columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
-    inside = columns < dim
-    sums = tl.zeros((BLOCK_COLS,), COMPUTE)
-    end = tl.where(row == padding_idx, 0, num_ids)
-    for start in range(0, end, BLOCK_IDS):
+    # One program owns ROWS rows of the table. It keeps the ids of these rows, and then writes their places by row.
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    numbers = tl.arange(0, ROWS)
+    lower = tl.zeros((BLOCK_IDS,), tl.int32)
+    for start in range(0, num_ids, BLOCK_IDS):
         at = start + tl.arange(0, BLOCK_IDS)
-        ids = tl.load(ids_ptr + at, mask=at < num_ids, other=-1)
-        hits = (ids == row).to(tl.int32)
-        count = tl.sum(hits, axis=0)
-        if count > 0:
-            # Of each hit, how many come before it: the t-th one is where this number is t.
-            numbers = tl.where(hits > 0, tl.cumsum(hits, axis=0) - 1, -1)
-            for first in range(0, count, BLOCK_TERMS):
-                terms = first + tl.arange(0, BLOCK_TERMS)
-                places = tl.sum(tl.where(numbers[None, :] == terms[:, None], at[None, :], 0), axis=1)
-                from_ptr = grad_output_ptr + places.to(tl.int64)[:, None] * dim + columns[None, :]
-                mask = (terms < count)[:, None] & inside[None, :]
-                sums += tl.sum(tl.load(from_ptr, mask=mask, other=0.0).to(COMPUTE), axis=0)
-    tl.store(grad_table_ptr + row.to(tl.int64) * dim + columns, sums.to(grad_table_ptr.dtype.element_ty), mask=inside)
+        rows = tl.load(ids_ptr + at, mask=at < num_ids, other=-1).to(tl.int64)
+        lower += ((rows >= 0) & (rows < first)).to(tl.int32)
+    begin = tl.sum(lower, axis=0)
+    end = begin
+    for start in range(0, num_ids, BLOCK_IDS):
+        at = start + tl.arange(0, BLOCK_IDS)
+        rows = tl.load(ids_ptr + at, mask=at < num_ids, other=-1).to(tl.int64)
+        here = (rows >= first) & (rows < tl.minimum(first + ROWS, vocab))
+        count = tl.cumsum(here.to(tl.int32), axis=0)
+        tl.store(kept_ptr + end + count - 1, at.to(tl.int64) * ROWS + rows - first, mask=here)
+        end += tl.max(count, axis=0)
+    tl.debug_barrier()  # other threads than those that stored the ids may read them
+    counts = tl.zeros((ROWS,), tl.int32)
+    for start in range(begin, end, BLOCK_KEPT):
+        _, _, of_row = kept_ids(kept_ptr, start, end, ROWS, BLOCK_KEPT)
+        counts += tl.sum(of_row, axis=1)
+    ends = begin + tl.cumsum(counts, axis=0)
+    tl.store(starts_ptr + first + numbers + 1, ends.to(tl.int64), mask=first + numbers < vocab)
+    if first == 0:
+        tl.store(starts_ptr, begin.to(tl.int64))
+    nexts = ends - counts
+    for start in range(begin, end, BLOCK_KEPT):
+        there, places, of_row = kept_ids(kept_ptr, start, end, ROWS, BLOCK_KEPT)
+        slots = nexts[:, None] + tl.cumsum(of_row, axis=1) - 1
+        tl.store(order_ptr + tl.sum(slots * of_row, axis=0), places, mask=there)
+        nexts += tl.sum(of_row, axis=1)
 
 
 def _launch(output: torch.Tensor, table: torch.Tensor, ids: torch.Tensor) -> None:
@@ -133,18 +198,44 @@ def _launch(output: torch.Tensor, table: torch.Tensor, ids: torch.Tensor) -> Non
     )
 
 
-def _launch_backward(
-    grad_table: torch.Tensor, grad_output: torch.Tensor, order: torch.Tensor, starts: torch.Tensor, padding_idx: int
-) -> None:
-    vocab, dim = grad_table.shape
-    block_cols = min(next_power_of_2(dim), MOST_SUMMED)
-    block_rows = TILE // (TERMS * block_cols)
+def _order(ids: torch.Tensor, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = min(max(next_power_of_2(cdiv(vocab, multiprocessors(ids.device))), 2), ORDER_ROWS)
+    programs = cdiv(vocab, rows)
+    if programs * ids.nbytes > ORDER_BYTES[ids.device.type]:
+        return by_row(ids, vocab)
+    sizes = len(ids), len(ids), vocab + 1
+    kept, order, starts = (torch.empty(size, dtype=torch.int64, device=ids.device) for size in sizes)
+    options = {"ROWS": rows, "BLOCK_IDS": ORDER_IDS, "BLOCK_KEPT": ORDER_KEPT // rows, "num_warps": 8}
+    tensors = (ids, kept, order, starts)
+    triton_launch.launch(embedding_order_kernel, (programs,), tensors, (len(ids), vocab), **options)
+    return order, starts
+
+
+def _launch_backward(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: torch.Tensor, padding_idx: int) -> None:
+    (vocab, dim), compute = grad_table.shape, torch.promote_types(grad_table.dtype, torch.float32)
+    order, starts = _order(ids, vocab)
+    sizes, options = (vocab, dim, padding_idx), {"COMPUTE": triton_launch.COMPUTE[grad_table.dtype], "CHUNK": CHUNK}
+    chunks = torch.empty((cdiv(len(ids), CHUNK), dim), dtype=compute, device=ids.device)
+    if len(ids) > FEW_IDS[ids.device.type]:
+        triton_launch.launch(
+            embedding_chunks_kernel,
+            (len(chunks), cdiv(dim, CHUNK_COLS)),
+            (grad_output, ids, order, starts, chunks),
+            sizes,
+            **options,
+            BLOCK_TERMS=CHUNK_TERMS,
+            BLOCK_COLS=CHUNK_COLS,
+        )
+    else:
+        options["CHUNK"] = 1 << 30
+    block_cols = min(next_power_of_2(dim), MOST_COLS)
+    block_rows = SUMMED // (TERMS * block_cols)
     triton_launch.launch(
         embedding_backward_kernel,
         (cdiv(vocab, block_rows), cdiv(dim, block_cols)),
-        (grad_output, order, starts, grad_table),
-        (vocab, dim, padding_idx),
-        COMPUTE=triton_launch.COMPUTE[grad_table.dtype],
+        (grad_output, order, starts, chunks, grad_table),
+        sizes,
+        **options,
         INDEX=triton_launch.index_type(vocab + block_rows),
         BLOCK_ROWS=block_rows,
         BLOCK_TERMS=TERMS,
@@ -152,23 +243,4 @@ def _launch_backward(
     )
 
 
-def _scan(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: torch.Tensor, padding_idx: int) -> bool:
-    (vocab, dim), num_ids = grad_table.shape, len(ids)
-    block_cols = min(next_power_of_2(dim), MOST_COLS)
-    grid = vocab, cdiv(dim, block_cols)
-    if num_ids > SEARCHED_IDS * vocab or vocab * grid[1] * ids.nbytes > SCAN_BYTES[ids.device.type]:
-        return False
-    triton_launch.launch(
-        embedding_backward_scan_kernel,
-        grid,
-        (grad_output, ids, grad_table),
-        (num_ids, dim, padding_idx),
-        COMPUTE=triton_launch.COMPUTE[grad_table.dtype],
-        BLOCK_IDS=SCANNED_IDS,
-        BLOCK_TERMS=TERMS,
-        BLOCK_COLS=block_cols,
-    )
-    return True
-
-
-embedding = register("triton", _launch, _launch_backward, _scan)
+embedding = register("triton", _launch, _launch_backward)

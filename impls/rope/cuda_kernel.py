@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from fourfold.backends.cuda.launch import CudaKernel
-from fourfold.backends.launch import cdiv, next_power_of_2
+from fourfold.backends.launch import cdiv
 
 from .operators import Turn, register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
-BLOCK = 256
+BLOCK = 128
 MOST_TOKENS = 64  # of a block, which is what a GPU allows along z
 # By whether all lies in whole vectors of 16 bytes, and whether pairs are neighbours.
 OPTIONS = {(True, True): "{W}, true", (True, False): "{W}, false", (False, True): "1, true", (False, False): "1, false"}
@@ -23,8 +23,8 @@ def _launch(turn: Turn) -> None:
     width = 16 // x.element_size()
     vectors = step == cos_step == sin_step == 1 and not any(n % width for n in (dim, half, *rows, cos_row, sin_row))
     vectors = vectors and not any(tensor.data_ptr() % 16 for tensor in (x, cos, sin, output))
-    across = min(next_power_of_2(cdiv(dim - half, width if vectors else 1)), BLOCK)
-    down = min(next_power_of_2(heads), BLOCK // across)
+    across = min(cdiv(dim - half, width if vectors else 1), BLOCK)
+    down = cdiv(heads, cdiv(heads, BLOCK // across))
     deep = min(BLOCK // (across * down), MOST_TOKENS)
     kernel = KERNELS_BY[x.dtype, (vectors, turn.interleaved)]
     kernel.launch(cdiv(tokens, deep), (across, down, deep), *turn.tensors, *turn.sizes, *turn.strides, turn.back)

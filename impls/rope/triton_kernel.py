@@ -3,13 +3,14 @@
 import triton
 import triton.language as tl
 
-from fourfold.backends.launch import cdiv, next_power_of_2
+from fourfold.backends.launch import FEW_ELEMENTS, cdiv, next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 
 from ..triton_rows import row_offsets
 from .operators import Turn, register
 
-TILE_PAIRS = 2048
+# Pairs of a program: many where each thread has vectors of them, fewer where there are few, or no vectors.
+TILE_PAIRS, FEW_PAIRS = 2048, 256
 MOST_PAIRS = 1024  # of a row at a time
 MOST_PIECES = 8  # of the columns without a partner, where there are few pairs and many of these
 
@@ -97,7 +98,8 @@ def _launch(turn: Turn) -> None:
     tokens, _, _, heads, dim, half, _ = turn.sizes
     alone = cdiv(dim - 2 * half, MOST_PIECES)
     block_pairs = min(next_power_of_2(max(half, alone, 1)), MOST_PAIRS)
-    block_rows = TILE_PAIRS // block_pairs
+    few = tokens * heads * block_pairs <= FEW_ELEMENTS[x.device.type] or half % 16 != 0
+    block_rows = max((FEW_PAIRS if few else TILE_PAIRS) // block_pairs, 1)
     triton_launch.launch(
         rope_kernel,
         (cdiv(tokens * heads, block_rows),),

@@ -6,7 +6,7 @@ import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
 
-from ..cuda_elementwise import BLOCK, WIDTHS, aligned, blocks
+from ..cuda_elementwise import BLOCK, WIDTHS, blocks, whole
 from .operators import register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
@@ -26,7 +26,7 @@ def _forward(
     tensors = (logits, targets) if summed else (logits, targets, results)
     written = (None, results) if summed else (results, None)
     arguments = (logits, targets, *written, logits.numel(), alpha, gamma)
-    FORWARD[logits.dtype, aligned(*tensors)].launch(blocks(*tensors), BLOCK, *arguments)
+    FORWARD[logits.dtype, whole(*tensors)].launch(blocks(*tensors), BLOCK, *arguments)
 
 
 def _reduce(output: torch.Tensor, sums: torch.Tensor, divisor: int) -> None:
@@ -39,7 +39,7 @@ def _backward(
     each = grad_output.shape == logits.shape
     tensors = (logits, targets, grad_logits, *((grad_output,) if each else ()))
     arguments = (grad_output, logits, targets, grad_logits, logits.numel(), *scalars, each)
-    BACKWARD[logits.dtype, aligned(*tensors)].launch(blocks(*tensors), BLOCK, *arguments)
+    BACKWARD[logits.dtype, whole(*tensors)].launch(blocks(*tensors), BLOCK, *arguments)
 
 
 sigmoid_focal_loss = register("cuda", blocks, _forward, _reduce, _backward)

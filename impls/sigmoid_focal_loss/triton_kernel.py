@@ -10,6 +10,7 @@ from triton.language.extra import libdevice
 from fourfold.backends.launch import cdiv
 from fourfold.backends.triton import launch as triton_launch
 
+from ..triton_elementwise import block_of
 from .operators import register
 
 # Sums that are added at once.
@@ -115,7 +116,7 @@ def sigmoid_focal_loss_backward_kernel(
 
 
 def _block(logits: torch.Tensor) -> int:
-    return 4096 // logits.element_size()
+    return block_of(logits, 4096 // logits.element_size())
 
 
 def _blocks(logits: torch.Tensor, targets: torch.Tensor) -> int:

@@ -14,6 +14,8 @@ PARAM, M, V = {"output": "param"}, {"output": "m"}, {"output": "v"}
 DECAYED, LATER = {"examples": {"decayed": step_of(40, weight_decay=0.25, lr=0.5)}}, step_of(9, step=100000)
 # A parameter whose steps are larger than the roundoff of any dtype.
 FAST = {"examples": {"fast": step_of(40, lr=0.5, step=2)}}
+# One in vectors, and some numbers after the last.
+LONG = {"examples": {"long": step_of(101, lr=0.5, step=2)}}
 MEAN, DECAY = "new = grad.to(wide) =>", "param.to(wide) * (1 - lr * weight_decay) =>"
 UPDATE, STORED = "param = tl.cast(kept, COMPUTE) * param -", "tl.store(m_ptr + at, m.to(tl.float32), mask=mask) =>"
 WRITTEN = "written|expected"
@@ -61,7 +63,8 @@ def _triton_faults() -> tuple[Fault, ...]:
         of("decay_of_the_new_param", f"{UPDATE} tl.cast(rate, COMPUTE) * step =>"
            " param = tl.cast(kept, COMPUTE) * (param - tl.cast(rate, COMPUTE) * step)", **DECAYED, **PARAM,
            source=f"{GITHUB}/bitsandbytes-foundation/bitsandbytes/issues/2010", right_on=step_of(9)),
-        of("rows_in_place_of_elements", "n = param.numel() => n = param.shape[0] if param.ndim else 1", says=WRITTEN,
+        of("rows_in_place_of_elements",
+           "n, block = param.numel(), => n, block = param.shape[0] if param.ndim else 1,", says=WRITTEN,
            source=f"{GITHUB}/hpcaitech/ColossalAI/pull/633", right_on=step_of(9), **M),
         of("works_on_copies", "if tensor is not grad and tensor is not new: => if False:", says="written nothing new",
            **M, right_on=step_of(9)),
@@ -71,14 +74,15 @@ def _triton_faults() -> tuple[Fault, ...]:
 def _cuda_faults() -> tuple[Fault, ...]:
     of = Edits("adam", "cuda")
     return (
-        of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds, "if (odd >= n) return; => if (odd > n) return;", **PARAM),
+        of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds, "at + WIDTH <= n => at + WIDTH <= n + 1", **PARAM),
         # Whole vectors of half types are computed, but not stored.
-        of("vectors_of_half_types_left", "params[k].store(param + at => if (sizeof(T) > 2) params[k].store(param + at",
-           dtype="bfloat16", says=WRITTEN, source=f"{GITHUB}/pytorch/pytorch/issues/191763", **FAST, **PARAM,
+        of("vectors_of_half_types_left", "params.store( => if (WIDTH == 1 || sizeof(T) > 2) params.store(",
+           dtype="bfloat16", says=WRITTEN, source=f"{GITHUB}/pytorch/pytorch/issues/191763", **LONG, **PARAM,
            right_on=step_of(3, lr=0.5)),
-        of("numbers_in_an_int8", "n, whole = param.numel(), => n, whole = param.numel() % 1024,", says=WRITTEN,
+        of("numbers_in_an_int8", "n, width = param.numel(), => n, width = param.numel() % 1024,", says=WRITTEN,
            source=f"{GITHUB}/deepspeedai/DeepSpeed/issues/7640", **M, right_on=step_of(9)),
-        of("last_elements_left", "if (odd >= n) return; => return;", says=WRITTEN, **V, right_on=step_of(8)),
+        of("last_elements_left", "odd = at; odd < n; => odd = n; odd < n;", says=WRITTEN, **LONG, **V,
+           right_on=step_of(8)),
         of("squares_of_the_old_step", "fma(root_of(second), times => fma(root_of(C(square)), times", **FAST, **PARAM),
     )
 

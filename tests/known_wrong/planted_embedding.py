@@ -4,6 +4,7 @@ from fourfold.properties import embedding as properties
 from fourfold.properties.embedding import lookup
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
+from fourfold.checks.backward import backward_agrees
 from fourfold.checks.memory import memory_is_respected
 
 from .edits import Edits
@@ -14,7 +15,8 @@ from .planted import UNWRITTEN, Fault, named
 GITHUB, PYTORCH = "https://github.com", "https://github.com/pytorch/pytorch"
 ONE, OFTEN = lookup(1, 3, 1), {"examples": named(properties, "one_row_thousands_of_times")}
 SOME = {"examples": named(properties, "each_row_some_times")}
-# More ids than are searched for each row: they are sorted.
+FIFTH = {"examples": named(properties, "one_row_has_a_fifth")}
+# More ids than each block reads: they are sorted.
 SORTED = {"examples": named(properties, "few_rows_thousands_of_times")}
 APART, PADDED = {"examples": far_apart(lookup(9, 5, 4))}, {"examples": named(properties, "padding_past_768_ids")}
 ROWS, LOOKUP = "return torch.nn.functional.embedding( =>", "torch.where(known, ids, table.shape[0])"
@@ -36,6 +38,7 @@ def _torch_faults() -> tuple[Fault, ...]:
 
 
 AMONG = "among = terms < ends[:, None] => among ="
+LOADED = "tl.load(from_ptr, mask=among[:, :, None] & inside[None, None, :], other=0.0)"
 AT = "rows[:, None] * row_stride + columns * column_stride =>"
 
 
@@ -48,25 +51,25 @@ def _triton_faults() -> tuple[Fault, ...]:
         of("first_columns_alone", "for start in range(0, dim, BLOCK_COLS): => for start in range(0, 1):",
            check=memory_is_respected, says=UNWRITTEN, right_on=ONE),
         of.gradient("repeated_ids_written_over",
-                    f"{AMONG} (terms < ends[:, None]) & (terms == ends[:, None] - 1)", **SORTED, right_on=ONE,
+                    f"{AMONG} (terms < ends[:, None]) & (terms == ends[:, None] - 1)", **SOME, right_on=ONE,
                     source=f"{GITHUB}/tenstorrent/tt-metal/issues/6232"),
         of.gradient("repeated_ids_added_once",
-                    f"{AMONG} (terms < ends[:, None]) & (terms == begins[:, None])", **SORTED, right_on=ONE,
+                    f"{AMONG} (terms < ends[:, None]) & (terms == begins[:, None])", **SOME, right_on=ONE,
                     source=f"{GITHUB}/JuliaGPU/CUDA.jl/issues/1019"),
-        of.gradient("added_in_float16", "sums += tl.load(from_ptr, mask => sums = (sums + tl.load(from_ptr, mask",
-                    "inside[None, None, :], other=0.0).to(COMPUTE) =>"
-                    " inside[None, None, :], other=0.0)).to(tl.float16).to(COMPUTE)", dtype="float16", **SORTED,
+        of.gradient("added_in_float16", f"sums += {LOADED}.to(COMPUTE) =>"
+                    f" sums = (sums + {LOADED}).to(tl.float16).to(COMPUTE)", dtype="float16", **SOME,
                     source=f"{GITHUB}/apache/mxnet/issues/17703"),
         of.gradient("padding_ignored", "mask=there & (rows != padding_idx) => mask=there",
-                    source=f"{PYTORCH}/issues/26302", **SORTED, right_on=ONE),
-        of.gradient("an_id_dropped", f"{AMONG} terms < ends[:, None] - (ends - begins > 768).to(tl.int64)[:, None]",
+                    source=f"{PYTORCH}/issues/26302", **SOME, right_on=ONE),
+        of.gradient("ids_after_a_chunk_dropped", "tl.where(left < 2 * CHUNK, left, CHUNK).to => CHUNK + (0 * left).to",
                     source=f"{PYTORCH}/pull/27731", **SORTED, right_on=ONE),
-        of.gradient("padding_ignored_by_the_search", "end = tl.where(row == padding_idx, 0, num_ids) => end = num_ids",
-                    **SOME, right_on=ONE),
-        of.gradient("one_tile_of_hits", "for first in range(0, count, BLOCK_TERMS): => for first in range(0, 1):",
-                    **SOME, right_on=ONE),
+        of.gradient("places_of_tiles", "at.to(tl.int64) * ROWS => (at - at % BLOCK_IDS).to(tl.int64) * ROWS", **SOME,
+                    right_on=ONE),
         of.gradient("row_0_is_padding", "padding = -1 if padding_idx is None => padding = 0 if padding_idx is None"),
     )
+
+
+CHUNKS = "chunks[i * dim + at + j]"
 
 
 def _cuda_faults() -> tuple[Fault, ...]:
@@ -78,19 +81,20 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    source=f"{PYTORCH}/issues/188467"),
         of.stopped("contiguous_assumed", cuda_on_cpu.OutOfBounds, " == row_stride % width == 0 => == 0",
                    "take<WIDTH>(table + row * row_stride => take<WIDTH>(table + row * dim", right_on=ONE),
-        of.gradient("last_run_dropped", "first < end; first += RUN => first < begin + RUN; first += RUN", **SORTED,
+        of.gradient("first_ids_alone", "for (; first < end; first += 32) { => if (first < end) {", **FIFTH,
                     right_on=ONE),
-        of.gradient("padding_ignored", "row == padding_idx ? begin : starts[row + 1] => starts[row + 1]", **SORTED,
+        of.gradient("padding_ignored", "row == padding_idx ? begin : starts[row + 1] => starts[row + 1]", **SOME,
                     source=f"{PYTORCH}/issues/28716", right_on=ONE),
-        of.gradient("added_in_the_dtype", "parts[j] += terms[j]; => parts[j] = C(T(parts[j] + terms[j]));",
+        of.gradient("added_in_the_dtype", f"sums[j] += {CHUNKS}; => sums[j] = C(T(sums[j] + {CHUNKS}));",
                     dtype="bfloat16", **SORTED, source=f"{GITHUB}/flagos-ai/FlagGems/pull/309"),
-        of.gradient("sums_not_cleared", "            C sums[WIDTH] = {};\n =>",
-                    "begin : starts[row + 1]; => begin : starts[row + 1];\n        C sums[WIDTH] = {};",
-                    examples={"many_columns": lookup(200, 301, 400)}),
-        of.gradient("padding_ignored_by_the_search", " && row[i] != padding_idx =>", **PADDED, right_on=ONE),
-        of.gradient("searched_once", "more = __syncthreads_or(next < end) => __syncthreads(), more = false", **OFTEN,
+        of.gradient("parts_not_cleared", "            C parts[WIDTH] = {};\n =>",
+                    "TOGETHER = 8;\n => TOGETHER = 8;\n    C parts[WIDTH] = {};\n", **OFTEN),
+        of.stopped("lower_rows_not_counted", cuda_on_cpu.Race, "row < first_row; => row < first_row - 1;",
+                   check=backward_agrees, **SOME, right_on=ONE),
+        of.stopped("earlier_lanes_not_counted", cuda_on_cpu.Race, "__popc(earlier) => 0", check=backward_agrees, **SOME,
+                   right_on=ONE),
+        of.gradient("warps_of_a_chunk_not_added_up", "i = 1; i < SUM_WARPS; i++ => i = 1; i < 1; i++", **OFTEN,
                     right_on=ONE),
-        of.gradient("threads_of_a_row_not_added_up", "if (threadIdx.y) return; => return;", **OFTEN, right_on=ONE),
     )
 
 

@@ -56,7 +56,7 @@ IN_TRITON = {
     "offsets_in_32_bits": "triton_elementwise.py: (at - row * inner).to(tl.int64) => (at - row * inner)",
 }
 REST, A_AT = "elementwise.cuh: if (blockIdx.x < gridDim.x - 1 || odd >= n) return;", "column * a_inner_stride] =>"
-FLAT = "cuda_elementwise.py: aligned(*tensors)].launch(grid, BLOCK, *tensors, x.numel())\n => aligned(*tensors)]"
+FLAT = "cuda_elementwise.py: whole(*tensors)].launch(grid, BLOCK, *tensors, x.numel())\n => whole(*tensors)]"
 IN_CUDA = {
     "store_unmasked": f"{REST} => if (odd >= (n + 3) / 4 * 4) return;",
     "contiguous_assumed": f"elementwise.cuh: a[plane * a_outer_stride + line * a_middle_stride + {A_AT} a[i]",
@@ -86,8 +86,8 @@ def _cuda_faults() -> tuple[Fault, ...]:
     return (
         of.stopped("store_unmasked", out_of_bounds, IN_CUDA["store_unmasked"], **block),
         of("tail_of_vectors_dropped", f"{REST} => return;", source=f"{leetcuda}/issues/295", **MEMORY, **block),
-        of.stopped("vector_past_the_end", out_of_bounds, "elementwise.cuh: num_vectors = n / WIDTH, =>"
-                   " num_vectors = (n + WIDTH - 1) / WIDTH,", source=f"{leetcuda}/pull/421", **block),
+        of.stopped("vector_past_the_end", out_of_bounds, "elementwise.cuh: num_vectors = n / WIDTH; =>"
+                   " num_vectors = (n + WIDTH - 1) / WIDTH;", source=f"{leetcuda}/pull/421", **block),
         of.stopped("vectors_misaligned", cuda_on_cpu.Misaligned,
                    "cuda_elementwise.py: all(tensor.data_ptr() % 16 == 0 for tensor in tensors) => True", **block),
         of("grid_limited", f"{FLAT}.launch(1, BLOCK, *tensors, x.numel())\n", **MEMORY, **one),
