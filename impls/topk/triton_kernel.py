@@ -14,6 +14,7 @@ from .operators import register
 MOST_SORTED = 256  # of the results of a row, by the program that collects them
 LEAST_PARTS = 32  # of a row
 LEAST_GROUPS, MOST_GROUPS = 512, 4096  # of a row that has as many numbers
+LONG = 16384  # numbers of a row that eight warps own
 LOADED = 8  # numbers of a group, at a time
 EXACT_PER_WARP = 128  # numbers of a tile of a row that holds too many equal ones
 ORDERED = COMPARED = 32  # of what is chosen in a row: what a program orders, and compares that with at a time
@@ -284,10 +285,11 @@ def _launch(
     (num_rows, n, _), k, itemsize = sizes, values.shape[-1], values.element_size()
     few = k <= MOST_SORTED
     most = max(2 * next_power_of_2(k), LEAST_PARTS)
-    groups = min(max(16 * most, LEAST_GROUPS), max(next_power_of_2(n), LEAST_PARTS), MOST_GROUPS)
+    length = max(next_power_of_2(n), LEAST_PARTS)
+    groups = min(max(length // LOADED, 4 * most, LEAST_GROUPS), length, MOST_GROUPS)
     members = cdiv(n, groups)
     loaded = min(next_power_of_2(members), LOADED)
-    warps = 1 if n <= 4096 else 8
+    warps = 8 if n > LONG else 4 if most > 128 else 1
     # Places of a tile past the end of the row fit in their type, too.
     place = torch.int32 if n < 2**30 else torch.int64
     chosen = indices.new_empty((num_rows, most), dtype=place)

@@ -371,6 +371,8 @@ REDUCTIONS = (
     Row("tl.xor_sum(x)", np.bitwise_xor.reduce, INTEGERS),
     Row(f"tl.reduce_or({SQUARE}, axis=1)", lambda x: np.bitwise_or.reduce(table(x), 1), INTEGERS),
     Row(f"tl.reduce({SQUARE}, 1, product)", lambda x: table(x).prod(1, dtype=x.dtype), inputs=ones),
+    Row(f"tl.reduce({SQUARE}, 0, product, keep_dims=True)", lambda x: table(x).prod(0, dtype=x.dtype), inputs=ones),
+    Row("tl.sort(x)", np.sort, ("int32",)),
     Row(f"tl.associative_scan({SQUARE}, 1, product)", lambda x: table(x).cumprod(1, dtype=x.dtype), inputs=ones),
     Row(f"tl.cumsum({SQUARE}, axis=1)", lambda x: table(promoted(x)).cumsum(1, promoted(x).dtype), inputs=small),
     Row(f"tl.cumsum({SQUARE}, axis=0)", lambda x: table(promoted(x)).cumsum(0, promoted(x).dtype), inputs=small),
