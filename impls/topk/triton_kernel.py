@@ -18,7 +18,8 @@ LONG = 16384  # numbers of a row that eight warps own
 LOADED = 8  # numbers of a group, at a time
 EXACT_PER_WARP = 128  # numbers of a tile of a row that holds too many equal ones
 ORDERED = COMPARED = 32  # of what is chosen in a row: what a program orders, and compares that with at a time
-SCATTERED = 1024
+ZEROED, FEW_ZEROED, MOST_ZEROED_PARTS = 4096, 512, 16  # of the gradient's row
+SCATTERED = 256
 BITS = {2: tl.uint16, 4: tl.uint32, 8: tl.uint64}  # by the bytes of a number
 
 
@@ -266,17 +267,29 @@ def topk_order_kernel(
 def topk_backward_kernel(
     grad_values_ptr,  # [rows, k]
     indices_ptr,  # [rows, k]
-    grad_x_ptr,  # [rows, n], of zeros
-    elements,
+    grad_x_ptr,  # [rows, n]
     n,
     k,
-    BLOCK: tl.constexpr,
+    width,
+    INDEX: tl.constexpr,
+    COLS: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):
-    # One program owns BLOCK cotangents.
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    grad = tl.load(grad_values_ptr + at, mask=at < elements, other=0.0)
-    index = tl.load(indices_ptr + at, mask=at < elements, other=0)
-    tl.store(grad_x_ptr + at // k * n + index, grad, mask=at < elements)
+    # One program owns `width` columns of a row: it writes zeros, and then the cotangents whose places lie there.
+    parts = tl.cdiv(n, width)
+    row = (tl.program_id(0).to(INDEX) // parts).to(tl.int64)
+    begin = (tl.program_id(0).to(tl.int64) - row * parts) * width
+    end = tl.minimum(begin + width, n)
+    grad_x_ptr += row * n
+    for first in range(begin, end, COLS):
+        columns = first + tl.arange(0, COLS)
+        tl.store(grad_x_ptr + columns, tl.zeros((COLS,), grad_x_ptr.dtype.element_ty), mask=columns < end)
+    tl.debug_barrier()
+    for first in range(0, k, SLOTS):
+        slots = first + tl.arange(0, SLOTS)
+        index = tl.load(indices_ptr + row * k + slots, mask=slots < k, other=-1)
+        grad = tl.load(grad_values_ptr + row * k + slots, mask=slots < k, other=0.0)
+        tl.store(grad_x_ptr + index, grad, mask=(index >= begin) & (index < end))
 
 
 def _launch(
@@ -327,9 +340,22 @@ def _launch(
 
 
 def _launch_backward(grad_x: torch.Tensor, grad_values: torch.Tensor, indices: torch.Tensor) -> None:
-    elements, n, k = indices.numel(), grad_x.shape[-1], indices.shape[-1]
-    tensors = (grad_values, indices, grad_x)
-    triton_launch.launch(topk_backward_kernel, (cdiv(elements, SCATTERED),), tensors, (elements, n, k), BLOCK=SCATTERED)
+    n, k = grad_x.shape[-1], indices.shape[-1]
+    cols = min(next_power_of_2(n), ZEROED)
+    # Each program reads all k places of its row. Together they read no more of them than the row has numbers.
+    parts = min(max(n // max(cols, k), 1), MOST_ZEROED_PARTS)
+    width = cdiv(cdiv(n, parts), cols) * cols
+    programs = indices.numel() // k * cdiv(n, width)
+    triton_launch.launch(
+        topk_backward_kernel,
+        (programs,),
+        (grad_values, indices, grad_x),
+        (n, k, width),
+        INDEX=triton_launch.index_type(programs),
+        COLS=cols,
+        SLOTS=min(next_power_of_2(k), SCATTERED),
+        num_warps=1 if n <= FEW_ZEROED else 4,
+    )
 
 
 topk = register("triton", _launch, _launch_backward)
