@@ -14,7 +14,7 @@ from .operators import register
 MOST_SORTED = 256  # of the results of a row, by the program that collects them
 LEAST_PARTS = 32  # of a row
 LEAST_GROUPS, MOST_GROUPS = 512, 4096  # of a row that has as many numbers
-LONG = 16384  # numbers of a row that eight warps own
+LONG = 16384  # numbers of a row that four warps own
 LOADED = 8  # numbers of a group, at a time
 EXACT_PER_WARP = 128  # numbers of a tile of a row that holds too many equal ones
 ORDERED = COMPARED = 32  # of what is chosen in a row: what a program orders, and compares that with at a time
@@ -299,10 +299,11 @@ def _launch(
     few = k <= MOST_SORTED
     most = max(2 * next_power_of_2(k), LEAST_PARTS)
     length = max(next_power_of_2(n), LEAST_PARTS)
-    groups = min(max(length // LOADED, 4 * most, LEAST_GROUPS), length, MOST_GROUPS)
+    groups = min(max(length * itemsize // 16, 4 * most, LEAST_GROUPS), length, MOST_GROUPS)
+    short = itemsize == 2 and n <= 2**16
     members = cdiv(n, groups)
     loaded = min(next_power_of_2(members), LOADED)
-    warps = 8 if n > LONG else 4 if most > 128 else 1
+    warps = 4 if n > LONG else max(most // (256 if short else 128), 1)
     # Places of a tile past the end of the row fit in their type, too.
     place = torch.int32 if n < 2**30 else torch.int64
     chosen = indices.new_empty((num_rows, most), dtype=place)
@@ -317,7 +318,6 @@ def _launch(
         "MOST": most,
     }
     tensors, scalars = (rows.tensor, chosen, counts, values, indices), (*sizes, *rows[1:], k)
-    short = itemsize == 2 and n <= 2**16
     triton_launch.launch(
         topk_select_kernel,
         (num_rows,),
