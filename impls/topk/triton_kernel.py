@@ -170,7 +170,6 @@ def topk_select_kernel(
     row = tl.program_id(0).to(INDEX)
     ptr = x_ptr + row_offsets(row, inner, outer_stride, inner_stride)
     chosen_ptr += row.to(tl.int64) * MOST
-    slots = tl.arange(0, MOST)
     count = tl.full((), MOST + 1, tl.int32)
     if PARTS > 0:
         first = first_of_groups(ptr, n, stride, LARGEST, GROUPS, LOADED, WHOLE)
@@ -183,6 +182,7 @@ def topk_select_kernel(
         tl.debug_barrier()
         if MEMBERS > 1:  # noqa: SIM102  (the compiler knows this one)
             if count <= MOST:
+                slots = tl.arange(0, MOST)
                 exist = slots < count
                 group = tl.load(chosen_ptr + slots, mask=exist, other=0)
                 tl.debug_barrier()
@@ -205,6 +205,7 @@ def topk_select_kernel(
         tl.store(counts_ptr + row, count)
     else:
         # Of a key and its place one number, of which the largest comes first.
+        slots = tl.arange(0, MOST)
         at = tl.load(chosen_ptr + slots, mask=slots < count, other=0)
         keys = keys_at(ptr, at, n, stride, LARGEST, BITS, KEY)
         last_place: tl.constexpr = (1 << PLACE_BITS) - 1
@@ -303,7 +304,7 @@ def _launch(
     short = itemsize == 2 and n <= 2**16
     members = cdiv(n, groups)
     loaded = min(next_power_of_2(members), LOADED)
-    warps = 4 if n > LONG else max(most // (256 if short else 128), 1)
+    warps = 4 if n > LONG or not few else max(most // (256 if short else 128), 1)
     # Places of a tile past the end of the row fit in their type, too.
     place = torch.int32 if n < 2**30 else torch.int64
     chosen = indices.new_empty((num_rows, most), dtype=place)
