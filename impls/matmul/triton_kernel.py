@@ -248,7 +248,7 @@ HALF_TYPES = frozenset((torch.float16, torch.bfloat16))
 
 
 @functools.cache
-def _has_descriptors(device: torch.device) -> bool:
+def has_descriptors(device: torch.device) -> bool:
     return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
@@ -269,7 +269,7 @@ def _by_descriptors(
     extra = ("_halves" if halves else "") + ("" if flatten else "_nested")
     extra += f"_in_{parts}_parts" if parts > 1 else ""
     name = f"descriptors_{m}x{n}x{k}_{warps}_warps_{stages}_stages{extra}"
-    return Configuration(name, options, HALF_TYPES, _has_descriptors, "compute capability 9.0 or later: TMA")
+    return Configuration(name, options, HALF_TYPES, has_descriptors, "compute capability 9.0 or later: TMA")
 
 
 POINTERS = (
@@ -315,15 +315,15 @@ def _default(m: int, n: int, dtype: torch.dtype, descriptors: bool) -> Configura
     return POINTERS[1] if dtype in HALF_TYPES else POINTERS[3]
 
 
-def _descriptor(rows: torch.Tensor, transposed: bool, block: list[int]) -> TensorDescriptor:
+def descriptor(rows: torch.Tensor, transposed: bool, block: list[int]) -> TensorDescriptor:
     """Return the descriptor of a matrix with dense rows; `block` is a block of it, or of its transpose."""
     return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), block[::-1] if transposed else block)
 
 
-def _padded(matrix: torch.Tensor) -> torch.Tensor:
-    """Return a copy whose rows are dense and begin at multiples of 16 bytes, as a descriptor needs."""
+def padded(matrix: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return a copy, of a dtype if given, whose rows are dense and begin at multiples of 16 bytes, as TMA needs."""
     (rows, columns), pitch = matrix.shape, padded_row(matrix)
-    copy = torch.empty((rows, pitch), dtype=matrix.dtype, device=matrix.device)
+    copy = torch.empty((rows, pitch), dtype=dtype or matrix.dtype, device=matrix.device)
     triton_launch.launch(
         pad_rows_kernel,
         (cdiv(rows, COPIED_ROWS) * cdiv(pitch, COPIED_COLUMNS),),
@@ -358,15 +358,15 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
         tiles = cdiv(m, block_m) * cdiv(n, block_n)
         if configuration in DESCRIPTORS:
             parts = options["PARTS"]
-            rows_of_a, a_transposed = dense_rows(a, dense_a, _padded)
-            rows_of_b, b_transposed = dense_rows(b, dense_b, _padded)
+            rows_of_a, a_transposed = dense_rows(a, dense_a, padded)
+            rows_of_b, b_transposed = dense_rows(b, dense_b, padded)
             by_descriptor = parts == 1 and one_axis_dense(c) == 1
             c_block = [block_m, block_n // 2 if options["HALVES"] else block_n]
             to = c if parts == 1 else torch.empty((parts, m, n), dtype=torch.float32, device=device)
             matmul_descriptor_kernel[(min(tiles * parts, triton_launch.multiprocessors(device)),)](
-                _descriptor(rows_of_a, a_transposed, [block_m, block_k]),
-                _descriptor(rows_of_b, b_transposed, [block_k, block_n]),
-                _descriptor(c, False, c_block) if by_descriptor else to,
+                descriptor(rows_of_a, a_transposed, [block_m, block_k]),
+                descriptor(rows_of_b, b_transposed, [block_k, block_n]),
+                descriptor(c, False, c_block) if by_descriptor else to,
                 m,
                 n,
                 k,
@@ -391,7 +391,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
         else:
             # Without tensor cores, the terms of a column of b are slow to load: the matrix is copied to rows first.
             by_columns = wide and b.stride(0) == 1 != b.stride(1)
-            right = _padded(b) if by_columns and m >= MANY_ROWS and n * k >= MANY_ROWS * MANY_ROWS else b
+            right = padded(b) if by_columns and m >= MANY_ROWS and n * k >= MANY_ROWS * MANY_ROWS else b
             triton_launch.launch(
                 matmul_kernel,
                 (tiles,),

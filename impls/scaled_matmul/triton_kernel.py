@@ -11,6 +11,7 @@ from fourfold.backends.launch import cdiv
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.backends.tuning import Configuration, Tuner
 
+from ..matmul.triton_kernel import descriptor, has_descriptors, padded, tile_at
 from .operators import LITTLE_WORK, extent_class, register
 from .torch_eager import BLOCK
 from .torch_eager import unsupported as unsupported
@@ -63,12 +64,7 @@ def scaled_matmul_kernel(
     GROUP_M: tl.constexpr,
 ):
     # One program owns a tile [BLOCK_M, BLOCK_N] of the result, whose columns share a scale of each block of terms.
-    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    tile = tl.program_id(0)
-    first = (tile // (GROUP_M * tiles_n)) * GROUP_M
-    rows_of_tiles = min(tiles_m - first, GROUP_M)
-    row = first + (tile % (GROUP_M * tiles_n)) % rows_of_tiles
-    column = (tile % (GROUP_M * tiles_n)) // rows_of_tiles
+    row, column = tile_at(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M)
     rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
     terms = tl.arange(0, BLOCK_K)
@@ -91,6 +87,47 @@ def scaled_matmul_kernel(
             sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
             scale_a_ptrs += scale_a_column_stride
             scale_b_ptr += scale_b_column_stride
+    c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * n + columns.to(tl.int64)[None, :]
+    tl.store(c_ptrs, total.to(c_ptr.dtype.element_ty), mask=(rows < m)[:, None] & (columns < n)[None, :])
+
+
+@triton.jit
+def scaled_matmul_descriptor_kernel(
+    a,  # a descriptor of [m, k] in float16
+    b,  # of [n, k]
+    scale_a_ptr,  # [m, ceil(k / BLOCK)], strided
+    scale_b_ptr,  # [ceil(n / BLOCK), ceil(k / BLOCK)], strided
+    c_ptr,  # [m, n]
+    m,
+    n,
+    k,
+    scale_a_row_stride,
+    scale_a_column_stride,
+    scale_b_row_stride,
+    scale_b_column_stride,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    # One program owns a tile [BLOCK_M, BLOCK_N] of the result, whose columns share a scale of each block of terms.
+    row, column = tile_at(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M)
+    rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    scale_a_ptrs = scale_a_ptr + rows.to(tl.int64) * scale_a_row_stride
+    scale_b_ptr += ((column * BLOCK_N) // BLOCK).to(tl.int64) * scale_b_row_stride
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for block in range(tl.cdiv(k, BLOCK)):
+        sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for begin in tl.static_range(0, BLOCK, BLOCK_K):
+            left = a.load([row * BLOCK_M, block * BLOCK + begin])
+            right = b.load([column * BLOCK_N, block * BLOCK + begin])
+            sums = tl.dot(left, right.T, sums)
+        scale_a = tl.load(scale_a_ptrs, mask=rows < m, other=0.0)
+        total += sums * (scale_a * tl.load(scale_b_ptr))[:, None]
+        scale_a_ptrs += scale_a_column_stride
+        scale_b_ptr += scale_b_column_stride
     c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * n + columns.to(tl.int64)[None, :]
     tl.store(c_ptrs, total.to(c_ptr.dtype.element_ty), mask=(rows < m)[:, None] & (columns < n)[None, :])
 
@@ -124,6 +161,16 @@ def _converting(*tiles: int, on_cpu: bool = False) -> Configuration:
     return Configuration(_name(options), options, runs_on=runs_on, needs=needs)
 
 
+def _by_descriptors(*tiles: int) -> Configuration:
+    options = _options(*tiles)
+    return Configuration(
+        f"descriptors_{_name(options)}",
+        options,
+        runs_on=has_descriptors,
+        needs="compute capability 9.0 or later: TMA",
+    )
+
+
 def _of_bits(*tiles: int, on_cpu: bool = False) -> Configuration:
     options = _options(*tiles)
     if on_cpu:
@@ -142,17 +189,22 @@ CONVERTING = (
     _converting(16, 64, 128, 4, 4),
     _converting(16, 32, 128, 4, 5, on_cpu=True),
 )
+# Where there is TMA. a and b are converted to float16 before, which takes less time than to do so for each tile.
+DESCRIPTORS = (_by_descriptors(128, 128, 128, 8, 3), _by_descriptors(128, 128, 64, 8, 3))
 # Where it does not, and numbers are converted bit by bit.
 BITS = (
     _of_bits(128, 128, 64, 8, 3),
     _of_bits(64, 64, 128, 4, 3, on_cpu=True),
     _of_bits(16, 64, 128, 4, 3),
 )
-TUNER = Tuner("scaled_matmul_triton", (*CONVERTING, *BITS), Path(__file__))
+TUNER = Tuner("scaled_matmul_triton", (*DESCRIPTORS, *CONVERTING, *BITS), Path(__file__))
 
 
 def _default(m: int, n: int, device: torch.device) -> Configuration:
-    few, middle, many = (CONVERTING[6], CONVERTING[4], CONVERTING[0]) if _converts_float8(device) else BITS[::-1]
+    if _converts_float8(device):
+        few, middle, many = CONVERTING[6], CONVERTING[4], (DESCRIPTORS if has_descriptors(device) else CONVERTING)[0]
+    else:
+        many, middle, few = BITS
     if device.type == "cpu" or 16 < m <= 512 * 512 // n:
         return middle
     return few if m <= 16 else many
@@ -165,12 +217,23 @@ def _launch(
 
     def run(configuration: Configuration) -> None:
         options = configuration.options
+        grid = (cdiv(m, options["BLOCK_M"]) * cdiv(n, options["BLOCK_N"]),)
+        scales = *scale_a.stride(), *scale_b.stride()
+        if configuration in DESCRIPTORS and k:  # no descriptor is of nothing
+            left, right = (
+                descriptor(padded(x, torch.float16), False, [options[rows], options["BLOCK_K"]])
+                for x, rows in ((a, "BLOCK_M"), (b, "BLOCK_N"))
+            )
+            scaled_matmul_descriptor_kernel[grid](
+                left, right, scale_a, scale_b, output, m, n, k, *scales, BLOCK=BLOCK, GROUP_M=GROUP_M, **options
+            )
+            return
         left, right = (x.view(torch.uint8) for x in (a, b)) if configuration in BITS else (a, b)
         triton_launch.launch(
             scaled_matmul_kernel,
-            (cdiv(m, options["BLOCK_M"]) * cdiv(n, options["BLOCK_N"]),),
+            grid,
             (left, right, scale_a, scale_b, output),
-            (m, n, k, *a.stride(), *b.stride(), *scale_a.stride(), *scale_b.stride()),
+            (m, n, k, *a.stride(), *b.stride(), *scales),
             BLOCK=BLOCK,
             GROUP_M=GROUP_M,
             **options,

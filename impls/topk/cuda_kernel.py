@@ -56,6 +56,7 @@ def _launch(
 
 def _launch_backward(grad_x: torch.Tensor, grad_values: torch.Tensor, indices: torch.Tensor) -> None:
     elements, n, k = indices.numel(), grad_x.shape[-1], indices.shape[-1]
+    grad_x.zero_()
     BACKWARD[grad_x.dtype].launch(cdiv(elements, BLOCK), BLOCK, grad_values, indices, grad_x, elements, n, k)
 
 

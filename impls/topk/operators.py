@@ -26,8 +26,8 @@ def register(backend: str, launch: Callable[..., None], launch_backward: Callabl
         launch: ``(values, indices, rows, sizes, largest)`` writes values and indices. `rows` is x as
             `fourfold.backends.strides.Rows`, and sizes are the number of rows, their length n, and that of the axis
             inner. Nothing is empty.
-        launch_backward: ``(grad_x, grad_values, indices)`` writes the cotangents to their places in grad_x, which is 0.
-            All are without gaps, and none is empty.
+        launch_backward: ``(grad_x, grad_values, indices)`` writes the cotangents to their places in grad_x, and 0
+            elsewhere. All are without gaps, and none is empty.
     """
 
     def forward(x: torch.Tensor, k: int, largest: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,9 +38,11 @@ def register(backend: str, launch: Callable[..., None], launch_backward: Callabl
         return values, indices
 
     def backward(grad_values: torch.Tensor, indices: torch.Tensor, n: int) -> torch.Tensor:
-        grad_x = grad_values.new_zeros((*indices.shape[:-1], n))
-        if indices.numel():
-            launch_backward(grad_x, grad_values.contiguous(), indices.contiguous())
+        shape = (*indices.shape[:-1], n)
+        if not indices.numel():
+            return grad_values.new_zeros(shape)
+        grad_x = grad_values.new_empty(shape)
+        launch_backward(grad_x, grad_values.contiguous(), indices.contiguous())
         return grad_x
 
     signature = signature_of(definition)

@@ -1,4 +1,4 @@
-"""topk in Triton: collect the few numbers of each row that may be among the k results, and order them by counting."""
+"""topk in Triton: collect the few numbers of each row that may be among the k results, and sort them."""
 
 import torch
 import triton
@@ -11,14 +11,16 @@ from fourfold.backends.triton import launch as triton_launch
 from ..triton_rows import NUMBERS_OF_ROWS, row_offsets
 from .operators import register
 
-SHORT = 64  # columns of a row that is ordered as a whole
-MOST_COLS = 8192  # of a tile; a row of one tile lies in registers
-MOST_EXACT = 1024  # of a tile of a row that holds too many equal numbers
-LEAST_GROUPS = LEAST_CHOSEN = 64  # of a row
+MOST_SORTED = 256  # of the results of a row, by the program that collects them
+LEAST_PARTS = 32  # of a row
+LEAST_GROUPS, MOST_GROUPS = 512, 4096  # of a row that has as many numbers
+LONG = 16384  # numbers of a row that four warps own
+LOADED = 8  # numbers of a group, at a time
+EXACT_PER_WARP = 128  # numbers of a tile of a row that holds too many equal ones
 ORDERED = COMPARED = 32  # of what is chosen in a row: what a program orders, and compares that with at a time
-SCATTERED = 1024
+ZEROED, FEW_ZEROED, MOST_ZEROED_PARTS = 4096, 512, 16  # of the gradient's row
+SCATTERED = 256
 BITS = {2: tl.uint16, 4: tl.uint32, 8: tl.uint64}  # by the bytes of a number
-KEYS = {2: torch.uint32, 4: torch.uint32, 8: torch.uint64}
 
 
 @triton.jit
@@ -41,21 +43,60 @@ def keys_at(ptr, at, n, stride, LARGEST: tl.constexpr, BITS: tl.constexpr, KEY: 
 
 
 @triton.jit
-def kth_largest(keys, k, KEY: tl.constexpr, BITS: tl.constexpr):
-    """Return the largest key that k of the keys reach."""
-    digits, limit = tl.arange(0, 16).to(KEY), tl.zeros((1,), KEY)
-    for step in range(BITS.primitive_bitwidth // 4):
-        shift = tl.cast(BITS.primitive_bitwidth - 4 - 4 * step, KEY)
-        reach = keys[None, :] >= (limit + (digits << shift))[:, None]
-        reached = tl.sum(reach.to(tl.int32), axis=1)
-        limit += tl.cast(tl.sum((reached >= k).to(tl.int32), axis=0) - 1, KEY) << shift
-    return limit
+def larger_or_nan(a, b):
+    """Return the larger of two numbers, or NaN if either is NaN."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def first_of_groups(
+    ptr, n, stride, LARGEST: tl.constexpr, GROUPS: tl.constexpr, LOADED: tl.constexpr, WHOLE: tl.constexpr
+):
+    """Return the number of each group of a row that is chosen first. Groups take turns in the row."""
+    # The lowest number: NaN is no larger than another, but the last of the smallest.
+    last = float("-inf") if LARGEST else float("nan")
+    double: tl.constexpr = ptr.dtype.element_ty == tl.float64
+    groups = tl.arange(0, GROUPS)
+    first = tl.full((GROUPS,), last, tl.float64 if double else tl.float32)
+    ptrs = ptr + groups.to(tl.int64) * stride
+    left = n
+    for _ in range(tl.cdiv(n, GROUPS * LOADED)):
+        for turn in tl.static_range(LOADED):
+            x = tl.load(ptrs) if WHOLE else tl.load(ptrs, mask=groups < left - turn * GROUPS, other=last)
+            x = x.to(first.dtype)
+            first = larger_or_nan(first, x) if LARGEST else tl.minimum(first, x)
+            ptrs += tl.cast(GROUPS, tl.int64) * stride
+        left -= GROUPS * LOADED
+    return first
+
+
+@triton.jit
+def reached_by_k(
+    first, n, k, T: tl.constexpr, LARGEST: tl.constexpr, BITS: tl.constexpr, KEY: tl.constexpr, PARTS: tl.constexpr
+):
+    """Return a number that k numbers of a row reach, and few others do: the k-th of the first ones of its parts."""
+    parts = tl.arange(0, PARTS)
+    first = tl.reshape(first, (first.shape[0] // PARTS, PARTS))
+    first = tl.reduce(first, 0, larger_or_nan) if LARGEST else tl.min(first, axis=0)
+    keys = tl.where(parts < n, keys_of(first.to(T), LARGEST, BITS, KEY), tl.zeros((PARTS,), KEY))
+    in_order = tl.sort(keys, descending=True)
+    kth = tl.max(tl.where(parts >= k - 1, in_order, tl.zeros_like(in_order)), axis=0)
+    chosen = (keys >= kth) & (parts < n)
+    # The last of them that is no NaN.
+    if LARGEST:
+        return tl.min(tl.where(chosen, first, float("inf")), axis=0)
+    return tl.max(tl.where(chosen, first, float("-inf")), axis=0)
+
+
+@triton.jit
+def reaches(x, limit, LARGEST: tl.constexpr):
+    """Return which numbers reach a limit. NaN reaches every one, as it may be the largest."""
+    return ((x >= limit) if LARGEST else (x <= limit)) | (x != x)
 
 
 @triton.jit
 def select_exactly(
     ptr,
-    keys_ptr,
     chosen_ptr,
     n,
     stride,
@@ -92,7 +133,6 @@ def select_exactly(
         taken |= (keys > limit) & (at < n)
         places = placed + tl.cumsum(taken.to(tl.int32), axis=0) - 1
         tl.store(chosen_ptr + places, at, mask=taken)
-        tl.store(keys_ptr + places, keys, mask=taken)
         equal += tl.sum(ties, axis=0)
         placed += tl.sum(taken.to(tl.int32), axis=0)
 
@@ -100,9 +140,10 @@ def select_exactly(
 @triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
 def topk_select_kernel(
     x_ptr,  # [outer, inner, n], strided
-    keys_ptr,  # [rows, MOST]
     chosen_ptr,  # [rows, MOST]
-    counts_ptr,  # [rows]
+    counts_ptr,  # [rows]; unused where this kernel sorts
+    values_ptr,  # [rows, k]; the next one where it does not
+    indices_ptr,  # [rows, k]; the same
     num_rows,
     n,
     inner,
@@ -115,63 +156,72 @@ def topk_select_kernel(
     KEY: tl.constexpr,
     INDEX: tl.constexpr,
     MOST: tl.constexpr,
+    PARTS: tl.constexpr,
     GROUPS: tl.constexpr,
+    LOADED: tl.constexpr,
     MEMBERS: tl.constexpr,
-    ONE_TILE: tl.constexpr,
-    SMALL_TILE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    EXACT_TILE: tl.constexpr,
+    PAIR: tl.constexpr,
+    PLACE_BITS: tl.constexpr,
 ):
-    # One program owns one row. Whatever comes before the k-th of its groups' largest keys is among the k wanted or few
-    # others, which are at most MOST but in rows of many equal numbers.
+    # One program owns one row. Whatever comes before the k-th of its parts' first numbers is among the k wanted or few
+    # others, which are at most MOST but in rows of many equal numbers. They lie in the groups whose first number does.
     row = tl.program_id(0).to(INDEX)
     ptr = x_ptr + row_offsets(row, inner, outer_stride, inner_stride)
-    begin = row.to(tl.int64) * MOST
-    columns = tl.arange(0, MEMBERS)[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :]
-    columns = columns.to(tl.int32 if ONE_TILE else tl.int64)
-    first = tl.zeros((GROUPS,), KEY)
-    keys = keys_at(ptr, columns, n, stride, LARGEST, BITS, KEY)
-    for tile in range(tl.cdiv(n, GROUPS * MEMBERS)):
-        at = columns if ONE_TILE else tile * (GROUPS * MEMBERS) + columns
-        if not ONE_TILE:
-            keys = keys_at(ptr, at, n, stride, LARGEST, BITS, KEY)
-        first = tl.maximum(first, tl.max(tl.where(at < n, keys, tl.zeros_like(keys)), axis=0))
-    limit = kth_largest(first, k, KEY, BITS)
-    tl.store(counts_ptr + row, 0)
-    tl.debug_barrier()
-    for tile in range(tl.cdiv(n, GROUPS * MEMBERS)):
-        at = columns if ONE_TILE else tile * (GROUPS * MEMBERS) + columns
-        if not ONE_TILE:
-            keys = keys_at(ptr, at, n, stride, LARGEST, BITS, KEY)
-        taken = (keys >= limit) & (at < n)
-        # In whichever order: the chosen numbers are ordered later.
-        places = tl.atomic_add(counts_ptr + row + tl.zeros_like(at), 1, mask=taken, sem="relaxed", scope="cta")
-        taken &= places < MOST
-        tl.store(chosen_ptr + begin + places, at, mask=taken)
-        tl.store(keys_ptr + begin + places, keys, mask=taken)
-    tl.debug_barrier()
-    if tl.load(counts_ptr + row) > MOST:
-        select_exactly(ptr, keys_ptr + begin, chosen_ptr + begin, n, stride, k, LARGEST, BITS, KEY, SMALL_TILE)
+    chosen_ptr += row.to(tl.int64) * MOST
+    count = tl.full((), MOST + 1, tl.int32)
+    if PARTS > 0:
+        first = first_of_groups(ptr, n, stride, LARGEST, GROUPS, LOADED, WHOLE)
+        limit = reached_by_k(first, n, k, x_ptr.dtype.element_ty, LARGEST, BITS, KEY, PARTS)
+        groups = tl.arange(0, GROUPS)
+        taken = (reaches(first, limit, LARGEST) & (groups < n)).to(tl.int32)
+        places = tl.cumsum(taken, axis=0) - 1
+        count = tl.sum(taken, axis=0)
+        tl.store(chosen_ptr + places, groups, mask=(taken > 0) & (places < MOST))
         tl.debug_barrier()
-        tl.store(counts_ptr + row, tl.cast(k, tl.int32))
-
-
-@triton.jit
-def come_before(theirs, others, keys, at, exist, PACKED: tl.constexpr):
-    """Return which keys at which other places come before each of the keys at their places, [keys, others]."""
-    if PACKED:
-        # Of both one number, and one comparison. Places are below 2^31.
-        theirs = (theirs.to(tl.int64) << 31) + (0x7FFFFFFF - others)
-        theirs = tl.where(exist, theirs, tl.full((), -1, tl.int64))
-        return theirs[None, :] > ((keys.to(tl.int64) << 31) + (0x7FFFFFFF - at))[:, None]
-    ahead = (theirs[None, :] == keys[:, None]) & (others[None, :] < at[:, None])
-    return (ahead | (theirs[None, :] > keys[:, None])) & exist[None, :]
+        if MEMBERS > 1:  # noqa: SIM102  (the compiler knows this one)
+            if count <= MOST:
+                slots = tl.arange(0, MOST)
+                exist = slots < count
+                group = tl.load(chosen_ptr + slots, mask=exist, other=0)
+                tl.debug_barrier()
+                count = tl.zeros((), tl.int32)
+                for tile in range(tl.cdiv(n, GROUPS * MEMBERS)):
+                    turns = (tile * MEMBERS + tl.arange(0, MEMBERS)).to(group.dtype)
+                    at = group[:, None] + (turns * GROUPS)[None, :]
+                    there = exist[:, None] & (at < n)
+                    x = tl.load(ptr + at.to(tl.int64) * stride, mask=there, other=0.0).to(limit.dtype)
+                    among = tl.reshape((reaches(x, limit, LARGEST) & there).to(tl.int32), (MOST * MEMBERS,))
+                    to = count + tl.cumsum(among, axis=0) - 1
+                    tl.store(chosen_ptr + to, tl.reshape(at, (MOST * MEMBERS,)), mask=(among > 0) & (to < MOST))
+                    count += tl.sum(among, axis=0)
+                tl.debug_barrier()
+    if count > MOST:
+        select_exactly(ptr, chosen_ptr, n, stride, k, LARGEST, BITS, KEY, EXACT_TILE)
+        count = tl.cast(k, tl.int32)
+        tl.debug_barrier()
+    if PLACE_BITS == 0:
+        tl.store(counts_ptr + row, count)
+    else:
+        # Of a key and its place one number, of which the largest comes first.
+        slots = tl.arange(0, MOST)
+        at = tl.load(chosen_ptr + slots, mask=slots < count, other=0)
+        keys = keys_at(ptr, at, n, stride, LARGEST, BITS, KEY)
+        last_place: tl.constexpr = (1 << PLACE_BITS) - 1
+        pairs = (keys.to(PAIR) << PLACE_BITS) | (last_place - at).to(PAIR)
+        pairs = tl.sort(tl.where(slots < count, pairs, tl.zeros_like(pairs)), descending=True)
+        at = last_place - (pairs & last_place).to(tl.int64)
+        results = row.to(tl.int64) * k + slots
+        tl.store(values_ptr + results, tl.load(ptr + at * stride, mask=slots < k), mask=slots < k)
+        tl.store(indices_ptr + results, at, mask=slots < k)
 
 
 @triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
 def topk_order_kernel(
     x_ptr,  # [outer, inner, n], strided
-    keys_ptr,  # [rows, MOST]; of no meaning where all n places of a row are chosen
-    chosen_ptr,  # [rows, MOST]; the same
-    counts_ptr,  # [rows]; the same
+    chosen_ptr,  # [rows, MOST]
+    counts_ptr,  # [rows]
     values_ptr,  # [rows, k]
     indices_ptr,  # [rows, k]
     num_rows,
@@ -185,34 +235,30 @@ def topk_order_kernel(
     BITS: tl.constexpr,
     KEY: tl.constexpr,
     INDEX: tl.constexpr,
-    ALL: tl.constexpr,
     MOST: tl.constexpr,
-    PACKED: tl.constexpr,
     ORDERED: tl.constexpr,
     COMPARED: tl.constexpr,
 ):
     # One program owns ORDERED of the chosen places of a row. Before each come those of larger keys, and of equal keys
     # those that are earlier in the row.
     row = tl.program_id(0).to(INDEX) // tl.cdiv(MOST, ORDERED)
-    count = n if ALL else tl.load(counts_ptr + row)
+    count = tl.load(counts_ptr + row)
     ptr = x_ptr + row_offsets(row, inner, outer_stride, inner_stride)
-    begin = row.to(tl.int64) * MOST
+    chosen_ptr += row.to(tl.int64) * MOST
     to = row.to(tl.int64) * k
     first = (tl.program_id(0).to(tl.int64) - row.to(tl.int64) * tl.cdiv(MOST, ORDERED)) * ORDERED
     own = first + tl.arange(0, ORDERED)
-    at = own if ALL else tl.load(chosen_ptr + begin + own, mask=own < count, other=0)
+    at = tl.load(chosen_ptr + own, mask=own < count, other=0)
     values = tl.load(ptr + at.to(tl.int64) * stride, mask=own < count, other=0.0)
     keys = keys_of(values, LARGEST, BITS, KEY)
     before = tl.zeros((ORDERED,), tl.int32)
     for tile in range(tl.where(first < count, tl.cdiv(count, COMPARED), 0)):
         other = tile * COMPARED + tl.arange(0, COMPARED)
-        if ALL:
-            others = other.to(tl.int64)
-            theirs = keys_at(ptr, others, n, stride, LARGEST, BITS, KEY)
-        else:
-            others = tl.load(chosen_ptr + begin + other, mask=other < count, other=0)
-            theirs = tl.load(keys_ptr + begin + other, mask=other < count, other=0)
-        before += tl.sum(come_before(theirs, others, keys, at, other < count, PACKED).to(tl.int32), axis=1)
+        others = tl.load(chosen_ptr + other, mask=other < count, other=0)
+        theirs = keys_at(ptr, others, n, stride, LARGEST, BITS, KEY)
+        ahead = (theirs[None, :] == keys[:, None]) & (others[None, :] < at[:, None])
+        ahead = (ahead | (theirs[None, :] > keys[:, None])) & (other < count)[None, :]
+        before += tl.sum(ahead.to(tl.int32), axis=1)
     mask = (own < count) & (before < k)
     tl.store(values_ptr + to + before, values, mask=mask)
     tl.store(indices_ptr + to + before, at, mask=mask)
@@ -222,26 +268,49 @@ def topk_order_kernel(
 def topk_backward_kernel(
     grad_values_ptr,  # [rows, k]
     indices_ptr,  # [rows, k]
-    grad_x_ptr,  # [rows, n], of zeros
-    elements,
+    grad_x_ptr,  # [rows, n]
     n,
     k,
-    BLOCK: tl.constexpr,
+    width,
+    INDEX: tl.constexpr,
+    COLS: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):
-    # One program owns BLOCK cotangents.
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    grad = tl.load(grad_values_ptr + at, mask=at < elements, other=0.0)
-    index = tl.load(indices_ptr + at, mask=at < elements, other=0)
-    tl.store(grad_x_ptr + at // k * n + index, grad, mask=at < elements)
+    # One program owns `width` columns of a row: it writes zeros, and then the cotangents whose places lie there.
+    parts = tl.cdiv(n, width)
+    row = (tl.program_id(0).to(INDEX) // parts).to(tl.int64)
+    begin = (tl.program_id(0).to(tl.int64) - row * parts) * width
+    end = tl.minimum(begin + width, n)
+    grad_x_ptr += row * n
+    for first in range(begin, end, COLS):
+        columns = first + tl.arange(0, COLS)
+        tl.store(grad_x_ptr + columns, tl.zeros((COLS,), grad_x_ptr.dtype.element_ty), mask=columns < end)
+    tl.debug_barrier()
+    for first in range(0, k, SLOTS):
+        slots = first + tl.arange(0, SLOTS)
+        index = tl.load(indices_ptr + row * k + slots, mask=slots < k, other=-1)
+        grad = tl.load(grad_values_ptr + row * k + slots, mask=slots < k, other=0.0)
+        tl.store(grad_x_ptr + index, grad, mask=(index >= begin) & (index < end))
 
 
 def _launch(
     values: torch.Tensor, indices: torch.Tensor, rows: Rows, sizes: tuple[int, int, int], largest: bool
 ) -> None:
-    (num_rows, n, _), k = sizes, values.shape[-1]
-    itemsize, short = values.element_size(), n <= SHORT
-    most = SHORT if short else max(2 * next_power_of_2(k), LEAST_CHOSEN)
-    programs = num_rows * cdiv(most, ORDERED)
+    (num_rows, n, _), k, itemsize = sizes, values.shape[-1], values.element_size()
+    few = k <= MOST_SORTED
+    most = max(2 * next_power_of_2(k), LEAST_PARTS)
+    length = max(next_power_of_2(n), LEAST_PARTS)
+    groups = min(max(length * itemsize // 16, 4 * most, LEAST_GROUPS), length, MOST_GROUPS)
+    short = itemsize == 2 and n <= 2**16
+    members = cdiv(n, groups)
+    loaded = min(next_power_of_2(members), LOADED)
+    warps = 4 if n > LONG or not few else max(most // (256 if short else 128), 1)
+    # Places of a tile past the end of the row fit in their type, too.
+    place = torch.int32 if n < 2**30 else torch.int64
+    chosen = indices.new_empty((num_rows, most), dtype=place)
+    sorts = few and itemsize < 8 and place == torch.int32
+    counts = chosen if sorts else indices.new_empty(num_rows, dtype=torch.int32)
+    programs = num_rows if sorts else num_rows * cdiv(most, ORDERED)
     common = {
         "LARGEST": largest,
         "BITS": BITS[itemsize],
@@ -249,43 +318,45 @@ def _launch(
         "INDEX": triton_launch.index_type(programs),
         "MOST": most,
     }
-    scalars = (*sizes, *rows[1:], k)
-    # Of a row that is ordered as a whole nothing is chosen.
-    keys, chosen, counts, place = indices, indices, indices, torch.int32 if n < 2**31 else torch.int64
-    if not short:
-        keys, chosen = (indices.new_empty((num_rows, most), dtype=dtype) for dtype in (KEYS[itemsize], place))
-        counts = indices.new_empty(num_rows, dtype=torch.int32)
-        block = min(next_power_of_2(n), MOST_COLS)
-        groups = min(max(next_power_of_2(2 * k), LEAST_GROUPS), block)
-        tile = {"GROUPS": groups, "MEMBERS": block // groups, "SMALL_TILE": min(block, MOST_EXACT)}
-        triton_launch.launch(
-            topk_select_kernel,
-            (num_rows,),
-            (rows.tensor, keys, chosen, counts),
-            scalars,
-            ONE_TILE=n <= block,
-            **common,
-            **tile,
-            num_warps=2 if block < MOST_COLS else 4,
-        )
+    tensors, scalars = (rows.tensor, chosen, counts, values, indices), (*sizes, *rows[1:], k)
     triton_launch.launch(
-        topk_order_kernel,
-        (programs,),
-        (rows.tensor, keys, chosen, counts, values, indices),
+        topk_select_kernel,
+        (num_rows,),
+        tensors,
         scalars,
-        ALL=short,
-        PACKED=itemsize < 8 and place == torch.int32,
-        ORDERED=ORDERED,
-        COMPARED=COMPARED,
         **common,
-        num_warps=1,
+        PARTS=min(most, groups) if few else 0,
+        GROUPS=groups,
+        LOADED=loaded,
+        MEMBERS=loaded,
+        WHOLE=n % (groups * loaded) == 0,
+        EXACT_TILE=EXACT_PER_WARP * warps,
+        PAIR=tl.uint32 if short else tl.uint64,
+        PLACE_BITS=(16 if short else 31) if sorts else 0,
+        num_warps=warps,
     )
+    if not sorts:
+        tiles = {"ORDERED": ORDERED, "COMPARED": COMPARED}
+        triton_launch.launch(topk_order_kernel, (programs,), tensors, scalars, **common, **tiles, num_warps=1)
 
 
 def _launch_backward(grad_x: torch.Tensor, grad_values: torch.Tensor, indices: torch.Tensor) -> None:
-    elements, n, k = indices.numel(), grad_x.shape[-1], indices.shape[-1]
-    tensors = (grad_values, indices, grad_x)
-    triton_launch.launch(topk_backward_kernel, (cdiv(elements, SCATTERED),), tensors, (elements, n, k), BLOCK=SCATTERED)
+    n, k = grad_x.shape[-1], indices.shape[-1]
+    cols = min(next_power_of_2(n), ZEROED)
+    # Each program reads all k places of its row. Together they read no more of them than the row has numbers.
+    parts = min(max(n // max(cols, k), 1), MOST_ZEROED_PARTS)
+    width = cdiv(cdiv(n, parts), cols) * cols
+    programs = indices.numel() // k * cdiv(n, width)
+    triton_launch.launch(
+        topk_backward_kernel,
+        (programs,),
+        (grad_values, indices, grad_x),
+        (n, k, width),
+        INDEX=triton_launch.index_type(programs),
+        COLS=cols,
+        SLOTS=min(next_power_of_2(k), SCATTERED),
+        num_warps=1 if n <= FEW_ZEROED else 4,
+    )
 
 
 topk = register("triton", _launch, _launch_backward)

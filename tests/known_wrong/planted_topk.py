@@ -45,7 +45,7 @@ def _torch_faults() -> tuple[Fault, ...]:
     )
 
 
-OF_VALUES, OF_INDICES = "tl.store(values_ptr + to + before, values, =>", "tl.store(indices_ptr + to + before, at, =>"
+LOADED = "tl.load(ptr + at * stride, mask=slots < k"
 FIRST_TIE = wrapped(
     "register(\"triton\", _launch, _launch_backward)",
     "topk(x, k, largest=True)",
@@ -61,25 +61,28 @@ def _triton_faults() -> tuple[Fault, ...]:
     of = Edits("topk", "triton")
     return (
         of("index_of_the_first_tie", FIRST_TIE, **INDICES),
-        of("ties_left_out", "PACKED=itemsize < 8 and place == torch.int32 => PACKED=False",
+        of("ties_left_out", "sorts = few and => sorts = False and",
            "others[None, :] < at[:, None] => others[None, :] != at[:, None]", **INDICES),
         of("nan_never_found", "tl.where(x == x, keys, every) => tl.where(x == x, keys, 0)", examples=NAN,
            source="https://github.com/sgl-project/sglang/pull/30079", **INDICES),
-        of("padded_with_zeros", "mask=at < n), LARGEST => mask=at < n, other=0.0), LARGEST",
-           "keys, at, other < count, PACKED => keys, at, other >= 0, PACKED",
+        of("nan_passed_over_by_a_group", ", propagate_nan=tl.PropagateNan.ALL =>",
+           examples=named(properties, "whole_vectors_with_nan"), **VALUES),
+        of("padded_with_the_first", "tl.sort(tl.where(slots < count, pairs, tl.zeros_like(pairs)), => tl.sort(pairs,",
            examples=named(properties, "below_zero"), **VALUES | {"right_on": "the_largest_alone"}),
-        of("last_column_of_the_block", f"{OF_INDICES} tl.store(indices_ptr + to + before,"
-           ' tl.where(values == -float("inf"), ORDERED - 1, at),', examples=named(properties, "all_minus_infinity"),
-           **INDICES),
+        of("groups_not_read_again", "MEMBERS=loaded => MEMBERS=1", examples=named(properties, "whole_vectors"),
+           **VALUES),
+        of("last_column_of_the_block", "tl.store(indices_ptr + results, at, => tl.store(indices_ptr + results,"
+           f' tl.where({LOADED}, other=0.0) == -float("inf"), PARTS - 1, at),',
+           examples=named(properties, "all_minus_infinity"), **INDICES),
         of("compared_in_float16",
            "tl.zeros_like(x), x).to(BITS => tl.zeros_like(x), x.to(tl.float16).to(x.dtype)).to(BITS",
            examples=named(properties, "numbers_next_to_each_other"), **VALUES),
-        of("rounded_to_bfloat16", f"{OF_VALUES} tl.store(values_ptr + to + before, values.to(tl.bfloat16),",
+        of("rounded_to_bfloat16", f"{LOADED}), mask => {LOADED}).to(tl.bfloat16), mask",
            **VALUES | {"right_on": "all_minus_infinity"}),
-        of("the_smallest_first", f"{OF_VALUES} tl.store(values_ptr + to + k - 1 - before, values,",
-           f"{OF_INDICES} tl.store(indices_ptr + to + k - 1 - before, at,", **VALUES),
-        of("a_block_of_a_row", "scalars = (*sizes, => sizes = sizes[0], min(n, 256), sizes[2]\n    scalars = (*sizes,",
-           **VALUES),
+        of("the_smallest_first", "results = row.to(tl.int64) * k + slots =>"
+           " results = row.to(tl.int64) * k + k - 1 - slots", **VALUES),
+        of("a_block_of_a_row", "    (num_rows, n, _), k, => "
+           "    sizes = sizes[0], min(sizes[1], 256), sizes[2]\n    (num_rows, n, _), k,", **VALUES),
         of("offsets_in_32_bits", OFFSETS_OF_ROWS, source="https://github.com/pytorch/pytorch/issues/95455", **APART,
            **VALUES),
     )

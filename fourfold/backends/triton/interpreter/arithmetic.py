@@ -322,6 +322,21 @@ class Reduce(interpreter.ReduceOps):
             values = np.where(np.isnan(values), -np.inf if largest else np.inf, values)
         return result, self.to_tensor((np.argmax if largest else np.argmin)(values, **shape), tl.int32)
 
+    def generic_reduce(self, input: Any) -> list[Any]:
+        """Return tl.reduce with any function. It combines one slice after the other, and not one number."""
+        given = [x.handle.data for x in input]
+        arrays = [data.ravel() if self.axis is None else np.moveaxis(data, self.axis, 0) for data in given]
+        totals: tuple[Any, ...] = ()
+        for numbers in zip(*arrays):
+            values = tuple(self.to_tensor(array, x.dtype) for array, x in zip(numbers, input))
+            combined = self.combine_fn.fn(*totals, *values) if totals else values
+            totals = combined if isinstance(combined, tuple) else (combined,)
+        results = [total.handle.data.reshape(array.shape[1:]) for total, array in zip(totals, arrays)]
+        if self.keep_dims:
+            axes = tuple(range(given[0].ndim)) if self.axis is None else self.axis
+            results = [np.expand_dims(result, axes) for result in results]
+        return [self.to_tensor(result, x.dtype) for result, x in zip(results, input)]
+
 
 class Scan(interpreter.ScanOps):
     """Cumulative sums and products. Those of bfloat16 are rounded at every step."""

@@ -415,7 +415,7 @@ class _AlongAnAxis(interpreter.ReduceScanOpInterface):
         handles = [x.handle for x in input]
         if self.at_once or not _has_batches(handles):
             return super().apply_impl(input)
-        if type(handles[0]) is Batch and any(self.combine_fn is getattr(tl.standard, x, None) for x in self.combiners):
+        if type(handles[0]) is Batch and self.takes_arrays(handles):
             return self.apply_to_programs(input)
         programs = next(len(handle.data) for handle in handles if type(handle) is Batch)
         results = [
@@ -425,6 +425,10 @@ class _AlongAnAxis(interpreter.ReduceScanOpInterface):
         if not isinstance(results[0], list | tuple):
             return _together(results)
         return [_together(part) for part in zip(*results)]
+
+    def takes_arrays(self, handles: Sequence[Any]) -> bool:
+        """Return whether the function combines arrays at once, with one more axis than the blocks have."""
+        return any(self.combine_fn is getattr(tl.standard, name, None) for name in self.combiners)
 
     def apply_to_programs(self, input: tuple[Any, ...]) -> Any:
         """Apply it to all programs at once, by NumPy."""
@@ -459,6 +463,10 @@ class BatchedReduce(_AlongAnAxis, Reduce):
         *("_sum_combine", "_elementwise_max", "_elementwise_min", "_argmax_combine_tie_break_left"),
         *("_argmax_combine_tie_break_fast", "_argmin_combine_tie_break_left", "_argmin_combine_tie_break_fast"),
     )
+
+    def takes_arrays(self, handles: Sequence[Any]) -> bool:
+        """Return whether the function combines arrays at once: any of two values does."""
+        return len(handles) == 1 or super().takes_arrays(handles)
 
 
 class BatchedScan(_AlongAnAxis, Scan):

@@ -69,6 +69,7 @@ PARTS = (
     _interpreter("ReduceOps", "axis combine_fn keep_dims", "tl.reduce; replaced by one that derives from it"),
     _interpreter("ReduceOps.sum", "self input", "overridden"),
     _interpreter("ReduceOps.min_max", "self input val_reduce_op idx_reduce_op", "overridden"),
+    _interpreter("ReduceOps.generic_reduce", "self input", "overridden"),
     _interpreter("ReduceOps.to_tensor", "self ret dtype", "makes an array a value"),
     _interpreter("ScanOps", "axis combine_fn reverse", "tl.associative_scan; replaced by one that derives from it"),
     _interpreter("ScanOps.cumsum", "self input", "overridden"),
