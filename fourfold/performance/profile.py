@@ -49,7 +49,7 @@ def cells(launches: Sequence[Launch]) -> Iterator[str]:
     waves, occupancy = longest[WAVES], mean[OCCUPANCY]
     yield from (f"{total / 1e3:.4g}", f"{len(launches)}", f"{longest[REGISTERS]:.0f}")
     yield from (f"{mean[metric]:.0f}" for metric in (*PARTS.values(), OCCUPANCY))
-    yield f"{waves:.1f}"
+    yield f"{waves:.2f}"
     # The tensor cores, which may be the busiest pipe, come last in the table and first here.
     busiest = max(reversed(PARTS), key=lambda part: round(mean[PARTS[part]]))
     if mean[PARTS[busiest]] >= BUSY:
@@ -57,7 +57,7 @@ def cells(launches: Sequence[Launch]) -> Iterator[str]:
     elif len(launches) > 1 and total < BRIEF * len(launches):
         yield f"{len(launches)} launches"
     elif waves / max(1, math.ceil(waves)) < occupancy / 100:  # how full the waves are; the last may be small
-        yield f"latency: {waves:.1f} waves"
+        yield f"latency: {waves:.2f} waves"
     else:
         yield f"latency: {occupancy:.0f}% occupancy"
 
