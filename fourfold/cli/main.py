@@ -73,7 +73,7 @@ COMMANDS = {
         "compile kernels without a GPU, and compare the registers, spills, shared memory and instructions that they"
         " need with another revision",
         ("fourfold.cli.options", "add_resources"),
-        "fourfold.performance.resources",
+        "fourfold.cli.resources",
     ),
     "sanitize": Command(
         "run a script with Triton kernels on the CPU, though it was written for a GPU, and report memory errors and"

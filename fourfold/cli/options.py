@@ -98,8 +98,8 @@ def add_report(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="what verify --json, grade --out (as .jsonl), bench --json or --save (in .benchmarks), or accuracy --json"
-        " has written",
+        help="what verify --json, grade --out (as .jsonl), bench --json or --save (in .benchmarks), accuracy --json,"
+        " or ncu --csv (as .csv) has written",
     )
     add(
         "--out", type=Path, default=Path("fourfold-report"), metavar="DIR", help="the folder: fourfold-report if absent"

@@ -1,4 +1,4 @@
-"""``fourfold report``: write pages from saved results of verify, grade, bench and accuracy, and an index of them."""
+"""``fourfold report``: write pages from saved results of verify, grade, bench, accuracy and ncu, and their index."""
 
 import argparse
 import json
@@ -13,11 +13,11 @@ from fourfold.engine.verdict import Outcome, Verdict
 from fourfold.engine.verification import source_of
 from fourfold.grading import report as grading
 from fourfold.grading.results import Graded
-from fourfold.performance import accuracy
+from fourfold.performance import accuracy, profile
 from fourfold.performance import report as performance
 from fourfold.performance.timings import Timing, column_names, comparisons, markdown
 
-BACK, ACCURACY = "../index.html", "accuracy.json"
+BACK, ACCURACY, PROFILE = "../index.html", "accuracy.json", ".csv"
 
 
 class Entry(NamedTuple):
@@ -43,19 +43,22 @@ def command(args: argparse.Namespace) -> int:
     rows: list[Entry] = []
     timed: dict[str, list[dict[str, Any]]] = {}
     exact: list[dict[str, Any]] = []
+    profiled: dict[str, list[profile.Launch]] = {}
     for number, file in enumerate(args.results):
         name = f"{number:02}-{re.sub(r'[^A-Za-z0-9._-]+', '_', file.stem)[:60]}"
         try:
             rows += [row._replace(link=f"{name}/{row.link}") for row in pages_of(file, args.out / name)]
             if run := performance.read(args.out / name / ACCURACY):
                 exact.append(run)
+            if file.suffix == PROFILE:
+                profiled |= profile.read(file)
             if measured := performance.read(args.out / name / "performance.json"):
                 timed.setdefault(measured["machine"].get("gpu", ""), []).append(measured)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"{type(error).__name__}: {error}" if not isinstance(error, OSError | ValueError) else error
             args.error(
-                f"{file}: expected what verify --json, grade --out, bench --json or --save, accuracy --json write:"
-                f" {problem}"
+                f"{file}: expected what verify --json, grade --out, bench --json or --save, accuracy --json or ncu"
+                f" --csv write: {problem}"
             )
     index = args.out / "index.html"
     index.write_text(page("engine/table.html", title="Results", about="", names=("result", "", "of"), rows=rows))
@@ -67,7 +70,8 @@ def command(args: argparse.Namespace) -> int:
     ]
     if runs or exact:
         path = args.out / "comparisons.md"
-        path.write_text(markdown(runs) + "".join(map(accuracy.markdown, exact)), encoding="utf-8")
+        limits = profile.markdown(profiled, (row for _, rows in runs for row in rows))
+        path.write_text(markdown(runs) + limits + "".join(map(accuracy.markdown, exact)), encoding="utf-8")
         print(f"kernels beside their peers: {path}")
     return 0
 
@@ -81,6 +85,13 @@ def pages_of(file: Path, folder: Path) -> Iterator[Entry]:
         grading.write(graded, folder, BACK)
         count = sum(verdict.passed for verdict in graded)
         yield Entry((f"{len(graded)} candidates", f"{count} right", str(file)), "index.html")
+        return
+    if file.suffix == PROFILE:
+        rows = [Entry((name, *profile.cells(call))) for name, call in profile.read(file).items()]
+        names = ("benchmark", *profile.NAMES)
+        table = page("engine/table.html", BACK, title="Profile", about=str(file), names=names, rows=rows)
+        (folder / "index.html").write_text(table, encoding="utf-8")
+        yield Entry((f"{len(rows)} calls", "profiled", str(file)), "index.html")
         return
     record = json.loads(text)
     if "benchmarks" in record:

@@ -38,6 +38,7 @@ from fourfold.performance.calls import (
 from fourfold.performance.ceilings import Ceilings, measure
 from fourfold.performance.gate import Round
 from fourfold.performance.peers import Function, peers
+from fourfold.performance.profile import mark
 from fourfold.performance.timing import (
     GRAPH_BYTES,
     Clock,
@@ -419,6 +420,8 @@ class Bench:
         clock, workload = measurement.clock, self.workload(measurement)
         runnable, timed = self.prepare(measurement, clock)
         launched = self.launched(measurement, runnable)
+        if isinstance(clock, DeviceClock):
+            mark(runnable.single_call, str(measurement))
         setup = self.between_rounds(runnable, clock)
         states = [machine.gpu_state(self.device)]
         rounds = plan_rounds(clock, runnable, setup, least_rounds, most_seconds)

@@ -98,12 +98,14 @@ class PeerComparison:
     """The times of this library's kernels, or of a candidate, and of their peers on one workload.
 
     Attributes:
+        group: the name of the group of benchmarks.
         benchmark: operation, workload, dtype and direction.
         shapes: the shape of each input.
         seconds: the median time of each contender, by its name.
         inexact: the contenders whose results exceed the bound.
     """
 
+    group: str
     benchmark: str
     shapes: Mapping[str, Sequence[int]]
     seconds: Mapping[str, float]
@@ -141,12 +143,13 @@ def comparisons(benchmarks: Iterable[Mapping[str, Any]]) -> list[PeerComparison]
     for entry in benchmarks:
         groups.setdefault(entry["group"], []).append(entry)
     rows = []
-    for group in groups.values():
+    for name, group in groups.items():
         info = group[0]["extra_info"]
         seconds = {entry["extra_info"].get("contender", ""): entry["median"] for entry in group}
         if {*seconds} & {*PEERS} and {*seconds} & {*OWN}:
             rows.append(
                 PeerComparison(
+                    group=name,
                     benchmark=" ".join(info[key] for key in ("operation", "workload", "dtype", "direction")),
                     shapes=info.get("shapes", {}),
                     seconds=seconds,

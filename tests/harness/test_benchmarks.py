@@ -32,6 +32,7 @@ from fourfold.performance.calls import DIRECTIONS, Call, References, Replay, dir
 from fourfold.performance.ceilings import Ceilings
 from fourfold.performance.measurement import MeasuringError, achieved_rates, ratios
 from fourfold.performance.peers import INSTALLED, peers
+from fourfold.performance.profile import mark
 from fourfold.performance.timing import (
     MOST_ROUNDS,
     USUAL_ROUNDS,
@@ -392,6 +393,25 @@ def test_results_that_are_inputs_are_not_overwritten() -> None:
 def test_no_result_is_no_agreement() -> None:
     with pytest.raises(Disagreement, match="no result"):
         worst_error({}, {}, small(vector_add.random_case(9)), FLOAT32)
+
+
+def test_the_call_to_profile_is_alone_in_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[object] = []
+
+    def counted(**inputs: torch.Tensor) -> torch.Tensor:
+        events.append("call")
+        if len(events) > 4:
+            raise MemoryError
+        return backends.load("vector_add", "torch")(**inputs)
+
+    monkeypatch.setattr(torch.cuda.nvtx, "range_start", lambda name: events.append(name) or 7)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_end", events.append)
+    record = operations()["vector_add"]
+    call = Call(counted, record, small(vector_add.random_case(9)), FLOAT32, "cpu", "both")
+    mark(call, "vector_add-triton")
+    with pytest.raises(MemoryError):
+        mark(call, "failing")
+    assert events == ["vector_add-triton", "call", 7, "failing", "call", 7]
 
 
 @pytest.mark.usefixtures("gpu")

@@ -20,7 +20,7 @@ from fourfold.grading.results import Graded
 from fourfold.operations.boundary import Boundary
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Status
-from fourfold.performance import machine, report
+from fourfold.performance import machine, profile, report
 from fourfold.performance.charts import (
     BOTTOM,
     HEIGHT,
@@ -199,6 +199,14 @@ def contender_errors(largest: float | None, at: str) -> dict[str, Any]:
     return {"largest": largest, "mean": 0.25, "bits_lost": 0.3, "elements": 8, "at": at}
 
 
+# What ncu has written of two benchmarks on an H200, without the columns that describe the machine.
+PROFILE = Path(__file__).parent / "profile.csv"
+LIMITS = [
+    "| softmax x1000000 float32 forward | triton (0.50) | 2.816 | 1 | 32 | 1 | 3 | 4 | 1 | 0 | 4 | 0.01"
+    " | latency: 0.01 waves |",
+    "| softmax x1000000 float32 forward | triton (0.50) | 9.188e+04 | 3 | 128 | 0 | 8 | 96 | 18 | 0 | 24 | 3.89"
+    " | L1 96% |",
+]
 OF_SOFTMAX = {"operation": "softmax", "result": "gradient of x", "dtype": "float16"}
 ROWS = [
     {
@@ -479,3 +487,74 @@ def test_a_file_that_holds_no_result_is_named(
     error = capsys.readouterr().err
     assert f"error: {file}: expected what verify --json" in error
     assert said in error
+
+
+def launch(nanoseconds: float = 1e4, waves: float = 8, occupancy: float = 50, **parts: float) -> profile.Launch:
+    """Return what ncu measures of a launch, with the percentages of some parts of the GPU."""
+    shares = {metric: parts.get(part.replace(" ", "_"), 5.0) for part, metric in profile.PARTS.items()}
+    return {
+        **shares,
+        profile.TIME: nanoseconds,
+        profile.WAVES: waves,
+        profile.OCCUPANCY: occupancy,
+        profile.REGISTERS: 32,
+    }
+
+
+@pytest.mark.parametrize(
+    ("launches", "limit"),
+    [
+        ([launch(memory=91.6, L2=80)], "memory 92%"),
+        ([launch(3e4, memory=90), launch(1e4, memory=10)], "memory 70%"),
+        ([launch(memory=59.4, instructions=59.6)], "latency: 50% occupancy"),
+        ([launch(instructions=88.4, tensor_cores=40)], "instructions 88%"),
+        ([launch(instructions=88.4, tensor_cores=88.4)], "tensor cores 88%"),
+        ([launch(2e3), launch(3e3)], "2 launches"),
+        ([launch(2e3), launch(9e3, waves=0.3)], "latency: 0.30 waves"),
+        ([launch(2e3, waves=1.1, occupancy=60)], "latency: 1.10 waves"),
+        ([launch(waves=1.0, occupancy=12.4)], "latency: 12% occupancy"),
+        ([launch(waves=0.0)], "latency: 0.00 waves"),
+    ],
+)
+def test_the_limit_is_the_busiest_part_or_what_the_call_lacks(launches: list[profile.Launch], limit: str) -> None:
+    assert [*profile.cells(launches)][-1] == limit
+
+
+def test_slower_kernels_say_what_limits_them(tmp_path: Path) -> None:
+    run, *_ = (file for file in saved_results(tmp_path) if file.name == "0001_a.json")
+    saved, small = json.loads(run.read_text()), "softmax-small-bfloat16-forward"
+    saved["benchmarks"] = [
+        {**one, "group": group, "stats": {key: one[key] for key in ("median", "iqr", "rounds")}}
+        for group in (small, "not-profiled", "level", "attention-full-float32-backward")
+        for contender, seconds in (("library", 1e-5), ("triton", 1.01e-5 if group == "level" else 2e-5))
+        for one in [timed(contender, 10**6, seconds)]
+    ]
+    run.write_text(json.dumps(saved))
+    file, text = tmp_path / "profile.csv", PROFILE.read_text()
+    (row,) = (line for line in text.splitlines() if small in line)
+    file.write_text(f"{text}{row.replace(small, 'level')}\n")
+    assert main(["report", str(run), str(file), "--out", str(tmp_path / "out")]) == 0
+    lines = (tmp_path / "out" / "comparisons.md").read_text().splitlines()
+    assert lines[lines.index("## What limits the slower kernels") + 8 :] == LIMITS
+    page = Page((tmp_path / "out" / "01-profile" / "index.html").read_text()).text
+    assert "attention-full-float32-backward-triton9.188e+04" in page.replace("\n", "")
+
+
+def test_the_documented_command_measures_what_the_report_needs() -> None:
+    text = (ROOT / "docs" / "performance.md").read_text().replace("\\\n", "")
+    assert f"--metrics {','.join(profile.METRICS)} " in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("lts__throughput", "lts", "found no lts__throughput.avg.pct_of_peak_sustained_elapsed"),
+        ("Start/Stop_Range", "Range", "found no Id:Domain:Start/Stop_Range"),
+        ('"ns"', '"us"', "expected times in ns, as with --print-units base, found us"),
+        ('"', "", "found no Id:Domain"),
+    ],
+)
+def test_a_profile_that_lacks_something_is_refused(old: str, new: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "profile.csv").write_text(PROFILE.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=said):
+        profile.read(tmp_path / "profile.csv")

@@ -14,10 +14,9 @@ from subjects import KERNEL
 from fourfold.backends import module
 from fourfold.backends.cuda.declarations import source_closure
 from fourfold.checks.records import operations
+from fourfold.cli import resources
 from fourfold.cli.main import main
-from fourfold.engine.cells import Cell
-from fourfold.performance import resources
-from fourfold.performance.resources import (
+from fourfold.cli.resources import (
     CellResources,
     _used_files,
     changed_operations,
@@ -25,6 +24,7 @@ from fourfold.performance.resources import (
     lines,
     unpack,
 )
+from fourfold.engine.cells import Cell
 from fourfold.performance.static import pair_kernels
 
 OPTIONS = ["--op=vector_add", "--dtype=float32"]
