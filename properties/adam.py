@@ -36,6 +36,16 @@ def step_of(*shape: int, **parameters: Any) -> Callable[[DType], Case]:
     return make
 
 
+def with_squares_of_0(examples: Mapping[str, Callable[[DType], Case]]) -> Mapping[str, Callable[[DType], Case]]:
+    """Add a case whose roots are 0, so that m is divided by eps alone; no half type represents this eps."""
+
+    def make(dtype: DType) -> Case:
+        case = examples["ordinary"](dtype).with_parameters(eps=1e-3)
+        return case.with_inputs(grad=np.zeros_like(case["grad"]), v=np.zeros_like(case["v"]))
+
+    return {**examples, "squares_of_0": make}
+
+
 # ---- laws
 
 
@@ -126,8 +136,9 @@ operation = replace(
     adam,
     forward=_concatenated_outputs,
     outputs={
-        name: replace(of, forward=_new(place), laws=LAWS[name], **COMMON)
+        name: replace(of, forward=_new(place), laws=LAWS[name], examples=with_squares_of_0(of.examples), **COMMON)
         for place, (name, of) in enumerate(adam.outputs.items())
     },
+    examples=with_squares_of_0(adam.examples),
     **COMMON,
 )

@@ -46,6 +46,7 @@ class Configuration:
         dtypes: the dtypes that the configuration supports.
         runs_on: whether a device can run it.
         needs: what a device must have to run it, for messages.
+        of_gradients: whether it launches kernels of gradients alone.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Configuration:
     dtypes: frozenset[torch.dtype] = FLOATING
     runs_on: Callable[[torch.device], bool] = anywhere
     needs: str = ""
+    of_gradients: bool = False
 
     def serves(self, dtype: torch.dtype, device: torch.device) -> bool:
         """Return whether the configuration supports a dtype and a device."""
@@ -186,14 +188,9 @@ def nothing_forced() -> bool:
     return not _forced
 
 
-def kernels() -> tuple[str, ...]:
-    """Return the names of the kernels that have configurations, in the modules imported so far."""
-    return tuple(_kernels)
-
-
 def configurations(kernel: str) -> tuple[Configuration, ...]:
-    """Return all configurations of a kernel."""
-    return _kernels[kernel].configurations
+    """Return all configurations of a kernel; none if no module imported so far has a tuner of this name."""
+    return _kernels[kernel].configurations if kernel in _kernels else ()
 
 
 @contextlib.contextmanager

@@ -5,17 +5,17 @@ from dataclasses import replace
 import torch
 
 from fourfold.backends import tuning
-from fourfold.backends.tuning import Configuration
+from fourfold.backends.tuning import Configuration, Forced
+from fourfold.checks.backward import backward_agrees
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.search import Search, Subject
 from fourfold.operations.outcomes import Failure, Unsupported
 
 
 def configuration_agrees(configuration: Configuration, subject: Subject, search: Search) -> None:
-    """Check that the output of one configuration agrees with the oracle's, and that some case is launched with it.
+    """Check that the results of one configuration agree with the oracle's, and that some case is launched with it.
 
-    Gradients are not checked: they come from the same kernel, with layouts that cases have as well. Combined cases
-    are left out, because they test the wrapper, which all configurations share.
+    Combined cases are left out, because they test the wrapper, which all configurations share.
 
     Raises:
         Unsupported: the device cannot run the configuration.
@@ -23,10 +23,18 @@ def configuration_agrees(configuration: Configuration, subject: Subject, search:
     device = torch.device("cuda", torch.cuda.current_device()) if subject.device == "cuda" else torch.device("cpu")
     if not configuration.runs_on(device):
         raise Unsupported(f"the configuration needs {configuration.needs}")
-    kernel = f"{subject.operation.name}_{subject.backend}"
     if subject.large is not None:
         subject = replace(subject, large=replace(subject.large, every_nth=0))
-    with tuning.force_configuration(kernel, configuration.name) as forced:
-        forward_agrees(subject, search)
-    if not forced.launches:
+    if not agrees_if_forced(configuration.name, subject, search).launches:
         raise Failure(f"{subject}: no case is one that the configuration {configuration.name} can do")
+
+
+def agrees_if_forced(configuration: str, subject: Subject, search: Search) -> Forced:
+    """Check that the results agree with the oracle's where the named configuration is forced; return its launches.
+
+    Gradients are checked only of a configuration that is `of_gradients`. Those of any other come from the same kernel,
+    with layouts that cases have as well.
+    """
+    with tuning.force_configuration(f"{subject.operation.name}_{subject.backend}", configuration) as forced:
+        (backward_agrees if forced.configuration.of_gradients else forward_agrees)(subject, search)
+    return forced

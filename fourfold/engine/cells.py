@@ -316,14 +316,12 @@ class Selection:
 
     def configurations(self, cell: Cell) -> list[tuning.Configuration]:
         """Return the configurations of a cell's kernel for its dtype; [] if the kernel is not tuned."""
-        kernel = f"{cell.operation}_{cell.backend}"
         if cell.backend == CANDIDATE:
             return []
         with contextlib.suppress(ModuleNotFoundError):  # `unsupported` reports it
             backends.load(cell.operation, cell.backend)
-        if kernel not in tuning.kernels():
-            return []
-        return [c for c in tuning.configurations(kernel) if DTYPES[cell.dtype].torch in c.dtypes]
+        every = tuning.configurations(f"{cell.operation}_{cell.backend}")
+        return [configuration for configuration in every if DTYPES[cell.dtype].torch in configuration.dtypes]
 
     def implementation(self, operation: str, backend: str) -> Callable[..., Any]:
         """Return the public function of an operation on a backend."""

@@ -20,8 +20,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from fourfold.backends.triton import takeover
-from fourfold.checks import ahead_of_time
+from fourfold.checks import ahead_of_time, configurations
 from fourfold.checks.catalogue import BACKWARD, BAD_INPUT, FORWARD, LAW, check_named
 from fourfold.checks.outputs import select_output, together
 from fourfold.checks.records import operations
@@ -130,16 +132,14 @@ class Step:
         check: the function, which takes a subject and a search.
         dtype: the dtype's name.
         cases: the cases, by name.
-        configuration: the configuration to force, for a kernel that is tuned.
         quick: whether `--quick` runs it. The quick steps reject most mutants, usually at the first case.
         output: the verified output if there are several; "" for all that have gradients.
     """
 
     name: str
-    check: Callable[[Subject, Search], None]
+    check: Callable[[Subject, Search], object]
     dtype: str
     cases: Mapping[str, Case]
-    configuration: str | None = None
     quick: bool = False
     output: str = ""
 
@@ -215,9 +215,9 @@ class StepPassed:
 
 @dataclasses.dataclass(frozen=True)
 class Configurations:
-    """The names of a tuned kernel's configurations."""
+    """The names of a tuned kernel's configurations, each with the name of a dtype."""
 
-    names: list[str]
+    names: list[tuple[str, str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,27 +312,22 @@ class Trials:
             smooth = generated_cases(self.operation.smooth(DTYPES[dtype]), 3, SEED)
             yield Step(gradcheck.name, gradcheck.run, dtype, smooth)
         yield Step(BAD_INPUT.name, BAD_INPUT.run, first[0], {})
-        for name in self._configurations():
-            for dtype in self.dtypes:
-                yield Step(f"configuration {name}", forward, dtype, cases_by_dtype[dtype], name)
+        for name, dtype in self._configurations():
+            run = functools.partial(configurations.agrees_if_forced, name)
+            yield Step(f"configuration {name}", run, dtype, cases_by_dtype[dtype])
         for law in self.operation.laws:
             cases = dict(list(cases_by_dtype[first[0]].items())[::3])
             yield Step(law.__name__, functools.partial(LAW.run, law), first[0], cases)
         if self.backend == "triton":
             yield Step("ahead of time", _compiles_ahead_of_time, "float16", {})
 
-    def _configurations(self) -> list[str]:
-        """Return the names of a tuned kernel's configurations on the CPU. A separate process imports the kernel."""
+    def _configurations(self) -> list[tuple[str, str]]:
+        """Return the configurations of a tuned kernel on the CPU, by dtype. A separate process imports the kernel."""
 
         def ask(say: Say) -> None:
-            self._implementation()
-            tuning = importlib.import_module("fourfold.backends.tuning")
-            kernel = f"{self.operation.name}_{self.backend}"
-            if kernel in tuning.kernels():
-                import torch
-
-                configurations = [c for c in tuning.configurations(kernel) if c.runs_on(torch.device("cpu"))]
-                say(Configurations([configuration.name for configuration in configurations]))
+            cells = [Cell(self.operation.name, self.backend, dtype) for dtype in self.dtypes]
+            each = [(c, cell.dtype) for cell in cells for c in self._selection().configurations(cell)]
+            say(Configurations([(c.name, dtype) for c, dtype in each if c.runs_on(torch.device("cpu"))]))
 
         messages = list(self._fork(ask, lambda _: 60.0))
         return next((message.names for message in messages if isinstance(message, Configurations)), [])
@@ -413,10 +408,6 @@ class Trials:
 
     # ---- in the child process of a trial
 
-    def _implementation(self) -> Callable[..., Any]:
-        selection = self._selection()
-        return selection.implementation(self.operation.name, self.backend)
-
     def _selection(self) -> Selection:
         candidates = {self.operation.name: self.candidate} if self.candidate else {}
         return Selection(operations=self.records, candidates=candidates, cells=(), narrowed=True)
@@ -429,10 +420,6 @@ class Trials:
             return
         subject = selection.subject(cell, "cpu")
         cases = _claimed_cases(subject, plan.cases)
-        tuning = importlib.import_module("fourfold.backends.tuning")
-        force: Any = contextlib.nullcontext()
-        if plan.configuration:
-            force = tuning.force_configuration(f"{self.operation.name}_{self.backend}", plan.configuration)
 
         @contextlib.contextmanager
         def record(name: str) -> Iterator[None]:
@@ -445,7 +432,7 @@ class Trials:
         if say is not None and self.backend != "cuda":
             search.context = record
         # What a candidate does not claim, as gradients, is not checked.
-        with force, contextlib.suppress(*[Unsupported] * bool(self.candidate)):
+        with contextlib.suppress(*[Unsupported] * bool(self.candidate)):
             plan.check(select_output(subject, plan.output) if plan.output else together(subject), search)
 
     def _compiling_only(self, names: frozenset[str]) -> contextlib.AbstractContextManager[None]:

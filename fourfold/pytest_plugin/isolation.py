@@ -105,6 +105,8 @@ class Isolation:
         self.retelling = True
         for data in self.to_tell:
             report = self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
+            if isinstance(report.longrepr, list):  # in JSON, the tuple of a skipped test
+                report.longrepr = tuple(report.longrepr)
             self.config.hook.pytest_runtest_logreport(report=report)
         self.to_tell = []
         self.retelling = False

@@ -75,7 +75,6 @@ HOPPER = (hopper_configuration(64, 128, 3), hopper_configuration(128, 128, 2), h
 # These compile for sm_90a only.
 HOPPER_KERNELS = tuple(kernel for each in HOPPER for kernel in each.options["kernels"].values())
 PORTABLE = Configuration("portable", {}, HOPPER[0].dtypes)
-TUNER = Tuner("attention_cuda", (*HOPPER, PORTABLE), Path(__file__))
 
 
 def backward_configuration(columns: int, *steps: tuple[int, int]) -> Configuration:
@@ -106,6 +105,7 @@ def backward_configuration(columns: int, *steps: tuple[int, int]) -> Configurati
         frozenset(dtypes),
         is_hopper_or_emulated,
         HOPPER[0].needs,
+        of_gradients=True,
     )
 
 
@@ -118,7 +118,7 @@ BACKWARD_HOPPER_KERNELS = (
     *(kernel for each in BACKWARD_HOPPER for kernel in each.options["kernels"].values()),
     *SUM_OF_HEADS.values(),
 )
-BACKWARD_TUNER = Tuner("attention_backward_cuda", (*BACKWARD_HOPPER, PORTABLE), Path(__file__))
+TUNER = Tuner("attention_cuda", (*HOPPER, *BACKWARD_HOPPER, PORTABLE), Path(__file__))
 
 
 def _shared_bytes(call: Call, own_rows: int, rows: int, columns: int, weights: int, step: int) -> int:
@@ -235,25 +235,25 @@ def launch_hopper(configuration: Configuration, call: Call, output: torch.Tensor
     )
 
 
-def _choose(
-    tuner: Tuner, call: Call, grad_output: torch.Tensor | None, run: Callable[[Configuration], None]
-) -> Configuration:
+def _choose(call: Call, grad_output: torch.Tensor | None, run: Callable[[Configuration], None]) -> Configuration:
     """Return the configuration for a call, or for its gradient."""
     device = call.q.device
 
     def fits(configuration: Configuration) -> bool:
         return configuration is PORTABLE or (
-            configuration.runs_on(device) and fits_hopper(configuration, call, grad_output)
+            configuration.of_gradients == (grad_output is not None)
+            and configuration.runs_on(device)
+            and fits_hopper(configuration, call, grad_output)
         )
 
     def default() -> Configuration:
         if device.type == "cpu":
             return PORTABLE  # It takes less to emulate.
         # The first one has the fewest columns, and is the fastest.
-        return next(filter(fits, tuner.configurations))
+        return next(filter(fits, TUNER.configurations))
 
     # No times are taken: a sample has the same bits in every batch.
-    return tuner.choose(device, None, fits, default, run, worthwhile=False)
+    return TUNER.choose(device, None, fits, default, run, worthwhile=False)
 
 
 def _forward(call: Call, output: torch.Tensor, lse: torch.Tensor) -> None:
@@ -263,7 +263,7 @@ def _forward(call: Call, output: torch.Tensor, lse: torch.Tensor) -> None:
         else:
             launch_hopper(configuration, call, output, lse)
 
-    run(_choose(TUNER, call, None, run))
+    run(_choose(call, None, run))
 
 
 def launch_hopper_backward(
@@ -349,7 +349,7 @@ def _backward(
         if of_keys:
             _launch_hopper_of_keys(configuration, call, grad_output, (lse, delta), (grad_k, grad_v))
 
-    run(_choose(BACKWARD_TUNER, call, grad_output, run))
+    run(_choose(call, grad_output, run))
 
 
 attention, attention_with_lse = register("cuda", _forward, _backward)

@@ -511,3 +511,21 @@ def test_import_that_does_not_come_back_is_a_mistake_of_the_candidate(
     assert "ERROR: --candidate" in ended.output
     assert str(candidate) in ended.output
     assert says.format(candidate) in ended.output
+
+
+def test_results_from_before_a_death_are_reported_in_full(tmp_path: Path) -> None:
+    """pytest shows the reason of a skipped test, and expects it in a tuple."""
+    write_file(
+        tmp_path / "test_mine.py",
+        "import os, pytest\n"
+        "def test_skips():\n"
+        "    pytest.skip('without a reason')\n"
+        "def test_dies():\n"
+        "    os._exit(7)\n"
+        "def test_passes():\n"
+        "    pass\n",
+    )
+    ended = run(tmp_path, "-v", "-rs", "-p", "fourfold", "--device=cpu", "--rootdir", tmp_path, "test_mine.py")
+    assert ended.code == pytest.ExitCode.TESTS_FAILED
+    assert "1 failed, 1 passed, 1 skipped" in ended.output
+    assert "SKIPPED [1] test_mine.py:3: without a reason" in ended.output

@@ -108,7 +108,7 @@ def test_the_gradient_is_right(configuration: Configuration, heads: tuple[int, i
     }
     for name, example in of_shapes.items():
         record = replace(operations()["attention"], examples={name: example})
-        with tuning.force_configuration("attention_backward_cuda", configuration.name) as forced:
+        with tuning.force_configuration("attention_cuda", configuration.name) as forced:
             backward_agrees(subject_of(record, dtype="bfloat16", backend="cuda"), Search(examples=1))
         assert forced.launches
 
@@ -133,7 +133,7 @@ def test_gradients_without_the_other_side_are_0_and_invalid_offsets_make_all_nan
         output, lse, delta = torch.zeros_like(q), torch.zeros(2, 5), torch.zeros(2, 5)
         grads = [torch.full_like(x, 7) for x in (q, k, k)]
         call = Call(q, k, k, *offsets, causal, 0.5)
-        with tuning.force_configuration("attention_backward_cuda", configuration.name) as forced:
+        with tuning.force_configuration("attention_cuda", configuration.name) as forced:
             cuda_kernel._backward(call, q, None, output, lse, delta, *grads)
         assert forced.launches == 1
         for grad, without in zip(grads, (of_q, of_k, of_k)):

@@ -192,6 +192,23 @@ def test_a_fault_leaves_the_next_launch_working():
     torch.testing.assert_close(c, a)
 
 
+def test_kernels_of_all_files_run_on_the_same_stacks(tmp_path):
+    """A stack with a guard is two mappings, and Linux allows a process 65,530."""
+
+    def reverses():
+        x, y = torch.rand(1024, dtype=torch.float64), torch.zeros(1024, dtype=torch.float64)
+        KERNELS["reverses_in_dynamic_shared"].launch(1, 1024, x, y, 1024, shared_bytes=8192)
+        assert torch.equal(y, x.flip(0))
+        return len(pathlib.Path("/proc/self/maps").read_text().splitlines())
+
+    source = tmp_path / "k.cu"
+    source.write_text("__global__ void k(float* c) { __syncthreads(); c[threadIdx.x] = threadIdx.x; }")
+    mappings, c = reverses(), torch.zeros(1024)
+    CudaKernel(source, "k").launch(1, 1024, c)
+    assert torch.equal(c, torch.arange(1024.0))
+    assert reverses() < mappings + 1024
+
+
 def test_a_sum_that_starts_with_no_value_is_absurd_every_time(tmp_path):
     source = tmp_path / "sum.cu"
     source.write_text(

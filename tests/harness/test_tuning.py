@@ -109,7 +109,7 @@ def test_forced_configuration_is_taken_wherever_it_fits(measured: list[str]) -> 
 
 def test_configurations_are_listed(measured: list[str]) -> None:
     tuner()
-    assert tuning.kernels() == ("kernel",)
+    assert tuning.configurations("unheard_of") == ()
     assert [configuration.name for configuration in tuning.configurations("kernel")] == ["slow", "too_large", "fast"]
 
 
@@ -135,18 +135,27 @@ def test_a_baselines_kernels_run_as_todays_while_they_are_the_same(
 
 
 RIGHT, WRONG, UNUSED = (Configuration(name, {}) for name in ("right", "wrong", "unused"))
-TUNER = Tuner("vector_add_planted", (RIGHT, WRONG, UNUSED), Path(__file__))
+WRONG_GRADIENT = Configuration("wrong_gradient", {}, of_gradients=True)
+TUNER = Tuner("vector_add_planted", (RIGHT, WRONG, UNUSED, WRONG_GRADIENT), Path(__file__))
 
 
 def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Add, wrongly with one configuration, and never launch another."""
+    """Add, wrongly with one configuration or with wrong gradients with another, and never launch a third."""
     chosen = TUNER.choose(x.device, None, lambda each: each is not UNUSED, lambda: RIGHT, lambda each: None)
-    return x + y if chosen is RIGHT else x - y
+    output = x - y if chosen is WRONG else x + y
+    if chosen is WRONG_GRADIENT and output.requires_grad:
+        output.register_hook(torch.neg)
+    return output
 
 
 @pytest.mark.parametrize(
     ("configuration", "says"),
-    [(RIGHT, None), (WRONG, "expected"), (UNUSED, "no case is one that the configuration unused can do")],
+    [
+        (RIGHT, None),
+        (WRONG, r"output\[.*expected"),
+        (WRONG_GRADIENT, r"gradient of \w+\[.*expected"),
+        (UNUSED, "no case is one that the configuration unused can do"),
+    ],
 )
 def test_a_configuration_that_is_wrong_or_that_no_case_uses_is_rejected(
     configuration: Configuration, says: str | None

@@ -33,8 +33,8 @@ CHOSEN = {
     "attention": (
         "hopper_configuration(256, 64, 2)) => hopper_configuration(64, 64, 2))",
         "backward_configuration(128, (128, 2), (64, 3))) => backward_configuration(64, (64, 2), (64, 2)))",
-        "return tuner.choose(device, None, fits, default, run, worthwhile=False) =>"
-        " return next(filter(fits, tuner.configurations[-2:]))",
+        "return TUNER.choose(device, None, fits, default, run, worthwhile=False) =>"
+        " return next(filter(fits, (HOPPER[-1], BACKWARD_HOPPER[-1], PORTABLE)))",
     ),
 }
 

@@ -266,7 +266,8 @@ def test_every_check_rejects_a_fault() -> None:
         for name, value in vars(module).items()
         if callable(value)
         and getattr(value, "__annotations__", {}).get("search") is Search
-        and name not in ("law_holds", "configuration_agrees")  # tests/harness/test_tuning.py has wrong configurations
+        # tests/harness/test_tuning.py has wrong configurations.
+        and name not in ("law_holds", "configuration_agrees", "agrees_if_forced")
         and not name.startswith("_")
     }
     assert of_checks >= {"forward_agrees", "backward_agrees"}

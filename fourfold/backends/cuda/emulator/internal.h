@@ -1,12 +1,13 @@
 // Declarations that scheduler.cpp and checker.cpp share. All state belongs to the single launch in progress: the caller
-// holds the GIL, and each compiled kernel file has its own copy of the runtime.
+// holds the GIL, and each compiled kernel file has its own copy of the runtime, apart from the fibers' stacks.
 #pragma once
 #define FOURFOLD_RUNTIME
 #include "runtime.h"
 
 #include <string>
 
-#define FOURFOLD_EXPORT extern "C" __attribute__((visibility("default")))
+#define FOURFOLD_SHARED __attribute__((visibility("default")))
+#define FOURFOLD_EXPORT extern "C" FOURFOLD_SHARED
 
 namespace fourfold {
 
@@ -46,7 +47,10 @@ void abandon_block() __attribute__((noreturn));
 void run_as(unsigned thread);
 
 constexpr size_t STACK_BYTES = 128 << 10;
-extern char* stacks;  // of MAX_THREADS fibers, or null before the first fiber
+// The stacks of MAX_THREADS fibers, or null before the first fiber, and how many have a guard. Visible inline variables
+// are one of the process: the guards split the stacks into 2048 mappings, and Linux allows a process 65,530.
+inline FOURFOLD_SHARED char* stacks;
+inline FOURFOLD_SHARED unsigned fibers_guarded;
 inline bool on_fiber_stack(const void* address) { return stacks && size_t(static_cast<const char*>(address) - stacks) < MAX_THREADS * STACK_BYTES; }
 
 // views: the number of tensors. Then, for each: its argument's position, address, element size, whether it is writable,

@@ -22,7 +22,6 @@ namespace fourfold {
 Here here{};
 State now{};
 Fault fault{};
-char* stacks;
 
 namespace {
 
@@ -60,7 +59,7 @@ char yielded;  // what a thread waits for that lets others go on
 void** arguments;
 
 Fiber fibers[MAX_THREADS], *current, *idle;
-unsigned fibers_used, fibers_guarded;
+unsigned fibers_used;
 void* host;
 volatile bool in_kernel;
 
@@ -414,8 +413,6 @@ void fail(FaultKind kind, Site site, const void* pc, const char* format, ...) {
 void abandon_block() {
     void* dead;
     in_kernel = false;
-    idle = nullptr;
-    fibers_used = 0;
     fourfold_switch(&dead, host);
     __builtin_unreachable();
 }
@@ -490,6 +487,8 @@ FOURFOLD_EXPORT const Fault* fourfold_launch(int kernel, long long* words, const
     for (long long i = 0; i < count; i++) argument_pointers[i] = words + 10 + i;
     arguments = argument_pointers;
     invoke = fourfold_kernels[kernel].invoke;
+    idle = nullptr;
+    fibers_used = 0;
     asynchronous = fourfold_has_ptx;
     fault.kind = 0;
     std::memset(fault.pcs, 0, sizeof fault.pcs);
