@@ -146,9 +146,10 @@ __global__ void __launch_bounds__(32 * SUM_WARPS) embedding_chunks_kernel(
     const long long middle = blockIdx.x * (long long)CHUNK;
     if (middle >= starts[vocab]) return;
     const long long row = wide ? ((const long long*)ids)[order[middle]] : ((const int*)ids)[order[middle]];
+    if (row < 0 || row == padding_idx) return;  // ids below 0 come first in sorted ones
     const long long begin = starts[row], number = blockIdx.x - (begin + CHUNK - 1) / CHUNK;
     const long long left = starts[row + 1] - begin - number * CHUNK;
-    if (left < CHUNK || row == padding_idx) return;
+    if (left < CHUNK) return;
     const long long first = begin + number * CHUNK, end = first + (left < 2 * CHUNK ? left : CHUNK);
     const long long part = (end - first + SUM_WARPS - 1) / SUM_WARPS, column = (blockIdx.y * 32ll + lane) * WIDTH;
     C sums[WIDTH] = {};

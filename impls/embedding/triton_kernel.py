@@ -68,10 +68,10 @@ def embedding_chunks_kernel(
     columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
     if chunk * CHUNK < tl.load(starts_ptr + vocab):
         row = tl.load(ids_ptr + tl.load(order_ptr + chunk * CHUNK)).to(tl.int64)
-        begin = tl.load(starts_ptr + row)
+        begin = tl.load(starts_ptr + tl.maximum(row, 0))  # ids below 0 come first in sorted ones
         first = begin + (chunk - (begin + CHUNK - 1) // CHUNK) * CHUNK
-        left = tl.load(starts_ptr + row + 1) - first
-        if (left >= CHUNK) & (row != padding_idx):
+        left = tl.load(starts_ptr + tl.maximum(row, 0) + 1) - first
+        if (left >= CHUNK) & (row >= 0) & (row != padding_idx):
             sums = tl.zeros((BLOCK_TERMS, BLOCK_COLS), COMPUTE)
             count = tl.where(left < 2 * CHUNK, left, CHUNK).to(tl.int32)
             for start in range(0, count, BLOCK_TERMS):

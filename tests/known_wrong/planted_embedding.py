@@ -83,7 +83,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    "take<WIDTH>(table + row * row_stride => take<WIDTH>(table + row * dim", right_on=ONE),
         of.gradient("first_ids_alone", "for (; first < end; first += 32) { => if (first < end) {", **FIFTH,
                     right_on=ONE),
-        of.gradient("padding_ignored", "row == padding_idx ? begin : starts[row + 1] => starts[row + 1]", **SOME,
+        of.gradient("padding_ignored", "} else if (row != padding_idx) { => } else {", **SOME,
                     source=f"{PYTORCH}/issues/28716", right_on=ONE),
         of.gradient("added_in_the_dtype", f"sums[j] += {CHUNKS}; => sums[j] = C(T(sums[j] + {CHUNKS}));",
                     dtype="bfloat16", **SORTED, source=f"{GITHUB}/flagos-ai/FlagGems/pull/309"),
