@@ -41,8 +41,8 @@ def decode(quantised):
 # would be added up twice as fast on Hopper, in 14 bits.
 @triton.jit
 def scaled_matmul_kernel(
-    a_ptr,  # [m, k], strided
-    b_ptr,  # [n, k], strided
+    a,  # [m, k], strided; a descriptor of numbers in float16 if DESCRIBED
+    b,  # [n, k], strided; the same
     scale_a_ptr,  # [m, ceil(k / BLOCK)], strided
     scale_b_ptr,  # [ceil(n / BLOCK), ceil(k / BLOCK)], strided
     c_ptr,  # [m, n]
@@ -62,72 +62,36 @@ def scaled_matmul_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP_M: tl.constexpr,
+    DESCRIBED: tl.constexpr,
 ):
     # One program owns a tile [BLOCK_M, BLOCK_N] of the result, whose columns share a scale of each block of terms.
     row, column = tile_at(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M)
     rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
     terms = tl.arange(0, BLOCK_K)
-    a_ptrs = a_ptr + rows.to(tl.int64)[:, None] * a_row_stride + terms.to(tl.int64)[None, :] * a_column_stride
-    b_ptrs = b_ptr + terms.to(tl.int64)[:, None] * b_column_stride + columns.to(tl.int64)[None, :] * b_row_stride
+    if not DESCRIBED:
+        a_ptrs = a + rows.to(tl.int64)[:, None] * a_row_stride + terms.to(tl.int64)[None, :] * a_column_stride
+        b_ptrs = b + terms.to(tl.int64)[:, None] * b_column_stride + columns.to(tl.int64)[None, :] * b_row_stride
     scale_a_ptrs = scale_a_ptr + rows.to(tl.int64) * scale_a_row_stride
     scale_b_ptr += ((column * BLOCK_N) // BLOCK).to(tl.int64) * scale_b_row_stride
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in range(tl.cdiv(k, BLOCK_K)):
-        there = terms < k - step * BLOCK_K
-        a = tl.load(a_ptrs, mask=(rows < m)[:, None] & there[None, :], other=0.0)
-        b = tl.load(b_ptrs, mask=there[:, None] & (columns < n)[None, :], other=0.0)
-        sums = tl.dot(decode(a), decode(b), sums)
-        a_ptrs += tl.cast(BLOCK_K, tl.int64) * a_column_stride
-        b_ptrs += tl.cast(BLOCK_K, tl.int64) * b_column_stride
+        if DESCRIBED:
+            left, right = a.load([row * BLOCK_M, step * BLOCK_K]), b.load([column * BLOCK_N, step * BLOCK_K]).T
+        else:
+            there = terms < k - step * BLOCK_K
+            left = decode(tl.load(a_ptrs, mask=(rows < m)[:, None] & there[None, :], other=0.0))
+            right = decode(tl.load(b_ptrs, mask=there[:, None] & (columns < n)[None, :], other=0.0))
+            a_ptrs += tl.cast(BLOCK_K, tl.int64) * a_column_stride
+            b_ptrs += tl.cast(BLOCK_K, tl.int64) * b_column_stride
+        sums = tl.dot(left, right, sums)
         if BLOCK_K == BLOCK or (step + 1) % (BLOCK // BLOCK_K) == 0 or (step + 1) * BLOCK_K >= k:
             scale_a = tl.load(scale_a_ptrs, mask=rows < m, other=0.0)
             total += sums * (scale_a * tl.load(scale_b_ptr))[:, None]
             sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
             scale_a_ptrs += scale_a_column_stride
             scale_b_ptr += scale_b_column_stride
-    c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * n + columns.to(tl.int64)[None, :]
-    tl.store(c_ptrs, total.to(c_ptr.dtype.element_ty), mask=(rows < m)[:, None] & (columns < n)[None, :])
-
-
-@triton.jit
-def scaled_matmul_descriptor_kernel(
-    a,  # a descriptor of [m, k] in float16
-    b,  # of [n, k]
-    scale_a_ptr,  # [m, ceil(k / BLOCK)], strided
-    scale_b_ptr,  # [ceil(n / BLOCK), ceil(k / BLOCK)], strided
-    c_ptr,  # [m, n]
-    m,
-    n,
-    k,
-    scale_a_row_stride,
-    scale_a_column_stride,
-    scale_b_row_stride,
-    scale_b_column_stride,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP_M: tl.constexpr,
-):
-    # One program owns a tile [BLOCK_M, BLOCK_N] of the result, whose columns share a scale of each block of terms.
-    row, column = tile_at(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M)
-    rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    scale_a_ptrs = scale_a_ptr + rows.to(tl.int64) * scale_a_row_stride
-    scale_b_ptr += ((column * BLOCK_N) // BLOCK).to(tl.int64) * scale_b_row_stride
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for block in range(tl.cdiv(k, BLOCK)):
-        sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for begin in tl.static_range(0, BLOCK, BLOCK_K):
-            left = a.load([row * BLOCK_M, block * BLOCK + begin])
-            right = b.load([column * BLOCK_N, block * BLOCK + begin])
-            sums = tl.dot(left, right.T, sums)
-        scale_a = tl.load(scale_a_ptrs, mask=rows < m, other=0.0)
-        total += sums * (scale_a * tl.load(scale_b_ptr))[:, None]
-        scale_a_ptrs += scale_a_column_stride
-        scale_b_ptr += scale_b_column_stride
     c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * n + columns.to(tl.int64)[None, :]
     tl.store(c_ptrs, total.to(c_ptr.dtype.element_ty), mask=(rows < m)[:, None] & (columns < n)[None, :])
 
@@ -161,16 +125,6 @@ def _converting(*tiles: int, on_cpu: bool = False) -> Configuration:
     return Configuration(_name(options), options, runs_on=runs_on, needs=needs)
 
 
-def _by_descriptors(*tiles: int) -> Configuration:
-    options = _options(*tiles)
-    return Configuration(
-        f"descriptors_{_name(options)}",
-        options,
-        runs_on=has_descriptors,
-        needs="compute capability 9.0 or later: TMA",
-    )
-
-
 def _of_bits(*tiles: int, on_cpu: bool = False) -> Configuration:
     options = _options(*tiles)
     if on_cpu:
@@ -178,6 +132,13 @@ def _of_bits(*tiles: int, on_cpu: bool = False) -> Configuration:
     return Configuration(f"bits_{_name(options)}", options, runs_on=_is_gpu, needs="a GPU; the CPU runs one like it")
 
 
+# Where there is TMA. a and b are converted to float16 before, which takes less time than to do so for each tile.
+DESCRIBED = Configuration(
+    "descriptors_128x128x128_8_warps_3_stages",
+    _options(128, 128, 128, 8, 3),
+    runs_on=has_descriptors,
+    needs="compute capability 9.0 or later: TMA",
+)
 # Where the hardware converts float8. On the CPU one runs of those with one step a block of terms, and that with two.
 CONVERTING = (
     _converting(128, 128, 128, 8, 3),
@@ -189,20 +150,18 @@ CONVERTING = (
     _converting(16, 64, 128, 4, 4),
     _converting(16, 32, 128, 4, 5, on_cpu=True),
 )
-# Where there is TMA. a and b are converted to float16 before, which takes less time than to do so for each tile.
-DESCRIPTORS = (_by_descriptors(128, 128, 128, 8, 3), _by_descriptors(128, 128, 64, 8, 3))
 # Where it does not, and numbers are converted bit by bit.
 BITS = (
     _of_bits(128, 128, 64, 8, 3),
     _of_bits(64, 64, 128, 4, 3, on_cpu=True),
     _of_bits(16, 64, 128, 4, 3),
 )
-TUNER = Tuner("scaled_matmul_triton", (*DESCRIPTORS, *CONVERTING, *BITS), Path(__file__))
+TUNER = Tuner("scaled_matmul_triton", (DESCRIBED, *CONVERTING, *BITS), Path(__file__))
 
 
 def _default(m: int, n: int, device: torch.device) -> Configuration:
     if _converts_float8(device):
-        few, middle, many = CONVERTING[6], CONVERTING[4], (DESCRIPTORS if has_descriptors(device) else CONVERTING)[0]
+        few, middle, many = CONVERTING[6], CONVERTING[4], DESCRIBED if has_descriptors(device) else CONVERTING[0]
     else:
         many, middle, few = BITS
     if device.type == "cpu" or 16 < m <= 512 * 512 // n:
@@ -218,26 +177,16 @@ def _launch(
     def run(configuration: Configuration) -> None:
         options = configuration.options
         grid = (cdiv(m, options["BLOCK_M"]) * cdiv(n, options["BLOCK_N"]),)
-        scales = *scale_a.stride(), *scale_b.stride()
-        if configuration in DESCRIPTORS and k:  # no descriptor is of nothing
-            left, right = (
-                descriptor(padded(x, torch.float16), False, [options[rows], options["BLOCK_K"]])
-                for x, rows in ((a, "BLOCK_M"), (b, "BLOCK_N"))
-            )
-            scaled_matmul_descriptor_kernel[grid](
-                left, right, scale_a, scale_b, output, m, n, k, *scales, BLOCK=BLOCK, GROUP_M=GROUP_M, **options
-            )
+        scalars = (m, n, k, *a.stride(), *b.stride(), *scale_a.stride(), *scale_b.stride())
+        options = {**options, "BLOCK": BLOCK, "GROUP_M": GROUP_M}
+        if configuration is DESCRIBED and k:  # no descriptor is of nothing
+            block = [options["BLOCK_M"], options["BLOCK_K"]]
+            described = (descriptor(padded(x, torch.float16), False, block) for x in (a, b))
+            scaled_matmul_kernel[grid](*described, scale_a, scale_b, output, *scalars, DESCRIBED=True, **options)
             return
         left, right = (x.view(torch.uint8) for x in (a, b)) if configuration in BITS else (a, b)
-        triton_launch.launch(
-            scaled_matmul_kernel,
-            grid,
-            (left, right, scale_a, scale_b, output),
-            (m, n, k, *a.stride(), *b.stride(), *scales),
-            BLOCK=BLOCK,
-            GROUP_M=GROUP_M,
-            **options,
-        )
+        tensors = (left, right, scale_a, scale_b, output)
+        triton_launch.launch(scaled_matmul_kernel, grid, tensors, scalars, DESCRIBED=False, **options)
 
     extents = extent_class(m), extent_class(n), extent_class(k)
     kind = (str(output.dtype), extents, a.stride(1) == 1, b.stride(1) == 1)

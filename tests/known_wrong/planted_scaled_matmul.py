@@ -92,7 +92,7 @@ def _torch_faults() -> tuple[Fault, ...]:
 
 HALF_BLOCKS = "_of_bits(64, 64, 128, 4, 3, on_cpu=True) => _of_bits(64, 64, 64, 4, 3, on_cpu=True)"
 STEP = "            scale_a_ptrs += scale_a_column_stride\n            scale_b_ptr += scale_b_column_stride\n =>"
-TOTAL = "total += sums * (scale_a * tl.load(scale_b_ptr))[:, None] =>2"
+TOTAL = "total += sums * (scale_a * tl.load(scale_b_ptr))[:, None] =>"
 NAN = 'numbers = tl.where(magnitude == 0x3F80, float("nan"), numbers)'
 
 
@@ -107,7 +107,7 @@ def _triton_faults() -> tuple[Fault, ...]:
            source="https://github.com/tile-ai/TileOPs/pull/1666", **one),
         of("last_scale_not_applied", HALF_BLOCKS, "(step + 1) * BLOCK_K >= k => k - step * BLOCK_K < BLOCK_K",
            examples={"half_a_block": rows(3, 5, 192)}, source="https://github.com/pytorch/FBGEMM/issues/6159", **one),
-        of("first_columns_scale", "((column * BLOCK_N) // BLOCK).to(tl.int64) * =>2 0 *", **one),
+        of("first_columns_scale", "((column * BLOCK_N) // BLOCK).to(tl.int64) * => 0 *", **one),
         of("nan_is_480", f"{NAN} => numbers = numbers", examples=named(properties, "nan_of_each_sign"),
            source="https://github.com/ml-explore/mlx/pull/4164", **one),
         of("subnormal_is_0", f"{NAN} => numbers = tl.where((bits & 0x78) == 0, 0.0, numbers)\n        {NAN}", **none),
