@@ -9,6 +9,7 @@ from fourfold import backends
 from fourfold.backends.signature import signature_of
 from fourfold.declaration import named_cases
 from fourfold.declaration.definition import build_operation, declaration_of
+from fourfold.operations.arguments import MakeArray
 from fourfold.operations.axes import LEADING
 from fourfold.operations.declared_errors import Arguments
 from fourfold.operations.outputs import alone
@@ -35,15 +36,17 @@ class Declared:
     Args:
         name: the operation's name.
         outputs: the names of its outputs, if there are several. The first one has the gradients.
+        makes: the functions that make tensors, by name: see `make` of `fourfold.operations.arguments.tensor`.
     """
 
-    def __init__(self, name: str, outputs: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, outputs: Sequence[str] = (), **makes: MakeArray) -> None:
         self.name = name
         self.signature = signature_of(backends.load(name, "torch"))
         function = self.signature.function
         self._definition = alone(function, outputs, 0) if outputs else function
         self.arguments = arguments_of(name)
-        self.declaration = declaration_of(name, self._definition, self.signature.arguments, {})
+        made = {tensor: replace(self.signature.tensors[tensor], make=make) for tensor, make in makes.items()}
+        self.declaration = declaration_of(name, self._definition, {**self.signature.arguments, **made}, {})
 
     def example(self, *leading: int, **arguments: Any) -> named_cases.Make:
         """Return a named case: see `fourfold.declaration.named_cases.example`."""
@@ -53,14 +56,14 @@ class Declared:
         """Return the record.
 
         Args:
-            oracle: the module with its forward and backward.
+            oracle: the module with its forward and, if it has gradients, its backward.
             fields: fields of the record. They replace those that follow from the signature; `examples` are added.
         """
         batched = {n: len(t.axes) - 1 for n, t in self.signature.tensors.items() if t.axes[:1] == (LEADING,)}
         arguments: dict[str, Any] = {
             "name": self.name,
             "forward": oracle.forward,
-            "backward": oracle.backward,
+            "backward": getattr(oracle, "backward", lambda *_, **__: ()),
             "source": self.signature.source,
             "batched": batched,
             "errors": self.arguments.errors,

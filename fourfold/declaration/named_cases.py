@@ -346,7 +346,8 @@ class NamedCases:
         normal = {name: "normal" for name, tensor in self._floating().items() if not has_range(tensor)}
         inputs = declaration.make_inputs(plan, rng, dtype, {**normal, **changes.kinds})
         for name in inputs.keys() & arrays.keys():
-            inputs[name] = arrays[name].astype(inputs[name].dtype)
+            given, dtypes = arrays[name], declaration.tensors[name].dtypes
+            inputs[name] = given if given.dtype.name in dtypes else given.astype(inputs[name].dtype)
         if changes.special in inputs:
             special_dtype = declaration.tensors[changes.special].dtype(dtype)
             inputs[changes.special] = _insert_special_values(inputs[changes.special], special_dtype, plan.parameters)
