@@ -85,28 +85,26 @@ def forward(boxes: Any, scores: Any, iou_threshold: float, idxs: Array | None = 
 # ---- cases
 
 
-def make_boxes(
-    rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype, *kinds: str, origin: float | None = None
-) -> Array:
-    """Return boxes of pairs of some kinds, if given, else of one kind or all: several of them about each place."""
-    if not kinds:
-        kinds = (str(rng.choice(PAIRS)),) if rng.random() < 0.5 else PAIRS
-    start = float(rng.choice([0.0, -6.0])) if origin is None else origin
-    apart = np.concatenate(box_pairs(rng, shape[0] // 6 + 1, kinds, dtype_of(dtype), start)).astype(np.float64)
-    boxes: Array = apart[rng.integers(len(apart), size=shape[0])]
-    moved = boxes + rng.normal(0, 0.1, shape) * np.tile(abs(boxes[:, 2:] - boxes[:, :2]), 2)
-    boxes = np.where(rng.random((shape[0], 1)) < 0.5, moved, boxes)
-    if rng.random() < 0.25:  # quotients are often equal to a threshold
-        boxes = np.rint(boxes)
-    return _seldom_special(rng, boxes.astype(dtype))
+def boxes_around(rng: np.random.Generator, n: int, dtype: DType, *kinds: str, origin: float = 0.0) -> Array:
+    """Return boxes of pairs of some kinds; several of them lie about each place."""
+    apart = np.concatenate(box_pairs(rng, n // 6 + 1, kinds, dtype, origin)).astype(np.float64)
+    boxes: Array = apart[rng.integers(len(apart), size=n)]
+    moved = boxes + rng.normal(0, 0.1, (n, 4)) * np.tile(abs(boxes[:, 2:] - boxes[:, :2]), 2)
+    return np.where(rng.random((n, 1)) < 0.5, moved, boxes)
 
 
-def make_scores(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype, kind: str = "") -> Array:
-    """Return scores "any" from 0 to 1, a "few" different ones, "one" of all boxes, or of "both" signs."""
-    kind = kind or str(rng.choice(["any", "few", "one", "both"]))
-    steps, scale = {"few": 4, "one": 1}.get(kind, 4096), 4 if kind == "both" else 1
-    scores = np.floor(rng.uniform(-0.5 if kind == "both" else 0, 1, shape) * steps) / steps * scale
-    return _seldom_special(rng, scores.astype(dtype))
+def make_boxes(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    """Return boxes of pairs of one kind or of all, on both sides of 0 or above it."""
+    kinds, origin = rng.choice(PAIRS, 1) if rng.random() < 0.5 else PAIRS, float(rng.choice([0, -6]))
+    boxes = boxes_around(rng, shape[0], dtype_of(dtype), *kinds, origin=origin)
+    # Quotients of whole numbers are often equal to a threshold.
+    return _seldom_special(rng, np.rint(boxes) if rng.random() < 0.25 else boxes, dtype)
+
+
+def make_scores(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    """Return scores of one sign or of both, all different, a few different ones, or one of all boxes."""
+    steps = rng.choice([4096, 4096, 4, 1])
+    return _seldom_special(rng, np.floor(rng.uniform(rng.choice([0, -1]), 1, shape) * steps) / steps, dtype)
 
 
 def make_classes(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> Array:
@@ -114,8 +112,9 @@ def make_classes(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dty
     return rng.integers(0, rng.choice([1, 2, 5]), shape).astype(dtype)
 
 
-def _seldom_special(rng: np.random.Generator, array: Array) -> Array:
-    return sprinkle_special_values(rng, array, 0.1) if rng.random() < 0.2 else array
+def _seldom_special(rng: np.random.Generator, array: Array, dtype: np.dtype) -> Array:
+    rounded = array.astype(dtype)
+    return sprinkle_special_values(rng, rounded, 0.1) if rng.random() < 0.2 else rounded
 
 
 NMS = Declared("nms", boxes=make_boxes, scores=make_scores, idxs=make_classes)
@@ -127,16 +126,13 @@ def example(boxes: Any, scores: Any = None, **arguments: Any) -> Callable[[DType
     return NMS.example(boxes=boxes, scores=falling, **{"idxs": None, **arguments})
 
 
-def around(n: int, *kinds: str, score: str = "any", classes: int = 0, far: bool = False) -> Callable[[DType], Case]:
-    """Return a named case of random boxes of pairs of these kinds, far from the origin if asked for."""
+def around(n: int, kind: str = "overlapping", far: bool = False, **arguments: Any) -> Callable[[DType], Case]:
+    """Return a named case of random boxes of pairs of a kind, far from the origin if asked for; of one class."""
 
-    def make(dtype: DType) -> Case:
-        rng, origin = np.random.default_rng(91), min(0.5 / dtype.roundoff, 4096.0) if far else 0.0
-        boxes = make_boxes(rng, (n, 4), dtype.numpy, *kinds or ("overlapping",), origin=origin)
-        idxs = rng.integers(0, classes, n) if classes else None
-        return example(boxes, make_scores(rng, (n,), dtype.numpy, score), idxs=idxs)(dtype)
+    def boxes(rng: np.random.Generator, dtype: DType) -> Array:
+        return boxes_around(rng, n, dtype, kind, origin=min(0.5 / dtype.roundoff, 4096.0) if far else 0.0)
 
-    return make
+    return NMS.example(boxes=boxes, **{"idxs": None, **arguments})
 
 
 def detections(n: int, objects: int, classes: int = 0) -> Callable[[DType], Case]:
@@ -169,10 +165,10 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "identical": NMS.example(boxes=([[1, 2, 5, 4]] * 5, "expanded"), scores=np.arange(5), idxs=None),
     "identical_with_a_threshold_of_1": example(ALIKE, iou_threshold=1.0),
     # Sorting by the score alone may put boxes of equal scores in any order, above 16 of them most often.
-    "of_one_score": around(90, score="one"),
-    "of_few_scores": around(200, "identical", score="few"),
+    "of_one_score": around(90, scores=np.full(90, 0.5)),
+    "of_few_scores": around(200, "identical", scores=np.arange(200) % 4),
     "scores_rise": example(CHAIN, [0.1, 0.2, 0.3, 0.4, 0.5]),
-    "negative_scores": around(70, score="both"),
+    "negative_scores": around(70, scores=np.linspace(-2, 1, 70)),
     "zeros_of_both_signs": example(CHAIN[:4], [-0.0, 0.0, -0.0, 0.0]),
     "scores_not_finite": example(CHAIN, [0.5, np.nan, np.inf, -np.inf, np.nan]),
     "boxes_not_finite": example(SPECIAL),
@@ -192,11 +188,11 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "kept_boxes_in_every_block": example([[8 * (place % 70), 0, 8 * (place % 70) + 4, 4] for place in range(330)]),
     "more_words_than_are_looked_at_together": detections(580, 20),
     "of_two_classes": example(ALIKE[:4], idxs=np.array([7, 1, 7, 1])),
-    "of_many_classes": around(150, "identical", score="few", classes=80),
+    "of_many_classes": around(150, "identical", idxs=np.arange(150) % 80),
     "classes_below_0_and_large": example(ALIKE, idxs=np.array([-1, 2**40, -1, 0, 2**40 + 2**32, 2**32])),
     "classes_of_32_bits": example(ALIKE, idxs=np.array([0, -3, 0, 1, -3, 1], np.int32)),
     # A shift by a multiple of the largest coordinate leaves too few digits of the others.
-    "far_boxes_of_many_classes": around(120, classes=80, far=True),
+    "far_boxes_of_many_classes": around(120, far=True, idxs=np.arange(120) % 12),
     "huge": around(40, "huge"),
     "tiny": around(40, "tiny"),
 }

@@ -48,7 +48,7 @@ def _triton_faults() -> tuple[Fault, ...]:
            examples=named(properties, "one_more_than_two_blocks"), **BLOCKS),
         of("sides_not_clamped", "tl.maximum(width, 0.0) * tl.maximum(height, 0.0) => width * height", **one),
         of("over_the_smaller_area", f"{UNITED} united = tl.minimum((x2 - x1) * (y2 - y1), other_area)", **one),
-        of("classes_ignored", "HAS_IDXS=has_idxs,\n        BLOCK= => HAS_IDXS=False,\n        BLOCK=",
+        of("classes_ignored", "iou_threshold), HAS_IDXS=has_idxs => iou_threshold), HAS_IDXS=False",
            examples=named(properties, "of_two_classes"), **one),
     )
 
