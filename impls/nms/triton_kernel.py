@@ -161,11 +161,10 @@ def _launch(
         (n, *boxes.stride(), scores.stride(0), given.stride(0)),
         HAS_IDXS=has_idxs,
     )
-    tensors = work.boxes, work.classes, work.mask
-    triton_launch.launch(nms_mask_kernel, (blocks**2,), tensors, (n, blocks, iou_threshold), HAS_IDXS=has_idxs)
-    tensors = work.mask, work.order, work.words, work.kept
+    compared, walked = (work.boxes, work.classes, work.mask), (work.mask, work.order, work.words, work.kept)
+    triton_launch.launch(nms_mask_kernel, (blocks**2,), compared, (n, blocks, iou_threshold), HAS_IDXS=has_idxs)
     words = min(max(next_power_of_2(blocks) // 4, LEAST_WORDS), MOST_WORDS)
-    triton_launch.launch(nms_walk_kernel, (1,), tensors, (n, blocks), WORDS=words, num_warps=min(words // 4, 16))
+    triton_launch.launch(nms_walk_kernel, (1,), walked, (n, blocks), WORDS=words, num_warps=min(words // 4, 16))
 
 
 nms = register("triton", _launch)
