@@ -9,14 +9,18 @@ import triton.language as tl
 
 from fourfold.backends.launch import cdiv
 from fourfold.backends.triton import launch as triton_launch
-from fourfold.backends.tuning import Configuration, Tuner
+from fourfold.backends.tuning import Configuration, Tuner, anywhere, on_gpu
 
-from .operators import LITTLE_WORK, extent_class, register
-from .torch_eager import BLOCK
+from ..matmul.operators import run_fastest
+from ..matmul.triton_kernel import depends_on_batch as depends_on_batch
+from ..matmul.triton_kernel import tile_at
+from .operators import register
+from .torch_eager import BLOCK as TERMS
 from .torch_eager import unsupported as unsupported
 
+BLOCK = tl.constexpr(TERMS)
 # Rows of tiles that are walked column by column, so that inputs stay in L2.
-GROUP_M = 8
+GROUP_M = tl.constexpr(8)
 
 
 @triton.jit
@@ -59,16 +63,9 @@ def scaled_matmul_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP_M: tl.constexpr,
 ):
     # One program owns a tile [BLOCK_M, BLOCK_N] of the result, whose columns share a scale of each block of terms.
-    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    tile = tl.program_id(0)
-    first = (tile // (GROUP_M * tiles_n)) * GROUP_M
-    rows_of_tiles = min(tiles_m - first, GROUP_M)
-    row = first + (tile % (GROUP_M * tiles_n)) % rows_of_tiles
-    column = (tile % (GROUP_M * tiles_n)) // rows_of_tiles
+    row, column = tile_at(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M)
     rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
     terms = tl.arange(0, BLOCK_K)
@@ -104,49 +101,33 @@ def _converts_float8_or_is_interpreted(device: torch.device) -> bool:
     return device.type == "cpu" or _converts_float8(device)
 
 
-def _is_gpu(device: torch.device) -> bool:
-    return device.type == "cuda"
-
-
-def _options(m: int, n: int, k: int, warps: int, stages: int) -> dict[str, int]:
-    assert BLOCK % n == 0
-    assert BLOCK % k == 0
-    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages}
-
-
-def _name(options: dict[str, int]) -> str:
-    return "{BLOCK_M}x{BLOCK_N}x{BLOCK_K}_{num_warps}_warps_{num_stages}_stages".format(**options)
-
-
-def _converting(*tiles: int, on_cpu: bool = False) -> Configuration:
-    options, needs = _options(*tiles), "compute capability 8.9 or later: an instruction that converts float8"
+def _tiles(m: int, n: int, k: int, warps: int, stages: int, on_cpu: bool = False, bits: bool = False) -> Configuration:
+    assert BLOCK.value % n == BLOCK.value % k == 0
+    options = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages}
+    name, needs = f"{m}x{n}x{k}_{warps}_warps_{stages}_stages", "a GPU; the CPU runs one like it"
+    if bits:
+        return Configuration(f"bits_{name}", options, runs_on=anywhere if on_cpu else on_gpu, needs=needs)
+    needs = "compute capability 8.9 or later: an instruction that converts float8"
     runs_on = _converts_float8_or_is_interpreted if on_cpu else _converts_float8
-    return Configuration(_name(options), options, runs_on=runs_on, needs=needs)
-
-
-def _of_bits(*tiles: int, on_cpu: bool = False) -> Configuration:
-    options = _options(*tiles)
-    if on_cpu:
-        return Configuration(f"bits_{_name(options)}", options)
-    return Configuration(f"bits_{_name(options)}", options, runs_on=_is_gpu, needs="a GPU; the CPU runs one like it")
+    return Configuration(name, options, runs_on=runs_on, needs=needs)
 
 
 # Where the hardware converts float8. On the CPU one runs of those with one step a block of terms, and that with two.
 CONVERTING = (
-    _converting(128, 128, 128, 8, 3),
-    _converting(128, 128, 128, 8, 4),
-    _converting(128, 128, 64, 8, 4, on_cpu=True),
-    _converting(64, 128, 128, 4, 3),
-    _converting(64, 64, 128, 4, 4),
-    _converting(32, 64, 128, 4, 4),
-    _converting(16, 64, 128, 4, 4),
-    _converting(16, 32, 128, 4, 5, on_cpu=True),
+    _tiles(128, 128, 128, 8, 3),
+    _tiles(128, 128, 128, 8, 4),
+    _tiles(128, 128, 64, 8, 4, on_cpu=True),
+    _tiles(64, 128, 128, 4, 3),
+    _tiles(64, 64, 128, 4, 4),
+    _tiles(32, 64, 128, 4, 4),
+    _tiles(16, 64, 128, 4, 4),
+    _tiles(16, 32, 128, 4, 5, on_cpu=True),
 )
 # Where it does not, and numbers are converted bit by bit.
 BITS = (
-    _of_bits(128, 128, 64, 8, 3),
-    _of_bits(64, 64, 128, 4, 3, on_cpu=True),
-    _of_bits(16, 64, 128, 4, 3),
+    _tiles(128, 128, 64, 8, 3, bits=True),
+    _tiles(64, 64, 128, 4, 3, on_cpu=True, bits=True),
+    _tiles(16, 64, 128, 4, 3, bits=True),
 )
 TUNER = Tuner("scaled_matmul_triton", (*CONVERTING, *BITS), Path(__file__))
 
@@ -171,29 +152,18 @@ def _launch(
             (cdiv(m, options["BLOCK_M"]) * cdiv(n, options["BLOCK_N"]),),
             (left, right, scale_a, scale_b, output),
             (m, n, k, *a.stride(), *b.stride(), *scale_a.stride(), *scale_b.stride()),
-            BLOCK=BLOCK,
-            GROUP_M=GROUP_M,
             **options,
         )
 
-    extents = extent_class(m), extent_class(n), extent_class(k)
-    kind = (str(output.dtype), extents, a.stride(1) == 1, b.stride(1) == 1)
+    def fits(configuration: Configuration) -> bool:
+        return configuration.serves(output.dtype, device)
+
+    def default() -> Configuration:
+        return _default(m, n, device)
+
+    kind = (str(output.dtype), a.stride(1) == 1, b.stride(1) == 1)
     with triton_launch.current_device(device):
-        run(
-            TUNER.choose(
-                device,
-                kind,
-                lambda c: c.serves(output.dtype, device),
-                lambda: _default(m, n, device),
-                run,
-                worthwhile=m * n * k >= LITTLE_WORK,
-            )
-        )
-
-
-def depends_on_batch(dtype: str, device: str) -> str | None:
-    """Return why a sample depends on its batch: on a GPU all extents, also the number of rows, choose the tiles."""
-    return None if device == "cpu" else "the depth of the tiles, which orders the sums, is chosen by all extents"
+        run_fastest(TUNER, device, (m, n, k), kind, fits, default, run)
 
 
 scaled_matmul = register("triton", _launch)

@@ -91,7 +91,7 @@ def _torch_faults() -> tuple[Fault, ...]:
     )
 
 
-HALF_BLOCKS = "_of_bits(64, 64, 128, 4, 3, on_cpu=True) => _of_bits(64, 64, 64, 4, 3, on_cpu=True)"
+HALF_BLOCKS = "_tiles(64, 64, 128, 4, 3, on_cpu=True, => _tiles(64, 64, 64, 4, 3, on_cpu=True,"
 STEP = "            scale_a_ptrs += scale_a_column_stride\n            scale_b_ptr += scale_b_column_stride\n =>"
 TOTAL = "total += sums * (scale_a * tl.load(scale_b_ptr))[:, None] =>"
 NAN = 'numbers = tl.where(magnitude == 0x3F80, float("nan"), numbers)'
@@ -124,7 +124,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
     of, one, github = Edits("scaled_matmul", "cuda"), {"right_on": "k_127"}, "https://github.com"
     return (
         of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds, "        if (row >= rows) return;\n =>"),
-        of("last_block_dropped", "cdiv(m, rows) * cdiv(n, columns), => max(cdiv(m, rows) * cdiv(n, columns) - 1, 1),",
+        of("last_block_dropped", "cdiv(m, rows) * cdiv(n, columns) => max(cdiv(m, rows) * cdiv(n, columns) - 1, 1)",
            check=memory_is_respected, says=UNWRITTEN, right_on="one_element"),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic,
                    "ptr + position * stride => ptr + int(position) * int(stride)", examples=far_apart(rows(9, 5, 7)),
