@@ -266,8 +266,9 @@ class NamedCases:
             if values.tied is not None and len(self._declaration.choices(name, self._plan(Deviations()))) > 1:
                 for share, spoken in ((0.0, "first"), (1.0, "last")):
                     yield f"{spoken}_{name}", Deviations(parameters={name: Place(share)})
-            for value in values.choices if values.kind is not torch.dtype else ():
-                if value != self._declaration.defaults[name]:
+            for value in values.choices:
+                of_result = isinstance(value, torch.dtype) and value.is_floating_point  # the tested one
+                if value != self._declaration.defaults[name] and not of_result:
                     yield f"{name}_{value}", Deviations(parameters={name: value})
         for name in self._declaration.optional:
             yield f"without_{name}", Deviations(parameters={name: None})
