@@ -9,15 +9,18 @@ import triton.language as tl
 
 from fourfold.backends.launch import cdiv
 from fourfold.backends.triton import launch as triton_launch
-from fourfold.backends.tuning import Configuration, Tuner
+from fourfold.backends.tuning import Configuration, Tuner, anywhere, on_gpu
 
+from ..matmul.operators import run_fastest
+from ..matmul.triton_kernel import depends_on_batch as depends_on_batch
 from ..matmul.triton_kernel import descriptor, has_descriptors, padded, tile_at
-from .operators import LITTLE_WORK, extent_class, register
-from .torch_eager import BLOCK
+from .operators import register
+from .torch_eager import BLOCK as TERMS
 from .torch_eager import unsupported as unsupported
 
+BLOCK = tl.constexpr(TERMS)
 # Rows of tiles that are walked column by column, so that inputs stay in L2.
-GROUP_M = 8
+GROUP_M = tl.constexpr(8)
 
 
 @triton.jit
@@ -60,8 +63,6 @@ def scaled_matmul_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP_M: tl.constexpr,
     DESCRIBED: tl.constexpr,
 ):
     # One program owns a tile [BLOCK_M, BLOCK_N] of the result, whose columns share a scale of each block of terms.
@@ -105,56 +106,40 @@ def _converts_float8_or_is_interpreted(device: torch.device) -> bool:
     return device.type == "cpu" or _converts_float8(device)
 
 
-def _is_gpu(device: torch.device) -> bool:
-    return device.type == "cuda"
-
-
-def _options(m: int, n: int, k: int, warps: int, stages: int) -> dict[str, int]:
-    assert BLOCK % n == 0
-    assert BLOCK % k == 0
-    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages}
-
-
-def _name(options: dict[str, int]) -> str:
-    return "{BLOCK_M}x{BLOCK_N}x{BLOCK_K}_{num_warps}_warps_{num_stages}_stages".format(**options)
-
-
-def _converting(*tiles: int, on_cpu: bool = False) -> Configuration:
-    options, needs = _options(*tiles), "compute capability 8.9 or later: an instruction that converts float8"
+def _tiles(m: int, n: int, k: int, warps: int, stages: int, on_cpu: bool = False, bits: bool = False) -> Configuration:
+    assert BLOCK.value % n == BLOCK.value % k == 0
+    options = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages}
+    name, needs = f"{m}x{n}x{k}_{warps}_warps_{stages}_stages", "a GPU; the CPU runs one like it"
+    if bits:
+        return Configuration(f"bits_{name}", options, runs_on=anywhere if on_cpu else on_gpu, needs=needs)
+    needs = "compute capability 8.9 or later: an instruction that converts float8"
     runs_on = _converts_float8_or_is_interpreted if on_cpu else _converts_float8
-    return Configuration(_name(options), options, runs_on=runs_on, needs=needs)
+    return Configuration(name, options, runs_on=runs_on, needs=needs)
 
 
-def _of_bits(*tiles: int, on_cpu: bool = False) -> Configuration:
-    options = _options(*tiles)
-    if on_cpu:
-        return Configuration(f"bits_{_name(options)}", options)
-    return Configuration(f"bits_{_name(options)}", options, runs_on=_is_gpu, needs="a GPU; the CPU runs one like it")
-
-
+# Where the hardware converts float8. On the CPU one runs of those with one step a block of terms, and that with two.
+CONVERTING = (
+    _tiles(128, 128, 128, 8, 3),
+    _tiles(128, 128, 128, 8, 4),
+    _tiles(128, 128, 64, 8, 4, on_cpu=True),
+    _tiles(64, 128, 128, 4, 3),
+    _tiles(64, 64, 128, 4, 4),
+    _tiles(32, 64, 128, 4, 4),
+    _tiles(16, 64, 128, 4, 4),
+    _tiles(16, 32, 128, 4, 5, on_cpu=True),
+)
 # Where there is TMA. a and b are converted to float16 before, which takes less time than to do so for each tile.
 DESCRIBED = Configuration(
     "descriptors_128x128x128_8_warps_3_stages",
-    _options(128, 128, 128, 8, 3),
+    CONVERTING[0].options,
     runs_on=has_descriptors,
     needs="compute capability 9.0 or later: TMA",
 )
-# Where the hardware converts float8. On the CPU one runs of those with one step a block of terms, and that with two.
-CONVERTING = (
-    _converting(128, 128, 128, 8, 3),
-    _converting(128, 128, 128, 8, 4),
-    _converting(128, 128, 64, 8, 4, on_cpu=True),
-    _converting(64, 128, 128, 4, 3),
-    _converting(64, 64, 128, 4, 4),
-    _converting(32, 64, 128, 4, 4),
-    _converting(16, 64, 128, 4, 4),
-    _converting(16, 32, 128, 4, 5, on_cpu=True),
-)
-# Where it does not, and numbers are converted bit by bit.
+# Where no instruction converts them, and numbers are converted bit by bit.
 BITS = (
-    _of_bits(128, 128, 64, 8, 3),
-    _of_bits(64, 64, 128, 4, 3, on_cpu=True),
-    _of_bits(16, 64, 128, 4, 3),
+    _tiles(128, 128, 64, 8, 3, bits=True),
+    _tiles(64, 64, 128, 4, 3, on_cpu=True, bits=True),
+    _tiles(16, 64, 128, 4, 3, bits=True),
 )
 TUNER = Tuner("scaled_matmul_triton", (DESCRIBED, *CONVERTING, *BITS), Path(__file__))
 
@@ -178,7 +163,6 @@ def _launch(
         options = configuration.options
         grid = (cdiv(m, options["BLOCK_M"]) * cdiv(n, options["BLOCK_N"]),)
         scalars = (m, n, k, *a.stride(), *b.stride(), *scale_a.stride(), *scale_b.stride())
-        options = {**options, "BLOCK": BLOCK, "GROUP_M": GROUP_M}
         if configuration is DESCRIBED and k:  # no descriptor is of nothing
             block = [options["BLOCK_M"], options["BLOCK_K"]]
             described = (descriptor(padded(x, torch.float16), False, block) for x in (a, b))
@@ -188,24 +172,15 @@ def _launch(
         tensors = (left, right, scale_a, scale_b, output)
         triton_launch.launch(scaled_matmul_kernel, grid, tensors, scalars, DESCRIBED=False, **options)
 
-    extents = extent_class(m), extent_class(n), extent_class(k)
-    kind = (str(output.dtype), extents, a.stride(1) == 1, b.stride(1) == 1)
+    def fits(configuration: Configuration) -> bool:
+        return configuration.serves(output.dtype, device)
+
+    def default() -> Configuration:
+        return _default(m, n, device)
+
+    kind = (str(output.dtype), a.stride(1) == 1, b.stride(1) == 1)
     with triton_launch.current_device(device):
-        run(
-            TUNER.choose(
-                device,
-                kind,
-                lambda c: c.serves(output.dtype, device),
-                lambda: _default(m, n, device),
-                run,
-                worthwhile=m * n * k >= LITTLE_WORK,
-            )
-        )
-
-
-def depends_on_batch(dtype: str, device: str) -> str | None:
-    """Return why a sample depends on its batch: on a GPU all extents, also the number of rows, choose the tiles."""
-    return None if device == "cpu" else "the depth of the tiles, which orders the sums, is chosen by all extents"
+        run_fastest(TUNER, device, (m, n, k), kind, fits, default, run)
 
 
 scaled_matmul = register("triton", _launch)
