@@ -7,17 +7,13 @@ import numpy as np
 Array = Any
 
 
-def areas(boxes: Array) -> Array:
-    """Return ``(x2 - x1) * (y2 - y1)`` of boxes ``[..., 4]``; below 0 where one side of a box is inverted."""
-    return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
-
-
 def intersection_and_union(boxes1: Array, boxes2: Array) -> tuple[Array, Array]:
     """Return areas of the intersection, with sides of at least 0, and of the union, of broadcast boxes."""
     width = np.minimum(boxes1[..., 2], boxes2[..., 2]) - np.maximum(boxes1[..., 0], boxes2[..., 0])
     height = np.minimum(boxes1[..., 3], boxes2[..., 3]) - np.maximum(boxes1[..., 1], boxes2[..., 1])
     intersection = np.maximum(width, 0.0) * np.maximum(height, 0.0)
-    return intersection, areas(boxes1) + areas(boxes2) - intersection
+    area1, area2 = ((boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1]) for boxes in (boxes1, boxes2))
+    return intersection, area1 + area2 - intersection
 
 
 def order(scores: np.ndarray) -> np.ndarray:

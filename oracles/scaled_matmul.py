@@ -55,8 +55,3 @@ def forward(
         else:
             parts.append(sums * of_columns * of_rows)
     return np.sum(np.stack(parts), axis=0)
-
-
-def backward(*_: Any, **__: Any) -> tuple:
-    """Return no gradient: quantised numbers have none, and scales are measured, not learned."""
-    return ()

@@ -304,8 +304,9 @@ def _check_axes(
     Raises:
         ValueError: it has not.
     """
-    fixed = {axis: size for axis, size in sizes.items() if axis in axes}
+    known = dict(sizes)
     if not pattern.fits(tuple(tensor.shape), sizes):
+        fixed = {axis: size for axis, size in known.items() if axis in (*axes, *notation.names(axes))}
         where = f" where {', '.join(f'{axis} is {size}' for axis, size in fixed.items())}," if fixed else ""
         raise ValueError(f"{name} must be [{', '.join(axes)}],{where} not {list(tensor.shape)}")
 

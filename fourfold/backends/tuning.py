@@ -36,6 +36,11 @@ def anywhere(device: torch.device) -> bool:
     return True
 
 
+def on_gpu(device: torch.device) -> bool:
+    """Accept a GPU."""
+    return device.type == "cuda"
+
+
 @dataclass(frozen=True)
 class Configuration:
     """One way to launch a kernel.

@@ -510,7 +510,10 @@ class Declaration:
         layouts: Mapping[str, str],
         grad_axis: int = 0,
     ) -> Case:
-        """Return a case of a plan's numbers in some layouts. An "expanded" tensor is constant along one axis."""
+        """Return a case of a plan's numbers in some layouts. An "expanded" tensor is constant along one axis.
+
+        A parameter that may be the tested dtype is: it is that of the result.
+        """
         arrays, layouts = dict(inputs), writable(layouts, self.mutates)
         for place, (name, array) in enumerate(inputs.items()):
             if layouts.get(name) == "expanded":
@@ -518,7 +521,8 @@ class Declaration:
         grad_output = cotangent(rng, self.output_shape(plan, arrays), self._cotangent_dtype(dtype))
         if layouts.get("grad_output") == "expanded":
             grad_output = repeat_first(grad_output, grad_axis)
-        return Case(arrays, grad_output, dict(plan.parameters), layouts)
+        of_result = {name: dtype.torch for name, values in self.parameters.items() if dtype.torch in values.choices}
+        return Case(arrays, grad_output, {**plan.parameters, **of_result}, layouts)
 
     def _cotangent_dtype(self, dtype: DType) -> DType:
         """Return the dtype of cotangents, which no kernel reads if the result has no gradient."""

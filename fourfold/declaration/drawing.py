@@ -75,7 +75,7 @@ def other_integers(tensor: TensorInput, array: np.ndarray) -> np.ndarray | None:
     """
     if isinstance(tensor, Ragged):
         return reverse_offsets(array) if tensor.are_offsets else array[::-1].copy()
-    return np.flip(array).copy() if not tensor.is_floating and tensor.make is None else None
+    return np.flip(array).copy() if tensor.example or not (tensor.is_floating or tensor.make) else None
 
 
 def _require_shape(array: np.ndarray, shape: Shape, dtype: np.dtype) -> np.ndarray:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from fourfold.declaration.cases import CallPlan, Declaration, has_range
 from fourfold.inputs.arrays import ENDS, ZERO
@@ -22,7 +23,8 @@ Make = Callable[[DType], Case]
 # The sizes of one axis while the others are short: one short of a block, a full block, and one past it.
 AROUND_BLOCKS = (127, 128, 129, 1023, 1024, 1025)
 LONG = 4096 + 5
-# The sizes of axes that are last in some tensor, and of the others, in turn. No two of them are equal.
+# The sizes of axes that are last in some tensor, and of the others, in turn. No two of them are equal. An axis that is
+# divided into blocks is longer by a block.
 LAST, OTHERS = (33, 40, 17, 26, 65), (5, 3, 4, 7, 6)
 # The sizes of the other axes of a call with one long axis.
 SHORT = (2, 3)
@@ -64,11 +66,12 @@ class NamedCases:
             last |= {total: None}
             last.pop(ragged.samples, None)
         self._base: dict[str, int] = {}
+        blocks = notation.blocks(tensor.axes for tensor in declaration.tensors.values())
         for axis in declaration.axes:
             choices = LAST if axis in last and axis != LEADING else OTHERS
             last_axes = sum(a in last and a != LEADING for a in self._base)
             place = last_axes if choices is LAST else len(self._base) - last_axes
-            self._base[axis] = declaration.allowed[axis].nearest(choices[place % len(choices)])
+            self._base[axis] = declaration.allowed[axis].nearest(choices[place % len(choices)] + blocks.get(axis, 0))
         # The axes whose sizes may be chosen, and their sizes in other cases.
         self.axes = {
             axis: allowed.nearest(SHORT[place % len(SHORT)])
@@ -264,7 +267,8 @@ class NamedCases:
                 for share, spoken in ((0.0, "first"), (1.0, "last")):
                     yield f"{spoken}_{name}", Deviations(parameters={name: Place(share)})
             for value in values.choices:
-                if value != self._declaration.defaults[name]:
+                of_result = isinstance(value, torch.dtype) and value.is_floating_point  # the tested one
+                if value != self._declaration.defaults[name] and not of_result:
                     yield f"{name}_{value}", Deviations(parameters={name: value})
         for name in self._declaration.optional:
             yield f"without_{name}", Deviations(parameters={name: None})
@@ -346,7 +350,8 @@ class NamedCases:
         normal = {name: "normal" for name, tensor in self._floating().items() if not has_range(tensor)}
         inputs = declaration.make_inputs(plan, rng, dtype, {**normal, **changes.kinds})
         for name in inputs.keys() & arrays.keys():
-            inputs[name] = arrays[name].astype(inputs[name].dtype)
+            given, dtypes = arrays[name], declaration.tensors[name].dtypes
+            inputs[name] = given if given.dtype.name in dtypes else given.astype(inputs[name].dtype)
         if changes.special in inputs:
             special_dtype = declaration.tensors[changes.special].dtype(dtype)
             inputs[changes.special] = _insert_special_values(inputs[changes.special], special_dtype, plan.parameters)

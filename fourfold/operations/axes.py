@@ -2,8 +2,9 @@
 
 Axes of the same name have the same length in all tensors of a call. ``...`` stands for any number of axes, the same in
 all tensors that have it. ``4`` is an axis of length 4. ``batch+1`` is an axis one longer than ``batch``, ``2*dim`` one
-twice as long as ``dim``, and ``group*heads`` one as long as the product of two sizes. ``n[i]`` is an axis whose size
-each tensor of a list has for itself: ``n[0]``, ``n[1]``, ….
+twice as long as ``dim``, and ``group*heads`` one as long as the product of two sizes. ``cols/128`` is an axis with an
+element for each block of 128 columns, the last of which may be shorter. ``n[i]`` is an axis whose size each tensor of a
+list has for itself: ``n[0]``, ``n[1]``, ….
 """
 
 import math
@@ -17,7 +18,7 @@ LEADING = "..."
 Shape = tuple[int, ...]
 Axes = tuple[str, ...]
 _FACTOR = r"(?:[^\W\d]\w*(?:\[(?:i|\d+)\])?|\d+)"
-_AXIS = re.compile(rf"({_FACTOR}(?:\*{_FACTOR})*)(?:\+(\d+))?")
+_AXIS = re.compile(rf"({_FACTOR}(?:\*{_FACTOR})*)(?:/([1-9]\d*))?(?:\+(\d+))?")
 
 
 # The fewest elements of an axis whose ends can lie that far apart with a stride that fits into 32 bits.
@@ -26,24 +27,28 @@ SHORTEST_AXIS = 3
 
 @dataclass(frozen=True)
 class Length:
-    """The length of one axis: `factor` times the sizes of some named axes, and `more`."""
+    """The length of one axis: `factor` times the sizes of some named axes, or the blocks in this, and `more`."""
 
     factor: int
     names: tuple[str, ...]
     more: int
+    block: int = 1
 
     @property
     def name(self) -> str | None:
         """The name of an axis that is the size of one name, perhaps plus a number; None for any other axis."""
-        return self.names[0] if len(self.names) == 1 and self.factor == 1 else None
+        return self.names[0] if len(self.names) == 1 and self.factor == self.block == 1 else None
 
     def of(self, sizes: Mapping[str, int]) -> int:
         """Return the length for the sizes of the named axes."""
-        return self.factor * math.prod(sizes[name] for name in self.names) + self.more
+        return -(-self.factor * math.prod(sizes[name] for name in self.names) // self.block) + self.more
 
     def fits(self, size: int, sizes: dict[str, Any]) -> bool:
-        """Return whether the length may be `size`. Add the size of a name to `sizes` if it is the only unknown one."""
-        if self.more == 0 and self.factor == 1 and len(self.names) == 1:
+        """Return whether the length may be `size`. Add the size of a name to `sizes` if it is the only unknown one.
+
+        The size of an axis of blocks fits as long as a name is unknown.
+        """
+        if self.more == 0 and self.factor == self.block == 1 and len(self.names) == 1:
             if (name := self.names[0]) not in sizes:
                 sizes[name] = size
             return bool(sizes[name] == size)
@@ -52,7 +57,9 @@ class Length:
         for name in self.names:
             rest = rest * sizes[name] if name in sizes else rest
         if not unknown or not rest:
-            return bool(size == rest + self.more)
+            return bool(size == -(-rest // self.block) + self.more)
+        if self.block > 1:
+            return True
         quotient, remainder = (size - self.more) // rest, (size - self.more) % rest
         if len(unknown) == 1 and not remainder:
             sizes[unknown[0]] = quotient
@@ -64,8 +71,8 @@ def parse(notation: str) -> Axes:
 
     Raises:
         TypeError: the notation is not a string.
-        ValueError: an axis is neither a name, a product, a name or product and a number, a length nor ``...``, or
-            ``...`` comes twice.
+        ValueError: an axis is neither a name, a product, blocks of either, one of these and a number, a length nor
+            ``...``, or ``...`` comes twice.
     """
     if not isinstance(notation, str):
         raise TypeError(f"axes must be a string such as '... cols', not {notation!r}")
@@ -73,7 +80,8 @@ def parse(notation: str) -> Axes:
     for axis in axes:
         if axis != LEADING and not _AXIS.fullmatch(axis):
             raise ValueError(
-                f"axes {notation!r}: {axis!r} is no axis; write a name, name+1, 2*name, a length or ..., without spaces"
+                f"axes {notation!r}: {axis!r} is no axis; write a name, name+1, 2*name, name/128, a length or ...,"
+                " without spaces"
             )
         if axis != LEADING and len(set(split(axis).names)) < len(split(axis).names):
             raise ValueError(f"axes {notation!r}: {axis!r} names an axis twice")
@@ -89,7 +97,9 @@ def split(axis: str) -> Length:
     assert match is not None, axis
     factors = match[1].split("*")
     product = math.prod(int(factor) for factor in factors if factor.isdecimal())
-    return Length(product, tuple(factor for factor in factors if not factor.isdecimal()), int(match[2] or 0))
+    return Length(
+        product, tuple(factor for factor in factors if not factor.isdecimal()), int(match[3] or 0), int(match[2] or 1)
+    )
 
 
 def names(axes: Sequence[str]) -> tuple[str, ...]:
@@ -98,10 +108,19 @@ def names(axes: Sequence[str]) -> tuple[str, ...]:
 
 
 def last(tensors: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Return the distinct names in the last axes of some tensors, ``...`` included, except axes such as batch+1."""
+    """Return the distinct names in the last axes of some tensors, ``...`` included, but not in batch+1 or cols/128."""
     ends = [axes[-1] for axes in tensors if axes]
-    lists = [(end,) if end == LEADING else () if split(end).more else split(end).names for end in ends]
+    lists = [
+        (end,) if end == LEADING else () if split(end).more or split(end).block > 1 else split(end).names
+        for end in ends
+    ]
     return tuple(dict.fromkeys(name for names in lists for name in names))
+
+
+def blocks(tensors: Iterable[Sequence[str]]) -> dict[str, int]:
+    """Return the sizes of the blocks into which axes are divided, by name: of cols/128, 128 by the name cols."""
+    lengths = [split(axis) for axes in tensors for axis in axes if axis != LEADING]
+    return {name: length.block for length in lengths if length.block > 1 for name in length.names}
 
 
 def indexed_axis(axis: str) -> str:

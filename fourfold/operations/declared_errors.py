@@ -20,7 +20,8 @@ from fourfold.operations import axes as notation
 from fourfold.operations.arguments import Ragged, TensorInput, Values
 from fourfold.operations.axes import Shape
 
-# The sizes of named axes, in order, and of the axes in "...". They are distinct, and none of them broadcasts.
+# The sizes of named axes, in order, and of the axes in "...". They are distinct, and none of them broadcasts. Blocks of
+# an axis are two: it is longer by a block.
 SIZES = (2, 3, 5, 7, 11, 13, 17, 19)
 LEADING = (8, 9)
 NOT_FLOATING = (torch.int64, torch.uint8, torch.bool, torch.complex64)
@@ -175,9 +176,10 @@ class Arguments:
     def _sizes_of_axes(self) -> dict[str, int]:
         """Return the sizes of the named axes of a valid call."""
         sizes = dict(self._sizes)
+        blocks = notation.blocks(tensor.axes for tensor in self._tensors.values())
         for tensor in self._tensors.values():
             for name in notation.names(tensor.axes):
-                sizes.setdefault(name, SIZES[len(sizes)])
+                sizes.setdefault(name, SIZES[len(sizes)] + blocks.get(name, 0))
         return sizes
 
     @cached_property

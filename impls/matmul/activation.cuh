@@ -15,11 +15,3 @@ template <class C> __device__ inline C activation_backward(C grad, C output, lon
     if (activation == RELU) return output <= C(0) ? C(0) : grad;
     return output > C(0) ? grad : grad * negative_slope;
 }
-
-// The row and column of a tile. The order walks `group` rows of tiles by columns, so that inputs stay in the cache.
-struct TileAt { int row, column; };
-__device__ inline TileAt tile_at(int tile, int tiles_m, int tiles_n, int group) {
-    const int first = tile / (group * tiles_n) * group, in_group = tile % (group * tiles_n);
-    const int rows = tiles_m - first < group ? tiles_m - first : group;
-    return {first + in_group % rows, in_group / rows};
-}

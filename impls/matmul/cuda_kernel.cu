@@ -1,6 +1,7 @@
 #include <mma.h>
 
 #include "activation.cuh"
+#include "tiles.cuh"
 #include "vectors.cuh"
 
 constexpr int GROUP = 8;

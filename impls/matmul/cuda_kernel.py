@@ -19,10 +19,10 @@ from .operators import (
     ACTIVATION_NUMBERS,
     LITTLE_WORK,
     dense_rows,
-    extent_class,
     one_axis_dense,
     padded_row,
     register_matmul,
+    run_fastest,
 )
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
@@ -191,9 +191,8 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
             return hopper
         return SMALL if small else LARGE
 
-    extents = extent_class(m), extent_class(n), extent_class(k)
-    kind = (str(dtype), extents, a.stride(1) == 1, b.stride(1) == 1, vectors, dense_a, dense_b)
-    run(TUNER.choose(a.device, kind, fits, default, run, worthwhile=m * n * k >= LITTLE_WORK))
+    kind = (str(dtype), a.stride(1) == 1, b.stride(1) == 1, vectors, dense_a, dense_b)
+    run_fastest(TUNER, a.device, (m, n, k), kind, fits, default, run)
     return c
 
 

@@ -6,6 +6,7 @@
 
 #include "activation.cuh"
 #include "mbarriers.cuh"
+#include "tiles.cuh"
 
 // The copy engine's description of a matrix: a CUtensorMap, encoded by the driver.
 struct __align__(64) TensorMap { unsigned char bytes[128]; };

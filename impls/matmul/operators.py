@@ -1,11 +1,12 @@
 """The operators of matmul, which Triton and CUDA C++ share except for the launches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 
 from fourfold.backends.signature import signature_of
+from fourfold.backends.tuning import Configuration, Tuner
 
 from .torch_eager import matmul as definition
 
@@ -17,9 +18,22 @@ ACTIVATION_NUMBERS = {"none": 0, "relu": 1, "leaky_relu": 2}
 LITTLE_WORK = 512 * 512 * 512
 
 
-def extent_class(extent: int) -> int:
-    """Return the class of extents that use the same configuration: those above one power of 2 and up to the next."""
-    return (extent - 1).bit_length() if extent else -1
+def run_fastest(
+    tuner: Tuner,
+    device: torch.device,
+    extents: tuple[int, int, int],
+    kind: tuple[Hashable, ...],
+    fits: Callable[[Configuration], bool],
+    default: Callable[[], Configuration],
+    run: Callable[[Configuration], None],
+) -> None:
+    """Run the configuration that `Tuner.choose` chooses for a product of these extents and anything else in `kind`.
+
+    Extents above one power of 2 and up to the next are of one kind.
+    """
+    m, n, k = extents
+    classes = [(extent - 1).bit_length() if extent else -1 for extent in extents]
+    run(tuner.choose(device, (*kind, *classes), fits, default, run, worthwhile=m * n * k >= LITTLE_WORK))
 
 
 def one_axis_dense(matrix: torch.Tensor) -> int | None:

@@ -21,10 +21,10 @@ from .operators import (
     ACTIVATION_NUMBERS,
     LITTLE_WORK,
     dense_rows,
-    extent_class,
     one_axis_dense,
     padded_row,
     register_matmul,
+    run_fastest,
 )
 
 BLOCK_ELEMENTS = 1024
@@ -403,24 +403,17 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
                 **options,
             )
 
-    extents = extent_class(m), extent_class(n), extent_class(k)
-    kind = (str(dtype), precision, extents, dense_a, dense_b, a.stride(1) == 1, b.stride(1) == 1)
+    kind = (str(dtype), precision, dense_a, dense_b, a.stride(1) == 1, b.stride(1) == 1)
 
     def fits(configuration: Configuration) -> bool:
         options = configuration.options
         return configuration.serves(dtype, device) and options.get("PARTS", 0) <= cdiv(k, options["BLOCK_K"])
 
+    def default() -> Configuration:
+        return _default(m, n, dtype, described and fits(DESCRIPTORS[0]))
+
     with triton_launch.current_device(device):
-        run(
-            TUNER.choose(
-                device,
-                kind,
-                fits,
-                lambda: _default(m, n, dtype, described and fits(DESCRIPTORS[0])),
-                run,
-                worthwhile=m * n * k >= LITTLE_WORK,
-            )
-        )
+        run_fastest(TUNER, device, (m, n, k), kind, fits, default, run)
     return c
 
 

@@ -22,12 +22,12 @@ def _launch(
     work: Work, boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float, idxs: torch.Tensor | None
 ) -> None:
     n, blocks = boxes.shape[0], work.words.shape[0]
-    idx_stride, wide = (0, True) if idxs is None else (idxs.stride(0), idxs.dtype == torch.int64)
-    strides = (*boxes.stride(), scores.stride(0), idx_stride, wide)
-    classes = None if idxs is None else work.classes
-    ORDER[boxes.dtype].launch(
-        cdiv(n, ORDERED), ORDERED * SHARES, boxes, scores, idxs, work.order, work.boxes, classes, n, *strides
-    )
+    idx_stride, wide, classes = 0, True, None
+    if idxs is not None:
+        idx_stride, wide, classes = idxs.stride(0), idxs.dtype == torch.int64, work.classes
+    scalars = n, *boxes.stride(), scores.stride(0), idx_stride, wide
+    tensors = boxes, scores, idxs, work.order, work.boxes, classes
+    ORDER[boxes.dtype].launch(cdiv(n, ORDERED), ORDERED * SHARES, *tensors, *scalars)
     MASK[work.boxes.dtype].launch(blocks * blocks, BLOCK, work.boxes, classes, work.mask, n, blocks, iou_threshold)
     WALK.launch(1, WALKERS, work.mask, work.order, work.words, work.kept, n, blocks)
 

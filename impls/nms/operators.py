@@ -15,38 +15,16 @@ BLOCK = 64  # boxes whose bits make a word
 
 
 class Work(NamedTuple):
-    """The tensors that the kernels hand on, in the order of the scores. None is initialised.
+    """The tensors that the kernels hand on, in the order of the scores. Integers are int64, and none initialised."""
 
-    Attributes:
-        order: int64 ``[n]``, the index of the box of each rank.
-        boxes: ``[n, 4]``, of the type that is computed in.
-        classes: int64 ``[n]``; empty without classes.
-        mask: int64 ``[blocks, n]``. Bit r of ``mask[c, j]`` says that the box of rank 64 c + r suppresses that of rank
-            j, for blocks up to that of j and boxes before j.
-        words: int64 ``[blocks]``. Bit r of ``words[c]`` says that the box of rank 64 c + r is kept.
-        kept: int64 ``[n + 1]``: the indices of the boxes that are kept, and at the end how many they are.
-    """
-
-    order: torch.Tensor
-    boxes: torch.Tensor
-    classes: torch.Tensor
+    boxes: torch.Tensor  # [n, 4], of the type that is computed in
+    order: torch.Tensor  # [n], the index of the box of each rank
+    classes: torch.Tensor  # [n]; of no meaning without classes
+    # [blocks, n]. Bit r of mask[c, j] says that the box of rank 64 c + r suppresses that of rank j, for blocks up to
+    # that of j and boxes before j.
     mask: torch.Tensor
-    words: torch.Tensor
-    kept: torch.Tensor
-
-
-def work_for(boxes: torch.Tensor, idxs: torch.Tensor | None) -> Work:
-    """Return unwritten tensors for a call."""
-    n = boxes.shape[0]
-    blocks = cdiv(n, BLOCK)
-
-    def integers(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.int64, device=boxes.device)
-
-    compute = torch.promote_types(boxes.dtype, torch.float32)
-    ranked = torch.empty((n, 4), dtype=compute, device=boxes.device)
-    classes = integers(0 if idxs is None else n)
-    return Work(integers(n), ranked, classes, integers(blocks, n), integers(blocks), integers(n + 1))
+    words: torch.Tensor  # [blocks]. Bit r of words[c] says that the box of rank 64 c + r is kept.
+    kept: torch.Tensor  # [n + 1]: the indices of the boxes that are kept, and at the end how many they are
 
 
 def register(backend: str, launch: Callable[..., None]) -> Callable[..., Any]:
@@ -58,19 +36,19 @@ def register(backend: str, launch: Callable[..., None]) -> Callable[..., Any]:
             or int64, or None. Tensors have any strides.
     """
 
-    def run(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float, idxs: torch.Tensor | None) -> torch.Tensor:
-        work, n = work_for(boxes, idxs), boxes.shape[0]
+    def run(boxes: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        n, blocks = boxes.shape[0], cdiv(boxes.shape[0], BLOCK)
+        ranked = torch.empty((n, 4), dtype=torch.promote_types(boxes.dtype, torch.float32), device=boxes.device)
+        shapes = (n,), (n,), (blocks, n), (blocks,), (n + 1,)
+        work = Work(ranked, *(torch.empty(shape, dtype=torch.int64, device=boxes.device) for shape in shapes))
         if n == 0:
             return work.kept[:0]
-        launch(work, boxes, scores, iou_threshold, idxs)
+        launch(work, boxes, *arguments)
         # The only wait for the device.
         return work.kept[: int(work.kept[n])]
 
-    def fake(
-        boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float, idxs: torch.Tensor | None
-    ) -> torch.Tensor:
-        count = torch.library.get_ctx().new_dynamic_size()
-        return boxes.new_empty((count,), dtype=torch.int64)
+    def fake(boxes: torch.Tensor, *_: Any) -> torch.Tensor:
+        return boxes.new_empty((torch.library.get_ctx().new_dynamic_size(),), dtype=torch.int64)
 
     signature = signature_of(definition)
     return signature.checked(operators.define(signature.schema(f"nms_{backend}", "Tensor kept"), run, fake))

@@ -10,7 +10,7 @@ ROWS = 1024  # boxes that are compared with all others at a time
 @signature(
     boxes=tensor("n 4"),
     scores=tensor("n"),
-    iou_threshold=number(0.5, least=0, most=1),
+    iou_threshold=number(0.5, 0.0, 0.25, 0.3, 0.7, 1.0, least=0, most=1),
     idxs=integers("n", 1, 0, 1, dtype=("int64", "int32"), optional=True),
 )
 def nms(

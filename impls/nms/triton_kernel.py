@@ -7,10 +7,13 @@ import triton.language as tl
 from fourfold.backends.launch import cdiv, next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 
-from .operators import BLOCK, Work, register
+from .operators import BLOCK as WIDTH
+from .operators import Work, register
 
-ORDERED, COMPARED = 32, 64  # boxes that a program puts in order, and that it compares these with at a time
-ROWS = 16  # boxes that are compared with BLOCK others at a time
+BLOCK = tl.constexpr(WIDTH)  # boxes whose bits make a word
+# Boxes that a program puts in order, and that it compares these with at a time.
+ORDERED, COMPARED = tl.constexpr(32), tl.constexpr(64)
+ROWS = tl.constexpr(16)  # boxes that are compared with BLOCK others at a time
 LEAST_WORDS, MOST_WORDS = 8, 128  # of each column, which are looked at together
 
 
@@ -28,12 +31,10 @@ def nms_order_kernel(
     score_stride,
     idx_stride,
     HAS_IDXS: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    ORDERED: tl.constexpr,
-    COMPARED: tl.constexpr,
 ):
     # One program owns ORDERED boxes. Before each come those of higher scores: NaN is above all numbers, and of equal
     # scores the lower place comes first. Places take 31 bits: of more boxes no memory holds the mask.
+    COMPUTE: tl.constexpr = ranked_ptr.dtype.element_ty
     own = tl.program_id(0) * ORDERED + tl.arange(0, ORDERED)
     score = tl.load(scores_ptr + own.to(tl.int64) * score_stride, mask=own < n, other=0.0).to(COMPUTE)
     rank = tl.zeros((ORDERED,), tl.int32)
@@ -64,8 +65,6 @@ def nms_mask_kernel(
     blocks,
     iou_threshold: tl.float64,
     HAS_IDXS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
 ):
     # One program owns the words of BLOCK columns for BLOCK rows, where no row lies past the columns. It takes ROWS rows
     # at a time.
@@ -116,7 +115,6 @@ def nms_walk_kernel(
     kept_ptr,  # [n + 1]
     n,
     blocks,
-    BLOCK: tl.constexpr,
     WORDS: tl.constexpr,
 ):
     # One program owns all boxes, and walks over BLOCK columns at a time.
@@ -156,31 +154,17 @@ def _launch(
 ) -> None:
     n, blocks, has_idxs = boxes.shape[0], work.words.shape[0], idxs is not None
     given = work.order if idxs is None else idxs
-    classes = work.classes if has_idxs else work.order
     triton_launch.launch(
         nms_order_kernel,
-        (cdiv(n, ORDERED),),
-        (boxes, scores, given, work.order, work.boxes, classes),
+        (cdiv(n, ORDERED.value),),
+        (boxes, scores, given, work.order, work.boxes, work.classes),
         (n, *boxes.stride(), scores.stride(0), given.stride(0)),
         HAS_IDXS=has_idxs,
-        COMPUTE=triton_launch.COMPUTE[boxes.dtype],
-        ORDERED=ORDERED,
-        COMPARED=COMPARED,
     )
-    triton_launch.launch(
-        nms_mask_kernel,
-        (blocks * blocks,),
-        (work.boxes, classes, work.mask),
-        (n, blocks, iou_threshold),
-        HAS_IDXS=has_idxs,
-        BLOCK=BLOCK,
-        ROWS=ROWS,
-    )
-    tensors = (work.mask, work.order, work.words, work.kept)
+    compared, walked = (work.boxes, work.classes, work.mask), (work.mask, work.order, work.words, work.kept)
+    triton_launch.launch(nms_mask_kernel, (blocks**2,), compared, (n, blocks, iou_threshold), HAS_IDXS=has_idxs)
     words = min(max(next_power_of_2(blocks) // 4, LEAST_WORDS), MOST_WORDS)
-    triton_launch.launch(
-        nms_walk_kernel, (1,), tensors, (n, blocks), BLOCK=BLOCK, WORDS=words, num_warps=min(words // 4, 16)
-    )
+    triton_launch.launch(nms_walk_kernel, (1,), walked, (n, blocks), WORDS=words, num_warps=min(words // 4, 16))
 
 
 nms = register("triton", _launch)

@@ -1,5 +1,6 @@
 #include <mma.h>
 
+#include "tiles.cuh"
 #include "vectors.cuh"
 
 // Terms that share a scale of a, and of b, and columns of the result that share a scale of b.
@@ -224,11 +225,8 @@ __global__ void __launch_bounds__(THREADS) scaled_matmul_kernel(
     static_assert(BLOCK % TILE_N == 0 && BLOCK % STEP == 0);
     __shared__ __align__(32) __half left[TILE_M * LINE], right[TILE_N * LINE];
     __shared__ __align__(32) float scales[TILE_M * FRAGMENT];
-    const int tiles_m = int((m + TILE_M - 1) / TILE_M), tiles_n = int((n + TILE_N - 1) / TILE_N);
-    const int first = int(blockIdx.x) / (GROUP * tiles_n) * GROUP, in_group = int(blockIdx.x) % (GROUP * tiles_n);
-    const int rows_of_tiles = tiles_m - first < GROUP ? tiles_m - first : GROUP;
-    const long long first_row = (first + in_group % rows_of_tiles) * (long long)TILE_M;
-    const long long first_column = in_group / rows_of_tiles * (long long)TILE_N;
+    const TileAt tile = tile_at(int(blockIdx.x), int((m + TILE_M - 1) / TILE_M), int((n + TILE_N - 1) / TILE_N), GROUP);
+    const long long first_row = tile.row * (long long)TILE_M, first_column = tile.column * (long long)TILE_N;
 
     using Left = Side<TILE_M, THREADS>;
     using Right = Side<TILE_N, THREADS>;

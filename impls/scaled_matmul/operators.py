@@ -9,14 +9,6 @@ from fourfold.backends.signature import signature_of
 
 from .torch_eager import scaled_matmul as definition
 
-# Products with fewer multiplications than this end too soon for configurations to differ by much.
-LITTLE_WORK = 512 * 512 * 512
-
-
-def extent_class(extent: int) -> int:
-    """Return the class of extents that use the same configuration: those above one power of 2 and up to the next."""
-    return (extent - 1).bit_length() if extent else -1
-
 
 def read_by_vectors(matrix: torch.Tensor) -> bool:
     """Return whether the terms of each row are adjacent, and begin at a multiple of 16 bytes."""

@@ -2,12 +2,13 @@
 
 import torch
 
-from fourfold.backends.launch import cdiv
 from fourfold.backends.signature import one_of, signature, tensor
 
 # Terms that share a scale of a, and of b, and columns of the result that share a scale of b.
 BLOCK = 128
 OUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Kinds of scales: "whole" ones are often 0, those that "spread" differ by up to 2^24, and "tiny" ones are subnormal.
+SCALES = ("positive", "positive", "constant", "whole", "spread", "tiny")
 
 
 def unsupported(dtype: str, device: str) -> str | None:
@@ -15,31 +16,11 @@ def unsupported(dtype: str, device: str) -> str | None:
     return "sums are kept in float32, so a result cannot have float64" if dtype == "float64" else None
 
 
-def check_blocks(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, _: torch.dtype
-) -> None:
-    """Check that there is a scale for each block.
-
-    Raises:
-        ValueError: there are more or fewer.
-    """
-    blocks = cdiv(a.shape[1], BLOCK)
-    if scale_a.shape[1] != blocks:
-        raise ValueError(f"scale_a must be [m, ceil(k / {BLOCK})] = {[len(a), blocks]}, not {list(scale_a.shape)}")
-    wanted = [cdiv(len(b), BLOCK), blocks]
-    if list(scale_b.shape) != wanted:
-        raise ValueError(
-            f"scale_b must be [ceil(n / {BLOCK}), ceil(k / {BLOCK})] = {wanted}, not {list(scale_b.shape)}"
-        )
-
-
 @signature(
-    check_blocks,
     a=tensor("m k", says="a must", dtype=torch.float8_e4m3fn),
     b=tensor("n k", says="b must", dtype=torch.float8_e4m3fn),
-    scale_a=tensor("m k_blocks", dtype=torch.float32),
-    # Another name than k_blocks, so that `check_blocks` blames the scale that is wrong.
-    scale_b=tensor("n_blocks k_blocks_of_b", dtype=torch.float32),
+    scale_a=tensor("m k/128", dtype=torch.float32, kind=SCALES, special=True, gradient=False),
+    scale_b=tensor("n/128 k/128", dtype=torch.float32, kind=SCALES[:-1], special=True, gradient=False),
     out_dtype=one_of(*OUT_DTYPES),
 )
 def scaled_matmul(
@@ -66,7 +47,7 @@ def scaled_matmul(
         TypeError: a tensor is none, a dtype is wrong, or out_dtype is no dtype.
         ValueError: a shape is wrong, devices differ, or a result cannot have out_dtype.
 
-    Source: DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, section 3.3.2.
+    Source: DeepSeek-AI, DeepSeek-V3 Technical Report, section 3.3.2; https://github.com/deepseek-ai/DeepGEMM.
     """
     (m, k), n = a.shape, b.shape[0]
     total = torch.zeros((m, n), dtype=torch.float32, device=a.device)

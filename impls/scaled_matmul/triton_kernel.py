@@ -9,15 +9,18 @@ import triton.language as tl
 
 from fourfold.backends.launch import cdiv
 from fourfold.backends.triton import launch as triton_launch
-from fourfold.backends.tuning import Configuration, Tuner
+from fourfold.backends.tuning import Configuration, Tuner, anywhere, on_gpu
 
+from ..matmul.operators import run_fastest
+from ..matmul.triton_kernel import depends_on_batch as depends_on_batch
 from ..matmul.triton_kernel import descriptor, has_descriptors, padded, tile_at
-from .operators import LITTLE_WORK, extent_class, register
-from .torch_eager import BLOCK
+from .operators import register
+from .torch_eager import BLOCK as TERMS
 from .torch_eager import unsupported as unsupported
 
+BLOCK = tl.constexpr(TERMS)
 # Rows of tiles that are walked column by column, so that inputs stay in L2.
-GROUP_M = 8
+GROUP_M = tl.constexpr(8)
 
 
 @triton.jit
@@ -41,8 +44,8 @@ def decode(quantised):
 # would be added up twice as fast on Hopper, in 14 bits.
 @triton.jit
 def scaled_matmul_kernel(
-    a_ptr,  # [m, k], strided
-    b_ptr,  # [n, k], strided
+    a,  # [m, k], strided; a descriptor of numbers in float16 if DESCRIBED
+    b,  # [n, k], strided; the same
     scale_a_ptr,  # [m, ceil(k / BLOCK)], strided
     scale_b_ptr,  # [ceil(n / BLOCK), ceil(k / BLOCK)], strided
     c_ptr,  # [m, n]
@@ -60,74 +63,36 @@ def scaled_matmul_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP_M: tl.constexpr,
+    DESCRIBED: tl.constexpr,
 ):
     # One program owns a tile [BLOCK_M, BLOCK_N] of the result, whose columns share a scale of each block of terms.
     row, column = tile_at(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M)
     rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
     terms = tl.arange(0, BLOCK_K)
-    a_ptrs = a_ptr + rows.to(tl.int64)[:, None] * a_row_stride + terms.to(tl.int64)[None, :] * a_column_stride
-    b_ptrs = b_ptr + terms.to(tl.int64)[:, None] * b_column_stride + columns.to(tl.int64)[None, :] * b_row_stride
+    if not DESCRIBED:
+        a_ptrs = a + rows.to(tl.int64)[:, None] * a_row_stride + terms.to(tl.int64)[None, :] * a_column_stride
+        b_ptrs = b + terms.to(tl.int64)[:, None] * b_column_stride + columns.to(tl.int64)[None, :] * b_row_stride
     scale_a_ptrs = scale_a_ptr + rows.to(tl.int64) * scale_a_row_stride
     scale_b_ptr += ((column * BLOCK_N) // BLOCK).to(tl.int64) * scale_b_row_stride
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in range(tl.cdiv(k, BLOCK_K)):
-        there = terms < k - step * BLOCK_K
-        a = tl.load(a_ptrs, mask=(rows < m)[:, None] & there[None, :], other=0.0)
-        b = tl.load(b_ptrs, mask=there[:, None] & (columns < n)[None, :], other=0.0)
-        sums = tl.dot(decode(a), decode(b), sums)
-        a_ptrs += tl.cast(BLOCK_K, tl.int64) * a_column_stride
-        b_ptrs += tl.cast(BLOCK_K, tl.int64) * b_column_stride
+        if DESCRIBED:
+            left, right = a.load([row * BLOCK_M, step * BLOCK_K]), b.load([column * BLOCK_N, step * BLOCK_K]).T
+        else:
+            there = terms < k - step * BLOCK_K
+            left = decode(tl.load(a_ptrs, mask=(rows < m)[:, None] & there[None, :], other=0.0))
+            right = decode(tl.load(b_ptrs, mask=there[:, None] & (columns < n)[None, :], other=0.0))
+            a_ptrs += tl.cast(BLOCK_K, tl.int64) * a_column_stride
+            b_ptrs += tl.cast(BLOCK_K, tl.int64) * b_column_stride
+        sums = tl.dot(left, right, sums)
         if BLOCK_K == BLOCK or (step + 1) % (BLOCK // BLOCK_K) == 0 or (step + 1) * BLOCK_K >= k:
             scale_a = tl.load(scale_a_ptrs, mask=rows < m, other=0.0)
             total += sums * (scale_a * tl.load(scale_b_ptr))[:, None]
             sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
             scale_a_ptrs += scale_a_column_stride
             scale_b_ptr += scale_b_column_stride
-    c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * n + columns.to(tl.int64)[None, :]
-    tl.store(c_ptrs, total.to(c_ptr.dtype.element_ty), mask=(rows < m)[:, None] & (columns < n)[None, :])
-
-
-@triton.jit
-def scaled_matmul_descriptor_kernel(
-    a,  # a descriptor of [m, k] in float16
-    b,  # of [n, k]
-    scale_a_ptr,  # [m, ceil(k / BLOCK)], strided
-    scale_b_ptr,  # [ceil(n / BLOCK), ceil(k / BLOCK)], strided
-    c_ptr,  # [m, n]
-    m,
-    n,
-    k,
-    scale_a_row_stride,
-    scale_a_column_stride,
-    scale_b_row_stride,
-    scale_b_column_stride,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP_M: tl.constexpr,
-):
-    # One program owns a tile [BLOCK_M, BLOCK_N] of the result, whose columns share a scale of each block of terms.
-    row, column = tile_at(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M)
-    rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    scale_a_ptrs = scale_a_ptr + rows.to(tl.int64) * scale_a_row_stride
-    scale_b_ptr += ((column * BLOCK_N) // BLOCK).to(tl.int64) * scale_b_row_stride
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for block in range(tl.cdiv(k, BLOCK)):
-        sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for begin in tl.static_range(0, BLOCK, BLOCK_K):
-            left = a.load([row * BLOCK_M, block * BLOCK + begin])
-            right = b.load([column * BLOCK_N, block * BLOCK + begin])
-            sums = tl.dot(left, right.T, sums)
-        scale_a = tl.load(scale_a_ptrs, mask=rows < m, other=0.0)
-        total += sums * (scale_a * tl.load(scale_b_ptr))[:, None]
-        scale_a_ptrs += scale_a_column_stride
-        scale_b_ptr += scale_b_column_stride
     c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * n + columns.to(tl.int64)[None, :]
     tl.store(c_ptrs, total.to(c_ptr.dtype.element_ty), mask=(rows < m)[:, None] & (columns < n)[None, :])
 
@@ -141,68 +106,47 @@ def _converts_float8_or_is_interpreted(device: torch.device) -> bool:
     return device.type == "cpu" or _converts_float8(device)
 
 
-def _is_gpu(device: torch.device) -> bool:
-    return device.type == "cuda"
-
-
-def _options(m: int, n: int, k: int, warps: int, stages: int) -> dict[str, int]:
-    assert BLOCK % n == 0
-    assert BLOCK % k == 0
-    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages}
-
-
-def _name(options: dict[str, int]) -> str:
-    return "{BLOCK_M}x{BLOCK_N}x{BLOCK_K}_{num_warps}_warps_{num_stages}_stages".format(**options)
-
-
-def _converting(*tiles: int, on_cpu: bool = False) -> Configuration:
-    options, needs = _options(*tiles), "compute capability 8.9 or later: an instruction that converts float8"
+def _tiles(m: int, n: int, k: int, warps: int, stages: int, on_cpu: bool = False, bits: bool = False) -> Configuration:
+    assert BLOCK.value % n == BLOCK.value % k == 0
+    options = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages}
+    name, needs = f"{m}x{n}x{k}_{warps}_warps_{stages}_stages", "a GPU; the CPU runs one like it"
+    if bits:
+        return Configuration(f"bits_{name}", options, runs_on=anywhere if on_cpu else on_gpu, needs=needs)
+    needs = "compute capability 8.9 or later: an instruction that converts float8"
     runs_on = _converts_float8_or_is_interpreted if on_cpu else _converts_float8
-    return Configuration(_name(options), options, runs_on=runs_on, needs=needs)
-
-
-def _by_descriptors(*tiles: int) -> Configuration:
-    options = _options(*tiles)
-    return Configuration(
-        f"descriptors_{_name(options)}",
-        options,
-        runs_on=has_descriptors,
-        needs="compute capability 9.0 or later: TMA",
-    )
-
-
-def _of_bits(*tiles: int, on_cpu: bool = False) -> Configuration:
-    options = _options(*tiles)
-    if on_cpu:
-        return Configuration(f"bits_{_name(options)}", options)
-    return Configuration(f"bits_{_name(options)}", options, runs_on=_is_gpu, needs="a GPU; the CPU runs one like it")
+    return Configuration(name, options, runs_on=runs_on, needs=needs)
 
 
 # Where the hardware converts float8. On the CPU one runs of those with one step a block of terms, and that with two.
 CONVERTING = (
-    _converting(128, 128, 128, 8, 3),
-    _converting(128, 128, 128, 8, 4),
-    _converting(128, 128, 64, 8, 4, on_cpu=True),
-    _converting(64, 128, 128, 4, 3),
-    _converting(64, 64, 128, 4, 4),
-    _converting(32, 64, 128, 4, 4),
-    _converting(16, 64, 128, 4, 4),
-    _converting(16, 32, 128, 4, 5, on_cpu=True),
+    _tiles(128, 128, 128, 8, 3),
+    _tiles(128, 128, 128, 8, 4),
+    _tiles(128, 128, 64, 8, 4, on_cpu=True),
+    _tiles(64, 128, 128, 4, 3),
+    _tiles(64, 64, 128, 4, 4),
+    _tiles(32, 64, 128, 4, 4),
+    _tiles(16, 64, 128, 4, 4),
+    _tiles(16, 32, 128, 4, 5, on_cpu=True),
 )
 # Where there is TMA. a and b are converted to float16 before, which takes less time than to do so for each tile.
-DESCRIPTORS = (_by_descriptors(128, 128, 128, 8, 3), _by_descriptors(128, 128, 64, 8, 3))
-# Where it does not, and numbers are converted bit by bit.
-BITS = (
-    _of_bits(128, 128, 64, 8, 3),
-    _of_bits(64, 64, 128, 4, 3, on_cpu=True),
-    _of_bits(16, 64, 128, 4, 3),
+DESCRIBED = Configuration(
+    "descriptors_128x128x128_8_warps_3_stages",
+    CONVERTING[0].options,
+    runs_on=has_descriptors,
+    needs="compute capability 9.0 or later: TMA",
 )
-TUNER = Tuner("scaled_matmul_triton", (*DESCRIPTORS, *CONVERTING, *BITS), Path(__file__))
+# Where no instruction converts them, and numbers are converted bit by bit.
+BITS = (
+    _tiles(128, 128, 64, 8, 3, bits=True),
+    _tiles(64, 64, 128, 4, 3, on_cpu=True, bits=True),
+    _tiles(16, 64, 128, 4, 3, bits=True),
+)
+TUNER = Tuner("scaled_matmul_triton", (DESCRIBED, *CONVERTING, *BITS), Path(__file__))
 
 
 def _default(m: int, n: int, device: torch.device) -> Configuration:
     if _converts_float8(device):
-        few, middle, many = CONVERTING[6], CONVERTING[4], (DESCRIPTORS if has_descriptors(device) else CONVERTING)[0]
+        few, middle, many = CONVERTING[6], CONVERTING[4], DESCRIBED if has_descriptors(device) else CONVERTING[0]
     else:
         many, middle, few = BITS
     if device.type == "cpu" or 16 < m <= 512 * 512 // n:
@@ -218,45 +162,25 @@ def _launch(
     def run(configuration: Configuration) -> None:
         options = configuration.options
         grid = (cdiv(m, options["BLOCK_M"]) * cdiv(n, options["BLOCK_N"]),)
-        scales = *scale_a.stride(), *scale_b.stride()
-        if configuration in DESCRIPTORS and k:  # no descriptor is of nothing
-            left, right = (
-                descriptor(padded(x, torch.float16), False, [options[rows], options["BLOCK_K"]])
-                for x, rows in ((a, "BLOCK_M"), (b, "BLOCK_N"))
-            )
-            scaled_matmul_descriptor_kernel[grid](
-                left, right, scale_a, scale_b, output, m, n, k, *scales, BLOCK=BLOCK, GROUP_M=GROUP_M, **options
-            )
+        scalars = (m, n, k, *a.stride(), *b.stride(), *scale_a.stride(), *scale_b.stride())
+        if configuration is DESCRIBED and k:  # no descriptor is of nothing
+            block = [options["BLOCK_M"], options["BLOCK_K"]]
+            described = (descriptor(padded(x, torch.float16), False, block) for x in (a, b))
+            scaled_matmul_kernel[grid](*described, scale_a, scale_b, output, *scalars, DESCRIBED=True, **options)
             return
         left, right = (x.view(torch.uint8) for x in (a, b)) if configuration in BITS else (a, b)
-        triton_launch.launch(
-            scaled_matmul_kernel,
-            grid,
-            (left, right, scale_a, scale_b, output),
-            (m, n, k, *a.stride(), *b.stride(), *scales),
-            BLOCK=BLOCK,
-            GROUP_M=GROUP_M,
-            **options,
-        )
+        tensors = (left, right, scale_a, scale_b, output)
+        triton_launch.launch(scaled_matmul_kernel, grid, tensors, scalars, DESCRIBED=False, **options)
 
-    extents = extent_class(m), extent_class(n), extent_class(k)
-    kind = (str(output.dtype), extents, a.stride(1) == 1, b.stride(1) == 1)
+    def fits(configuration: Configuration) -> bool:
+        return configuration.serves(output.dtype, device)
+
+    def default() -> Configuration:
+        return _default(m, n, device)
+
+    kind = (str(output.dtype), a.stride(1) == 1, b.stride(1) == 1)
     with triton_launch.current_device(device):
-        run(
-            TUNER.choose(
-                device,
-                kind,
-                lambda c: c.serves(output.dtype, device),
-                lambda: _default(m, n, device),
-                run,
-                worthwhile=m * n * k >= LITTLE_WORK,
-            )
-        )
-
-
-def depends_on_batch(dtype: str, device: str) -> str | None:
-    """Return why a sample depends on its batch: on a GPU all extents, also the number of rows, choose the tiles."""
-    return None if device == "cpu" else "the depth of the tiles, which orders the sums, is chosen by all extents"
+        run_fastest(TUNER, device, (m, n, k), kind, fits, default, run)
 
 
 scaled_matmul = register("triton", _launch)

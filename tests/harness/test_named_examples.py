@@ -65,6 +65,35 @@ def test_a_record_takes_cases_and_errors_from_the_signature() -> None:
     assert {"x_is_list", "x_of_shape_no_axis"} <= {error.name for error in declared.arguments.errors}
 
 
+def test_a_record_has_its_own_functions_that_make_tensors() -> None:
+    declared = Declared("rms_norm", weight=lambda rng, shape, dtype: np.full(shape, 3))
+    assert set(declared.example(2, cols=5)(FLOAT32)["weight"]) == {3}
+
+
+@fourfold.operation(
+    x=fourfold.tensor("n"),
+    classes=fourfold.tensor("n", dtype=("int64", "int32"), high=9),
+    out_dtype=fourfold.values(torch.float32, torch.float16),
+    examples={name: example(x=[1.5], classes=np.ones(1, name)) for name in ("int32", "int64", "int16")},
+    tried=False,
+)
+def of_classes(x: torch.Tensor, classes: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """Return x * classes, in a dtype."""
+    return (x * classes).to(out_dtype)
+
+
+def test_integers_of_an_example_keep_a_dtype_that_is_declared() -> None:
+    dtypes = {name: of_classes.examples[name](FLOAT32)["classes"].dtype.name for name in ("int32", "int64", "int16")}
+    assert (dtypes["int32"], dtypes["int64"]) == ("int32", "int64")
+    assert dtypes["int16"] in ("int32", "int64")
+
+
+@pytest.mark.parametrize("tested", ["float16", "bfloat16"])
+def test_a_parameter_that_may_be_the_tested_dtype_is(tested: str) -> None:
+    expected = torch.float16 if tested == "float16" else torch.float32
+    assert {make(DTYPES[tested]).parameters["out_dtype"] for make in of_classes.examples.values()} == {expected}
+
+
 @pytest.mark.parametrize("operation", ["softmax", "matmul", "attention", "giou_loss", "cross_entropy"])
 def test_brief_checks_run_a_named_example_that_shows_mistakes(operation: str) -> None:
     (case,) = subject_of(operation, lambda **_: None).small_example().values()

@@ -65,6 +65,11 @@ def padded(x: Any, starts: Any, longest: int) -> Any:
     return torch.where(inside[..., None], x[torch.where(inside, rows, 0)], 0.0)
 
 
+@operation(x=tensor("... cols"), scale=tensor("cols/4"), tried=False)
+def scaled_blocks(x: Any, scale: Any) -> Any:
+    return x * scale.repeat_interleave(4)[: x.shape[-1]]
+
+
 def cases_of(made: DefinedOperation, count: int = 24) -> list[Case]:
     return [*(make(FLOAT32) for make in made.examples.values()), *collect(made.cases(FLOAT32, 1024), count)]
 
@@ -83,9 +88,21 @@ def test_products_of_sizes_give_shapes_and_are_solved_for_the_one_unknown_size()
     assert notation.names(axes["q"]) == ("batch", "group", "heads", "dim")
 
 
+def test_blocks_of_a_size_are_as_many_as_it_begins() -> None:
+    axes = {"scale": notation.parse("rows 2*cols/4+1"), "x": notation.parse("rows cols")}
+    for cols, blocks in ((0, 0), (1, 1), (2, 1), (3, 2), (8, 4), (9, 5)):
+        shapes = {"scale": (3, blocks + 1), "x": (3, cols)}
+        assert {name: notation.shape(each, {"rows": 3, "cols": cols}) for name, each in axes.items()} == shapes
+        assert notation.sizes(axes, shapes) == ({"rows": 3, "cols": cols}, None)
+        assert notation.sizes(axes, {**shapes, "scale": (3, blocks)})[1] == "scale"
+    assert notation.last(axes.values()) == ("cols",)
+    with pytest.raises(ValueError, match="cols/0"):
+        notation.parse("cols/0")
+
+
 @pytest.mark.parametrize(
     "made",
-    [padded, *(pytest.param(each, marks=pytest.mark.full) for each in (swiglu, scores, group_norm))],
+    [padded, *(pytest.param(each, marks=pytest.mark.full) for each in (swiglu, scores, group_norm, scaled_blocks))],
     ids=lambda made: made.name,
 )
 def test_sizes_agree_and_are_empty_one_and_many(made: DefinedOperation) -> None:

@@ -408,6 +408,7 @@ SHAPES = (
     Row("tl.interleave(x, y)", lambda x, y: np.stack([x, y], -1), ALL),
     Row("tl.cat(x, y, can_reorder=True)", lambda x, y: np.concatenate([x, y]), ALL),
     Row("tl.flip(x, 0)", lambda x: x[::-1], NUMBERS),
+    Row("tl.sort(x)", np.sort, NUMBERS, distinct),
     Row("tl.topk(x, 4)", lambda x: np.sort(x)[::-1][:4], NUMBERS, distinct),
     Row("tl.gather(x, 255 - tl.arange(0, 256), 0)", lambda x: x[::-1], ALL),
     Row("tl.squeeze(tl.unsqueeze(x, 0), 0)", lambda x: x, ALL),

@@ -27,8 +27,7 @@ NO_BARRIER = r"wgmma reads shared address \d+, which thread \d+ wrote in line \d
 CHOSEN = {
     "matmul": (
         "    _hopper(64, 8, 64, 8), =>     _hopper(64, 2, 64, 8, on_cpu=True),",
-        "run(TUNER.choose(a.device, kind, fits, default, run, worthwhile=m * n * k >= LITTLE_WORK)) =>"
-        " run(NARROW if fits(NARROW) else SMALL)",
+        "run_fastest(TUNER, a.device, (m, n, k), kind, fits, default, run) => run(NARROW if fits(NARROW) else SMALL)",
     ),
     "attention": (
         "hopper_configuration(256, 64, 2)) => hopper_configuration(64, 64, 2))",

@@ -31,7 +31,7 @@ HALF = "tl.float16).to(COMPUTE)"
 
 
 def _triton_faults() -> tuple[Fault, ...]:
-    of, one = functools.partial(Edits("nms", "triton"), says=OTHER), {"right_on": "one_box"}
+    of, one = functools.partial(Edits("nms", "triton"), says=OTHER), {"right_on": "one_element"}
     return (
         of("at_the_threshold_too", "intersection > threshold * united => intersection >= threshold * united", **LIMIT,
            **one),
@@ -48,7 +48,7 @@ def _triton_faults() -> tuple[Fault, ...]:
            examples=named(properties, "one_more_than_two_blocks"), **BLOCKS),
         of("sides_not_clamped", "tl.maximum(width, 0.0) * tl.maximum(height, 0.0) => width * height", **one),
         of("over_the_smaller_area", f"{UNITED} united = tl.minimum((x2 - x1) * (y2 - y1), other_area)", **one),
-        of("classes_ignored", "HAS_IDXS=has_idxs,\n        BLOCK= => HAS_IDXS=False,\n        BLOCK=",
+        of("classes_ignored", "iou_threshold), HAS_IDXS=has_idxs => iou_threshold), HAS_IDXS=False",
            examples=named(properties, "of_two_classes"), **one),
     )
 
@@ -58,7 +58,7 @@ KEPT, BEFORE = "return order[kept] =>", "above &= places < places[rows, None] =>
 
 
 def _torch_faults() -> tuple[Fault, ...]:
-    edits, one = Edits("nms", "torch"), {"right_on": "one_box"}
+    edits, one = Edits("nms", "torch"), {"right_on": "one_element"}
     of = functools.partial(edits, says=OTHER, **one)
     law = functools.partial(edits.law, says="left side", **one)
     over_blocks, two_classes = (named(properties, name) for name in ("a_chain_over_blocks", "of_two_classes"))
@@ -85,7 +85,7 @@ def _torch_faults() -> tuple[Fault, ...]:
         law(properties.boxes_of_lower_rank_change_nothing, f"{BEFORE} above &= places > places[rows, None]",
             name="from_the_lowest_score", examples=over_blocks),
         edits.law(properties.classes_do_not_see_one_another, f"{CLASSES} None)", name="classes_ignored",
-                  says="left side", examples=two_classes, right_on="one_box_of_a_class"),
+                  says="left side", examples=two_classes, right_on="one_element"),
     )
 
 
@@ -97,7 +97,7 @@ EVERY_BLOCK = {"examples": named(properties, "kept_boxes_in_every_block")}
 
 
 def _cuda_faults() -> tuple[Fault, ...]:
-    edits, one = Edits("nms", "cuda"), {"right_on": "one_box"}
+    edits, one = Edits("nms", "cuda"), {"right_on": "one_element"}
     of = functools.partial(edits, says=OTHER)
     return (
         of("at_the_threshold_too", "intersection > threshold * united; => intersection >= threshold * united;", **LIMIT,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from fourfold.impls.scaled_matmul.torch_eager import BLOCK
 from fourfold.impls.scaled_matmul.torch_eager import scaled_matmul as definition
@@ -66,38 +67,38 @@ FIRST_SCALE = "scale_b.repeat_interleave( => scale_b[:1, :1].expand_as(scale_b).
 
 
 def _torch_faults() -> tuple[Fault, ...]:
-    of, one = Edits("scaled_matmul", "torch"), {"right_on": "one_row"}
+    of, one = Edits("scaled_matmul", "torch"), {"right_on": "k_127"}
     return (
-        of("in_bfloat16", BFLOAT16, right_on="one_by_one"),
-        of("in_14_bits", IN_14_BITS, right_on="one_by_one",
+        of("in_bfloat16", BFLOAT16, right_on="one_element"),
+        of("in_14_bits", IN_14_BITS, right_on="one_element",
            source="https://github.com/deepseek-ai/DeepGEMM/issues/37"),
-        of("dequantised_to_bfloat16", *DEQUANTISED, right_on="no_terms"),
-        of("dequantised_to_bfloat16_for_bfloat16", *DEQUANTISED, right_on="no_terms", dtype="bfloat16"),
+        of("dequantised_to_bfloat16", *DEQUANTISED, right_on="no_k"),
+        of("dequantised_to_bfloat16_for_bfloat16", *DEQUANTISED, right_on="no_k", dtype="bfloat16"),
         of("one_scale_of_all", FIRST_SCALE, **one),
         # The memory of the scales of a is read column by column.
         of("scales_transposed", "(scale_a[:, p : p + 1] =>"
            " (scale_a.contiguous().view(scale_a.shape[::-1]).t()[:, p : p + 1]", **one),
         of("saturated", "a.float(), b.float() => a.float().nan_to_num(448.0), b.float().nan_to_num(448.0)", **one),
-        of("scales_in_powers_of_2", POWERS_OF_2, right_on="no_terms"),
+        of("scales_in_powers_of_2", POWERS_OF_2, right_on="no_k"),
         of.law(properties.a_power_of_2_goes_through, "return total.to( => return (total + 0.25).to(", name="offset"),
         # A pipeline that ends late adds the last of several blocks of terms twice.
         of.law(properties.blocks_of_terms_add_up, "sums * (scale_a => (1 + (0 < p and k <= start + BLOCK)) * sums"
                " * (scale_a", name="last_block_twice", **one),
         of.law(properties.the_identity_gives_a_with_its_scales, POWERS_OF_2, name="scales_in_powers_of_2_by_its_law",
-               right_on=rows(3, 5, 7, scale="ones")),
+               right_on=rows(3, 5, 7, scale_a=np.ones((3, 1)))),
         of.law(properties.blocks_of_columns_stand_alone, FIRST_SCALE, name="first_scale_of_b_by_its_law", **one),
         of.unchecked("arguments_not_checked"),
     )
 
 
-HALF_BLOCKS = "_of_bits(64, 64, 128, 4, 3, on_cpu=True) => _of_bits(64, 64, 64, 4, 3, on_cpu=True)"
+HALF_BLOCKS = "_tiles(64, 64, 128, 4, 3, on_cpu=True, => _tiles(64, 64, 64, 4, 3, on_cpu=True,"
 STEP = "            scale_a_ptrs += scale_a_column_stride\n            scale_b_ptr += scale_b_column_stride\n =>"
-TOTAL = "total += sums * (scale_a * tl.load(scale_b_ptr))[:, None] =>2"
+TOTAL = "total += sums * (scale_a * tl.load(scale_b_ptr))[:, None] =>"
 NAN = 'numbers = tl.where(magnitude == 0x3F80, float("nan"), numbers)'
 
 
 def _triton_faults() -> tuple[Fault, ...]:
-    of, one, none = Edits("scaled_matmul", "triton"), {"right_on": "one_row"}, {"right_on": "no_terms"}
+    of, one, none = Edits("scaled_matmul", "triton"), {"right_on": "k_127"}, {"right_on": "no_k"}
     return (
         of("first_scale_of_all_blocks", STEP, source="https://github.com/mlc-ai/TIRx-kernels/pull/5", **one),
         of("step_is_the_block", HALF_BLOCKS, f"{STEP}         last = tl.cdiv(k, BLOCK) - 1\n"
@@ -107,7 +108,7 @@ def _triton_faults() -> tuple[Fault, ...]:
            source="https://github.com/tile-ai/TileOPs/pull/1666", **one),
         of("last_scale_not_applied", HALF_BLOCKS, "(step + 1) * BLOCK_K >= k => k - step * BLOCK_K < BLOCK_K",
            examples={"half_a_block": rows(3, 5, 192)}, source="https://github.com/pytorch/FBGEMM/issues/6159", **one),
-        of("first_columns_scale", "((column * BLOCK_N) // BLOCK).to(tl.int64) * =>2 0 *", **one),
+        of("first_columns_scale", "((column * BLOCK_N) // BLOCK).to(tl.int64) * => 0 *", **one),
         of("nan_is_480", f"{NAN} => numbers = numbers", examples=named(properties, "nan_of_each_sign"),
            source="https://github.com/ml-explore/mlx/pull/4164", **one),
         of("subnormal_is_0", f"{NAN} => numbers = tl.where((bits & 0x78) == 0, 0.0, numbers)\n        {NAN}", **none),
@@ -120,18 +121,18 @@ def _triton_faults() -> tuple[Fault, ...]:
 
 
 def _cuda_faults() -> tuple[Fault, ...]:
-    of, one, github = Edits("scaled_matmul", "cuda"), {"right_on": "one_row"}, "https://github.com"
+    of, one, github = Edits("scaled_matmul", "cuda"), {"right_on": "k_127"}, "https://github.com"
     return (
         of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds, "        if (row >= rows) return;\n =>"),
-        of("last_block_dropped", "cdiv(m, rows) * cdiv(n, columns), => max(cdiv(m, rows) * cdiv(n, columns) - 1, 1),",
-           check=memory_is_respected, says=UNWRITTEN, right_on="one_by_one"),
+        of("last_block_dropped", "cdiv(m, rows) * cdiv(n, columns) => max(cdiv(m, rows) * cdiv(n, columns) - 1, 1)",
+           check=memory_is_respected, says=UNWRITTEN, right_on="one_element"),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic,
                    "ptr + position * stride => ptr + int(position) * int(stride)", examples=far_apart(rows(9, 5, 7)),
                    **one),
         of("tail_of_terms_dropped", "start < k; start += STEP => start < (k > BLOCK ? k / BLOCK * BLOCK : k);"
            " start += STEP", source=f"{github}/NVIDIA/cutlass/issues/3536", **one),
         of("scales_by_launch_coordinates", "of_rows[position * => of_rows[blockIdx.x % rows *",
-           source=f"{github}/NVIDIA/cutlass/pull/3394", **one),
+           source=f"{github}/NVIDIA/cutlass/pull/3394", right_on="one_element"),
         of("each_half_begins_at_the_first_scale", 
            "next / BLOCK); => next / BLOCK % (((k + BLOCK - 1) / BLOCK + 1) / 2));",
            source=f"{github}/NVIDIA/cutlass/pull/3615", **one),
@@ -139,7 +140,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
            " scale_b + first_column * ((n + BLOCK - 1) / BLOCK) / n *",
            source=f"{github}/vllm-project/vllm/pull/49596", **one),
         of("e5m2_misread", "(spread & 0x7f007f00u) >> 1; => spread & 0x7f007f00u;", "__half(256.0f) => __half(1.0f)",
-           "pair |= (nan << 1) - (nan >> 5); =>", right_on="no_terms"),
+           "pair |= (nan << 1) - (nan >> 5); =>", right_on="no_k"),
     )
 
 
