@@ -247,9 +247,8 @@ def _choose(call: Call, grad_output: torch.Tensor | None, run: Callable[[Configu
         )
 
     def default() -> Configuration:
-        if device.type == "cpu" or grad_output is not None:
-            # It takes less to emulate. The Hopper kernel of the gradient has not been timed as it is.
-            return PORTABLE
+        if device.type == "cpu":
+            return PORTABLE  # It takes less to emulate.
         # The first one has the fewest columns, and is the fastest.
         return next(filter(fits, TUNER.configurations))
 

@@ -289,6 +289,7 @@ def attention_delta_kernel(
     columns,
     grad_token_stride,
     grad_head_stride,
+    WIDTH: tl.constexpr,
     LSE: tl.constexpr,
     COMPUTE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -296,11 +297,12 @@ def attention_delta_kernel(
 ):
     # One program owns BLOCK_ROWS rows, each a head of a token: delta is the sum of each row of dO * O, less the
     # cotangent of lse, whose gradient the weights are.
+    columns = columns * WIDTH
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     token, head, column = row // heads, row % heads, tl.arange(0, BLOCK_D)
     mask = (token < total_q)[:, None] & (column < columns)[None, :]
-    grad_at = grad_output_ptr + (token * grad_token_stride + head * grad_head_stride)[:, None] + column[None, :]
-    grad = tl.load(grad_at, mask=mask, other=0.0).to(COMPUTE)
+    grad_at = (token * (grad_token_stride * WIDTH) + head * (grad_head_stride * WIDTH))[:, None] + column[None, :]
+    grad = tl.load(grad_output_ptr + grad_at, mask=mask, other=0.0).to(COMPUTE)
     output = tl.load(output_ptr + row[:, None] * columns + column[None, :], mask=mask, other=0.0).to(COMPUTE)
     delta = tl.sum(grad * output, axis=1)
     at = head * total_q + token
@@ -701,11 +703,13 @@ def _backward(
 
 def _delta(grad_output: torch.Tensor, grad_lse: torch.Tensor | None, output: torch.Tensor, delta: torch.Tensor) -> None:
     total_q, heads, columns = output.shape
+    width = 16 // output.element_size() if has_whole_vectors(grad_output, output) else 1
     triton_launch.launch(
         attention_delta_kernel,
         (cdiv(total_q * heads, ROWS_OF_DELTA),),
         (grad_output, delta if grad_lse is None else grad_lse, output, delta),
-        (total_q, heads, columns, *grad_output.stride()[:2]),
+        (total_q, heads, *(n // width for n in (columns, *grad_output.stride()[:2]))),
+        WIDTH=width,
         LSE=grad_lse is not None,
         COMPUTE=triton_launch.COMPUTE[output.dtype],
         BLOCK_ROWS=ROWS_OF_DELTA,

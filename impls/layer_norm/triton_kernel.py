@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from fourfold.backends.launch import cdiv, next_power_of_2
-from fourfold.backends.strides import as_rows
+from fourfold.backends.strides import Rows, as_rows
 from fourfold.backends.triton import launch as triton_launch
 
 from ..triton_rows import NUMBERS_OF_ROWS, load_parameter, load_tile, load_whole_rows, row_offsets, store_tile
@@ -28,8 +28,8 @@ COLUMN_BYTES = 1024
 SUMMED_COLS = 32
 SUMMED_PARTIALS = 64
 SUMMING_PROGRAMS = 512
-# Bytes that one transfer from memory to the L2 cache brings.
-LINE_BYTES = 128
+# Bytes that one transfer from memory to the L2 cache brings, and that the lanes of a warp load at once.
+LINE_BYTES, WARP_BYTES = 128, 512
 
 
 class Plan(NamedTuple):
@@ -77,7 +77,7 @@ def forward_plan(cols: int, dtype: torch.dtype, centred: bool, added: bool) -> P
     # A thread holds 128 bytes of data: enough in flight, no spills, few threads per sum.
     per_warp, fewest = (2048, 2) if half and centred else (4096 // size, 1)
     if cols % (16 if block_cols >= 512 else 16 // dtype.itemsize):
-        fewest = 4  # of single elements, more threads have more on their way
+        per_warp, fewest = 2048, 4  # of single elements, more threads have more on their way
     block_rows = max(1, per_warp // block_cols)
     return Plan(False, block_rows, block_cols, min(max(block_rows * block_cols // per_warp, fewest), 32))
 
@@ -89,7 +89,7 @@ def backward_plan(cols: int, dtype: torch.dtype) -> Plan:
     per_warp, warps = {2: (512, 16), 4: (1024, 8), 8: (256, 8)}[dtype.itemsize]
     size, block_cols = max(dtype.itemsize, 4), next_power_of_2(cols)
     if block_cols * size > HELD_BYTES_BACKWARD:
-        return Plan(True, 8, COLUMN_BYTES // size, 4, 8)
+        return Plan(True, 8 if dtype.itemsize == 2 else 4, COLUMN_BYTES // size, 8, 4)
     if block_cols > per_warp * warps:
         # The sums take half of a multiprocessor's registers. A thread holds one 16-byte vector of a piece. With half
         # types, two pieces at once are in flight while a row's means are summed.
@@ -100,6 +100,25 @@ def backward_plan(cols: int, dtype: torch.dtype) -> Plan:
     # Single elements of half types need registers for their addresses, which leaves too few to load rows ahead.
     ahead = dtype.itemsize > 2 or cols % 16 == 0
     return Plan(False, block_rows, block_cols, num_warps, warps // num_warps, min(2048 // warps, 255), ahead=ahead)
+
+
+def plan_for_rows(plan: Plan, num_rows: int, least: int, cols: int, *tensors: Rows) -> Plan:
+    """Return a plan with fewer rows in a program if a launch had less than the least number of programs.
+
+    A row has the same bits in both: it takes all lanes of one warp, each of which holds the same columns of it.
+    """
+    row_bytes = plan.block_cols * tensors[0].tensor.element_size()
+    if plan.looped or row_bytes < WARP_BYTES or cdiv(num_rows, plan.block_rows) >= least:
+        return plan
+    if plan.num_warps > 1:
+        # Triton divides a row among warps unless vectors of 16 bytes of one warp cover it.
+        starts = (n for rows in tensors for n in (rows.tensor.data_ptr(), *rows[1:3]))
+        vectors = all(rows.column_stride == 1 for rows in tensors) and not any(n % 16 for n in (cols, *starts))
+        if not vectors or row_bytes > WARP_BYTES:
+            return plan
+    while plan.block_rows > 1 and cdiv(num_rows, plan.block_rows) < least:
+        plan = plan._replace(block_rows=plan.block_rows // 2, num_warps=max(plan.num_warps // 2, 1))
+    return plan
 
 
 def summing_blocks(cols: int, partials: int) -> tuple[int, int]:
@@ -592,6 +611,7 @@ def launch_forward(
     rows, residual_rows = views[0], views[-1]
     bias = weight if bias is None else bias
     plan = forward_plan(cols, x.dtype, mean is not None, residual is not None)
+    plan = plan_for_rows(plan, num_rows, triton_launch.multiprocessors(x.device), cols, *views)
     # Not None, with which `launch` does not recognize a launch.
     optional = (output if summed is None else summed, rstd if mean is None else mean)
     triton_launch.launch(
@@ -627,12 +647,13 @@ def launch_backward(
     """
     num_rows, cols = rstd.shape[0], x.shape[-1]
     inner, (grad_rows, rows) = as_rows(grad_output, x)
-    plan = backward_plan(cols, x.dtype)
+    multiprocessors = triton_launch.multiprocessors(x.device)
+    plan = plan_for_rows(backward_plan(cols, x.dtype), num_rows, multiprocessors // 4, cols, grad_rows, rows)
     tensors = (grad_rows.tensor, rows.tensor, weight, rstd if mean is None else mean, rstd)
     sizes = (num_rows, cols, inner, *grad_rows[1:], *rows[1:], weight.stride(0))
     parameters = grad_weight is not None or grad_bias is not None
     pieces = cdiv(cols, plan.block_cols)
-    most = plan.programs * triton_launch.multiprocessors(x.device)
+    most = plan.programs * multiprocessors
     tiles = cdiv(num_rows, plan.block_rows)
     # At least two programs per piece of columns, so that the second stage also adds several partial sums on the CPU.
     programs = min(num_rows, most) if plan.kept else min(tiles, max(most // pieces, 2))

@@ -8,13 +8,14 @@
 constexpr int KEYS = 16;
 template <class T> constexpr int STAGES = sizeof(T) == 8 ? 2 : 3;
 
-// Copies 16 bytes to shared memory. Before they are read, the thread waits for its groups of copies but the last PENDING.
-__device__ inline void copy_async(void* to, const void* from) {
+// Copies 16 bytes to shared memory, or zeros. Before they are read, the thread waits for its groups of copies but the last
+// PENDING.
+__device__ inline void copy_async(void* to, const void* from, bool zeros) {
 #ifdef CUDA_ON_CPU
-    *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
+    *static_cast<uint4*>(to) = zeros ? uint4{} : *static_cast<const uint4*>(from);
 #else
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-                 ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from), "r"(zeros ? 0 : 16) : "memory");
 #endif
 }
 __device__ inline void commit_copies() {
@@ -104,31 +105,39 @@ __global__ void __launch_bounds__(THREADS<T>) paged_attention_split_kernel(
         return known ? page : -1;
     };
     // Begins to copy the keys and values of a step, and zeros where there are none.
-    const int unit = vectors ? PAD : 1, across = int(columns) / unit;
     const auto fetch = [&](int step, int page) {
         T* const to = own + step % STAGES<T> * 2 * KEYS * line;
-        const int slot = int(unsigned(first + (long long)step * WARPS<T> * KEYS + lane % KEYS) % unsigned(page_size));
-        int row = lane / across, column = lane % across;
-        for (int i = 0; i < KEYS * across; i += 32) {
-            const long long page_of_row = __shfl_sync(~0u, page, row % KEYS);
-            const long long slot_of_row = __shfl_sync(~0u, slot, row % KEYS);
-            if (row < KEYS) {
-                T* const k_to = to + row * line + column * unit;
-                T* const v_to = k_to + KEYS * line;
-                const T* const k_from = k + page_of_row * k_page_stride + slot_of_row * k_token_stride + column * unit;
-                const T* const v_from = v + page_of_row * v_page_stride + slot_of_row * v_token_stride + column * unit;
-                if (!vectors) {
-                    *k_to = page_of_row < 0 ? T(0.0f) : *k_from;
-                    *v_to = page_of_row < 0 ? T(0.0f) : *v_from;
-                } else if (page_of_row < 0) {
-                    Vector<T, PAD>{}.store(k_to);
-                    Vector<T, PAD>{}.store(v_to);
-                } else {
-                    copy_async(k_to, k_from);
-                    copy_async(v_to, v_from);
+        const long long slot = unsigned(first + (long long)step * WARPS<T> * KEYS + lane % KEYS) % unsigned(page_size);
+        const long long k_offset = page * k_page_stride + slot * k_token_stride;
+        const long long v_offset = page * v_page_stride + slot * v_token_stride;
+        if (!vectors) {
+#pragma unroll 1
+            for (int row = 0; row < KEYS; row++) {
+                const bool lost = __shfl_sync(~0u, page, row) < 0;
+                const T* const k_from = k + __shfl_sync(~0u, k_offset, row);
+                const T* const v_from = v + __shfl_sync(~0u, v_offset, row);
+                for (int column = lane; column < columns; column += 32) {
+                    to[row * line + column] = lost ? T(0.0f) : k_from[column];
+                    to[(KEYS + row) * line + column] = lost ? T(0.0f) : v_from[column];
                 }
             }
-            for (column += 32; column >= across; column -= across) row++;
+            return;
+        }
+        // The lanes of a warp take the vectors of one row, or of several.
+        constexpr int ACROSS = COLUMNS / PAD, LANES = ACROSS < 32 ? ACROSS : 32;
+#pragma unroll
+        for (int start = 0; start < KEYS; start += 32 / LANES) {
+            const int row = start + lane / LANES;
+            const bool lost = __shfl_sync(~0u, page, row) < 0;
+            const T* const k_from = k + __shfl_sync(~0u, k_offset, row);
+            const T* const v_from = v + __shfl_sync(~0u, v_offset, row);
+#pragma unroll
+            for (int vector = lane % LANES; vector < ACROSS; vector += LANES) {
+                if (vector * PAD >= columns) continue;
+                T* const k_to = to + row * line + vector * PAD;
+                copy_async(k_to, k_from + vector * PAD, lost);
+                copy_async(k_to + KEYS * line, v_from + vector * PAD, lost);
+            }
         }
     };
 

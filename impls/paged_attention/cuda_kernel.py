@@ -50,4 +50,5 @@ def _launch(call: Call) -> None:
         )
 
 
-paged_attention = register("cuda", _launch)
+# Long pipelines, as far as all multiprocessors have the two blocks that fit.
+paged_attention = register("cuda", _launch, least_tokens=1024, resident=2)

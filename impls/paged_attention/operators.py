@@ -12,7 +12,7 @@ from fourfold.backends.signature import signature_of
 from ..attention.operators import has_whole_vectors
 from .torch_eager import paged_attention as definition
 
-# Blocks for each multiprocessor, the least tokens of a split of the longest sequence, and the most splits.
+# The most blocks for each multiprocessor, the least tokens of a split of the longest sequence, and the most splits.
 BLOCKS, LEAST_TOKENS, MOST_SPLITS = 16, 128, 64
 
 
@@ -67,12 +67,16 @@ class Call(NamedTuple):
         return len(self.q) * kv_heads * cdiv(self.q.shape[1] // kv_heads, heads) * self.splits
 
 
-def register(backend: str, launch: Callable[[Call], None]) -> Callable[..., Any]:
+def register(
+    backend: str, launch: Callable[[Call], None], least_tokens: int = LEAST_TOKENS, resident: int = 0
+) -> Callable[..., Any]:
     """Register ``paged_attention_<backend>``, and return it with checks of its arguments.
 
     Args:
         backend: part of the operator's name.
         launch: writes ``call.output``.
+        least_tokens: of a split, unless multiprocessors then have less than `resident` blocks each.
+        resident: blocks that a multiprocessor runs at once.
     """
 
     def fake(q: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -91,8 +95,10 @@ def register(backend: str, launch: Callable[[Call], None]) -> Callable[..., Any]
             return output
         sequences, heads, columns = q.shape
         tokens = page_table.shape[1] * k_cache.shape[1]
-        enough = cdiv(BLOCKS * multiprocessors(q.device), sequences * k_cache.shape[2])
-        splits = max(min(enough, tokens // LEAST_TOKENS, MOST_SPLITS), 1)
+        blocks, most = sequences * k_cache.shape[2], multiprocessors(q.device)
+        # On the CPU cases are short.
+        long_enough = max(tokens // (least_tokens if q.is_cuda else LEAST_TOKENS), resident * most // blocks)
+        splits = max(min(cdiv(BLOCKS * most, blocks), long_enough, tokens // LEAST_TOKENS, MOST_SPLITS), 1)
         shape = (sequences, heads, splits if splits > 1 else 0)
         compute = torch.promote_types(q.dtype, torch.float32)
         sums, largest, totals = (q.new_empty(s, dtype=compute) for s in ((*shape, columns), shape, shape))

@@ -171,7 +171,7 @@ def _launch(call: Call) -> None:
         # Wider types are multiplied without tensor cores, and operands of a whole head would not fit into registers.
         CHUNK=block_d if half else 16,
         num_warps=4,
-        num_stages=(3 if block_d <= 128 else 2) if half else 1,
+        num_stages=2 if half else 1,
     )
     if call.splits > 1:
         triton_launch.launch(

@@ -81,7 +81,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
     of = Edits("paged_attention", "cuda")
     return (
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic,
-                   "k + page_of_row * k_page_stride => k + int(page_of_row) * int(k_page_stride)", **APART,
+                   "page * k_page_stride => page * int(k_page_stride)", **APART,
                    source=f"{GITHUB}/vllm-project/vllm-xpu-kernels/pull/445"),
         of("nan_past_the_end", "if (token >= end) => if (token >= (end + page_size - 1) / page_size * page_size)",
            source=f"{FLASH_ATTENTION}/issues/1745", **ONE),
