@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from fourfold.backends.cuda.launch import CudaKernel
-from fourfold.backends.launch import has_clusters, multiprocessors
+from fourfold.backends.launch import has_clusters
 from fourfold.backends.signature import signature_of
 from fourfold.backends.strides import Rows, as_rows
 
@@ -164,13 +164,10 @@ def launch(kernels: dict, rows: Sequence[Rows], inner: int, output: torch.Tensor
     """Launch one of the kernels `FORWARD` or `BACKWARD` on tensors that are not empty."""
     cols = output.shape[-1]
     num_rows = output.numel() // cols
-    block = plan.block
-    if plan.threads <= 32 and num_rows * plan.threads < ROWS_BLOCK * multiprocessors(output.device):
-        block = 32  # so that few rows have more blocks
-    blocks = max(plan.threads // block, 1)
+    blocks = max(plan.threads // plan.block, 1)
     kernels[output.dtype, plan.variant].launch(
-        num_rows * blocks if plan.variant.split else -(-num_rows // (block // plan.threads)),
-        block,
+        num_rows * blocks if plan.variant.split else -(-num_rows // (plan.block // plan.threads)),
+        plan.block,
         *(row.tensor for row in rows),
         output,
         num_rows,
@@ -179,8 +176,8 @@ def launch(kernels: dict, rows: Sequence[Rows], inner: int, output: torch.Tensor
         *(stride for row in rows for stride in row[1:]),
         plan.threads,
         plan.num_shared,
-        shared_bytes=plan.num_shared * block * len(rows) * (16 if plan.variant.vectors else output.element_size())
-        + (block // 32 * EXCHANGED_BYTES if plan.variant.shifted else 0),
+        shared_bytes=plan.num_shared * plan.block * len(rows) * (16 if plan.variant.vectors else output.element_size())
+        + (plan.block // 32 * EXCHANGED_BYTES if plan.variant.shifted else 0),
         cluster=blocks if blocks > 1 else None,
     )
 

@@ -156,8 +156,8 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic,
                    "(row - outer * inner) * inner_stride => int(row - outer * inner) * int(inner_stride)",
                    examples=far_apart(softmax.rows(9, cols=5)), **two),
-        of("rows_past_the_grid", "-(-num_rows // (block // plan.threads)), =>"
-           " min(-(-num_rows // (block // plan.threads)), 4),", **written, **two),
+        of("rows_past_the_grid", "-(-num_rows // (plan.block // plan.threads)), =>"
+           " min(-(-num_rows // (plan.block // plan.threads)), 4),", **written, **two),
         of.stopped("contiguous_assumed", out_of_bounds, "{{first[i * column_stride]}} => {{first[i]}}",
                    examples=strided, **two),
         of("zero_where_nothing_is_left", "own_scale = => own_scale = largest == minus_infinity<C>() ? C(0) :", **two,
