@@ -6,9 +6,11 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 import warm
 from subjects import subject_of
 
+from fourfold import backends
 from fourfold.checks.ahead_of_time import environment
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.outputs import together
@@ -91,3 +93,10 @@ def test_a_long_row_is_read_in_pieces(name: str) -> None:
     search = Search(examples=1)
     forward_agrees(together(subject), search)
     assert search.ran > 1
+
+
+def test_topk_finds_more_results_than_a_program_sorts_of_a_longer_row() -> None:
+    x = torch.randn(1, 8500, generator=torch.Generator().manual_seed(0))
+    values, indices = backends.load("topk", "triton")(x, 8300)
+    assert torch.equal(values, torch.topk(x, 8300).values)
+    assert torch.equal(values, x.gather(1, indices.long()))
