@@ -351,7 +351,7 @@ class NamedCases:
         inputs = declaration.make_inputs(plan, rng, dtype, {**normal, **changes.kinds})
         for name in inputs.keys() & arrays.keys():
             given, dtypes = arrays[name], declaration.tensors[name].dtypes
-            inputs[name] = given if given.dtype.name in dtypes else given.astype(inputs[name].dtype)
+            inputs[name] = given.astype(given.dtype if given.dtype.name in dtypes else inputs[name].dtype)
         if changes.special in inputs:
             special_dtype = declaration.tensors[changes.special].dtype(dtype)
             inputs[changes.special] = _insert_special_values(inputs[changes.special], special_dtype, plan.parameters)
