@@ -255,6 +255,8 @@ class NamedCases:
             for layout in ("misaligned", "transposed"):
                 if layout == "misaligned" or len(self._declaration.shapes(self._plan(Deviations())).get(name, ())) > 1:
                     yield f"{name}_{layout}", Deviations(layouts={name: layout})
+        if not self._declaration.differentiable:
+            return
         for layout in ("misaligned", "transposed"):
             yield f"cotangent_{layout}", Deviations(layouts={"grad_output": layout})
         yield "cotangent_of_a_sum", Deviations(layouts={"grad_output": "expanded"})
