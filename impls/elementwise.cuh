@@ -19,10 +19,10 @@ template <class C> __device__ C sigmoid(C x, C& rest) {
 // Threads of a block of the kernels below. A constant makes the distances between a thread's vectors constant, too.
 constexpr int BLOCK_THREADS = 256;
 
-// One block owns VECTORS * BLOCK_THREADS consecutive vectors, or BLOCK_THREADS if the grid then has a thread for each; one
-// thread owns every BLOCK_THREADS-th. The last block also owns the rest. `of` takes an element of each argument and gives one of each result. Unless ALL are, a result that is not
-// wanted has the address 0. A thread loads VECTORS vectors of each argument before it uses the first: enough in flight
-// to keep the memory busy.
+// One block owns VECTORS * BLOCK_THREADS consecutive vectors, or BLOCK_THREADS if the grid then has a thread for each;
+// one thread owns every BLOCK_THREADS-th. The last block also owns the rest. `of` takes an element of each argument and
+// gives one of each result. Unless ALL are, a result that is not wanted has the address 0. A thread loads VECTORS vectors
+// of each argument before it uses the first: enough in flight to keep the memory busy.
 template <int WIDTH, class T, int VECTORS = 2, bool ALL = false, int TAKEN, int GIVEN, class Of>
 __device__ void elementwise(const T* const (&taken)[TAKEN], T* const (&given)[GIVEN], long long n, Of of) {
     using C = Compute<T>;

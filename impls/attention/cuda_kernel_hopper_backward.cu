@@ -17,10 +17,10 @@ template <int COLUMNS, int STEP, int STAGES, bool OF_KEYS> struct Shared {
 };
 
 // A block owns ROWS queries of one head of a sequence. OF_KEYS, it owns ROWS keys, and takes their gradients for one head
-// of queries. Each multiplying warpgroup owns 64 of these rows. With the own tiles A and B (q and the gradient of the output; or k and v) and C and D of the other
-// side (k and v; or q and that gradient), it takes the scores A C^T and the products B D^T, from these the weights P and
-// the gradients of scores dS, and sums up dS C and, OF_KEYS, P D. Results are float where heads share their keys: then
-// another kernel adds them up.
+// of queries. Each multiplying warpgroup owns 64 of these rows. With the own tiles A and B (q and the gradient of the
+// output; or k and v) and C and D of the other side (k and v; or q and that gradient), it takes the scores A C^T and the
+// products B D^T, from these the weights P and the gradients of scores dS, and sums up dS C and, OF_KEYS, P D. Results are
+// float where heads share their keys: then another kernel adds them up.
 template <class T, class Result, int COLUMNS, int STEP, int STAGES, bool OF_KEYS>
 __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_backward_hopper_kernel(
     const __grid_constant__ TensorMap a_map,  // of [tokens, heads, columns], or of [heads, tokens, columns]

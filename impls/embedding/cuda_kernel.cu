@@ -153,7 +153,8 @@ __global__ void __launch_bounds__(32 * SUM_WARPS) embedding_chunks_kernel(
     const long long first = begin + number * CHUNK, end = first + (left < 2 * CHUNK ? left : CHUNK);
     const long long part = (end - first + SUM_WARPS - 1) / SUM_WARPS, column = (blockIdx.y * 32ll + lane) * WIDTH;
     C sums[WIDTH] = {};
-    add_up<T, WIDTH>(sums, grad_output + (column < dim ? column : 0), order, first + warp * part, min(first + (warp + 1) * part, end), dim);
+    const T* const from = grad_output + (column < dim ? column : 0);
+    add_up<T, WIDTH>(sums, from, order, first + warp * part, min(first + (warp + 1) * part, end), dim);
 #pragma unroll
     for (int j = 0; j < WIDTH; j++) of_warps[warp][j][lane] = sums[j];
     __syncthreads();

@@ -8,16 +8,12 @@ from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.launch import cdiv, multiprocessors, next_power_of_2, resident
 
 from ..cuda_elementwise import WIDTHS, aligned
-from .operators import by_row, register
+from .operators import FEW_IDS, ORDER_BYTES, by_row, register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 BLOCK = 256
 MOST_ROWS, MOST_THREADS = 64, 1024  # of a block that finds places
-# The most ids of which each row looks for its own, in one launch. On the CPU few cases have so few.
-FEW_IDS = {"cuda": 512, "cpu": 32}
 SUM_ROWS, CHUNK = 8, 64  # rows of a block that adds up cotangents, as many as its warps, and cotangents of a chunk
-# The most bytes of ids that all blocks read before it is faster to sort them. On the CPU some cases are sorted, too.
-ORDER_BYTES = {"cuda": 1 << 29, "cpu": 1 << 15}
 FORWARD = CudaKernel.instances(SOURCE, "embedding_forward_kernel<{T}, {}>", WIDTHS)
 ORDER = CudaKernel(SOURCE, "embedding_order_kernel")
 CHUNKS = CudaKernel.instances(SOURCE, "embedding_chunks_kernel<{T}, {}>", WIDTHS)

@@ -10,6 +10,12 @@ from fourfold.backends.signature import signature_of
 
 from .torch_eager import embedding as definition
 
+# The most ids of which no row is added up in chunks; cuda_kernel.cu has room for their places. On the CPU few cases
+# have so few.
+FEW_IDS = {"cuda": 512, "cpu": 32}
+# The most bytes of ids that all blocks read before it is faster to sort them. On the CPU some cases are sorted, too.
+ORDER_BYTES = {"cuda": 1 << 29, "cpu": 1 << 15}
+
 
 def empty(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None) -> torch.Tensor:
     """Return an unwritten output."""

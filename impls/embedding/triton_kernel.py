@@ -7,17 +7,13 @@ import triton.language as tl
 from fourfold.backends.launch import cdiv, multiprocessors, next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 
-from .operators import by_row, register
+from .operators import FEW_IDS, ORDER_BYTES, by_row, register
 
 TILE, MOST_COLS = 4096, 1024
 TERMS, SUMMED = 8, 8192  # of a row of the table at a time: cotangents; and elements of them
 CHUNK, CHUNK_TERMS, CHUNK_COLS = 64, 16, 256  # cotangents of a chunk, and of these at a time, and their columns
 # Where places are found: rows of a program, ids of all rows at a time, and pairs of a row and an id of one.
 ORDER_ROWS, ORDER_IDS, ORDER_KEPT = 16, 2048, 1024
-# The most ids whose rows have no chunks, which take a launch.
-FEW_IDS = {"cuda": 512, "cpu": 32}
-# The most bytes of ids that all programs read before it is faster to sort them. On the CPU some cases are sorted, too.
-ORDER_BYTES = {"cuda": 1 << 29, "cpu": 1 << 15}
 
 
 @triton.jit(do_not_specialize=["num_ids", "vocab"])
