@@ -1,11 +1,13 @@
 """``fourfold accuracy``: a table of the errors of kernels and of their counterparts in torch and other libraries."""
 
 import argparse
+import functools
 import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -16,8 +18,10 @@ from fourfold.cli.source import NotThere, require_function, require_operation
 from fourfold.engine.cells import CANDIDATE, Selection, SelectionError, operation_in
 from fourfold.engine.exact_math import computing_exactly
 from fourfold.engine.tables import table_lines
-from fourfold.performance.accuracy import EXPLANATION, Accuracy, measure, table
+from fourfold.performance.accuracy import EXPLANATION, Accuracy, MeasuredCases, measure, measure_in_children, table
 from fourfold.performance.timings import OWN
+from fourfold.processes.child import Child
+from fourfold.processes.messages import Connection
 from fourfold.pytest_plugin.preparation import triton_for
 
 
@@ -45,8 +49,9 @@ def command(args: argparse.Namespace) -> int:
             candidate.load()
     except SelectionError as error:
         args.error(str(error))
-    with computing_exactly():
-        accuracy = measure(selection, device, args.examples, args.seed, lambda line: print(line, file=sys.stderr))
+    options = {name: getattr(args, name) for name in ("op", "backend", "dtype", "candidate", "examples", "seed")}
+    start = functools.partial(start_child, {**options, "device": device})
+    accuracy = measure_in_children(start, lambda line: print(line, file=sys.stderr))
     facts = describe_run(device, args.examples, args.seed)
     print(f"accuracy: {', '.join(f'{key} {value}' for key, value in facts.items())}")
     for line in lines(accuracy):
@@ -54,7 +59,24 @@ def command(args: argparse.Namespace) -> int:
     if args.json is not None:
         content = {**facts, "rows": [row.as_dict() for row in accuracy.rows()], "not_measured": accuracy.not_measured}
         args.json.write_text(json.dumps(content, indent=1) + "\n")
-    return 0 if accuracy.rows() and not accuracy.device_error else 1
+    return 0 if accuracy.rows() else 1
+
+
+def start_child(options: Mapping[str, Any], connection: Connection, progress: MeasuredCases) -> Child:
+    """Start a process that measures with these options, and sends the results."""
+    texts = (json.dumps(each, default=list) for each in (options, asdict(progress)))
+    return Child.spawn("fourfold.cli.accuracy", connection.fileno(), *texts, files=[connection.fileno()])
+
+
+def main(descriptor: str, options: str, progress: str) -> int:
+    """Measure in this process for `start_child`."""
+    args, connection = argparse.Namespace(**json.loads(options)), Connection(int(descriptor))
+    triton_for(args.device)
+    earlier = MeasuredCases(**{name: {tuple(key) for key in keys} for name, keys in json.loads(progress).items()})
+    with computing_exactly():
+        for found in measure(select_cells(args), args.device, args.examples, args.seed, earlier, connection.send):
+            connection.send(found)
+    return 0
 
 
 def select_cells(args: argparse.Namespace) -> Selection:
@@ -90,7 +112,5 @@ def lines(accuracy: Accuracy) -> Iterator[str]:
     yield from table_lines(table([row.cells for row in rows]))
     behind = sum(row.is_behind for row in rows)
     yield f"{behind} of {len(rows)} results are less exact than torch's, {len(rows) - behind} as exact or more"
-    if accuracy.device_error:
-        yield f"ended: the GPU cannot be used any more: {accuracy.device_error}"
     for cell, count in accuracy.not_measured.items():
         yield f"not measured: {cell}" + (f" ({count} cases)" if count > 1 else "")

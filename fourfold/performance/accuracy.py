@@ -11,9 +11,10 @@ not finite or past the largest number, and elements without a finite bound, are 
 counts that the oracle documents, which is torch's.
 """
 
+import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -30,6 +31,8 @@ from fourfold.operations.case import Case
 from fourfold.operations.refusals import has_lost_device, reason
 from fourfold.performance.peers import COMPILED, LIBRARY, peers
 from fourfold.performance.timings import OWN, PEERS
+from fourfold.processes.child import Child
+from fourfold.processes.messages import Connection, Ended
 
 # torch's own: the definition in torch, and the kernel of torch or torchvision where there is one.
 OF_TORCH = ("torch", LIBRARY)
@@ -205,23 +208,89 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
+@dataclass(frozen=True)
+class CaseErrors:
+    """The message with the errors of all contenders in one case.
+
+    Attributes:
+        group: the operation and the dtype.
+        result_of: the operation, or one of its outputs, as "topk.values".
+        case: the name of the case.
+        errors: by contender and result.
+        refusals: the reasons why contenders have no errors here.
+    """
+
+    group: str
+    result_of: str
+    case: str
+    errors: dict[str, dict[str, Errors]]
+    refusals: list[str]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """The case among all of a run."""
+        return self.group, self.result_of, self.case
+
+
+@dataclass(frozen=True)
+class ContenderCall:
+    """The message that the call of a contender begins.
+
+    Attributes:
+        group: the operation and the dtype.
+        contender: its name among those of the group.
+        name: its name in `Accuracy.not_measured`.
+        case: the name of the case.
+    """
+
+    group: str
+    contender: str
+    name: str
+    case: str
+
+
+@dataclass(frozen=True)
+class DeviceLost:
+    """The message that the last call has left the GPU unusable for its process."""
+
+    reason: str
+
+
+@dataclass
+class MeasuredCases:
+    """The cases that earlier processes of a run have measured, and the contenders that ended a process, by group."""
+
+    done: set[tuple[str, str, str]] = field(default_factory=set)
+    ended: set[tuple[str, str]] = field(default_factory=set)
+
+
 @dataclass
 class Accuracy:
     """The measured accuracy of a run.
 
     Attributes:
-        results: of each output and gradient.
+        results: by operation or output, result and dtype.
         not_measured: the reasons why a contender lacks results of some or all cases, and the number of these.
-        device_error: the reason why the measurement stopped early: a kernel has left the GPU unusable.
     """
 
-    results: list[AccuracyResult] = field(default_factory=list)
+    results: dict[tuple[str, str, str], AccuracyResult] = field(default_factory=dict)
     not_measured: Counter[str] = field(default_factory=Counter)
-    device_error: str = ""
+
+    def add(self, found: CaseErrors) -> None:
+        """Add the errors of a case."""
+        self.not_measured.update(found.refusals)
+        dtype = found.group.split()[-1]
+        for contender, errors in found.errors.items():
+            for result, case_errors in errors.items():
+                key = (found.result_of, result, dtype)
+                of_result = self.results.setdefault(key, AccuracyResult(*key))
+                of_result.errors.setdefault(contender, {})[found.case] = case_errors
 
     def rows(self) -> list[Row]:
         """Return a row for each kernel and result, those first that are farthest behind torch."""
-        rows = [self._row(result, kernel) for result in self.results for kernel in OWN if result.errors.get(kernel)]
+        rows = [
+            self._row(result, kernel) for result in self.results.values() for kernel in OWN if result.errors.get(kernel)
+        ]
         return sorted(rows, key=lambda row: -math.inf if row.behind is None else -row.behind)
 
     @staticmethod
@@ -257,30 +326,81 @@ def errors_in_ulp(actual: np.ndarray, expected: Bounded, dtype: DType) -> np.nda
     return np.where(np.isnan(error), np.inf, error)[finite]
 
 
+def measure_in_children(start: Callable[[Connection, MeasuredCases], Child], say: Callable[[str], None]) -> Accuracy:
+    """Measure in a child process; where a contender ends it, or leaves the GPU unusable, go on without it in another.
+
+    Args:
+        start: starts a child that sends what `measure` yields and sends.
+        say: prints each operation and dtype when it begins.
+    """
+    accuracy, progress, group = Accuracy(), MeasuredCases(), ""
+    while True:
+        connection, other_end = Connection.pair()
+        with connection:
+            child = start(other_end, progress)
+            other_end.close()
+            call: ContenderCall | None = None
+            cause = ""
+            with contextlib.suppress(Ended):
+                while not cause:
+                    message = connection.receive(CaseErrors | ContenderCall | DeviceLost)
+                    if isinstance(message, CaseErrors):
+                        accuracy.add(message)
+                        progress.done.add(message.key)
+                    elif isinstance(message, DeviceLost):
+                        cause = message.reason
+                    else:
+                        call = message
+                        if call.group != group:
+                            say(group := call.group)
+            death = child.kill() if cause else child.wait()
+        if not cause and death is not None:
+            if death.code == 0:
+                return accuracy
+            cause = f"the process has {death}"
+        if call is None or (call.group, call.contender) in progress.ended:
+            accuracy.not_measured[cause] += 1
+            return accuracy
+        accuracy.not_measured[f"{call.name}: {cause}; not called after {call.case}"] += 1
+        progress.ended.add((call.group, call.contender))
+
+
 def measure(
-    selection: Selection, device: str, examples: int, seed: int, say: Callable[[str], None] = lambda line: None
-) -> Accuracy:
-    """Measure the errors of the selected cells, of torch and of the installed peers.
+    selection: Selection,
+    device: str,
+    examples: int,
+    seed: int,
+    progress: MeasuredCases | None = None,
+    send: Callable[[ContenderCall | DeviceLost], None] = lambda message: None,
+) -> Iterator[CaseErrors]:
+    """Measure the errors of the selected cells, of torch and of the installed peers; yield them by case.
 
     Args:
         selection: the cells of kernels; torch is measured in any case.
         device: "cpu" or "cuda".
         examples: generated cases of each operation and dtype, beside the named ones.
         seed: of the generated cases.
-        say: prints each operation and dtype when it begins.
+        progress: the cases and contenders to leave out.
+        send: receives a message before each call of a contender, and one after a call that has lost the GPU.
     """
-    accuracy = Accuracy()
+    progress = progress or MeasuredCases()
     for name, dtype in dict.fromkeys((cell.operation, cell.dtype) for cell in selection.cells):
-        say(f"{name} {dtype}")
-        cells = [cell for cell in selection.cells if (cell.operation, cell.dtype) == (name, dtype)]
-        subjects = _subjects(selection, name, dtype, [cell.backend for cell in cells], device, accuracy.not_measured)
+        group = f"{name} {dtype}"
+        backends = [cell.backend for cell in selection.cells if (cell.operation, cell.dtype) == (name, dtype)]
+        missing: Counter[str] = Counter()
+        contenders = _subjects(selection, name, dtype, backends, device, missing)
+        subjects = {key: subject for key, subject in contenders.items() if (group, key) not in progress.ended}
+        unsupported = CaseErrors(group, "", "", {}, [*missing.elements()])
+        if unsupported.key not in progress.done:
+            yield unsupported
         outputs: Sequence[str] = tuple(selection.operations[name].outputs) or ("",)
         for output in outputs:
             selected = {key: select_output(subject, output) if output else subject for key, subject in subjects.items()}
-            _measure(selected, f"{name}.{output}" if output else name, examples, seed, accuracy)
-            if accuracy.device_error:
-                return accuracy
-    return accuracy
+            result_of = f"{name}.{output}" if output else name
+            for found, case in _cases(selected, group, result_of, examples, seed):
+                if found.key not in progress.done:
+                    _measure(selected, found, case, send)
+                    yield found
 
 
 def _subjects(
@@ -304,8 +424,10 @@ def _subjects(
     return subjects
 
 
-def _measure(subjects: Mapping[str, Subject], name: str, examples: int, seed: int, accuracy: Accuracy) -> None:
-    """Measure all contenders on the cases of one output."""
+def _cases(
+    subjects: Mapping[str, Subject], group: str, result_of: str, examples: int, seed: int
+) -> Iterator[tuple[CaseErrors, Case]]:
+    """Yield the cases of one output, each with a message to fill."""
     if not subjects:
         return
     first = next(iter(subjects.values()))
@@ -315,24 +437,25 @@ def _measure(subjects: Mapping[str, Subject], name: str, examples: int, seed: in
         return  # integers are right or wrong
     cases = {case: make(dtype) for case, make in operation.examples.items()}
     cases |= generated_cases(operation.cases(dtype, ELEMENTS), examples, seed)
-    results: dict[str, AccuracyResult] = {}
-    for case_name, case in cases.items():
-        expected = expected_results(first, case)
-        for contender, subject in subjects.items():
-            try:
-                errors = _errors(subject, case, case_name, expected)
-            except Exception as error:
-                line = f"{name}-{contender}-{dtype}: {reason(error)}"
-                if has_lost_device(error):
-                    accuracy.device_error = line
-                    accuracy.results += results.values()
-                    return
-                accuracy.not_measured[line] += 1
-                continue
-            for result, case_errors in errors.items():
-                of_result = results.setdefault(result, AccuracyResult(name, result, dtype.name))
-                of_result.errors.setdefault(contender, {})[case_name] = case_errors
-    accuracy.results += results.values()
+    for name, case in cases.items():
+        yield CaseErrors(group, result_of, name, {}, []), case
+
+
+def _measure(
+    subjects: Mapping[str, Subject], found: CaseErrors, case: Case, send: Callable[[ContenderCall | DeviceLost], None]
+) -> None:
+    """Measure all contenders in a case."""
+    first = next(iter(subjects.values()))
+    expected = expected_results(first, case)
+    for contender, subject in subjects.items():
+        name = f"{found.result_of}-{contender}-{first.dtype}"
+        send(ContenderCall(found.group, contender, name, found.case))
+        try:
+            found.errors[contender] = _errors(subject, case, found.case, expected)
+        except Exception as error:
+            if has_lost_device(error):
+                send(DeviceLost(reason(error)))
+            found.refusals.append(f"{name}: {reason(error)}")
 
 
 def _errors(subject: Subject, case: Case, name: str, expected: Mapping[str, Bounded]) -> dict[str, Errors]:

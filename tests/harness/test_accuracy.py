@@ -18,7 +18,9 @@ from fourfold.engine.cells import Selection
 from fourfold.numerics.bounded import Bounded, OneOf
 from fourfold.numerics.dtypes import DTYPES
 from fourfold.performance import accuracy
-from fourfold.performance.accuracy import Accuracy, Errors, errors_in_ulp, measure
+from fourfold.performance.accuracy import Accuracy, Errors, MeasuredCases, errors_in_ulp, measure, measure_in_children
+from fourfold.processes.child import Child
+from fourfold.processes.messages import Connection
 
 ROOT = Path(__file__).parents[2]
 RIGHT = "import torch\n\n\ndef add(x, y):\n    return x + y\n"
@@ -34,8 +36,16 @@ def measure_file(folder: Path, text: str, dtype: str = "float32", op: str = "vec
     """Return the accuracy of a candidate's file."""
     file = folder / f"kernel_{len(list(folder.iterdir()))}.py"
     file.write_text(text)
-    candidate = f"{op}={file}:add"
-    return measure(Selection.of(operations(), [candidate], [op], [], [dtype]), "cpu", 5, seed)
+    selection = Selection.of(operations(), [f"{op}={file}:add"], [op], [], [dtype])
+
+    def start(connection: Connection, progress: MeasuredCases) -> Child:
+        def work() -> None:
+            for found in measure(selection, "cpu", 5, seed, progress, connection.send):
+                connection.send(found)
+
+        return Child.fork(work, printed=True)
+
+    return measure_in_children(start, lambda line: None)
 
 
 # ---- the unit
@@ -131,7 +141,7 @@ def test_cases_that_a_kernel_refuses_are_told_and_torch_is_compared_in_the_other
     assert count > 1
     assert any(line.startswith("not measured: vector_add-candidate-float32") for line in lines(found))
     # torch is exact only in the cases that the candidate refuses.
-    (result,) = (each for each in found.results if each.result == "output")
+    (result,) = (each for each in found.results.values() if each.result == "output")
     answered = result.errors["candidate"]
     result.errors["torch"] = {
         case: answered.get(case, Errors.of(np.array([0.0]), case)) for case in result.errors["torch"]
@@ -144,14 +154,31 @@ def test_a_result_of_another_shape_is_told(tmp_path: Path) -> None:
     assert any("another shape" in said for said in found.not_measured)
 
 
-def test_what_was_measured_is_kept_where_a_kernel_leaves_the_gpu_unusable(tmp_path: Path) -> None:
-    failing = (
-        "    if x.dim() > 1: raise RuntimeError('CUDA error: an illegal memory access was encountered')\n    return"
-    )
-    found = measure_file(tmp_path, RIGHT.replace("    return", failing))
-    assert "illegal memory access" in found.device_error
-    assert found.rows()
-    assert any(line.startswith("ended: ") for line in lines(found))
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        ("raise RuntimeError('CUDA error: an illegal memory access was encountered')", "illegal memory access"),
+        ("__import__('os').abort()", "the process has died of SIGABRT"),
+    ],
+)
+def test_a_contender_that_ends_the_process_or_loses_the_gpu_takes_no_other_results_with_it(
+    tmp_path: Path, ending: str, said: str
+) -> None:
+    right = {row.result: row for row in measure_file(tmp_path, RIGHT).rows()}
+    found = measure_file(tmp_path, RIGHT.replace("    return", f"    if x.numel() > 1000: {ending}\n    return"))
+    ((reason, count),) = found.not_measured.items()
+    assert said in reason
+    assert reason.startswith("vector_add-candidate-float32: ")
+    assert count == 1
+    for row in found.rows():
+        # torch has all cases, the candidate those before the one that it failed in.
+        assert row.errors["torch"] == right[row.result].errors["torch"]
+        assert 0 < row.errors["candidate"].elements < row.errors["torch"].elements
+
+
+def test_a_process_that_dies_before_any_call_ends_the_run() -> None:
+    found = measure_in_children(lambda connection, progress: Child.fork(os.abort, printed=True), lambda line: None)
+    assert [*found.not_measured] == ["the process has died of SIGABRT"]
 
 
 def test_libraries_that_are_installed_stand_beside_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
