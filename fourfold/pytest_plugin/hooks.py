@@ -285,6 +285,7 @@ def computes(cell: Cell, config: pytest.Config) -> bool:
     return cell.backend in (KERNELS if not config.getoption("forbid_fallback") else (*KERNELS, CANDIDATE))
 
 
+@pytest.hookimpl(trylast=True)  # after -k and -m: of the tests that they select, the default profile takes a sample
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not profiles.is_full():
         leave_out(config, items, beyond_default(items))

@@ -21,7 +21,14 @@ from fourfold.pytest_plugin.hooks import beyond_default, cells_for_check, defaul
 ROOT = Path(__file__).parents[2]
 OPERATIONS = ROOT / "tests" / "operations"
 
+SAMPLED = """
+import pytest
 
+@pytest.mark.full(but=2)
+@pytest.mark.parametrize("n", range(5))
+def test_sampled(n):
+    pass
+"""
 DRAWS = """
 import hypothesis, pytest
 from hypothesis import strategies as st
@@ -168,6 +175,13 @@ def test_the_default_profile_spreads_the_parameter_sets_that_it_keeps(number: in
         f"test_some[{place}]" for place in kept
     ]
     assert not set(gone) & set(others)
+
+
+def test_the_default_profile_takes_its_sample_of_the_tests_that_an_expression_selects(tmp_path: Path) -> None:
+    tests = tmp_path / "test_sampled.py"
+    tests.write_text(SAMPLED)
+    done = warm.run("pytest", "-p", "fourfold", tests, "-k", "[0] or [4]", cwd=tmp_path, env=os.environ)
+    assert "2 passed, 3 deselected" in done.stdout
 
 
 @pytest.mark.full
