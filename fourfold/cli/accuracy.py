@@ -59,7 +59,7 @@ def command(args: argparse.Namespace) -> int:
     if args.json is not None:
         content = {**facts, "rows": [row.as_dict() for row in accuracy.rows()], "not_measured": accuracy.not_measured}
         args.json.write_text(json.dumps(content, indent=1) + "\n")
-    return 0 if accuracy.rows() else 1
+    return 0 if accuracy.is_complete else 1
 
 
 def start_child(options: Mapping[str, Any], connection: Connection, progress: MeasuredCases) -> Child:

@@ -271,13 +271,21 @@ class Accuracy:
     Attributes:
         results: by operation or output, result and dtype.
         not_measured: the reasons why a contender lacks results of some or all cases, and the number of these.
+        measured: the cases, and the contenders that ended a process.
     """
 
     results: dict[tuple[str, str, str], AccuracyResult] = field(default_factory=dict)
     not_measured: Counter[str] = field(default_factory=Counter)
+    measured: MeasuredCases = field(default_factory=MeasuredCases)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a kernel has results, and none has ended a process."""
+        return bool(self.rows()) and not {contender for _, contender in self.measured.ended} & {*OWN}
 
     def add(self, found: CaseErrors) -> None:
         """Add the errors of a case."""
+        self.measured.done.add(found.key)
         self.not_measured.update(found.refusals)
         dtype = found.group.split()[-1]
         for contender, errors in found.errors.items():
@@ -333,11 +341,11 @@ def measure_in_children(start: Callable[[Connection, MeasuredCases], Child], say
         start: starts a child that sends what `measure` yields and sends.
         say: prints each operation and dtype when it begins.
     """
-    accuracy, progress, group = Accuracy(), MeasuredCases(), ""
+    accuracy, group = Accuracy(), ""
     while True:
         connection, other_end = Connection.pair()
         with connection:
-            child = start(other_end, progress)
+            child = start(other_end, accuracy.measured)
             other_end.close()
             call: ContenderCall | None = None
             cause = ""
@@ -346,7 +354,6 @@ def measure_in_children(start: Callable[[Connection, MeasuredCases], Child], say
                     message = connection.receive(CaseErrors | ContenderCall | DeviceLost)
                     if isinstance(message, CaseErrors):
                         accuracy.add(message)
-                        progress.done.add(message.key)
                     elif isinstance(message, DeviceLost):
                         cause = message.reason
                     else:
@@ -358,11 +365,11 @@ def measure_in_children(start: Callable[[Connection, MeasuredCases], Child], say
             if death.code == 0:
                 return accuracy
             cause = f"the process has {death}"
-        if call is None or (call.group, call.contender) in progress.ended:
+        if call is None or (call.group, call.contender) in accuracy.measured.ended:
             accuracy.not_measured[cause] += 1
             return accuracy
         accuracy.not_measured[f"{call.name}: {cause}; not called after {call.case}"] += 1
-        progress.ended.add((call.group, call.contender))
+        accuracy.measured.ended.add((call.group, call.contender))
 
 
 def measure(

@@ -122,6 +122,7 @@ def test_an_imprecise_kernel_has_larger_errors_and_comes_first(tmp_path: Path) -
     table = list(lines(wrong))
     assert "candidate" in table[2]
     assert "output" in table[2]
+    assert right.is_complete
     assert table[-1] == "1 of 3 results are less exact than torch's, 2 as exact or more"
 
 
@@ -170,6 +171,7 @@ def test_a_contender_that_ends_the_process_or_loses_the_gpu_takes_no_other_resul
     assert said in reason
     assert reason.startswith("vector_add-candidate-float32: ")
     assert count == 1
+    assert not found.is_complete
     for row in found.rows():
         # torch has all cases, the candidate those before the one that it failed in.
         assert row.errors["torch"] == right[row.result].errors["torch"]
@@ -179,6 +181,7 @@ def test_a_contender_that_ends_the_process_or_loses_the_gpu_takes_no_other_resul
 def test_a_process_that_dies_before_any_call_ends_the_run() -> None:
     found = measure_in_children(lambda connection, progress: Child.fork(os.abort, printed=True), lambda line: None)
     assert [*found.not_measured] == ["the process has died of SIGABRT"]
+    assert not found.is_complete
 
 
 def test_libraries_that_are_installed_stand_beside_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
