@@ -18,14 +18,10 @@ from .staged_rows import Staging, staging
 
 WARP = 32
 MOST_THREADS = 512
-# Shared memory of a warp by which its lanes exchange vectors that are shifted into place.
-EXCHANGED_BYTES = 33 * 16
 # Threads of a block of several rows, forward and backward: the latter the same as in norm_rows.cuh.
 TOGETHER, TOGETHER_BACKWARD = 128, 256
 # Threads of a block that walks down columns, and blocks of a multiprocessor for these.
 COLUMN_THREADS, BLOCKS = 128, 8
-# Columns of a row that does not lie in whole vectors, up to which backward reads single ones.
-SINGLES = 1024
 # The most vectors of a row in shared memory that a thread computes, by the bytes of a number, without a mean and with
 # one. They are limited by the registers for weight, bias and their sums. Forward, rows of half types with a mean are
 # faster from a cache.
@@ -40,7 +36,7 @@ class Layout(enum.Enum):
     """How the columns of rows lie in memory."""
 
     WHOLE = "in whole vectors of 16 bytes"
-    SHIFTED = "adjacent, but a row may begin or end between two multiples of 16 bytes"
+    ADJACENT = "adjacent, but a row may begin or end between two multiples of 16 bytes"
     STRIDED = "apart"
 
 
@@ -68,9 +64,8 @@ def held_rows(layout: Layout, itemsize: int, mean: bool) -> tuple[Held, ...]:
     width = 16 // itemsize
     if layout is Layout.STRIDED:
         return ()
-    if layout is Layout.SHIFTED:
-        long = (Held(width, 4, "SHIFTED"),) if itemsize == 4 else ()
-        return Held(1, 8, threads=SINGLES // 8), Held(width, 3, "SHIFTED"), *long
+    if layout is Layout.ADJACENT:
+        return (Held(1, 8), Held(1, 12)) if itemsize < 8 else (Held(1, 8),)
     if not mean:
         return (Held(width, 2 if itemsize == 2 else 4),)
     few = Held(width, 2) if itemsize == 2 else Held(width, 2, threads=256, resident=768)
@@ -84,7 +79,7 @@ def layout_of(cols: int, parameters: Sequence[torch.Tensor], rows: Sequence[Rows
     width = 16 // parameters[0].element_size()
     starts = [tensor.data_ptr() for tensor in (*parameters, *(row.tensor for row in rows))]
     steps = [cols, *(stride for row in rows for stride in (row.outer_stride, row.inner_stride))]
-    return Layout.SHIFTED if any(s % 16 for s in starts) or any(s % width for s in steps) else Layout.WHOLE
+    return Layout.ADJACENT if any(s % 16 for s in starts) or any(s % width for s in steps) else Layout.WHOLE
 
 
 def threads_of_row(cols: int, each: int, together: int, most: int = MOST_THREADS) -> tuple[int, int]:
@@ -119,20 +114,12 @@ class Plan(NamedTuple):
 
 def forward_plan(cols: int, layout: Layout, itemsize: int, mean: bool) -> Plan:
     """Choose how forward walks through rows of `cols` columns."""
-    width = 16 // itemsize
-    # Vectors are shifted into place by whole warps, and the number of one is an int.
-    shifted = layout is Layout.SHIFTED and WARP * width <= cols < 2**31
-    if layout is not Layout.WHOLE and not shifted:
-        width = 1
-    # A thread with few vectors lets more blocks share a multiprocessor. It has more in two cases: with a mean, the
-    # warps of a long row wait for one another; and lanes exchange shifted vectors, less often if each has many.
-    least = 4 if shifted else 8
-    each = 8 if (shifted or (mean and width > 1)) and cols > least * WARP * width else 4
-    threads, together = threads_of_row(cols, each * width, TOGETHER)
-    if not shifted:
-        return Plan((width, each, False), threads, together)
-    threads, together = (WARP, TOGETHER // WARP) if threads <= WARP else (threads, 1)
-    return Plan((width, each, True), threads, together, threads * together // WARP * EXCHANGED_BYTES)
+    width = 16 // itemsize if layout is Layout.WHOLE else 1
+    adjacent = layout is Layout.ADJACENT and cols > 8 * WARP
+    # A thread with few vectors lets more blocks share a multiprocessor. It has more if, with a mean, the warps of a
+    # long row wait for one another; and of single columns, which bring few bytes each.
+    each = 16 if adjacent else 8 if mean and width > 1 and cols > 8 * WARP * width else 4
+    return Plan((width, each, adjacent), *threads_of_row(cols, each * width, TOGETHER))
 
 
 def backward_plan(x: torch.Tensor, num_rows: int, layout: Layout, mean: bool) -> Plan | None:
@@ -148,8 +135,6 @@ def backward_plan(x: torch.Tensor, num_rows: int, layout: Layout, mean: bool) ->
         if way == "SHARED":  # two sums of each column, in the compute dtype
             shared_bytes = 2 * vectors * width * threads * max(itemsize, 4)
             blocks = min(blocks, available_shared_memory(device) // shared_bytes)
-        elif way == "SHIFTED":
-            shared_bytes = threads // WARP * EXCHANGED_BYTES
         kind = (width, vectors, "SEVERAL" if together > 1 else way)
         return Plan(kind, threads, together, shared_bytes, blocks) if blocks else None
     return None
@@ -173,7 +158,7 @@ class Norm:
     def _names(self, dtype: torch.dtype) -> Iterator[str]:
         size, mean, last = dtype.itemsize, self.mean, (self.mean, self.added)
         width = 16 // size
-        for kind in ((1, 4, False), (width, 4, False), (width, 4, True), (width, 8, True)):
+        for kind in ((1, 4, False), (1, 16, True), (width, 4, False)):
             yield _name(dtype, "norm_forward_kernel", *kind, *last)
         if mean:
             yield _name(dtype, "norm_forward_kernel", width, 8, False, *last)
