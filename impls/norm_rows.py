@@ -65,11 +65,23 @@ def held_rows(layout: Layout, itemsize: int, mean: bool) -> tuple[Held, ...]:
     if layout is Layout.STRIDED:
         return ()
     if layout is Layout.ADJACENT:
-        return (Held(1, 8), Held(1, 12)) if itemsize < 8 else (Held(1, 8),)
+        return (Held(1, 8), Held(1, 12), Held(1, 16)) if itemsize < 8 else (Held(1, 8),)
     if not mean:
         return (Held(width, 2 if itemsize == 2 else 4),)
     few = Held(width, 2) if itemsize == 2 else Held(width, 2, threads=256, resident=768)
     return few, Held(width, 4, "ONE" if itemsize == 4 else "SHARED")
+
+
+def forward_vectors(layout: Layout, itemsize: int, mean: bool, added: bool) -> tuple[int, ...]:
+    """Return how many vectors a thread holds in the forward kernels for a layout, those for short rows first.
+
+    A thread with few vectors lets more blocks share a multiprocessor, but with a mean their sums take longer.
+    """
+    if layout is Layout.STRIDED:
+        return (4,)
+    if layout is Layout.ADJACENT:
+        return (8, 16) if added and itemsize == 2 else (16,)
+    return (4, 8) if mean else (2, 4)
 
 
 def layout_of(cols: int, parameters: Sequence[torch.Tensor], rows: Sequence[Rows]) -> Layout:
@@ -112,14 +124,14 @@ class Plan(NamedTuple):
     blocks: int = 0
 
 
-def forward_plan(cols: int, layout: Layout, itemsize: int, mean: bool) -> Plan:
+def forward_plan(cols: int, layout: Layout, itemsize: int, mean: bool, added: bool) -> Plan:
     """Choose how forward walks through rows of `cols` columns."""
+    if cols <= 8 * WARP and layout is Layout.ADJACENT:
+        layout = Layout.STRIDED  # several rows share a warp
     width = 16 // itemsize if layout is Layout.WHOLE else 1
-    adjacent = layout is Layout.ADJACENT and cols > 8 * WARP
-    # A thread with few vectors lets more blocks share a multiprocessor. It has more if, with a mean, the warps of a
-    # long row wait for one another; and of single columns, which bring few bytes each.
-    each = 16 if adjacent else 8 if mean and width > 1 and cols > 8 * WARP * width else 4
-    return Plan((width, each, adjacent), *threads_of_row(cols, each * width, TOGETHER))
+    variants = forward_vectors(layout, itemsize, mean, added)
+    each = next((each for each in variants if cols <= each * width * MOST_THREADS), variants[-1])
+    return Plan((width, each, layout is Layout.ADJACENT), *threads_of_row(cols, each * width, TOGETHER))
 
 
 def backward_plan(x: torch.Tensor, num_rows: int, layout: Layout, mean: bool) -> Plan | None:
@@ -130,7 +142,7 @@ def backward_plan(x: torch.Tensor, num_rows: int, layout: Layout, mean: bool) ->
             continue
         threads, together = threads_of_row(cols, vectors * width, TOGETHER_BACKWARD, most)
         if together > 1 and 2 * cdiv(num_rows, together) < multiprocessors(device):
-            threads, together = WARP, 1  # else most multiprocessors would have no row
+            threads, together = WARP, TOGETHER_BACKWARD // WARP  # else most multiprocessors would have no row
         blocks, shared_bytes = max(resident // (threads * together), 1), 0
         if way == "SHARED":  # two sums of each column, in the compute dtype
             shared_bytes = 2 * vectors * width * threads * max(itemsize, 4)
@@ -158,17 +170,17 @@ class Norm:
     def _names(self, dtype: torch.dtype) -> Iterator[str]:
         size, mean, last = dtype.itemsize, self.mean, (self.mean, self.added)
         width = 16 // size
-        for kind in ((1, 4, False), (1, 16, True), (width, 4, False)):
-            yield _name(dtype, "norm_forward_kernel", *kind, *last)
-        if mean:
-            yield _name(dtype, "norm_forward_kernel", width, 8, False, *last)
+        for layout in Layout:
+            for each in forward_vectors(layout, size, *last):
+                kind = (width if layout is Layout.WHOLE else 1, each, layout is Layout.ADJACENT)
+                yield _name(dtype, "norm_forward_kernel", *kind, *last)
         if size in STAGED[mean]:
             yield _name(dtype, "norm_forward_staged_kernel", STAGED[mean][size], *last)
-        held = {each for layout in Layout for each in held_rows(layout, size, mean)}
+        variants = {held for layout in Layout for held in held_rows(layout, size, mean)}
         for added in {False, self.added}:
-            for each in held:
-                for way in ("ONE", "SEVERAL") if each.way == "ONE" else (each.way,):
-                    yield _name(dtype, "norm_backward_kernel", each.width, each.vectors, way, mean, added)
+            for held in variants:
+                for way in ("ONE", "SEVERAL") if held.way == "ONE" else (held.way,):
+                    yield _name(dtype, "norm_backward_kernel", held.width, held.vectors, way, mean, added)
             yield _name(dtype, "norm_backward_staged_kernel", STAGED_BACKWARD[mean][size], mean, added)
             for columns in (width, 1):
                 yield _name(dtype, "norm_backward_columns_kernel", columns, mean, added)
@@ -207,7 +219,7 @@ class Norm:
                 sizes = (num_rows, cols, inner, *first[1:3], *second[1:3], eps)
                 staged.launch(kernel, staged.groups(kernel, x.device, num_rows), (*tensors, *sizes))
                 return
-        plan = forward_plan(cols, layout, size, self.mean)
+        plan = forward_plan(cols, layout, size, *kind)
         self._kernel(dtype, "norm_forward_kernel", *plan.kind, *kind).launch(
             cdiv(num_rows, plan.together),
             (plan.threads, plan.together),
