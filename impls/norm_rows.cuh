@@ -2,7 +2,6 @@
 // the row's mean, and then multiplied by weight. With MEAN a bias is added, and the squares are those of deviations.
 #pragma once
 #include "rows.cuh"
-#include "shifted.cuh"
 #include "staged.cuh"
 
 // A product that is rounded by itself. Fused with the subtraction of its mean, it would leave its rounding error where
@@ -37,6 +36,13 @@ template <bool MEAN, class C> __device__ C gradient(C of_normal, C normal, const
     return (of_normal - normal * means.second) * rstd;
 }
 
+// The first of the columns of a piece that a thread has, and how far they are apart. ADJACENT ones of a warp are
+// neighbours, so that their places are constants.
+template <int WIDTH, int VECTORS, bool ADJACENT> __device__ int first_column() {
+    return ADJACENT ? threadIdx.x / 32 * (32 * VECTORS) + threadIdx.x % 32 : threadIdx.x * WIDTH;
+}
+template <int WIDTH, bool ADJACENT> __device__ int columns_apart() { return ADJACENT ? 32 : blockDim.x * WIDTH; }
+
 // x plus the residual, rounded once: what is normalized is what is returned.
 template <class T, int WIDTH> __device__ void add_to(Vector<T, WIDTH>& x, const Vector<T, WIDTH>& residual) {
     Compute<T> numbers[WIDTH], others[WIDTH];
@@ -46,9 +52,9 @@ template <class T, int WIDTH> __device__ void add_to(Vector<T, WIDTH>& x, const 
     for (int j = 0; j < WIDTH; j++) x.at[j] = T(numbers[j] + others[j]);
 }
 
-// With SHIFTED, rows may begin between two multiples of 16 bytes, and a row has whole warps. With ADDED, a residual is
-// added to x before it is normalized.
-template <class T, int WIDTH, int VECTORS, bool SHIFTED, bool MEAN, bool ADDED>
+// With ADJACENT, the single columns of a row are adjacent, and a row has whole warps. With ADDED, a residual is added to
+// x before it is normalized.
+template <class T, int WIDTH, int VECTORS, bool ADJACENT, bool MEAN, bool ADDED>
 __global__ void __launch_bounds__(512) norm_forward_kernel(
     const T* __restrict__ x,           // [outer, inner, cols], strided
     const T* __restrict__ residual,    // [outer, inner, cols], strided, or null unless ADDED
@@ -66,7 +72,6 @@ __global__ void __launch_bounds__(512) norm_forward_kernel(
     using C = Compute<T>;
     const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
     const bool present = row < num_rows;
-    if (SHIFTED && !present) return;
     // A row past the end has no columns: its lanes take part in sums of their warp.
     if (!present) cols = 0;
     else x += row_offset(row, inner, outer_stride, inner_stride);
@@ -75,42 +80,24 @@ __global__ void __launch_bounds__(512) norm_forward_kernel(
         if (present) residual += row_offset(row, inner, residual_outer_stride, residual_inner_stride);
         sums += row * cols;
     }
-    const int first = threadIdx.x * WIDTH, step = blockDim.x * WIDTH, piece = step * VECTORS;
+    const int first = first_column<WIDTH, VECTORS, ADJACENT>(), step = columns_apart<WIDTH, ADJACENT>();
+    const int piece = blockDim.x * WIDTH * VECTORS;
+    constexpr bool STRIDED = WIDTH == 1 && !ADJACENT;
     Vector<T, WIDTH> data[VECTORS];
     // The columns from `start` on, of a piece. They are compared in 32 bits, as 64 take as long as several elements.
     auto columns_from = [&](long long start) { return int(min(cols - start, (long long)piece)); };
-    constexpr int AT_ONCE = 2;  // vectors that are shifted: more would take more registers than there are
     auto load = [&](long long start, bool store_sums) {
-        if constexpr (SHIFTED) {
-            auto number = [&](int k) { return int((start + first) / WIDTH) + k * int(blockDim.x); };
-            load_shifted(data, x, cols, number, 0.0f);
-            if constexpr (ADDED) {
+        const int columns = columns_from(start);
+        auto at = [&](int k) { return start + first + k * step; };
 #pragma unroll
-                for (int from = 0; from < VECTORS; from += AT_ONCE) {
-                    Vector<T, WIDTH> others[AT_ONCE];
-                    load_shifted(others, residual, cols, [&](int k) { return number(from + k); }, 0.0f);
+        for (int k = 0; k < VECTORS; k++)
+            if (first + k * step < columns) data[k] = take<WIDTH, STRIDED>(x, at(k), column_stride);
+        if constexpr (ADDED) {
 #pragma unroll
-                    for (int k = 0; k < AT_ONCE; k++) {
-                        add_to(data[from + k], others[k]);
-                        // The lanes of a warp store their vectors together, so that those without a vector take part.
-                        if (!store_sums || (number(from + k) - int(threadIdx.x % 32)) * (long long)WIDTH >= cols) continue;
-                        store_shifted(sums, cols, number(from + k), data[from + k]);
-                    }
-                }
-            }
-        } else {
-            const int columns = columns_from(start);
-#pragma unroll
-            for (int k = 0; k < VECTORS; k++)
-                if (first + k * step < columns) data[k] = take<WIDTH>(x, start + first + k * step, column_stride);
-            if constexpr (ADDED) {
-#pragma unroll
-                for (int k = 0; k < VECTORS; k++) {
-                    if (first + k * step >= columns) continue;
-                    const long long at = start + first + k * step;
-                    add_to(data[k], take<WIDTH>(residual, at, residual_column_stride));
-                    if (store_sums) data[k].store(sums + at);
-                }
+            for (int k = 0; k < VECTORS; k++) {
+                if (first + k * step >= columns) continue;
+                add_to(data[k], take<WIDTH, STRIDED>(residual, at(k), residual_column_stride));
+                if (store_sums) data[k].store(sums + at(k));
             }
         }
     };
@@ -137,13 +124,12 @@ __global__ void __launch_bounds__(512) norm_forward_kernel(
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
             if (first + k * step >= columns) continue;
-            const int own = MEAN && SHIFTED ? min(columns - first - k * step, WIDTH) : WIDTH;
             C numbers[WIDTH];
             data[k].unpack(numbers);
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) {
                 if constexpr (MEAN) numbers[j] -= piece_mean;
-                if (j < own) piece_squares += numbers[j] * numbers[j];
+                piece_squares += numbers[j] * numbers[j];
             }
         }
         if constexpr (MEAN) {
@@ -178,34 +164,15 @@ __global__ void __launch_bounds__(512) norm_forward_kernel(
     // Walk backwards, because the last piece is still in registers and the pieces before it are in a cache.
     for (long long start = last; start >= 0; start -= piece) {
         if (start < last) load(start, false);
-        if constexpr (SHIFTED) {
+        const int columns = columns_from(start);
 #pragma unroll
-            for (int from = 0; from < VECTORS; from += AT_ONCE) {
-                Vector<T, WIDTH> w[AT_ONCE], b[AT_ONCE];
-                auto number = [&](int k) { return int((start + first) / WIDTH) + (from + k) * int(blockDim.x); };
-                // The lanes of a warp store their vectors together, so that those without a vector take part.
-                auto of_warp = [&](int k) { return (number(k) - int(threadIdx.x % 32)) * (long long)WIDTH; };
-                if (of_warp(0) >= cols) continue;
-                load_shifted(w, weight, cols, number, 0.0f);
-                if constexpr (MEAN) load_shifted(b, bias, cols, number, 0.0f);
-#pragma unroll
-                for (int k = 0; k < AT_ONCE; k++) {
-                    if (of_warp(k) >= cols) continue;
-                    normalize(data[from + k], w[k], b[k]);
-                    store_shifted(output, cols, number(k), data[from + k]);
-                }
-            }
-        } else {
-            const int columns = columns_from(start);
-#pragma unroll
-            for (int k = 0; k < VECTORS; k++) {
-                if (first + k * step >= columns) continue;
-                const long long at = start + first + k * step;
-                Vector<T, WIDTH> b;
-                if constexpr (MEAN) b = take<WIDTH>(bias, at, bias_stride);
-                normalize(data[k], take<WIDTH>(weight, at, weight_stride), b);
-                data[k].store(output + at);
-            }
+        for (int k = 0; k < VECTORS; k++) {
+            if (first + k * step >= columns) continue;
+            const long long at = start + first + k * step;
+            Vector<T, WIDTH> b;
+            if constexpr (MEAN) b = take<WIDTH, STRIDED>(bias, at, bias_stride);
+            normalize(data[k], take<WIDTH, STRIDED>(weight, at, weight_stride), b);
+            data[k].store(output + at);
         }
     }
 }
@@ -375,9 +342,9 @@ template <class C, int WIDTH, int VECTORS, int PARAMETERS, bool SHARED> struct A
     }
 };
 
-// How a block walks through rows: it has one at a time, several short ones, one that may begin between two multiples of
-// 16 bytes, or one that leaves no registers for the sums over rows, which are kept in shared memory.
-enum Way { ONE, SEVERAL, SHIFTED, SHARED };
+// How a block walks through rows: it has one at a time, several short ones, or one that leaves no registers for the sums
+// over rows, which are kept in shared memory.
+enum Way { ONE, SEVERAL, SHARED };
 
 // Threads of a block of several rows.
 constexpr int TOGETHER = 256;
@@ -404,57 +371,43 @@ norm_backward_kernel(
     using C = Compute<T>;
     constexpr bool AS_NUMBERS = !MEAN && WAY != SEVERAL;
     constexpr int PARAMETERS = MEAN ? 2 : 1;
-    const int step = blockDim.x * WIDTH, first = threadIdx.x * WIDTH, end = cols;
+    constexpr bool ADJACENT = WIDTH == 1 && WAY == ONE;
+    const int first = first_column<WIDTH, VECTORS, ADJACENT>(), step = columns_apart<WIDTH, ADJACENT>(), end = cols;
     const long long rows_apart = gridDim.x * (long long)blockDim.y;
     const C reciprocal = C(1) / C(cols);
     Accumulators<C, WIDTH, VECTORS, PARAMETERS, WAY == SHARED> sums;
     Words<T, WIDTH> next_x[VECTORS], next_grad[VECTORS];
     C next_mean = 0, next_rstd = 0;
     Kept<T, WIDTH, AS_NUMBERS> this_x[VECTORS], this_grad[VECTORS];
-    auto number = [&](int k) { return int(threadIdx.x) + k * int(blockDim.x); };
-    Vector<T, WIDTH> weights[VECTORS];
-    if constexpr (WAY == SHIFTED) load_shifted(weights, weight, cols, number, 0.0f);
-    auto weight_of = [&](int k, C (&w)[WIDTH]) {
-        if constexpr (WAY == SHIFTED) weights[k].unpack(w);
-        else Vector<T, WIDTH>::load(weight + first + k * step).unpack(w);
-    };
+    auto weight_of = [&](int k, C (&w)[WIDTH]) { Vector<T, WIDTH>::load(weight + first + k * step).unpack(w); };
     auto load = [&](long long row) {
         if (row >= num_rows) return;
         const T* x_row = x + row_offset(row, inner, x_outer_stride, x_inner_stride);
         const T* grad_row = grad_output + row_offset(row, inner, grad_outer_stride, grad_inner_stride);
         if constexpr (MEAN) next_mean = mean_of[row];
         next_rstd = rstd_of[row];
-        if constexpr (WAY == SHIFTED) {
-            Vector<T, WIDTH> loaded[VECTORS];
-            load_shifted(loaded, x_row, cols, number, 0.0f);
-            memcpy(next_x, loaded, sizeof next_x);
-            load_shifted(loaded, grad_row, cols, number, 0.0f);
-            memcpy(next_grad, loaded, sizeof next_grad);
-        } else {
 #pragma unroll
-            for (int k = 0; k < VECTORS; k++) {
-                if (first + k * step >= end) continue;
-                next_x[k] = *reinterpret_cast<const Words<T, WIDTH>*>(x_row + first + k * step);
-                next_grad[k] = *reinterpret_cast<const Words<T, WIDTH>*>(grad_row + first + k * step);
-            }
+        for (int k = 0; k < VECTORS; k++) {
+            if (first + k * step >= end) continue;
+            next_x[k] = *reinterpret_cast<const Words<T, WIDTH>*>(x_row + first + k * step);
+            next_grad[k] = *reinterpret_cast<const Words<T, WIDTH>*>(grad_row + first + k * step);
         }
     };
     long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
-    // The next row is on its way while one is summed, but for shifted vectors, which take more registers.
-    if (WAY != SHIFTED) load(row);
+    // The next row is on its way while one is summed.
+    load(row);
     int turn = 0;
     // The rows of a warp begin their turns together, as they share its sums. One past the end has no columns.
     for (long long begin = row - threadIdx.y; begin < num_rows; begin += rows_apart, row += rows_apart, turn ^= 1) {
         const int own_end = WAY != SEVERAL || row < num_rows ? end : 0;
-        if (WAY == SHIFTED) load(row);
         const C mean = next_mean, rstd = next_rstd;
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
-            if (AS_NUMBERS && WAY != SHIFTED && first + k * step >= end) continue;
+            if (AS_NUMBERS && first + k * step >= end) continue;
             this_x[k].keep(next_x[k]);
             this_grad[k].keep(next_grad[k]);
         }
-        if (WAY != SHIFTED) load(row + rows_apart);
+        load(row + rows_apart);
         // Single columns of the added gradient are loaded early: they take few registers, and waiting for them takes long.
         constexpr bool EARLY = ADDED && WIDTH == 1;
         T others[EARLY ? VECTORS : 1];
@@ -496,8 +449,7 @@ norm_backward_kernel(
         means.second *= reciprocal;
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
-            // The lanes of a warp store their shifted vectors together, so that those without a vector take part.
-            if (first + k * step - (WAY == SHIFTED ? int(threadIdx.x % 32) * WIDTH : 0) >= own_end) continue;
+            if (first + k * step >= own_end) continue;
             C normals[WIDTH], of_normals[WIDTH];
             if constexpr (AS_NUMBERS) {
                 this_x[k].unpack(normals);
@@ -508,8 +460,6 @@ norm_backward_kernel(
             }
             [[maybe_unused]] Vector<T, WIDTH> other[1];
             if constexpr (EARLY) other[0].at[0] = others[k];
-            else if constexpr (ADDED && WAY == SHIFTED)
-                load_shifted(other, added + row * cols, cols, [&](int) { return number(k); }, 0.0f);
             else if constexpr (ADDED) other[0] = Vector<T, WIDTH>::load(added + row * cols + first + k * step);
             [[maybe_unused]] C to_add[WIDTH];
             if constexpr (ADDED) other[0].unpack(to_add);
@@ -520,8 +470,7 @@ norm_backward_kernel(
                 if constexpr (ADDED) of_x += to_add[j];
                 grad.at[j] = T(of_x);
             }
-            if constexpr (WAY == SHIFTED) store_shifted(grad_x + row * cols, cols, number(k), grad);
-            else grad.store(grad_x + row * cols + first + k * step);
+            grad.store(grad_x + row * cols + first + k * step);
         }
     }
     if (!partial) return;

@@ -18,14 +18,10 @@ from .staged_rows import Staging, staging
 
 WARP = 32
 MOST_THREADS = 512
-# Shared memory of a warp by which its lanes exchange vectors that are shifted into place.
-EXCHANGED_BYTES = 33 * 16
 # Threads of a block of several rows, forward and backward: the latter the same as in norm_rows.cuh.
 TOGETHER, TOGETHER_BACKWARD = 128, 256
 # Threads of a block that walks down columns, and blocks of a multiprocessor for these.
 COLUMN_THREADS, BLOCKS = 128, 8
-# Columns of a row that does not lie in whole vectors, up to which backward reads single ones.
-SINGLES = 1024
 # The most vectors of a row in shared memory that a thread computes, by the bytes of a number, without a mean and with
 # one. They are limited by the registers for weight, bias and their sums. Forward, rows of half types with a mean are
 # faster from a cache.
@@ -40,7 +36,7 @@ class Layout(enum.Enum):
     """How the columns of rows lie in memory."""
 
     WHOLE = "in whole vectors of 16 bytes"
-    SHIFTED = "adjacent, but a row may begin or end between two multiples of 16 bytes"
+    ADJACENT = "adjacent, but a row may begin or end between two multiples of 16 bytes"
     STRIDED = "apart"
 
 
@@ -68,13 +64,24 @@ def held_rows(layout: Layout, itemsize: int, mean: bool) -> tuple[Held, ...]:
     width = 16 // itemsize
     if layout is Layout.STRIDED:
         return ()
-    if layout is Layout.SHIFTED:
-        long = (Held(width, 4, "SHIFTED"),) if itemsize == 4 else ()
-        return Held(1, 8, threads=SINGLES // 8), Held(width, 3, "SHIFTED"), *long
+    if layout is Layout.ADJACENT:
+        return (Held(1, 8), Held(1, 12), Held(1, 16)) if itemsize < 8 else (Held(1, 8),)
     if not mean:
         return (Held(width, 2 if itemsize == 2 else 4),)
     few = Held(width, 2) if itemsize == 2 else Held(width, 2, threads=256, resident=768)
     return few, Held(width, 4, "ONE" if itemsize == 4 else "SHARED")
+
+
+def forward_vectors(layout: Layout, itemsize: int, mean: bool, added: bool) -> tuple[int, ...]:
+    """Return how many vectors a thread holds in the forward kernels for a layout, those for short rows first.
+
+    A thread with few vectors lets more blocks share a multiprocessor, but with a mean their sums take longer.
+    """
+    if layout is Layout.STRIDED:
+        return (4,)
+    if layout is Layout.ADJACENT:
+        return (8, 16) if added and itemsize == 2 else (16,)
+    return (4, 8) if mean else (2, 4)
 
 
 def layout_of(cols: int, parameters: Sequence[torch.Tensor], rows: Sequence[Rows]) -> Layout:
@@ -84,7 +91,7 @@ def layout_of(cols: int, parameters: Sequence[torch.Tensor], rows: Sequence[Rows
     width = 16 // parameters[0].element_size()
     starts = [tensor.data_ptr() for tensor in (*parameters, *(row.tensor for row in rows))]
     steps = [cols, *(stride for row in rows for stride in (row.outer_stride, row.inner_stride))]
-    return Layout.SHIFTED if any(s % 16 for s in starts) or any(s % width for s in steps) else Layout.WHOLE
+    return Layout.ADJACENT if any(s % 16 for s in starts) or any(s % width for s in steps) else Layout.WHOLE
 
 
 def threads_of_row(cols: int, each: int, together: int, most: int = MOST_THREADS) -> tuple[int, int]:
@@ -117,22 +124,14 @@ class Plan(NamedTuple):
     blocks: int = 0
 
 
-def forward_plan(cols: int, layout: Layout, itemsize: int, mean: bool) -> Plan:
+def forward_plan(cols: int, layout: Layout, itemsize: int, mean: bool, added: bool) -> Plan:
     """Choose how forward walks through rows of `cols` columns."""
-    width = 16 // itemsize
-    # Vectors are shifted into place by whole warps, and the number of one is an int.
-    shifted = layout is Layout.SHIFTED and WARP * width <= cols < 2**31
-    if layout is not Layout.WHOLE and not shifted:
-        width = 1
-    # A thread with few vectors lets more blocks share a multiprocessor. It has more in two cases: with a mean, the
-    # warps of a long row wait for one another; and lanes exchange shifted vectors, less often if each has many.
-    least = 4 if shifted else 8
-    each = 8 if (shifted or (mean and width > 1)) and cols > least * WARP * width else 4
-    threads, together = threads_of_row(cols, each * width, TOGETHER)
-    if not shifted:
-        return Plan((width, each, False), threads, together)
-    threads, together = (WARP, TOGETHER // WARP) if threads <= WARP else (threads, 1)
-    return Plan((width, each, True), threads, together, threads * together // WARP * EXCHANGED_BYTES)
+    if cols <= 8 * WARP and layout is Layout.ADJACENT:
+        layout = Layout.STRIDED  # several rows share a warp
+    width = 16 // itemsize if layout is Layout.WHOLE else 1
+    variants = forward_vectors(layout, itemsize, mean, added)
+    each = next((each for each in variants if cols <= each * width * MOST_THREADS), variants[-1])
+    return Plan((width, each, layout is Layout.ADJACENT), *threads_of_row(cols, each * width, TOGETHER))
 
 
 def backward_plan(x: torch.Tensor, num_rows: int, layout: Layout, mean: bool) -> Plan | None:
@@ -143,13 +142,11 @@ def backward_plan(x: torch.Tensor, num_rows: int, layout: Layout, mean: bool) ->
             continue
         threads, together = threads_of_row(cols, vectors * width, TOGETHER_BACKWARD, most)
         if together > 1 and 2 * cdiv(num_rows, together) < multiprocessors(device):
-            threads, together = WARP, 1  # else most multiprocessors would have no row
+            threads, together = WARP, TOGETHER_BACKWARD // WARP  # else most multiprocessors would have no row
         blocks, shared_bytes = max(resident // (threads * together), 1), 0
         if way == "SHARED":  # two sums of each column, in the compute dtype
             shared_bytes = 2 * vectors * width * threads * max(itemsize, 4)
             blocks = min(blocks, available_shared_memory(device) // shared_bytes)
-        elif way == "SHIFTED":
-            shared_bytes = threads // WARP * EXCHANGED_BYTES
         kind = (width, vectors, "SEVERAL" if together > 1 else way)
         return Plan(kind, threads, together, shared_bytes, blocks) if blocks else None
     return None
@@ -173,17 +170,17 @@ class Norm:
     def _names(self, dtype: torch.dtype) -> Iterator[str]:
         size, mean, last = dtype.itemsize, self.mean, (self.mean, self.added)
         width = 16 // size
-        for kind in ((1, 4, False), (width, 4, False), (width, 4, True), (width, 8, True)):
-            yield _name(dtype, "norm_forward_kernel", *kind, *last)
-        if mean:
-            yield _name(dtype, "norm_forward_kernel", width, 8, False, *last)
+        for layout in Layout:
+            for each in forward_vectors(layout, size, *last):
+                kind = (width if layout is Layout.WHOLE else 1, each, layout is Layout.ADJACENT)
+                yield _name(dtype, "norm_forward_kernel", *kind, *last)
         if size in STAGED[mean]:
             yield _name(dtype, "norm_forward_staged_kernel", STAGED[mean][size], *last)
-        held = {each for layout in Layout for each in held_rows(layout, size, mean)}
+        variants = {held for layout in Layout for held in held_rows(layout, size, mean)}
         for added in {False, self.added}:
-            for each in held:
-                for way in ("ONE", "SEVERAL") if each.way == "ONE" else (each.way,):
-                    yield _name(dtype, "norm_backward_kernel", each.width, each.vectors, way, mean, added)
+            for held in variants:
+                for way in ("ONE", "SEVERAL") if held.way == "ONE" else (held.way,):
+                    yield _name(dtype, "norm_backward_kernel", held.width, held.vectors, way, mean, added)
             yield _name(dtype, "norm_backward_staged_kernel", STAGED_BACKWARD[mean][size], mean, added)
             for columns in (width, 1):
                 yield _name(dtype, "norm_backward_columns_kernel", columns, mean, added)
@@ -222,7 +219,7 @@ class Norm:
                 sizes = (num_rows, cols, inner, *first[1:3], *second[1:3], eps)
                 staged.launch(kernel, staged.groups(kernel, x.device, num_rows), (*tensors, *sizes))
                 return
-        plan = forward_plan(cols, layout, size, self.mean)
+        plan = forward_plan(cols, layout, size, *kind)
         self._kernel(dtype, "norm_forward_kernel", *plan.kind, *kind).launch(
             cdiv(num_rows, plan.together),
             (plan.threads, plan.together),

@@ -69,8 +69,10 @@ def staging(
         each: vectors of a row that a thread computes, at most.
         sums: whether a thread sums over rows, so that there should be few blocks.
     """
-    clusters = has_clusters(device)
-    vectors, most = cols * itemsize // 16, each * MOST_THREADS
+    clusters, memory = has_clusters(device), available_shared_memory(device)
+    vectors, two_rows = cols * itemsize // 16, 2 * 16 * tensors
+    # Room for two rows is needed, and threads for one.
+    most = min(each * MOST_THREADS, (memory - RESERVED_BYTES) // two_rows)
     blocks = next((blocks for blocks in (1, *CLUSTERS) if vectors <= most * blocks), None)
     if blocks is None or not (clusters or (device.type == "cpu" and blocks == 1)):
         return None
@@ -80,5 +82,5 @@ def staging(
     threads = cdiv(part, each * WARP) * WARP
     resident = max((RESIDENT if blocks == 1 else MOST_THREADS) // threads, 1) if sums else 1
     stage = part * 16 * tensors
-    stages = min((available_shared_memory(device) // resident - RESERVED_BYTES) // stage, MOST_STAGES[device.type])
+    stages = min((memory // resident - RESERVED_BYTES) // stage, MOST_STAGES[device.type])
     return Staging(threads, blocks, resident, stages, stages * stage) if stages > 1 else None

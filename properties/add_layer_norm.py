@@ -89,9 +89,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "many_rows": rows(300, cols=16),
     "longer_than_registers": rows(1, cols=8200),
     "rows_in_stages": rows(11, cols=2056),
-    # Rows that begin between two multiples of 16 bytes, and are longer than those that are read in single columns; and
-    # longer than the vectors that a block holds at once.
-    "odd_rows_of_shifted_vectors": rows(20, cols=1027),
+    # Rows that begin between two multiples of 16 bytes, of more columns than a warp holds, and than a block does.
+    "odd_rows_of_single_columns": rows(20, cols=1027),
     "odd_rows_longer_than_registers": rows(1, cols=16501),
 }
 # Of the sum alone, and of both cotangents at once: other sizes and numbers are those of y.

@@ -171,9 +171,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     # Whole vectors, more than the registers of a block hold; and rows of which vectors are held in part.
     "rows_longer_than_registers": rows(3, cols=8200),
     "rows_of_whole_vectors_held_by_many_threads": rows(5, cols=2056),
-    # Rows that begin between two multiples of 16 bytes, and are longer than those that are read in single columns. Each
-    # block has several.
-    "odd_rows_of_shifted_vectors": rows(45, cols=1027),
+    # Rows that begin between two multiples of 16 bytes, of more columns than a warp holds. Each block has several.
+    "odd_rows_of_single_columns": rows(45, cols=1027),
     # Longer than the vectors that a block holds at once, along two axes that no single stride spans.
     "odd_rows_longer_than_registers": rows(1, cols=16501),
     "rows_longer_than_registers_along_two_axes": rows(
@@ -195,7 +194,7 @@ OF_SUMS = (
 OF_BOTH = (
     *("no_rows", "no_cols", "without_leading_axes", "all_sliced_columns", "all_transposed", "all_misaligned"),
     *("sums_are_far_smaller", "rows_not_finite", "many_rows_of_whole_vectors", "rows_longer_than_registers"),
-    *("odd_rows_of_shifted_vectors", "odd_rows_longer_than_registers", "rows_longer_than_registers_along_two_axes"),
+    *("odd_rows_of_single_columns", "odd_rows_longer_than_registers", "rows_longer_than_registers_along_two_axes"),
     *("rows_of_whole_vectors_held_by_many_threads", "cotangent_of_a_sum"),
 )
 

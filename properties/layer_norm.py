@@ -133,8 +133,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "rows_longer_than_registers_along_two_axes": rows(
         2, 2, cols=8200, x="transposed", grad_output="transposed", weight="sliced_columns", bias="sliced_columns"
     ),
-    "odd_rows_of_shifted_vectors": rows(20, cols=1027),
-    "odd_rows_of_many_shifted_vectors": rows(2, cols=4099),
+    "odd_rows_of_single_columns": rows(20, cols=1027),
+    "odd_rows_of_many_single_columns": rows(2, cols=4099),
     # More rows than programs that run at a time, along two axes that no single stride spans.
     "more_rows_than_programs_along_two_axes": rows(4, 3, cols=2049, x="transposed", grad_output="transposed"),
     "rows_longer_than_shared_memory": rows(2, 2, cols=33000, x="transposed", grad_output="transposed"),

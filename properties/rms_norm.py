@@ -92,9 +92,8 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "rows_of_whole_vectors_held_by_many_threads": rows(5, cols=1016),
     # More of them than a block has room for at once, where they are brought to shared memory ahead.
     "rows_in_stages": rows(11, cols=2056),
-    # Rows that begin between two multiples of 16 bytes, and are longer than those that are read in single columns. Each
-    # block has several.
-    "odd_rows_of_shifted_vectors": rows(45, cols=1027),
+    # Rows that begin between two multiples of 16 bytes, of more columns than a warp holds. Each block has several.
+    "odd_rows_of_single_columns": rows(45, cols=1027),
     # More rows than programs that run at a time, along two axes that no single stride spans.
     "more_rows_than_programs_along_two_axes": rows(4, 3, cols=2049, x="transposed", grad_output="transposed"),
     "rows_longer_than_registers_along_two_axes": rows(

@@ -135,7 +135,7 @@ def _triton_faults() -> tuple[Fault, ...]:
 
 
 OF_X = (
-    "norm_rows.cuh: if (j < own) piece_squares += numbers[j] * numbers[j]; =>"
+    "norm_rows.cuh: piece_squares += numbers[j] * numbers[j]; =>"
     " if (start + first + k * step + j < cols) {\n"
     "                const C of_x = C(x[(start + first + k * step + j) * column_stride]);\n"
     "                piece_squares += of_x * of_x;\n            }"
@@ -151,7 +151,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
            " row_offset(row, inner, outer_stride, inner_stride)", 
            examples=named(properties, "residual_lies_otherwise"), **y, **zeros),
         of("sum_never_stored_past_a_block", "norm_rows.cuh: if (store_sums) data[k] =>"
-           " if (store_sums && at < 64) data[k]", check=memory_is_respected, says=UNWRITTEN, **sums, **zeros),
+           " if (store_sums && at(k) < 64) data[k]", check=memory_is_respected, says=UNWRITTEN, **sums, **zeros),
         of.stopped("barrier_missing", cuda_on_cpu.Race, BARRIER, **y),
         of("tail_of_vectors_dropped", TAIL, right_on="many_rows_of_whole_vectors", **y),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS,

@@ -130,8 +130,8 @@ def _triton_faults() -> tuple[Fault, ...]:
 
 
 TAIL = (
-    "norm_rows.cuh: if (j < own) piece_squares => if (cols <= 4 || start + first + k * step + j < cols / 4 * 4)"
-    " piece_squares"
+    "norm_rows.cuh: piece_squares += => if (cols <= 4 || start + first + k * step + j < cols / 4 * 4)"
+    " piece_squares +="
 )
 UNFENCED = (
     "staged.cuh:         fence_proxy_async();\n#endif\n        __syncthreads(); =>         fence_proxy_async();\n#endif"
