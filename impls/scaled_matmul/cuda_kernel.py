@@ -74,6 +74,8 @@ def _hopper(blocks: int, group: int, mode: int, on_cpu: bool = False) -> Configu
 HOPPER = (
     _hopper(1, 8, 2, on_cpu=True),
     _hopper(2, 8, 0, on_cpu=True),
+    _hopper(2, 8, 1, on_cpu=True),
+    _hopper(2, 8, 3, on_cpu=True),
 )
 TO_FLOAT16 = CudaKernel(SOURCE, "to_float16_kernel<2>")
 SUM_OF_PARTS = {dtype: CudaKernel(MATMUL_SOURCE, f"sum_of_parts_kernel<{CPP_TYPES[dtype]}>") for dtype in OUT_DTYPES}

@@ -19,12 +19,13 @@ template <int STAGES> struct Turn {
 };
 
 // Begins sums = a b^T: 64 rows of a stage times one.
-__device__ inline void multiply(float (&sums)[BLOCK / 2], unsigned a, unsigned b) {
+template <bool TWICE = false> __device__ inline void multiply(float (&sums)[BLOCK / 2], unsigned a, unsigned b) {
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < BLOCK / 16; i++) {
         const unsigned at = i / 4 * BOX_BYTES + i % 4 * 32;
         wgmma<__half, 0>(sums, matrix_descriptor(a + at, 16, SWIZZLED), matrix_descriptor(b + at, 16, SWIZZLED), i > 0);
+        if (TWICE && i == 3) wgmma_commit();
     }
     wgmma_commit();
 }
@@ -94,6 +95,7 @@ __global__ void __launch_bounds__(THREADS, 1) scaled_matmul_hopper_kernel(
     const int share = warpgroup - 1, thread = threadIdx.x % WARPGROUP, lane = thread % 32;
     // Of a warpgroup's 64 rows, a thread has one in each half of its warp's 16 rows, and two of every 8 columns.
     const int row_here = share * 64 + thread / 32 * 16 + lane / 4, pair = lane % 4;
+    if ((MODE == 1 || MODE == 3) && share == 1) arrive_threads<2 * WARPGROUP>(1);
     for (int tile = blockIdx.x; tile < tiles_m * tiles_n; tile += gridDim.x) {
         const TileAt at = tile_at(tile, tiles_m, tiles_n, int(group));
         const long long row = at.row * (long long)BLOCK + row_here;
@@ -166,9 +168,13 @@ __global__ void __launch_bounds__(THREADS, 1) scaled_matmul_hopper_kernel(
                 for (int j = 0; j < ACROSS; j++, turn.next()) {
                     scales(of, block, j);
                     barrier_wait(full + turn.stage * 8, turn.parity);
-                    if constexpr (MODE == 1) sync_threads<2 * WARPGROUP>(1 + share);
-                    multiply(sums, base + left * STAGE_BYTES + share * 64 * LINE_BYTES, base + turn.stage * STAGE_BYTES);
+                    if constexpr (MODE == 1 || MODE == 3) sync_threads<2 * WARPGROUP>(1 + share);
+                    multiply<MODE == 3>(sums, base + left * STAGE_BYTES + share * 64 * LINE_BYTES, base + turn.stage * STAGE_BYTES);
                     if constexpr (MODE == 1) arrive_threads<2 * WARPGROUP>(2 - share);
+                    if constexpr (MODE == 3) {
+                        wgmma_wait<1>();
+                        arrive_threads<2 * WARPGROUP>(2 - share);
+                    }
                     wgmma_wait<0>();
                     wgmma_written(sums);
                     if (lane == 0) {
@@ -196,5 +202,6 @@ __global__ void __launch_bounds__(THREADS, 1) scaled_matmul_hopper_kernel(
             }
         }
     }
+    if ((MODE == 1 || MODE == 3) && share == 0) sync_threads<2 * WARPGROUP>(1);
 #endif
 }
