@@ -10,7 +10,7 @@ import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
 from fourfold.backends.cuda.tensor_map import swizzled_map
-from fourfold.backends.launch import cdiv, is_hopper, is_hopper_or_emulated, multiprocessors
+from fourfold.backends.launch import cdiv, is_hopper_or_emulated, multiprocessors
 from fourfold.backends.tuning import Configuration, Tuner, anywhere, on_gpu
 
 from ..matmul.cuda_kernel import SOURCE as MATMUL_SOURCE
@@ -55,28 +55,23 @@ IN_PARTS = (
 )
 
 
-def _hopper(blocks: int, group: int, mode: int, on_cpu: bool = False) -> Configuration:
+def _hopper(blocks: int) -> Configuration:
     stages = 7
     kernels = {
-        dtype: CudaKernel(HOPPER_SOURCE, f"scaled_matmul_hopper_kernel<{CPP_TYPES[dtype]}, {blocks}, {stages}, {mode}>")
+        dtype: CudaKernel(HOPPER_SOURCE, f"scaled_matmul_hopper_kernel<{CPP_TYPES[dtype]}, {blocks}, {stages}>")
         for dtype in OUT_DTYPES
     }
-    # With room to align the start, and the barriers.
+    # With the barriers, and room to align the start.
     shared_bytes = stages * (STAGE_BYTES + 2 * 8) + 1024
     return Configuration(
-        f"hopper_{BLOCK}x{blocks * BLOCK}_{group}_grouped_{mode}",
-        {"kernels": kernels, "blocks": blocks, "group": group, "shared_bytes": shared_bytes},
-        runs_on=is_hopper_or_emulated if on_cpu else is_hopper,
+        f"hopper_{BLOCK}x{blocks * BLOCK}",
+        {"kernels": kernels, "blocks": blocks, "shared_bytes": shared_bytes},
+        runs_on=is_hopper_or_emulated,
         needs="compute capability 9.0: wgmma and TMA",
     )
 
 
-HOPPER = (
-    _hopper(1, 8, 2, on_cpu=True),
-    _hopper(2, 8, 0, on_cpu=True),
-    _hopper(2, 8, 1, on_cpu=True),
-    _hopper(2, 8, 3, on_cpu=True),
-)
+HOPPER = (_hopper(2), _hopper(1))
 TO_FLOAT16 = CudaKernel(SOURCE, "to_float16_kernel<2>")
 SUM_OF_PARTS = {dtype: CudaKernel(MATMUL_SOURCE, f"sum_of_parts_kernel<{CPP_TYPES[dtype]}>") for dtype in OUT_DTYPES}
 PORTABLE = (*LARGE.values(), SMALL, SKINNY, *IN_PARTS)
@@ -111,7 +106,6 @@ def _launch(
             n,
             lines,
             *scale_strides,
-            configuration.options["group"],
             shared_bytes=configuration.options["shared_bytes"],
         )
 

@@ -1,46 +1,57 @@
 // For compute capability 9.0 only: wgmma on float16 copies of both matrices, whose tiles the copy engine (TMA) loads.
 #include "hopper.cuh"
 #include "tiles.cuh"
+#include "vectors.cuh"
 
 // Terms that share a scale of a, and of b; columns of the result that share a scale of b; rows of a tile.
 constexpr int BLOCK = 128;
 // Warpgroups of 128 threads: one loads tiles, two multiply 64 rows of a tile each.
 constexpr int MULTIPLYING = 2, THREADS = WARPGROUP * (1 + MULTIPLYING);
+// Rows of tiles that are walked column by column, so that inputs stay in the cache.
+constexpr int GROUP = 8;
 // A box is a line of each of 128 rows. Two of them, 128 terms of 128 rows, are a stage.
 constexpr int BOX_BYTES = BLOCK * LINE_BYTES, STAGE_BYTES = BLOCK / LINE * BOX_BYTES;
 
-// A stage of a ring, and the parity of its phase.
-template <int STAGES> struct Turn {
-    int stage = 0;
-    unsigned parity = 0;
-    __device__ void next() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-};
-
 // Begins sums = a b^T: 64 rows of a stage times one.
-template <bool TWICE = false> __device__ inline void multiply(float (&sums)[BLOCK / 2], unsigned a, unsigned b) {
+__device__ inline void multiply(float (&sums)[BLOCK / 2], unsigned a, unsigned b) {
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < BLOCK / 16; i++) {
         const unsigned at = i / 4 * BOX_BYTES + i % 4 * 32;
         wgmma<__half, 0>(sums, matrix_descriptor(a + at, 16, SWIZZLED), matrix_descriptor(b + at, 16, SWIZZLED), i > 0);
-        if (TWICE && i == 3) wgmma_commit();
     }
     wgmma_commit();
 }
 
+// Stores a thread's sums of 128 columns, of which it has two of every 8, in two rows. Neighbouring lanes exchange pairs,
+// so that each has 4 columns in one row.
 template <class T>
-__device__ inline void store_pair(T* to, float x, float y) { to[0] = T(x), to[1] = T(y); }
-template <> __device__ inline void store_pair(float* to, float x, float y) { *reinterpret_cast<float2*>(to) = {x, y}; }
-template <> __device__ inline void store_pair(__half* to, float x, float y) {
-    *reinterpret_cast<__half2*>(to) = __floats2half2_rn(x, y);
-}
-template <> __device__ inline void store_pair(__nv_bfloat16* to, float x, float y) {
-    *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(x, y);
+__device__ inline void store_sums(const float (&sums)[BLOCK / 2], T* __restrict__ c, long long row, long long column,
+                                  long long m, long long n) {
+    const bool odd = threadIdx.x % 2;
+    row += odd ? 8 : 0, column += threadIdx.x % 4 / 2 * 4;
+#pragma unroll
+    for (int i = 0; i < BLOCK / 2; i += 4, column += 8) {
+        Vector<T, 4> results;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const float other = __shfl_xor_sync(~0u, odd ? sums[i + e] : sums[i + 2 + e], 1);
+            results.at[e] = T(odd ? other : sums[i + e]);
+            results.at[2 + e] = T(odd ? sums[i + 2 + e] : other);
+        }
+        if (row >= m) continue;
+        T* to = c + row * n + column;
+        if (n % 4 == 0 && column < n) {
+            results.store(to);
+            continue;
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (column + e < n) to[e] = results.at[e];
+    }
 }
 
-template <class T, int ACROSS, int STAGES, int MODE>
+template <class T, int ACROSS, int STAGES>
 __global__ void __launch_bounds__(THREADS, 1) scaled_matmul_hopper_kernel(
     const __grid_constant__ TensorMap a_map,  // of [lines, m, 64], with an even number of lines
     const __grid_constant__ TensorMap b_map,  // of [lines, n, 64]
@@ -48,7 +59,7 @@ __global__ void __launch_bounds__(THREADS, 1) scaled_matmul_hopper_kernel(
     const float* __restrict__ scale_b,        // [ceil(n / BLOCK), lines / 2], strided
     T* __restrict__ c,                        // [m, n]
     long long m, long long n, long long lines, long long scale_a_row_stride, long long scale_a_column_stride,
-    long long scale_b_row_stride, long long scale_b_column_stride, long long group) {
+    long long scale_b_row_stride, long long scale_b_column_stride) {
     // One block owns every gridDim.x-th tile of 128 rows and ACROSS blocks of columns.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ unsigned char raw[];
@@ -73,10 +84,10 @@ __global__ void __launch_bounds__(THREADS, 1) scaled_matmul_hopper_kernel(
     Turn<STAGES> turn;
 
     if (warpgroup == 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (threadIdx.x != 0) return;
         for (int tile = blockIdx.x; tile < tiles_m * tiles_n; tile += gridDim.x) {
-            const TileAt at = tile_at(tile, tiles_m, tiles_n, int(group));
+            const TileAt at = tile_at(tile, tiles_m, tiles_n, GROUP);
             for (int block = 0; block < blocks; block++) {
                 for (int side = 0; side <= ACROSS; side++, turn.next()) {
                     const unsigned here = base + turn.stage * STAGE_BYTES, barrier = full + turn.stage * 8;
@@ -91,117 +102,54 @@ __global__ void __launch_bounds__(THREADS, 1) scaled_matmul_hopper_kernel(
         return;
     }
 
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     const int share = warpgroup - 1, thread = threadIdx.x % WARPGROUP, lane = thread % 32;
     // Of a warpgroup's 64 rows, a thread has one in each half of its warp's 16 rows, and two of every 8 columns.
-    const int row_here = share * 64 + thread / 32 * 16 + lane / 4, pair = lane % 4;
-    if ((MODE == 1 || MODE == 3) && share == 1) arrive_threads<2 * WARPGROUP>(1);
+    const int row_here = share * 64 + thread / 32 * 16 + lane / 4;
     for (int tile = blockIdx.x; tile < tiles_m * tiles_n; tile += gridDim.x) {
-        const TileAt at = tile_at(tile, tiles_m, tiles_n, int(group));
+        const TileAt at = tile_at(tile, tiles_m, tiles_n, GROUP);
         const long long row = at.row * (long long)BLOCK + row_here;
-        const float* of_rows = scale_a + row * scale_a_row_stride;
-        const float* of_columns = scale_b + (long long)at.column * ACROSS * scale_b_row_stride;
-        const int there = blocks_n - at.column * ACROSS;
+        // Rows and blocks of columns past the end, which are not stored, take the last ones' scales.
+        const float* of_row[2] = {scale_a + min(row, m - 1) * scale_a_row_stride,
+                                  scale_a + min(row + 8, m - 1) * scale_a_row_stride};
+        const float* of_column = scale_b + (long long)at.column * ACROSS * scale_b_row_stride;
+        const long long next_column = min(blocks_n - 1 - at.column * ACROSS, 1) * scale_b_row_stride;
         float total[ACROSS][BLOCK / 2];
 #pragma unroll
         for (int j = 0; j < ACROSS; j++)
 #pragma unroll
             for (int i = 0; i < BLOCK / 2; i++) total[j][i] = 0;
-        const auto scales = [&](float (&of)[2], int block, int j) {
-            const float column = j < there ? of_columns[j * scale_b_row_stride + block * scale_b_column_stride] : 0.0f;
+        for (int block = 0; block < blocks; block++) {
+            const unsigned left = turn.stage;
+            float sums[BLOCK / 2], of_rows[2], of_columns[ACROSS];
+            barrier_wait(full + left * 8, turn.parity);
+            turn.next();
 #pragma unroll
-            for (int r = 0; r < 2; r++)
-                of[r] = row + r * 8 < m
-                    ? of_rows[r * 8 * scale_a_row_stride + block * scale_a_column_stride] * column : 0.0f;
-        };
-        const auto promote = [&](const float (&sums)[BLOCK / 2], const float (&of)[2], int j) {
+            for (int j = 0; j < ACROSS; j++, turn.next()) {
+                barrier_wait(full + turn.stage * 8, turn.parity);
+                multiply(sums, base + left * STAGE_BYTES + share * 64 * LINE_BYTES, base + turn.stage * STAGE_BYTES);
+                // Scales are loaded while the tensor cores multiply.
+                if (j == 0) {
 #pragma unroll
-            for (int i = 0; i < BLOCK / 2; i++) total[j][i] += sums[i] * of[i / 2 % 2];
-        };
-        if constexpr (MODE == 2) {  // two blocks of terms in flight
-            static_assert(ACROSS == 1);
-            float sums[2][BLOCK / 2], of[2];
-            unsigned stages[2][2];
-            const auto begin = [&](int i) {
+                    for (int r = 0; r < 2; r++) of_rows[r] = *of_row[r], of_row[r] += scale_a_column_stride;
 #pragma unroll
-                for (int side = 0; side < 2; side++, turn.next()) {
-                    barrier_wait(full + turn.stage * 8, turn.parity);
-                    stages[i][side] = turn.stage;
+                    for (int i = 0; i < ACROSS; i++) of_columns[i] = of_column[i * next_column];
+                    of_column += scale_b_column_stride;
                 }
-                multiply(sums[i], base + stages[i][0] * STAGE_BYTES + share * 64 * LINE_BYTES,
-                         base + stages[i][1] * STAGE_BYTES);
-            };
-            const auto end = [&](int i, int block) {
-                wgmma_written(sums[i]);
-                if (lane == 0) barrier_arrive(empty + stages[i][0] * 8), barrier_arrive(empty + stages[i][1] * 8);
-                promote(sums[i], of, 0);
-                if (block + 1 < blocks) scales(of, block + 1, 0);
-            };
-            int block = 0;
-            scales(of, 0, 0);
-            begin(0);
-            for (; block + 2 < blocks; block += 2) {
-                begin(1);
-                wgmma_wait<1>();
-                end(0, block);
-                begin(0);
-                wgmma_wait<1>();
-                end(1, block + 1);
-            }
-            if (block + 1 < blocks) {
-                begin(1);
-                wgmma_wait<1>();
-                end(0, block);
                 wgmma_wait<0>();
-                end(1, block + 1);
-            } else {
-                wgmma_wait<0>();
-                end(0, block);
-            }
-        } else {
-            float sums[BLOCK / 2], of[2];
-            for (int block = 0; block < blocks; block++) {
-                const unsigned left = turn.stage;
-                barrier_wait(full + left * 8, turn.parity);
-                turn.next();
-#pragma unroll
-                for (int j = 0; j < ACROSS; j++, turn.next()) {
-                    scales(of, block, j);
-                    barrier_wait(full + turn.stage * 8, turn.parity);
-                    if constexpr (MODE == 1 || MODE == 3) sync_threads<2 * WARPGROUP>(1 + share);
-                    multiply<MODE == 3>(sums, base + left * STAGE_BYTES + share * 64 * LINE_BYTES, base + turn.stage * STAGE_BYTES);
-                    if constexpr (MODE == 1) arrive_threads<2 * WARPGROUP>(2 - share);
-                    if constexpr (MODE == 3) {
-                        wgmma_wait<1>();
-                        arrive_threads<2 * WARPGROUP>(2 - share);
-                    }
-                    wgmma_wait<0>();
-                    wgmma_written(sums);
-                    if (lane == 0) {
-                        barrier_arrive(empty + turn.stage * 8);
-                        if (j == ACROSS - 1) barrier_arrive(empty + left * 8);
-                    }
-                    promote(sums, of, j);
+                wgmma_written(sums);
+                if (lane == 0) {
+                    barrier_arrive(empty + turn.stage * 8);
+                    if (j == ACROSS - 1) barrier_arrive(empty + left * 8);
                 }
+                const float scales[2] = {of_rows[0] * of_columns[j], of_rows[1] * of_columns[j]};
+#pragma unroll
+                for (int i = 0; i < BLOCK / 2; i++) total[j][i] += sums[i] * scales[i / 2 % 2];
             }
         }
-        const bool pairs = n % 2 == 0;
 #pragma unroll
-        for (int j = 0; j < ACROSS; j++) {
-#pragma unroll
-            for (int i = 0; i < BLOCK / 2; i += 2) {
-                const long long r = row + i / 2 % 2 * 8;
-                const long long column = (at.column * ACROSS + j) * (long long)BLOCK + i / 4 * 8 + pair * 2;
-                if (r >= m || column >= n) continue;
-                T* to = c + r * n + column;
-                if (pairs) store_pair(to, total[j][i], total[j][i + 1]);
-                else {
-                    to[0] = T(total[j][i]);
-                    if (column + 1 < n) to[1] = T(total[j][i + 1]);
-                }
-            }
-        }
+        for (int j = 0; j < ACROSS; j++)
+            store_sums(total[j], c, row, (at.column * ACROSS + j) * (long long)BLOCK, m, n);
     }
-    if ((MODE == 1 || MODE == 3) && share == 0) sync_threads<2 * WARPGROUP>(1);
 #endif
 }
