@@ -75,9 +75,8 @@ HOPPER = (_hopper(2), _hopper(1))
 TO_FLOAT16 = CudaKernel(SOURCE, "to_float16_kernel<2>")
 SUM_OF_PARTS = {dtype: CudaKernel(MATMUL_SOURCE, f"sum_of_parts_kernel<{CPP_TYPES[dtype]}>") for dtype in OUT_DTYPES}
 PORTABLE = (*LARGE.values(), SMALL, SKINNY, *IN_PARTS)
-KERNELS = (*(kernel for each in PORTABLE[:-3] for kernel in each.options["kernels"].values()), TO_FLOAT16)
-# These compile for sm_90a only.
-HOPPER_KERNELS = tuple(kernel for each in HOPPER for kernel in each.options["kernels"].values())
+# Those of HOPPER compile for sm_90a only.
+KERNELS = (*{k.name: k for each in PORTABLE for k in each.options["kernels"].values()}.values(), TO_FLOAT16)
 TUNER = Tuner("scaled_matmul_cuda", (*HOPPER, *PORTABLE), Path(__file__))
 
 
