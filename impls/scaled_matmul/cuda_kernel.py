@@ -49,9 +49,8 @@ LARGE = {
     for dtype in OUT_DTYPES
 }
 IN_PARTS = (
-    _tiles("32x32", 32, 32, 64, *OUT_DTYPES, parts=4),
-    _tiles("32x32", 32, 32, 64, *OUT_DTYPES, on_cpu=False, parts=8),
-    _tiles("16x32", 16, 32, 32, *OUT_DTYPES, on_cpu=False, parts=8),
+    _tiles("64x64", 64, 64, 256, *OUT_DTYPES, on_cpu=False, parts=8),
+    _tiles("64x64", 64, 64, 256, *OUT_DTYPES, parts=4),
 )
 
 
@@ -129,8 +128,8 @@ def _launch(
     def default() -> Configuration:
         if a.is_cuda and m * n > 512 * 512 and m * n * k >= LITTLE_WORK and fits(HOPPER[0]):
             return HOPPER[0]
-        if a.is_cuda and m * n <= 512 * 512 and fits(IN_PARTS[1]):
-            return IN_PARTS[1]
+        if a.is_cuda and m * n <= 512 * 512 and fits(IN_PARTS[0]):
+            return IN_PARTS[0]
         if m <= SKINNY.options["tile"][0]:
             return SKINNY
         return SMALL if not a.is_cuda or m * n <= 512 * 512 else LARGE[dtype]

@@ -35,9 +35,11 @@ __device__ inline void store_sums(const float (&sums)[BLOCK / 2], T* __restrict_
         Vector<T, 4> results;
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            const float other = __shfl_xor_sync(~0u, odd ? sums[i + e] : sums[i + 2 + e], 1);
-            results.at[e] = T(odd ? other : sums[i + e]);
-            results.at[2 + e] = T(odd ? sums[i + 2 + e] : other);
+            // As values: a choice between two places would move all sums to local memory.
+            const float first = sums[i + e], second = sums[i + 2 + e];
+            const float other = __shfl_xor_sync(~0u, odd ? first : second, 1);
+            results.at[e] = T(odd ? other : first);
+            results.at[2 + e] = T(odd ? second : other);
         }
         if (row >= m) continue;
         T* to = c + row * n + column;

@@ -19,7 +19,7 @@ def test_products_do_not_wait_for_one_another_and_no_register_is_spilled(configu
     resources = compile_ahead_of_time(cuda_kernel.HOPPER_SOURCE, [kernel.name for kernel in kernels], "sm_90a")
     for kernel in kernels:
         made = resources[kernel.name]
-        assert (made.spill_store_bytes, made.spill_load_bytes) == (0, 0)
+        assert (made.spill_store_bytes, made.spill_load_bytes, made.stack_bytes) == (0, 0, 0)
         assert made.instruction_counts["HGMMA"] == blocks * BLOCK // 16
         # A fence and a wait for each block of columns.
         assert made.instruction_counts["WARPGROUP"] == 2 * blocks

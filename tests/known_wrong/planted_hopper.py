@@ -153,7 +153,7 @@ OF_SCALED_MATMUL = _faults(
     ("registers_read_early", "wgmma_wait<0>();\n                wgmma_written(sums); =>", None, OUTPUT),
     ("one_scale_of_columns", "of_column[i * next_column]; => of_column[0];", None, OUTPUT),
     ("scales_not_advanced", "of_column += scale_b_column_stride; =>", None, OUTPUT),
-    ("pairs_not_exchanged", "sums[i + 2 + e], 1); => sums[i + 2 + e], 0);", None, OUTPUT),
+    ("pairs_not_exchanged", "odd ? first : second, 1); => odd ? first : second, 0);", None, OUTPUT),
     ("columns_past_the_end_written", "if (column + e < n) to[e] => to[e]", RACE,
      r"write at byte \d+ of argument 4 \(c\).*, which thread \d+ of block \d+ wrote in line \d+"),
 )
