@@ -278,32 +278,19 @@ __global__ void __launch_bounds__(THREADS) scaled_matmul_kernel(
     sums.put(Result<T>{c + part * m * n, m, n}, first_row, first_column, reinterpret_cast<float*>(left));
 }
 
-// Chunks of 8 numbers that a thread has in flight.
-template <int COUNT>
 __global__ void to_float16_kernel(
     const unsigned char* __restrict__ a,  // float8_e4m3fn [m, k], strided
     const unsigned char* __restrict__ b,  // float8_e4m3fn [n, k], strided
     __half* __restrict__ to,              // [lines, m + n, 64]: the rows of a, then those of b, with zeros beyond k
     long long m, long long n, long long k, long long lines, long long a_row_stride, long long a_column_stride,
     long long b_row_stride, long long b_column_stride, bool a_vectors, bool b_vectors) {
-    // One block owns a row of a, or of b.
-    const long long row = blockIdx.x, chunks = lines * 8, term_stride = row < m ? a_column_stride : b_column_stride;
+    // One block owns a row of a, or of b; one thread every blockDim.x-th 8 numbers of it.
+    const long long row = blockIdx.x, term_stride = row < m ? a_column_stride : b_column_stride;
     const unsigned char* from = row < m ? a + row * a_row_stride : b + (row - m) * b_row_stride;
     const bool vectors = row < m ? a_vectors : b_vectors;
-    for (long long first = threadIdx.x; first < chunks; first += COUNT * blockDim.x) {
-        uint2 numbers[COUNT];
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            const long long term = (first + i * (long long)blockDim.x) * 8;
-            numbers[i] = fetched<uint2>(from + term * term_stride, term_stride, k - term, vectors);
-        }
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            const long long chunk = first + i * (long long)blockDim.x;
-            const uint2 bits = numbers[i];
-            if (chunk < chunks)
-                *reinterpret_cast<uint4*>(to + (chunk / 8 * (m + n) + row) * 64 + chunk % 8 * 8) =
-                    make_uint4(decoded(bits.x), decoded(bits.x >> 16), decoded(bits.y), decoded(bits.y >> 16));
-        }
+    for (long long at = threadIdx.x; at < lines * 8; at += blockDim.x) {
+        const uint2 bits = fetched<uint2>(from + at * 8 * term_stride, term_stride, k - at * 8, vectors);
+        *reinterpret_cast<uint4*>(to + (at / 8 * (m + n) + row) * 64 + at % 8 * 8) =
+            make_uint4(decoded(bits.x), decoded(bits.x >> 16), decoded(bits.y), decoded(bits.y >> 16));
     }
 }

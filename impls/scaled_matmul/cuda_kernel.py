@@ -71,7 +71,7 @@ def _hopper(blocks: int) -> Configuration:
 
 
 HOPPER = (_hopper(2), _hopper(1))
-TO_FLOAT16 = CudaKernel(SOURCE, "to_float16_kernel<2>")
+TO_FLOAT16 = CudaKernel(SOURCE, "to_float16_kernel")
 SUM_OF_PARTS = {dtype: CudaKernel(MATMUL_SOURCE, f"sum_of_parts_kernel<{CPP_TYPES[dtype]}>") for dtype in OUT_DTYPES}
 PORTABLE = (*LARGE.values(), SMALL, SKINNY, *IN_PARTS)
 # Those of HOPPER compile for sm_90a only.
