@@ -13,6 +13,15 @@ constexpr int WARPGROUP = 128;
 // A line is 64 elements of 2 bytes. The copy engine's swizzle permutes its 16-byte chunks, with a period of 8 lines.
 constexpr int LINE = 64, LINE_BYTES = 128, SWIZZLED = 8 * LINE_BYTES;
 
+// A stage of a ring, and the parity of its phase.
+template <int STAGES> struct Turn {
+    int stage = 0;
+    unsigned parity = 0;
+    __device__ void next() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
 // ---- the copy engine
 
 // Loads a box of a tensor [outer, inner, columns].

@@ -9,15 +9,6 @@
 enum Barrier { TURN = 1, CLEANED = 5, OWN = 6 };
 constexpr float LOG2_E = 1.44269504088896340736f;
 
-// A stage of a ring, and the parity of its phase.
-template <int STAGES> struct Turn {
-    int stage = 0;
-    unsigned parity = 0;
-    __device__ void next() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-};
-
 __device__ inline float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -32,6 +32,23 @@ __device__ inline unsigned decoded(unsigned two) {
     return pair;
 }
 
+// Neighbours of a row, of which so many are `there`: zeros follow them. Words is uint2 or uint4.
+template <class Words>
+__device__ inline Words fetched(const unsigned char* from, long long term_stride, long long there, bool vectors) {
+    constexpr int HALVES = sizeof(Words) / 8;
+    if (vectors && there >= int(sizeof(Words))) return *reinterpret_cast<const Words*>(from);
+    unsigned long long bits[HALVES] = {};
+    // All 16 loads at once would take more registers than there are.
+#pragma unroll 2
+    for (int j = 0; j < 8; j++)
+#pragma unroll
+        for (int half = 0; half < HALVES; half++)
+            if (j + half * 8 < there) bits[half] |= (unsigned long long)from[(j + half * 8) * term_stride] << j * 8;
+    Words words;
+    memcpy(&words, bits, sizeof words);
+    return words;
+}
+
 // a, or b: [extent, terms], with any strides.
 template <int TILE, int THREADS> struct Side {
     static constexpr int WIDTH = 16, COUNT = TILE * STEP / WIDTH / THREADS;
@@ -52,18 +69,7 @@ template <int TILE, int THREADS> struct Side {
             const long long position = first + row(i), begin = start + term(i);
             const unsigned char* from = ptr + position * stride + begin * term_stride;
             const long long there = position < extent ? terms - begin : 0;
-            if (vectors && there >= WIDTH) {
-                fetched[i] = *reinterpret_cast<const uint4*>(from);
-                continue;
-            }
-            unsigned long long low = 0, high = 0;
-            // All 16 loads at once would take more registers than there are.
-#pragma unroll 2
-            for (int j = 0; j < 8; j++) {
-                if (j < there) low |= (unsigned long long)from[j * term_stride] << j * 8;
-                if (j + 8 < there) high |= (unsigned long long)from[(j + 8) * term_stride] << j * 8;
-            }
-            fetched[i] = make_uint4(unsigned(low), unsigned(low >> 32), unsigned(high), unsigned(high >> 32));
+            fetched[i] = ::fetched<uint4>(from, term_stride, there, vectors);
         }
     }
 
@@ -217,15 +223,20 @@ __global__ void __launch_bounds__(THREADS) scaled_matmul_kernel(
     const unsigned char* __restrict__ b,  // float8_e4m3fn [n, k], strided
     const float* __restrict__ scale_a,    // [m, ceil(k / BLOCK)], strided
     const float* __restrict__ scale_b,    // [ceil(n / BLOCK), ceil(k / BLOCK)], strided
-    T* __restrict__ c,                    // [m, n]
+    T* __restrict__ c,                    // [m, n], or [parts, m, n]: the sums over each part of the terms
     long long m, long long n, long long k, long long a_row_stride, long long a_column_stride, long long b_row_stride,
     long long b_column_stride, long long scale_a_row_stride, long long scale_a_column_stride,
-    long long scale_b_row_stride, long long scale_b_column_stride, bool a_vectors, bool b_vectors) {
-    // One block owns a tile [TILE_M, TILE_N] of the result, whose columns share a scale of each block of terms.
+    long long scale_b_row_stride, long long scale_b_column_stride, bool a_vectors, bool b_vectors,
+    long long parts) {
+    // One block owns a tile [TILE_M, TILE_N] of the result, whose columns share a scale of each block of terms, or its
+    // sums over one of the parts of the terms.
     static_assert(BLOCK % TILE_N == 0 && BLOCK % STEP == 0);
     __shared__ __align__(32) __half left[TILE_M * LINE], right[TILE_N * LINE];
     __shared__ __align__(32) float scales[TILE_M * FRAGMENT];
-    const TileAt tile = tile_at(int(blockIdx.x), int((m + TILE_M - 1) / TILE_M), int((n + TILE_N - 1) / TILE_N), GROUP);
+    const int tiles_m = int((m + TILE_M - 1) / TILE_M), tiles_n = int((n + TILE_N - 1) / TILE_N);
+    const TileAt tile = tile_at(int(blockIdx.x) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP);
+    const long long part = int(blockIdx.x) / (tiles_m * tiles_n), blocks = (k + BLOCK - 1) / BLOCK;
+    const long long begin = part * blocks / parts * BLOCK, end = min(k, (part + 1) * blocks / parts * BLOCK);
     const long long first_row = tile.row * (long long)TILE_M, first_column = tile.column * (long long)TILE_N;
 
     using Left = Side<TILE_M, THREADS>;
@@ -241,19 +252,19 @@ __global__ void __launch_bounds__(THREADS) scaled_matmul_kernel(
     typename Left::Fetched next_left;
     typename Right::Fetched next_right;
     typename OfTile::Fetched next_scales;
-    if (k > 0) {
-        of_a.fetch(next_left, first_row, 0);
-        of_b.fetch(next_right, first_column, 0);
-        of_tile.fetch(next_scales, first_row, 0);
+    if (begin < end) {
+        of_a.fetch(next_left, first_row, begin);
+        of_b.fetch(next_right, first_column, begin);
+        of_tile.fetch(next_scales, first_row, begin / BLOCK);
     }
-    for (long long start = 0; start < k; start += STEP) {
+    for (long long start = begin; start < end; start += STEP) {
         const long long next = start + STEP;
-        const bool ends_block = next % BLOCK == 0 || next >= k;
+        const bool ends_block = next % BLOCK == 0 || next >= end;
         Left::put(next_left, left);
         Right::put(next_right, right);
         if (ends_block) OfTile::put(next_scales, scales);
         __syncthreads();
-        if (next < k) {
+        if (next < end) {
             // These loads are in flight while the present tile is multiplied.
             of_a.fetch(next_left, first_row, next);
             of_b.fetch(next_right, first_column, next);
@@ -264,5 +275,22 @@ __global__ void __launch_bounds__(THREADS) scaled_matmul_kernel(
         __syncthreads();
     }
     static_assert(sizeof(float) * FRAGMENT * FRAGMENT * (THREADS / 32) <= sizeof left);
-    sums.put(Result<T>{c, m, n}, first_row, first_column, reinterpret_cast<float*>(left));
+    sums.put(Result<T>{c + part * m * n, m, n}, first_row, first_column, reinterpret_cast<float*>(left));
+}
+
+__global__ void to_float16_kernel(
+    const unsigned char* __restrict__ a,  // float8_e4m3fn [m, k], strided
+    const unsigned char* __restrict__ b,  // float8_e4m3fn [n, k], strided
+    __half* __restrict__ to,              // [lines, m + n, 64]: the rows of a, then those of b, with zeros beyond k
+    long long m, long long n, long long k, long long lines, long long a_row_stride, long long a_column_stride,
+    long long b_row_stride, long long b_column_stride, bool a_vectors, bool b_vectors) {
+    // One block owns a row of a, or of b; one thread every blockDim.x-th 8 numbers of it.
+    const long long row = blockIdx.x, term_stride = row < m ? a_column_stride : b_column_stride;
+    const unsigned char* from = row < m ? a + row * a_row_stride : b + (row - m) * b_row_stride;
+    const bool vectors = row < m ? a_vectors : b_vectors;
+    for (long long at = threadIdx.x; at < lines * 8; at += blockDim.x) {
+        const uint2 bits = fetched<uint2>(from + at * 8 * term_stride, term_stride, k - at * 8, vectors);
+        *reinterpret_cast<uint4*>(to + (at / 8 * (m + n) + row) * 64 + at % 8 * 8) =
+            make_uint4(decoded(bits.x), decoded(bits.x >> 16), decoded(bits.y), decoded(bits.y >> 16));
+    }
 }

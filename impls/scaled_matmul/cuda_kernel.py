@@ -1,26 +1,44 @@
-"""scaled_matmul in CUDA C++."""
+"""scaled_matmul in CUDA C++: a portable kernel, and one for Hopper with wgmma and the copy engine (TMA).
+
+The one for Hopper multiplies copies of both matrices in float16. Where there are few tiles, several blocks of the
+portable kernel share each, as in matmul.
+"""
 
 from pathlib import Path
 
 import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
-from fourfold.backends.launch import cdiv
+from fourfold.backends.cuda.tensor_map import swizzled_map
+from fourfold.backends.launch import cdiv, is_hopper_or_emulated, multiprocessors
 from fourfold.backends.tuning import Configuration, Tuner, anywhere, on_gpu
 
-from ..matmul.operators import run_fastest
+from ..matmul.cuda_kernel import SOURCE as MATMUL_SOURCE
+from ..matmul.operators import LITTLE_WORK, run_fastest
 from .operators import read_by_vectors, register
-from .torch_eager import OUT_DTYPES
+from .torch_eager import BLOCK, OUT_DTYPES
 from .torch_eager import unsupported as unsupported
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
+HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
+THREADS = 256
+# For the Hopper kernel: the threads of a block, the elements in the 128 bytes of which its copies consist, and the
+# bytes of a stage.
+HOPPER_THREADS, LINE, STAGE_BYTES = 384, 64, BLOCK * BLOCK * 2
 
 
-def _tiles(name: str, m: int, n: int, threads: int, *dtypes: torch.dtype, on_cpu: bool = True) -> Configuration:
+def _tiles(
+    name: str, m: int, n: int, threads: int, *dtypes: torch.dtype, on_cpu: bool = True, parts: int = 1
+) -> Configuration:
+    # The sums over parts of the terms are in float32, and are added after.
     kernels = {
-        dtype: CudaKernel(SOURCE, f"scaled_matmul_kernel<{CPP_TYPES[dtype]}, {m}, {n}, {threads}>") for dtype in dtypes
+        dtype: CudaKernel(
+            SOURCE, f"scaled_matmul_kernel<{'float' if parts > 1 else CPP_TYPES[dtype]}, {m}, {n}, {threads}>"
+        )
+        for dtype in dtypes
     }
-    options = {"kernels": kernels, "tile": (m, n), "threads": threads}
+    options = {"kernels": kernels, "tile": (m, n), "threads": threads, "parts": parts}
+    name += f"_in_{parts}_parts" if parts > 1 else ""
     needs = "a GPU; the CPU, which takes long, runs bfloat16"
     return Configuration(name, options, frozenset(dtypes), anywhere if on_cpu else on_gpu, needs)
 
@@ -30,9 +48,35 @@ LARGE = {
     dtype: _tiles(f"128x128_{str(dtype).removeprefix('torch.')}", 128, 128, 256, dtype, on_cpu=dtype == torch.bfloat16)
     for dtype in OUT_DTYPES
 }
-ALL = (*LARGE.values(), SMALL, SKINNY)
-KERNELS = tuple(kernel for each in ALL for kernel in each.options["kernels"].values())
-TUNER = Tuner("scaled_matmul_cuda", ALL, Path(__file__))
+IN_PARTS = (
+    _tiles("64x64", 64, 64, 256, *OUT_DTYPES, on_cpu=False, parts=8),
+    _tiles("64x64", 64, 64, 256, *OUT_DTYPES, parts=4),
+)
+
+
+def _hopper(blocks: int) -> Configuration:
+    stages = 7
+    kernels = {
+        dtype: CudaKernel(HOPPER_SOURCE, f"scaled_matmul_hopper_kernel<{CPP_TYPES[dtype]}, {blocks}, {stages}>")
+        for dtype in OUT_DTYPES
+    }
+    # With the barriers, and room to align the start.
+    shared_bytes = stages * (STAGE_BYTES + 2 * 8) + 1024
+    return Configuration(
+        f"hopper_{BLOCK}x{blocks * BLOCK}",
+        {"kernels": kernels, "blocks": blocks, "shared_bytes": shared_bytes},
+        runs_on=is_hopper_or_emulated,
+        needs="compute capability 9.0: wgmma and TMA",
+    )
+
+
+HOPPER = (_hopper(2), _hopper(1))
+TO_FLOAT16 = CudaKernel(SOURCE, "to_float16_kernel")
+SUM_OF_PARTS = {dtype: CudaKernel(MATMUL_SOURCE, f"sum_of_parts_kernel<{CPP_TYPES[dtype]}>") for dtype in OUT_DTYPES}
+PORTABLE = (*LARGE.values(), SMALL, SKINNY, *IN_PARTS)
+# Those of HOPPER compile for sm_90a only.
+KERNELS = (*{k.name: k for each in PORTABLE for k in each.options["kernels"].values()}.values(), TO_FLOAT16)
+TUNER = Tuner("scaled_matmul_cuda", (*HOPPER, *PORTABLE), Path(__file__))
 
 
 def _launch(
@@ -40,18 +84,52 @@ def _launch(
 ) -> None:
     (m, k), n, dtype = a.shape, b.shape[0], output.dtype
     vectors = read_by_vectors(a), read_by_vectors(b)
-    tensors = a.view(torch.uint8), b.view(torch.uint8), scale_a, scale_b, output
-    strides = *a.stride(), *b.stride(), *scale_a.stride(), *scale_b.stride()
+    left, right, strides = a.view(torch.uint8), b.view(torch.uint8), (*a.stride(), *b.stride())
+    scale_strides = *scale_a.stride(), *scale_b.stride()
+
+    def run_hopper(configuration: Configuration) -> None:
+        blocks, lines = configuration.options["blocks"], cdiv(k, BLOCK) * (BLOCK // LINE)
+        both = torch.empty((lines, m + n, LINE), dtype=torch.float16, device=a.device)
+        TO_FLOAT16.launch(m + n, THREADS, left, right, both, m, n, k, lines, *strides, *vectors)
+        maps = (swizzled_map(half, (BLOCK // LINE, BLOCK, LINE)) for half in (both[:, :m], both[:, m:]))
+        tiles = cdiv(m, BLOCK) * cdiv(n, blocks * BLOCK)
+        configuration.options["kernels"][dtype].launch(
+            min(tiles, multiprocessors(a.device)),
+            HOPPER_THREADS,
+            *maps,
+            scale_a,
+            scale_b,
+            output,
+            m,
+            n,
+            lines,
+            *scale_strides,
+            shared_bytes=configuration.options["shared_bytes"],
+        )
 
     def run(configuration: Configuration) -> None:
-        (rows, columns), threads = configuration.options["tile"], configuration.options["threads"]
-        kernel, blocks = configuration.options["kernels"][dtype], cdiv(m, rows) * cdiv(n, columns)
-        kernel.launch(blocks, threads, *tensors, m, n, k, *strides, *vectors)
+        options = configuration.options
+        if configuration in HOPPER:
+            return run_hopper(configuration)
+        (rows, columns), threads, parts = options["tile"], options["threads"], options["parts"]
+        kernel, blocks = options["kernels"][dtype], cdiv(m, rows) * cdiv(n, columns) * parts
+        to = output if parts == 1 else torch.empty((parts, m, n), dtype=torch.float32, device=a.device)
+        kernel.launch(
+            blocks, threads, left, right, scale_a, scale_b, to, m, n, k, *strides, *scale_strides, *vectors, parts
+        )
+        if parts > 1:
+            SUM_OF_PARTS[dtype].launch(cdiv(m * n, THREADS), THREADS, to, output, m * n, parts, 0, 0.0)
+        return None
 
     def fits(configuration: Configuration) -> bool:
-        return configuration.serves(dtype, a.device)
+        least = BLOCK if configuration in HOPPER else (configuration.options["parts"] - 1) * BLOCK
+        return configuration.serves(dtype, a.device) and k >= least
 
     def default() -> Configuration:
+        if a.is_cuda and m * n > 512 * 512 and m * n * k >= LITTLE_WORK and fits(HOPPER[0]):
+            return HOPPER[0]
+        if a.is_cuda and m * n <= 512 * 512 and fits(IN_PARTS[0]):
+            return IN_PARTS[0]
         if m <= SKINNY.options["tile"][0]:
             return SKINNY
         return SMALL if not a.is_cuda or m * n <= 512 * 512 else LARGE[dtype]

@@ -11,7 +11,7 @@ from fourfold.backends.launch import cdiv
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.backends.tuning import Configuration, Tuner, anywhere, on_gpu
 
-from ..matmul.operators import run_fastest
+from ..matmul.operators import one_axis_dense, run_fastest
 from ..matmul.triton_kernel import depends_on_batch as depends_on_batch
 from ..matmul.triton_kernel import descriptor, has_descriptors, padded, tile_at
 from .operators import register
@@ -44,8 +44,8 @@ def decode(quantised):
 # would be added up twice as fast on Hopper, in 14 bits.
 @triton.jit
 def scaled_matmul_kernel(
-    a,  # [m, k], strided; a descriptor of numbers in float16 if DESCRIBED
-    b,  # [n, k], strided; the same
+    a,  # [m, k], strided; a descriptor if DESCRIBED
+    b,  # [n, k], strided; a descriptor of numbers in float16 if DESCRIBED
     scale_a_ptr,  # [m, ceil(k / BLOCK)], strided
     scale_b_ptr,  # [ceil(n / BLOCK), ceil(k / BLOCK)], strided
     c_ptr,  # [m, n]
@@ -79,7 +79,8 @@ def scaled_matmul_kernel(
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in range(tl.cdiv(k, BLOCK_K)):
         if DESCRIBED:
-            left, right = a.load([row * BLOCK_M, step * BLOCK_K]), b.load([column * BLOCK_N, step * BLOCK_K]).T
+            left = a.load([row * BLOCK_M, step * BLOCK_K]).to(tl.float16)
+            right = b.load([column * BLOCK_N, step * BLOCK_K]).T
         else:
             there = terms < k - step * BLOCK_K
             left = decode(tl.load(a_ptrs, mask=(rows < m)[:, None] & there[None, :], other=0.0))
@@ -128,10 +129,11 @@ CONVERTING = (
     _tiles(16, 64, 128, 4, 4),
     _tiles(16, 32, 128, 4, 5, on_cpu=True),
 )
-# Where there is TMA. a and b are converted to float16 before, which takes less time than to do so for each tile.
+# Where there is TMA. b is converted to float16 before, because the tensor cores take it from shared memory; a is
+# converted in registers. Two programs share a multiprocessor: one multiplies while the other converts and scales.
 DESCRIBED = Configuration(
-    "descriptors_128x128x128_8_warps_3_stages",
-    CONVERTING[0].options,
+    "descriptors_64x128x128_4_warps_3_stages",
+    CONVERTING[3].options,
     runs_on=has_descriptors,
     needs="compute capability 9.0 or later: TMA",
 )
@@ -164,9 +166,10 @@ def _launch(
         grid = (cdiv(m, options["BLOCK_M"]) * cdiv(n, options["BLOCK_N"]),)
         scalars = (m, n, k, *a.stride(), *b.stride(), *scale_a.stride(), *scale_b.stride())
         if configuration is DESCRIBED and k:  # no descriptor is of nothing
-            block = [options["BLOCK_M"], options["BLOCK_K"]]
-            described = (descriptor(padded(x, torch.float16), False, block) for x in (a, b))
-            scaled_matmul_kernel[grid](*described, scale_a, scale_b, output, *scalars, DESCRIBED=True, **options)
+            rows = a if one_axis_dense(a) == 1 else padded(a)
+            left = descriptor(rows, False, [options["BLOCK_M"], options["BLOCK_K"]])
+            right = descriptor(padded(b, torch.float16), False, [options["BLOCK_N"], options["BLOCK_K"]])
+            scaled_matmul_kernel[grid](left, right, scale_a, scale_b, output, *scalars, DESCRIBED=True, **options)
             return
         left, right = (x.view(torch.uint8) for x in (a, b)) if configuration in BITS else (a, b)
         tensors = (left, right, scale_a, scale_b, output)

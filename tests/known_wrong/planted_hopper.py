@@ -1,4 +1,4 @@
-"""Planted faults in the kernels for Hopper, of matmul and of attention: edits of their sources, which are emulated.
+"""Planted faults in the kernels for Hopper, of matmul, scaled_matmul and attention: edits of their emulated sources.
 
 Most concern asynchronous work: waits for a phase of an mbarrier, fences, groups of wgmma, swizzles.
 """
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from fourfold.properties import attention as attention_properties
+from fourfold.properties import scaled_matmul as scaled_properties
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
 from fourfold.numerics.dtypes import DType
@@ -28,6 +29,11 @@ CHOSEN = {
     "matmul": (
         "    _hopper(64, 8, 64, 8), =>     _hopper(64, 2, 64, 8, on_cpu=True),",
         "run_fastest(TUNER, a.device, (m, n, k), kind, fits, default, run) => run(NARROW if fits(NARROW) else SMALL)",
+    ),
+    "scaled_matmul": (
+        "stages = 7 => stages = 3",
+        "run_fastest(TUNER, a.device, (m, n, k), (str(dtype), vectors), fits, default, run) =>"
+        " run(HOPPER[0] if fits(HOPPER[0]) else SMALL)",
     ),
     "attention": (
         "hopper_configuration(256, 64, 2)) => hopper_configuration(64, 64, 2))",
@@ -54,6 +60,11 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "one_step": functools.partial(of_shape, 60, 56, 56),
         "one_tile": functools.partial(of_shape, 60, 136, 56),
         "several_tiles": functools.partial(of_shape, 200, 136, 136),
+    },
+    # One block of terms, and three, the last one incomplete, in tiles that end inside the result.
+    "scaled_matmul": {
+        "one_block": scaled_properties.rows(60, 60, 128),
+        "several_tiles": scaled_properties.rows(150, 300, 300),
     },
     # Several steps of keys, the last one incomplete, for two warpgroups; and a sequence after it.
     "attention": {
@@ -133,6 +144,19 @@ OF_MATMUL = _faults(
     ("no_sync_before_store", f"{FENCE}\n{HANDED_OVER} => {FENCE}\n                    if (thread == 0) {{", UNWRITTEN,
      r"a bulk copy reads shared address \d+, which nothing in this block has wri"),
 )
+RELEASES_LEFT = "if (j == ACROSS - 1) barrier_arrive(empty + left * 8);"
+OF_SCALED_MATMUL = _faults(
+    "scaled_matmul",
+    ("no_wait", "barrier_wait(full + turn.stage * 8, turn.parity); =>", RACE, NOT_LANDED),
+    ("no_wait_for_the_rows", "barrier_wait(full + left * 8, turn.parity); =>", RACE, NO_WAIT),
+    ("rows_released_early", f"{RELEASES_LEFT} => {RELEASES_LEFT.replace('ACROSS - 1', '0')}", RACE, NOT_LANDED),
+    ("registers_read_early", "wgmma_wait<0>();\n                wgmma_written(sums); =>", None, OUTPUT),
+    ("one_scale_of_columns", "of_column[i * next_column]; => of_column[0];", None, OUTPUT),
+    ("scales_not_advanced", "of_column += scale_b_column_stride; =>", None, OUTPUT),
+    ("pairs_not_exchanged", "odd ? first : second, 1); => odd ? first : second, 0);", None, OUTPUT),
+    ("columns_past_the_end_written", "if (column + e < n) to[e] => to[e]", RACE,
+     r"write at byte \d+ of argument 4 \(c\).*, which thread \d+ of block \d+ wrote in line \d+"),
+)
 RELEASES_KEYS = "if (lane == 0) barrier_arrive(k_empty + k_turn.stage * 8);"
 RELEASES_VALUES = "if (lane == 0) barrier_arrive(v_empty + v_turn.stage * 8);"
 OF_ATTENTION = _faults(
@@ -147,7 +171,7 @@ OF_ATTENTION = _faults(
      NO_BARRIER.format("barrier")),
     ("output_not_rescaled", "sums[i] *= shrunk[i / 2 % 2]; => ;", None, OUTPUT),
     ("no_wait_for_the_queries", "barrier_wait(q_full, 0); =>", RACE, NO_WAIT),
-    ("phase_never_turns", "stage = 0, parity ^= 1; => stage = 0;", cuda_on_cpu.UndefinedArithmetic,
+    ("phase_never_turns", "hopper.cuh: stage = 0, parity ^= 1; => stage = 0;", cuda_on_cpu.UndefinedArithmetic,
      r"1 more arrivals at the mbarrier"),
     ("keys_released_early", f"wgmma_wait<1>();\n            wgmma_written(scores);\n            {RELEASES_KEYS} =>"
      f" {RELEASES_KEYS}\n            wgmma_wait<1>();\n            wgmma_written(scores);", RACE, STILL_READ),
@@ -184,4 +208,4 @@ OF_ATTENTION_BACKWARD = _faults(
     gradient=True,
 )
 # fmt: on
-FAULTS = (*OF_MATMUL, *OF_ATTENTION, *OF_ATTENTION_BACKWARD)
+FAULTS = (*OF_MATMUL, *OF_SCALED_MATMUL, *OF_ATTENTION, *OF_ATTENTION_BACKWARD)

@@ -123,14 +123,15 @@ def _triton_faults() -> tuple[Fault, ...]:
 def _cuda_faults() -> tuple[Fault, ...]:
     of, one, github = Edits("scaled_matmul", "cuda"), {"right_on": "k_127"}, "https://github.com"
     return (
-        of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds, "        if (row >= rows) return;\n =>"),
+        of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds,
+                   "scaled_matmul/cuda_kernel.cu:         if (row >= rows) return;\n =>"),
         of("last_block_dropped", "cdiv(m, rows) * cdiv(n, columns) => max(cdiv(m, rows) * cdiv(n, columns) - 1, 1)",
            check=memory_is_respected, says=UNWRITTEN, right_on="one_element"),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic,
                    "ptr + position * stride => ptr + int(position) * int(stride)", examples=far_apart(rows(9, 5, 7)),
                    **one),
-        of("tail_of_terms_dropped", "start < k; start += STEP => start < (k > BLOCK ? k / BLOCK * BLOCK : k);"
-           " start += STEP", source=f"{github}/NVIDIA/cutlass/issues/3536", **one),
+        of("tail_of_terms_dropped", "end = min(k, (part => end = min(k > BLOCK ? k / BLOCK * BLOCK : k, (part",
+           source=f"{github}/NVIDIA/cutlass/issues/3536", **one),
         of("scales_by_launch_coordinates", "of_rows[position * => of_rows[blockIdx.x % rows *",
            source=f"{github}/NVIDIA/cutlass/pull/3394", right_on="one_element"),
         of("each_half_begins_at_the_first_scale", 
