@@ -1,8 +1,8 @@
 #include <mma.h>
 
 #include "activation.cuh"
+#include "shifted.cuh"
 #include "tiles.cuh"
-#include "vectors.cuh"
 
 constexpr int GROUP = 8;
 constexpr int BLOCK = 256;
@@ -16,7 +16,8 @@ template <class T, int TILE, int TILE_K, int THREADS> struct Operand {
 
     long long extent, terms, stride, term_stride;
     bool along_terms;  // whether neighbours along the terms, not along the extent, are read together
-    bool vectors;      // whether these neighbours are adjacent and aligned to 16 bytes, and the tile is whole
+    bool adjacent;     // whether these neighbours are adjacent, and the tile is whole
+    bool vectors;      // whether they are aligned to 16 bytes as well
     const T* next[COUNT];
     Vector<T, WIDTH> fetched[COUNT];
 
@@ -24,7 +25,7 @@ template <class T, int TILE, int TILE_K, int THREADS> struct Operand {
         const T* __restrict__ ptr, long long first, long long extent, long long terms, long long stride,
         long long term_stride, bool along_terms, bool vectors)
         : extent(extent - first), terms(terms), stride(stride), term_stride(term_stride), along_terms(along_terms),
-          vectors(vectors && first + TILE <= extent) {
+          adjacent((along_terms ? term_stride : stride) == 1 && first + TILE <= extent), vectors(adjacent && vectors) {
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
             next[i] = ptr + (first + place(i).position) * stride + place(i).term * term_stride;
@@ -44,6 +45,9 @@ template <class T, int TILE, int TILE_K, int THREADS> struct Operand {
         for (int i = 0; i < COUNT; i++) {
             if (vectors && terms >= TILE_K) {
                 fetched[i] = Vector<T, WIDTH>::load(next[i]);
+            } else if (adjacent && terms >= TILE_K) {
+#pragma unroll
+                for (int j = 0; j < WIDTH; j++) fetched[i].at[j] = next[i][j];
             } else {
                 const Place at = place(i);
                 const long long there = along_terms ? (at.position < extent ? terms - at.term : 0)
@@ -94,21 +98,21 @@ template <class T> struct Result {
     }
 };
 
-// The sums of a tile in the registers of its threads: warps in two rows, each with four rows of eight lanes.
-template <class T, int TILE, int TILE_K, int THREADS> struct SumsOfThreads {
-    static constexpr int WIDTH = Result<T>::WIDTH, LINE = Operand<T, TILE, TILE_K, THREADS>::LINE;
-    static constexpr int WARPS_M = 2, WARPS_N = THREADS / 32 / WARPS_M, LANES_M = 4, LANES_N = 32 / LANES_M;
-    static constexpr int ROWS = TILE / WARPS_M / LANES_M, COLUMNS = TILE / WARPS_N / LANES_N;
+// The sums of a tile in the registers of its threads: warps in WARPS_M rows, each with four rows of eight lanes.
+template <class T, int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N> struct SumsOfThreads {
+    static constexpr int WIDTH = Result<T>::WIDTH, LANES_M = 4, LANES_N = 32 / LANES_M;
+    static constexpr int LEFT = TILE_M + WIDTH, RIGHT = TILE_N + WIDTH;
+    static constexpr int ROWS = TILE_M / WARPS_M / LANES_M, COLUMNS = TILE_N / WARPS_N / LANES_N;
     static_assert(ROWS % WIDTH == 0 && COLUMNS % WIDTH == 0);
     T at[ROWS][COLUMNS] = {};
 
     __device__ static int first_row() {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        return warp / WARPS_N * (TILE / WARPS_M) + lane / LANES_N * WIDTH;
+        return warp / WARPS_N * (TILE_M / WARPS_M) + lane / LANES_N * WIDTH;
     }
     __device__ static int first_column() {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        return warp % WARPS_N * (TILE / WARPS_N) + lane % LANES_N * WIDTH;
+        return warp % WARPS_N * (TILE_N / WARPS_N) + lane % LANES_N * WIDTH;
     }
 
     __device__ void add(const T* left, const T* right) {
@@ -119,10 +123,10 @@ template <class T, int TILE, int TILE_K, int THREADS> struct SumsOfThreads {
             Vector<T, WIDTH> x[ROWS / WIDTH], y[COLUMNS / WIDTH];
 #pragma unroll
             for (int v = 0; v < ROWS / WIDTH; v++)
-                x[v] = Vector<T, WIDTH>::load(left + k * LINE + v * LANES_M * WIDTH);
+                x[v] = Vector<T, WIDTH>::load(left + k * LEFT + v * LANES_M * WIDTH);
 #pragma unroll
             for (int v = 0; v < COLUMNS / WIDTH; v++)
-                y[v] = Vector<T, WIDTH>::load(right + k * LINE + v * LANES_N * WIDTH);
+                y[v] = Vector<T, WIDTH>::load(right + k * RIGHT + v * LANES_N * WIDTH);
 #pragma unroll
             for (int i = 0; i < ROWS; i++)
 #pragma unroll
@@ -142,11 +146,11 @@ template <class T, int TILE, int TILE_K, int THREADS> struct SumsOfThreads {
 };
 
 // The sums of a tile of half types, in the tensor cores' fragments of its warps.
-template <class T, int TILE, int TILE_K, int THREADS> struct SumsOfWarps {
-    static constexpr int WARPS = THREADS / 32, WARPS_M = WARPS == 8 ? 4 : 2, WARPS_N = WARPS / WARPS_M;
+template <class T, int TILE, int TILE_K, int WARPS_M, int WARPS_N> struct SumsOfWarps {
+    static constexpr int WARPS = WARPS_M * WARPS_N;
     static constexpr int ROWS = TILE / 16 / WARPS_M, COLUMNS = TILE / 16 / WARPS_N;
-    static constexpr int LINE = Operand<T, TILE, TILE_K, THREADS>::LINE;
-    static_assert(WARPS_M * WARPS_N == WARPS && ROWS * WARPS_M * 16 == TILE && COLUMNS * WARPS_N * 16 == TILE);
+    static constexpr int LINE = Operand<T, TILE, TILE_K, WARPS * 32>::LINE;
+    static_assert(ROWS * WARPS_M * 16 == TILE && COLUMNS * WARPS_N * 16 == TILE);
     nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, float> at[ROWS][COLUMNS];
 
     __device__ SumsOfWarps() {
@@ -192,33 +196,48 @@ template <class T, int TILE, int TILE_K, int THREADS> struct SumsOfWarps {
     }
 };
 
-template <class T, int TILE, int TILE_K, int THREADS> struct SumsOf {
-    using type = SumsOfThreads<T, TILE, TILE_K, THREADS>;
+template <class T, int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N> struct SumsOf {
+    using type = SumsOfThreads<T, TILE_M, TILE_N, TILE_K, WARPS_M, WARPS_N>;
 };
-template <int TILE, int TILE_K, int THREADS> struct SumsOf<__half, TILE, TILE_K, THREADS> {
-    using type = SumsOfWarps<__half, TILE, TILE_K, THREADS>;
+template <int TILE, int TILE_K, int WARPS_M, int WARPS_N>
+struct SumsOf<__half, TILE, TILE, TILE_K, WARPS_M, WARPS_N> {
+    using type = SumsOfWarps<__half, TILE, TILE_K, WARPS_M, WARPS_N>;
 };
-template <int TILE, int TILE_K, int THREADS> struct SumsOf<__nv_bfloat16, TILE, TILE_K, THREADS> {
-    using type = SumsOfWarps<__nv_bfloat16, TILE, TILE_K, THREADS>;
+template <int TILE, int TILE_K, int WARPS_M, int WARPS_N>
+struct SumsOf<__nv_bfloat16, TILE, TILE, TILE_K, WARPS_M, WARPS_N> {
+    using type = SumsOfWarps<__nv_bfloat16, TILE, TILE_K, WARPS_M, WARPS_N>;
 };
 
-template <class T, int TILE, int TILE_K, int THREADS>
-__global__ void __launch_bounds__(THREADS, 512 / THREADS) matmul_kernel(
+// IN_PARTS: where there are few tiles, several blocks share each, as in the kernel for Hopper.
+template <class T, int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int BLOCKS, bool IN_PARTS>
+__global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, BLOCKS) matmul_kernel(
     const T* __restrict__ a,  // [m, k], strided
     const T* __restrict__ b,  // [k, n], strided
-    T* __restrict__ c,        // [m, n]
+    T* __restrict__ c,        // [m, n]; [parts, m, n] if IN_PARTS
     long long m, long long n, long long k, long long a_row_stride, long long a_column_stride, long long b_row_stride,
-    long long b_column_stride, bool a_vectors, bool b_vectors, long long activation, double negative_slope) {
-    // One block owns a tile [TILE, TILE] of the result.
-    using Side = Operand<T, TILE, TILE_K, THREADS>;
-    __shared__ __align__(32) T left[2][Side::SIZE], right[2][Side::SIZE];
-    const TileAt tile = tile_at(int(blockIdx.x), int((m + TILE - 1) / TILE), int((n + TILE - 1) / TILE), GROUP);
-    const long long first_row = tile.row * (long long)TILE, first_column = tile.column * (long long)TILE;
-    Side rows(
+    long long b_column_stride, bool a_vectors, bool b_vectors, long long parts, long long activation,
+    double negative_slope) {
+    // One block owns a part of a tile [TILE_M, TILE_N] of the result.
+    constexpr int THREADS = WARPS_M * WARPS_N * 32;
+    using Left = Operand<T, TILE_M, TILE_K, THREADS>;
+    using Right = Operand<T, TILE_N, TILE_K, THREADS>;
+    __shared__ __align__(32) T left[2][Left::SIZE], right[2][Right::SIZE];
+    const int tiles_m = int((m + TILE_M - 1) / TILE_M), tiles_n = int((n + TILE_N - 1) / TILE_N);
+    const TileAt tile = tile_at(int(blockIdx.x) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP);
+    const long long first_row = tile.row * (long long)TILE_M, first_column = tile.column * (long long)TILE_N;
+    if constexpr (IN_PARTS) {
+        const long long part = int(blockIdx.x) / (tiles_m * tiles_n), steps = (k + TILE_K - 1) / TILE_K;
+        const long long first = part * steps / parts * TILE_K, last = (part + 1) * steps / parts * TILE_K;
+        a += first * a_column_stride;
+        b += first * b_row_stride;
+        c += part * m * n;
+        k = (last < k ? last : k) - first;
+    }
+    Left rows(
         a, first_row, m, k, a_row_stride, a_column_stride, a_column_stride == 1 || a_row_stride != 1, a_vectors);
-    Side columns(
+    Right columns(
         b, first_column, n, k, b_column_stride, b_row_stride, b_column_stride != 1 && b_row_stride == 1, b_vectors);
-    typename SumsOf<T, TILE, TILE_K, THREADS>::type sums;
+    typename SumsOf<T, TILE_M, TILE_N, TILE_K, WARPS_M, WARPS_N>::type sums;
     rows.fetch();
     columns.fetch();
     for (int turn = 0; k > 0; k -= TILE_K, turn ^= 1) {
@@ -233,7 +252,8 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS) matmul_kernel(
         }
         sums.add(left[turn], right[turn]);
     }
-    sums.put(Result<T>{c, m, n, activation, Compute<T>(negative_slope)}, first_row, first_column);
+    sums.put(
+        Result<T>{c, m, n, IN_PARTS ? NONE : activation, Compute<T>(negative_slope)}, first_row, first_column);
 }
 
 template <class T, int WIDTH>
@@ -262,31 +282,47 @@ __global__ void __launch_bounds__(BLOCK) activation_backward_kernel(
 
 template <class T>
 __global__ void __launch_bounds__(BLOCK) sum_of_parts_kernel(
-    const float* __restrict__ sums,  // [parts, m, n]
-    T* __restrict__ c,               // [m, n]
+    const Compute<T>* __restrict__ sums,  // [parts, m, n]
+    T* __restrict__ c,                    // [m, n]
     long long elements, long long parts, long long activation, double negative_slope) {
     // One thread owns an element.
     const long long at = blockIdx.x * (long long)BLOCK + threadIdx.x;
     if (at >= elements) return;
-    float sum = sums[at];
+    Compute<T> sum = sums[at];
 #pragma unroll 4
     for (long long part = 1; part < parts; part++) sum += sums[part * elements + at];
-    c[at] = T(activate(sum, activation, float(negative_slope)));
+    c[at] = T(activate(sum, activation, Compute<T>(negative_slope)));
 }
+
+// Vectors of a row that a thread copies.
+constexpr int COPIED = 4;
 
 template <class T>
 __global__ void __launch_bounds__(BLOCK) pad_rows_kernel(
     const T* __restrict__ from,  // [rows, columns], strided
     T* __restrict__ to,          // [rows, pitch], with zeros beyond the columns of `from`
     long long rows, long long columns, long long row_stride, long long column_stride, long long pitch) {
-    // One thread owns a vector of `to`.
+    // One warp owns 32 * COPIED consecutive vectors of a row of `to`.
     constexpr int WIDTH = 16 / sizeof(T);
-    const long long number = blockIdx.x * (long long)BLOCK + threadIdx.x, vectors = pitch / WIDTH;
-    const long long row = number / vectors, first = number % vectors * WIDTH;
+    const long long vectors = pitch / WIDTH, in_row = (vectors + 32 * COPIED - 1) / (32 * COPIED);
+    const long long warp = blockIdx.x * (long long)blockDim.y + threadIdx.y, row = warp / in_row;
+    const int first = int(warp % in_row) * 32 * COPIED + int(threadIdx.x);
     if (row >= rows) return;
-    const T* source = from + row * row_stride + first * column_stride;
-    Vector<T, WIDTH> vector;
+    const T* source = from + row * row_stride;
+    Vector<T, WIDTH> copied[COPIED];
+    const auto number = [&](int i) { return first + i * 32; };
+    if (column_stride == 1) {
+        load_shifted<T, WIDTH, COPIED>(copied, source, columns, number, 0.0f);
+    } else {
 #pragma unroll
-    for (int j = 0; j < WIDTH; j++) vector.at[j] = first + j < columns ? source[j * column_stride] : T(0.0f);
-    vector.store(to + row * pitch + first);
+        for (int i = 0; i < COPIED; i++)
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                const long long column = number(i) * (long long)WIDTH + j;
+                copied[i].at[j] = column < columns ? source[column * column_stride] : T(0.0f);
+            }
+    }
+#pragma unroll
+    for (int i = 0; i < COPIED; i++)
+        if (number(i) < vectors) copied[i].store(to + row * pitch + number(i) * WIDTH);
 }

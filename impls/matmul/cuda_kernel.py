@@ -28,27 +28,45 @@ from .operators import (
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
 BLOCK = 256
+# Of the kernel that copies rows: vectors of a thread, and words of 16 bytes that a warp exchanges.
+COPIED, EXCHANGED = 4, 33
 # For the Hopper kernel: rows per tile, terms per step, and elements in the 128 bytes of which its copies consist.
 HOPPER_ROWS, HOPPER_TERMS, HOPPER_LINE = 128, 64, 64
 HOPPER_THREADS = 384
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
-def _portable(name: str, threads: int, tiles: dict[torch.dtype, tuple[int, int]]) -> Configuration:
+Tile = tuple[int, int, int, int, int, int]
+
+
+def _portable(name: str, tiles: dict[torch.dtype, Tile], parts: int = 1, copied: bool = False) -> Configuration:
     kernels = {
-        dtype: CudaKernel(SOURCE, f"matmul_kernel<{CPP_TYPES[dtype]}, {tile}, {terms}, {threads}>")
-        for dtype, (tile, terms) in tiles.items()
+        dtype: CudaKernel(
+            SOURCE,
+            f"matmul_kernel<{CPP_TYPES[dtype]}, {', '.join(map(str, tile))}, {str(parts > 1).lower()}>",
+        )
+        for dtype, tile in tiles.items()
     }
-    return Configuration(name, {"kernels": kernels, "tiles": tiles, "threads": threads}, frozenset(tiles))
+    name += f"_in_{parts}_parts" if parts > 1 else ""
+    return Configuration(
+        name, {"kernels": kernels, "tiles": tiles, "parts": parts, "copied": copied}, frozenset(tiles)
+    )
 
 
-# The rows and columns of a tile, and the terms of a step.
-SMALL = _portable("small_tiles", 64, {dtype: (32, 16 if dtype == torch.float64 else 32) for dtype in CPP_TYPES})
-MEDIUM = _portable("medium_tiles", 128, dict.fromkeys((torch.float32, torch.float64), (64, 16)))
+# Rows and columns of a tile, terms of a step, rows and columns of warps, and blocks that a multiprocessor runs.
+SMALL = _portable(
+    "small_tiles",
+    {dtype: (32, 32, 16 if dtype == torch.float64 else 32, 2, 1, 8) for dtype in CPP_TYPES},
+)
+MEDIUM = _portable("medium_tiles", dict.fromkeys((torch.float32, torch.float64), (64, 64, 16, 2, 2, 4)))
 LARGE = _portable(
     "large_tiles",
-    256,
-    {torch.float16: (128, 32), torch.bfloat16: (128, 32), torch.float32: (128, 16), torch.float64: (64, 16)},
+    {
+        torch.float16: (128, 128, 32, 4, 2, 2),
+        torch.bfloat16: (128, 128, 32, 4, 2, 2),
+        torch.float32: (128, 128, 16, 4, 2, 2),
+        torch.float64: (64, 64, 16, 4, 2, 2),
+    },
 )
 
 
@@ -90,7 +108,7 @@ HOPPER = (
 NARROW = HOPPER[4]
 # What a matrix is copied to whose rows no tensor map can describe, and what adds the parts of tiles.
 PAD_ROWS, SUM_OF_PARTS = (
-    {dtype: CudaKernel(SOURCE, f"{name}<{CPP_TYPES[dtype]}>") for dtype in HALF_TYPES}
+    {dtype: CudaKernel(SOURCE, f"{name}<{CPP_TYPES[dtype]}>") for dtype in CPP_TYPES}
     for name in ("pad_rows_kernel", "sum_of_parts_kernel")
 )
 # By dtype; True where gradients lie one after another, each tensor aligned to 16 bytes.
@@ -119,9 +137,27 @@ def _padded(matrix: torch.Tensor) -> torch.Tensor:
     """Return a copy whose rows begin at multiples of 16 bytes, as a tensor map needs."""
     (rows, columns), pitch = matrix.shape, padded_row(matrix)
     copy = torch.empty((rows, pitch), dtype=matrix.dtype, device=matrix.device)
-    blocks = cdiv(copy.numel() * copy.element_size(), 16 * BLOCK)
-    PAD_ROWS[matrix.dtype].launch(blocks, BLOCK, matrix, copy, rows, columns, *matrix.stride(), pitch)
+    warps = rows * cdiv(pitch * copy.element_size(), 16 * 32 * COPIED)
+    PAD_ROWS[matrix.dtype].launch(
+        cdiv(warps, BLOCK // 32),
+        (32, BLOCK // 32),
+        matrix,
+        copy,
+        rows,
+        columns,
+        *matrix.stride(),
+        pitch,
+        shared_bytes=BLOCK // 32 * EXCHANGED * 16,
+    )
     return copy[:, :columns]
+
+
+def _as_vectors(matrix: torch.Tensor) -> torch.Tensor:
+    """Return a matrix, or a copy of it that the portable kernel reads in vectors."""
+    if _vectors(matrix):
+        return matrix
+    rows, transposed = dense_rows(matrix, None, _padded)
+    return rows.t() if transposed else rows
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: float) -> torch.Tensor:
@@ -134,6 +170,11 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
     dense_a, dense_b = one_axis_dense(a), one_axis_dense(b)
     # Rows that no tensor map can describe are copied first, where the product takes long beside that.
     mapped = (dense_a is not None and dense_b is not None) or m * n * k >= LITTLE_WORK
+
+    def add_up(sums: torch.Tensor, parts: int) -> None:
+        if parts > 1:
+            blocks = cdiv(c.numel(), BLOCK)
+            SUM_OF_PARTS[dtype].launch(blocks, BLOCK, sums, c, c.numel(), parts, number, negative_slope)
 
     def run_hopper(configuration: Configuration) -> None:
         options = configuration.options
@@ -164,25 +205,39 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
             negative_slope,
             shared_bytes=options["shared_bytes"],
         )
-        if parts > 1:
-            blocks = cdiv(c.numel(), BLOCK)
-            SUM_OF_PARTS[dtype].launch(blocks, BLOCK, to, c, c.numel(), parts, number, negative_slope)
+        add_up(to, parts)
 
     def run(configuration: Configuration) -> None:
         options = configuration.options
         if configuration in HOPPER:
             return run_hopper(configuration)
-        tile, _ = options["tiles"][dtype]
-        blocks = cdiv(m, tile) * cdiv(n, tile)
-        strides = *a.stride(), *b.stride()
+        tile_m, tile_n, _, warps_m, warps_n, _ = options["tiles"][dtype]
+        parts = options["parts"]
+        left, right = a, b
+        if options["copied"]:
+            left, right = (_as_vectors(matrix) for matrix in (a, b))
+        to = c if parts == 1 else torch.empty((parts, m, n), dtype=dtype, device=c.device)
         options["kernels"][dtype].launch(
-            blocks, options["threads"], a, b, c, m, n, k, *strides, *vectors, number, negative_slope
+            cdiv(m, tile_m) * cdiv(n, tile_n) * parts,
+            warps_m * warps_n * 32,
+            left,
+            right,
+            to,
+            m,
+            n,
+            k,
+            *left.stride(),
+            *right.stride(),
+            _vectors(left),
+            _vectors(right),
+            parts,
+            number,
+            negative_slope,
         )
-        return None
+        add_up(to, parts)
 
     def fits(configuration: Configuration) -> bool:
-        parts = configuration.options["parts"] if configuration in HOPPER else 0
-        return configuration.serves(dtype, a.device) and parts <= cdiv(k, HOPPER_TERMS)
+        return configuration.serves(dtype, a.device) and configuration.options["parts"] <= max(1, cdiv(k, HOPPER_TERMS))
 
     def default() -> Configuration:
         small = m * n <= 512 * 512

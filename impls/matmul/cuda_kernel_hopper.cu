@@ -71,6 +71,9 @@ template <int PENDING> __device__ inline void wgmma_wait() {
 #define NAMES_64                                                                                        \
     NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,"                 \
     "%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define NAMES_96                                                                                        \
+    NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85," \
+    "%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define NAMES_128                                                                                       \
     NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85," \
     "%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,"   \
@@ -83,6 +86,13 @@ template <int PENDING> __device__ inline void wgmma_wait() {
         "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " {" NAMES_128   \
         "}, %128, %129, add, 1, 1, %131, %132;\n}"                                    \
         : REGISTERS_64(0), REGISTERS_64(64)                                           \
+        : "l"(a), "l"(b), "r"(add), "n"(A_ALONG_M), "n"(B_ALONG_N))
+#define WGMMA_192(TYPE)                                                               \
+    asm volatile(                                                                     \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %98, 0;\n"                              \
+        "wgmma.mma_async.sync.aligned.m64n192k16.f32." TYPE "." TYPE " {" NAMES_96    \
+        "}, %96, %97, add, 1, 1, %99, %100;\n}"                                       \
+        : REGISTERS_64(0), REGISTERS_16(64), REGISTERS_16(80)                         \
         : "l"(a), "l"(b), "r"(add), "n"(A_ALONG_M), "n"(B_ALONG_N))
 #define WGMMA_128(TYPE)                                                               \
     asm volatile(                                                                     \
@@ -106,6 +116,11 @@ template <class T, int A_ALONG_M, int B_ALONG_N>
 __device__ inline void wgmma(float (&d)[128], unsigned long long a, unsigned long long b, int add) {
     if constexpr (IS_BFLOAT16<T>) WGMMA_256("bf16");
     else WGMMA_256("f16");
+}
+template <class T, int A_ALONG_M, int B_ALONG_N>
+__device__ inline void wgmma(float (&d)[96], unsigned long long a, unsigned long long b, int add) {
+    if constexpr (IS_BFLOAT16<T>) WGMMA_192("bf16");
+    else WGMMA_192("f16");
 }
 template <class T, int A_ALONG_M, int B_ALONG_N>
 __device__ inline void wgmma(float (&d)[64], unsigned long long a, unsigned long long b, int add) {

@@ -62,7 +62,7 @@ def tile_at(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 def matmul_kernel(
     a_ptr,  # [m, k], strided
     b_ptr,  # [k, n], strided
-    c_ptr,  # [m, n]
+    c_ptr,  # [m, n]; [PARTS, m, n] if PARTS > 1
     m,
     n,
     k,
@@ -78,24 +78,40 @@ def matmul_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    # One program owns a tile [BLOCK_M, BLOCK_N] of the result.
-    row, column = tile_at(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M)
+    # One program owns a tile [BLOCK_M, BLOCK_N] of the result, or the sums over one part of its terms.
+    tiles_m = tl.cdiv(m, BLOCK_M)
+    tiles_n = tl.cdiv(n, BLOCK_N)
+    tile = tl.program_id(0) % (tiles_m * tiles_n) if PARTS > 1 else tl.program_id(0)
+    row, column = tile_at(tile, tiles_m, tiles_n, GROUP_M)
     rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
     terms = tl.arange(0, BLOCK_K)
     a_ptrs = a_ptr + rows.to(tl.int64)[:, None] * a_row_stride + terms.to(tl.int64)[None, :] * a_column_stride
     b_ptrs = b_ptr + terms.to(tl.int64)[:, None] * b_row_stride + columns.to(tl.int64)[None, :] * b_column_stride
+    first = 0
+    last = k
+    if PARTS > 1:
+        part = tl.program_id(0) // (tiles_m * tiles_n)
+        first = part * tl.cdiv(k, BLOCK_K) // PARTS * BLOCK_K
+        last = min((part + 1) * tl.cdiv(k, BLOCK_K) // PARTS * BLOCK_K, k)
+        a_ptrs += first.to(tl.int64) * a_column_stride
+        b_ptrs += first.to(tl.int64) * b_row_stride
     sums = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
-    for start in range(0, k, BLOCK_K):
+    for start in range(first, last, BLOCK_K):
         there = terms < k - start
         a = tl.load(a_ptrs, mask=(rows < m)[:, None] & there[None, :], other=0.0)
         b = tl.load(b_ptrs, mask=there[:, None] & (columns < n)[None, :], other=0.0)
         sums = tl.dot(a, b, sums, input_precision=PRECISION, out_dtype=COMPUTE)
         a_ptrs += tl.cast(BLOCK_K, tl.int64) * a_column_stride
         b_ptrs += tl.cast(BLOCK_K, tl.int64) * b_row_stride
-    result = activate(sums, slope_bits, ACTIVATION).to(c_ptr.dtype.element_ty)
     c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * n + columns.to(tl.int64)[None, :]
+    if PARTS > 1:
+        c_ptrs += part.to(tl.int64) * m * n
+        result = sums
+    else:
+        result = activate(sums, slope_bits, ACTIVATION).to(c_ptr.dtype.element_ty)
     tl.store(c_ptrs, result, mask=(rows < m)[:, None] & (columns < n)[None, :])
 
 
@@ -244,6 +260,7 @@ def activation_backward_kernel(
     tl.store(grad_ptr + at.to(tl.int64), grad.to(grad_ptr.dtype.element_ty), mask=mask)
 
 
+TORCH_COMPUTE = {dtype: torch.float64 if dtype == torch.float64 else torch.float32 for dtype in triton_launch.COMPUTE}
 HALF_TYPES = frozenset((torch.float16, torch.bfloat16))
 
 
@@ -252,11 +269,13 @@ def has_descriptors(device: torch.device) -> bool:
     return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def _by_pointers(m: int, n: int, k: int, warps: int, stages: int) -> Configuration:
+def _by_pointers(m: int, n: int, k: int, warps: int, stages: int, parts: int = 1) -> Configuration:
     options = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "num_warps": warps, "num_stages": stages}
+    options |= {"PARTS": parts}
     # Tensor cores do not multiply wider types in full precision, so a program's tiles must fit in its registers.
     wider = {dtype for dtype in (torch.float32, torch.float64) if m * n * dtype.itemsize <= 64 * 1024 and k <= 32}
-    return Configuration(f"pointers_{m}x{n}x{k}_{warps}_warps_{stages}_stages", options, HALF_TYPES | wider)
+    name = f"pointers_{m}x{n}x{k}_{warps}_warps_{stages}_stages" + (f"_in_{parts}_parts" if parts > 1 else "")
+    return Configuration(name, options, HALF_TYPES | wider)
 
 
 def _by_descriptors(
@@ -355,14 +374,13 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
     def run(configuration: Configuration) -> None:
         options = configuration.options
         block_m, block_n, block_k = options["BLOCK_M"], options["BLOCK_N"], options["BLOCK_K"]
-        tiles = cdiv(m, block_m) * cdiv(n, block_n)
+        tiles, parts = cdiv(m, block_m) * cdiv(n, block_n), options["PARTS"]
+        to = c if parts == 1 else torch.empty((parts, m, n), dtype=TORCH_COMPUTE[dtype], device=device)
         if configuration in DESCRIPTORS:
-            parts = options["PARTS"]
             rows_of_a, a_transposed = dense_rows(a, dense_a, padded)
             rows_of_b, b_transposed = dense_rows(b, dense_b, padded)
             by_descriptor = parts == 1 and one_axis_dense(c) == 1
             c_block = [block_m, block_n // 2 if options["HALVES"] else block_n]
-            to = c if parts == 1 else torch.empty((parts, m, n), dtype=torch.float32, device=device)
             matmul_descriptor_kernel[(min(tiles * parts, triton_launch.multiprocessors(device)),)](
                 descriptor(rows_of_a, a_transposed, [block_m, block_k]),
                 descriptor(rows_of_b, b_transposed, [block_k, block_n]),
@@ -378,36 +396,36 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
                 ACTIVATION=number,
                 **options,
             )
-            if parts > 1:
-                triton_launch.launch(
-                    sum_of_parts_kernel,
-                    (cdiv(c.numel(), BLOCK_ELEMENTS),),
-                    (to, c),
-                    (c.numel(), slope_bits),
-                    PARTS=parts,
-                    ACTIVATION=number,
-                    BLOCK_ELEMENTS=BLOCK_ELEMENTS,
-                )
         else:
             # Without tensor cores, the terms of a column of b are slow to load: the matrix is copied to rows first.
             by_columns = wide and b.stride(0) == 1 != b.stride(1)
             right = padded(b) if by_columns and m >= MANY_ROWS and n * k >= MANY_ROWS * MANY_ROWS else b
             triton_launch.launch(
                 matmul_kernel,
-                (tiles,),
-                (a, right, c),
+                (tiles * parts,),
+                (a, right, to),
                 (m, n, k, *a.stride(), *right.stride(), slope_bits),
                 ACTIVATION=number,
                 COMPUTE=triton_launch.COMPUTE[dtype],
                 PRECISION=precision,
                 **options,
             )
+        if parts > 1:
+            triton_launch.launch(
+                sum_of_parts_kernel,
+                (cdiv(c.numel(), BLOCK_ELEMENTS),),
+                (to, c),
+                (c.numel(), slope_bits),
+                PARTS=parts,
+                ACTIVATION=number,
+                BLOCK_ELEMENTS=BLOCK_ELEMENTS,
+            )
 
     kind = (str(dtype), precision, dense_a, dense_b, a.stride(1) == 1, b.stride(1) == 1)
 
     def fits(configuration: Configuration) -> bool:
         options = configuration.options
-        return configuration.serves(dtype, device) and options.get("PARTS", 0) <= cdiv(k, options["BLOCK_K"])
+        return configuration.serves(dtype, device) and options["PARTS"] <= max(1, cdiv(k, options["BLOCK_K"]))
 
     def default() -> Configuration:
         return _default(m, n, dtype, described and fits(DESCRIPTORS[0]))
