@@ -106,13 +106,15 @@ template <class T, int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N>
     static_assert(ROWS % WIDTH == 0 && COLUMNS % WIDTH == 0);
     T at[ROWS][COLUMNS] = {};
 
+    // Lanes that differ by 1 have the same rows, and lanes that differ by 2 the same columns: of such lanes, shared memory
+    // serves two at once.
     __device__ static int first_row() {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        return warp / WARPS_N * (TILE_M / WARPS_M) + lane / LANES_N * WIDTH;
+        return warp / WARPS_N * (TILE_M / WARPS_M) + (lane / 2 % 2 + lane / 16 * 2) * WIDTH;
     }
     __device__ static int first_column() {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        return warp % WARPS_N * (TILE_N / WARPS_N) + lane % LANES_N * WIDTH;
+        return warp % WARPS_N * (TILE_N / WARPS_N) + (lane % 2 + lane / 4 % 4 * 2) * WIDTH;
     }
 
     __device__ void add(const T* left, const T* right) {
