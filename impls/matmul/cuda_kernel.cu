@@ -223,7 +223,9 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, BLOCKS) matmul_kernel(
     constexpr int THREADS = WARPS_M * WARPS_N * 32;
     using Left = Operand<T, TILE_M, TILE_K, THREADS>;
     using Right = Operand<T, TILE_N, TILE_K, THREADS>;
-    __shared__ __align__(32) T left[2][Left::SIZE], right[2][Right::SIZE];
+    extern __shared__ __align__(32) unsigned char tiles[];
+    T(*left)[Left::SIZE] = reinterpret_cast<T(*)[Left::SIZE]>(tiles);
+    T(*right)[Right::SIZE] = reinterpret_cast<T(*)[Right::SIZE]>(left + 2);
     const int tiles_m = int((m + TILE_M - 1) / TILE_M), tiles_n = int((n + TILE_N - 1) / TILE_N);
     const TileAt tile = tile_at(int(blockIdx.x) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP);
     const long long first_row = tile.row * (long long)TILE_M, first_column = tile.column * (long long)TILE_N;

@@ -211,7 +211,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
         options = configuration.options
         if configuration in HOPPER:
             return run_hopper(configuration)
-        tile_m, tile_n, _, warps_m, warps_n, _ = options["tiles"][dtype]
+        tile_m, tile_n, terms, warps_m, warps_n, _ = options["tiles"][dtype]
         parts = options["parts"]
         left, right = a, b
         if options["copied"]:
@@ -233,6 +233,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
             parts,
             number,
             negative_slope,
+            shared_bytes=2 * terms * (tile_m + tile_n + 32 // dtype.itemsize) * dtype.itemsize,
         )
         add_up(to, parts)
 
