@@ -260,30 +260,6 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, BLOCKS) matmul_kernel(
         Result<T>{c, m, n, IN_PARTS ? NONE : activation, Compute<T>(negative_slope)}, first_row, first_column);
 }
 
-template <class T, int WIDTH>
-__global__ void __launch_bounds__(BLOCK) activation_backward_kernel(
-    const T* __restrict__ grad_output,  // [m, n], strided, or contiguous if WIDTH > 1
-    const T* __restrict__ output,       // [m, n]
-    T* __restrict__ grad,               // [m, n]
-    long long elements, long long n, long long row_stride, long long column_stride, long long activation,
-    double negative_slope) {
-    // One thread owns WIDTH consecutive elements. The last thread owns those that make no whole vector.
-    using C = Compute<T>;
-    const auto through = [&](T g, T y) { return T(activation_backward(C(g), C(y), activation, C(negative_slope))); };
-    const long long first = (blockIdx.x * (long long)BLOCK + threadIdx.x) * WIDTH;
-    if (first >= elements) return;
-    if (first + WIDTH <= elements) {
-        Vector<T, WIDTH> g, y = Vector<T, WIDTH>::load(output + first);
-        if constexpr (WIDTH == 1) g.at[0] = grad_output[first / n * row_stride + first % n * column_stride];
-        else g = Vector<T, WIDTH>::load(grad_output + first);
-#pragma unroll
-        for (int j = 0; j < WIDTH; j++) g.at[j] = through(g.at[j], y.at[j]);
-        g.store(grad + first);
-        return;
-    }
-    for (long long i = first; i < elements; i++) grad[i] = through(grad_output[i], output[i]);
-}
-
 template <class T>
 __global__ void __launch_bounds__(BLOCK) sum_of_parts_kernel(
     const Compute<T>* __restrict__ sums,  // [parts, m, n]
@@ -302,19 +278,22 @@ __global__ void __launch_bounds__(BLOCK) sum_of_parts_kernel(
 constexpr int COPIED = 4;
 
 template <class T>
-__global__ void __launch_bounds__(BLOCK) pad_rows_kernel(
-    const T* __restrict__ from,  // [rows, columns], strided
-    T* __restrict__ to,          // [rows, pitch], with zeros beyond the columns of `from`
-    long long rows, long long columns, long long row_stride, long long column_stride, long long pitch) {
+__global__ void __launch_bounds__(BLOCK) copy_rows_kernel(
+    const T* __restrict__ from,    // [rows, columns], strided
+    const T* __restrict__ output,  // [rows, columns], or null
+    T* __restrict__ to,            // [rows, pitch]: a copy of `from`, or its gradient through the activation of `output`
+    long long rows, long long columns, long long row_stride, long long column_stride, long long pitch,
+    long long activation, double negative_slope) {
     // One warp owns 32 * COPIED consecutive vectors of a row of `to`.
+    using C = Compute<T>;
     constexpr int WIDTH = 16 / sizeof(T);
     const long long vectors = pitch / WIDTH, in_row = (vectors + 32 * COPIED - 1) / (32 * COPIED);
     const long long warp = blockIdx.x * (long long)blockDim.y + threadIdx.y, row = warp / in_row;
-    const int first = int(warp % in_row) * 32 * COPIED + int(threadIdx.x);
     if (row >= rows) return;
-    const T* source = from + row * row_stride;
-    Vector<T, WIDTH> copied[COPIED];
+    const int first = int(warp % in_row) * 32 * COPIED + int(threadIdx.x);
     const auto number = [&](int i) { return first + i * 32; };
+    Vector<T, WIDTH> copied[COPIED];
+    const T* source = from + row * row_stride;
     if (column_stride == 1) {
         load_shifted<T, WIDTH, COPIED>(copied, source, columns, number, 0.0f);
     } else {
@@ -326,7 +305,17 @@ __global__ void __launch_bounds__(BLOCK) pad_rows_kernel(
                 copied[i].at[j] = column < columns ? source[column * column_stride] : T(0.0f);
             }
     }
+    if (output) {
+        Vector<T, WIDTH> outputs[COPIED];
+        load_shifted<T, WIDTH, COPIED>(outputs, output + row * columns, columns, number, 0.0f);
+#pragma unroll
+        for (int i = 0; i < COPIED; i++)
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++)
+                copied[i].at[j] =
+                    T(activation_backward(C(copied[i].at[j]), C(outputs[i].at[j]), activation, C(negative_slope)));
+    }
 #pragma unroll
     for (int i = 0; i < COPIED; i++)
-        if (number(i) < vectors) copied[i].store(to + row * pitch + number(i) * WIDTH);
+        if (number(i) < vectors) copied[i].store(to + row * pitch + number(i) * (long long)WIDTH);
 }

@@ -48,9 +48,7 @@ def _portable(name: str, tiles: dict[torch.dtype, Tile], parts: int = 1, copied:
         for dtype, tile in tiles.items()
     }
     name += f"_in_{parts}_parts" if parts > 1 else ""
-    return Configuration(
-        name, {"kernels": kernels, "tiles": tiles, "parts": parts, "copied": copied}, frozenset(tiles)
-    )
+    return Configuration(name, {"kernels": kernels, "tiles": tiles, "parts": parts, "copied": copied}, frozenset(tiles))
 
 
 # Rows and columns of a tile, terms of a step, rows and columns of warps, and blocks that a multiprocessor runs.
@@ -106,19 +104,16 @@ HOPPER = (
     _hopper(128, 6, 64, 8, parts=8),
 )
 NARROW = HOPPER[4]
-# What a matrix is copied to whose rows no tensor map can describe, and what adds the parts of tiles.
-PAD_ROWS, SUM_OF_PARTS = (
+# What copies a matrix, or the gradient of a product, to aligned rows, and what adds the parts of tiles.
+COPY_ROWS, SUM_OF_PARTS = (
     {dtype: CudaKernel(SOURCE, f"{name}<{CPP_TYPES[dtype]}>") for dtype in CPP_TYPES}
-    for name in ("pad_rows_kernel", "sum_of_parts_kernel")
+    for name in ("copy_rows_kernel", "sum_of_parts_kernel")
 )
-# By dtype; True where gradients lie one after another, each tensor aligned to 16 bytes.
-ACTIVATION_BACKWARD = CudaKernel.instances(SOURCE, "activation_backward_kernel<{T}, {}>", {True: "{W}", False: "1"})
 KERNELS = (
     *SMALL.options["kernels"].values(),
     *MEDIUM.options["kernels"].values(),
     *LARGE.options["kernels"].values(),
-    *ACTIVATION_BACKWARD.values(),
-    *PAD_ROWS.values(),
+    *COPY_ROWS.values(),
     *SUM_OF_PARTS.values(),
 )
 # These compile for sm_90a only.
@@ -133,23 +128,33 @@ def _vectors(matrix: torch.Tensor) -> bool:
     return 1 in (rows, columns) and matrix.data_ptr() % 16 == 0 and apart * matrix.element_size() % 16 == 0
 
 
-def _padded(matrix: torch.Tensor) -> torch.Tensor:
-    """Return a copy whose rows begin at multiples of 16 bytes, as a tensor map needs."""
+def _padded(
+    matrix: torch.Tensor, output: torch.Tensor | None = None, activation: int = 0, negative_slope: float = 0.0
+) -> torch.Tensor:
+    """Return a copy whose rows begin at multiples of 16 bytes, as a tensor map needs.
+
+    With the output of an activation, return the gradient through it of which `matrix` is the cotangent.
+    """
     (rows, columns), pitch = matrix.shape, padded_row(matrix)
     copy = torch.empty((rows, pitch), dtype=matrix.dtype, device=matrix.device)
+    if matrix.is_contiguous() and pitch == columns:
+        rows, columns, pitch = 1, matrix.numel(), matrix.numel()
     warps = rows * cdiv(pitch * copy.element_size(), 16 * 32 * COPIED)
-    PAD_ROWS[matrix.dtype].launch(
+    COPY_ROWS[matrix.dtype].launch(
         cdiv(warps, BLOCK // 32),
         (32, BLOCK // 32),
         matrix,
+        output,
         copy,
         rows,
         columns,
         *matrix.stride(),
         pitch,
+        activation,
+        negative_slope,
         shared_bytes=BLOCK // 32 * EXCHANGED * 16,
     )
-    return copy[:, :columns]
+    return copy[:, : matrix.shape[1]]
 
 
 def _as_vectors(matrix: torch.Tensor) -> torch.Tensor:
@@ -255,25 +260,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
 def _activation_backward(
     grad_output: torch.Tensor, output: torch.Tensor, activation: str, negative_slope: float
 ) -> torch.Tensor:
-    grad = torch.empty(output.shape, dtype=output.dtype, device=output.device)
-    elements = output.numel()
-    if elements == 0:
-        return grad
-    vectors = grad_output.is_contiguous() and (grad_output.data_ptr() | output.data_ptr()) % 16 == 0
-    per_block = BLOCK * (16 // output.element_size() if vectors else 1)
-    ACTIVATION_BACKWARD[output.dtype, vectors].launch(
-        cdiv(elements, per_block),
-        BLOCK,
-        grad_output,
-        output,
-        grad,
-        elements,
-        output.shape[1],
-        *grad_output.stride(),
-        ACTIVATION_NUMBERS[activation],
-        negative_slope,
-    )
-    return grad
+    return _padded(grad_output, output, ACTIVATION_NUMBERS[activation], negative_slope)
 
 
 def depends_on_batch(dtype: str, device: str) -> str | None:

@@ -88,8 +88,9 @@ def register_matmul(
     Args:
         backend: part of the operator's name.
         product: maps ``(a, b, activation, negative_slope)`` to activation(a @ b), contiguous.
-        activation_backward: maps ``(grad_output, output, activation, negative_slope)`` to the gradient of the product,
-            contiguous and in the dtype of the output. It goes by the sign of the output.
+        activation_backward: maps ``(grad_output, output, activation, negative_slope)`` to the gradient of the product
+            in the dtype of the output, with dense rows that begin at multiples of 16 bytes. It goes by the sign of the
+            output.
     """
 
     def backward(
