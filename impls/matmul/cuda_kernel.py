@@ -6,7 +6,9 @@ share a tile, each with a part of the terms.
 """
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -176,13 +178,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
     # Rows that no tensor map can describe are copied first, where the product takes long beside that.
     mapped = (dense_a is not None and dense_b is not None) or m * n * k >= LITTLE_WORK
 
-    def add_up(sums: torch.Tensor, parts: int) -> None:
-        if parts > 1:
-            blocks = cdiv(c.numel(), BLOCK)
-            SUM_OF_PARTS[dtype].launch(blocks, BLOCK, sums, c, c.numel(), parts, number, negative_slope)
-
-    def run_hopper(configuration: Configuration) -> None:
-        options = configuration.options
+    def run_hopper(options: Mapping[str, Any], to: torch.Tensor) -> None:
         columns, parts = options["columns"], options["parts"]
         rows_of_a, a_along_m = dense_rows(a, dense_a, _padded)
         rows_of_b, b_along_k = dense_rows(b, dense_b, _padded)
@@ -192,7 +188,6 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
         by_map = parts == 1 and one_axis_dense(c) == 1
         # Without a map for c, the kernel ignores this argument, so any map will do.
         c_map = swizzled_map(c, (HOPPER_ROWS // 2, HOPPER_LINE)) if by_map else a_map
-        to = c if parts == 1 else torch.empty((parts, m, n), dtype=torch.float32, device=c.device)
         options["kernels"][dtype, a_along_m, not b_along_k].launch(
             min(cdiv(m, HOPPER_ROWS) * cdiv(n, columns) * parts, multiprocessors(a.device)),
             HOPPER_THREADS,
@@ -210,20 +205,12 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
             negative_slope,
             shared_bytes=options["shared_bytes"],
         )
-        add_up(to, parts)
 
-    def run(configuration: Configuration) -> None:
-        options = configuration.options
-        if configuration in HOPPER:
-            return run_hopper(configuration)
+    def run_portable(options: Mapping[str, Any], to: torch.Tensor) -> None:
         tile_m, tile_n, terms, warps_m, warps_n, _ = options["tiles"][dtype]
-        parts = options["parts"]
-        left, right = a, b
-        if options["copied"]:
-            left, right = (_as_vectors(matrix) for matrix in (a, b))
-        to = c if parts == 1 else torch.empty((parts, m, n), dtype=dtype, device=c.device)
+        left, right = (_as_vectors(matrix) for matrix in (a, b)) if options["copied"] else (a, b)
         options["kernels"][dtype].launch(
-            cdiv(m, tile_m) * cdiv(n, tile_n) * parts,
+            cdiv(m, tile_m) * cdiv(n, tile_n) * options["parts"],
             warps_m * warps_n * 32,
             left,
             right,
@@ -235,12 +222,19 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
             *right.stride(),
             _vectors(left),
             _vectors(right),
-            parts,
+            options["parts"],
             number,
             negative_slope,
             shared_bytes=2 * terms * (tile_m + tile_n + 32 // dtype.itemsize) * dtype.itemsize,
         )
-        add_up(to, parts)
+
+    def run(configuration: Configuration) -> None:
+        options = configuration.options
+        parts, compute = options["parts"], torch.float64 if dtype == torch.float64 else torch.float32
+        to = c if parts == 1 else torch.empty((parts, m, n), dtype=compute, device=c.device)
+        (run_hopper if configuration in HOPPER else run_portable)(options, to)
+        if parts > 1:
+            SUM_OF_PARTS[dtype].launch(cdiv(c.numel(), BLOCK), BLOCK, to, c, c.numel(), parts, number, negative_slope)
 
     def fits(configuration: Configuration) -> bool:
         return configuration.serves(dtype, a.device) and configuration.options["parts"] <= max(1, cdiv(k, HOPPER_TERMS))
