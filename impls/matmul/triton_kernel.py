@@ -207,14 +207,18 @@ def sum_of_parts_kernel(
 
 
 @triton.jit
-def pad_rows_kernel(
+def copy_rows_kernel(
     from_ptr,  # [rows, columns], strided
-    to_ptr,  # [rows, pitch]; columns beyond those of `from` are zeros
+    output_ptr,  # [rows, columns], used if ACTIVATION
+    to_ptr,  # [rows, pitch]: a copy of `from`, or its gradient through the activation of `output`
     rows,
     columns,
     row_stride,
     column_stride,
     pitch,
+    slope_bits,
+    ACTIVATION: tl.constexpr,
+    COMPUTE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
@@ -225,39 +229,15 @@ def pad_rows_kernel(
     column = ((tile % tiles).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS))[None, :]
     there = (row < rows) & (column < columns)
     numbers = tl.load(from_ptr + row * row_stride + column * column_stride, mask=there, other=0.0)
+    if ACTIVATION > 0:
+        output = tl.load(output_ptr + row * columns + column, mask=there, other=0.0).to(COMPUTE)
+        grad = numbers.to(COMPUTE)
+        if ACTIVATION == 1:
+            numbers = tl.where(output <= 0.0, 0.0, grad)
+        else:
+            numbers = tl.where(output > 0.0, grad, grad * slope_of(slope_bits).to(COMPUTE))
+    numbers = numbers.to(to_ptr.dtype.element_ty)
     tl.store(to_ptr + row * pitch + column, numbers, mask=(row < rows) & (column < pitch))
-
-
-@triton.jit
-def activation_backward_kernel(
-    grad_output_ptr,  # [m, n], strided
-    output_ptr,  # [m, n]
-    grad_ptr,  # [m, n]
-    elements,
-    n,
-    grad_output_row_stride,
-    grad_output_column_stride,
-    slope_bits,
-    ACTIVATION: tl.constexpr,
-    CONTIGUOUS: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    INDEX: tl.constexpr,
-    BLOCK_ELEMENTS: tl.constexpr,
-):
-    # One program owns BLOCK_ELEMENTS consecutive elements in the order of the output.
-    at = tl.program_id(0).to(INDEX) * BLOCK_ELEMENTS + tl.arange(0, BLOCK_ELEMENTS)
-    mask = at < elements
-    grad_at = at.to(tl.int64)
-    if not CONTIGUOUS:
-        row = at // n
-        grad_at = row.to(tl.int64) * grad_output_row_stride + (at - row * n).to(tl.int64) * grad_output_column_stride
-    output = tl.load(output_ptr + at.to(tl.int64), mask=mask, other=0.0).to(COMPUTE)
-    grad = tl.load(grad_output_ptr + grad_at, mask=mask, other=0.0).to(COMPUTE)
-    if ACTIVATION == 1:
-        grad = tl.where(output <= 0.0, 0.0, grad)
-    else:
-        grad = tl.where(output > 0.0, grad, grad * slope_of(slope_bits).to(COMPUTE))
-    tl.store(grad_ptr + at.to(tl.int64), grad.to(grad_ptr.dtype.element_ty), mask=mask)
 
 
 TORCH_COMPUTE = {dtype: torch.float64 if dtype == torch.float64 else torch.float32 for dtype in triton_launch.COMPUTE}
@@ -339,19 +319,34 @@ def descriptor(rows: torch.Tensor, transposed: bool, block: list[int]) -> Tensor
     return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), block[::-1] if transposed else block)
 
 
-def padded(matrix: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a copy, of a dtype if given, whose rows are dense and begin at multiples of 16 bytes, as TMA needs."""
+def padded(
+    matrix: torch.Tensor,
+    dtype: torch.dtype | None = None,
+    output: torch.Tensor | None = None,
+    activation: int = 0,
+    negative_slope: float = 0.0,
+) -> torch.Tensor:
+    """Return a copy, of a dtype if given, whose rows are dense and begin at multiples of 16 bytes, as TMA needs.
+
+    With the output of an activation, return the gradient through it of which `matrix` is the cotangent.
+    """
     (rows, columns), pitch = matrix.shape, padded_row(matrix)
     copy = torch.empty((rows, pitch), dtype=dtype or matrix.dtype, device=matrix.device)
+    if matrix.is_contiguous() and pitch == columns:
+        rows, columns, pitch = 1, matrix.numel(), matrix.numel()
+    block_rows = 1 if rows == 1 else COPIED_ROWS
+    block_columns = COPIED_ROWS * COPIED_COLUMNS // block_rows
     triton_launch.launch(
-        pad_rows_kernel,
-        (cdiv(rows, COPIED_ROWS) * cdiv(pitch, COPIED_COLUMNS),),
-        (matrix, copy),
-        (rows, columns, *matrix.stride(), pitch),
-        BLOCK_ROWS=COPIED_ROWS,
-        BLOCK_COLUMNS=COPIED_COLUMNS,
+        copy_rows_kernel,
+        (cdiv(rows, block_rows) * cdiv(pitch, block_columns),),
+        (matrix, matrix if output is None else output, copy),
+        (rows, columns, *matrix.stride(), pitch, _slope_bits(negative_slope)),
+        ACTIVATION=activation,
+        COMPUTE=triton_launch.COMPUTE[matrix.dtype] if activation else None,
+        BLOCK_ROWS=block_rows,
+        BLOCK_COLUMNS=block_columns,
     )
-    return copy[:, :columns]
+    return copy[:, : matrix.shape[1]]
 
 
 def _slope_bits(slope: float) -> int:
@@ -438,22 +433,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
 def _activation_backward(
     grad_output: torch.Tensor, output: torch.Tensor, activation: str, negative_slope: float
 ) -> torch.Tensor:
-    grad = torch.empty(output.shape, dtype=output.dtype, device=output.device)
-    elements = output.numel()
-    if elements == 0:
-        return grad
-    triton_launch.launch(
-        activation_backward_kernel,
-        (cdiv(elements, BLOCK_ELEMENTS),),
-        (grad_output, output, grad),
-        (elements, output.shape[1], *grad_output.stride(), _slope_bits(negative_slope)),
-        ACTIVATION=ACTIVATION_NUMBERS[activation],
-        CONTIGUOUS=grad_output.is_contiguous(),
-        COMPUTE=triton_launch.COMPUTE[output.dtype],
-        INDEX=triton_launch.index_type(elements + BLOCK_ELEMENTS),
-        BLOCK_ELEMENTS=BLOCK_ELEMENTS,
-    )
-    return grad
+    return padded(grad_output, None, output, ACTIVATION_NUMBERS[activation], negative_slope)
 
 
 def depends_on_batch(dtype: str, device: str) -> str | None:
