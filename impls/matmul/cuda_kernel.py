@@ -237,7 +237,8 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
             SUM_OF_PARTS[dtype].launch(cdiv(c.numel(), BLOCK), BLOCK, to, c, c.numel(), parts, number, negative_slope)
 
     def fits(configuration: Configuration) -> bool:
-        return configuration.serves(dtype, a.device) and configuration.options["parts"] <= max(1, cdiv(k, HOPPER_TERMS))
+        least = configuration.options["parts"] if configuration in HOPPER else configuration.options["parts"] - 1
+        return configuration.serves(dtype, a.device) and least <= cdiv(k, HOPPER_TERMS)
 
     def default() -> Configuration:
         small = m * n <= 512 * 512

@@ -182,18 +182,11 @@ template <> struct Pair<__nv_bfloat16> {
     }
 };
 
-// Stores a thread's sums without the copy engine: two of every 8 columns, in two rows.
-template <int TILE_N, class R>
-__device__ inline void store_sums(
-    const float (&sums)[TILE_N / 2], R* __restrict__ c, long long row, long long column, long long m, long long n) {
-#pragma unroll
-    for (int j = 0; j < TILE_N / 8; j++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const long long r = row + i / 2 * 8, s = column + j * 8 + i % 2;
-            if (r < m && s < n) c[r * n + s] = R(sums[j * 4 + i]);
-        }
-    }
+// The place of an element of the result, of 64 rows and several lines of columns, in shared memory: swizzled as the copy
+// engine expects, which also spreads a warp's words over all banks.
+__device__ inline unsigned place_of(int row, int column) {
+    const int chunk = column % LINE / 8 ^ row % 8;
+    return column / LINE * 64 * LINE_BYTES + row * LINE_BYTES + chunk * 16 + column % 8 * 2;
 }
 
 // A part of the work: a tile of the result, and the steps over the terms of which its sums are taken.
@@ -301,11 +294,15 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
 
             const int row = part.at.row * TILE_M + share * 64, column = part.at.column * TILE_N;
             if constexpr (IN_PARTS) {
-                store_sums<TILE_N>(sums, c + part.number * m * n, row + row_here, column + pair * 2, m, n);
-            } else if (by_map) {
+#pragma unroll
+                for (int i = 0; i < TILE_N / 2; i++) {
+                    const long long r = row + row_here + i % 4 / 2 * 8, s = column + pair * 2 + i / 4 * 8 + i % 2;
+                    if (r < m && s < n) c[(part.number * m + r) * n + s] = sums[i];
+                }
+            } else {
 #pragma unroll
                 for (int staged = 0; staged < TILE_N; staged += STAGED_N) {
-                    // Wait until the copy engine has read the columns handed over before.
+                    // Wait until the columns handed over before have been read.
                     if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
                     sync_warpgroup(warpgroup);
 #pragma unroll
@@ -314,25 +311,26 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
                         float here[4];
 #pragma unroll
                         for (int e = 0; e < 4; e++) here[e] = activate(sums[i + e], activation, slope);
-                        // Swizzled as the copy engine expects, which also spreads a warp's words over all banks.
-                        const unsigned chunk = ((j % 8) ^ (row_here % 8)) * 16 + pair * 4;
-                        const unsigned to = result + j / 8 * 64 * LINE_BYTES + row_here * LINE_BYTES + chunk;
+                        const unsigned to = result + place_of(row_here, j * 8 + pair * 2);
                         store_word(to, Pair<T>::of(here[0], here[1]));
                         store_word(to + 8 * LINE_BYTES, Pair<T>::of(here[2], here[3]));
                     }
                     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
                     sync_warpgroup(warpgroup);
-                    if (thread == 0) {
+                    if (!by_map) {
+                        // Neighbours of a row by neighbouring threads.
+                        for (int i = thread; i < 64 * STAGED_N; i += WARPGROUP) {
+                            const long long r = row + i / STAGED_N, s = column + staged + i % STAGED_N;
+                            const unsigned from = result - shared_address(raw) + place_of(i / STAGED_N, i % STAGED_N);
+                            if (r < m && s < n) c[r * n + s] = *reinterpret_cast<const T*>(raw + from);
+                        }
+                    } else if (thread == 0) {
 #pragma unroll
                         for (int line = 0; line < STAGED_N / LINE; line++)
                             store_box(c_map, result + line * 64 * LINE_BYTES, column + staged + line * LINE, row);
                         asm volatile("cp.async.bulk.commit_group;" ::: "memory");
                     }
                 }
-            } else {
-#pragma unroll
-                for (float& sum : sums) sum = activate(sum, activation, slope);
-                store_sums<TILE_N>(sums, c, row + row_here, column + pair * 2, m, n);
             }
         }
         // Shared memory must stay alive until the copy engine has read it.

@@ -420,7 +420,8 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
 
     def fits(configuration: Configuration) -> bool:
         options = configuration.options
-        return configuration.serves(dtype, device) and options["PARTS"] <= max(1, cdiv(k, options["BLOCK_K"]))
+        least = options["PARTS"] if configuration in DESCRIPTORS else options["PARTS"] - 1
+        return configuration.serves(dtype, device) and least <= cdiv(k, options["BLOCK_K"])
 
     def default() -> Configuration:
         return _default(m, n, dtype, described and fits(DESCRIPTORS[0]))
