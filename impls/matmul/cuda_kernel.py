@@ -32,9 +32,8 @@ HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
 BLOCK = 256
 # Of the kernel that copies rows: vectors of a thread, and words of 16 bytes that a warp exchanges.
 COPIED, EXCHANGED = 4, 33
-# For the Hopper kernel: rows per tile, terms per step, and elements in the 128 bytes of which its copies consist.
-HOPPER_ROWS, HOPPER_TERMS, HOPPER_LINE = 128, 64, 64
-HOPPER_THREADS = 384
+# For the Hopper kernel: rows of a warpgroup, terms per step, and elements in the 128 bytes of which its copies consist.
+HOPPER_ROWS, HOPPER_TERMS, HOPPER_LINE = 64, 64, 64
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
@@ -70,23 +69,32 @@ LARGE = _portable(
 )
 
 
-def _hopper(columns: int, stages: int, staged: int, group: int, parts: int = 1, on_cpu: bool = False) -> Configuration:
+def _hopper(
+    rows: int, columns: int, stages: int, staged: int, group: int, parts: int = 1, on_cpu: bool = False
+) -> Configuration:
     # By dtype, and whether the adjacent elements are those of a column of a, and those of a row of b.
     kernels = {
         (dtype, *along): CudaKernel(
             HOPPER_SOURCE,
-            f"matmul_hopper_kernel<{CPP_TYPES[dtype]}, {columns}, {stages}, {staged}, "
+            f"matmul_hopper_kernel<{CPP_TYPES[dtype]}, {rows}, {columns}, {stages}, {staged}, "
             f"{', '.join(str(flag).lower() for flag in (*along, parts > 1))}>",
         )
         for dtype in HALF_TYPES
         for along in itertools.product((False, True), repeat=2)
     }
-    tiles = stages * (HOPPER_ROWS + columns) * HOPPER_TERMS * 2
-    shared_bytes = tiles + HOPPER_ROWS * staged * 2 + 2 * stages * 8 + 1024
+    tiles = stages * (rows + columns) * HOPPER_TERMS * 2
+    shared_bytes = tiles + rows * staged * 2 + 2 * stages * 8 + 1024
     shared = f"_in_{parts}_parts" if parts > 1 else ""
     return Configuration(
-        f"hopper_{HOPPER_ROWS}x{columns}x{HOPPER_TERMS}_{stages}_stages_{group}_grouped{shared}",
-        {"kernels": kernels, "columns": columns, "shared_bytes": shared_bytes, "group": group, "parts": parts},
+        f"hopper_{rows}x{columns}x{HOPPER_TERMS}_{stages}_stages_{group}_grouped{shared}",
+        {
+            "kernels": kernels,
+            "rows": rows,
+            "columns": columns,
+            "shared_bytes": shared_bytes,
+            "group": group,
+            "parts": parts,
+        },
         frozenset(HALF_TYPES),
         is_hopper_or_emulated if on_cpu else is_hopper,
         "compute capability 9.0: wgmma and TMA; the CPU's emulation, which takes seconds, runs others like it",
@@ -96,14 +104,14 @@ def _hopper(columns: int, stages: int, staged: int, group: int, parts: int = 1, 
 # More stages hide more latency. More staged columns let the result be written while the next tile is multiplied. Narrow
 # tiles, and tiles in parts, keep all multiprocessors busy where the result is small.
 HOPPER = (
-    _hopper(256, 4, 128, 16, on_cpu=True),
-    _hopper(256, 3, 256, 16),
-    _hopper(256, 4, 128, 8),
-    _hopper(128, 6, 128, 8),
-    _hopper(64, 8, 64, 8),
-    _hopper(128, 6, 64, 8, parts=2, on_cpu=True),
-    _hopper(128, 6, 64, 8, parts=4),
-    _hopper(128, 6, 64, 8, parts=8),
+    _hopper(128, 256, 4, 128, 16, on_cpu=True),
+    _hopper(128, 256, 3, 256, 16),
+    _hopper(128, 256, 4, 128, 8),
+    _hopper(128, 128, 6, 128, 8),
+    _hopper(128, 64, 8, 64, 8),
+    _hopper(128, 128, 6, 64, 8, parts=2, on_cpu=True),
+    _hopper(128, 128, 6, 64, 8, parts=4),
+    _hopper(128, 128, 6, 64, 8, parts=8),
 )
 NARROW = HOPPER[4]
 # What copies a matrix, or the gradient of a product, to aligned rows, and what adds the parts of tiles.
@@ -179,18 +187,18 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
     mapped = (dense_a is not None and dense_b is not None) or m * n * k >= LITTLE_WORK
 
     def run_hopper(options: Mapping[str, Any], to: torch.Tensor) -> None:
-        columns, parts = options["columns"], options["parts"]
+        rows, columns, parts = options["rows"], options["columns"], options["parts"]
         rows_of_a, a_along_m = dense_rows(a, dense_a, _padded)
         rows_of_b, b_along_k = dense_rows(b, dense_b, _padded)
         across = HOPPER_TERMS, HOPPER_LINE
-        a_map = swizzled_map(rows_of_a, across if a_along_m else (HOPPER_ROWS, HOPPER_TERMS))
+        a_map = swizzled_map(rows_of_a, across if a_along_m else (rows, HOPPER_TERMS))
         b_map = swizzled_map(rows_of_b, (columns, HOPPER_TERMS) if b_along_k else across)
         by_map = parts == 1 and one_axis_dense(c) == 1
         # Without a map for c, the kernel ignores this argument, so any map will do.
-        c_map = swizzled_map(c, (HOPPER_ROWS // 2, HOPPER_LINE)) if by_map else a_map
+        c_map = swizzled_map(c, (HOPPER_ROWS, HOPPER_LINE)) if by_map else a_map
         options["kernels"][dtype, a_along_m, not b_along_k].launch(
-            min(cdiv(m, HOPPER_ROWS) * cdiv(n, columns) * parts, multiprocessors(a.device)),
-            HOPPER_THREADS,
+            min(cdiv(m, rows) * cdiv(n, columns) * parts, multiprocessors(a.device)),
+            128 * (1 + rows // HOPPER_ROWS),
             a_map,
             b_map,
             c_map,

@@ -11,9 +11,10 @@
 // The copy engine's description of a matrix: a CUtensorMap, encoded by the driver.
 struct __align__(64) TensorMap { unsigned char bytes[128]; };
 
-constexpr int TILE_M = 128, TILE_K = 64;
-// Warpgroups of 128 threads: one loads tiles, two multiply 64 rows of a tile each.
-constexpr int WARPGROUP = 128, MULTIPLYING = 2, THREADS = WARPGROUP * (1 + MULTIPLYING);
+constexpr int TILE_K = 64;
+// Warpgroups of 128 threads: one loads tiles, the others multiply 64 rows of a tile each.
+constexpr int WARPGROUP = 128, MOST_THREADS = 3 * WARPGROUP;
+template <int TILE_M> constexpr int MULTIPLYING = TILE_M / 64;
 // A line is 64 elements of 2 bytes. The copy engine's swizzle permutes its 16-byte chunks, with a period of 8 lines.
 constexpr int LINE = 64, LINE_BYTES = 128, SWIZZLED = 8 * LINE_BYTES;
 
@@ -157,13 +158,13 @@ template <int ROWS, bool ACROSS> struct Tiles {
     }
 };
 
-template <int TILE_N, int STAGES, int STAGED_N, bool A_ALONG_M, bool B_ALONG_N> struct Shared {
+template <int TILE_M, int TILE_N, int STAGES, int STAGED_N, bool A_ALONG_M, bool B_ALONG_N> struct Shared {
     using A = Tiles<TILE_M, A_ALONG_M>;
     using B = Tiles<TILE_N, B_ALONG_N>;
     static constexpr int STAGE_BYTES = A::BYTES + B::BYTES;
     // For each multiplying warpgroup: 64 rows of STAGED_N columns of the result.
     static constexpr int RESULT_BYTES = 64 * STAGED_N * 2;
-    static constexpr int BARRIERS = STAGES * STAGE_BYTES + MULTIPLYING * RESULT_BYTES;
+    static constexpr int BARRIERS = STAGES * STAGE_BYTES + MULTIPLYING<TILE_M> * RESULT_BYTES;
     // With room to align the start to the swizzle's period.
     static constexpr int BYTES = BARRIERS + 2 * STAGES * 8 + SWIZZLED;
 };
@@ -204,8 +205,9 @@ struct Part {
 // with that for the STAGES tiles of a and b in flight.
 // IN_PARTS: where there are few tiles, several blocks share each: the terms are divided into `parts`, and the sums over
 // each part are stored in float32. `sum_of_parts_kernel` adds them.
-template <class T, int TILE_N, int STAGES, int STAGED_N, bool A_ALONG_M, bool B_ALONG_N, bool IN_PARTS>
-__global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
+template <
+    class T, int TILE_M, int TILE_N, int STAGES, int STAGED_N, bool A_ALONG_M, bool B_ALONG_N, bool IN_PARTS>
+__global__ void __launch_bounds__(MOST_THREADS, 1) matmul_hopper_kernel(
     const __grid_constant__ TensorMap a_map,  // of [m, k], or of [k, m] if A_ALONG_M
     const __grid_constant__ TensorMap b_map,  // of [n, k], or of [k, n] if B_ALONG_N
     const __grid_constant__ TensorMap c_map,  // of [m, n]
@@ -215,7 +217,7 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
     double negative_slope) {
     // One block owns every gridDim.x-th part of a tile [TILE_M, TILE_N] of the result.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    using Memory = Shared<TILE_N, STAGES, STAGED_N, A_ALONG_M, B_ALONG_N>;
+    using Memory = Shared<TILE_M, TILE_N, STAGES, STAGED_N, A_ALONG_M, B_ALONG_N>;
     using A = typename Memory::A;
     using B = typename Memory::B;
     extern __shared__ unsigned char raw[];
@@ -229,7 +231,7 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
         for (int stage = 0; stage < STAGES; stage++) {
             barrier_init(full + stage * 8, 1);
             // Each multiplying warp reports by itself that it is done with a stage.
-            barrier_init(empty + stage * 8, MULTIPLYING * WARPGROUP / 32);
+            barrier_init(empty + stage * 8, MULTIPLYING<TILE_M> * WARPGROUP / 32);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         prefetch(a_map);
@@ -318,11 +320,14 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
                     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
                     sync_warpgroup(warpgroup);
                     if (!by_map) {
-                        // Neighbours of a row by neighbouring threads.
-                        for (int i = thread; i < 64 * STAGED_N; i += WARPGROUP) {
-                            const long long r = row + i / STAGED_N, s = column + staged + i % STAGED_N;
-                            const unsigned from = result - shared_address(raw) + place_of(i / STAGED_N, i % STAGED_N);
-                            if (r < m && s < n) c[r * n + s] = *reinterpret_cast<const T*>(raw + from);
+                        // A warp stores neighbours of a row.
+                        const unsigned char* from = raw + (result - shared_address(raw));
+                        for (int r = thread / 32; r < 64 && row + r < m; r += WARPGROUP / 32) {
+                            T* to = c + (row + r) * n + column + staged;
+#pragma unroll
+                            for (int s = 0; s < STAGED_N; s += 32)
+                                if (column + staged + s + lane < n)
+                                    to[s + lane] = *reinterpret_cast<const T*>(from + place_of(r, s + lane));
                         }
                     } else if (thread == 0) {
 #pragma unroll

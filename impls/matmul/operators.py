@@ -67,9 +67,13 @@ def dense_rows(
 
 
 def padded_row(matrix: torch.Tensor) -> int:
-    """Return the elements of a row, padded so that each row begins at a multiple of 16 bytes."""
-    vector = 16 // matrix.element_size()
-    return -(-matrix.shape[1] // vector) * vector
+    """Return the elements of a row, padded so that each row begins at a multiple of 16 bytes, or 128 if rows are long.
+
+    Lines of the cache have 128 bytes.
+    """
+    columns, size = matrix.shape[1], matrix.element_size()
+    unit = (128 if columns * size > 1024 else 16) // size
+    return -(-columns // unit) * unit
 
 
 SIGNATURE = signature_of(definition)
