@@ -31,6 +31,7 @@ BLOCK_ELEMENTS = 1024
 COPIED_ROWS, COPIED_COLUMNS = 32, 64
 # Of a product for which it pays to copy a matrix that is loaded slowly.
 MANY_ROWS = 256
+COPIED = 2
 
 
 @triton.jit
@@ -289,10 +290,12 @@ DESCRIPTORS = (
     _by_descriptors(128, 256, 64, 8, 3, flatten=False),
     _by_descriptors(256, 128, 64, 8, 3),
     _by_descriptors(128, 128, 64, 8, 4),
+    _by_descriptors(128, 128, 64, 8, 5, flatten=False),
     _by_descriptors(128, 128, 64, 4, 4),
+    _by_descriptors(64, 256, 64, 4, 4, flatten=False),
+    _by_descriptors(128, 64, 64, 4, 5, flatten=False),
+    _by_descriptors(64, 128, 64, 4, 6, flatten=False),
     # For small results: the terms of a tile are divided among several programs.
-    _by_descriptors(128, 256, 64, 8, 3, flatten=False, parts=2),
-    _by_descriptors(128, 128, 64, 4, 4, flatten=False, parts=2),
     _by_descriptors(64, 128, 64, 4, 5, flatten=False, parts=2),
     _by_descriptors(64, 128, 64, 4, 5, flatten=False, parts=4),
     _by_descriptors(64, 64, 64, 4, 6, flatten=False, parts=8),
@@ -392,14 +395,16 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
                 **options,
             )
         else:
-            # Without tensor cores, the terms of a column of b are slow to load: the matrix is copied to rows first.
-            by_columns = wide and b.stride(0) == 1 != b.stride(1)
-            right = padded(b) if by_columns and m >= MANY_ROWS and n * k >= MANY_ROWS * MANY_ROWS else b
+            left, right = a, b
+            if wide and min(m, n, k) >= MANY_ROWS and COPIED:
+                # Without tensor cores, adjacent terms are slow to load. Such a matrix is transposed first.
+                left = a if one_axis_dense(a) == 0 or COPIED == 1 else padded(a.t()).t()
+                right = b if one_axis_dense(b) == 1 else padded(b)
             triton_launch.launch(
                 matmul_kernel,
                 (tiles * parts,),
-                (a, right, to),
-                (m, n, k, *a.stride(), *right.stride(), slope_bits),
+                (left, right, to),
+                (m, n, k, *left.stride(), *right.stride(), slope_bits),
                 ACTIVATION=number,
                 COMPUTE=triton_launch.COMPUTE[dtype],
                 PRECISION=precision,
