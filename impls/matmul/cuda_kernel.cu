@@ -1,5 +1,7 @@
 #include <mma.h>
 
+#include <type_traits>
+
 #include "activation.cuh"
 #include "shifted.cuh"
 #include "tiles.cuh"
@@ -7,8 +9,76 @@
 constexpr int GROUP = 8;
 constexpr int BLOCK = 256;
 
+// Copies BYTES to shared memory, or zeros. The thread goes on meanwhile.
+template <int BYTES> __device__ inline void copy_ahead(void* to, const void* from, bool there) {
+#if __CUDA_ARCH__ >= 800
+    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 ::"r"(address), "l"(from), "n"(BYTES), "r"(there ? BYTES : 0) : "memory");
+#else
+    for (int i = 0; i < BYTES / 4; i++)
+        static_cast<unsigned*>(to)[i] = there ? static_cast<const unsigned*>(from)[i] : 0;
+#endif
+}
+// Ends a group of copies, and waits until all groups but the last PENDING have landed.
+__device__ inline void commit_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int PENDING> __device__ inline void wait_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
+}
+
 // a, or b transposed: [extent, terms], with any strides, whose tiles [TILE, TILE_K] a block takes one after another.
-template <class T, int TILE, int TILE_K, int THREADS> struct Operand {
+// Each row of a tile in shared memory has the numbers of one term.
+template <class T, int TILE, int TILE_K, int THREADS> struct AheadOperand {
+    static constexpr int WIDTH = 16 / sizeof(T), LINE = TILE + WIDTH, SIZE = TILE_K * LINE;
+    static constexpr int VECTORS = TILE * TILE_K / WIDTH / THREADS;
+    static_assert(VECTORS * WIDTH * THREADS == TILE * TILE_K && THREADS % TILE == 0 && THREADS % TILE_K == 0);
+
+    const T* next;
+    long long extent, terms, term_stride;
+    long long step;  // from one of a thread's vectors or single numbers to the next: in further terms or positions
+    int position, term;
+    bool along_terms, vectors;
+
+    __device__ AheadOperand(
+        const T* __restrict__ ptr, long long first, long long extent, long long terms, long long stride,
+        long long term_stride, bool along_terms, bool vectors)
+        : extent(extent - first), terms(terms), term_stride(term_stride), along_terms(along_terms),
+          vectors(vectors && !along_terms) {
+        const int thread = int(threadIdx.x), line = this->vectors ? TILE / WIDTH : TILE;
+        term = along_terms ? thread % TILE_K : thread / line;
+        position = along_terms ? thread / TILE_K : thread % line * (this->vectors ? WIDTH : 1);
+        step = along_terms ? THREADS / TILE_K * stride : THREADS / line * term_stride;
+        next = ptr + (first + position) * stride + term * term_stride;
+    }
+
+    template <int BYTES, int COUNT, int POSITIONS, int TERMS> __device__ void copy(T* to) const {
+        const T* from = next;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++, from += step)
+            copy_ahead<BYTES>(
+                to + i * (POSITIONS + TERMS * LINE), from,
+                position + i * POSITIONS < extent && term + i * TERMS < terms);
+    }
+    // Copies the next tile, with zeros beyond the end of the matrix.
+    __device__ void fetch(T* shared) {
+        T* to = shared + term * LINE + position;
+        if (vectors) copy<16, VECTORS, 0, THREADS * WIDTH / TILE>(to);
+        else if (along_terms) copy<sizeof(T), VECTORS * WIDTH, THREADS / TILE_K, 0>(to);
+        else copy<sizeof(T), VECTORS * WIDTH, 0, THREADS / TILE>(to);
+        next += TILE_K * term_stride;
+        terms -= TILE_K;
+    }
+    __device__ void put(T*) const {}
+};
+
+// The same for half types, whose numbers are too short for such copies: they pass through registers.
+template <class T, int TILE, int TILE_K, int THREADS> struct HalfOperand {
     static constexpr int WIDTH = 16 / sizeof(T), COUNT = TILE * TILE_K / WIDTH / THREADS;
     // Elements per row of shared memory: aligned for tensor cores, and padded so that rows begin in different banks.
     static constexpr int LINE = TILE + WIDTH, SIZE = TILE_K * LINE;
@@ -16,16 +86,15 @@ template <class T, int TILE, int TILE_K, int THREADS> struct Operand {
 
     long long extent, terms, stride, term_stride;
     bool along_terms;  // whether neighbours along the terms, not along the extent, are read together
-    bool adjacent;     // whether these neighbours are adjacent, and the tile is whole
-    bool vectors;      // whether they are aligned to 16 bytes as well
+    bool vectors;      // whether these neighbours are adjacent and aligned to 16 bytes, and the tile is whole
     const T* next[COUNT];
     Vector<T, WIDTH> fetched[COUNT];
 
-    __device__ Operand(
+    __device__ HalfOperand(
         const T* __restrict__ ptr, long long first, long long extent, long long terms, long long stride,
         long long term_stride, bool along_terms, bool vectors)
         : extent(extent - first), terms(terms), stride(stride), term_stride(term_stride), along_terms(along_terms),
-          adjacent((along_terms ? term_stride : stride) == 1 && first + TILE <= extent), vectors(adjacent && vectors) {
+          vectors(vectors && first + TILE <= extent) {
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
             next[i] = ptr + (first + place(i).position) * stride + place(i).term * term_stride;
@@ -40,14 +109,11 @@ template <class T, int TILE, int TILE_K, int THREADS> struct Operand {
     }
 
     // Loads the next tile from memory to registers, with zeros beyond the end of the matrix.
-    __device__ void fetch() {
+    __device__ void fetch(T*) {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             if (vectors && terms >= TILE_K) {
                 fetched[i] = Vector<T, WIDTH>::load(next[i]);
-            } else if (adjacent && terms >= TILE_K) {
-#pragma unroll
-                for (int j = 0; j < WIDTH; j++) fetched[i].at[j] = next[i][j];
             } else {
                 const Place at = place(i);
                 const long long there = along_terms ? (at.position < extent ? terms - at.term : 0)
@@ -76,6 +142,10 @@ template <class T, int TILE, int TILE_K, int THREADS> struct Operand {
         }
     }
 };
+
+template <class T, int TILE, int TILE_K, int THREADS>
+using Operand = std::conditional_t<
+    sizeof(T) == 2, HalfOperand<T, TILE, TILE_K, THREADS>, AheadOperand<T, TILE, TILE_K, THREADS>>;
 
 // The result c, [rows, columns], contiguous.
 template <class T> struct Result {
@@ -120,19 +190,27 @@ template <class T, int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N>
     __device__ void add(const T* left, const T* right) {
         left += first_row();
         right += first_column();
-#pragma unroll 16
-        for (int k = 0; k < TILE_K; k++) {
-            Vector<T, WIDTH> x[ROWS / WIDTH], y[COLUMNS / WIDTH];
+        Vector<T, WIDTH> x[2][ROWS / WIDTH], y[2][COLUMNS / WIDTH];
+        const auto load = [&](int k) {
 #pragma unroll
             for (int v = 0; v < ROWS / WIDTH; v++)
-                x[v] = Vector<T, WIDTH>::load(left + k * LEFT + v * LANES_M * WIDTH);
+                x[k % 2][v] = Vector<T, WIDTH>::load(left + k * LEFT + v * LANES_M * WIDTH);
 #pragma unroll
             for (int v = 0; v < COLUMNS / WIDTH; v++)
-                y[v] = Vector<T, WIDTH>::load(right + k * RIGHT + v * LANES_N * WIDTH);
+                y[k % 2][v] = Vector<T, WIDTH>::load(right + k * RIGHT + v * LANES_N * WIDTH);
+        };
+        load(0);
+#pragma unroll
+        for (int k = 0; k < TILE_K; k++) {
+            if (k + 1 < TILE_K) load(k + 1);
 #pragma unroll
             for (int i = 0; i < ROWS; i++)
 #pragma unroll
-                for (int j = 0; j < COLUMNS; j++) at[i][j] += x[i / WIDTH].at[i % WIDTH] * y[j / WIDTH].at[j % WIDTH];
+                for (int column = 0; column < COLUMNS; column++) {
+                    // There and back, so that successive products share a factor.
+                    const int j = i % 2 ? COLUMNS - 1 - column : column;
+                    at[i][j] += x[k % 2][i / WIDTH].at[i % WIDTH] * y[k % 2][j / WIDTH].at[j % WIDTH];
+                }
         }
     }
     __device__ void put(const Result<T>& c, long long rows, long long columns) const {
@@ -211,7 +289,7 @@ struct SumsOf<__nv_bfloat16, TILE, TILE, TILE_K, WARPS_M, WARPS_N> {
 };
 
 // IN_PARTS: where there are few tiles, several blocks share each, as in the kernel for Hopper.
-template <class T, int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int BLOCKS, bool IN_PARTS>
+template <class T, int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int BLOCKS, int STAGES, bool IN_PARTS>
 __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, BLOCKS) matmul_kernel(
     const T* __restrict__ a,  // [m, k], strided
     const T* __restrict__ b,  // [k, n], strided
@@ -225,7 +303,7 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, BLOCKS) matmul_kernel(
     using Right = Operand<T, TILE_N, TILE_K, THREADS>;
     extern __shared__ __align__(32) unsigned char tiles[];
     T(*left)[Left::SIZE] = reinterpret_cast<T(*)[Left::SIZE]>(tiles);
-    T(*right)[Right::SIZE] = reinterpret_cast<T(*)[Right::SIZE]>(left + 2);
+    T(*right)[Right::SIZE] = reinterpret_cast<T(*)[Right::SIZE]>(left + STAGES);
     const int tiles_m = int((m + TILE_M - 1) / TILE_M), tiles_n = int((n + TILE_N - 1) / TILE_N);
     const TileAt tile = tile_at(int(blockIdx.x) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP);
     const long long first_row = tile.row * (long long)TILE_M, first_column = tile.column * (long long)TILE_N;
@@ -242,19 +320,30 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, BLOCKS) matmul_kernel(
     Right columns(
         b, first_column, n, k, b_column_stride, b_row_stride, b_column_stride != 1 && b_row_stride == 1, b_vectors);
     typename SumsOf<T, TILE_M, TILE_N, TILE_K, WARPS_M, WARPS_N>::type sums;
-    rows.fetch();
-    columns.fetch();
-    for (int turn = 0; k > 0; k -= TILE_K, turn ^= 1) {
-        rows.put(left[turn]);
-        columns.put(right[turn]);
-        // A thread that passes has multiplied the tile that the next turn overwrites.
-        __syncthreads();
-        if (k > TILE_K) {
-            // These loads are in flight while the present tile is multiplied.
-            rows.fetch();
-            columns.fetch();
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; stage++) {
+        if (stage * TILE_K < k) {
+            rows.fetch(left[stage]);
+            columns.fetch(right[stage]);
         }
-        sums.add(left[turn], right[turn]);
+        commit_copies();
+    }
+    const int steps = int((k + TILE_K - 1) / TILE_K);
+    for (int step = 0, stage = 0, filled = STAGES - 1; step < steps; step++) {
+        rows.put(left[stage]);
+        columns.put(right[stage]);
+        wait_copies<STAGES - 2>();
+        // A thread that passes has multiplied the tile that is overwritten next.
+        __syncthreads();
+        if (step + STAGES - 1 < steps) {
+            // These tiles are on their way while the present one is multiplied.
+            rows.fetch(left[filled]);
+            columns.fetch(right[filled]);
+        }
+        commit_copies();
+        sums.add(left[stage], right[stage]);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        filled = filled + 1 == STAGES ? 0 : filled + 1;
     }
     sums.put(
         Result<T>{c, m, n, IN_PARTS ? NONE : activation, Compute<T>(negative_slope)}, first_row, first_column);

@@ -20,6 +20,8 @@ from fourfold.backends.tuning import Configuration, Tuner
 from .operators import (
     ACTIVATION_NUMBERS,
     LITTLE_WORK,
+    MANY_TERMS,
+    MOST_SHARED,
     dense_rows,
     one_axis_dense,
     padded_row,
@@ -37,35 +39,50 @@ HOPPER_ROWS, HOPPER_TERMS, HOPPER_LINE = 64, 64, 64
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
-Tile = tuple[int, int, int, int, int, int]
+Tile = tuple[int, ...]
 
 
-def _portable(name: str, tiles: dict[torch.dtype, Tile], parts: int = 1, copied: bool = False) -> Configuration:
+def _portable(name: str, tiles: dict[torch.dtype, Tile], parts: int = 1) -> Configuration:
     kernels = {
         dtype: CudaKernel(
-            SOURCE,
-            f"matmul_kernel<{CPP_TYPES[dtype]}, {', '.join(map(str, tile))}, {str(parts > 1).lower()}>",
+            SOURCE, f"matmul_kernel<{CPP_TYPES[dtype]}, {', '.join(map(str, tile))}, {str(parts > 1).lower()}>"
         )
         for dtype, tile in tiles.items()
     }
     name += f"_in_{parts}_parts" if parts > 1 else ""
-    return Configuration(name, {"kernels": kernels, "tiles": tiles, "parts": parts, "copied": copied}, frozenset(tiles))
+    return Configuration(name, {"kernels": kernels, "tiles": tiles, "parts": parts}, frozenset(tiles))
 
 
-# Rows and columns of a tile, terms of a step, rows and columns of warps, and blocks that a multiprocessor runs.
+# Rows and columns of a tile, terms of a step, rows and columns of warps, blocks of a multiprocessor, and stages.
 SMALL = _portable(
     "small_tiles",
-    {dtype: (32, 32, 16 if dtype == torch.float64 else 32, 2, 1, 8) for dtype in CPP_TYPES},
+    {
+        **dict.fromkeys(HALF_TYPES, (32, 32, 32, 2, 1, 8, 2)),
+        torch.float32: (32, 32, 32, 2, 1, 6, 3),
+        torch.float64: (32, 32, 16, 2, 1, 8, 3),
+    },
 )
-MEDIUM = _portable("medium_tiles", dict.fromkeys((torch.float32, torch.float64), (64, 64, 16, 2, 2, 4)))
 LARGE = _portable(
     "large_tiles",
     {
-        torch.float16: (128, 128, 32, 4, 2, 2),
-        torch.bfloat16: (128, 128, 32, 4, 2, 2),
-        torch.float32: (128, 128, 16, 4, 2, 2),
-        torch.float64: (64, 64, 16, 4, 2, 2),
+        **dict.fromkeys(HALF_TYPES, (128, 128, 32, 4, 2, 2, 2)),
+        torch.float32: (128, 256, 16, 2, 4, 1, 3),
+        torch.float64: (64, 64, 16, 4, 2, 2, 3),
     },
+)
+SMALL_IN_PARTS = _portable("small_tiles", {torch.float32: SMALL.options["tiles"][torch.float32]}, 4)
+MEDIUM, WIDE, SQUARE = (64, 64, 16, 2, 2, 6, 3), (64, 128, 16, 2, 2, 3, 3), (128, 128, 16, 2, 4, 2, 3)
+PORTABLE = (
+    LARGE,
+    _portable("square_tiles", {torch.float32: SQUARE}),
+    _portable("square_tiles", {torch.float32: SQUARE}, 2),
+    _portable("wide_tiles", {torch.float32: WIDE}),
+    _portable("wide_tiles", {torch.float32: WIDE}, 3),
+    _portable("medium_tiles", {torch.float32: MEDIUM, torch.float64: (64, 64, 16, 2, 2, 4, 3)}),
+    _portable("medium_tiles", {torch.float32: MEDIUM}, 4),
+    _portable("flat_tiles", {torch.float32: (16, 128, 32, 1, 4, 5, 2)}, 8),
+    SMALL,
+    SMALL_IN_PARTS,
 )
 
 
@@ -109,33 +126,33 @@ HOPPER = (
     _hopper(128, 256, 4, 128, 8),
     _hopper(128, 128, 6, 128, 8),
     _hopper(128, 64, 8, 64, 8),
-    _hopper(128, 128, 6, 64, 8, parts=2, on_cpu=True),
-    _hopper(128, 128, 6, 64, 8, parts=4),
+    _hopper(128, 192, 4, 192, 8),
+    _hopper(64, 128, 8, 128, 8),
+    _hopper(64, 64, 8, 64, 8),
+    _hopper(64, 128, 8, 64, 8, parts=2, on_cpu=True),
+    _hopper(64, 128, 8, 64, 8, parts=4),
     _hopper(128, 128, 6, 64, 8, parts=8),
 )
-NARROW = HOPPER[4]
+NARROW = HOPPER[7]
 # What copies a matrix, or the gradient of a product, to aligned rows, and what adds the parts of tiles.
 COPY_ROWS, SUM_OF_PARTS = (
     {dtype: CudaKernel(SOURCE, f"{name}<{CPP_TYPES[dtype]}>") for dtype in CPP_TYPES}
     for name in ("copy_rows_kernel", "sum_of_parts_kernel")
 )
 KERNELS = (
-    *SMALL.options["kernels"].values(),
-    *MEDIUM.options["kernels"].values(),
-    *LARGE.options["kernels"].values(),
+    *(kernel for configuration in PORTABLE for kernel in configuration.options["kernels"].values()),
     *COPY_ROWS.values(),
     *SUM_OF_PARTS.values(),
 )
 # These compile for sm_90a only.
 HOPPER_KERNELS = tuple({kernel.name: kernel for c in HOPPER for kernel in c.options["kernels"].values()}.values())
-TUNER = Tuner("matmul_cuda", (*HOPPER, LARGE, MEDIUM, SMALL), Path(__file__))
+TUNER = Tuner("matmul_cuda", (*HOPPER, *PORTABLE), Path(__file__))
 
 
 def _vectors(matrix: torch.Tensor) -> bool:
-    """Return whether the elements that the portable kernel reads together are adjacent and aligned to 16 bytes."""
-    rows, columns = matrix.stride()
-    apart = rows if columns == 1 else columns
-    return 1 in (rows, columns) and matrix.data_ptr() % 16 == 0 and apart * matrix.element_size() % 16 == 0
+    """Return whether the elements that the portable kernel reads together make whole vectors, aligned to 16 bytes."""
+    dense = one_axis_dense(matrix)
+    return dense is not None and matrix.shape[dense] * matrix.element_size() % 16 == 0
 
 
 def _padded(
@@ -165,14 +182,6 @@ def _padded(
         shared_bytes=BLOCK // 32 * EXCHANGED * 16,
     )
     return copy[:, : matrix.shape[1]]
-
-
-def _as_vectors(matrix: torch.Tensor) -> torch.Tensor:
-    """Return a matrix, or a copy of it that the portable kernel reads in vectors."""
-    if _vectors(matrix):
-        return matrix
-    rows, transposed = dense_rows(matrix, None, _padded)
-    return rows.t() if transposed else rows
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: float) -> torch.Tensor:
@@ -215,25 +224,23 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
         )
 
     def run_portable(options: Mapping[str, Any], to: torch.Tensor) -> None:
-        tile_m, tile_n, terms, warps_m, warps_n, _ = options["tiles"][dtype]
-        left, right = (_as_vectors(matrix) for matrix in (a, b)) if options["copied"] else (a, b)
+        tile_m, tile_n, terms, warps_m, warps_n, _, stages = options["tiles"][dtype]
         options["kernels"][dtype].launch(
             cdiv(m, tile_m) * cdiv(n, tile_n) * options["parts"],
             warps_m * warps_n * 32,
-            left,
-            right,
+            a,
+            b,
             to,
             m,
             n,
             k,
-            *left.stride(),
-            *right.stride(),
-            _vectors(left),
-            _vectors(right),
+            *a.stride(),
+            *b.stride(),
+            *vectors,
             options["parts"],
             number,
             negative_slope,
-            shared_bytes=2 * terms * (tile_m + tile_n + 32 // dtype.itemsize) * dtype.itemsize,
+            shared_bytes=stages * terms * (tile_m + tile_n + 32 // dtype.itemsize) * dtype.itemsize,
         )
 
     def run(configuration: Configuration) -> None:
@@ -245,14 +252,20 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
             SUM_OF_PARTS[dtype].launch(cdiv(c.numel(), BLOCK), BLOCK, to, c, c.numel(), parts, number, negative_slope)
 
     def fits(configuration: Configuration) -> bool:
-        least = configuration.options["parts"] if configuration in HOPPER else configuration.options["parts"] - 1
-        return configuration.serves(dtype, a.device) and least <= cdiv(k, HOPPER_TERMS)
+        options = configuration.options
+        hopper, parts = configuration in HOPPER, options["parts"]
+        rows, columns = (options["rows"], options["columns"]) if hopper else options["tiles"].get(dtype, (1, 1))[:2]
+        # Of many tiles in parts, the sums would take much memory, and no multiprocessor lacks work.
+        few = parts == 1 or cdiv(m, rows) * cdiv(n, columns) <= MOST_SHARED
+        return configuration.serves(dtype, a.device) and few and parts - (not hopper) <= cdiv(k, HOPPER_TERMS)
 
     def default() -> Configuration:
         small = m * n <= 512 * 512
         hopper = NARROW if small else HOPPER[0]
         if a.is_cuda and mapped and k > HOPPER_TERMS and fits(hopper):
             return hopper
+        if a.is_cuda and small and k >= MANY_TERMS and fits(SMALL_IN_PARTS):
+            return SMALL_IN_PARTS
         return SMALL if small else LARGE
 
     kind = (str(dtype), a.stride(1) == 1, b.stride(1) == 1, vectors, dense_a, dense_b)

@@ -20,6 +20,8 @@ from fourfold.backends.tuning import Configuration, Tuner
 from .operators import (
     ACTIVATION_NUMBERS,
     LITTLE_WORK,
+    MANY_TERMS,
+    MOST_SHARED,
     dense_rows,
     one_axis_dense,
     padded_row,
@@ -30,8 +32,7 @@ from .operators import (
 BLOCK_ELEMENTS = 1024
 COPIED_ROWS, COPIED_COLUMNS = 32, 64
 # Of a product for which it pays to copy a matrix that is loaded slowly.
-MANY_ROWS = 256
-COPIED = 2
+MANY_ROWS, MANY_COLUMNS = 256, 2048
 
 
 @triton.jit
@@ -256,7 +257,7 @@ def _by_pointers(m: int, n: int, k: int, warps: int, stages: int, parts: int = 1
     # Tensor cores do not multiply wider types in full precision, so a program's tiles must fit in its registers.
     wider = {dtype for dtype in (torch.float32, torch.float64) if m * n * dtype.itemsize <= 64 * 1024 and k <= 32}
     name = f"pointers_{m}x{n}x{k}_{warps}_warps_{stages}_stages" + (f"_in_{parts}_parts" if parts > 1 else "")
-    return Configuration(name, options, HALF_TYPES | wider)
+    return Configuration(name, options, wider if parts > 1 else HALF_TYPES | wider)
 
 
 def _by_descriptors(
@@ -281,8 +282,14 @@ POINTERS = (
     _by_pointers(64, 64, 32, 4, 3),
     _by_pointers(32, 64, 32, 2, 3),
     _by_pointers(64, 64, 256, 4, 2),
-    _by_pointers(32, 32, 64, 4, 3),
+    _by_pointers(32, 32, 64, 4, 4),
     _by_pointers(16, 64, 64, 4, 3),
+    _by_pointers(128, 128, 16, 4, 3),
+    _by_pointers(128, 64, 16, 4, 3),
+    # For small results: the terms of a tile are divided among several programs.
+    _by_pointers(64, 64, 32, 4, 3, parts=4),
+    _by_pointers(16, 128, 32, 4, 3, parts=8),
+    _by_pointers(16, 256, 16, 4, 4, parts=16),
 )
 DESCRIPTORS = (
     _by_descriptors(128, 256, 64, 8, 4, halves=True),
@@ -292,10 +299,7 @@ DESCRIPTORS = (
     _by_descriptors(128, 128, 64, 8, 4),
     _by_descriptors(128, 128, 64, 8, 5, flatten=False),
     _by_descriptors(128, 128, 64, 4, 4),
-    _by_descriptors(64, 256, 64, 4, 4, flatten=False),
-    _by_descriptors(128, 64, 64, 4, 5, flatten=False),
-    _by_descriptors(64, 128, 64, 4, 6, flatten=False),
-    # For small results: the terms of a tile are divided among several programs.
+    _by_descriptors(64, 128, 128, 4, 4, flatten=False),
     _by_descriptors(64, 128, 64, 4, 5, flatten=False, parts=2),
     _by_descriptors(64, 128, 64, 4, 5, flatten=False, parts=4),
     _by_descriptors(64, 64, 64, 4, 6, flatten=False, parts=8),
@@ -306,15 +310,20 @@ DESCRIPTORS = (
 TUNER = Tuner("matmul_triton", (*DESCRIPTORS, *POINTERS), Path(__file__))
 
 
-def _default(m: int, n: int, dtype: torch.dtype, descriptors: bool) -> Configuration:
+def _default(m: int, n: int, k: int, dtype: torch.dtype, descriptors: bool) -> Configuration:
     if triton_launch.INTERPRETED:
         # The interpreter's time depends on the number of steps of a program, not on their size.
         return DESCRIPTORS[-1] if descriptors else POINTERS[7]
+    half = dtype in HALF_TYPES
+    if m * n <= 256 * 256 and half:
+        return POINTERS[8]
     if m * n <= 512 * 512:
-        return DESCRIPTORS[-2] if descriptors else POINTERS[5]
+        if descriptors:
+            return DESCRIPTORS[-2]
+        return POINTERS[5] if half or k < MANY_TERMS else POINTERS[12]
     if descriptors:
         return DESCRIPTORS[0]
-    return POINTERS[1] if dtype in HALF_TYPES else POINTERS[3]
+    return POINTERS[1] if half else POINTERS[3]
 
 
 def descriptor(rows: torch.Tensor, transposed: bool, block: list[int]) -> TensorDescriptor:
@@ -395,11 +404,12 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
                 **options,
             )
         else:
+            # Without tensor cores, adjacent terms are slow to load: such a matrix is transposed first, where that pays.
             left, right = a, b
-            if wide and min(m, n, k) >= MANY_ROWS and COPIED:
-                # Without tensor cores, adjacent terms are slow to load. Such a matrix is transposed first.
-                left = a if one_axis_dense(a) == 0 or COPIED == 1 else padded(a.t()).t()
-                right = b if one_axis_dense(b) == 1 else padded(b)
+            if wide and a.stride(1) == 1 != a.stride(0) and n > MANY_COLUMNS and m * k >= MANY_ROWS * MANY_ROWS:
+                left = padded(a.t()).t()
+            if wide and b.stride(0) == 1 != b.stride(1) and m >= MANY_ROWS and n * k >= MANY_ROWS * MANY_ROWS:
+                right = padded(b)
             triton_launch.launch(
                 matmul_kernel,
                 (tiles * parts,),
@@ -425,11 +435,14 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
 
     def fits(configuration: Configuration) -> bool:
         options = configuration.options
-        least = options["PARTS"] if configuration in DESCRIPTORS else options["PARTS"] - 1
-        return configuration.serves(dtype, device) and least <= cdiv(k, options["BLOCK_K"])
+        parts = options["PARTS"]
+        # Of many tiles in parts, the sums would take much memory, and no multiprocessor lacks work.
+        few = parts == 1 or cdiv(m, options["BLOCK_M"]) * cdiv(n, options["BLOCK_N"]) <= MOST_SHARED
+        least = parts - (configuration not in DESCRIPTORS)
+        return configuration.serves(dtype, device) and few and least <= cdiv(k, options["BLOCK_K"])
 
     def default() -> Configuration:
-        return _default(m, n, dtype, described and fits(DESCRIPTORS[0]))
+        return _default(m, n, k, dtype, described and fits(DESCRIPTORS[0]))
 
     with triton_launch.current_device(device):
         run_fastest(TUNER, device, (m, n, k), kind, fits, default, run)

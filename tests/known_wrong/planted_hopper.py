@@ -27,7 +27,8 @@ NO_BARRIER = r"wgmma reads shared address \d+, which thread \d+ wrote in line \d
 CHOSEN = {
     "matmul": (
         "    _hopper(128, 64, 8, 64, 8), =>     _hopper(128, 64, 2, 64, 8, on_cpu=True),",
-        "run_fastest(TUNER, a.device, (m, n, k), kind, fits, default, run) => run(NARROW if fits(NARROW) else SMALL)",
+        "run_fastest(TUNER, a.device, (m, n, k), kind, fits, default, run) =>"
+        " run(HOPPER[4] if fits(HOPPER[4]) else SMALL)",
     ),
     "attention": (
         "hopper_configuration(256, 64, 2)) => hopper_configuration(64, 64, 2))",
