@@ -219,8 +219,8 @@ def _cuda_faults() -> tuple[Fault, ...]:
            " ptr[(column + j) * rows + row] = results.at[j];", **one),
         of("split_in_any_order", *SPLIT, check=repeats_bit_for_bit, says="output differs between two calls",
            only_on="cpu", **one),
-        of.stopped("gradient_of_strides_swapped", out_of_bounds, "*left.stride(), =>"
-                   " *(left.stride() if negative_slope else left.stride()[::-1]),", **backward, **one),
+        of.stopped("gradient_of_strides_swapped", out_of_bounds, "*a.stride(), =>"
+                   " *(a.stride() if negative_slope else a.stride()[::-1]),", **backward, **one),
         of.gradient("gradient_of_tail_of_terms_dropped", 'product(grad, b.t(), "none", 0.0) => product('
                     'grad[:, : b.shape[1] // 8 * 8 or 8], b.t()[: b.shape[1] // 8 * 8 or 8], "none", 0.0)', **one),
     )
