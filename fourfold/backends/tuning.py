@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import re
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,12 +21,15 @@ from fourfold.backends import known_calls
 from fourfold.backends.arguments import FLOATING
 from fourfold.backends.cuda.compile import CudaError, cache_folder, digest, directory_lock
 from fourfold.backends.cuda.declarations import source_closure
+from fourfold.compat import torch_internals
 from fourfold.processes.files import write_atomically
 
 # Long enough that the clock's resolution and the jitter of launches do not matter.
 MEASURED_MILLISECONDS = 10.0
 MOST_RUNS = 50
 BATCHES = 3
+# About a GPU's clock rate.
+CYCLES_PER_SECOND = 2e9
 
 _kernels: dict[str, "Tuner"] = {}
 _forced: dict[str, "Forced"] = {}
@@ -172,11 +176,13 @@ def _read_choices(file: pathlib.Path) -> dict[str, str]:
 
 
 def milliseconds(run: Callable[[], None]) -> float:
-    """Time a warm launch on the current stream: the best mean of a few batches of runs."""
+    """Time a warm launch on the current stream: the best mean of a few batches of runs, without the host's time."""
     run()
 
-    def batch(runs: int) -> float:
+    def batch(runs: int, host_seconds: float) -> float:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        # Keep the device busy until all runs are enqueued: short ones would otherwise wait for the host.
+        torch_internals.keep_stream_busy(int(2 * host_seconds * runs * CYCLES_PER_SECOND))
         start.record()
         for _ in range(runs):
             run()
@@ -184,8 +190,12 @@ def milliseconds(run: Callable[[], None]) -> float:
         end.synchronize()
         return start.elapsed_time(end) / runs
 
-    runs = max(1, min(MOST_RUNS, int(MEASURED_MILLISECONDS / max(batch(1), 1e-3))))
-    return min(batch(runs) for _ in range(BATCHES))
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    run()
+    host_seconds = time.perf_counter() - began
+    runs = max(1, min(MOST_RUNS, int(MEASURED_MILLISECONDS / max(batch(1, host_seconds), 1e-3))))
+    return min(batch(runs, host_seconds) for _ in range(BATCHES))
 
 
 def nothing_forced() -> bool:

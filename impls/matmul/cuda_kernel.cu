@@ -1,14 +1,84 @@
 #include <mma.h>
 
+#include <type_traits>
+
 #include "activation.cuh"
+#include "shifted.cuh"
 #include "tiles.cuh"
-#include "vectors.cuh"
 
 constexpr int GROUP = 8;
 constexpr int BLOCK = 256;
 
+// Copies BYTES to shared memory, or zeros. The thread goes on meanwhile.
+template <int BYTES> __device__ inline void copy_ahead(void* to, const void* from, bool there) {
+#if __CUDA_ARCH__ >= 800
+    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 ::"r"(address), "l"(from), "n"(BYTES), "r"(there ? BYTES : 0) : "memory");
+#else
+    for (int i = 0; i < BYTES / 4; i++)
+        static_cast<unsigned*>(to)[i] = there ? static_cast<const unsigned*>(from)[i] : 0;
+#endif
+}
+// Ends a group of copies, and waits until all groups but the last PENDING have landed.
+__device__ inline void commit_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int PENDING> __device__ inline void wait_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
+}
+
 // a, or b transposed: [extent, terms], with any strides, whose tiles [TILE, TILE_K] a block takes one after another.
-template <class T, int TILE, int TILE_K, int THREADS> struct Operand {
+// Each row of a tile in shared memory has the numbers of one term.
+template <class T, int TILE, int TILE_K, int THREADS> struct AheadOperand {
+    static constexpr int WIDTH = 16 / sizeof(T), LINE = TILE + WIDTH, SIZE = TILE_K * LINE;
+    static constexpr int VECTORS = TILE * TILE_K / WIDTH / THREADS;
+    static_assert(VECTORS * WIDTH * THREADS == TILE * TILE_K && THREADS % TILE == 0 && THREADS % TILE_K == 0);
+
+    const T* next;
+    long long extent, terms, term_stride;
+    long long step;  // from one of a thread's vectors or single numbers to the next: in further terms or positions
+    int position, term;
+    bool along_terms, vectors;
+
+    __device__ AheadOperand(
+        const T* __restrict__ ptr, long long first, long long extent, long long terms, long long stride,
+        long long term_stride, bool along_terms, bool vectors)
+        : extent(extent - first), terms(terms), term_stride(term_stride), along_terms(along_terms),
+          vectors(vectors && !along_terms) {
+        const int thread = int(threadIdx.x), line = this->vectors ? TILE / WIDTH : TILE;
+        term = along_terms ? thread % TILE_K : thread / line;
+        position = along_terms ? thread / TILE_K : thread % line * (this->vectors ? WIDTH : 1);
+        step = along_terms ? THREADS / TILE_K * stride : THREADS / line * term_stride;
+        next = ptr + (first + position) * stride + term * term_stride;
+    }
+
+    template <int BYTES, int COUNT, int POSITIONS, int TERMS> __device__ void copy(T* to) const {
+        const T* from = next;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++, from += step)
+            copy_ahead<BYTES>(
+                to + i * (POSITIONS + TERMS * LINE), from,
+                position + i * POSITIONS < extent && term + i * TERMS < terms);
+    }
+    // Copies the next tile, with zeros beyond the end of the matrix.
+    __device__ void fetch(T* shared) {
+        T* to = shared + term * LINE + position;
+        if (vectors) copy<16, VECTORS, 0, THREADS * WIDTH / TILE>(to);
+        else if (along_terms) copy<sizeof(T), VECTORS * WIDTH, THREADS / TILE_K, 0>(to);
+        else copy<sizeof(T), VECTORS * WIDTH, 0, THREADS / TILE>(to);
+        next += TILE_K * term_stride;
+        terms -= TILE_K;
+    }
+    __device__ void put(T*) const {}
+};
+
+// The same for half types, whose numbers are too short for such copies: they pass through registers.
+template <class T, int TILE, int TILE_K, int THREADS> struct HalfOperand {
     static constexpr int WIDTH = 16 / sizeof(T), COUNT = TILE * TILE_K / WIDTH / THREADS;
     // Elements per row of shared memory: aligned for tensor cores, and padded so that rows begin in different banks.
     static constexpr int LINE = TILE + WIDTH, SIZE = TILE_K * LINE;
@@ -20,7 +90,7 @@ template <class T, int TILE, int TILE_K, int THREADS> struct Operand {
     const T* next[COUNT];
     Vector<T, WIDTH> fetched[COUNT];
 
-    __device__ Operand(
+    __device__ HalfOperand(
         const T* __restrict__ ptr, long long first, long long extent, long long terms, long long stride,
         long long term_stride, bool along_terms, bool vectors)
         : extent(extent - first), terms(terms), stride(stride), term_stride(term_stride), along_terms(along_terms),
@@ -39,7 +109,7 @@ template <class T, int TILE, int TILE_K, int THREADS> struct Operand {
     }
 
     // Loads the next tile from memory to registers, with zeros beyond the end of the matrix.
-    __device__ void fetch() {
+    __device__ void fetch(T*) {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             if (vectors && terms >= TILE_K) {
@@ -73,6 +143,10 @@ template <class T, int TILE, int TILE_K, int THREADS> struct Operand {
     }
 };
 
+template <class T, int TILE, int TILE_K, int THREADS>
+using Operand = std::conditional_t<
+    sizeof(T) == 2, HalfOperand<T, TILE, TILE_K, THREADS>, AheadOperand<T, TILE, TILE_K, THREADS>>;
+
 // The result c, [rows, columns], contiguous.
 template <class T> struct Result {
     static constexpr int WIDTH = 16 / sizeof(T);
@@ -94,39 +168,49 @@ template <class T> struct Result {
     }
 };
 
-// The sums of a tile in the registers of its threads: warps in two rows, each with four rows of eight lanes.
-template <class T, int TILE, int TILE_K, int THREADS> struct SumsOfThreads {
-    static constexpr int WIDTH = Result<T>::WIDTH, LINE = Operand<T, TILE, TILE_K, THREADS>::LINE;
-    static constexpr int WARPS_M = 2, WARPS_N = THREADS / 32 / WARPS_M, LANES_M = 4, LANES_N = 32 / LANES_M;
-    static constexpr int ROWS = TILE / WARPS_M / LANES_M, COLUMNS = TILE / WARPS_N / LANES_N;
+// The sums of a tile in the registers of its threads: warps in WARPS_M rows, each with four rows of eight lanes.
+template <class T, int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N> struct SumsOfThreads {
+    static constexpr int WIDTH = Result<T>::WIDTH, LANES_M = 4, LANES_N = 32 / LANES_M;
+    static constexpr int LEFT = TILE_M + WIDTH, RIGHT = TILE_N + WIDTH;
+    static constexpr int ROWS = TILE_M / WARPS_M / LANES_M, COLUMNS = TILE_N / WARPS_N / LANES_N;
     static_assert(ROWS % WIDTH == 0 && COLUMNS % WIDTH == 0);
     T at[ROWS][COLUMNS] = {};
 
+    // Lanes that differ by 1 have the same rows, and lanes that differ by 2 the same columns: of such lanes, shared memory
+    // serves two at once.
     __device__ static int first_row() {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        return warp / WARPS_N * (TILE / WARPS_M) + lane / LANES_N * WIDTH;
+        return warp / WARPS_N * (TILE_M / WARPS_M) + (lane / 2 % 2 + lane / 16 * 2) * WIDTH;
     }
     __device__ static int first_column() {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        return warp % WARPS_N * (TILE / WARPS_N) + lane % LANES_N * WIDTH;
+        return warp % WARPS_N * (TILE_N / WARPS_N) + (lane % 2 + lane / 4 % 4 * 2) * WIDTH;
     }
 
     __device__ void add(const T* left, const T* right) {
         left += first_row();
         right += first_column();
-#pragma unroll 16
-        for (int k = 0; k < TILE_K; k++) {
-            Vector<T, WIDTH> x[ROWS / WIDTH], y[COLUMNS / WIDTH];
+        Vector<T, WIDTH> x[2][ROWS / WIDTH], y[2][COLUMNS / WIDTH];
+        const auto load = [&](int k) {
 #pragma unroll
             for (int v = 0; v < ROWS / WIDTH; v++)
-                x[v] = Vector<T, WIDTH>::load(left + k * LINE + v * LANES_M * WIDTH);
+                x[k % 2][v] = Vector<T, WIDTH>::load(left + k * LEFT + v * LANES_M * WIDTH);
 #pragma unroll
             for (int v = 0; v < COLUMNS / WIDTH; v++)
-                y[v] = Vector<T, WIDTH>::load(right + k * LINE + v * LANES_N * WIDTH);
+                y[k % 2][v] = Vector<T, WIDTH>::load(right + k * RIGHT + v * LANES_N * WIDTH);
+        };
+        load(0);
+#pragma unroll
+        for (int k = 0; k < TILE_K; k++) {
+            if (k + 1 < TILE_K) load(k + 1);
 #pragma unroll
             for (int i = 0; i < ROWS; i++)
 #pragma unroll
-                for (int j = 0; j < COLUMNS; j++) at[i][j] += x[i / WIDTH].at[i % WIDTH] * y[j / WIDTH].at[j % WIDTH];
+                for (int column = 0; column < COLUMNS; column++) {
+                    // There and back, so that successive products share a factor.
+                    const int j = i % 2 ? COLUMNS - 1 - column : column;
+                    at[i][j] += x[k % 2][i / WIDTH].at[i % WIDTH] * y[k % 2][j / WIDTH].at[j % WIDTH];
+                }
         }
     }
     __device__ void put(const Result<T>& c, long long rows, long long columns) const {
@@ -142,11 +226,11 @@ template <class T, int TILE, int TILE_K, int THREADS> struct SumsOfThreads {
 };
 
 // The sums of a tile of half types, in the tensor cores' fragments of its warps.
-template <class T, int TILE, int TILE_K, int THREADS> struct SumsOfWarps {
-    static constexpr int WARPS = THREADS / 32, WARPS_M = WARPS == 8 ? 4 : 2, WARPS_N = WARPS / WARPS_M;
+template <class T, int TILE, int TILE_K, int WARPS_M, int WARPS_N> struct SumsOfWarps {
+    static constexpr int WARPS = WARPS_M * WARPS_N;
     static constexpr int ROWS = TILE / 16 / WARPS_M, COLUMNS = TILE / 16 / WARPS_N;
-    static constexpr int LINE = Operand<T, TILE, TILE_K, THREADS>::LINE;
-    static_assert(WARPS_M * WARPS_N == WARPS && ROWS * WARPS_M * 16 == TILE && COLUMNS * WARPS_N * 16 == TILE);
+    static constexpr int LINE = Operand<T, TILE, TILE_K, WARPS * 32>::LINE;
+    static_assert(ROWS * WARPS_M * 16 == TILE && COLUMNS * WARPS_N * 16 == TILE);
     nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, float> at[ROWS][COLUMNS];
 
     __device__ SumsOfWarps() {
@@ -192,101 +276,135 @@ template <class T, int TILE, int TILE_K, int THREADS> struct SumsOfWarps {
     }
 };
 
-template <class T, int TILE, int TILE_K, int THREADS> struct SumsOf {
-    using type = SumsOfThreads<T, TILE, TILE_K, THREADS>;
+template <class T, int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N> struct SumsOf {
+    using type = SumsOfThreads<T, TILE_M, TILE_N, TILE_K, WARPS_M, WARPS_N>;
 };
-template <int TILE, int TILE_K, int THREADS> struct SumsOf<__half, TILE, TILE_K, THREADS> {
-    using type = SumsOfWarps<__half, TILE, TILE_K, THREADS>;
+template <int TILE, int TILE_K, int WARPS_M, int WARPS_N>
+struct SumsOf<__half, TILE, TILE, TILE_K, WARPS_M, WARPS_N> {
+    using type = SumsOfWarps<__half, TILE, TILE_K, WARPS_M, WARPS_N>;
 };
-template <int TILE, int TILE_K, int THREADS> struct SumsOf<__nv_bfloat16, TILE, TILE_K, THREADS> {
-    using type = SumsOfWarps<__nv_bfloat16, TILE, TILE_K, THREADS>;
+template <int TILE, int TILE_K, int WARPS_M, int WARPS_N>
+struct SumsOf<__nv_bfloat16, TILE, TILE, TILE_K, WARPS_M, WARPS_N> {
+    using type = SumsOfWarps<__nv_bfloat16, TILE, TILE_K, WARPS_M, WARPS_N>;
 };
 
-template <class T, int TILE, int TILE_K, int THREADS>
-__global__ void __launch_bounds__(THREADS, 512 / THREADS) matmul_kernel(
+// IN_PARTS: where there are few tiles, several blocks share each, as in the kernel for Hopper.
+template <class T, int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int BLOCKS, int STAGES, bool IN_PARTS>
+__global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, BLOCKS) matmul_kernel(
     const T* __restrict__ a,  // [m, k], strided
     const T* __restrict__ b,  // [k, n], strided
-    T* __restrict__ c,        // [m, n]
+    T* __restrict__ c,        // [m, n]; [parts, m, n] if IN_PARTS
     long long m, long long n, long long k, long long a_row_stride, long long a_column_stride, long long b_row_stride,
-    long long b_column_stride, bool a_vectors, bool b_vectors, long long activation, double negative_slope) {
-    // One block owns a tile [TILE, TILE] of the result.
-    using Side = Operand<T, TILE, TILE_K, THREADS>;
-    __shared__ __align__(32) T left[2][Side::SIZE], right[2][Side::SIZE];
-    const TileAt tile = tile_at(int(blockIdx.x), int((m + TILE - 1) / TILE), int((n + TILE - 1) / TILE), GROUP);
-    const long long first_row = tile.row * (long long)TILE, first_column = tile.column * (long long)TILE;
-    Side rows(
-        a, first_row, m, k, a_row_stride, a_column_stride, a_column_stride == 1 || a_row_stride != 1, a_vectors);
-    Side columns(
-        b, first_column, n, k, b_column_stride, b_row_stride, b_column_stride != 1 && b_row_stride == 1, b_vectors);
-    typename SumsOf<T, TILE, TILE_K, THREADS>::type sums;
-    rows.fetch();
-    columns.fetch();
-    for (int turn = 0; k > 0; k -= TILE_K, turn ^= 1) {
-        rows.put(left[turn]);
-        columns.put(right[turn]);
-        // A thread that passes has multiplied the tile that the next turn overwrites.
-        __syncthreads();
-        if (k > TILE_K) {
-            // These loads are in flight while the present tile is multiplied.
-            rows.fetch();
-            columns.fetch();
-        }
-        sums.add(left[turn], right[turn]);
-    }
-    sums.put(Result<T>{c, m, n, activation, Compute<T>(negative_slope)}, first_row, first_column);
-}
-
-template <class T, int WIDTH>
-__global__ void __launch_bounds__(BLOCK) activation_backward_kernel(
-    const T* __restrict__ grad_output,  // [m, n], strided, or contiguous if WIDTH > 1
-    const T* __restrict__ output,       // [m, n]
-    T* __restrict__ grad,               // [m, n]
-    long long elements, long long n, long long row_stride, long long column_stride, long long activation,
+    long long b_column_stride, bool a_vectors, bool b_vectors, long long parts, long long activation,
     double negative_slope) {
-    // One thread owns WIDTH consecutive elements. The last thread owns those that make no whole vector.
-    using C = Compute<T>;
-    const auto through = [&](T g, T y) { return T(activation_backward(C(g), C(y), activation, C(negative_slope))); };
-    const long long first = (blockIdx.x * (long long)BLOCK + threadIdx.x) * WIDTH;
-    if (first >= elements) return;
-    if (first + WIDTH <= elements) {
-        Vector<T, WIDTH> g, y = Vector<T, WIDTH>::load(output + first);
-        if constexpr (WIDTH == 1) g.at[0] = grad_output[first / n * row_stride + first % n * column_stride];
-        else g = Vector<T, WIDTH>::load(grad_output + first);
-#pragma unroll
-        for (int j = 0; j < WIDTH; j++) g.at[j] = through(g.at[j], y.at[j]);
-        g.store(grad + first);
-        return;
+    // One block owns a part of a tile [TILE_M, TILE_N] of the result.
+    constexpr int THREADS = WARPS_M * WARPS_N * 32;
+    using Left = Operand<T, TILE_M, TILE_K, THREADS>;
+    using Right = Operand<T, TILE_N, TILE_K, THREADS>;
+    extern __shared__ __align__(32) unsigned char tiles[];
+    T(*left)[Left::SIZE] = reinterpret_cast<T(*)[Left::SIZE]>(tiles);
+    T(*right)[Right::SIZE] = reinterpret_cast<T(*)[Right::SIZE]>(left + STAGES);
+    const int tiles_m = int((m + TILE_M - 1) / TILE_M), tiles_n = int((n + TILE_N - 1) / TILE_N);
+    const TileAt tile = tile_at(int(blockIdx.x) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP);
+    const long long first_row = tile.row * (long long)TILE_M, first_column = tile.column * (long long)TILE_N;
+    if constexpr (IN_PARTS) {
+        const long long part = int(blockIdx.x) / (tiles_m * tiles_n), steps = (k + TILE_K - 1) / TILE_K;
+        const long long first = part * steps / parts * TILE_K, last = (part + 1) * steps / parts * TILE_K;
+        a += first * a_column_stride;
+        b += first * b_row_stride;
+        c += part * m * n;
+        k = (last < k ? last : k) - first;
     }
-    for (long long i = first; i < elements; i++) grad[i] = through(grad_output[i], output[i]);
+    Left rows(
+        a, first_row, m, k, a_row_stride, a_column_stride, a_column_stride == 1 || a_row_stride != 1, a_vectors);
+    Right columns(
+        b, first_column, n, k, b_column_stride, b_row_stride, b_column_stride != 1 && b_row_stride == 1, b_vectors);
+    typename SumsOf<T, TILE_M, TILE_N, TILE_K, WARPS_M, WARPS_N>::type sums;
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; stage++) {
+        if (stage * TILE_K < k) {
+            rows.fetch(left[stage]);
+            columns.fetch(right[stage]);
+        }
+        commit_copies();
+    }
+    const int steps = int((k + TILE_K - 1) / TILE_K);
+    for (int step = 0, stage = 0, filled = STAGES - 1; step < steps; step++) {
+        rows.put(left[stage]);
+        columns.put(right[stage]);
+        wait_copies<STAGES - 2>();
+        // A thread that passes has multiplied the tile that is overwritten next.
+        __syncthreads();
+        if (step + STAGES - 1 < steps) {
+            // These tiles are on their way while the present one is multiplied.
+            rows.fetch(left[filled]);
+            columns.fetch(right[filled]);
+        }
+        commit_copies();
+        sums.add(left[stage], right[stage]);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        filled = filled + 1 == STAGES ? 0 : filled + 1;
+    }
+    sums.put(
+        Result<T>{c, m, n, IN_PARTS ? NONE : activation, Compute<T>(negative_slope)}, first_row, first_column);
 }
 
 template <class T>
 __global__ void __launch_bounds__(BLOCK) sum_of_parts_kernel(
-    const float* __restrict__ sums,  // [parts, m, n]
-    T* __restrict__ c,               // [m, n]
+    const Compute<T>* __restrict__ sums,  // [parts, m, n]
+    T* __restrict__ c,                    // [m, n]
     long long elements, long long parts, long long activation, double negative_slope) {
     // One thread owns an element.
     const long long at = blockIdx.x * (long long)BLOCK + threadIdx.x;
     if (at >= elements) return;
-    float sum = sums[at];
+    Compute<T> sum = sums[at];
 #pragma unroll 4
     for (long long part = 1; part < parts; part++) sum += sums[part * elements + at];
-    c[at] = T(activate(sum, activation, float(negative_slope)));
+    c[at] = T(activate(sum, activation, Compute<T>(negative_slope)));
 }
 
+// Vectors of a row that a thread copies.
+constexpr int COPIED = 4;
+
 template <class T>
-__global__ void __launch_bounds__(BLOCK) pad_rows_kernel(
-    const T* __restrict__ from,  // [rows, columns], strided
-    T* __restrict__ to,          // [rows, pitch], with zeros beyond the columns of `from`
-    long long rows, long long columns, long long row_stride, long long column_stride, long long pitch) {
-    // One thread owns a vector of `to`.
+__global__ void __launch_bounds__(BLOCK) copy_rows_kernel(
+    const T* __restrict__ from,    // [rows, columns], strided
+    const T* __restrict__ output,  // [rows, columns], or null
+    T* __restrict__ to,            // [rows, pitch]: a copy of `from`, or its gradient through the activation of `output`
+    long long rows, long long columns, long long row_stride, long long column_stride, long long pitch,
+    long long activation, double negative_slope) {
+    // One warp owns 32 * COPIED consecutive vectors of a row of `to`.
+    using C = Compute<T>;
     constexpr int WIDTH = 16 / sizeof(T);
-    const long long number = blockIdx.x * (long long)BLOCK + threadIdx.x, vectors = pitch / WIDTH;
-    const long long row = number / vectors, first = number % vectors * WIDTH;
+    const long long vectors = pitch / WIDTH, in_row = (vectors + 32 * COPIED - 1) / (32 * COPIED);
+    const long long warp = blockIdx.x * (long long)blockDim.y + threadIdx.y, row = warp / in_row;
     if (row >= rows) return;
-    const T* source = from + row * row_stride + first * column_stride;
-    Vector<T, WIDTH> vector;
+    const int first = int(warp % in_row) * 32 * COPIED + int(threadIdx.x);
+    const auto number = [&](int i) { return first + i * 32; };
+    Vector<T, WIDTH> copied[COPIED];
+    const T* source = from + row * row_stride;
+    if (column_stride == 1) {
+        load_shifted<T, WIDTH, COPIED>(copied, source, columns, number, 0.0f);
+    } else {
 #pragma unroll
-    for (int j = 0; j < WIDTH; j++) vector.at[j] = first + j < columns ? source[j * column_stride] : T(0.0f);
-    vector.store(to + row * pitch + first);
+        for (int i = 0; i < COPIED; i++)
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                const long long column = number(i) * (long long)WIDTH + j;
+                copied[i].at[j] = column < columns ? source[column * column_stride] : T(0.0f);
+            }
+    }
+    if (output) {
+        Vector<T, WIDTH> outputs[COPIED];
+        load_shifted<T, WIDTH, COPIED>(outputs, output + row * columns, columns, number, 0.0f);
+#pragma unroll
+        for (int i = 0; i < COPIED; i++)
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++)
+                copied[i].at[j] =
+                    T(activation_backward(C(copied[i].at[j]), C(outputs[i].at[j]), activation, C(negative_slope)));
+    }
+#pragma unroll
+    for (int i = 0; i < COPIED; i++)
+        if (number(i) < vectors) copied[i].store(to + row * pitch + number(i) * (long long)WIDTH);
 }

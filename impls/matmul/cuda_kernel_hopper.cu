@@ -11,9 +11,10 @@
 // The copy engine's description of a matrix: a CUtensorMap, encoded by the driver.
 struct __align__(64) TensorMap { unsigned char bytes[128]; };
 
-constexpr int TILE_M = 128, TILE_K = 64;
-// Warpgroups of 128 threads: one loads tiles, two multiply 64 rows of a tile each.
-constexpr int WARPGROUP = 128, MULTIPLYING = 2, THREADS = WARPGROUP * (1 + MULTIPLYING);
+constexpr int TILE_K = 64;
+// Warpgroups of 128 threads: one loads tiles, the others multiply 64 rows of a tile each.
+constexpr int WARPGROUP = 128, MOST_THREADS = 3 * WARPGROUP;
+template <int TILE_M> constexpr int MULTIPLYING = TILE_M / 64;
 // A line is 64 elements of 2 bytes. The copy engine's swizzle permutes its 16-byte chunks, with a period of 8 lines.
 constexpr int LINE = 64, LINE_BYTES = 128, SWIZZLED = 8 * LINE_BYTES;
 
@@ -71,6 +72,9 @@ template <int PENDING> __device__ inline void wgmma_wait() {
 #define NAMES_64                                                                                        \
     NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,"                 \
     "%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define NAMES_96                                                                                        \
+    NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85," \
+    "%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define NAMES_128                                                                                       \
     NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85," \
     "%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,"   \
@@ -83,6 +87,13 @@ template <int PENDING> __device__ inline void wgmma_wait() {
         "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " {" NAMES_128   \
         "}, %128, %129, add, 1, 1, %131, %132;\n}"                                    \
         : REGISTERS_64(0), REGISTERS_64(64)                                           \
+        : "l"(a), "l"(b), "r"(add), "n"(A_ALONG_M), "n"(B_ALONG_N))
+#define WGMMA_192(TYPE)                                                               \
+    asm volatile(                                                                     \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %98, 0;\n"                              \
+        "wgmma.mma_async.sync.aligned.m64n192k16.f32." TYPE "." TYPE " {" NAMES_96    \
+        "}, %96, %97, add, 1, 1, %99, %100;\n}"                                       \
+        : REGISTERS_64(0), REGISTERS_16(64), REGISTERS_16(80)                         \
         : "l"(a), "l"(b), "r"(add), "n"(A_ALONG_M), "n"(B_ALONG_N))
 #define WGMMA_128(TYPE)                                                               \
     asm volatile(                                                                     \
@@ -106,6 +117,11 @@ template <class T, int A_ALONG_M, int B_ALONG_N>
 __device__ inline void wgmma(float (&d)[128], unsigned long long a, unsigned long long b, int add) {
     if constexpr (IS_BFLOAT16<T>) WGMMA_256("bf16");
     else WGMMA_256("f16");
+}
+template <class T, int A_ALONG_M, int B_ALONG_N>
+__device__ inline void wgmma(float (&d)[96], unsigned long long a, unsigned long long b, int add) {
+    if constexpr (IS_BFLOAT16<T>) WGMMA_192("bf16");
+    else WGMMA_192("f16");
 }
 template <class T, int A_ALONG_M, int B_ALONG_N>
 __device__ inline void wgmma(float (&d)[64], unsigned long long a, unsigned long long b, int add) {
@@ -142,13 +158,13 @@ template <int ROWS, bool ACROSS> struct Tiles {
     }
 };
 
-template <int TILE_N, int STAGES, int STAGED_N, bool A_ALONG_M, bool B_ALONG_N> struct Shared {
+template <int TILE_M, int TILE_N, int STAGES, int STAGED_N, bool A_ALONG_M, bool B_ALONG_N> struct Shared {
     using A = Tiles<TILE_M, A_ALONG_M>;
     using B = Tiles<TILE_N, B_ALONG_N>;
     static constexpr int STAGE_BYTES = A::BYTES + B::BYTES;
     // For each multiplying warpgroup: 64 rows of STAGED_N columns of the result.
     static constexpr int RESULT_BYTES = 64 * STAGED_N * 2;
-    static constexpr int BARRIERS = STAGES * STAGE_BYTES + MULTIPLYING * RESULT_BYTES;
+    static constexpr int BARRIERS = STAGES * STAGE_BYTES + MULTIPLYING<TILE_M> * RESULT_BYTES;
     // With room to align the start to the swizzle's period.
     static constexpr int BYTES = BARRIERS + 2 * STAGES * 8 + SWIZZLED;
 };
@@ -167,18 +183,11 @@ template <> struct Pair<__nv_bfloat16> {
     }
 };
 
-// Stores a thread's sums without the copy engine: two of every 8 columns, in two rows.
-template <int TILE_N, class R>
-__device__ inline void store_sums(
-    const float (&sums)[TILE_N / 2], R* __restrict__ c, long long row, long long column, long long m, long long n) {
-#pragma unroll
-    for (int j = 0; j < TILE_N / 8; j++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const long long r = row + i / 2 * 8, s = column + j * 8 + i % 2;
-            if (r < m && s < n) c[r * n + s] = R(sums[j * 4 + i]);
-        }
-    }
+// The place of an element of the result, of 64 rows and several lines of columns, in shared memory: swizzled as the copy
+// engine expects, which also spreads a warp's words over all banks.
+__device__ inline unsigned place_of(int row, int column) {
+    const int chunk = column % LINE / 8 ^ row % 8;
+    return column / LINE * 64 * LINE_BYTES + row * LINE_BYTES + chunk * 16 + column % 8 * 2;
 }
 
 // A part of the work: a tile of the result, and the steps over the terms of which its sums are taken.
@@ -196,8 +205,9 @@ struct Part {
 // with that for the STAGES tiles of a and b in flight.
 // IN_PARTS: where there are few tiles, several blocks share each: the terms are divided into `parts`, and the sums over
 // each part are stored in float32. `sum_of_parts_kernel` adds them.
-template <class T, int TILE_N, int STAGES, int STAGED_N, bool A_ALONG_M, bool B_ALONG_N, bool IN_PARTS>
-__global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
+template <
+    class T, int TILE_M, int TILE_N, int STAGES, int STAGED_N, bool A_ALONG_M, bool B_ALONG_N, bool IN_PARTS>
+__global__ void __launch_bounds__(MOST_THREADS, 1) matmul_hopper_kernel(
     const __grid_constant__ TensorMap a_map,  // of [m, k], or of [k, m] if A_ALONG_M
     const __grid_constant__ TensorMap b_map,  // of [n, k], or of [k, n] if B_ALONG_N
     const __grid_constant__ TensorMap c_map,  // of [m, n]
@@ -207,7 +217,7 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
     double negative_slope) {
     // One block owns every gridDim.x-th part of a tile [TILE_M, TILE_N] of the result.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    using Memory = Shared<TILE_N, STAGES, STAGED_N, A_ALONG_M, B_ALONG_N>;
+    using Memory = Shared<TILE_M, TILE_N, STAGES, STAGED_N, A_ALONG_M, B_ALONG_N>;
     using A = typename Memory::A;
     using B = typename Memory::B;
     extern __shared__ unsigned char raw[];
@@ -221,7 +231,7 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
         for (int stage = 0; stage < STAGES; stage++) {
             barrier_init(full + stage * 8, 1);
             // Each multiplying warp reports by itself that it is done with a stage.
-            barrier_init(empty + stage * 8, MULTIPLYING * WARPGROUP / 32);
+            barrier_init(empty + stage * 8, MULTIPLYING<TILE_M> * WARPGROUP / 32);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         prefetch(a_map);
@@ -286,11 +296,15 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
 
             const int row = part.at.row * TILE_M + share * 64, column = part.at.column * TILE_N;
             if constexpr (IN_PARTS) {
-                store_sums<TILE_N>(sums, c + part.number * m * n, row + row_here, column + pair * 2, m, n);
-            } else if (by_map) {
+#pragma unroll
+                for (int i = 0; i < TILE_N / 2; i++) {
+                    const long long r = row + row_here + i % 4 / 2 * 8, s = column + pair * 2 + i / 4 * 8 + i % 2;
+                    if (r < m && s < n) c[(part.number * m + r) * n + s] = sums[i];
+                }
+            } else {
 #pragma unroll
                 for (int staged = 0; staged < TILE_N; staged += STAGED_N) {
-                    // Wait until the copy engine has read the columns handed over before.
+                    // Wait until the columns handed over before have been read.
                     if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
                     sync_warpgroup(warpgroup);
 #pragma unroll
@@ -299,25 +313,29 @@ __global__ void __launch_bounds__(THREADS, 1) matmul_hopper_kernel(
                         float here[4];
 #pragma unroll
                         for (int e = 0; e < 4; e++) here[e] = activate(sums[i + e], activation, slope);
-                        // Swizzled as the copy engine expects, which also spreads a warp's words over all banks.
-                        const unsigned chunk = ((j % 8) ^ (row_here % 8)) * 16 + pair * 4;
-                        const unsigned to = result + j / 8 * 64 * LINE_BYTES + row_here * LINE_BYTES + chunk;
+                        const unsigned to = result + place_of(row_here, j * 8 + pair * 2);
                         store_word(to, Pair<T>::of(here[0], here[1]));
                         store_word(to + 8 * LINE_BYTES, Pair<T>::of(here[2], here[3]));
                     }
                     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
                     sync_warpgroup(warpgroup);
-                    if (thread == 0) {
+                    if (!by_map) {
+                        // A warp stores neighbours of a row.
+                        const unsigned char* from = raw + (result - shared_address(raw));
+                        for (int r = thread / 32; r < 64 && row + r < m; r += WARPGROUP / 32) {
+                            T* to = c + (row + r) * n + column + staged;
+#pragma unroll
+                            for (int s = 0; s < STAGED_N; s += 32)
+                                if (column + staged + s + lane < n)
+                                    to[s + lane] = *reinterpret_cast<const T*>(from + place_of(r, s + lane));
+                        }
+                    } else if (thread == 0) {
 #pragma unroll
                         for (int line = 0; line < STAGED_N / LINE; line++)
                             store_box(c_map, result + line * 64 * LINE_BYTES, column + staged + line * LINE, row);
                         asm volatile("cp.async.bulk.commit_group;" ::: "memory");
                     }
                 }
-            } else {
-#pragma unroll
-                for (float& sum : sums) sum = activate(sum, activation, slope);
-                store_sums<TILE_N>(sums, c, row + row_here, column + pair * 2, m, n);
             }
         }
         // Shared memory must stay alive until the copy engine has read it.

@@ -16,6 +16,8 @@ ACTIVATION_NUMBERS = {"none": 0, "relu": 1, "leaky_relu": 2}
 
 # Products with fewer multiplications than this end too soon for configurations to differ by much.
 LITTLE_WORK = 512 * 512 * 512
+# Where the terms of a small result are divided among programs, and the most tiles of which they ever are.
+MANY_TERMS, MOST_SHARED = 256, 1024
 
 
 def run_fastest(
@@ -67,9 +69,13 @@ def dense_rows(
 
 
 def padded_row(matrix: torch.Tensor) -> int:
-    """Return the elements of a row, padded so that each row begins at a multiple of 16 bytes."""
-    vector = 16 // matrix.element_size()
-    return -(-matrix.shape[1] // vector) * vector
+    """Return the elements of a row, padded so that each row begins at a multiple of 16 bytes, or 128 if rows are long.
+
+    Lines of the cache have 128 bytes.
+    """
+    columns, size = matrix.shape[1], matrix.element_size()
+    unit = (128 if columns * size > 1024 else 16) // size
+    return -(-columns // unit) * unit
 
 
 SIGNATURE = signature_of(definition)
@@ -88,8 +94,9 @@ def register_matmul(
     Args:
         backend: part of the operator's name.
         product: maps ``(a, b, activation, negative_slope)`` to activation(a @ b), contiguous.
-        activation_backward: maps ``(grad_output, output, activation, negative_slope)`` to the gradient of the product,
-            contiguous and in the dtype of the output. It goes by the sign of the output.
+        activation_backward: maps ``(grad_output, output, activation, negative_slope)`` to the gradient of the product
+            in the dtype of the output, with dense rows that begin at multiples of 16 bytes. It goes by the sign of the
+            output.
     """
 
     def backward(

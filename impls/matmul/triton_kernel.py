@@ -20,6 +20,8 @@ from fourfold.backends.tuning import Configuration, Tuner
 from .operators import (
     ACTIVATION_NUMBERS,
     LITTLE_WORK,
+    MANY_TERMS,
+    MOST_SHARED,
     dense_rows,
     one_axis_dense,
     padded_row,
@@ -30,7 +32,7 @@ from .operators import (
 BLOCK_ELEMENTS = 1024
 COPIED_ROWS, COPIED_COLUMNS = 32, 64
 # Of a product for which it pays to copy a matrix that is loaded slowly.
-MANY_ROWS = 256
+MANY_ROWS, MANY_COLUMNS = 256, 2048
 
 
 @triton.jit
@@ -62,7 +64,7 @@ def tile_at(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 def matmul_kernel(
     a_ptr,  # [m, k], strided
     b_ptr,  # [k, n], strided
-    c_ptr,  # [m, n]
+    c_ptr,  # [m, n]; [PARTS, m, n] if PARTS > 1
     m,
     n,
     k,
@@ -78,24 +80,40 @@ def matmul_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    # One program owns a tile [BLOCK_M, BLOCK_N] of the result.
-    row, column = tile_at(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M)
+    # One program owns a tile [BLOCK_M, BLOCK_N] of the result, or the sums over one part of its terms.
+    tiles_m = tl.cdiv(m, BLOCK_M)
+    tiles_n = tl.cdiv(n, BLOCK_N)
+    tile = tl.program_id(0) % (tiles_m * tiles_n) if PARTS > 1 else tl.program_id(0)
+    row, column = tile_at(tile, tiles_m, tiles_n, GROUP_M)
     rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
     terms = tl.arange(0, BLOCK_K)
     a_ptrs = a_ptr + rows.to(tl.int64)[:, None] * a_row_stride + terms.to(tl.int64)[None, :] * a_column_stride
     b_ptrs = b_ptr + terms.to(tl.int64)[:, None] * b_row_stride + columns.to(tl.int64)[None, :] * b_column_stride
+    first = 0
+    last = k
+    if PARTS > 1:
+        part = tl.program_id(0) // (tiles_m * tiles_n)
+        first = part * tl.cdiv(k, BLOCK_K) // PARTS * BLOCK_K
+        last = min((part + 1) * tl.cdiv(k, BLOCK_K) // PARTS * BLOCK_K, k)
+        a_ptrs += first.to(tl.int64) * a_column_stride
+        b_ptrs += first.to(tl.int64) * b_row_stride
     sums = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
-    for start in range(0, k, BLOCK_K):
+    for start in range(first, last, BLOCK_K):
         there = terms < k - start
         a = tl.load(a_ptrs, mask=(rows < m)[:, None] & there[None, :], other=0.0)
         b = tl.load(b_ptrs, mask=there[:, None] & (columns < n)[None, :], other=0.0)
         sums = tl.dot(a, b, sums, input_precision=PRECISION, out_dtype=COMPUTE)
         a_ptrs += tl.cast(BLOCK_K, tl.int64) * a_column_stride
         b_ptrs += tl.cast(BLOCK_K, tl.int64) * b_row_stride
-    result = activate(sums, slope_bits, ACTIVATION).to(c_ptr.dtype.element_ty)
     c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * n + columns.to(tl.int64)[None, :]
+    if PARTS > 1:
+        c_ptrs += part.to(tl.int64) * m * n
+        result = sums
+    else:
+        result = activate(sums, slope_bits, ACTIVATION).to(c_ptr.dtype.element_ty)
     tl.store(c_ptrs, result, mask=(rows < m)[:, None] & (columns < n)[None, :])
 
 
@@ -191,14 +209,18 @@ def sum_of_parts_kernel(
 
 
 @triton.jit
-def pad_rows_kernel(
+def copy_rows_kernel(
     from_ptr,  # [rows, columns], strided
-    to_ptr,  # [rows, pitch]; columns beyond those of `from` are zeros
+    output_ptr,  # [rows, columns], used if ACTIVATION
+    to_ptr,  # [rows, pitch]: a copy of `from`, or its gradient through the activation of `output`
     rows,
     columns,
     row_stride,
     column_stride,
     pitch,
+    slope_bits,
+    ACTIVATION: tl.constexpr,
+    COMPUTE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
@@ -209,41 +231,18 @@ def pad_rows_kernel(
     column = ((tile % tiles).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS))[None, :]
     there = (row < rows) & (column < columns)
     numbers = tl.load(from_ptr + row * row_stride + column * column_stride, mask=there, other=0.0)
+    if ACTIVATION > 0:
+        output = tl.load(output_ptr + row * columns + column, mask=there, other=0.0).to(COMPUTE)
+        grad = numbers.to(COMPUTE)
+        if ACTIVATION == 1:
+            numbers = tl.where(output <= 0.0, 0.0, grad)
+        else:
+            numbers = tl.where(output > 0.0, grad, grad * slope_of(slope_bits).to(COMPUTE))
+    numbers = numbers.to(to_ptr.dtype.element_ty)
     tl.store(to_ptr + row * pitch + column, numbers, mask=(row < rows) & (column < pitch))
 
 
-@triton.jit
-def activation_backward_kernel(
-    grad_output_ptr,  # [m, n], strided
-    output_ptr,  # [m, n]
-    grad_ptr,  # [m, n]
-    elements,
-    n,
-    grad_output_row_stride,
-    grad_output_column_stride,
-    slope_bits,
-    ACTIVATION: tl.constexpr,
-    CONTIGUOUS: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    INDEX: tl.constexpr,
-    BLOCK_ELEMENTS: tl.constexpr,
-):
-    # One program owns BLOCK_ELEMENTS consecutive elements in the order of the output.
-    at = tl.program_id(0).to(INDEX) * BLOCK_ELEMENTS + tl.arange(0, BLOCK_ELEMENTS)
-    mask = at < elements
-    grad_at = at.to(tl.int64)
-    if not CONTIGUOUS:
-        row = at // n
-        grad_at = row.to(tl.int64) * grad_output_row_stride + (at - row * n).to(tl.int64) * grad_output_column_stride
-    output = tl.load(output_ptr + at.to(tl.int64), mask=mask, other=0.0).to(COMPUTE)
-    grad = tl.load(grad_output_ptr + grad_at, mask=mask, other=0.0).to(COMPUTE)
-    if ACTIVATION == 1:
-        grad = tl.where(output <= 0.0, 0.0, grad)
-    else:
-        grad = tl.where(output > 0.0, grad, grad * slope_of(slope_bits).to(COMPUTE))
-    tl.store(grad_ptr + at.to(tl.int64), grad.to(grad_ptr.dtype.element_ty), mask=mask)
-
-
+TORCH_COMPUTE = {dtype: torch.float64 if dtype == torch.float64 else torch.float32 for dtype in triton_launch.COMPUTE}
 HALF_TYPES = frozenset((torch.float16, torch.bfloat16))
 
 
@@ -252,11 +251,13 @@ def has_descriptors(device: torch.device) -> bool:
     return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def _by_pointers(m: int, n: int, k: int, warps: int, stages: int) -> Configuration:
+def _by_pointers(m: int, n: int, k: int, warps: int, stages: int, parts: int = 1) -> Configuration:
     options = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "num_warps": warps, "num_stages": stages}
+    options |= {"PARTS": parts}
     # Tensor cores do not multiply wider types in full precision, so a program's tiles must fit in its registers.
     wider = {dtype for dtype in (torch.float32, torch.float64) if m * n * dtype.itemsize <= 64 * 1024 and k <= 32}
-    return Configuration(f"pointers_{m}x{n}x{k}_{warps}_warps_{stages}_stages", options, HALF_TYPES | wider)
+    name = f"pointers_{m}x{n}x{k}_{warps}_warps_{stages}_stages" + (f"_in_{parts}_parts" if parts > 1 else "")
+    return Configuration(name, options, wider if parts > 1 else HALF_TYPES | wider)
 
 
 def _by_descriptors(
@@ -281,8 +282,14 @@ POINTERS = (
     _by_pointers(64, 64, 32, 4, 3),
     _by_pointers(32, 64, 32, 2, 3),
     _by_pointers(64, 64, 256, 4, 2),
-    _by_pointers(32, 32, 64, 4, 3),
+    _by_pointers(32, 32, 64, 4, 4),
     _by_pointers(16, 64, 64, 4, 3),
+    _by_pointers(128, 128, 16, 4, 3),
+    _by_pointers(128, 64, 16, 4, 3),
+    # For small results: the terms of a tile are divided among several programs.
+    _by_pointers(64, 64, 32, 4, 3, parts=4),
+    _by_pointers(16, 128, 32, 4, 3, parts=8),
+    _by_pointers(16, 256, 16, 4, 4, parts=16),
 )
 DESCRIPTORS = (
     _by_descriptors(128, 256, 64, 8, 4, halves=True),
@@ -290,10 +297,9 @@ DESCRIPTORS = (
     _by_descriptors(128, 256, 64, 8, 3, flatten=False),
     _by_descriptors(256, 128, 64, 8, 3),
     _by_descriptors(128, 128, 64, 8, 4),
+    _by_descriptors(128, 128, 64, 8, 5, flatten=False),
     _by_descriptors(128, 128, 64, 4, 4),
-    # For small results: the terms of a tile are divided among several programs.
-    _by_descriptors(128, 256, 64, 8, 3, flatten=False, parts=2),
-    _by_descriptors(128, 128, 64, 4, 4, flatten=False, parts=2),
+    _by_descriptors(64, 128, 128, 4, 4, flatten=False),
     _by_descriptors(64, 128, 64, 4, 5, flatten=False, parts=2),
     _by_descriptors(64, 128, 64, 4, 5, flatten=False, parts=4),
     _by_descriptors(64, 64, 64, 4, 6, flatten=False, parts=8),
@@ -304,15 +310,20 @@ DESCRIPTORS = (
 TUNER = Tuner("matmul_triton", (*DESCRIPTORS, *POINTERS), Path(__file__))
 
 
-def _default(m: int, n: int, dtype: torch.dtype, descriptors: bool) -> Configuration:
+def _default(m: int, n: int, k: int, dtype: torch.dtype, descriptors: bool) -> Configuration:
     if triton_launch.INTERPRETED:
         # The interpreter's time depends on the number of steps of a program, not on their size.
         return DESCRIPTORS[-1] if descriptors else POINTERS[7]
+    half = dtype in HALF_TYPES
+    if m * n <= 256 * 256 and half:
+        return POINTERS[8]
     if m * n <= 512 * 512:
-        return DESCRIPTORS[-2] if descriptors else POINTERS[5]
+        if descriptors:
+            return DESCRIPTORS[-2]
+        return POINTERS[5] if half or k < MANY_TERMS else POINTERS[12]
     if descriptors:
         return DESCRIPTORS[0]
-    return POINTERS[1] if dtype in HALF_TYPES else POINTERS[3]
+    return POINTERS[1] if half else POINTERS[3]
 
 
 def descriptor(rows: torch.Tensor, transposed: bool, block: list[int]) -> TensorDescriptor:
@@ -320,19 +331,34 @@ def descriptor(rows: torch.Tensor, transposed: bool, block: list[int]) -> Tensor
     return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), block[::-1] if transposed else block)
 
 
-def padded(matrix: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a copy, of a dtype if given, whose rows are dense and begin at multiples of 16 bytes, as TMA needs."""
+def padded(
+    matrix: torch.Tensor,
+    dtype: torch.dtype | None = None,
+    output: torch.Tensor | None = None,
+    activation: int = 0,
+    negative_slope: float = 0.0,
+) -> torch.Tensor:
+    """Return a copy, of a dtype if given, whose rows are dense and begin at multiples of 16 bytes, as TMA needs.
+
+    With the output of an activation, return the gradient through it of which `matrix` is the cotangent.
+    """
     (rows, columns), pitch = matrix.shape, padded_row(matrix)
     copy = torch.empty((rows, pitch), dtype=dtype or matrix.dtype, device=matrix.device)
+    if matrix.is_contiguous() and pitch == columns:
+        rows, columns, pitch = 1, matrix.numel(), matrix.numel()
+    block_rows = 1 if rows == 1 else COPIED_ROWS
+    block_columns = COPIED_ROWS * COPIED_COLUMNS // block_rows
     triton_launch.launch(
-        pad_rows_kernel,
-        (cdiv(rows, COPIED_ROWS) * cdiv(pitch, COPIED_COLUMNS),),
-        (matrix, copy),
-        (rows, columns, *matrix.stride(), pitch),
-        BLOCK_ROWS=COPIED_ROWS,
-        BLOCK_COLUMNS=COPIED_COLUMNS,
+        copy_rows_kernel,
+        (cdiv(rows, block_rows) * cdiv(pitch, block_columns),),
+        (matrix, matrix if output is None else output, copy),
+        (rows, columns, *matrix.stride(), pitch, _slope_bits(negative_slope)),
+        ACTIVATION=activation,
+        COMPUTE=triton_launch.COMPUTE[matrix.dtype] if activation else None,
+        BLOCK_ROWS=block_rows,
+        BLOCK_COLUMNS=block_columns,
     )
-    return copy[:, :columns]
+    return copy[:, : matrix.shape[1]]
 
 
 def _slope_bits(slope: float) -> int:
@@ -355,14 +381,13 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
     def run(configuration: Configuration) -> None:
         options = configuration.options
         block_m, block_n, block_k = options["BLOCK_M"], options["BLOCK_N"], options["BLOCK_K"]
-        tiles = cdiv(m, block_m) * cdiv(n, block_n)
+        tiles, parts = cdiv(m, block_m) * cdiv(n, block_n), options["PARTS"]
+        to = c if parts == 1 else torch.empty((parts, m, n), dtype=TORCH_COMPUTE[dtype], device=device)
         if configuration in DESCRIPTORS:
-            parts = options["PARTS"]
             rows_of_a, a_transposed = dense_rows(a, dense_a, padded)
             rows_of_b, b_transposed = dense_rows(b, dense_b, padded)
             by_descriptor = parts == 1 and one_axis_dense(c) == 1
             c_block = [block_m, block_n // 2 if options["HALVES"] else block_n]
-            to = c if parts == 1 else torch.empty((parts, m, n), dtype=torch.float32, device=device)
             matmul_descriptor_kernel[(min(tiles * parts, triton_launch.multiprocessors(device)),)](
                 descriptor(rows_of_a, a_transposed, [block_m, block_k]),
                 descriptor(rows_of_b, b_transposed, [block_k, block_n]),
@@ -378,39 +403,46 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
                 ACTIVATION=number,
                 **options,
             )
-            if parts > 1:
-                triton_launch.launch(
-                    sum_of_parts_kernel,
-                    (cdiv(c.numel(), BLOCK_ELEMENTS),),
-                    (to, c),
-                    (c.numel(), slope_bits),
-                    PARTS=parts,
-                    ACTIVATION=number,
-                    BLOCK_ELEMENTS=BLOCK_ELEMENTS,
-                )
         else:
-            # Without tensor cores, the terms of a column of b are slow to load: the matrix is copied to rows first.
-            by_columns = wide and b.stride(0) == 1 != b.stride(1)
-            right = padded(b) if by_columns and m >= MANY_ROWS and n * k >= MANY_ROWS * MANY_ROWS else b
+            # Without tensor cores, adjacent terms are slow to load: such a matrix is transposed first, where that pays.
+            left, right = a, b
+            if wide and a.stride(1) == 1 != a.stride(0) and n > MANY_COLUMNS and m * k >= MANY_ROWS * MANY_ROWS:
+                left = padded(a.t()).t()
+            if wide and b.stride(0) == 1 != b.stride(1) and m >= MANY_ROWS and n * k >= MANY_ROWS * MANY_ROWS:
+                right = padded(b)
             triton_launch.launch(
                 matmul_kernel,
-                (tiles,),
-                (a, right, c),
-                (m, n, k, *a.stride(), *right.stride(), slope_bits),
+                (tiles * parts,),
+                (left, right, to),
+                (m, n, k, *left.stride(), *right.stride(), slope_bits),
                 ACTIVATION=number,
                 COMPUTE=triton_launch.COMPUTE[dtype],
                 PRECISION=precision,
                 **options,
+            )
+        if parts > 1:
+            triton_launch.launch(
+                sum_of_parts_kernel,
+                (cdiv(c.numel(), BLOCK_ELEMENTS),),
+                (to, c),
+                (c.numel(), slope_bits),
+                PARTS=parts,
+                ACTIVATION=number,
+                BLOCK_ELEMENTS=BLOCK_ELEMENTS,
             )
 
     kind = (str(dtype), precision, dense_a, dense_b, a.stride(1) == 1, b.stride(1) == 1)
 
     def fits(configuration: Configuration) -> bool:
         options = configuration.options
-        return configuration.serves(dtype, device) and options.get("PARTS", 0) <= cdiv(k, options["BLOCK_K"])
+        parts = options["PARTS"]
+        # Of many tiles in parts, the sums would take much memory, and no multiprocessor lacks work.
+        few = parts == 1 or cdiv(m, options["BLOCK_M"]) * cdiv(n, options["BLOCK_N"]) <= MOST_SHARED
+        least = parts - (configuration not in DESCRIPTORS)
+        return configuration.serves(dtype, device) and few and least <= cdiv(k, options["BLOCK_K"])
 
     def default() -> Configuration:
-        return _default(m, n, dtype, described and fits(DESCRIPTORS[0]))
+        return _default(m, n, k, dtype, described and fits(DESCRIPTORS[0]))
 
     with triton_launch.current_device(device):
         run_fastest(TUNER, device, (m, n, k), kind, fits, default, run)
@@ -420,22 +452,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
 def _activation_backward(
     grad_output: torch.Tensor, output: torch.Tensor, activation: str, negative_slope: float
 ) -> torch.Tensor:
-    grad = torch.empty(output.shape, dtype=output.dtype, device=output.device)
-    elements = output.numel()
-    if elements == 0:
-        return grad
-    triton_launch.launch(
-        activation_backward_kernel,
-        (cdiv(elements, BLOCK_ELEMENTS),),
-        (grad_output, output, grad),
-        (elements, output.shape[1], *grad_output.stride(), _slope_bits(negative_slope)),
-        ACTIVATION=ACTIVATION_NUMBERS[activation],
-        CONTIGUOUS=grad_output.is_contiguous(),
-        COMPUTE=triton_launch.COMPUTE[output.dtype],
-        INDEX=triton_launch.index_type(elements + BLOCK_ELEMENTS),
-        BLOCK_ELEMENTS=BLOCK_ELEMENTS,
-    )
-    return grad
+    return padded(grad_output, None, output, ACTIVATION_NUMBERS[activation], negative_slope)
 
 
 def depends_on_batch(dtype: str, device: str) -> str | None:

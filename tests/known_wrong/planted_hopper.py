@@ -27,8 +27,9 @@ NO_BARRIER = r"wgmma reads shared address \d+, which thread \d+ wrote in line \d
 # A tuner uses these kernels only on a GPU. Tiles are small and stages few, so that small cases take several steps.
 CHOSEN = {
     "matmul": (
-        "    _hopper(64, 8, 64, 8), =>     _hopper(64, 2, 64, 8, on_cpu=True),",
-        "run_fastest(TUNER, a.device, (m, n, k), kind, fits, default, run) => run(NARROW if fits(NARROW) else SMALL)",
+        "    _hopper(128, 64, 8, 64, 8), =>     _hopper(128, 64, 2, 64, 8, on_cpu=True),",
+        "run_fastest(TUNER, a.device, (m, n, k), kind, fits, default, run) =>"
+        " run(HOPPER[4] if fits(HOPPER[4]) else SMALL)",
     ),
     "scaled_matmul": (
         "stages = 7 => stages = 3",
@@ -103,7 +104,7 @@ def _faults(operation: str, *faults: tuple[Any, ...], gradient: bool = False) ->
 TURN = "if (++stage == STAGES) stage = 0, parity ^= 1;"
 READ = 'asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");'
 FENCE = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
-HANDED_OVER = "                    sync_warpgroup(warpgroup);\n                    if (thread == 0) {"
+HANDED_OVER = "                    sync_warpgroup(warpgroup);\n                    if (!by_map) {"
 OF_MATMUL = _faults(
     "matmul",
     ("no_wait", "barrier_wait(full + stage * 8, parity); =>", RACE, NOT_LANDED),
@@ -116,7 +117,7 @@ OF_MATMUL = _faults(
     ("stage_reused", "            if (lane == 0) barrier_arrive(empty + before * 8);\n =>",
      "if (step > part.first && lane == 0) barrier_arrive(empty + before * 8); =>", "                wgmma_wait<1>(); =>"
      " if (lane == 0) barrier_arrive(empty + stage * 8);\n                wgmma_wait<1>();", RACE, STILL_READ),
-    ("no_barrier_before_reuse", "MULTIPLYING * WARPGROUP / 32); => 1);", "            if (lane == 0) barrier =>"
+    ("no_barrier_before_reuse", "MULTIPLYING<TILE_M> * WARPGROUP / 32); => 1);", "            if (lane == 0) barrier =>"
      "             if (thread + share == 0) barrier", "&& lane == 0) => && thread + share == 0)", RACE,
      r"copies to shared address \d+, which thread \d+ has read, with no barrier"),
     ("no_wgmma_fence", "                wgmma_fence();\n =>", RACE,
@@ -136,12 +137,12 @@ OF_MATMUL = _faults(
      r"writes shared address \d+, which a bulk copy still reads in line \d+: no wait for"),
     ("leaves_early", 'if (thread == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); =>', RACE,
      r"leaves the kernel while a bulk copy still reads shared memory"),
-    ("not_swizzled", "((j % 8) ^ (row_here % 8)) * 16 => (j % 8) * 16", None, OUTPUT),
+    ("not_swizzled", "column % LINE / 8 ^ row % 8; => column % LINE / 8;", None, OUTPUT),
     ("wrong_stride", "TILE_K * LINE_BYTES : 16, SWIZZLED); => TILE_K * LINE_BYTES : 16, SWIZZLED / 2);", None, OUTPUT),
     ("not_aligned", "(shared_address(raw) + SWIZZLED - 1) / SWIZZLED * SWIZZLED =>"
      " (shared_address(raw) + 15) / 16 * 16", cuda_on_cpu.Misaligned,
      r"a bulk copy to shared address \d+, which is not a multiple of 128"),
-    ("no_sync_before_store", f"{FENCE}\n{HANDED_OVER} => {FENCE}\n                    if (thread == 0) {{", UNWRITTEN,
+    ("no_sync_before_store", f"{FENCE}\n{HANDED_OVER} => {FENCE}\n                    if (!by_map) {{", UNWRITTEN,
      r"a bulk copy reads shared address \d+, which nothing in this block has wri"),
 )
 RELEASES_LEFT = "if (j == ACROSS - 1) barrier_arrive(empty + left * 8);"

@@ -118,7 +118,8 @@ def _triton_faults() -> tuple[Fault, ...]:
         of("terms_unmasked", SMALL, "there = terms < k - start => there = terms >= 0", **ASTRAY, right_on=whole,
            examples=named(properties, "terms_not_a_multiple_of_the_block"),
            source="https://github.com/triton-lang/triton/issues/630"),
-        of("last_block_of_terms_dropped", SMALL, "range(0, k, BLOCK_K) => range(0, k - 1, BLOCK_K)", right_on=whole),
+        of("last_block_of_terms_dropped", SMALL, "range(first, last, BLOCK_K) =>"
+           " range(first, last - 1, BLOCK_K)", right_on=whole),
         of("last_block_of_terms_only", SMALL, "tl.dot(a, b, sums, => tl.dot(a, b, 0.0 * sums,", **one,
            source="https://github.com/tile-ai/tilelang/issues/2627"),
         of("accumulator_kept", SMALL_DESCRIBED, f"{ZEROS}        steps =>         if item == tl.program_id(0):\n"
@@ -153,28 +154,26 @@ def _triton_faults() -> tuple[Fault, ...]:
     )
 
 
-MULTIPLIED = "sums.add(left[turn], right[turn]);\n"
+MULTIPLIED = "sums.add(left[stage], right[stage]);\n"
 ROWS = "a, first_row, m, k, a_row_stride, a_column_stride, =>"
-SUMS_OF_TILE = "    typename SumsOf<T, TILE, TILE_K, THREADS>::type sums;\n"
-ADDED = "at[i][j] += x[i / WIDTH].at[i % WIDTH] * y[j / WIDTH].at[j % WIDTH]; =>"
+SUMS_OF_TILE = "    typename SumsOf<T, TILE_M, TILE_N, TILE_K, WARPS_M, WARPS_N>::type sums;\n"
+ADDED = "at[i][j] += x[k % 2][i / WIDTH].at[i % WIDTH] * y[k % 2][j / WIDTH].at[j % WIDTH]; =>"
 STORED, ONE_STORED = "return results.store(to); =>", "if (column + j < columns) to[j] = results.at[j]; =>"
 # Blocks loop over tiles, and do not clear their sums for the second.
 KEPT = (
-    f"    const TileAt tile = tile_at(int(blockIdx.x), => {SUMS_OF_TILE}"
+    f"    const TileAt tile = tile_at(int(blockIdx.x) % => {SUMS_OF_TILE}"
     "    for (int item = max(int(blockIdx.x) - 1, 0); item <= int(blockIdx.x); item++) {\n    __syncthreads();\n"
-    "    const TileAt tile = tile_at(item,",
-    f"{SUMS_OF_TILE}    rows.fetch(); =>     rows.fetch();",
-    "int turn = 0; k > 0; k -= TILE_K, => long long rest = k, turn = 0; rest > 0; rest -= TILE_K,",
-    "if (k > TILE_K) { => if (rest > TILE_K) {",
-    "    sums.put(Result<T>{c, m, n, activation, Compute<T>(negative_slope)}, first_row, first_column);\n =>"
-    "     if (item == int(blockIdx.x))\n"
-    "    sums.put(Result<T>{c, m, n, activation, Compute<T>(negative_slope)}, first_row, first_column);\n    }\n",
+    "    const TileAt tile = tile_at(item %",
+    f"{SUMS_OF_TILE}#pragma => #pragma",
+    "    sums.put(\n =>     if (item == int(blockIdx.x)) sums.put(\n",
+    "Compute<T>(negative_slope)}, first_row, first_column);\n =>"
+    " Compute<T>(negative_slope)}, first_row, first_column);\n    }\n",
 )
 # Three blocks share the terms of a tile.
 SPLIT = (
-    "blocks = cdiv(m, tile) * cdiv(n, tile) => blocks = 3 * cdiv(m, tile) * cdiv(n, tile)",
-    "c = torch.empty((m, n) => c = torch.zeros((m, n)", "tile_at(int(blockIdx.x), => tile_at(int(blockIdx.x) / 3,",
-    f"{MULTIPLIED} => if (k / TILE_K % 3 == blockIdx.x % 3) {MULTIPLIED}", f"{STORED} {{}}",
+    "cdiv(m, tile_m) * cdiv(n, tile_n) => 3 * cdiv(m, tile_m) * cdiv(n, tile_n)",
+    "c = torch.empty((m, n) => c = torch.zeros((m, n)", "tile_at(int(blockIdx.x) % => tile_at(int(blockIdx.x) / 3 %",
+    f"{MULTIPLIED} => if (step % 3 == blockIdx.x % 3) {MULTIPLIED}", f"{STORED} {{}}",
     f"{ONE_STORED} if (column + j < columns) atomicAdd(to + j, results.at[j]);",
 )
 
@@ -184,17 +183,18 @@ def _cuda_faults() -> tuple[Fault, ...]:
     out_of_bounds, race, backward = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race, {"check": backward_agrees}
     return (
         of.stopped("barrier_before_the_tile_is_read_missing", race,
-                   "overwrites.\n        __syncthreads(); => overwrites."),
-        of.stopped("barrier_before_the_next_tile_missing", race, "turn ^= 1 => turn ^= 0", **one,
+                   "next.\n        __syncthreads(); => next."),
+        of.stopped("barrier_before_the_next_tile_missing", race, "filled = STAGES - 1; => filled = 0;", **one,
                    source="https://github.com/KnowingNothing/MatmulTutorial/issues/13"),
         of.stopped("edge_threads_return", cuda_on_cpu.DivergentBarrier,
                    f"{SUMS_OF_TILE} => {SUMS_OF_TILE}    if (first_row + threadIdx.x / 8 * 4 >= m) return;\n", **whole,
                    source="https://github.com/pytorch/FBGEMM/pull/5857"),
         of.stopped("tail_of_terms_read", out_of_bounds,
-                   "j < there ? next => (along_terms && there > 0 || j < there) ? next", **whole),
-        of("tail_of_terms_dropped", "k > 0; k -= TILE_K => k >= TILE_K || (k > 0 && !turn); k -= TILE_K", **one),
+                   "i * TERMS < terms); => i * TERMS < terms + 1);", **whole),
+        of("tail_of_terms_dropped", "int steps = int((k + TILE_K - 1) / TILE_K); =>"
+           " int steps = int(k > TILE_K ? k / TILE_K : (k + TILE_K - 1) / TILE_K);", **one),
         of.stopped("tail_of_tile_unwritten", cuda_on_cpu.UninitialisedShared,
-                   "rows.put(left[turn]); => if (threadIdx.x < m * k) rows.put(left[turn]);", **whole),
+                   "rows.fetch(left[stage]); => if (threadIdx.x < m * k) rows.fetch(left[stage]);", **whole),
         of.stopped("store_unmasked", out_of_bounds, "        if (row >= rows) return;\n        Vector =>"
                    "         Vector", **whole),
         of.stopped("strides_swapped", out_of_bounds,
@@ -209,17 +209,17 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of("nan_is_0_to_relu", "product <= C(0) ? C(0) : product => product > C(0) ? product"
            " : C(0)", **one),
         of("sum_in_half", f"{ADDED} at[i][j] = T(__half(float(at[i][j] +"
-           " x[i / WIDTH].at[i % WIDTH] * y[j / WIDTH].at[j % WIDTH])));", **one),
+           " x[k % 2][i / WIDTH].at[i % WIDTH] * y[k % 2][j / WIDTH].at[j % WIDTH])));", **one),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic,
-                   "(first + place(i).position) * stride => int(first + place(i).position) * int(stride)",
+                   "i++, from += step) => i++, from = next + i * int(step))",
                    examples=far_apart(properties.random_example(9, 5, 3)), **one),
-        of("square_grid", "blocks = cdiv(m, tile) * cdiv(n, tile) => blocks = cdiv(m, tile) ** 2",
+        of("square_grid", "cdiv(m, tile_m) * cdiv(n, tile_n) => cdiv(m, tile_m) ** 2",
            check=memory_is_respected, says=UNWRITTEN, **one),
         of("stored_transposed", f"{STORED} {{}}", f"{ONE_STORED} if (column + j < columns)"
            " ptr[(column + j) * rows + row] = results.at[j];", **one),
         of("split_in_any_order", *SPLIT, check=repeats_bit_for_bit, says="output differs between two calls",
            only_on="cpu", **one),
-        of.stopped("gradient_of_strides_swapped", out_of_bounds, "strides = *a.stride(), => strides ="
+        of.stopped("gradient_of_strides_swapped", out_of_bounds, "*a.stride(), =>"
                    " *(a.stride() if negative_slope else a.stride()[::-1]),", **backward, **one),
         of.gradient("gradient_of_tail_of_terms_dropped", 'product(grad, b.t(), "none", 0.0) => product('
                     'grad[:, : b.shape[1] // 8 * 8 or 8], b.t()[: b.shape[1] // 8 * 8 or 8], "none", 0.0)', **one),
