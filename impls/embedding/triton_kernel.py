@@ -10,10 +10,9 @@ from fourfold.backends.triton import launch as triton_launch
 from .operators import FEW_IDS, ORDER_BYTES, by_row, register
 
 TILE, MOST_COLS = 4096, 1024
-TERMS, SUMMED = 8, 8192  # of a row of the table at a time: cotangents; and elements of them
-CHUNK, CHUNK_TERMS, CHUNK_COLS = 64, 16, 256  # cotangents of a chunk, and of these at a time, and their columns
+TERMS, SUMMED, CHUNK = 8, 8192, 64  # cotangents of a row at a time; elements of them; and cotangents of a chunk
 # Where places are found: rows of a program, ids of all rows at a time, and pairs of a row and an id of one.
-ORDER_ROWS, ORDER_IDS, ORDER_KEPT = 16, 2048, 1024
+ORDER_ROWS, ORDER_IDS, ORDER_KEPT = 64, 8192, 8192
 
 
 @triton.jit(do_not_specialize=["num_ids", "vocab"])
@@ -43,85 +42,115 @@ def embedding_forward_kernel(
         tl.store(output_ptr + at.to(tl.int64)[:, None] * dim + columns, tile, mask=there[:, None] & inside)
 
 
-@triton.jit(do_not_specialize=["vocab", "padding_idx"])
-def embedding_chunks_kernel(
+@triton.jit
+def cotangents(grad_output_ptr, places, among, columns, dim):
+    """Return the columns of the cotangents of ids at some places; 0 elsewhere and past the end of a row."""
+    mask = tl.expand_dims(among, -1) & (columns < dim)
+    return tl.load(grad_output_ptr + tl.expand_dims(places, -1) * dim + columns, mask=mask, other=0.0)
+
+
+@triton.jit(do_not_specialize=["num_ids", "padding_idx"])
+def embedding_few_backward_kernel(
+    grad_output_ptr,  # [ids, dim]
+    ids_ptr,  # [ids]
+    grad_table_ptr,  # [vocab, dim]
+    num_ids,
+    dim,
+    padding_idx,
+    COMPUTE: tl.constexpr,
+    BLOCK_IDS: tl.constexpr,
+    BLOCK_TERMS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    # One program owns BLOCK_COLS columns of a row of the table, and searches all ids for this row.
+    row = tl.program_id(0).to(tl.int64)
+    columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
+    at = tl.arange(0, BLOCK_IDS)
+    ids = tl.load(ids_ptr + at, mask=at < num_ids, other=-1).to(tl.int64)
+    found = (ids == row) & (row != padding_idx)
+    numbers = tl.where(found, tl.cumsum(found.to(tl.int32), axis=0), 0)
+    sums = tl.zeros((BLOCK_TERMS, BLOCK_COLS), COMPUTE)
+    count = tl.max(numbers, axis=0)
+    for tile in range(tl.cdiv(count, BLOCK_TERMS)):
+        terms = tile * BLOCK_TERMS + 1 + tl.arange(0, BLOCK_TERMS)
+        places = tl.sum(tl.where(numbers[None, :] == terms[:, None], at[None, :], 0), axis=1).to(tl.int64)
+        sums += cotangents(grad_output_ptr, places, terms <= count, columns, dim).to(COMPUTE)
+    total = tl.sum(sums, axis=0).to(grad_table_ptr.dtype.element_ty)
+    tl.store(grad_table_ptr + row * dim + columns, total, mask=columns < dim)
+
+
+@triton.jit(do_not_specialize=["num_chunks", "vocab", "padding_idx"])
+def embedding_backward_kernel(
     grad_output_ptr,  # [ids, dim]
     ids_ptr,  # [ids]
     order_ptr,  # [ids]
     starts_ptr,  # [vocab + 1]
-    chunks_ptr,  # [ids / CHUNK, dim]
-    vocab,
-    dim,
-    padding_idx,
-    COMPUTE: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_TERMS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-):
-    # One program owns BLOCK_COLS columns of a chunk of CHUNK cotangents of a row; a row's last chunk is longer. Chunk i
-    # of a row is number i of the multiples of CHUNK in its part of the order.
-    chunk = tl.program_id(0).to(tl.int64)
-    columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
-    if chunk * CHUNK < tl.load(starts_ptr + vocab):
-        row = tl.load(ids_ptr + tl.load(order_ptr + chunk * CHUNK)).to(tl.int64)
-        begin = tl.load(starts_ptr + tl.maximum(row, 0))  # ids below 0 come first in sorted ones
-        first = begin + (chunk - (begin + CHUNK - 1) // CHUNK) * CHUNK
-        left = tl.load(starts_ptr + tl.maximum(row, 0) + 1) - first
-        if (left >= CHUNK) & (row >= 0) & (row != padding_idx):
-            sums = tl.zeros((BLOCK_TERMS, BLOCK_COLS), COMPUTE)
-            count = tl.where(left < 2 * CHUNK, left, CHUNK).to(tl.int32)
-            for start in range(0, count, BLOCK_TERMS):
-                terms = start + tl.arange(0, BLOCK_TERMS)
-                places = tl.load(order_ptr + first + terms, mask=terms < count, other=0)
-                from_ptr = grad_output_ptr + places[:, None] * dim + columns[None, :]
-                mask = (terms < count)[:, None] & (columns < dim)[None, :]
-                sums += tl.load(from_ptr, mask=mask, other=0.0).to(COMPUTE)
-            tl.store(chunks_ptr + chunk * dim + columns, tl.sum(sums, axis=0), mask=columns < dim)
-
-
-@triton.jit(do_not_specialize=["vocab", "padding_idx"])
-def embedding_backward_kernel(
-    grad_output_ptr,  # [ids, dim]
-    order_ptr,  # [ids]
-    starts_ptr,  # [vocab + 1]
-    chunks_ptr,  # [ids / CHUNK, dim]
+    ready_ptr,  # [blocks of columns, num_chunks], of zeros
+    chunks_ptr,  # [num_chunks, dim]
     grad_table_ptr,  # [vocab, dim]
+    num_chunks,
     vocab,
     dim,
     padding_idx,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     CHUNK: tl.constexpr,
+    CHUNK_TERMS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_TERMS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
-    # One program owns BLOCK_COLS columns of BLOCK_ROWS rows of the table. It adds up a row's cotangents, or its chunks
-    # if it has some. Each sum has BLOCK_TERMS parts, whatever the other rows are.
-    rows = tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    there = rows < vocab
+    # One program owns BLOCK_COLS columns of a chunk of CHUNK cotangents of a row, whose last chunk is longer, or of
+    # BLOCK_ROWS rows of fewer cotangents. Chunk i of a row is number i of the multiples of CHUNK in its part of the
+    # order. Each sum has as many parts, whatever the other rows are.
     columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
     inside = columns < dim
-    begins = tl.load(starts_ptr + rows, mask=there, other=0)
-    ends = tl.load(starts_ptr + rows + 1, mask=there & (rows != padding_idx), other=0)
-    chunks = tl.maximum(ends - begins, 0) // CHUNK
-    first_chunks = (begins + CHUNK - 1) // CHUNK
-    ends = tl.where(chunks > 0, begins, ends)
-    sums = tl.zeros((BLOCK_ROWS, BLOCK_TERMS, BLOCK_COLS), COMPUTE)
-    for tile in range(tl.cdiv(tl.max(ends - begins, axis=0), BLOCK_TERMS)):
-        terms = begins[:, None] + tile * BLOCK_TERMS + tl.arange(0, BLOCK_TERMS)[None, :]
-        among = terms < ends[:, None]
-        places = tl.load(order_ptr + terms, mask=among, other=0)
-        from_ptr = grad_output_ptr + places[:, :, None] * dim + columns[None, None, :]
-        sums += tl.load(from_ptr, mask=among[:, :, None] & inside[None, None, :], other=0.0).to(COMPUTE)
-    for tile in range(tl.cdiv(tl.max(chunks, axis=0), BLOCK_TERMS)):
-        terms = tile * BLOCK_TERMS + tl.arange(0, BLOCK_TERMS)[None, :]
-        among = terms < chunks[:, None]
-        from_ptr = chunks_ptr + (first_chunks[:, None] + terms)[:, :, None] * dim + columns[None, None, :]
-        sums += tl.load(from_ptr, mask=among[:, :, None] & inside[None, None, :], other=0.0)
-    to_ptr = grad_table_ptr + rows.to(tl.int64)[:, None] * dim + columns[None, :]
-    found = tl.sum(sums, axis=1).to(grad_table_ptr.dtype.element_ty)
-    tl.store(to_ptr, found, mask=there[:, None] & inside[None, :])
+    chunk = tl.program_id(0).to(tl.int64)
+    if chunk >= num_chunks:
+        rows = (tl.program_id(0) - num_chunks).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        there = rows < vocab
+        begins = tl.load(starts_ptr + rows, mask=there, other=0)
+        ends = tl.load(starts_ptr + rows + 1, mask=there & (rows != padding_idx), other=0)
+        there &= ends - begins < CHUNK
+        ends = tl.where(there, ends, begins)
+        sums = tl.zeros((BLOCK_ROWS, BLOCK_TERMS, BLOCK_COLS), COMPUTE)
+        for tile in range(tl.cdiv(tl.max(ends - begins, axis=0), BLOCK_TERMS)):
+            terms = begins[:, None] + tile * BLOCK_TERMS + tl.arange(0, BLOCK_TERMS)[None, :]
+            among = terms < ends[:, None]
+            places = tl.load(order_ptr + terms, mask=among, other=0)
+            sums += cotangents(grad_output_ptr, places, among, columns, dim).to(COMPUTE)
+        to_ptr = grad_table_ptr + rows.to(tl.int64)[:, None] * dim + columns[None, :]
+        total = tl.sum(sums, axis=1).to(grad_table_ptr.dtype.element_ty)
+        tl.store(to_ptr, total, mask=there[:, None] & inside[None, :])
+    elif chunk * CHUNK < tl.load(starts_ptr + vocab):
+        row = tl.load(ids_ptr + tl.load(order_ptr + chunk * CHUNK)).to(tl.int64)
+        begin = tl.load(starts_ptr + tl.maximum(row, 0))  # ids below 0 come first in sorted ones
+        end = tl.load(starts_ptr + tl.maximum(row, 0) + 1)
+        first_chunk, chunks = (begin + CHUNK - 1) // CHUNK, (end - begin) // CHUNK
+        number = chunk - first_chunk
+        if (number < chunks) & (row >= 0) & (row != padding_idx):
+            first = begin + number * CHUNK
+            end = tl.where(number < chunks - 1, first + CHUNK, end)
+            parts = tl.zeros((CHUNK_TERMS, BLOCK_COLS), COMPUTE)
+            for start in range(first, end, CHUNK_TERMS):
+                terms = start + tl.arange(0, CHUNK_TERMS)
+                places = tl.load(order_ptr + terms, mask=terms < end, other=0)
+                parts += cotangents(grad_output_ptr, places, terms < end, columns, dim).to(COMPUTE)
+            tl.store(chunks_ptr + chunk * dim + columns, tl.sum(parts, axis=0), mask=inside)
+            tl.debug_barrier()
+            ready_ptr += tl.program_id(1).to(tl.int64) * num_chunks + first_chunk
+            if tl.atomic_add(ready_ptr, 1, sem="acq_rel", scope="gpu") == chunks - 1:
+                # The last program to finish a chunk of this row adds them up.
+                tl.debug_barrier()
+                parts = tl.zeros((CHUNK_TERMS, BLOCK_COLS), COMPUTE)
+                for start in range(first_chunk, first_chunk + chunks, CHUNK_TERMS):
+                    terms = start + tl.arange(0, CHUNK_TERMS)
+                    mask = (terms < first_chunk + chunks)[:, None] & inside[None, :]
+                    from_ptr = chunks_ptr + terms[:, None] * dim + columns[None, :]
+                    # .cg reads from the L2 cache, which has the results of other multiprocessors.
+                    parts += tl.load(from_ptr, mask=mask, other=0.0, cache_modifier=".cg")
+                total = tl.sum(parts, axis=0).to(grad_table_ptr.dtype.element_ty)
+                tl.store(grad_table_ptr + row * dim + columns, total, mask=inside)
 
 
 @triton.jit
@@ -133,19 +162,24 @@ def kept_ids(kept_ptr, start, end, ROWS: tl.constexpr, BLOCK_KEPT: tl.constexpr)
     return at < end, kept // ROWS, of_row.to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["num_ids", "vocab"])
+@triton.jit(do_not_specialize=["num_ids", "vocab", "num_ready"])
 def embedding_order_kernel(
     ids_ptr,  # [num_ids]
     kept_ptr,  # [num_ids]
     order_ptr,  # [num_ids]
     starts_ptr,  # [vocab + 1]
+    ready_ptr,  # [num_ready]
     num_ids,
     vocab,
+    num_ready,
     ROWS: tl.constexpr,
     BLOCK_IDS: tl.constexpr,
     BLOCK_KEPT: tl.constexpr,
 ):
     # One program owns ROWS rows of the table. It keeps the ids of these rows, and then writes their places by row.
+    for start in range(tl.program_id(0) * BLOCK_IDS, num_ready, tl.num_programs(0) * BLOCK_IDS):
+        at = start + tl.arange(0, BLOCK_IDS)
+        tl.store(ready_ptr + at, tl.zeros((BLOCK_IDS,), tl.int32), mask=at < num_ready)
     first = tl.program_id(0).to(tl.int64) * ROWS
     numbers = tl.arange(0, ROWS)
     lower = tl.zeros((BLOCK_IDS,), tl.int32)
@@ -194,45 +228,52 @@ def _launch(output: torch.Tensor, table: torch.Tensor, ids: torch.Tensor) -> Non
     )
 
 
-def _order(ids: torch.Tensor, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _order(ids: torch.Tensor, vocab: int, ready: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows = min(max(next_power_of_2(cdiv(vocab, multiprocessors(ids.device))), 2), ORDER_ROWS)
     programs = cdiv(vocab, rows)
     if programs * ids.nbytes > ORDER_BYTES[ids.device.type]:
+        ready.zero_()
         return by_row(ids, vocab)
     sizes = len(ids), len(ids), vocab + 1
     kept, order, starts = (torch.empty(size, dtype=torch.int64, device=ids.device) for size in sizes)
     options = {"ROWS": rows, "BLOCK_IDS": ORDER_IDS, "BLOCK_KEPT": ORDER_KEPT // rows, "num_warps": 8}
-    tensors = (ids, kept, order, starts)
-    triton_launch.launch(embedding_order_kernel, (programs,), tensors, (len(ids), vocab), **options)
+    tensors, scalars = (ids, kept, order, starts, ready), (len(ids), vocab, ready.numel())
+    triton_launch.launch(embedding_order_kernel, (programs,), tensors, scalars, **options)
     return order, starts
 
 
 def _launch_backward(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: torch.Tensor, padding_idx: int) -> None:
-    (vocab, dim), compute = grad_table.shape, torch.promote_types(grad_table.dtype, torch.float32)
-    order, starts = _order(ids, vocab)
-    sizes, options = (vocab, dim, padding_idx), {"COMPUTE": triton_launch.COMPUTE[grad_table.dtype], "CHUNK": CHUNK}
-    chunks = torch.empty((cdiv(len(ids), CHUNK), dim), dtype=compute, device=ids.device)
-    if len(ids) > FEW_IDS[ids.device.type]:
-        triton_launch.launch(
-            embedding_chunks_kernel,
-            (len(chunks), cdiv(dim, CHUNK_COLS)),
-            (grad_output, ids, order, starts, chunks),
-            sizes,
-            **options,
-            BLOCK_TERMS=CHUNK_TERMS,
-            BLOCK_COLS=CHUNK_COLS,
-        )
-    else:
-        options["CHUNK"] = 1 << 30
+    (vocab, dim), num_ids = grad_table.shape, len(ids)
     block_cols = min(next_power_of_2(dim), MOST_COLS)
+    across, options = cdiv(dim, block_cols), {"COMPUTE": triton_launch.COMPUTE[grad_table.dtype]}
+    if num_ids <= FEW_IDS[ids.device.type]:
+        triton_launch.launch(
+            embedding_few_backward_kernel,
+            (vocab, across),
+            (grad_output, ids, grad_table),
+            (num_ids, dim, padding_idx),
+            **options,
+            BLOCK_IDS=next_power_of_2(num_ids),
+            BLOCK_TERMS=TERMS,
+            BLOCK_COLS=block_cols,
+            num_warps=max(block_cols // 256, 1),
+        )
+        return
+    num_chunks = cdiv(num_ids, CHUNK)
+    ready = torch.empty((across, num_chunks), dtype=torch.int32, device=ids.device)
+    order, starts = _order(ids, vocab, ready)
+    compute = torch.promote_types(grad_table.dtype, torch.float32)
+    chunks = torch.empty((num_chunks, dim), dtype=compute, device=ids.device)
     block_rows = SUMMED // (TERMS * block_cols)
     triton_launch.launch(
         embedding_backward_kernel,
-        (cdiv(vocab, block_rows), cdiv(dim, block_cols)),
-        (grad_output, order, starts, chunks, grad_table),
-        sizes,
+        (num_chunks + cdiv(vocab, block_rows), across),
+        (grad_output, ids, order, starts, ready, chunks, grad_table),
+        (num_chunks, vocab, dim, padding_idx),
         **options,
         INDEX=triton_launch.index_type(vocab + block_rows),
+        CHUNK=CHUNK,
+        CHUNK_TERMS=min(SUMMED // block_cols, CHUNK),
         BLOCK_ROWS=block_rows,
         BLOCK_TERMS=TERMS,
         BLOCK_COLS=block_cols,

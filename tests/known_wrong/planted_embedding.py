@@ -38,7 +38,7 @@ def _torch_faults() -> tuple[Fault, ...]:
 
 
 AMONG = "among = terms < ends[:, None] => among ="
-LOADED = "tl.load(from_ptr, mask=among[:, :, None] & inside[None, None, :], other=0.0)"
+LOADED = "cotangents(grad_output_ptr, places, among, columns, dim)"
 AT = "rows[:, None] * row_stride + columns * column_stride =>"
 
 
@@ -61,7 +61,7 @@ def _triton_faults() -> tuple[Fault, ...]:
                     source=f"{GITHUB}/apache/mxnet/issues/17703"),
         of.gradient("padding_ignored", "mask=there & (rows != padding_idx) => mask=there",
                     source=f"{PYTORCH}/issues/26302", **SOME, right_on=ONE),
-        of.gradient("ids_after_a_chunk_dropped", "tl.where(left < 2 * CHUNK, left, CHUNK).to => CHUNK + (0 * left).to",
+        of.gradient("ids_after_a_chunk_dropped", "tl.where(number < chunks - 1, first + CHUNK, end) => first + CHUNK",
                     source=f"{PYTORCH}/pull/27731", **SORTED, right_on=ONE),
         of.gradient("places_of_tiles", "at.to(tl.int64) * ROWS => (at - at % BLOCK_IDS).to(tl.int64) * ROWS", **SOME,
                     right_on=ONE),
@@ -69,7 +69,7 @@ def _triton_faults() -> tuple[Fault, ...]:
     )
 
 
-CHUNKS = "chunks[i * dim + at + j]"
+CHUNKS = "__ldcg(&chunks[i * dim + column + j])"
 
 
 def _cuda_faults() -> tuple[Fault, ...]:
@@ -83,10 +83,11 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    "take<WIDTH>(table + row * row_stride => take<WIDTH>(table + row * dim", right_on=ONE),
         of.gradient("first_ids_alone", "for (; first < end; first += 32) { => if (first < end) {", **FIFTH,
                     right_on=ONE),
-        of.gradient("padding_ignored", "} else if (row != padding_idx) { => } else {", **SOME,
+        of.gradient("padding_ignored", "row == padding_idx ? begin : starts => starts", **SOME,
                     source=f"{PYTORCH}/issues/28716", right_on=ONE),
-        of.gradient("added_in_the_dtype", f"sums[j] += {CHUNKS}; => sums[j] = C(T(sums[j] + {CHUNKS}));",
-                    dtype="bfloat16", **SORTED, source=f"{GITHUB}/flagos-ai/FlagGems/pull/309"),
+        of.gradient("added_in_the_dtype",
+                    f"sums[j] += {CHUNKS}; => sums[j] = Compute<T>(T(sums[j] + {CHUNKS}));", dtype="bfloat16",
+                    **SORTED, source=f"{GITHUB}/flagos-ai/FlagGems/pull/309"),
         of.gradient("parts_not_cleared", "            C parts[WIDTH] = {};\n =>",
                     "TOGETHER = 8;\n => TOGETHER = 8;\n    C parts[WIDTH] = {};\n", **OFTEN),
         of.stopped("lower_rows_not_counted", cuda_on_cpu.Race, "row < first_row; => row < first_row - 1;",
