@@ -57,8 +57,9 @@ __global__ void __launch_bounds__(512) cross_entropy_forward_kernel(
     const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
     if (row >= num_rows) return;
     const long long target = index_at(target_ptr, wide, row * target_stride);
-    const bool counted = target != ignore_index;
+    const bool counted = target != ignore_index, valid = counted && target >= 0 && target < classes;
     logits += row * row_stride;
+    const C expected = threadIdx.x == 0 && valid ? C(logits[target * class_stride]) : C(NAN);
     const long long step = blockDim.x * WIDTH, end = counted ? classes : 0;
     const bool smoothed = label_smoothing > 0;
     C largest = C(-INFINITY), total = 0, distance = 0, seen = 0;
@@ -97,10 +98,9 @@ __global__ void __launch_bounds__(512) cross_entropy_forward_kernel(
     if (threadIdx.x > 0) return;
     C loss = 0;
     if (counted) {
-        const bool valid = target >= 0 && target < classes;
-        C expected = valid ? C(logits[target * class_stride]) - most : C(NAN);
-        if (smoothed) expected = C(1 - label_smoothing) * expected + C(label_smoothing) * (sums.second / C(classes));
-        loss = log(sums.first) - expected;
+        loss = expected - most;
+        if (smoothed) loss = C(1 - label_smoothing) * loss + C(label_smoothing) * (sums.second / C(classes));
+        loss = log(sums.first) - loss;
     }
     if (output) output[row] = T(loss);
     else losses[row] = loss;
@@ -118,6 +118,7 @@ __global__ void __launch_bounds__(512) cross_entropy_reduce_kernel(
     // One block owns all rows, one thread every blockDim.x-th of them.
     using C = Compute<T>;
     Sums<C> sums{0, 0};
+#pragma unroll 8
     for (long long row = threadIdx.x; row < num_rows; row += blockDim.x) {
         sums.first += losses[row];
         sums.second += scale && index_at(target_ptr, wide, row * target_stride) != ignore_index ? C(1) : C(0);

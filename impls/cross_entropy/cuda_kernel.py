@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
-from fourfold.backends.launch import cdiv
+from fourfold.backends.launch import FEW_ELEMENTS, cdiv
 
 from .operators import register_cross_entropy
 
@@ -58,11 +58,14 @@ def access_of(logits: torch.Tensor) -> Access:
     return Access(vectors, vectors and shifted)
 
 
-def plan(logits: torch.Tensor, most: int) -> tuple[Access, tuple[int, int], int, int]:
-    """Return the access, threads of a row and rows of a block, classes that a block loads at once, shared bytes."""
+def plan(logits: torch.Tensor, most: int, vectors: int = IN_FLIGHT) -> tuple[Access, tuple[int, int], int, int]:
+    """Return the access, threads of a row and rows of a block, classes that a block loads at once, shared bytes.
+
+    A row has a thread for each `vectors` of its vectors, but at most `most`.
+    """
     access = access_of(logits)
     width = 16 // logits.element_size() if access.vectors else 1
-    threads = min(cdiv(logits.shape[1], width * IN_FLIGHT * WARP) * WARP, most)
+    threads = min(cdiv(logits.shape[1], width * vectors * WARP) * WARP, most)
     together = 4 if threads == WARP else 1
     shared = threads // WARP * together * EXCHANGED_BYTES if access.shifted else 0
     return access, (threads, together), threads * width * IN_FLIGHT, shared
@@ -118,7 +121,8 @@ def launch_backward(
 ) -> None:
     """Write the gradient of logits. There must be rows."""
     rows, classes = logits.shape
-    access, block, columns, shared = plan(logits, MOST_THREADS_BACKWARD)
+    vectors = 1 if logits.numel() <= FEW_ELEMENTS[logits.device.type] else IN_FLIGHT
+    access, block, columns, shared = plan(logits, MOST_THREADS_BACKWARD, vectors)
     pieces = cdiv(classes, columns)
     BACKWARD[logits.dtype, access].launch(
         cdiv(rows, block[1]) * pieces,
