@@ -24,19 +24,13 @@ __global__ void embedding_forward_kernel(
     }
 }
 
-// Calls use(row, at) in each lane of a warp for 32 ids at a time: those from begin to before end, and then -1.
-template <class Use> __device__ void each_id(const void* ids, bool wide, int begin, int end, Use use) {
-    constexpr int LOADED = 8;
-    const int lane = threadIdx.x % 32;
-    for (int next = begin; next < end; next += 32 * LOADED) {
-        long long row[LOADED];
+// Loads the ids of a warp from `next` to before `end`, every 32nd in a lane. Those past the end are -1.
+constexpr int LOADED = 16;
+__device__ void load_ids(long long (&rows)[LOADED], const void* ids, bool wide, int next, int end) {
 #pragma unroll
-        for (int i = 0; i < LOADED; i++) {
-            const int at = next + i * 32 + lane;
-            row[i] = at >= end ? -1 : wide ? ((const long long*)ids)[at] : ((const int*)ids)[at];
-        }
-#pragma unroll
-        for (int i = 0; i < LOADED; i++) use(row[i], next + i * 32 + lane);
+    for (int i = 0; i < LOADED; i++) {
+        const int at = next + i * 32 + threadIdx.x % 32;
+        rows[i] = at >= end ? -1 : wide ? ((const long long*)ids)[at] : ((const int*)ids)[at];
     }
 }
 
@@ -60,10 +54,15 @@ __global__ void __launch_bounds__(32 * MOST_WARPS) embedding_order_kernel(
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < num_ready; i += gridDim.x * blockDim.x) ready[i] = 0;
     __syncthreads();
     int lower = 0;
-    each_id(ids, wide, begin, end, [&](long long row, int) {
-        lower += row >= 0 && row < first_row;
-        if (row >= first_row && row < first_row + num_rows) atomicAdd(&slots[warp][row - first_row], 1);
-    });
+    long long found[LOADED];
+    for (int next = begin; next < end; next += 32 * LOADED) {
+        load_ids(found, ids, wide, next, end);
+#pragma unroll
+        for (const long long row : found) {
+            lower += row >= 0 && row < first_row;
+            if (row >= first_row && row < first_row + num_rows) atomicAdd(&slots[warp][row - first_row], 1);
+        }
+    }
     lower = __reduce_add_sync(~0u, lower);
     if (lane == 0) atomicAdd(&before, lower);
     __syncthreads();
@@ -87,19 +86,24 @@ __global__ void __launch_bounds__(32 * MOST_WARPS) embedding_order_kernel(
         }
     }
     __syncthreads();
-    each_id(ids, wide, begin, end, [&](long long row, int at) {
-        const bool here = row >= first_row && row < first_row + num_rows;
-        if (!__any_sync(~0u, here)) return;
-        const unsigned like = __match_any_sync(~0u, here ? int(row - first_row) : -1), earlier = like & ((1u << lane) - 1);
-        int slot = 0;
-        if (here) slot = slots[warp][row - first_row] + __popc(earlier);
-        __syncwarp();
-        if (here) {
-            order[slot] = at;
-            if (!earlier) slots[warp][row - first_row] = slot + __popc(like);
+    for (int next = begin; next < end; next += 32 * LOADED) {
+        if (end - begin > 32 * LOADED) load_ids(found, ids, wide, next, end);
+#pragma unroll
+        for (int i = 0; i < LOADED; i++) {
+            const long long row = found[i] - first_row;
+            const bool here = row >= 0 && row < num_rows;
+            if (!__any_sync(~0u, here)) continue;
+            const unsigned like = __match_any_sync(~0u, here ? int(row) : -1), earlier = like & ((1u << lane) - 1);
+            int slot = 0;
+            if (here) slot = slots[warp][row] + __popc(earlier);
+            __syncwarp();
+            if (here) {
+                order[slot] = next + i * 32 + lane;
+                if (!earlier) slots[warp][row] = slot + __popc(like);
+            }
+            __syncwarp();
         }
-        __syncwarp();
-    });
+    }
 }
 
 constexpr int SUM_WARPS = 8, CHUNK = 64;
@@ -153,12 +157,16 @@ __global__ void __launch_bounds__(32 * SUM_WARPS) embedding_few_backward_kernel(
     const long long row = blockIdx.x * (long long)SUM_WARPS + warp, column = (blockIdx.y * 32ll + lane) * WIDTH;
     if (row >= vocab) return;
     int count = 0;
-    each_id(ids, wide, 0, num_ids, [&](long long id, int place) {
-        const bool found = id == row && row != padding_idx;
+    long long rows[LOADED];
+    static_assert(32 * LOADED == FEW_IDS);
+    load_ids(rows, ids, wide, 0, num_ids);
+#pragma unroll
+    for (int i = 0; i < LOADED; i++) {
+        const bool found = rows[i] == row && row != padding_idx;
         const unsigned lanes = __ballot_sync(~0u, found);
-        if (found) places[warp][count + __popc(lanes & ((1u << lane) - 1))] = place;
+        if (found) places[warp][count + __popc(lanes & ((1u << lane) - 1))] = i * 32 + lane;
         count += __popc(lanes);
-    });
+    }
     __syncwarp();
     Compute<T> sums[WIDTH] = {};
     add_up<T, WIDTH>(sums, grad_output + (column < dim ? column : 0), places[warp], 0, count, dim);

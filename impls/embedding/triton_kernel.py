@@ -183,6 +183,7 @@ def embedding_order_kernel(
     first = tl.program_id(0).to(tl.int64) * ROWS
     numbers = tl.arange(0, ROWS)
     lower = tl.zeros((BLOCK_IDS,), tl.int32)
+    rows = tl.full((BLOCK_IDS,), -1, tl.int64)
     for start in range(0, num_ids, BLOCK_IDS):
         at = start + tl.arange(0, BLOCK_IDS)
         rows = tl.load(ids_ptr + at, mask=at < num_ids, other=-1).to(tl.int64)
@@ -191,7 +192,8 @@ def embedding_order_kernel(
     end = begin
     for start in range(0, num_ids, BLOCK_IDS):
         at = start + tl.arange(0, BLOCK_IDS)
-        rows = tl.load(ids_ptr + at, mask=at < num_ids, other=-1).to(tl.int64)
+        if num_ids > BLOCK_IDS:
+            rows = tl.load(ids_ptr + at, mask=at < num_ids, other=-1).to(tl.int64)
         here = (rows >= first) & (rows < tl.minimum(first + ROWS, vocab))
         count = tl.cumsum(here.to(tl.int32), axis=0)
         tl.store(kept_ptr + end + count - 1, at.to(tl.int64) * ROWS + rows - first, mask=here)
