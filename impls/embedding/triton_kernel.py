@@ -4,15 +4,17 @@ import torch
 import triton
 import triton.language as tl
 
-from fourfold.backends.launch import cdiv, multiprocessors, next_power_of_2
+from fourfold.backends.launch import cdiv, next_power_of_2, resident
 from fourfold.backends.triton import launch as triton_launch
 
-from .operators import FEW_IDS, ORDER_BYTES, by_row, register
+from .operators import FEW_IDS, register
 
 TILE, MOST_COLS = 4096, 1024
-TERMS, SUMMED, CHUNK = 8, 8192, 64  # cotangents of a row at a time; elements of them; and cotangents of a chunk
-# Where places are found: rows of a program, ids of all rows at a time, and pairs of a row and an id of one.
-ORDER_ROWS, ORDER_IDS, ORDER_KEPT = 64, 8192, 8192
+TERMS, SUM_COLS, WARP_COLS = 8, 1024, 256  # cotangents of a row at a time; columns of a program, and of a warp
+FEW = 32  # the most ids of a row whose places are written down
+# Parts in which all ids are searched for a row of more, programs of a multiprocessor for these, and ids whose places a
+# program writes.
+PARTS, SHARERS, PLACED = 32, 8, 128
 
 
 @triton.jit(do_not_specialize=["num_ids", "vocab"])
@@ -49,6 +51,31 @@ def cotangents(grad_output_ptr, places, among, columns, dim):
     return tl.load(grad_output_ptr + tl.expand_dims(places, -1) * dim + columns, mask=mask, other=0.0)
 
 
+@triton.jit
+def add_found(
+    sums,
+    grad_output_ptr,
+    ids_ptr,
+    row,
+    start,
+    end,
+    columns,
+    dim,
+    BLOCK_IDS: tl.constexpr,
+    BLOCK_TERMS: tl.constexpr,
+):
+    """Add the cotangents of a row's ids among BLOCK_IDS ones from `start` on to sums, BLOCK_TERMS at a time."""
+    at = start + tl.arange(0, BLOCK_IDS)
+    found = (tl.load(ids_ptr + at, mask=at < end, other=-1).to(tl.int64) == row) & (at < end)
+    numbers = tl.where(found, tl.cumsum(found.to(tl.int32), axis=0), 0)
+    count = tl.max(numbers, axis=0)
+    for tile in range(tl.cdiv(count, BLOCK_TERMS)):
+        terms = tile * BLOCK_TERMS + 1 + tl.arange(0, BLOCK_TERMS)
+        places = tl.sum(tl.where(numbers[None, :] == terms[:, None], at[None, :], 0), axis=1).to(tl.int64)
+        sums += cotangents(grad_output_ptr, places, terms <= count, columns, dim).to(sums.dtype)
+    return sums
+
+
 @triton.jit(do_not_specialize=["num_ids", "padding_idx"])
 def embedding_few_backward_kernel(
     grad_output_ptr,  # [ids, dim]
@@ -65,154 +92,99 @@ def embedding_few_backward_kernel(
     # One program owns BLOCK_COLS columns of a row of the table, and searches all ids for this row.
     row = tl.program_id(0).to(tl.int64)
     columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
-    at = tl.arange(0, BLOCK_IDS)
-    ids = tl.load(ids_ptr + at, mask=at < num_ids, other=-1).to(tl.int64)
-    found = (ids == row) & (row != padding_idx)
-    numbers = tl.where(found, tl.cumsum(found.to(tl.int32), axis=0), 0)
     sums = tl.zeros((BLOCK_TERMS, BLOCK_COLS), COMPUTE)
-    count = tl.max(numbers, axis=0)
-    for tile in range(tl.cdiv(count, BLOCK_TERMS)):
-        terms = tile * BLOCK_TERMS + 1 + tl.arange(0, BLOCK_TERMS)
-        places = tl.sum(tl.where(numbers[None, :] == terms[:, None], at[None, :], 0), axis=1).to(tl.int64)
-        sums += cotangents(grad_output_ptr, places, terms <= count, columns, dim).to(COMPUTE)
+    end = tl.where(row == padding_idx, 0, num_ids)
+    sums = add_found(sums, grad_output_ptr, ids_ptr, row, 0, end, columns, dim, BLOCK_IDS, BLOCK_TERMS)
     total = tl.sum(sums, axis=0).to(grad_table_ptr.dtype.element_ty)
     tl.store(grad_table_ptr + row * dim + columns, total, mask=columns < dim)
 
 
-@triton.jit(do_not_specialize=["num_chunks", "vocab", "padding_idx"])
+@triton.jit(do_not_specialize=["num_ids", "vocab", "padding_idx"])
+def embedding_places_kernel(
+    ids_ptr,  # [num_ids]
+    counts_ptr,  # [vocab + 1], of zeros: the ids of each row, and rows of more than FEW
+    places_ptr,  # [vocab, FEW]
+    many_ptr,  # [num_ids / (FEW + 1)]: rows of more than FEW ids
+    num_ids,
+    vocab,
+    padding_idx,
+    FEW: tl.constexpr,
+    BLOCK_IDS: tl.constexpr,
+):
+    # One program owns BLOCK_IDS ids. It writes their places, in any order.
+    at = tl.program_id(0) * BLOCK_IDS + tl.arange(0, BLOCK_IDS)
+    rows = tl.load(ids_ptr + at, mask=at < num_ids, other=-1).to(tl.int64)
+    known = (rows >= 0) & (rows < vocab) & (rows != padding_idx)
+    number = tl.atomic_add(counts_ptr + rows, 1, mask=known, sem="relaxed")
+    tl.store(places_ptr + rows * FEW + number, at, mask=known & (number < FEW))
+    exceeds = known & (number == FEW)
+    slots = tl.atomic_add(counts_ptr + vocab + tl.zeros_like(rows), 1, mask=exceeds, sem="relaxed")
+    tl.store(many_ptr + slots, rows, mask=exceeds)
+
+
+@triton.jit(do_not_specialize=["num_ids", "vocab", "part"])
 def embedding_backward_kernel(
     grad_output_ptr,  # [ids, dim]
     ids_ptr,  # [ids]
-    order_ptr,  # [ids]
-    starts_ptr,  # [vocab + 1]
-    ready_ptr,  # [blocks of columns, num_chunks], of zeros
-    chunks_ptr,  # [num_chunks, dim]
+    counts_ptr,  # [vocab + 1]
+    places_ptr,  # [vocab, FEW]
+    many_ptr,  # [num_ids / (FEW + 1)]
+    sums_ptr,  # [num_ids / (FEW + 1), PARTS, dim]
+    ready_ptr,  # [blocks of columns, num_ids / (FEW + 1)], of zeros
     grad_table_ptr,  # [vocab, dim]
-    num_chunks,
+    num_ids,
     vocab,
     dim,
-    padding_idx,
+    part,
     COMPUTE: tl.constexpr,
-    INDEX: tl.constexpr,
-    CHUNK: tl.constexpr,
-    CHUNK_TERMS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
+    FEW: tl.constexpr,
+    PARTS: tl.constexpr,
+    SHARERS: tl.constexpr,
+    BLOCK_IDS: tl.constexpr,
     BLOCK_TERMS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
-    # One program owns BLOCK_COLS columns of a chunk of CHUNK cotangents of a row, whose last chunk is longer, or of
-    # BLOCK_ROWS rows of fewer cotangents. Chunk i of a row is number i of the multiples of CHUNK in its part of the
-    # order. Each sum has as many parts, whatever the other rows are.
+    # One program owns BLOCK_COLS columns of a row of at most FEW ids. The first SHARERS programs share the other rows:
+    # each takes PARTS parts of `part` ids in turn, of which it searches all, and the last one to finish adds them up.
     columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
     inside = columns < dim
-    chunk = tl.program_id(0).to(tl.int64)
-    if chunk >= num_chunks:
-        rows = (tl.program_id(0) - num_chunks).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-        there = rows < vocab
-        begins = tl.load(starts_ptr + rows, mask=there, other=0)
-        ends = tl.load(starts_ptr + rows + 1, mask=there & (rows != padding_idx), other=0)
-        there &= ends - begins < CHUNK
-        ends = tl.where(there, ends, begins)
-        sums = tl.zeros((BLOCK_ROWS, BLOCK_TERMS, BLOCK_COLS), COMPUTE)
-        for tile in range(tl.cdiv(tl.max(ends - begins, axis=0), BLOCK_TERMS)):
-            terms = begins[:, None] + tile * BLOCK_TERMS + tl.arange(0, BLOCK_TERMS)[None, :]
-            among = terms < ends[:, None]
-            places = tl.load(order_ptr + terms, mask=among, other=0)
-            sums += cotangents(grad_output_ptr, places, among, columns, dim).to(COMPUTE)
-        to_ptr = grad_table_ptr + rows.to(tl.int64)[:, None] * dim + columns[None, :]
-        total = tl.sum(sums, axis=1).to(grad_table_ptr.dtype.element_ty)
-        tl.store(to_ptr, total, mask=there[:, None] & inside[None, :])
-    elif chunk * CHUNK < tl.load(starts_ptr + vocab):
-        row = tl.load(ids_ptr + tl.load(order_ptr + chunk * CHUNK)).to(tl.int64)
-        begin = tl.load(starts_ptr + tl.maximum(row, 0))  # ids below 0 come first in sorted ones
-        end = tl.load(starts_ptr + tl.maximum(row, 0) + 1)
-        first_chunk, chunks = (begin + CHUNK - 1) // CHUNK, (end - begin) // CHUNK
-        number = chunk - first_chunk
-        if (number < chunks) & (row >= 0) & (row != padding_idx):
-            first = begin + number * CHUNK
-            end = tl.where(number < chunks - 1, first + CHUNK, end)
-            parts = tl.zeros((CHUNK_TERMS, BLOCK_COLS), COMPUTE)
-            for start in range(first, end, CHUNK_TERMS):
-                terms = start + tl.arange(0, CHUNK_TERMS)
-                places = tl.load(order_ptr + terms, mask=terms < end, other=0)
-                parts += cotangents(grad_output_ptr, places, terms < end, columns, dim).to(COMPUTE)
-            tl.store(chunks_ptr + chunk * dim + columns, tl.sum(parts, axis=0), mask=inside)
+    if tl.program_id(0) >= SHARERS:
+        row = (tl.program_id(0) - SHARERS).to(tl.int64)
+        count = tl.load(counts_ptr + row)
+        if count <= FEW:
+            slots = tl.arange(0, FEW)
+            places = tl.load(places_ptr + row * FEW + slots, mask=slots < count, other=num_ids)
+            ranks = tl.sum((places[None, :] < places[:, None]).to(tl.int32), axis=1)
+            sums = tl.zeros((BLOCK_TERMS, BLOCK_COLS), COMPUTE)
+            for tile in range(tl.cdiv(count, BLOCK_TERMS)):
+                terms = tile * BLOCK_TERMS + tl.arange(0, BLOCK_TERMS)
+                chosen = (ranks[None, :] == terms[:, None]) & (terms < count)[:, None]
+                chosen = tl.sum(tl.where(chosen, places[None, :], 0), axis=1).to(tl.int64)
+                sums += cotangents(grad_output_ptr, chosen, terms < count, columns, dim).to(COMPUTE)
+            total = tl.sum(sums, axis=0).to(grad_table_ptr.dtype.element_ty)
+            tl.store(grad_table_ptr + row * dim + columns, total, mask=inside)
+    else:
+        for share in range(tl.program_id(0), tl.load(counts_ptr + vocab) * PARTS, SHARERS):
+            number = share // PARTS
+            first = (share - number * PARTS) * part
+            row = tl.load(many_ptr + number).to(tl.int64)
+            sums = tl.zeros((BLOCK_TERMS, BLOCK_COLS), COMPUTE)
+            end = tl.minimum(first + part, num_ids)
+            for start in range(first, end, BLOCK_IDS):
+                sums = add_found(sums, grad_output_ptr, ids_ptr, row, start, end, columns, dim, BLOCK_IDS, BLOCK_TERMS)
+            tl.store(sums_ptr + tl.cast(share, tl.int64) * dim + columns, tl.sum(sums, axis=0), mask=inside)
             tl.debug_barrier()
-            ready_ptr += tl.program_id(1).to(tl.int64) * num_chunks + first_chunk
-            if tl.atomic_add(ready_ptr, 1, sem="acq_rel", scope="gpu") == chunks - 1:
-                # The last program to finish a chunk of this row adds them up.
+            counter_ptr = ready_ptr + tl.program_id(1) * (num_ids // (FEW + 1)) + number
+            if tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == PARTS - 1:
                 tl.debug_barrier()
-                parts = tl.zeros((CHUNK_TERMS, BLOCK_COLS), COMPUTE)
-                for start in range(first_chunk, first_chunk + chunks, CHUNK_TERMS):
-                    terms = start + tl.arange(0, CHUNK_TERMS)
-                    mask = (terms < first_chunk + chunks)[:, None] & inside[None, :]
-                    from_ptr = chunks_ptr + terms[:, None] * dim + columns[None, :]
+                whole = tl.zeros((BLOCK_TERMS, BLOCK_COLS), COMPUTE)
+                for start in range(0, PARTS, BLOCK_TERMS):
+                    parts = tl.cast(number, tl.int64) * PARTS + start + tl.arange(0, BLOCK_TERMS)
+                    from_ptr = sums_ptr + parts[:, None] * dim + columns[None, :]
                     # .cg reads from the L2 cache, which has the results of other multiprocessors.
-                    parts += tl.load(from_ptr, mask=mask, other=0.0, cache_modifier=".cg")
-                total = tl.sum(parts, axis=0).to(grad_table_ptr.dtype.element_ty)
+                    whole += tl.load(from_ptr, mask=inside[None, :], other=0.0, cache_modifier=".cg")
+                total = tl.sum(whole, axis=0).to(grad_table_ptr.dtype.element_ty)
                 tl.store(grad_table_ptr + row * dim + columns, total, mask=inside)
-
-
-@triton.jit
-def kept_ids(kept_ptr, start, end, ROWS: tl.constexpr, BLOCK_KEPT: tl.constexpr):
-    """Return of kept ids from start to end which are there, their places, and whose each is, [ROWS, BLOCK_KEPT]."""
-    at = start + tl.arange(0, BLOCK_KEPT)
-    kept = tl.load(kept_ptr + at, mask=at < end, other=0)
-    of_row = ((kept % ROWS)[None, :] == tl.arange(0, ROWS)[:, None]) & (at < end)[None, :]
-    return at < end, kept // ROWS, of_row.to(tl.int32)
-
-
-@triton.jit(do_not_specialize=["num_ids", "vocab", "num_ready"])
-def embedding_order_kernel(
-    ids_ptr,  # [num_ids]
-    kept_ptr,  # [num_ids]
-    order_ptr,  # [num_ids]
-    starts_ptr,  # [vocab + 1]
-    ready_ptr,  # [num_ready]
-    num_ids,
-    vocab,
-    num_ready,
-    ROWS: tl.constexpr,
-    BLOCK_IDS: tl.constexpr,
-    BLOCK_KEPT: tl.constexpr,
-):
-    # One program owns ROWS rows of the table. It keeps the ids of these rows, and then writes their places by row.
-    for start in range(tl.program_id(0) * BLOCK_IDS, num_ready, tl.num_programs(0) * BLOCK_IDS):
-        at = start + tl.arange(0, BLOCK_IDS)
-        tl.store(ready_ptr + at, tl.zeros((BLOCK_IDS,), tl.int32), mask=at < num_ready)
-    first = tl.program_id(0).to(tl.int64) * ROWS
-    numbers = tl.arange(0, ROWS)
-    lower = tl.zeros((BLOCK_IDS,), tl.int32)
-    rows = tl.full((BLOCK_IDS,), -1, tl.int64)
-    for start in range(0, num_ids, BLOCK_IDS):
-        at = start + tl.arange(0, BLOCK_IDS)
-        rows = tl.load(ids_ptr + at, mask=at < num_ids, other=-1).to(tl.int64)
-        lower += ((rows >= 0) & (rows < first)).to(tl.int32)
-    begin = tl.sum(lower, axis=0)
-    end = begin
-    for start in range(0, num_ids, BLOCK_IDS):
-        at = start + tl.arange(0, BLOCK_IDS)
-        if num_ids > BLOCK_IDS:
-            rows = tl.load(ids_ptr + at, mask=at < num_ids, other=-1).to(tl.int64)
-        here = (rows >= first) & (rows < tl.minimum(first + ROWS, vocab))
-        count = tl.cumsum(here.to(tl.int32), axis=0)
-        tl.store(kept_ptr + end + count - 1, at.to(tl.int64) * ROWS + rows - first, mask=here)
-        end += tl.max(count, axis=0)
-    tl.debug_barrier()  # other threads than those that stored the ids may read them
-    counts = tl.zeros((ROWS,), tl.int32)
-    for start in range(begin, end, BLOCK_KEPT):
-        _, _, of_row = kept_ids(kept_ptr, start, end, ROWS, BLOCK_KEPT)
-        counts += tl.sum(of_row, axis=1)
-    ends = begin + tl.cumsum(counts, axis=0)
-    tl.store(starts_ptr + first + numbers + 1, ends.to(tl.int64), mask=first + numbers < vocab)
-    if first == 0:
-        tl.store(starts_ptr, begin.to(tl.int64))
-    nexts = ends - counts
-    for start in range(begin, end, BLOCK_KEPT):
-        there, places, of_row = kept_ids(kept_ptr, start, end, ROWS, BLOCK_KEPT)
-        slots = nexts[:, None] + tl.cumsum(of_row, axis=1) - 1
-        tl.store(order_ptr + tl.sum(slots * of_row, axis=0), places, mask=there)
-        nexts += tl.sum(of_row, axis=1)
 
 
 def _launch(output: torch.Tensor, table: torch.Tensor, ids: torch.Tensor) -> None:
@@ -230,55 +202,44 @@ def _launch(output: torch.Tensor, table: torch.Tensor, ids: torch.Tensor) -> Non
     )
 
 
-def _order(ids: torch.Tensor, vocab: int, ready: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = min(max(next_power_of_2(cdiv(vocab, multiprocessors(ids.device))), 2), ORDER_ROWS)
-    programs = cdiv(vocab, rows)
-    if programs * ids.nbytes > ORDER_BYTES[ids.device.type]:
-        ready.zero_()
-        return by_row(ids, vocab)
-    sizes = len(ids), len(ids), vocab + 1
-    kept, order, starts = (torch.empty(size, dtype=torch.int64, device=ids.device) for size in sizes)
-    options = {"ROWS": rows, "BLOCK_IDS": ORDER_IDS, "BLOCK_KEPT": ORDER_KEPT // rows, "num_warps": 8}
-    tensors, scalars = (ids, kept, order, starts, ready), (len(ids), vocab, ready.numel())
-    triton_launch.launch(embedding_order_kernel, (programs,), tensors, scalars, **options)
-    return order, starts
-
-
 def _launch_backward(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: torch.Tensor, padding_idx: int) -> None:
-    (vocab, dim), num_ids = grad_table.shape, len(ids)
-    block_cols = min(next_power_of_2(dim), MOST_COLS)
-    across, options = cdiv(dim, block_cols), {"COMPUTE": triton_launch.COMPUTE[grad_table.dtype]}
-    if num_ids <= FEW_IDS[ids.device.type]:
-        triton_launch.launch(
-            embedding_few_backward_kernel,
-            (vocab, across),
-            (grad_output, ids, grad_table),
-            (num_ids, dim, padding_idx),
-            **options,
-            BLOCK_IDS=next_power_of_2(num_ids),
-            BLOCK_TERMS=TERMS,
-            BLOCK_COLS=block_cols,
-            num_warps=max(block_cols // 256, 1),
-        )
+    (vocab, dim), num_ids, device = grad_table.shape, len(ids), ids.device
+    block_cols = min(next_power_of_2(dim), SUM_COLS)
+    across = cdiv(dim, block_cols)
+    options = {"COMPUTE": triton_launch.COMPUTE[grad_table.dtype], "BLOCK_TERMS": TERMS, "BLOCK_COLS": block_cols}
+    options["num_warps"] = max(block_cols // WARP_COLS, 1)
+    few, block_ids = FEW_IDS[device.type], next_power_of_2(min(num_ids, FEW_IDS[device.type]))
+    if num_ids <= few:
+        tensors, sizes = (grad_output, ids, grad_table), (num_ids, dim, padding_idx)
+        grid = vocab, across
+        triton_launch.launch(embedding_few_backward_kernel, grid, tensors, sizes, BLOCK_IDS=block_ids, **options)
         return
-    num_chunks = cdiv(num_ids, CHUNK)
-    ready = torch.empty((across, num_chunks), dtype=torch.int32, device=ids.device)
-    order, starts = _order(ids, vocab, ready)
+    most = num_ids // (FEW + 1)
+    zeros = torch.zeros(vocab + 1 + across * most, dtype=torch.int32, device=device)
+    counts, ready = zeros.split((vocab + 1, across * most))
+    places, many = (torch.empty(size, dtype=torch.int32, device=device) for size in (vocab * FEW, most))
+    triton_launch.launch(
+        embedding_places_kernel,
+        (cdiv(num_ids, PLACED),),
+        (ids, counts, places, many),
+        (num_ids, vocab, padding_idx),
+        FEW=FEW,
+        BLOCK_IDS=PLACED,
+        num_warps=1,
+    )
     compute = torch.promote_types(grad_table.dtype, torch.float32)
-    chunks = torch.empty((num_chunks, dim), dtype=compute, device=ids.device)
-    block_rows = SUMMED // (TERMS * block_cols)
+    sums = torch.empty((most * PARTS, dim), dtype=compute, device=device)
+    sharers = min(most * PARTS, max(resident(device, SHARERS) // across, 1))
     triton_launch.launch(
         embedding_backward_kernel,
-        (num_chunks + cdiv(vocab, block_rows), across),
-        (grad_output, ids, order, starts, ready, chunks, grad_table),
-        (num_chunks, vocab, dim, padding_idx),
+        (sharers + vocab, across),
+        (grad_output, ids, counts, places, many, sums, ready, grad_table),
+        (num_ids, vocab, dim, cdiv(num_ids, PARTS * block_ids) * block_ids),
+        FEW=FEW,
+        PARTS=PARTS,
+        SHARERS=sharers,
+        BLOCK_IDS=block_ids,
         **options,
-        INDEX=triton_launch.index_type(vocab + block_rows),
-        CHUNK=CHUNK,
-        CHUNK_TERMS=min(SUMMED // block_cols, CHUNK),
-        BLOCK_ROWS=block_rows,
-        BLOCK_TERMS=TERMS,
-        BLOCK_COLS=block_cols,
     )
 
 
