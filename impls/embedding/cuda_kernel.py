@@ -15,9 +15,7 @@ BLOCK, WARP = 256, 32
 # As in cuda_kernel.cu: rows of a block that adds up cotangents, as many as its warps, and the most ids of a row whose
 # places are written down.
 SUM_ROWS, FEW = 8, 32
-# Parts in which all ids are searched for a row of more, at most, and blocks of a multiprocessor for these. On the CPU
-# few cases have so many ids.
-MOST_PARTS, SHARERS = {"cuda": 32, "cpu": 4}, 4
+MOST_PARTS, SHARERS = 4, 4  # in which all ids are searched for a row of more; and blocks of a multiprocessor for these
 FORWARD = CudaKernel.instances(SOURCE, "embedding_forward_kernel<{T}, {}>", WIDTHS)
 PLACES = CudaKernel(SOURCE, "embedding_places_kernel")
 FEW_BACKWARD = CudaKernel.instances(SOURCE, "embedding_few_backward_kernel<{T}, {}>", WIDTHS)
@@ -50,7 +48,7 @@ def _launch_backward(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: t
         FEW_BACKWARD[kind].launch((blocks, across), threads, grad_output, ids, grad_table, *numbers)
         return
     most, at_once = num_ids // (FEW + 1), few_ids * SUM_ROWS
-    part = cdiv(num_ids, MOST_PARTS[device.type] * at_once) * at_once
+    part = cdiv(num_ids, MOST_PARTS * at_once) * at_once
     num_parts = cdiv(num_ids, part)
     zeros = torch.zeros(vocab + 1 + across * most, dtype=torch.int32, device=device)
     counts, ready = zeros.split((vocab + 1, across * most))
