@@ -98,9 +98,9 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 4 : 1) cross_entropy_for
     if (threadIdx.x > 0) return;
     C loss = 0;
     if (counted) {
-        loss = expected - most;
-        if (smoothed) loss = C(1 - label_smoothing) * loss + C(label_smoothing) * (sums.second / C(classes));
-        loss = log(sums.first) - loss;
+        C apart = expected - most;
+        if (smoothed) apart = C(1 - label_smoothing) * apart + C(label_smoothing) * (sums.second / C(classes));
+        loss = log(sums.first) - apart;
     }
     if (output) output[row] = T(loss);
     else losses[row] = loss;
@@ -117,23 +117,10 @@ __global__ void __launch_bounds__(512) cross_entropy_reduce_kernel(
     long long num_rows, long long target_stride, bool wide, long long ignore_index) {
     // One block owns all rows, one thread every blockDim.x-th of them.
     using C = Compute<T>;
-    constexpr int LOADED = 16;
     Sums<C> sums{0, 0};
-    for (long long first = threadIdx.x; first < num_rows; first += LOADED * blockDim.x) {
-        C of_rows[LOADED];
-        long long targets[LOADED];
-#pragma unroll
-        for (int k = 0; k < LOADED; k++) {
-            const long long row = min(first + k * blockDim.x, num_rows - 1);
-            of_rows[k] = losses[row];
-            targets[k] = index_at(target_ptr, wide, row * target_stride);
-        }
-#pragma unroll
-        for (int k = 0; k < LOADED; k++) {
-            const bool there = first + k * blockDim.x < num_rows;
-            sums.first += there ? of_rows[k] : C(0);
-            sums.second += there && targets[k] != ignore_index ? C(1) : C(0);
-        }
+    for (long long row = threadIdx.x; row < num_rows; row += blockDim.x) {
+        sums.first += losses[row];
+        sums.second += scale && index_at(target_ptr, wide, row * target_stride) != ignore_index ? C(1) : C(0);
     }
     sums = sum_over_row(sums, 0);
     if (threadIdx.x > 0) return;

@@ -12,7 +12,7 @@ from .operators import register_cross_entropy
 # Bytes of the compute type of a piece of a row, or of several short rows.
 PIECE_BYTES = 16384
 # Losses that are added at once.
-REDUCED = 8192
+REDUCED = 4096
 
 
 @triton.jit
@@ -178,7 +178,7 @@ def _forward(
         INDEX=triton_launch.index_type(num_rows + block_rows),
         BLOCK_ROWS=block_rows,
         BLOCK_CLASSES=block_classes,
-        num_warps=max(block_rows * block_classes // 1024, 1) if block_classes < 4096 else 8,
+        num_warps=max(block_rows * block_classes // 1024, 1),
     )
 
 
@@ -220,7 +220,7 @@ def _backward(
         INDEX=triton_launch.index_type(num_rows + block_rows),
         BLOCK_ROWS=block_rows,
         BLOCK_CLASSES=block_classes,
-        num_warps=8 if block_rows == 1 else 4,
+        num_warps=4,
     )
 
 

@@ -30,25 +30,6 @@ template <int TILES, class C> __device__ void scan(const C (&own)[TILES], C (&be
     }
 }
 
-// Exchanges elements in a warp: every 32nd one of a lane for neighbours, those of its place among the lanes, or back.
-template <bool TO_NEIGHBOURS, class T, int WIDTH> __device__ void exchange(Vector<T, WIDTH>& vector, int place) {
-    __shared__ __align__(16) T elements[8][32 * WIDTH];
-    T* const of_warp = elements[(threadIdx.y * blockDim.x + threadIdx.x) / 32];
-    const int lane = threadIdx.x % 32;
-    if constexpr (TO_NEIGHBOURS) {
-#pragma unroll
-        for (int k = 0; k < WIDTH; k++) of_warp[k * 32 + lane] = vector.at[k];
-        __syncwarp();
-        vector = Vector<T, WIDTH>::load(of_warp + place * WIDTH);
-    } else {
-        vector.store(of_warp + place * WIDTH);
-        __syncwarp();
-#pragma unroll
-        for (int k = 0; k < WIDTH; k++) vector.at[k] = of_warp[k * 32 + lane];
-    }
-    __syncwarp();
-}
-
 template <class T, int TILES>
 __global__ void cumsum_kernel(
     const T* __restrict__ x,           // [outer, inner, n], strided
@@ -57,8 +38,7 @@ __global__ void cumsum_kernel(
     long long rows, long long n, long long inner, long long outer_stride, long long inner_stride, long long stride,
     long long segments, long long offset_stride, bool wide, bool exclusive, bool reverse) {
     // The threads of one y own every gridDim.y-th segment of a row, in tiles of as many vectors as there are threads. Of
-    // TILES tiles, the loads and the sums over warps do not wait for one another. Where vectors do not lie at multiples of
-    // 16 bytes, the lanes of a warp load and store neighbouring elements.
+    // TILES tiles, the loads and the sums over warps do not wait for one another.
     using C = Compute<T>;
     constexpr int WIDTH = IN_16_BYTES<T>;
     const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
@@ -78,7 +58,6 @@ __global__ void cumsum_kernel(
     // With invalid offsets, tiles take the place of segments, and their sums begin with NaN.
     const long long tile = blockDim.x * WIDTH, count = wrong ? (n + tile - 1) / tile : segments;
     int turn = 0;
-    const int lane = threadIdx.x % 32, place = reverse ? 31 - lane : lane;
     for (long long segment = blockIdx.y; segment < count; segment += gridDim.y) {
         const long long begin = wrong ? segment * tile : end_of(segment);
         const long long end = wrong ? min(begin + tile, n) : end_of(segment + 1);
@@ -88,26 +67,17 @@ __global__ void cumsum_kernel(
             // In the order of summation, this thread's vector of tile t begins at at(t); in memory, at low(t).
             const auto at = [&](int t) { return first + t * tile + threadIdx.x * WIDTH; };
             const auto low = [&](int t) { return reverse ? end - at(t) - WIDTH : begin + at(t); };
-            const bool apart_in = stride == 1 && !in_vectors(from + low(0)), apart_out = !in_vectors(to + low(0));
-            // The k-th element that a lane loads or stores of tile t.
-            const auto element = [&](int t, int k, bool apart) {
-                return apart ? low(t) + (k * 32 - place * WIDTH + lane) : low(t) + k;
-            };
             Vector<T, WIDTH> in[TILES];
             C own[TILES], before[TILES], totals[TILES];
 #pragma unroll
             for (int t = 0; t < TILES; t++) {
-                if (at(t) + WIDTH <= size && stride == 1 && !apart_in) in[t] = Vector<T, WIDTH>::load(from + low(t));
+                if (at(t) + WIDTH <= size && stride == 1 && in_vectors(from + low(t)))
+                    in[t] = Vector<T, WIDTH>::load(from + low(t));
                 else
 #pragma unroll
-                    for (int k = 0; k < WIDTH; k++) {
-                        const long long i = element(t, k, apart_in);
-                        in[t].at[k] = i >= begin && i < end ? from[i * stride] : T(0.0f);
-                    }
+                    for (int k = 0; k < WIDTH; k++)
+                        in[t].at[k] = low(t) + k >= begin && low(t) + k < end ? from[(low(t) + k) * stride] : T(0.0f);
             }
-            if (apart_in)
-#pragma unroll
-                for (int t = 0; t < TILES; t++) exchange<true>(in[t], place);
             const auto term = [&](int t, int j) { return C(in[t].at[reverse ? WIDTH - 1 - j : j]); };
 #pragma unroll
             for (int t = 0; t < TILES; t++) {
@@ -129,14 +99,11 @@ __global__ void cumsum_kernel(
                 Vector<T, WIDTH> out;
 #pragma unroll
                 for (int k = 0; k < WIDTH; k++) out.at[k] = T(reverse ? sums[WIDTH - 1 - k] : sums[k]);
-                if (apart_out) exchange<false>(out, place);
-                if (at(t) + WIDTH <= size && !apart_out) out.store(to + low(t));
+                if (at(t) + WIDTH <= size && in_vectors(to + low(t))) out.store(to + low(t));
                 else
 #pragma unroll
-                    for (int k = 0; k < WIDTH; k++) {
-                        const long long i = element(t, k, apart_out);
-                        if (i >= begin && i < end) to[i] = out.at[k];
-                    }
+                    for (int k = 0; k < WIDTH; k++)
+                        if (low(t) + k >= begin && low(t) + k < end) to[low(t) + k] = out.at[k];
             }
         }
     }

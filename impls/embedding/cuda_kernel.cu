@@ -24,26 +24,89 @@ __global__ void embedding_forward_kernel(
     }
 }
 
-// The most ids of a row whose places are written down.
-constexpr int FEW = 32;
-
-__global__ void embedding_places_kernel(
-    const void* __restrict__ ids,  // [num_ids], of 64 bits if they are wide, else of 32
-    int* __restrict__ counts,      // [vocab + 1], of zeros: the ids of each row, and rows of more than FEW
-    int* __restrict__ places,      // [vocab, FEW]
-    int* __restrict__ many,        // [num_ids / (FEW + 1)]: rows of more than FEW ids
-    int num_ids, long long vocab, long long padding_idx, bool wide) {
-    // One thread owns one id, and writes its place.
-    const int at = blockIdx.x * blockDim.x + threadIdx.x;
-    if (at >= num_ids) return;
-    const long long row = wide ? ((const long long*)ids)[at] : ((const int*)ids)[at];
-    if (row < 0 || row >= vocab || row == padding_idx) return;
-    const int number = atomicAdd(&counts[row], 1);
-    if (number < FEW) places[row * FEW + number] = at;
-    if (number == FEW) many[atomicAdd(&counts[vocab], 1)] = int(row);
+// Loads the ids of a warp from `next` to before `end`, every 32nd in a lane. Those past the end are -1.
+constexpr int LOADED = 16;
+__device__ void load_ids(long long (&rows)[LOADED], const void* ids, bool wide, int next, int end) {
+#pragma unroll
+    for (int i = 0; i < LOADED; i++) {
+        const int at = next + i * 32 + threadIdx.x % 32;
+        rows[i] = at >= end ? -1 : wide ? ((const long long*)ids)[at] : ((const int*)ids)[at];
+    }
 }
 
-constexpr int SUM_WARPS = 8, SEARCHED = 512;
+// The places of ids in the order of their rows, those of one row in rising order, and where each row's begin.
+constexpr int MOST_ROWS = 64, MOST_WARPS = 32;
+
+__global__ void __launch_bounds__(32 * MOST_WARPS) embedding_order_kernel(
+    const void* __restrict__ ids,    // [num_ids], of 64 bits if they are wide, else of 32
+    long long* __restrict__ order,   // [num_ids]
+    long long* __restrict__ starts,  // [vocab + 1]
+    int* __restrict__ ready,         // [num_ready]
+    int num_ids, long long vocab, long long num_ready, int rows, bool wide) {
+    // One block owns some rows of the table, one warp a part of the ids: once to count those of each row, and once
+    // to write their places. The blocks also write zeros to ready.
+    __shared__ int slots[MOST_WARPS][MOST_ROWS], totals[MOST_ROWS], before;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = (num_ids + blockDim.x - 1) / blockDim.x * 32;
+    const int begin = min(warp * part, num_ids), end = min(begin + part, num_ids);
+    const long long first_row = blockIdx.x * (long long)rows, num_rows = min(vocab - first_row, (long long)rows);
+    for (int i = lane; i < rows; i += 32) slots[warp][i] = 0;
+    if (threadIdx.x == 0) before = 0;
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < num_ready; i += gridDim.x * blockDim.x) ready[i] = 0;
+    __syncthreads();
+    int lower = 0;
+    long long found[LOADED];
+    for (int next = begin; next < end; next += 32 * LOADED) {
+        load_ids(found, ids, wide, next, end);
+#pragma unroll
+        for (const long long row : found) {
+            lower += row >= 0 && row < first_row;
+            if (row >= first_row && row < first_row + num_rows) atomicAdd(&slots[warp][row - first_row], 1);
+        }
+    }
+    lower = __reduce_add_sync(~0u, lower);
+    if (lane == 0) atomicAdd(&before, lower);
+    __syncthreads();
+    const int mine = threadIdx.x, warps = blockDim.x / 32;
+    int sum = 0;
+    if (mine < rows) {
+        for (int i = 0; i < warps; i++) sum += slots[i][mine];
+        totals[mine] = sum;
+    }
+    __syncthreads();
+    if (mine < rows) {
+        int next = before;
+        for (int i = 0; i < mine; i++) next += totals[i];
+        if (mine < num_rows) starts[first_row + mine] = next;
+        if (first_row + mine == vocab - 1) starts[vocab] = next + sum;
+#pragma unroll 8
+        for (int i = 0; i < warps; i++) {
+            const int count = slots[i][mine];
+            slots[i][mine] = next;
+            next += count;
+        }
+    }
+    __syncthreads();
+    for (int next = begin; next < end; next += 32 * LOADED) {
+        if (end - begin > 32 * LOADED) load_ids(found, ids, wide, next, end);
+#pragma unroll
+        for (int i = 0; i < LOADED; i++) {
+            const long long row = found[i] - first_row;
+            const bool here = row >= 0 && row < num_rows;
+            if (!__any_sync(~0u, here)) continue;
+            const unsigned like = __match_any_sync(~0u, here ? int(row) : -1), earlier = like & ((1u << lane) - 1);
+            int slot = 0;
+            if (here) slot = slots[warp][row] + __popc(earlier);
+            __syncwarp();
+            if (here) {
+                order[slot] = next + i * 32 + lane;
+                if (!earlier) slots[warp][row] = slot + __popc(like);
+            }
+            __syncwarp();
+        }
+    }
+}
+
+constexpr int SUM_WARPS = 8, CHUNK = 64;
 
 // Adds up, in each lane of a warp, WIDTH columns of the cotangents of ids whose numbers in the order are from first to
 // before end. The sums of TOGETHER ones are added up, so that errors grow less than those of a single sum.
@@ -80,45 +143,33 @@ template <class T, int WIDTH, class C> __device__ void store(T* to, const C (&su
     rounded.store(to);
 }
 
-// Adds up the cotangents of a row's ids among at most SEARCHED ones from `first` on.
-template <class T, int WIDTH, class C>
-__device__ void add_found(
-    C (&sums)[WIDTH], const T* from, const void* ids, bool wide, long long row, int first, int end, long long dim) {
-    constexpr int LOADED = SEARCHED / 32;
-    __shared__ int places_of_warps[SUM_WARPS][SEARCHED];
-    int* const places = places_of_warps[threadIdx.x / 32];
-    const int lane = threadIdx.x % 32;
-    bool found[LOADED];
-#pragma unroll
-    for (int i = 0; i < LOADED; i++) {
-        const int at = first + i * 32 + lane;
-        found[i] = at < end && (wide ? ((const long long*)ids)[at] : ((const int*)ids)[at]) == row;
-    }
-    int count = 0;
-#pragma unroll
-    for (int i = 0; i < LOADED; i++) {
-        const unsigned lanes = __ballot_sync(~0u, found[i]);
-        if (found[i]) places[count + __popc(lanes & ((1u << lane) - 1))] = first + i * 32 + lane;
-        count += __popc(lanes);
-    }
-    __syncwarp();
-    add_up<T, WIDTH>(sums, from, places, 0, count, dim);
-    __syncwarp();
-}
+constexpr int FEW_IDS = 512;
 
 template <class T, int WIDTH>
 __global__ void __launch_bounds__(32 * SUM_WARPS) embedding_few_backward_kernel(
     const T* __restrict__ grad_output,  // [ids, dim]
-    const void* __restrict__ ids,       // [ids], at most SEARCHED, of 64 bits if they are wide, else of 32
+    const void* __restrict__ ids,       // [ids], at most FEW_IDS, of 64 bits if they are wide, else of 32
     T* __restrict__ grad_table,         // [vocab, dim]
     int num_ids, long long vocab, long long dim, long long padding_idx, bool wide) {
     // One warp owns 32 vectors of a row of the table, and searches all ids for this row.
-    const long long row = blockIdx.x * (long long)SUM_WARPS + threadIdx.x / 32;
-    const long long column = (blockIdx.y * 32ll + threadIdx.x % 32) * WIDTH;
+    __shared__ int places[SUM_WARPS][FEW_IDS];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const long long row = blockIdx.x * (long long)SUM_WARPS + warp, column = (blockIdx.y * 32ll + lane) * WIDTH;
     if (row >= vocab) return;
+    int count = 0;
+    long long rows[LOADED];
+    static_assert(32 * LOADED == FEW_IDS);
+    load_ids(rows, ids, wide, 0, num_ids);
+#pragma unroll
+    for (int i = 0; i < LOADED; i++) {
+        const bool found = rows[i] == row && row != padding_idx;
+        const unsigned lanes = __ballot_sync(~0u, found);
+        if (found) places[warp][count + __popc(lanes & ((1u << lane) - 1))] = i * 32 + lane;
+        count += __popc(lanes);
+    }
+    __syncwarp();
     Compute<T> sums[WIDTH] = {};
-    const T* const from = grad_output + (column < dim ? column : 0);
-    if (row != padding_idx) add_found<T, WIDTH>(sums, from, ids, wide, row, 0, num_ids, dim);
+    add_up<T, WIDTH>(sums, grad_output + (column < dim ? column : 0), places[warp], 0, count, dim);
     if (column < dim) store(grad_table + row * dim + column, sums);
 }
 
@@ -138,62 +189,59 @@ template <int WIDTH, class C> __device__ void sum_over_warps(C (&sums)[WIDTH]) {
 
 template <class T, int WIDTH>
 __global__ void __launch_bounds__(32 * SUM_WARPS) embedding_backward_kernel(
-    const T* __restrict__ grad_output,  // [num_ids, dim]
-    const void* __restrict__ ids,       // [num_ids], of 64 bits if they are wide, else of 32
-    const int* __restrict__ counts,     // [vocab + 1]
-    const int* __restrict__ places,     // [vocab, FEW]
-    const int* __restrict__ many,       // [most]
-    int* __restrict__ ready,            // [gridDim.y, most], of zeros
-    Compute<T>* __restrict__ parts,     // [most, num_parts, dim]
-    T* __restrict__ grad_table,         // [vocab, dim]
-    int num_ids, long long vocab, long long dim, int most, int num_parts, int part, int searched, int sharers,
-    bool wide) {
-    // One warp owns 32 vectors of a row of at most FEW ids. The blocks of the first `sharers` share the other rows: each
-    // takes parts of `part` ids in turn, of which its warps search equal shares. The last one to finish adds them up.
-    __shared__ int sorted[SUM_WARPS][FEW];
+    const T* __restrict__ grad_output,     // [ids, dim]
+    const void* __restrict__ ids,          // [ids], of 64 bits if they are wide, else of 32
+    const long long* __restrict__ order,   // [ids]
+    const long long* __restrict__ starts,  // [vocab + 1]
+    int* __restrict__ ready,               // [gridDim.y, num_chunks], of zeros
+    Compute<T>* __restrict__ chunks,       // [num_chunks, dim]
+    T* __restrict__ grad_table,            // [vocab, dim]
+    long long num_chunks, long long vocab, long long dim, long long padding_idx, bool wide) {
+    // One block owns 32 vectors of a chunk of CHUNK cotangents of a row, whose last chunk is longer, or one warp 32
+    // vectors of a row of fewer cotangents. Chunk i of a row is number i of the multiples of CHUNK in its part of the order.
     __shared__ bool last;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const long long column = (blockIdx.y * 32ll + lane) * WIDTH;
+    const int warp = threadIdx.x / 32;
+    const long long column = (blockIdx.y * 32ll + threadIdx.x % 32) * WIDTH;
     const T* const from = grad_output + (column < dim ? column : 0);
-    if (blockIdx.x >= sharers) {
-        const long long row = (blockIdx.x - sharers) * (long long)SUM_WARPS + warp;
-        const int count = row < vocab ? counts[row] : FEW + 1;
-        if (count > FEW) return;
-        const int place = lane < count ? places[row * FEW + lane] : 0;
-        int rank = 0;
-        for (int i = 0; i < count; i++) rank += __shfl_sync(~0u, place, i) < place;
-        if (lane < count) sorted[warp][rank] = place;
-        __syncwarp();
-        Compute<T> sums[WIDTH] = {};
-        add_up<T, WIDTH>(sums, from, sorted[warp], 0, count, dim);
+    Compute<T> sums[WIDTH] = {};
+    if (blockIdx.x >= num_chunks) {
+        const long long row = (blockIdx.x - num_chunks) * SUM_WARPS + warp;
+        if (row >= vocab) return;
+        const long long begin = starts[row], end = row == padding_idx ? begin : starts[row + 1];
+        if (end - begin >= CHUNK) return;
+        add_up<T, WIDTH>(sums, from, order, begin, end, dim);
         if (column < dim) store(grad_table + row * dim + column, sums);
         return;
     }
-    for (int share = blockIdx.x; share < counts[vocab] * num_parts; share += sharers) {
-        const int number = share / num_parts, begin = (share - number * num_parts) * part, own = part / SUM_WARPS;
-        const int end = min(begin + (warp + 1) * own, num_ids);
-        const long long row = many[number];
-        Compute<T> sums[WIDTH] = {};
-        for (int first = begin + warp * own; first < end; first += searched)
-            add_found<T, WIDTH>(sums, from, ids, wide, row, first, min(first + searched, end), dim);
-        sum_over_warps(sums);
-        if (warp == 0 && column < dim)
+    const long long middle = blockIdx.x * (long long)CHUNK;
+    if (middle >= starts[vocab]) return;
+    const long long row = wide ? ((const long long*)ids)[order[middle]] : ((const int*)ids)[order[middle]];
+    if (row < 0 || row == padding_idx) return;  // ids below 0 come first in sorted ones
+    const long long begin = starts[row], first_chunk = (begin + CHUNK - 1) / CHUNK, number = blockIdx.x - first_chunk;
+    const long long count = (starts[row + 1] - begin) / CHUNK;
+    if (number >= count) return;
+    const long long first = begin + number * CHUNK, end = number < count - 1 ? first + CHUNK : starts[row + 1];
+    const long long part = (end - first + SUM_WARPS - 1) / SUM_WARPS;
+    add_up<T, WIDTH>(sums, from, order, first + warp * part, min(first + (warp + 1) * part, end), dim);
+    sum_over_warps(sums);
+    if (warp == 0 && column < dim)
 #pragma unroll
-            for (int j = 0; j < WIDTH; j++) parts[share * dim + column + j] = sums[j];
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            __threadfence();
-            last = atomicAdd(&ready[blockIdx.y * most + number], 1) == num_parts - 1;
-        }
-        __syncthreads();
-        if (!last) continue;
-#pragma unroll
-        for (int j = 0; j < WIDTH; j++) sums[j] = 0;
-        if (column < dim)
-            for (long long i = number * (long long)num_parts + warp; i < (number + 1ll) * num_parts; i += SUM_WARPS)
-#pragma unroll
-                for (int j = 0; j < WIDTH; j++) sums[j] += __ldcg(&parts[i * dim + column + j]);  // from the L2 cache
-        sum_over_warps(sums);
-        if (warp == 0 && column < dim) store(grad_table + row * dim + column, sums);
+        for (int j = 0; j < WIDTH; j++) chunks[blockIdx.x * dim + column + j] = sums[j];
+    __syncthreads();
+    // The last block to finish a chunk of this row adds them up.
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicAdd(&ready[blockIdx.y * num_chunks + first_chunk], 1) == count - 1;
     }
+    __syncthreads();
+    if (!last) return;
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) sums[j] = 0;
+    if (column < dim)
+#pragma unroll 4
+        for (long long i = first_chunk + warp; i < first_chunk + count; i += SUM_WARPS)
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) sums[j] += __ldcg(&chunks[i * dim + column + j]);  // from the L2 cache
+    sum_over_warps(sums);
+    if (warp == 0 && column < dim) store(grad_table + row * dim + column, sums);
 }

@@ -10,14 +10,25 @@ from fourfold.backends.signature import signature_of
 
 from .torch_eager import embedding as definition
 
-# The most ids of which each row searches all in one launch; cuda_kernel.cu has room for their places. On the CPU few
-# cases have so few.
-FEW_IDS = {"cuda": 512, "cpu": 64}
+# The most ids of which no row is added up in chunks; cuda_kernel.cu has room for their places. On the CPU few cases
+# have so few.
+FEW_IDS = {"cuda": 512, "cpu": 32}
+# The most bytes of ids that all blocks read before it is faster to sort them. On the CPU some cases are sorted, too.
+ORDER_BYTES = {"cuda": 1 << 29, "cpu": 1 << 15}
 
 
 def empty(table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None) -> torch.Tensor:
     """Return an unwritten output."""
     return table.new_empty((*ids.shape, table.shape[1]))
+
+
+def by_row(ids: torch.Tensor, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the places of ids ``[n]`` in the order of their rows, and where each row's begin in it, ``[vocab + 1]``.
+
+    Places of one row are in rising order, so that each sum of cotangents has one order.
+    """
+    rows, order = ids.sort(stable=True)
+    return order, torch.searchsorted(rows, torch.arange(vocab + 1, dtype=rows.dtype, device=rows.device))
 
 
 def register(

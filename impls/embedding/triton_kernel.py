@@ -9,12 +9,12 @@ from fourfold.backends.triton import launch as triton_launch
 
 from .operators import FEW_IDS, register
 
-TILE, MOST_COLS = 4096, 1024
-TERMS, SUM_COLS, WARP_COLS = 8, 1024, 256  # cotangents of a row at a time; columns of a program, and of a warp
+TILE, MOST_COLS = 1024, 1024
+SUM_COLS, WARP_COLS = 1024, 256  # columns of a program that adds up cotangents, and of each of its warps
 FEW = 32  # the most ids of a row whose places are written down
-# Parts in which all ids are searched for a row of more, programs of a multiprocessor for these, and ids whose places a
-# program writes.
-PARTS, SHARERS, PLACED = 32, 8, 128
+# Parts in which all ids are searched for a row of more, fewer where their sums would take much memory; programs of a
+# multiprocessor for these parts; and ids whose places a program writes.
+PARTS, FEW_PARTS, MANY_IDS, SHARERS, PLACED = 32, 8, 1 << 15, 16, 128
 
 
 @triton.jit(do_not_specialize=["num_ids", "vocab"])
@@ -206,8 +206,10 @@ def _launch_backward(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: t
     (vocab, dim), num_ids, device = grad_table.shape, len(ids), ids.device
     block_cols = min(next_power_of_2(dim), SUM_COLS)
     across = cdiv(dim, block_cols)
-    options = {"COMPUTE": triton_launch.COMPUTE[grad_table.dtype], "BLOCK_TERMS": TERMS, "BLOCK_COLS": block_cols}
-    options["num_warps"] = max(block_cols // WARP_COLS, 1)
+    # Few registers where a row has few ids; and many warps where columns are loaded one by one.
+    terms, warps = 4 if num_ids <= 4 * vocab else 8, block_cols // (WARP_COLS if dim % 16 == 0 else WARP_COLS // 2)
+    options = {"COMPUTE": triton_launch.COMPUTE[grad_table.dtype], "BLOCK_TERMS": terms, "BLOCK_COLS": block_cols}
+    options["num_warps"] = max(warps, 1)
     few, block_ids = FEW_IDS[device.type], next_power_of_2(min(num_ids, FEW_IDS[device.type]))
     if num_ids <= few:
         tensors, sizes = (grad_output, ids, grad_table), (num_ids, dim, padding_idx)
@@ -227,16 +229,17 @@ def _launch_backward(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: t
         BLOCK_IDS=PLACED,
         num_warps=1,
     )
+    parts = PARTS if num_ids <= MANY_IDS else FEW_PARTS
     compute = torch.promote_types(grad_table.dtype, torch.float32)
-    sums = torch.empty((most * PARTS, dim), dtype=compute, device=device)
-    sharers = min(most * PARTS, max(resident(device, SHARERS) // across, 1))
+    sums = torch.empty((most * parts, dim), dtype=compute, device=device)
+    sharers = min(most * parts, max(resident(device, SHARERS) // across, 1))
     triton_launch.launch(
         embedding_backward_kernel,
         (sharers + vocab, across),
         (grad_output, ids, counts, places, many, sums, ready, grad_table),
-        (num_ids, vocab, dim, cdiv(num_ids, PARTS * block_ids) * block_ids),
+        (num_ids, vocab, dim, cdiv(num_ids, parts * block_ids) * block_ids),
         FEW=FEW,
-        PARTS=PARTS,
+        PARTS=parts,
         SHARERS=sharers,
         BLOCK_IDS=block_ids,
         **options,

@@ -289,9 +289,13 @@ def topk_backward_kernel(
         index = tl.load(indices_ptr + slots, mask=slots < last, other=0)
         grad = tl.load(grad_values_ptr + slots, mask=slots < last, other=0.0)
         if start == first:
-            for zeroed in range(begin, end, ZEROED):
+            zeros = tl.zeros((ZEROED,), grad_x_ptr.dtype.element_ty)
+            for zeroed in range(begin, begin + width, ZEROED):
                 at = zeroed + tl.arange(0, ZEROED)
-                tl.store(grad_x_ptr + at, tl.zeros((ZEROED,), grad_x_ptr.dtype.element_ty), mask=at < end)
+                if zeroed + ZEROED <= elements:  # without a mask in whole vectors
+                    tl.store(grad_x_ptr + at, zeros)
+                else:
+                    tl.store(grad_x_ptr + at, zeros, mask=at < elements)
             tl.debug_barrier()
         at = (slots // k).to(tl.int64) * n + index
         tl.store(grad_x_ptr + at, grad, mask=(slots < last) & (at >= begin) & (at < end))

@@ -68,7 +68,7 @@ def _triton_faults() -> tuple[Fault, ...]:
     )
 
 
-PARTS = "__ldcg(&parts[i * dim + column + j])"
+CHUNKS = "__ldcg(&chunks[i * dim + column + j])"
 
 
 def _cuda_faults() -> tuple[Fault, ...]:
@@ -82,18 +82,20 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    "take<WIDTH>(table + row * row_stride => take<WIDTH>(table + row * dim", right_on=ONE),
         of.gradient("first_ids_alone", "for (; first < end; first += 32) { => if (first < end) {", **FIFTH,
                     right_on=ONE),
-        of.gradient("padding_ignored", " || row == padding_idx) return; => ) return;", **SOME,
+        of.gradient("padding_ignored", "row == padding_idx ? begin : starts => starts", **SOME,
                     source=f"{PYTORCH}/issues/28716", right_on=ONE),
         of.gradient("added_in_the_dtype",
-                    f"sums[j] += {PARTS}; => sums[j] = Compute<T>(T(sums[j] + {PARTS}));", dtype="bfloat16",
+                    f"sums[j] += {CHUNKS}; => sums[j] = Compute<T>(T(sums[j] + {CHUNKS}));", dtype="bfloat16",
                     **SORTED, source=f"{GITHUB}/flagos-ai/FlagGems/pull/309"),
         of.gradient("parts_not_cleared", "            C parts[WIDTH] = {};\n =>",
                     "TOGETHER = 8;\n => TOGETHER = 8;\n    C parts[WIDTH] = {};\n", **OFTEN),
-        of.stopped("earlier_lanes_not_counted", cuda_on_cpu.Race, "count + __popc(lanes & ((1u << lane) - 1)) => count",
-                   check=backward_agrees, **OFTEN, right_on=ONE),
-        of.stopped("added_up_too_early", cuda_on_cpu.Race, "== num_parts - 1; => == 0;", check=backward_agrees, **OFTEN,
+        of.stopped("lower_rows_not_counted", cuda_on_cpu.Race, "row < first_row; => row < first_row - 1;",
+                   check=backward_agrees, **SOME, right_on=ONE),
+        of.stopped("earlier_lanes_not_counted", cuda_on_cpu.Race, "__popc(earlier) => 0", check=backward_agrees, **SOME,
                    right_on=ONE),
-        of.gradient("warps_not_added_up", "i = 1; i < SUM_WARPS; i++ => i = 1; i < 1; i++", **OFTEN,
+        of.stopped("added_up_too_early", cuda_on_cpu.Race, "== count - 1; => == 0;", check=backward_agrees, **OFTEN,
+                   right_on=ONE),
+        of.gradient("warps_of_a_chunk_not_added_up", "i = 1; i < SUM_WARPS; i++ => i = 1; i < 1; i++", **OFTEN,
                     right_on=ONE),
     )
 
