@@ -61,7 +61,7 @@ def _triton_faults() -> tuple[Fault, ...]:
         of.gradient("padding_ignored", " & (rows != padding_idx) =>",
                     source=f"{PYTORCH}/issues/26302", **SOME, right_on=ONE),
         of.gradient("ids_of_later_parts_dropped",
-                    "cdiv(num_ids, PARTS * block_ids) => max(num_ids // PARTS // block_ids, 1)",
+                    "cdiv(num_ids, parts * block_ids) => max(num_ids // parts // block_ids, 1)",
                     source=f"{PYTORCH}/pull/27731", **SORTED, right_on=ONE),
         of.gradient("added_up_too_early", "== PARTS - 1: => == 0:", **SORTED, right_on=ONE),
         of.gradient("row_0_is_padding", "padding = -1 if padding_idx is None => padding = 0 if padding_idx is None"),
