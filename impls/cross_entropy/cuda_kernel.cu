@@ -44,7 +44,7 @@ __device__ void load_columns(
 }
 
 template <class T, int WIDTH, bool SHIFTED = false>
-__global__ void __launch_bounds__(512) cross_entropy_forward_kernel(
+__global__ void __launch_bounds__(256, sizeof(T) == 2 ? 4 : 1) cross_entropy_forward_kernel(
     const T* __restrict__ logits,         // [rows, classes], strided
     const void* __restrict__ target_ptr,  // [rows], strided
     T* __restrict__ output,               // [rows], or null
@@ -57,8 +57,9 @@ __global__ void __launch_bounds__(512) cross_entropy_forward_kernel(
     const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
     if (row >= num_rows) return;
     const long long target = index_at(target_ptr, wide, row * target_stride);
-    const bool counted = target != ignore_index;
+    const bool counted = target != ignore_index, valid = counted && target >= 0 && target < classes;
     logits += row * row_stride;
+    const C expected = threadIdx.x == 0 && valid ? C(logits[target * class_stride]) : C(NAN);
     const long long step = blockDim.x * WIDTH, end = counted ? classes : 0;
     const bool smoothed = label_smoothing > 0;
     C largest = C(-INFINITY), total = 0, distance = 0, seen = 0;
@@ -97,10 +98,9 @@ __global__ void __launch_bounds__(512) cross_entropy_forward_kernel(
     if (threadIdx.x > 0) return;
     C loss = 0;
     if (counted) {
-        const bool valid = target >= 0 && target < classes;
-        C expected = valid ? C(logits[target * class_stride]) - most : C(NAN);
-        if (smoothed) expected = C(1 - label_smoothing) * expected + C(label_smoothing) * (sums.second / C(classes));
-        loss = log(sums.first) - expected;
+        C apart = expected - most;
+        if (smoothed) apart = C(1 - label_smoothing) * apart + C(label_smoothing) * (sums.second / C(classes));
+        loss = log(sums.first) - apart;
     }
     if (output) output[row] = T(loss);
     else losses[row] = loss;

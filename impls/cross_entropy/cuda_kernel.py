@@ -6,14 +6,14 @@ from typing import NamedTuple
 import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
-from fourfold.backends.launch import cdiv
+from fourfold.backends.launch import FEW_ELEMENTS, cdiv
 
 from .operators import register_cross_entropy
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 WARP = 32
-# Threads of a row forward and backward, at most, and vectors that each loads at once.
-MOST_THREADS, MOST_THREADS_BACKWARD = 512, 256
+# Threads of a row, at most, and of the sum of all losses; and vectors that each thread of a row loads at once.
+MOST_THREADS, REDUCE_THREADS = 256, 512
 IN_FLIGHT = 4
 # Shared memory of a warp by which its lanes exchange vectors that are shifted into place.
 EXCHANGED_BYTES = 33 * 16
@@ -58,11 +58,14 @@ def access_of(logits: torch.Tensor) -> Access:
     return Access(vectors, vectors and shifted)
 
 
-def plan(logits: torch.Tensor, most: int) -> tuple[Access, tuple[int, int], int, int]:
-    """Return the access, threads of a row and rows of a block, classes that a block loads at once, shared bytes."""
+def plan(logits: torch.Tensor, vectors: int = IN_FLIGHT) -> tuple[Access, tuple[int, int], int, int]:
+    """Return the access, threads of a row and rows of a block, classes that a block loads at once, shared bytes.
+
+    A row has a thread for each `vectors` of its vectors, but at most MOST_THREADS.
+    """
     access = access_of(logits)
     width = 16 // logits.element_size() if access.vectors else 1
-    threads = min(cdiv(logits.shape[1], width * IN_FLIGHT * WARP) * WARP, most)
+    threads = min(cdiv(logits.shape[1], width * vectors * WARP) * WARP, MOST_THREADS)
     together = 4 if threads == WARP else 1
     shared = threads // WARP * together * EXCHANGED_BYTES if access.shifted else 0
     return access, (threads, together), threads * width * IN_FLIGHT, shared
@@ -78,7 +81,7 @@ def launch_forward(
 ) -> None:
     """Write losses, of the dtype of logits or of statistics, and statistics. There must be rows."""
     (rows, classes), rounded = logits.shape, losses.dtype == logits.dtype
-    access, block, _, shared = plan(logits, MOST_THREADS)
+    access, block, _, shared = plan(logits)
     FORWARD[logits.dtype, access].launch(
         cdiv(rows, block[1]),
         block,
@@ -103,7 +106,7 @@ def launch_reduce(
 ) -> None:
     """Write the sum of losses, or their mean and its reciprocal count."""
     integers = (losses.shape[0], target.stride(0), target.dtype == torch.int64, ignore_index)
-    REDUCE[output.dtype].launch(1, MOST_THREADS, losses, target, output, scale if len(scale) else None, *integers)
+    REDUCE[output.dtype].launch(1, REDUCE_THREADS, losses, target, output, scale if len(scale) else None, *integers)
 
 
 def launch_backward(
@@ -118,7 +121,8 @@ def launch_backward(
 ) -> None:
     """Write the gradient of logits. There must be rows."""
     rows, classes = logits.shape
-    access, block, columns, shared = plan(logits, MOST_THREADS_BACKWARD)
+    vectors = 1 if logits.numel() <= FEW_ELEMENTS[logits.device.type] else IN_FLIGHT
+    access, block, columns, shared = plan(logits, vectors)
     pieces = cdiv(classes, columns)
     BACKWARD[logits.dtype, access].launch(
         cdiv(rows, block[1]) * pieces,

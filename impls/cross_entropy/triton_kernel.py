@@ -12,7 +12,7 @@ from .operators import register_cross_entropy
 # Bytes of the compute type of a piece of a row, or of several short rows.
 PIECE_BYTES = 16384
 # Losses that are added at once.
-REDUCED = 1024
+REDUCED = 4096
 
 
 @triton.jit
@@ -46,6 +46,9 @@ def cross_entropy_forward_kernel(
     rows = tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     target = tl.load(target_ptr + rows.to(tl.int64) * target_stride, mask=rows < num_rows, other=0).to(tl.int64)
     counted = (rows < num_rows) & (target != ignore_index)
+    valid = counted & (target >= 0) & (target < classes)
+    at = rows.to(tl.int64) * row_stride + target * class_stride
+    expected = tl.load(logits_ptr + at, mask=valid, other=float("nan")).to(COMPUTE)
     largest = tl.full((BLOCK_ROWS,), float("-inf"), COMPUTE)
     total = tl.zeros((BLOCK_ROWS,), COMPUTE)
     distance = tl.zeros((BLOCK_ROWS,), COMPUTE)
@@ -63,9 +66,7 @@ def cross_entropy_forward_kernel(
             apart = tl.where((columns < classes)[None, :], x - reference[:, None], 0.0)
             distance += tl.sum(apart, axis=1) - moved
         largest = new
-    valid = counted & (target >= 0) & (target < classes)
-    at = rows.to(tl.int64) * row_stride + target * class_stride
-    expected = tl.load(logits_ptr + at, mask=valid, other=float("nan")).to(COMPUTE) - largest
+    expected -= largest
     if SMOOTHED:
         smoothing = tl.full((), label_smoothing, COMPUTE)
         expected = (1.0 - smoothing) * expected + smoothing * (distance / tl.full((), classes, COMPUTE))
@@ -177,7 +178,7 @@ def _forward(
         INDEX=triton_launch.index_type(num_rows + block_rows),
         BLOCK_ROWS=block_rows,
         BLOCK_CLASSES=block_classes,
-        num_warps=8 if block_rows == 1 else 4,
+        num_warps=max(block_rows * block_classes // 1024, 1),
     )
 
 
@@ -192,6 +193,7 @@ def _reduce(
         MEAN=scale.shape[0] > 0,
         COMPUTE=triton_launch.COMPUTE[losses.dtype],
         BLOCK_ROWS=REDUCED,
+        num_warps=16,
     )
 
 
@@ -218,7 +220,7 @@ def _backward(
         INDEX=triton_launch.index_type(num_rows + block_rows),
         BLOCK_ROWS=block_rows,
         BLOCK_CLASSES=block_classes,
-        num_warps=8 if block_rows == 1 else 4,
+        num_warps=4,
     )
 
 

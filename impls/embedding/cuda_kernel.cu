@@ -24,19 +24,13 @@ __global__ void embedding_forward_kernel(
     }
 }
 
-// Calls use(row, at) in each lane of a warp for 32 ids at a time: those from begin to before end, and then -1.
-template <class Use> __device__ void each_id(const void* ids, bool wide, int begin, int end, Use use) {
-    constexpr int LOADED = 8;
-    const int lane = threadIdx.x % 32;
-    for (int next = begin; next < end; next += 32 * LOADED) {
-        long long row[LOADED];
+// Loads the ids of a warp from `next` to before `end`, every 32nd in a lane. Those past the end are -1.
+constexpr int LOADED = 16;
+__device__ void load_ids(long long (&rows)[LOADED], const void* ids, bool wide, int next, int end) {
 #pragma unroll
-        for (int i = 0; i < LOADED; i++) {
-            const int at = next + i * 32 + lane;
-            row[i] = at >= end ? -1 : wide ? ((const long long*)ids)[at] : ((const int*)ids)[at];
-        }
-#pragma unroll
-        for (int i = 0; i < LOADED; i++) use(row[i], next + i * 32 + lane);
+    for (int i = 0; i < LOADED; i++) {
+        const int at = next + i * 32 + threadIdx.x % 32;
+        rows[i] = at >= end ? -1 : wide ? ((const long long*)ids)[at] : ((const int*)ids)[at];
     }
 }
 
@@ -47,21 +41,28 @@ __global__ void __launch_bounds__(32 * MOST_WARPS) embedding_order_kernel(
     const void* __restrict__ ids,    // [num_ids], of 64 bits if they are wide, else of 32
     long long* __restrict__ order,   // [num_ids]
     long long* __restrict__ starts,  // [vocab + 1]
-    int num_ids, long long vocab, int rows, bool wide) {
+    int* __restrict__ ready,         // [num_ready]
+    int num_ids, long long vocab, long long num_ready, int rows, bool wide) {
     // One block owns some rows of the table, one warp a part of the ids: once to count those of each row, and once
-    // to write their places.
+    // to write their places. The blocks also write zeros to ready.
     __shared__ int slots[MOST_WARPS][MOST_ROWS], totals[MOST_ROWS], before;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = (num_ids + blockDim.x - 1) / blockDim.x * 32;
     const int begin = min(warp * part, num_ids), end = min(begin + part, num_ids);
     const long long first_row = blockIdx.x * (long long)rows, num_rows = min(vocab - first_row, (long long)rows);
     for (int i = lane; i < rows; i += 32) slots[warp][i] = 0;
     if (threadIdx.x == 0) before = 0;
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < num_ready; i += gridDim.x * blockDim.x) ready[i] = 0;
     __syncthreads();
     int lower = 0;
-    each_id(ids, wide, begin, end, [&](long long row, int) {
-        lower += row >= 0 && row < first_row;
-        if (row >= first_row && row < first_row + num_rows) atomicAdd(&slots[warp][row - first_row], 1);
-    });
+    long long found[LOADED];
+    for (int next = begin; next < end; next += 32 * LOADED) {
+        load_ids(found, ids, wide, next, end);
+#pragma unroll
+        for (const long long row : found) {
+            lower += row >= 0 && row < first_row;
+            if (row >= first_row && row < first_row + num_rows) atomicAdd(&slots[warp][row - first_row], 1);
+        }
+    }
     lower = __reduce_add_sync(~0u, lower);
     if (lane == 0) atomicAdd(&before, lower);
     __syncthreads();
@@ -77,6 +78,7 @@ __global__ void __launch_bounds__(32 * MOST_WARPS) embedding_order_kernel(
         for (int i = 0; i < mine; i++) next += totals[i];
         if (mine < num_rows) starts[first_row + mine] = next;
         if (first_row + mine == vocab - 1) starts[vocab] = next + sum;
+#pragma unroll 8
         for (int i = 0; i < warps; i++) {
             const int count = slots[i][mine];
             slots[i][mine] = next;
@@ -84,19 +86,24 @@ __global__ void __launch_bounds__(32 * MOST_WARPS) embedding_order_kernel(
         }
     }
     __syncthreads();
-    each_id(ids, wide, begin, end, [&](long long row, int at) {
-        const bool here = row >= first_row && row < first_row + num_rows;
-        if (!__any_sync(~0u, here)) return;
-        const unsigned like = __match_any_sync(~0u, here ? int(row - first_row) : -1), earlier = like & ((1u << lane) - 1);
-        int slot = 0;
-        if (here) slot = slots[warp][row - first_row] + __popc(earlier);
-        __syncwarp();
-        if (here) {
-            order[slot] = at;
-            if (!earlier) slots[warp][row - first_row] = slot + __popc(like);
+    for (int next = begin; next < end; next += 32 * LOADED) {
+        if (end - begin > 32 * LOADED) load_ids(found, ids, wide, next, end);
+#pragma unroll
+        for (int i = 0; i < LOADED; i++) {
+            const long long row = found[i] - first_row;
+            const bool here = row >= 0 && row < num_rows;
+            if (!__any_sync(~0u, here)) continue;
+            const unsigned like = __match_any_sync(~0u, here ? int(row) : -1), earlier = like & ((1u << lane) - 1);
+            int slot = 0;
+            if (here) slot = slots[warp][row] + __popc(earlier);
+            __syncwarp();
+            if (here) {
+                order[slot] = next + i * 32 + lane;
+                if (!earlier) slots[warp][row] = slot + __popc(like);
+            }
+            __syncwarp();
         }
-        __syncwarp();
-    });
+    }
 }
 
 constexpr int SUM_WARPS = 8, CHUNK = 64;
@@ -129,83 +136,112 @@ __device__ void add_up(
     }
 }
 
-// The sums of a row's chunks of CHUNK cotangents, of which the last one is longer. Chunk i of a row is number i of the
-// multiples of CHUNK in its part of the order.
-template <class T, int WIDTH>
-__global__ void __launch_bounds__(32 * SUM_WARPS) embedding_chunks_kernel(
-    const T* __restrict__ grad_output,     // [ids, dim]
-    const void* __restrict__ ids,          // [ids], of 64 bits if they are wide, else of 32
-    const long long* __restrict__ order,   // [ids]
-    const long long* __restrict__ starts,  // [vocab + 1]
-    Compute<T>* __restrict__ chunks,       // [ids / CHUNK, dim]
-    long long vocab, long long dim, long long padding_idx, bool wide) {
-    // One block owns 32 vectors of a chunk.
-    using C = Compute<T>;
-    __shared__ C of_warps[SUM_WARPS][WIDTH][32];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const long long middle = blockIdx.x * (long long)CHUNK;
-    if (middle >= starts[vocab]) return;
-    const long long row = wide ? ((const long long*)ids)[order[middle]] : ((const int*)ids)[order[middle]];
-    if (row < 0 || row == padding_idx) return;  // ids below 0 come first in sorted ones
-    const long long begin = starts[row], number = blockIdx.x - (begin + CHUNK - 1) / CHUNK;
-    const long long left = starts[row + 1] - begin - number * CHUNK;
-    if (left < CHUNK) return;
-    const long long first = begin + number * CHUNK, end = first + (left < 2 * CHUNK ? left : CHUNK);
-    const long long part = (end - first + SUM_WARPS - 1) / SUM_WARPS, column = (blockIdx.y * 32ll + lane) * WIDTH;
-    C sums[WIDTH] = {};
-    const T* const from = grad_output + (column < dim ? column : 0);
-    add_up<T, WIDTH>(sums, from, order, first + warp * part, min(first + (warp + 1) * part, end), dim);
+template <class T, int WIDTH, class C> __device__ void store(T* to, const C (&sums)[WIDTH]) {
+    Vector<T, WIDTH> rounded;
 #pragma unroll
-    for (int j = 0; j < WIDTH; j++) of_warps[warp][j][lane] = sums[j];
-    __syncthreads();
-    if (warp || column >= dim) return;
-    for (int i = 1; i < SUM_WARPS; i++)
-#pragma unroll
-        for (int j = 0; j < WIDTH; j++) sums[j] += of_warps[i][j][lane];
-#pragma unroll
-    for (int j = 0; j < WIDTH; j++) chunks[blockIdx.x * dim + column + j] = sums[j];
+    for (int j = 0; j < WIDTH; j++) rounded.at[j] = T(sums[j]);
+    rounded.store(to);
 }
 
 constexpr int FEW_IDS = 512;
 
 template <class T, int WIDTH>
-__global__ void __launch_bounds__(32 * SUM_WARPS) embedding_backward_kernel(
-    const T* __restrict__ grad_output,      // [ids, dim]
-    const void* __restrict__ ids,           // [ids], of 64 bits if they are wide, else of 32
-    const long long* __restrict__ order,    // [ids], or null if there are at most FEW_IDS
-    const long long* __restrict__ starts,   // [vocab + 1], or null
-    const Compute<T>* __restrict__ chunks,  // [ids / CHUNK, dim], or null
-    T* __restrict__ grad_table,             // [vocab, dim]
-    long long num_ids, long long vocab, long long dim, long long padding_idx, bool wide) {
-    // One warp owns 32 vectors of a row of the table. It adds up the row's cotangents, or its chunks if it has some.
-    using C = Compute<T>;
+__global__ void __launch_bounds__(32 * SUM_WARPS) embedding_few_backward_kernel(
+    const T* __restrict__ grad_output,  // [ids, dim]
+    const void* __restrict__ ids,       // [ids], at most FEW_IDS, of 64 bits if they are wide, else of 32
+    T* __restrict__ grad_table,         // [vocab, dim]
+    int num_ids, long long vocab, long long dim, long long padding_idx, bool wide) {
+    // One warp owns 32 vectors of a row of the table, and searches all ids for this row.
     __shared__ int places[SUM_WARPS][FEW_IDS];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const long long row = blockIdx.x * (long long)SUM_WARPS + warp;
+    const long long row = blockIdx.x * (long long)SUM_WARPS + warp, column = (blockIdx.y * 32ll + lane) * WIDTH;
     if (row >= vocab) return;
-    const long long column = (blockIdx.y * 32ll + lane) * WIDTH, at = column < dim ? column : 0;
-    C sums[WIDTH] = {};
-    if (row != padding_idx && !order) {
-        int count = 0;
-        each_id(ids, wide, 0, int(num_ids), [&](long long id, int place) {
-            const unsigned lanes = __ballot_sync(~0u, id == row);
-            if (id == row) places[warp][count + __popc(lanes & ((1u << lane) - 1))] = place;
-            count += __popc(lanes);
-        });
-        __syncwarp();
-        add_up<T, WIDTH>(sums, grad_output + at, places[warp], 0, count, dim);
-    } else if (row != padding_idx) {
-        const long long begin = starts[row], end = starts[row + 1];
-        const long long first = (begin + CHUNK - 1) / CHUNK, last = first + (end - begin) / CHUNK;
-        if (first == last) add_up<T, WIDTH>(sums, grad_output + at, order, begin, end, dim);
-#pragma unroll 8
-        for (long long i = first; i < last; i++)
+    int count = 0;
+    long long rows[LOADED];
+    static_assert(32 * LOADED == FEW_IDS);
+    load_ids(rows, ids, wide, 0, num_ids);
 #pragma unroll
-            for (int j = 0; j < WIDTH; j++) sums[j] += chunks[i * dim + at + j];
+    for (int i = 0; i < LOADED; i++) {
+        const bool found = rows[i] == row && row != padding_idx;
+        const unsigned lanes = __ballot_sync(~0u, found);
+        if (found) places[warp][count + __popc(lanes & ((1u << lane) - 1))] = i * 32 + lane;
+        count += __popc(lanes);
     }
-    if (column >= dim) return;
-    Vector<T, WIDTH> found;
+    __syncwarp();
+    Compute<T> sums[WIDTH] = {};
+    add_up<T, WIDTH>(sums, grad_output + (column < dim ? column : 0), places[warp], 0, count, dim);
+    if (column < dim) store(grad_table + row * dim + column, sums);
+}
+
+// The sum of the same lane of all warps, in the first warp.
+template <int WIDTH, class C> __device__ void sum_over_warps(C (&sums)[WIDTH]) {
+    __shared__ C of_warps[SUM_WARPS][WIDTH][32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
-    for (int j = 0; j < WIDTH; j++) found.at[j] = T(sums[j]);
-    found.store(grad_table + row * dim + column);
+    for (int j = 0; j < WIDTH; j++) of_warps[warp][j][lane] = sums[j];
+    __syncthreads();
+    if (warp == 0)
+        for (int i = 1; i < SUM_WARPS; i++)
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) sums[j] += of_warps[i][j][lane];
+    __syncthreads();
+}
+
+template <class T, int WIDTH>
+__global__ void __launch_bounds__(32 * SUM_WARPS) embedding_backward_kernel(
+    const T* __restrict__ grad_output,     // [ids, dim]
+    const void* __restrict__ ids,          // [ids], of 64 bits if they are wide, else of 32
+    const long long* __restrict__ order,   // [ids]
+    const long long* __restrict__ starts,  // [vocab + 1]
+    int* __restrict__ ready,               // [gridDim.y, num_chunks], of zeros
+    Compute<T>* __restrict__ chunks,       // [num_chunks, dim]
+    T* __restrict__ grad_table,            // [vocab, dim]
+    long long num_chunks, long long vocab, long long dim, long long padding_idx, bool wide) {
+    // One block owns 32 vectors of a chunk of CHUNK cotangents of a row, whose last chunk is longer, or one warp 32
+    // vectors of a row of fewer cotangents. Chunk i of a row is number i of the multiples of CHUNK in its part of the order.
+    __shared__ bool last;
+    const int warp = threadIdx.x / 32;
+    const long long column = (blockIdx.y * 32ll + threadIdx.x % 32) * WIDTH;
+    const T* const from = grad_output + (column < dim ? column : 0);
+    Compute<T> sums[WIDTH] = {};
+    if (blockIdx.x >= num_chunks) {
+        const long long row = (blockIdx.x - num_chunks) * SUM_WARPS + warp;
+        if (row >= vocab) return;
+        const long long begin = starts[row], end = row == padding_idx ? begin : starts[row + 1];
+        if (end - begin >= CHUNK) return;
+        add_up<T, WIDTH>(sums, from, order, begin, end, dim);
+        if (column < dim) store(grad_table + row * dim + column, sums);
+        return;
+    }
+    const long long middle = blockIdx.x * (long long)CHUNK;
+    if (middle >= starts[vocab]) return;
+    const long long row = wide ? ((const long long*)ids)[order[middle]] : ((const int*)ids)[order[middle]];
+    if (row < 0 || row == padding_idx) return;  // ids below 0 come first in sorted ones
+    const long long begin = starts[row], first_chunk = (begin + CHUNK - 1) / CHUNK, number = blockIdx.x - first_chunk;
+    const long long count = (starts[row + 1] - begin) / CHUNK;
+    if (number >= count) return;
+    const long long first = begin + number * CHUNK, end = number < count - 1 ? first + CHUNK : starts[row + 1];
+    const long long part = (end - first + SUM_WARPS - 1) / SUM_WARPS;
+    add_up<T, WIDTH>(sums, from, order, first + warp * part, min(first + (warp + 1) * part, end), dim);
+    sum_over_warps(sums);
+    if (warp == 0 && column < dim)
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) chunks[blockIdx.x * dim + column + j] = sums[j];
+    __syncthreads();
+    // The last block to finish a chunk of this row adds them up.
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicAdd(&ready[blockIdx.y * num_chunks + first_chunk], 1) == count - 1;
+    }
+    __syncthreads();
+    if (!last) return;
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) sums[j] = 0;
+    if (column < dim)
+#pragma unroll 4
+        for (long long i = first_chunk + warp; i < first_chunk + count; i += SUM_WARPS)
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) sums[j] += __ldcg(&chunks[i * dim + column + j]);  // from the L2 cache
+    sum_over_warps(sums);
+    if (warp == 0 && column < dim) store(grad_table + row * dim + column, sums);
 }

@@ -11,37 +11,39 @@ from ..cuda_elementwise import WIDTHS, aligned
 from .operators import FEW_IDS, ORDER_BYTES, by_row, register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
-BLOCK = 256
+BLOCK = {True: 256, False: 128}  # threads, by whether rows are moved in vectors, else in single elements
 MOST_ROWS, MOST_THREADS = 64, 1024  # of a block that finds places
 SUM_ROWS, CHUNK = 8, 64  # rows of a block that adds up cotangents, as many as its warps, and cotangents of a chunk
 FORWARD = CudaKernel.instances(SOURCE, "embedding_forward_kernel<{T}, {}>", WIDTHS)
 ORDER = CudaKernel(SOURCE, "embedding_order_kernel")
-CHUNKS = CudaKernel.instances(SOURCE, "embedding_chunks_kernel<{T}, {}>", WIDTHS)
+FEW_BACKWARD = CudaKernel.instances(SOURCE, "embedding_few_backward_kernel<{T}, {}>", WIDTHS)
 BACKWARD = CudaKernel.instances(SOURCE, "embedding_backward_kernel<{T}, {}>", WIDTHS)
-KERNELS = (*FORWARD.values(), ORDER, *CHUNKS.values(), *BACKWARD.values())
+KERNELS = (*FORWARD.values(), ORDER, *FEW_BACKWARD.values(), *BACKWARD.values())
 
 
-def _shape(rows: int, vectors: int, device: torch.device) -> tuple[int, tuple[int, int]]:
+def _shape(rows: int, vectors: int, block: int, device: torch.device) -> tuple[int, tuple[int, int]]:
     """Return the blocks for as many rows of as many vectors, and the threads of a block along and across the rows."""
-    along = min(next_power_of_2(vectors), BLOCK)
-    return min(cdiv(rows, BLOCK // along), resident(device, 32)), (along, BLOCK // along)
+    along = min(next_power_of_2(vectors), block)
+    return min(cdiv(rows, block // along), resident(device, 32)), (along, block // along)
 
 
 def _launch(output: torch.Tensor, table: torch.Tensor, ids: torch.Tensor) -> None:
     (vocab, dim), (row_stride, column_stride), width = table.shape, table.stride(), 16 // table.element_size()
     vectors = aligned(table, output) and column_stride == 1 and dim % width == row_stride % width == 0
-    shape = _shape(ids.shape[0], dim // width if vectors else dim, table.device)
+    shape = _shape(ids.shape[0], dim // width if vectors else dim, BLOCK[vectors], table.device)
     sizes = (ids.shape[0], vocab, dim, row_stride, column_stride, ids.dtype == torch.int64)
     FORWARD[table.dtype, vectors].launch(*shape, table, ids, output, *sizes)
 
 
-def _order(ids: torch.Tensor, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _order(ids: torch.Tensor, vocab: int, ready: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows = min(cdiv(vocab, multiprocessors(ids.device)), MOST_ROWS)
     if cdiv(vocab, rows) * ids.nbytes > ORDER_BYTES[ids.device.type]:
+        ready.zero_()
         return by_row(ids, vocab)
     order, starts = (torch.empty(size, dtype=torch.int64, device=ids.device) for size in (len(ids), vocab + 1))
     threads = min(max(next_power_of_2(len(ids)) // 8, 128), MOST_THREADS)
-    ORDER.launch(cdiv(vocab, rows), threads, ids, order, starts, len(ids), vocab, rows, ids.dtype == torch.int64)
+    sizes = len(ids), vocab, ready.numel(), rows, ids.dtype == torch.int64
+    ORDER.launch(cdiv(vocab, rows), threads, ids, order, starts, ready, *sizes)
     return order, starts
 
 
@@ -49,15 +51,17 @@ def _launch_backward(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: t
     (vocab, dim), width, num_ids = grad_table.shape, 16 // grad_table.element_size(), len(ids)
     vectors = aligned(grad_output, grad_table) and dim % width == 0
     across, kind, threads = cdiv(dim, 32 * (width if vectors else 1)), (grad_table.dtype, vectors), 32 * SUM_ROWS
-    sizes = vocab, dim, padding_idx, ids.dtype == torch.int64
-    found: tuple[torch.Tensor | None, ...] = (None, None, None)
-    if num_ids > FEW_IDS[ids.device.type]:
-        compute = torch.promote_types(grad_table.dtype, torch.float32)
-        chunks = torch.empty((cdiv(num_ids, CHUNK), dim), dtype=compute, device=ids.device)
-        found = *_order(ids, vocab), chunks
-        CHUNKS[kind].launch((len(chunks), across), threads, grad_output, ids, *found, *sizes)
-    grid = cdiv(vocab, SUM_ROWS), across
-    BACKWARD[kind].launch(grid, threads, grad_output, ids, *found, grad_table, num_ids, *sizes)
+    sizes, blocks = (vocab, dim, padding_idx, ids.dtype == torch.int64), cdiv(vocab, SUM_ROWS)
+    if num_ids <= FEW_IDS[ids.device.type]:
+        FEW_BACKWARD[kind].launch((blocks, across), threads, grad_output, ids, grad_table, num_ids, *sizes)
+        return
+    num_chunks = cdiv(num_ids, CHUNK)
+    ready = torch.empty((across, num_chunks), dtype=torch.int32, device=ids.device)
+    order, starts = _order(ids, vocab, ready)
+    compute = torch.promote_types(grad_table.dtype, torch.float32)
+    chunks = torch.empty((num_chunks, dim), dtype=compute, device=ids.device)
+    tensors = (grad_output, ids, order, starts, ready, chunks, grad_table)
+    BACKWARD[kind].launch((num_chunks + blocks, across), threads, *tensors, num_chunks, *sizes)
 
 
 embedding = register("cuda", _launch, _launch_backward)

@@ -4,16 +4,17 @@ import torch
 import triton
 import triton.language as tl
 
-from fourfold.backends.launch import cdiv, multiprocessors, next_power_of_2
+from fourfold.backends.launch import cdiv, next_power_of_2, resident
 from fourfold.backends.triton import launch as triton_launch
 
-from .operators import FEW_IDS, ORDER_BYTES, by_row, register
+from .operators import FEW_IDS, register
 
-TILE, MOST_COLS = 4096, 1024
-TERMS, SUMMED = 8, 8192  # of a row of the table at a time: cotangents; and elements of them
-CHUNK, CHUNK_TERMS, CHUNK_COLS = 64, 16, 256  # cotangents of a chunk, and of these at a time, and their columns
-# Where places are found: rows of a program, ids of all rows at a time, and pairs of a row and an id of one.
-ORDER_ROWS, ORDER_IDS, ORDER_KEPT = 16, 2048, 1024
+TILE, MOST_COLS = 1024, 1024
+SUM_COLS, WARP_COLS = 1024, 256  # columns of a program that adds up cotangents, and of each of its warps
+FEW = 32  # the most ids of a row whose places are written down
+# Parts in which all ids are searched for a row of more, fewer where their sums would take much memory; programs of a
+# multiprocessor for these parts; and ids whose places a program writes.
+PARTS, FEW_PARTS, MANY_IDS, SHARERS, PLACED = 32, 8, 1 << 15, 16, 128
 
 
 @triton.jit(do_not_specialize=["num_ids", "vocab"])
@@ -43,140 +44,147 @@ def embedding_forward_kernel(
         tl.store(output_ptr + at.to(tl.int64)[:, None] * dim + columns, tile, mask=there[:, None] & inside)
 
 
-@triton.jit(do_not_specialize=["vocab", "padding_idx"])
-def embedding_chunks_kernel(
-    grad_output_ptr,  # [ids, dim]
-    ids_ptr,  # [ids]
-    order_ptr,  # [ids]
-    starts_ptr,  # [vocab + 1]
-    chunks_ptr,  # [ids / CHUNK, dim]
-    vocab,
-    dim,
-    padding_idx,
-    COMPUTE: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_TERMS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-):
-    # One program owns BLOCK_COLS columns of a chunk of CHUNK cotangents of a row; a row's last chunk is longer. Chunk i
-    # of a row is number i of the multiples of CHUNK in its part of the order.
-    chunk = tl.program_id(0).to(tl.int64)
-    columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
-    if chunk * CHUNK < tl.load(starts_ptr + vocab):
-        row = tl.load(ids_ptr + tl.load(order_ptr + chunk * CHUNK)).to(tl.int64)
-        begin = tl.load(starts_ptr + tl.maximum(row, 0))  # ids below 0 come first in sorted ones
-        first = begin + (chunk - (begin + CHUNK - 1) // CHUNK) * CHUNK
-        left = tl.load(starts_ptr + tl.maximum(row, 0) + 1) - first
-        if (left >= CHUNK) & (row >= 0) & (row != padding_idx):
-            sums = tl.zeros((BLOCK_TERMS, BLOCK_COLS), COMPUTE)
-            count = tl.where(left < 2 * CHUNK, left, CHUNK).to(tl.int32)
-            for start in range(0, count, BLOCK_TERMS):
-                terms = start + tl.arange(0, BLOCK_TERMS)
-                places = tl.load(order_ptr + first + terms, mask=terms < count, other=0)
-                from_ptr = grad_output_ptr + places[:, None] * dim + columns[None, :]
-                mask = (terms < count)[:, None] & (columns < dim)[None, :]
-                sums += tl.load(from_ptr, mask=mask, other=0.0).to(COMPUTE)
-            tl.store(chunks_ptr + chunk * dim + columns, tl.sum(sums, axis=0), mask=columns < dim)
-
-
-@triton.jit(do_not_specialize=["vocab", "padding_idx"])
-def embedding_backward_kernel(
-    grad_output_ptr,  # [ids, dim]
-    order_ptr,  # [ids]
-    starts_ptr,  # [vocab + 1]
-    chunks_ptr,  # [ids / CHUNK, dim]
-    grad_table_ptr,  # [vocab, dim]
-    vocab,
-    dim,
-    padding_idx,
-    COMPUTE: tl.constexpr,
-    INDEX: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_TERMS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-):
-    # One program owns BLOCK_COLS columns of BLOCK_ROWS rows of the table. It adds up a row's cotangents, or its chunks
-    # if it has some. Each sum has BLOCK_TERMS parts, whatever the other rows are.
-    rows = tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    there = rows < vocab
-    columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
-    inside = columns < dim
-    begins = tl.load(starts_ptr + rows, mask=there, other=0)
-    ends = tl.load(starts_ptr + rows + 1, mask=there & (rows != padding_idx), other=0)
-    chunks = tl.maximum(ends - begins, 0) // CHUNK
-    first_chunks = (begins + CHUNK - 1) // CHUNK
-    ends = tl.where(chunks > 0, begins, ends)
-    sums = tl.zeros((BLOCK_ROWS, BLOCK_TERMS, BLOCK_COLS), COMPUTE)
-    for tile in range(tl.cdiv(tl.max(ends - begins, axis=0), BLOCK_TERMS)):
-        terms = begins[:, None] + tile * BLOCK_TERMS + tl.arange(0, BLOCK_TERMS)[None, :]
-        among = terms < ends[:, None]
-        places = tl.load(order_ptr + terms, mask=among, other=0)
-        from_ptr = grad_output_ptr + places[:, :, None] * dim + columns[None, None, :]
-        sums += tl.load(from_ptr, mask=among[:, :, None] & inside[None, None, :], other=0.0).to(COMPUTE)
-    for tile in range(tl.cdiv(tl.max(chunks, axis=0), BLOCK_TERMS)):
-        terms = tile * BLOCK_TERMS + tl.arange(0, BLOCK_TERMS)[None, :]
-        among = terms < chunks[:, None]
-        from_ptr = chunks_ptr + (first_chunks[:, None] + terms)[:, :, None] * dim + columns[None, None, :]
-        sums += tl.load(from_ptr, mask=among[:, :, None] & inside[None, None, :], other=0.0)
-    to_ptr = grad_table_ptr + rows.to(tl.int64)[:, None] * dim + columns[None, :]
-    found = tl.sum(sums, axis=1).to(grad_table_ptr.dtype.element_ty)
-    tl.store(to_ptr, found, mask=there[:, None] & inside[None, :])
+@triton.jit
+def cotangents(grad_output_ptr, places, among, columns, dim):
+    """Return the columns of the cotangents of ids at some places; 0 elsewhere and past the end of a row."""
+    mask = tl.expand_dims(among, -1) & (columns < dim)
+    return tl.load(grad_output_ptr + tl.expand_dims(places, -1) * dim + columns, mask=mask, other=0.0)
 
 
 @triton.jit
-def kept_ids(kept_ptr, start, end, ROWS: tl.constexpr, BLOCK_KEPT: tl.constexpr):
-    """Return of kept ids from start to end which are there, their places, and whose each is, [ROWS, BLOCK_KEPT]."""
-    at = start + tl.arange(0, BLOCK_KEPT)
-    kept = tl.load(kept_ptr + at, mask=at < end, other=0)
-    of_row = ((kept % ROWS)[None, :] == tl.arange(0, ROWS)[:, None]) & (at < end)[None, :]
-    return at < end, kept // ROWS, of_row.to(tl.int32)
+def add_found(
+    sums,
+    grad_output_ptr,
+    ids_ptr,
+    row,
+    start,
+    end,
+    columns,
+    dim,
+    BLOCK_IDS: tl.constexpr,
+    BLOCK_TERMS: tl.constexpr,
+):
+    """Add the cotangents of a row's ids among BLOCK_IDS ones from `start` on to sums, BLOCK_TERMS at a time."""
+    at = start + tl.arange(0, BLOCK_IDS)
+    found = (tl.load(ids_ptr + at, mask=at < end, other=-1).to(tl.int64) == row) & (at < end)
+    numbers = tl.where(found, tl.cumsum(found.to(tl.int32), axis=0), 0)
+    count = tl.max(numbers, axis=0)
+    for tile in range(tl.cdiv(count, BLOCK_TERMS)):
+        terms = tile * BLOCK_TERMS + 1 + tl.arange(0, BLOCK_TERMS)
+        places = tl.sum(tl.where(numbers[None, :] == terms[:, None], at[None, :], 0), axis=1).to(tl.int64)
+        sums += cotangents(grad_output_ptr, places, terms <= count, columns, dim).to(sums.dtype)
+    return sums
 
 
-@triton.jit(do_not_specialize=["num_ids", "vocab"])
-def embedding_order_kernel(
+@triton.jit(do_not_specialize=["num_ids", "padding_idx"])
+def embedding_few_backward_kernel(
+    grad_output_ptr,  # [ids, dim]
+    ids_ptr,  # [ids]
+    grad_table_ptr,  # [vocab, dim]
+    num_ids,
+    dim,
+    padding_idx,
+    COMPUTE: tl.constexpr,
+    BLOCK_IDS: tl.constexpr,
+    BLOCK_TERMS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    # One program owns BLOCK_COLS columns of a row of the table, and searches all ids for this row.
+    row = tl.program_id(0).to(tl.int64)
+    columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
+    sums = tl.zeros((BLOCK_TERMS, BLOCK_COLS), COMPUTE)
+    end = tl.where(row == padding_idx, 0, num_ids)
+    sums = add_found(sums, grad_output_ptr, ids_ptr, row, 0, end, columns, dim, BLOCK_IDS, BLOCK_TERMS)
+    total = tl.sum(sums, axis=0).to(grad_table_ptr.dtype.element_ty)
+    tl.store(grad_table_ptr + row * dim + columns, total, mask=columns < dim)
+
+
+@triton.jit(do_not_specialize=["num_ids", "vocab", "padding_idx"])
+def embedding_places_kernel(
     ids_ptr,  # [num_ids]
-    kept_ptr,  # [num_ids]
-    order_ptr,  # [num_ids]
-    starts_ptr,  # [vocab + 1]
+    counts_ptr,  # [vocab + 1], of zeros: the ids of each row, and rows of more than FEW
+    places_ptr,  # [vocab, FEW]
+    many_ptr,  # [num_ids / (FEW + 1)]: rows of more than FEW ids
     num_ids,
     vocab,
-    ROWS: tl.constexpr,
+    padding_idx,
+    FEW: tl.constexpr,
     BLOCK_IDS: tl.constexpr,
-    BLOCK_KEPT: tl.constexpr,
 ):
-    # One program owns ROWS rows of the table. It keeps the ids of these rows, and then writes their places by row.
-    first = tl.program_id(0).to(tl.int64) * ROWS
-    numbers = tl.arange(0, ROWS)
-    lower = tl.zeros((BLOCK_IDS,), tl.int32)
-    for start in range(0, num_ids, BLOCK_IDS):
-        at = start + tl.arange(0, BLOCK_IDS)
-        rows = tl.load(ids_ptr + at, mask=at < num_ids, other=-1).to(tl.int64)
-        lower += ((rows >= 0) & (rows < first)).to(tl.int32)
-    begin = tl.sum(lower, axis=0)
-    end = begin
-    for start in range(0, num_ids, BLOCK_IDS):
-        at = start + tl.arange(0, BLOCK_IDS)
-        rows = tl.load(ids_ptr + at, mask=at < num_ids, other=-1).to(tl.int64)
-        here = (rows >= first) & (rows < tl.minimum(first + ROWS, vocab))
-        count = tl.cumsum(here.to(tl.int32), axis=0)
-        tl.store(kept_ptr + end + count - 1, at.to(tl.int64) * ROWS + rows - first, mask=here)
-        end += tl.max(count, axis=0)
-    tl.debug_barrier()  # other threads than those that stored the ids may read them
-    counts = tl.zeros((ROWS,), tl.int32)
-    for start in range(begin, end, BLOCK_KEPT):
-        _, _, of_row = kept_ids(kept_ptr, start, end, ROWS, BLOCK_KEPT)
-        counts += tl.sum(of_row, axis=1)
-    ends = begin + tl.cumsum(counts, axis=0)
-    tl.store(starts_ptr + first + numbers + 1, ends.to(tl.int64), mask=first + numbers < vocab)
-    if first == 0:
-        tl.store(starts_ptr, begin.to(tl.int64))
-    nexts = ends - counts
-    for start in range(begin, end, BLOCK_KEPT):
-        there, places, of_row = kept_ids(kept_ptr, start, end, ROWS, BLOCK_KEPT)
-        slots = nexts[:, None] + tl.cumsum(of_row, axis=1) - 1
-        tl.store(order_ptr + tl.sum(slots * of_row, axis=0), places, mask=there)
-        nexts += tl.sum(of_row, axis=1)
+    # One program owns BLOCK_IDS ids. It writes their places, in any order.
+    at = tl.program_id(0) * BLOCK_IDS + tl.arange(0, BLOCK_IDS)
+    rows = tl.load(ids_ptr + at, mask=at < num_ids, other=-1).to(tl.int64)
+    known = (rows >= 0) & (rows < vocab) & (rows != padding_idx)
+    number = tl.atomic_add(counts_ptr + rows, 1, mask=known, sem="relaxed")
+    tl.store(places_ptr + rows * FEW + number, at, mask=known & (number < FEW))
+    exceeds = known & (number == FEW)
+    slots = tl.atomic_add(counts_ptr + vocab + tl.zeros_like(rows), 1, mask=exceeds, sem="relaxed")
+    tl.store(many_ptr + slots, rows, mask=exceeds)
+
+
+@triton.jit(do_not_specialize=["num_ids", "vocab", "part"])
+def embedding_backward_kernel(
+    grad_output_ptr,  # [ids, dim]
+    ids_ptr,  # [ids]
+    counts_ptr,  # [vocab + 1]
+    places_ptr,  # [vocab, FEW]
+    many_ptr,  # [num_ids / (FEW + 1)]
+    sums_ptr,  # [num_ids / (FEW + 1), PARTS, dim]
+    ready_ptr,  # [blocks of columns, num_ids / (FEW + 1)], of zeros
+    grad_table_ptr,  # [vocab, dim]
+    num_ids,
+    vocab,
+    dim,
+    part,
+    COMPUTE: tl.constexpr,
+    FEW: tl.constexpr,
+    PARTS: tl.constexpr,
+    SHARERS: tl.constexpr,
+    BLOCK_IDS: tl.constexpr,
+    BLOCK_TERMS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    # One program owns BLOCK_COLS columns of a row of at most FEW ids. The first SHARERS programs share the other rows:
+    # each takes PARTS parts of `part` ids in turn, of which it searches all, and the last one to finish adds them up.
+    columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
+    inside = columns < dim
+    if tl.program_id(0) >= SHARERS:
+        row = (tl.program_id(0) - SHARERS).to(tl.int64)
+        count = tl.load(counts_ptr + row)
+        if count <= FEW:
+            slots = tl.arange(0, FEW)
+            places = tl.load(places_ptr + row * FEW + slots, mask=slots < count, other=num_ids)
+            ranks = tl.sum((places[None, :] < places[:, None]).to(tl.int32), axis=1)
+            sums = tl.zeros((BLOCK_TERMS, BLOCK_COLS), COMPUTE)
+            for tile in range(tl.cdiv(count, BLOCK_TERMS)):
+                terms = tile * BLOCK_TERMS + tl.arange(0, BLOCK_TERMS)
+                chosen = (ranks[None, :] == terms[:, None]) & (terms < count)[:, None]
+                chosen = tl.sum(tl.where(chosen, places[None, :], 0), axis=1).to(tl.int64)
+                sums += cotangents(grad_output_ptr, chosen, terms < count, columns, dim).to(COMPUTE)
+            total = tl.sum(sums, axis=0).to(grad_table_ptr.dtype.element_ty)
+            tl.store(grad_table_ptr + row * dim + columns, total, mask=inside)
+    else:
+        for share in range(tl.program_id(0), tl.load(counts_ptr + vocab) * PARTS, SHARERS):
+            number = share // PARTS
+            first = (share - number * PARTS) * part
+            row = tl.load(many_ptr + number).to(tl.int64)
+            sums = tl.zeros((BLOCK_TERMS, BLOCK_COLS), COMPUTE)
+            end = tl.minimum(first + part, num_ids)
+            for start in range(first, end, BLOCK_IDS):
+                sums = add_found(sums, grad_output_ptr, ids_ptr, row, start, end, columns, dim, BLOCK_IDS, BLOCK_TERMS)
+            tl.store(sums_ptr + tl.cast(share, tl.int64) * dim + columns, tl.sum(sums, axis=0), mask=inside)
+            tl.debug_barrier()
+            counter_ptr = ready_ptr + tl.program_id(1) * (num_ids // (FEW + 1)) + number
+            if tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == PARTS - 1:
+                tl.debug_barrier()
+                whole = tl.zeros((BLOCK_TERMS, BLOCK_COLS), COMPUTE)
+                for start in range(0, PARTS, BLOCK_TERMS):
+                    parts = tl.cast(number, tl.int64) * PARTS + start + tl.arange(0, BLOCK_TERMS)
+                    from_ptr = sums_ptr + parts[:, None] * dim + columns[None, :]
+                    # .cg reads from the L2 cache, which has the results of other multiprocessors.
+                    whole += tl.load(from_ptr, mask=inside[None, :], other=0.0, cache_modifier=".cg")
+                total = tl.sum(whole, axis=0).to(grad_table_ptr.dtype.element_ty)
+                tl.store(grad_table_ptr + row * dim + columns, total, mask=inside)
 
 
 def _launch(output: torch.Tensor, table: torch.Tensor, ids: torch.Tensor) -> None:
@@ -194,48 +202,47 @@ def _launch(output: torch.Tensor, table: torch.Tensor, ids: torch.Tensor) -> Non
     )
 
 
-def _order(ids: torch.Tensor, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = min(max(next_power_of_2(cdiv(vocab, multiprocessors(ids.device))), 2), ORDER_ROWS)
-    programs = cdiv(vocab, rows)
-    if programs * ids.nbytes > ORDER_BYTES[ids.device.type]:
-        return by_row(ids, vocab)
-    sizes = len(ids), len(ids), vocab + 1
-    kept, order, starts = (torch.empty(size, dtype=torch.int64, device=ids.device) for size in sizes)
-    options = {"ROWS": rows, "BLOCK_IDS": ORDER_IDS, "BLOCK_KEPT": ORDER_KEPT // rows, "num_warps": 8}
-    tensors = (ids, kept, order, starts)
-    triton_launch.launch(embedding_order_kernel, (programs,), tensors, (len(ids), vocab), **options)
-    return order, starts
-
-
 def _launch_backward(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: torch.Tensor, padding_idx: int) -> None:
-    (vocab, dim), compute = grad_table.shape, torch.promote_types(grad_table.dtype, torch.float32)
-    order, starts = _order(ids, vocab)
-    sizes, options = (vocab, dim, padding_idx), {"COMPUTE": triton_launch.COMPUTE[grad_table.dtype], "CHUNK": CHUNK}
-    chunks = torch.empty((cdiv(len(ids), CHUNK), dim), dtype=compute, device=ids.device)
-    if len(ids) > FEW_IDS[ids.device.type]:
-        triton_launch.launch(
-            embedding_chunks_kernel,
-            (len(chunks), cdiv(dim, CHUNK_COLS)),
-            (grad_output, ids, order, starts, chunks),
-            sizes,
-            **options,
-            BLOCK_TERMS=CHUNK_TERMS,
-            BLOCK_COLS=CHUNK_COLS,
-        )
-    else:
-        options["CHUNK"] = 1 << 30
-    block_cols = min(next_power_of_2(dim), MOST_COLS)
-    block_rows = SUMMED // (TERMS * block_cols)
+    (vocab, dim), num_ids, device = grad_table.shape, len(ids), ids.device
+    block_cols = min(next_power_of_2(dim), SUM_COLS)
+    across = cdiv(dim, block_cols)
+    # Few registers where a row has few ids; and many warps where columns are loaded one by one.
+    terms, warps = 4 if num_ids <= 4 * vocab else 8, block_cols // (WARP_COLS if dim % 16 == 0 else WARP_COLS // 2)
+    options = {"COMPUTE": triton_launch.COMPUTE[grad_table.dtype], "BLOCK_TERMS": terms, "BLOCK_COLS": block_cols}
+    options["num_warps"] = max(warps, 1)
+    few, block_ids = FEW_IDS[device.type], next_power_of_2(min(num_ids, FEW_IDS[device.type]))
+    if num_ids <= few:
+        tensors, sizes = (grad_output, ids, grad_table), (num_ids, dim, padding_idx)
+        grid = vocab, across
+        triton_launch.launch(embedding_few_backward_kernel, grid, tensors, sizes, BLOCK_IDS=block_ids, **options)
+        return
+    most = num_ids // (FEW + 1)
+    zeros = torch.zeros(vocab + 1 + across * most, dtype=torch.int32, device=device)
+    counts, ready = zeros.split((vocab + 1, across * most))
+    places, many = (torch.empty(size, dtype=torch.int32, device=device) for size in (vocab * FEW, most))
+    triton_launch.launch(
+        embedding_places_kernel,
+        (cdiv(num_ids, PLACED),),
+        (ids, counts, places, many),
+        (num_ids, vocab, padding_idx),
+        FEW=FEW,
+        BLOCK_IDS=PLACED,
+        num_warps=1,
+    )
+    parts = PARTS if num_ids <= MANY_IDS else FEW_PARTS
+    compute = torch.promote_types(grad_table.dtype, torch.float32)
+    sums = torch.empty((most * parts, dim), dtype=compute, device=device)
+    sharers = min(most * parts, max(resident(device, SHARERS) // across, 1))
     triton_launch.launch(
         embedding_backward_kernel,
-        (cdiv(vocab, block_rows), cdiv(dim, block_cols)),
-        (grad_output, order, starts, chunks, grad_table),
-        sizes,
+        (sharers + vocab, across),
+        (grad_output, ids, counts, places, many, sums, ready, grad_table),
+        (num_ids, vocab, dim, cdiv(num_ids, parts * block_ids) * block_ids),
+        FEW=FEW,
+        PARTS=parts,
+        SHARERS=sharers,
+        BLOCK_IDS=block_ids,
         **options,
-        INDEX=triton_launch.index_type(vocab + block_rows),
-        BLOCK_ROWS=block_rows,
-        BLOCK_TERMS=TERMS,
-        BLOCK_COLS=block_cols,
     )
 
 

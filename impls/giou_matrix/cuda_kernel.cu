@@ -1,14 +1,14 @@
 #include "giou/boxes.cuh"
 
-// A tile has so many rows; of its columns each lane of a warp has several, WARP apart. The warps take rows in turn.
-constexpr int TILE_ROWS = 64, COLUMNS = 4, WARP = 32, WARPS = BLOCK / WARP;
+// Of a tile's columns each lane of a warp has several, WARP apart. The warps take its rows in turn.
+constexpr int COLUMNS = 4, WARP = 32, WARPS = BLOCK / WARP;
 
 // The place of the block's tile, and of the thread in it.
 struct Tile {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     long long across, down, first_row, first_column;
 
-    __device__ explicit Tile(long long m, int rows = TILE_ROWS) {
+    __device__ explicit Tile(long long m, int rows) {
         const long long tiles = (m + COLUMNS * WARP - 1) / (COLUMNS * WARP);
         down = blockIdx.x / tiles;
         across = blockIdx.x - down * tiles;
@@ -82,13 +82,13 @@ __global__ void __launch_bounds__(BLOCK) giou_matrix_backward_kernel(
     const Box<T>* __restrict__ boxes_b,      // [m]
     Compute<T>* __restrict__ sums_a,         // [tiles across, n, 4], or null
     Box<Compute<T>>* __restrict__ sums_b,    // [tiles down, m], or null
-    long long n, long long m, long long row_stride, long long column_stride, double eps) {
-    // One block owns a tile of TILE_ROWS rows and COLUMNS * WARP columns.
+    long long n, long long m, long long row_stride, long long column_stride, double eps, int rows) {
+    // One block owns a tile of `rows` rows and COLUMNS * WARP columns.
     using C = Compute<T>;
-    const Tile tile(m);
+    const Tile tile(m, rows);
     Box<C> b[COLUMNS], of_columns[COLUMNS] = {};
     load_columns(b, boxes_b, tile.first_column, m);
-    const long long end = min(n, (tile.down + 1) * TILE_ROWS);
+    const long long end = min(n, (tile.down + 1) * rows);
     for (long long row = tile.first_row; row < end; row += WARPS) {
         const Box<C> a = converted<C>(boxes_a[row]);
         Box<C> of_row = {};

@@ -12,7 +12,7 @@ from ..giou.cuda_boxes import BLOCK
 from .operators import register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
-TILE = 64, 128  # rows and columns of a block, the same as in cuda_kernel.cu
+TILE = 64, 128  # rows and columns of a tile, at most; as many columns as in cuda_kernel.cu
 WARP = 32
 MODES = {True: "true", False: "false"}  # whether the smallest enclosing box counts
 FORWARD = CudaKernel.instances(SOURCE, "giou_matrix_forward_kernel<{T}, {}>", MODES)
@@ -24,23 +24,17 @@ REDUCE = {
 KERNELS = (*FORWARD.values(), *BACKWARD.values(), *REDUCE.values())
 
 
-def rows_of_block(n: int, across: int, processors: int) -> int:
-    """Return the rows of a forward block: fewer than a tile's where tiles would leave multiprocessors without a block.
-
-    Args:
-        n: rows of the matrix.
-        across: tiles along its columns.
-        processors: multiprocessors of the device.
-    """
-    rows = TILE[0]
-    while rows > BLOCK // WARP and cdiv(n, rows) * across < 2 * processors:
+def tile_of(boxes_a: torch.Tensor, boxes_b: torch.Tensor) -> tuple[int, int]:
+    """Return rows and columns of a tile. Fewer rows where a multiprocessor would have no tile."""
+    rows, columns = TILE
+    across = cdiv(len(boxes_b), columns)
+    while rows > BLOCK // WARP and cdiv(len(boxes_a), rows) * across < 2 * multiprocessors(boxes_a.device):
         rows //= 2
-    return rows
+    return rows, columns
 
 
 def _forward(scores: torch.Tensor, a: torch.Tensor, b: torch.Tensor, tiles: Any, enclosed: bool, eps: float) -> None:
-    rows = rows_of_block(scores.shape[0], tiles[1], multiprocessors(a.device))
-    blocks = cdiv(scores.shape[0], rows) * tiles[1]
+    blocks, rows = tiles[0] * tiles[1], tile_of(a, b)[0]
     FORWARD[a.dtype, enclosed].launch(blocks, BLOCK, a, b, scores, *scores.shape, eps, rows)
 
 
@@ -48,7 +42,7 @@ def _backward(
     grad_output: torch.Tensor, a: torch.Tensor, b: torch.Tensor, sums_a: Any, sums_b: Any, tiles: Any, *how: Any
 ) -> None:
     enclosed, eps = how
-    numbers = (*grad_output.shape, *grad_output.stride(), eps)
+    numbers = (*grad_output.shape, *grad_output.stride(), eps, tile_of(a, b)[0])
     BACKWARD[a.dtype, enclosed].launch(tiles[0] * tiles[1], BLOCK, grad_output, a, b, sums_a, sums_b, *numbers)
 
 
@@ -57,4 +51,4 @@ def _reduce(sums: torch.Tensor, gradient: torch.Tensor) -> None:
     REDUCE[gradient.dtype].launch(cdiv(n, WARP), BLOCK, sums, gradient, sums.shape[0], n)
 
 
-giou_matrix = register("cuda", TILE, _forward, _backward, _reduce)
+giou_matrix = register("cuda", tile_of, _forward, _backward, _reduce)

@@ -21,7 +21,7 @@ GIOU_MATRIX = SIGNATURE.operator(
 
 def register(
     backend: str,
-    tile: tuple[int, int],
+    tile: Callable[[torch.Tensor, torch.Tensor], tuple[int, int]],
     forward: Callable[..., None],
     backward: Callable[..., None],
     reduce: Callable[..., None],
@@ -30,7 +30,7 @@ def register(
 
     Args:
         backend: part of the operators' names.
-        tile: rows and columns of a tile.
+        tile: ``(boxes_a, boxes_b)`` returns rows and columns of a tile.
         forward: ``(scores, boxes_a, boxes_b, tiles, enclosed, eps)`` writes the first. Boxes are contiguous, `tiles`
             are their number along each axis, and none of it is called without pairs.
         backward: ``(grad_output, boxes_a, boxes_b, sums_a, sums_b, tiles, enclosed, eps)`` writes sums over the rows
@@ -45,7 +45,8 @@ def register(
         return tuple(t if t.data_ptr() % 16 == 0 else t.clone() for t in aligned)
 
     def tiles_of(boxes_a: torch.Tensor, boxes_b: torch.Tensor) -> tuple[int, int]:
-        return cdiv(boxes_a.shape[0], tile[0]), cdiv(boxes_b.shape[0], tile[1])
+        rows, columns = tile(boxes_a, boxes_b)
+        return cdiv(boxes_a.shape[0], rows), cdiv(boxes_b.shape[0], columns)
 
     def run_forward(boxes_a: torch.Tensor, boxes_b: torch.Tensor, mode: str, eps: float) -> torch.Tensor:
         scores, tiles = boxes_a.new_empty((boxes_a.shape[0], boxes_b.shape[0])), tiles_of(boxes_a, boxes_b)

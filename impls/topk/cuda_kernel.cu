@@ -336,9 +336,25 @@ template <class T>
 __global__ void topk_backward_kernel(
     const T* __restrict__ grad_values,      // [rows, k]
     const long long* __restrict__ indices,  // [rows, k]
-    T* __restrict__ grad_x,                 // [rows, n], of zeros
-    long long elements, long long n, long long k) {
-    // One thread owns one cotangent.
-    const long long at = blockIdx.x * (long long)blockDim.x + threadIdx.x;
-    if (at < elements) grad_x[at / k * n + indices[at]] = grad_values[at];
+    T* __restrict__ grad_x,                 // [rows, n], at a multiple of 16 bytes
+    long long elements, long long n, long long k, long long width) {
+    // One block owns `width` numbers of grad_x: it writes zeros, and then the cotangents whose places lie there.
+    constexpr int WIDTH = IN_16_BYTES<T>;
+    const long long begin = blockIdx.x * width, end = min(begin + width, elements), last = ((end - 1) / n + 1) * k;
+    long long slot = begin / n * k + threadIdx.x, at = -1;
+    T grad(0.0f);
+    const auto load = [&] {
+        if (slot >= last) return;
+        at = slot / k * n + indices[slot];
+        grad = grad_values[slot];
+    };
+    load();  // before the zeros are written, so that both are waited for at once
+    for (long long i = begin + threadIdx.x * WIDTH; i < end; i += blockDim.x * WIDTH) {
+        if (i + WIDTH <= end) Vector<T, WIDTH>{}.store(grad_x + i);
+        else
+            for (long long j = i; j < end; j++) grad_x[j] = T(0.0f);
+    }
+    __syncthreads();
+    for (; slot < last; slot += blockDim.x, load())
+        if (at >= begin && at < end) grad_x[at] = grad;
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
-from fourfold.backends.launch import cdiv, multiprocessors, next_power_of_2
+from fourfold.backends.launch import FEW_ELEMENTS, cdiv, multiprocessors, next_power_of_2
 from fourfold.backends.strides import Rows
 
 from .operators import register
@@ -18,6 +18,7 @@ BLOCK, WARP, MOST_THREADS = 256, 32, 1024
 # Of a row that a warp owns: the most numbers that are wanted, and of rows too few to keep all multiprocessors busy.
 MOST_OF_WARP, SHORT_ROW, MANY_ROWS = 16, 2048, 8
 MOST_SORTED = 512  # of a row, by the block that chose them
+ZEROED = 2  # vectors of the gradient that a thread writes, where k is small
 MOST_PLACES = 2**32 - 1  # of a row that such a block chooses from
 WARP_OWNED, FEW, SELECT, ORDER, BACKWARD = (
     {dtype: CudaKernel(SOURCE, f"topk_{name}_kernel<{cpp}>") for dtype, cpp in CPP_TYPES.items()}
@@ -55,9 +56,12 @@ def _launch(
 
 
 def _launch_backward(grad_x: torch.Tensor, grad_values: torch.Tensor, indices: torch.Tensor) -> None:
-    elements, n, k = indices.numel(), grad_x.shape[-1], indices.shape[-1]
-    grad_x.zero_()
-    BACKWARD[grad_x.dtype].launch(cdiv(elements, BLOCK), BLOCK, grad_values, indices, grad_x, elements, n, k)
+    elements, n, k = grad_x.numel(), grad_x.shape[-1], indices.shape[-1]
+    block = BLOCK if elements >= FEW_ELEMENTS[grad_x.device.type] else WARP
+    # Each block reads all k places of its rows. Together they read no more of them than the rows have numbers.
+    vectors = max(block * ZEROED, cdiv(k * grad_x.element_size(), 16))
+    width = 16 // grad_x.element_size() * vectors
+    BACKWARD[grad_x.dtype].launch(cdiv(elements, width), block, grad_values, indices, grad_x, elements, n, k, width)
 
 
 topk = register("cuda", _launch, _launch_backward)

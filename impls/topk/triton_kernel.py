@@ -18,8 +18,9 @@ LONG = 16384  # numbers of a row that four warps own
 LOADED = 8  # numbers of a group, at a time
 EXACT_PER_WARP = 128  # numbers of a tile of a row that holds too many equal ones
 ORDERED = COMPARED = 32  # of what is chosen in a row: what a program orders, and compares that with at a time
-ZEROED, FEW_ZEROED, MOST_ZEROED_PARTS = 4096, 512, 16  # of the gradient's row
-SCATTERED = 256
+# Numbers of the gradient that a program writes at a time, and each of its warps; and programs for all multiprocessors.
+LEAST_ZEROED, MOST_ZEROED, ZEROED_PER_WARP, FEW_PROGRAMS = 256, 4096, 1024, 256
+SCATTERED = 256  # cotangents at a time
 BITS = {2: tl.uint16, 4: tl.uint32, 8: tl.uint64}  # by the bytes of a number
 
 
@@ -264,33 +265,40 @@ def topk_order_kernel(
     tl.store(indices_ptr + to + before, at, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["elements"])
 def topk_backward_kernel(
     grad_values_ptr,  # [rows, k]
     indices_ptr,  # [rows, k]
     grad_x_ptr,  # [rows, n]
+    elements,
     n,
     k,
     width,
     INDEX: tl.constexpr,
-    COLS: tl.constexpr,
+    ZEROED: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    # One program owns `width` columns of a row: it writes zeros, and then the cotangents whose places lie there.
-    parts = tl.cdiv(n, width)
-    row = (tl.program_id(0).to(INDEX) // parts).to(tl.int64)
-    begin = (tl.program_id(0).to(tl.int64) - row * parts) * width
-    end = tl.minimum(begin + width, n)
-    grad_x_ptr += row * n
-    for first in range(begin, end, COLS):
-        columns = first + tl.arange(0, COLS)
-        tl.store(grad_x_ptr + columns, tl.zeros((COLS,), grad_x_ptr.dtype.element_ty), mask=columns < end)
-    tl.debug_barrier()
-    for first in range(0, k, SLOTS):
-        slots = first + tl.arange(0, SLOTS)
-        index = tl.load(indices_ptr + row * k + slots, mask=slots < k, other=-1)
-        grad = tl.load(grad_values_ptr + row * k + slots, mask=slots < k, other=0.0)
-        tl.store(grad_x_ptr + index, grad, mask=(index >= begin) & (index < end))
+    # One program owns `width` numbers of grad_x: it writes zeros, and then the cotangents whose places lie there.
+    begin = tl.program_id(0).to(INDEX) * width
+    end = tl.minimum(begin + width, elements).to(INDEX)
+    first = begin // n * k
+    last = ((end - 1) // n + 1) * k
+    for start in range(first, last, SLOTS):
+        # Load before the zeros are written, so that both are waited for at once.
+        slots = start + tl.arange(0, SLOTS)
+        index = tl.load(indices_ptr + slots, mask=slots < last, other=0)
+        grad = tl.load(grad_values_ptr + slots, mask=slots < last, other=0.0)
+        if start == first:
+            zeros = tl.zeros((ZEROED,), grad_x_ptr.dtype.element_ty)
+            for zeroed in range(begin, begin + width, ZEROED):
+                at = zeroed + tl.arange(0, ZEROED)
+                if zeroed + ZEROED <= elements:  # without a mask in whole vectors
+                    tl.store(grad_x_ptr + at, zeros)
+                else:
+                    tl.store(grad_x_ptr + at, zeros, mask=at < elements)
+            tl.debug_barrier()
+        at = (slots // k).to(tl.int64) * n + index
+        tl.store(grad_x_ptr + at, grad, mask=(slots < last) & (at >= begin) & (at < end))
 
 
 def _launch(
@@ -341,21 +349,19 @@ def _launch(
 
 
 def _launch_backward(grad_x: torch.Tensor, grad_values: torch.Tensor, indices: torch.Tensor) -> None:
-    n, k = grad_x.shape[-1], indices.shape[-1]
-    cols = min(next_power_of_2(n), ZEROED)
-    # Each program reads all k places of its row. Together they read no more of them than the row has numbers.
-    parts = min(max(n // max(cols, k), 1), MOST_ZEROED_PARTS)
-    width = cdiv(cdiv(n, parts), cols) * cols
-    programs = indices.numel() // k * cdiv(n, width)
+    elements, n, k = grad_x.numel(), grad_x.shape[-1], indices.shape[-1]
+    zeroed = min(max(next_power_of_2(elements // FEW_PROGRAMS), LEAST_ZEROED), MOST_ZEROED)
+    # Each program reads all k places of its rows. Together they read no more of them than the rows have numbers.
+    width = cdiv(max(zeroed, min(k, n)), zeroed) * zeroed
     triton_launch.launch(
         topk_backward_kernel,
-        (programs,),
+        (cdiv(elements, width),),
         (grad_values, indices, grad_x),
-        (n, k, width),
-        INDEX=triton_launch.index_type(programs),
-        COLS=cols,
-        SLOTS=min(next_power_of_2(k), SCATTERED),
-        num_warps=1 if n <= FEW_ZEROED else 4,
+        (elements, n, k, width),
+        INDEX=triton_launch.index_type(elements + width),
+        ZEROED=zeroed,
+        SLOTS=min(next_power_of_2((width // n + 2) * k), SCATTERED),
+        num_warps=max(zeroed // ZEROED_PER_WARP, 1),
     )
 
 

@@ -122,8 +122,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
     of, one = Edits("cross_entropy", "cuda"), {"right_on": one_row}
     return (
         of.stopped("target_of_ignored_rows_read", cuda_on_cpu.OutOfBounds,
-                   "    if (counted) {\n        const bool valid =>     {\n        const bool valid",
-                   "= valid ? C(logits => = true ? C(logits",
+                   "threadIdx.x == 0 && valid ? C(logits => threadIdx.x == 0 ? C(logits",
                    source="https://github.com/open-lm-engine/lm-engine/pull/505", **one),
         of.stopped("barrier_missing", cuda_on_cpu.Race,
                    "    __syncthreads();\n    const int warp =>     const int warp"),

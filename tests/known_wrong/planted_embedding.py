@@ -37,8 +37,7 @@ def _torch_faults() -> tuple[Fault, ...]:
     )
 
 
-AMONG = "among = terms < ends[:, None] => among ="
-LOADED = "tl.load(from_ptr, mask=among[:, :, None] & inside[None, None, :], other=0.0)"
+CHOSEN = "cotangents(grad_output_ptr, chosen, terms < count, columns, dim)"
 AT = "rows[:, None] * row_stride + columns * column_stride =>"
 
 
@@ -51,25 +50,25 @@ def _triton_faults() -> tuple[Fault, ...]:
         of("first_columns_alone", "for start in range(0, dim, BLOCK_COLS): => for start in range(0, 1):",
            check=memory_is_respected, says=UNWRITTEN, right_on=ONE),
         of.gradient("repeated_ids_written_over",
-                    f"{AMONG} (terms < ends[:, None]) & (terms == ends[:, None] - 1)", **SOME, right_on=ONE,
+                    f"{CHOSEN} => {CHOSEN.replace('< count', '== count - 1')}", **SOME, right_on=ONE,
                     source=f"{GITHUB}/tenstorrent/tt-metal/issues/6232"),
         of.gradient("repeated_ids_added_once",
-                    f"{AMONG} (terms < ends[:, None]) & (terms == begins[:, None])", **SOME, right_on=ONE,
+                    f"{CHOSEN} => {CHOSEN.replace('terms < count', 'terms == 0')}", **SOME, right_on=ONE,
                     source=f"{GITHUB}/JuliaGPU/CUDA.jl/issues/1019"),
-        of.gradient("added_in_float16", f"sums += {LOADED}.to(COMPUTE) =>"
-                    f" sums = (sums + {LOADED}).to(tl.float16).to(COMPUTE)", dtype="float16", **SOME,
+        of.gradient("added_in_float16", f"sums += {CHOSEN}.to(COMPUTE) =>"
+                    f" sums = (sums + {CHOSEN}).to(tl.float16).to(COMPUTE)", dtype="float16", **SOME,
                     source=f"{GITHUB}/apache/mxnet/issues/17703"),
-        of.gradient("padding_ignored", "mask=there & (rows != padding_idx) => mask=there",
+        of.gradient("padding_ignored", " & (rows != padding_idx) =>",
                     source=f"{PYTORCH}/issues/26302", **SOME, right_on=ONE),
-        of.gradient("ids_after_a_chunk_dropped", "tl.where(left < 2 * CHUNK, left, CHUNK).to => CHUNK + (0 * left).to",
+        of.gradient("ids_of_later_parts_dropped",
+                    "cdiv(num_ids, parts * block_ids) => max(num_ids // parts // block_ids, 1)",
                     source=f"{PYTORCH}/pull/27731", **SORTED, right_on=ONE),
-        of.gradient("places_of_tiles", "at.to(tl.int64) * ROWS => (at - at % BLOCK_IDS).to(tl.int64) * ROWS", **SOME,
-                    right_on=ONE),
+        of.gradient("added_up_too_early", "== PARTS - 1: => == 0:", **SORTED, right_on=ONE),
         of.gradient("row_0_is_padding", "padding = -1 if padding_idx is None => padding = 0 if padding_idx is None"),
     )
 
 
-CHUNKS = "chunks[i * dim + at + j]"
+CHUNKS = "__ldcg(&chunks[i * dim + column + j])"
 
 
 def _cuda_faults() -> tuple[Fault, ...]:
@@ -83,15 +82,18 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    "take<WIDTH>(table + row * row_stride => take<WIDTH>(table + row * dim", right_on=ONE),
         of.gradient("first_ids_alone", "for (; first < end; first += 32) { => if (first < end) {", **FIFTH,
                     right_on=ONE),
-        of.gradient("padding_ignored", "} else if (row != padding_idx) { => } else {", **SOME,
+        of.gradient("padding_ignored", "row == padding_idx ? begin : starts => starts", **SOME,
                     source=f"{PYTORCH}/issues/28716", right_on=ONE),
-        of.gradient("added_in_the_dtype", f"sums[j] += {CHUNKS}; => sums[j] = C(T(sums[j] + {CHUNKS}));",
-                    dtype="bfloat16", **SORTED, source=f"{GITHUB}/flagos-ai/FlagGems/pull/309"),
+        of.gradient("added_in_the_dtype",
+                    f"sums[j] += {CHUNKS}; => sums[j] = Compute<T>(T(sums[j] + {CHUNKS}));", dtype="bfloat16",
+                    **SORTED, source=f"{GITHUB}/flagos-ai/FlagGems/pull/309"),
         of.gradient("parts_not_cleared", "            C parts[WIDTH] = {};\n =>",
                     "TOGETHER = 8;\n => TOGETHER = 8;\n    C parts[WIDTH] = {};\n", **OFTEN),
         of.stopped("lower_rows_not_counted", cuda_on_cpu.Race, "row < first_row; => row < first_row - 1;",
                    check=backward_agrees, **SOME, right_on=ONE),
         of.stopped("earlier_lanes_not_counted", cuda_on_cpu.Race, "__popc(earlier) => 0", check=backward_agrees, **SOME,
+                   right_on=ONE),
+        of.stopped("added_up_too_early", cuda_on_cpu.Race, "== count - 1; => == 0;", check=backward_agrees, **OFTEN,
                    right_on=ONE),
         of.gradient("warps_of_a_chunk_not_added_up", "i = 1; i < SUM_WARPS; i++ => i = 1; i < 1; i++", **OFTEN,
                     right_on=ONE),
