@@ -1,9 +1,10 @@
 """attention in CUDA C++: FlashAttention over packed sequences, on tensor cores for half types.
 
 On Hopper, half types have kernels with wgmma and the copy engine (TMA), unless there is a window; backward, also unless
-there are slopes or more than 128 columns. On the CPU they are emulated where a configuration is forced, as tests do.
+there are slopes. On the CPU they are emulated where a configuration is forced, as tests do.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
 from fourfold.backends.cuda.tensor_map import swizzled_map
-from fourfold.backends.launch import cdiv, is_hopper_or_emulated
+from fourfold.backends.launch import cdiv, is_hopper_or_emulated, multiprocessors
 from fourfold.backends.tuning import Configuration, Tuner
 
 from .operators import Call, has_whole_vectors, register
@@ -43,27 +44,37 @@ KERNELS = (*FORWARD.values(), *QUERIES_BACKWARD.values(), *KEYS_BACKWARD.values(
 # Of the Hopper kernel: columns of a copy, bytes of keys and values that stay in the L2 cache, and scales that float32
 # takes in base 2 as well.
 LINE, KEPT_BYTES, LEAST_SCALE, MOST_SCALE = 64, 32 << 20, 1e-30, 1e30
-# Own queries or keys of a block of the Hopper kernels of gradients.
-BACKWARD_ROWS = 128
 
 
 def hopper_configuration(columns: int, keys: int, warpgroups: int, source: Path = HOPPER_SOURCE) -> Configuration:
-    """Return the Hopper kernel for these columns of a head, these keys of a step and 64 queries a warpgroup."""
+    """Return the Hopper kernel for these columns of a head, these keys of a step and 64 queries a warpgroup.
+
+    A block has this many warpgroups; one alone, if else some multiprocessors have no block. The bits are the same.
+    """
     stages = 2
     name, dtypes = "attention_forward_hopper_kernel", (torch.float16, torch.bfloat16)
     kernels = {
-        (dtype, bias): CudaKernel(
-            source, f"{name}<{CPP_TYPES[dtype]}, {columns}, {keys}, {warpgroups}, {stages}, {str(bias).lower()}>"
+        (dtype, bias, count): CudaKernel(
+            source, f"{name}<{CPP_TYPES[dtype]}, {columns}, {keys}, {count}, {stages}, {str(bias).lower()}>"
         )
         for dtype in dtypes
+        for count in (1, warpgroups)
         # With a bias, the registers of each of three warpgroups would be too few.
         for bias in ((False, True) if warpgroups < 3 else (False,))
     }
-    rows = 64 * warpgroups
-    shared_bytes = 2 * columns * (rows + 2 * stages * keys) + 8 * (1 + 4 * stages) + 1024
+    shared_bytes = {
+        n: 2 * columns * (64 * n + 2 * stages * keys) + 8 * (1 + 4 * stages) + 1024 for n in (1, warpgroups)
+    }
     return Configuration(
-        f"hopper_{rows}x{keys}x{columns}",
-        {"kernels": kernels, "columns": columns, "keys": keys, "rows": rows, "shared_bytes": shared_bytes},
+        f"hopper_{64 * warpgroups}x{keys}x{columns}",
+        {
+            "kernels": kernels,
+            "columns": columns,
+            "keys": keys,
+            "warpgroups": warpgroups,
+            "has_bias": warpgroups < 3,
+            "shared_bytes": shared_bytes,
+        },
         frozenset(dtypes),
         is_hopper_or_emulated,
         "compute capability 9.0: wgmma and TMA",
@@ -95,13 +106,24 @@ def backward_configuration(columns: int, *steps: tuple[int, int]) -> Configurati
         for of_keys, (step, stages) in zip((False, True), steps)
         for result in ((dtype, torch.float32) if of_keys else (dtype,))
     }
-    shared_bytes = [
-        4 * columns * (BACKWARD_ROWS + stages * step) + of_keys * 8 * stages * step + 8 * (1 + 2 * stages) + 1024
-        for of_keys, (step, stages) in zip((False, True), steps)
-    ]
+    # As in `Shared`: with more than 128 columns, keys are split, and queries have one stage of values.
+    wide = columns > 128
+    rows = 128, 64 if wide else 128
+    shared_bytes = []
+    for of_keys, (step, stages) in zip((False, True), steps):
+        tiles = stages + (1 if wide and not of_keys else stages)
+        numbers = of_keys * (8 * stages * step + wide * 256 * step)
+        shared_bytes.append(2 * columns * (2 * rows[of_keys] + tiles * step) + numbers + 8 * (1 + 2 * tiles) + 1024)
     return Configuration(
-        f"hopper_{BACKWARD_ROWS}x{'x'.join(str(step) for step, _ in steps)}x{columns}",
-        {"kernels": kernels, "columns": columns, "steps": [step for step, _ in steps], "shared_bytes": shared_bytes},
+        f"hopper_{rows[0]}x{'x'.join(str(step) for step, _ in steps)}x{columns}",
+        {
+            "kernels": kernels,
+            "columns": columns,
+            "has_bias": False,
+            "rows": rows,
+            "steps": [step for step, _ in steps],
+            "shared_bytes": shared_bytes,
+        },
         frozenset(dtypes),
         is_hopper_or_emulated,
         HOPPER[0].needs,
@@ -109,7 +131,11 @@ def backward_configuration(columns: int, *steps: tuple[int, int]) -> Configurati
     )
 
 
-BACKWARD_HOPPER = (backward_configuration(64, (128, 2), (64, 4)), backward_configuration(128, (128, 2), (64, 3)))
+BACKWARD_HOPPER = (
+    backward_configuration(64, (128, 2), (64, 4)),
+    backward_configuration(128, (128, 2), (64, 3)),
+    backward_configuration(256, (64, 2), (64, 2)),
+)
 SUM_OF_HEADS = {
     dtype: CudaKernel(BACKWARD_SOURCE, f"attention_sum_of_heads_kernel<{CPP_TYPES[dtype]}>")
     for dtype in PORTABLE.dtypes
@@ -166,30 +192,35 @@ def _launch(
     )
 
 
-def _merge_heads(x: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
-    """Return a tensor ``[tokens, heads, columns]`` for the copy engine, and whether heads became the outer axis.
+Sizes = tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def _outer_first(sizes: Sizes, strides: Sizes) -> tuple[Sizes, Sizes, bool] | None:
+    """Return a tensor ``[tokens, heads, columns]`` for the copy engine: sizes, strides, and whether heads are outside.
 
     None where it cannot: a distance is no multiple of 16 bytes, or that of the outer axis none of the inner one's.
     """
-    tokens, heads, columns = x.shape
-    token, head, _ = x.stride()
+    (tokens, heads, columns), (token, head, _) = sizes, strides
     # An axis of one element has no distance. As the outer one it takes any.
     heads_outer = heads == 1 or (tokens > 1 and head > token)
     outer, inner = (heads, tokens) if heads_outer else (tokens, heads)
     near, far = (token, head) if heads_outer else (head, token)
     near = columns if inner == 1 else near
     far = inner * near if outer == 1 else far
-    if x.data_ptr() % 16 or near % 8 or near < columns or far % near or far < inner * near:
+    if near % 8 or near < columns or far % near or far < inner * near:
         return None
-    return x.as_strided((outer, inner, columns), (far, near, 1)), heads_outer
+    return (outer, inner, columns), (far, near, 1), heads_outer
 
 
 def _maps(rows: tuple[int, ...], tensors: tuple[torch.Tensor, ...]) -> tuple[list[Any], list[bool]]:
     """Return each tensor's map for boxes of so many rows, and whether heads are its outer axis. `fits_hopper` holds."""
-    merged: list[Any] = [_merge_heads(x) for x in tensors]
-    boxes = [(1, n, LINE) if heads_outer else (n, 1, LINE) for n, (_, heads_outer) in zip(rows, merged)]
-    maps = [swizzled_map(tensor, box) for (tensor, _), box in zip(merged, boxes)]
-    return maps, [heads_outer for _, heads_outer in merged]
+    maps, heads_outer = [], []
+    for n, x in zip(rows, tensors):
+        sizes, strides, outer = _outer_first(tuple(x.shape), x.stride()) or ((), (), False)
+        maps.append(swizzled_map(x.as_strided(sizes, strides), (1, n, LINE) if outer else (n, 1, LINE)))
+        heads_outer.append(outer)
+    return maps, heads_outer
 
 
 def fits_hopper(configuration: Configuration, call: Call, grad_output: torch.Tensor | None = None) -> bool:
@@ -198,13 +229,13 @@ def fits_hopper(configuration: Configuration, call: Call, grad_output: torch.Ten
     given = call[:3] if grad_output is None else (*call[:3], grad_output)
     return (
         call.q.dtype in configuration.dtypes
-        and (call.slopes is None or (call.q.dtype, True) in configuration.options["kernels"])
+        and (call.slopes is None or configuration.options["has_bias"])
         and columns <= configuration.options["columns"]
         and columns % 8 == 0
         and min(len(call.q), len(call.k)) > 0
         and not call.is_windowed
         and LEAST_SCALE < call.scale < MOST_SCALE
-        and all(_merge_heads(x) is not None for x in given)
+        and all(x.data_ptr() % 16 == 0 and _outer_first(tuple(x.shape), x.stride()) for x in given)
     )
 
 
@@ -212,12 +243,16 @@ def launch_hopper(configuration: Configuration, call: Call, output: torch.Tensor
     """Launch the Hopper kernel in a configuration that takes the call."""
     options = configuration.options
     total_q, total_k, _, heads, kv_heads = call.sizes
-    maps, outer = _maps((options["rows"], options["keys"], options["keys"]), call[:3])
+    warpgroups = options["warpgroups"]
+    if call.tiles(total_q, 64 * warpgroups) * heads < multiprocessors(call.q.device):
+        warpgroups = 1
+    rows = 64 * warpgroups
+    maps, outer = _maps((rows, options["keys"], options["keys"]), call[:3])
     # As many heads at once as have keys and values that stay in the cache; others wait for their turn.
     kept = max(1, KEPT_BYTES // (4 * total_k * call.k.shape[2]))
-    options["kernels"][call.q.dtype, call.slopes is not None].launch(
-        call.tiles(total_q, options["rows"]) * heads,
-        128 + 2 * options["rows"],
+    options["kernels"][call.q.dtype, call.slopes is not None, warpgroups].launch(
+        call.tiles(total_q, rows) * heads,
+        128 * (1 + warpgroups),
         *maps,
         call.q_offsets,
         call.k_offsets,
@@ -231,7 +266,7 @@ def launch_hopper(configuration: Configuration, call: Call, output: torch.Tensor
         min(heads, kept * (heads // kv_heads)),
         call.causal,
         call.scale,
-        shared_bytes=options["shared_bytes"],
+        shared_bytes=options["shared_bytes"][warpgroups],
     )
 
 
@@ -270,20 +305,23 @@ def launch_hopper_backward(
     configuration: Configuration,
     call: Call,
     grad_output: torch.Tensor,
-    numbers: tuple[torch.Tensor, torch.Tensor],
+    numbers: tuple[torch.Tensor | None, ...],
     of_keys: bool,
     *results: torch.Tensor | None,
 ) -> None:
-    """Launch the Hopper kernel of the gradient of q, or of k and v, given lse and delta."""
+    """Launch the Hopper kernel of the gradient of q, or of k and v.
+
+    `numbers` are the output and grad_lse, from which the first one makes delta, lse and delta.
+    """
     options = configuration.options
     queries, keys = (call.q, grad_output), (call.k, call.v)
     own, others = (keys, queries) if of_keys else (queries, keys)
-    step, heads = options["steps"][of_keys], call.q.shape[1]
-    maps, outer = _maps((BACKWARD_ROWS, BACKWARD_ROWS, step, step), (*own, *others))
+    rows, step, heads = options["rows"][of_keys], options["steps"][of_keys], call.q.shape[1]
+    maps, outer = _maps((rows, rows, step, step), (*own, *others))
     result = next(x.dtype for x in results if x is not None)
     options["kernels"][call.q.dtype, of_keys, result].launch(
-        call.tiles(len(own[0]), BACKWARD_ROWS) * heads,
-        128 + 2 * BACKWARD_ROWS,
+        call.tiles(len(own[0]), rows) * heads,
+        3 * 128,
         *maps,
         call.q_offsets,
         call.k_offsets,
@@ -303,7 +341,7 @@ def _launch_hopper_of_keys(
     configuration: Configuration,
     call: Call,
     grad_output: torch.Tensor,
-    numbers: tuple[torch.Tensor, torch.Tensor],
+    numbers: tuple[torch.Tensor | None, ...],
     grads: tuple[torch.Tensor | None, torch.Tensor | None],
 ) -> None:
     """Launch the Hopper kernel of the gradients of k and v; add up those of heads that share keys."""
@@ -333,21 +371,23 @@ def _backward(
     grad_v: torch.Tensor | None,
 ) -> None:
     total_q, heads, columns = output.shape
-    sizes = total_q, heads, columns, *grad_output.stride()[:2]
-    DELTA[output.dtype].launch(cdiv(total_q * heads, 4), 128, grad_output, grad_lse, output, delta, *sizes)
     of_keys = (grad_k is not None or grad_v is not None) and len(call.k) > 0
 
     def run(configuration: Configuration) -> None:
+        if configuration is PORTABLE or grad_q is None:
+            sizes = total_q, heads, columns, *grad_output.stride()[:2]
+            DELTA[output.dtype].launch(cdiv(total_q * heads, 4), 128, grad_output, grad_lse, output, delta, *sizes)
         if configuration is PORTABLE:
             if grad_q is not None and total_q:
                 _launch(QUERIES_BACKWARD, call, False, (grad_output,), (lse, delta, grad_q))
             if of_keys:
                 _launch(KEYS_BACKWARD, call, True, (grad_output,), (lse, delta, grad_k, grad_v))
             return
+        numbers = output, grad_lse, lse, delta
         if grad_q is not None:
-            launch_hopper_backward(configuration, call, grad_output, (lse, delta), False, grad_q, None)
+            launch_hopper_backward(configuration, call, grad_output, numbers, False, grad_q, None)
         if of_keys:
-            _launch_hopper_of_keys(configuration, call, grad_output, (lse, delta), (grad_k, grad_v))
+            _launch_hopper_of_keys(configuration, call, grad_output, numbers, (grad_k, grad_v))
 
     run(_choose(call, grad_output, run))
 

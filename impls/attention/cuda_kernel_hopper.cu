@@ -123,7 +123,8 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_fo
     __syncthreads();
 
     if (warpgroup == 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(MULTIPLYING == 2 ? 40 : 32));
+        if constexpr (MULTIPLYING > 1)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(MULTIPLYING == 2 ? 40 : 32));
         if (threadIdx.x != 0 || !blocks) return;
         const Heads of_k{k_map, k_heads_outer}, of_v{v_map, v_heads_outer};
         const int kv_head = head / int(heads / kv_heads), first_key = int(place.other_begin);
@@ -147,7 +148,8 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_fo
         return;
     }
 
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLYING == 2 ? 232 : 160));
+    if constexpr (MULTIPLYING > 1)
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLYING == 2 ? 232 : 160));
     const int share = warpgroup - 1, thread = threadIdx.x % WARPGROUP, warp = thread / 32, lane = thread % 32;
     // Of a warpgroup's 64 rows, a thread has one in each half of its warp's 16 rows, and two of every 8 columns.
     const int row_here = warp * 16 + lane / 4, pair = lane % 4;

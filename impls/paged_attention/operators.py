@@ -14,6 +14,8 @@ from .torch_eager import paged_attention as definition
 
 # The most blocks for each multiprocessor, the least tokens of a split of the longest sequence, and the most splits.
 BLOCKS, LEAST_TOKENS, MOST_SPLITS = 16, 128, 64
+# Without tensor cores tokens take longer.
+LEAST_WIDE_TOKENS = 32
 
 
 class Call(NamedTuple):
@@ -96,9 +98,10 @@ def register(
         sequences, heads, columns = q.shape
         tokens = page_table.shape[1] * k_cache.shape[1]
         blocks, most = sequences * k_cache.shape[2], multiprocessors(q.device)
+        least = LEAST_TOKENS if q.element_size() == 2 else LEAST_WIDE_TOKENS
         # On the CPU cases are short.
-        long_enough = max(tokens // (least_tokens if q.is_cuda else LEAST_TOKENS), resident * most // blocks)
-        splits = max(min(cdiv(BLOCKS * most, blocks), long_enough, tokens // LEAST_TOKENS, MOST_SPLITS), 1)
+        long_enough = max(tokens // (least_tokens if q.is_cuda else least), resident * most // blocks)
+        splits = max(min(cdiv(BLOCKS * most, blocks), long_enough, tokens // least, MOST_SPLITS), 1)
         shape = (sequences, heads, splits if splits > 1 else 0)
         compute = torch.promote_types(q.dtype, torch.float32)
         sums, largest, totals = (q.new_empty(s, dtype=compute) for s in ((*shape, columns), shape, shape))

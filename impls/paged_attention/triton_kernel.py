@@ -185,4 +185,4 @@ def _launch(call: Call) -> None:
         )
 
 
-paged_attention = register("triton", _launch)
+paged_attention = register("triton", _launch, resident=2)

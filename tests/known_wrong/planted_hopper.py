@@ -38,7 +38,7 @@ CHOSEN = {
     ),
     "attention": (
         "hopper_configuration(256, 64, 2)) => hopper_configuration(64, 64, 2))",
-        "backward_configuration(128, (128, 2), (64, 3))) => backward_configuration(64, (64, 2), (64, 2)))",
+        "    backward_configuration(256, (64, 2), (64, 2)),\n =>     backward_configuration(64, (64, 2), (64, 2)),\n",
         "return TUNER.choose(device, None, fits, default, run, worthwhile=False) =>"
         " return next(filter(fits, (HOPPER[-1], BACKWARD_HOPPER[-1], PORTABLE)))",
     ),
@@ -80,7 +80,11 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 }
 
 
-def _faults(operation: str, *faults: tuple[Any, ...], gradient: bool = False) -> tuple[Fault, ...]:
+# The kernel whose warpgroups share the products of a block of keys.
+CHOSEN["attention shared"] = (CHOSEN["attention"][0], CHOSEN["attention"][2])
+
+
+def _faults(operation: str, *faults: tuple[Any, ...], gradient: bool = False, chosen: str = "") -> tuple[Fault, ...]:
     """Return faults, of a gradient or else of the output, with a name, edits, the exception (None for a wrong result),
     and its message."""
     of, examples = Edits(operation, "cuda"), EXAMPLES[f"{operation} backward" if gradient else operation]
@@ -88,7 +92,7 @@ def _faults(operation: str, *faults: tuple[Any, ...], gradient: bool = False) ->
     return tuple(
         (of.gradient if gradient else of)(
             name,
-            *CHOSEN[operation],
+            *CHOSEN[chosen or operation],
             *edits,
             says=f"{place}{says}" if error else says,
             **({"raises": error} if error else {}),
@@ -184,29 +188,47 @@ OF_ATTENTION = _faults(
      r"writes shared address \d+, which thread \d+ has read, with no barrier between"),
     ("rows_of_the_next_tile_written", "if (row >= own_rows ||  => if (", cuda_on_cpu.OutOfBounds, "output"),
 )
-NUMBERS_ARRIVE = "                barrier_arrive(full + turn.stage * 8);\n"
-RELEASES_STAGE = "            if (lane == 0) barrier_arrive(empty + before * 8);\n"
+NUMBERS_ARRIVE = "                barrier_arrive(c_ring.full(turn.stage));\n"
+RELEASES_STAGE = "                c_ring.release(before);\n"
 OF_ATTENTION_BACKWARD = _faults(
     "attention",
-    ("none_hidden", "if (is_hidden(block)) =>2 if (false)", None, GRADIENT),
-    ("places_of_the_first_warpgroup", "diagonal + share * 64 + row_here - column => diagonal + row_here - column", None,
+    ("none_hidden", "if (is_hidden(block)) =>3 if (false)", None, GRADIENT),
+    ("places_of_the_first_warpgroup", "diagonal + first_row + row_here - column => diagonal + row_here - column", None,
      GRADIENT),
     ("rows_of_the_next_sequence", "if (length < (last + 1) * STEP) { => if (false) {", None, GRADIENT),
     ("zeros_without_a_barrier", "sync_threads<THREADS>(CLEANED); =>", RACE, NO_BARRIER.format("barrier")),
-    ("no_wait_for_own_tiles", "barrier_wait(own_full, 0); =>", RACE, NO_WAIT),
-    ("stage_released_early", f"{RELEASES_STAGE} =>", "            add_up(before, => "
-     f"{RELEASES_STAGE}            add_up(before,", RACE,
+    ("no_wait_for_own_tiles", "barrier_wait(own_full, 0); =>", RACE,
+     r"copies to shared address \d+, which thread \d+ has read, with no barrier between"),
+    ("delta_of_a_quarter", "            sum = sum_of_row(sum);\n =>", None, GRADIENT),
+    ("stage_released_early", f"{RELEASES_STAGE} =>", "                add_up(before, => "
+     f"{RELEASES_STAGE}                add_up(before,", RACE,
      r"copies to shared address \d+, which thread \d+ has read, with no barrier between"),
     ("numbers_not_awaited", f"{NUMBERS_ARRIVE} =>", "                to[0] = =>"
      f"{NUMBERS_ARRIVE}                to[0] =", RACE,
      r"read at byte \d+ of shared array raw, which thread \d+ of block 0 wrote in line \d+, with no barrier"),
-    ("products_read_early", "            wgmma_wait<0>();\n            wgmma_written(products); =>", None, GRADIENT),
+    ("products_read_early", "                wgmma_wait<0>();\n                wgmma_written(products); =>", None,
+     GRADIENT),
     ("terms_of_the_wrong_stage", "add_up(before, => add_up(turn.stage,", None, GRADIENT),
-    ("not_scaled", "scaled = one * float(scale) => scaled = one", None, GRADIENT),
+    ("not_scaled", "one : one * float(scale) => one : one", None, GRADIENT),
     ("last_head_not_added", "head < group; head++ => head < group - 1; head++", None, GRADIENT),
     ("rows_past_the_end_written", "if (row < own_rows && => if (", RACE,
      r"write at byte \d+ of .*, which thread \d+ of block \d+ wrote in line \d+"),
     gradient=True,
 )
+OF_SHARED_PRODUCTS = _faults(
+    "attention",
+    ("weights_not_awaited", "sync_threads<MULTIPLYING * WARPGROUP>(TURN + 1); =>"
+     " arrive_threads<MULTIPLYING * WARPGROUP>(TURN + 1);", RACE,
+     r"thread \d+ of block 0 (wrote|read|has read) in line \d+, with no barrier"),
+    ("weights_overwritten", "sync_threads<MULTIPLYING * WARPGROUP>(TURN); =>"
+     " arrive_threads<MULTIPLYING * WARPGROUP>(TURN);", RACE, r"in line \d+, with no barrier"),
+    ("numbers_released_early", "                    take_weights(stage, block);\n =>",
+     "mine.release(stage);\n                    if => mine.release(stage); take_weights(stage, block); if", RACE,
+     r"several threads of block \d+ read in line \d+, with no barrier"),
+    ("other_tile_not_awaited", "if (share == 0) other.wait(turn); =>", RACE, NOT_LANDED),
+    ("gradients_exchanged", "SPLIT && share == 0, 0 => SPLIT && share == 1, 0", None, GRADIENT),
+    gradient=True,
+    chosen="attention shared",
+)
 # fmt: on
-FAULTS = (*OF_MATMUL, *OF_SCALED_MATMUL, *OF_ATTENTION, *OF_ATTENTION_BACKWARD)
+FAULTS = (*OF_MATMUL, *OF_SCALED_MATMUL, *OF_ATTENTION, *OF_ATTENTION_BACKWARD, *OF_SHARED_PRODUCTS)
