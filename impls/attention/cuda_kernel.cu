@@ -14,6 +14,9 @@ struct Shape {
     bool causal;
 };
 
+// Of a block. Wide heads have fewer, for their tiles to fit into shared memory.
+template <class T> constexpr int MOST_THREADS = sizeof(T) == 8 ? 32 : 128;
+
 template <class T> __device__ T not_a_number() { return T(CUDART_NAN_F); }
 
 // The fast exponential of half types, whose error is far below their digits; the exact one of others.
@@ -54,7 +57,7 @@ __device__ void put_rows(const Sums<T, COLUMNS>& sums, T* to, long long stride, 
 }
 
 template <class T, int COLUMNS, Mask MASK>
-__global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
+__global__ void __launch_bounds__(MOST_THREADS<T>, 1) attention_forward_kernel(
     const T* __restrict__ q,       // [total_q, heads, columns], strided
     const T* __restrict__ k,       // [total_k, kv_heads, columns], strided
     const T* __restrict__ v,       // [total_k, kv_heads, columns], strided
@@ -67,37 +70,37 @@ __global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
     long long q_token_stride, long long q_head_stride, long long k_token_stride, long long k_head_stride,
     long long v_token_stride, long long v_head_stride, bool wide_q, bool wide_k, bool vectors, bool causal, long long left,
     long long right, double scale_) {
-    // One block owns ROWS queries of a sequence and head, and COLUMNS columns of their output; one warp 16 queries.
+    // One block owns 16 queries of a sequence and head, and COLUMNS columns of their output; one warp 16 queries.
     using C = Compute<T>;
-    constexpr int ROWS = WARPS<T> * 16, KEYS = FORWARD_STEP<T>, PAD = 16 / sizeof(T);
-    const int warp = threadIdx.x / 32, width = int(columns + 15) / 16 * 16, line = width + PAD;
+    constexpr int KEYS = FORWARD_STEP<T>, LINE = line_of<T>(KEYS), LINE_OF_V = line_of<T>(COLUMNS);
+    const int block = blockDim.x / 2, warp = threadIdx.x / 32, width = int(columns + 15) / 16 * 16, line = line_of<T>(width);
     const long long chunks = (columns + COLUMNS - 1) / COLUMNS;
     const long long chunk = blockIdx.x % chunks * COLUMNS, head = blockIdx.x / chunks % heads;
     // Queries that see most keys come first.
     const long long tile = gridDim.x / (chunks * heads) - 1 - blockIdx.x / (chunks * heads);
     const Tokens queries{q_offsets, wide_q, batch, total_q};
     const Tokens keys{k_offsets, wide_k, batch, total_k};
-    const Place place(tile, ROWS, queries, keys);
+    const Place place(tile, block, queries, keys);
     if (place.first >= place.length) return;
     const int own_columns = int(min(columns - chunk, (long long)COLUMNS)), own_width = (own_columns + 15) / 16 * 16;
 
     extern __shared__ __align__(16) unsigned char shared[];
-    T* const q_tile = reinterpret_cast<T*>(shared);
-    T* const k_tile = q_tile + ROWS * line;
-    T* const v_tile = k_tile + KEYS * line;
-    T* const weights = v_tile + KEYS * (COLUMNS + PAD) + warp * 16 * (KEYS + PAD);
+    Part<T>* const q_tile = reinterpret_cast<Part<T>*>(shared);
+    Part<T>* const k_tile = q_tile + block * line;
+    Part<T>* const v_tile = k_tile + KEYS * line;
+    Part<T>* const weights = v_tile + KEYS * LINE_OF_V + warp * 16 * LINE;
     q += (place.begin + place.first) * q_token_stride + head * q_head_stride;
     k += place.other_begin * k_token_stride + head / (heads / kv_heads) * k_head_stride;
     v += place.other_begin * v_token_stride + head / (heads / kv_heads) * v_head_stride + chunk;
-    const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(ROWS, (rows + 15) / 16 * 16);
+    const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(block, (rows + 15) / 16 * 16);
     load_tile<T>(q_tile, line, filled, width, q, q_token_stride, rows, columns, vectors);
 
     // A query at `row` of the warp sees the keys below row + limit, and below all of them.
     const int shift = place.other_length - place.length, limit = place.first + warp * 16 + 1 + shift;
-    int begin = 0, end = causal ? min(place.other_length, place.first + ROWS + shift) : place.other_length;
+    int begin = 0, end = causal ? min(place.other_length, place.first + block + shift) : place.other_length;
     if constexpr (MASK != PLAIN) {
         begin = int(max(place.first + shift - left, 0LL) / KEYS * KEYS);
-        end = int(min(place.first + ROWS + shift + right, (long long)place.other_length));
+        end = int(min(place.first + block + shift + right, (long long)place.other_length));
     }
     const C scale = C(scale_), slope = MASK == BIAS ? C(slopes[head]) : C(0);
     Sums<T, COLUMNS> sums;
@@ -107,7 +110,7 @@ __global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
         __syncthreads();
         load_tile<T>(k_tile, line, used, width, k + start * k_token_stride, k_token_stride, there, columns,
                      vectors);
-        load_tile<T>(v_tile, COLUMNS + PAD, used, own_width, v + start * v_token_stride, v_token_stride,
+        load_tile<T>(v_tile, LINE_OF_V, used, COLUMNS, v + start * v_token_stride, v_token_stride,
                      there, own_columns, vectors);
         __syncthreads();
         if (own_rows <= 0) continue;
@@ -144,12 +147,12 @@ __global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
             for (int e = 0; e < 4; e++) {
                 const C term = exponential<T>(scores.at[n][e] - base[e / 2]);
                 total[e / 2] += term;
-                weights[row_of(e) * (KEYS + PAD) + column_of(n, e)] = T(term);
+                store<T>(weights + row_of(e) * LINE + column_of(n, e), KEYS, term);
             }
         }
         sums.scale(shrunk);
         __syncwarp();
-        sums.template add<false>(weights, KEYS + PAD, v_tile, COLUMNS + PAD, used, own_width);
+        sums.template add<false>(weights, LINE, v_tile, LINE_OF_V, used, own_width);
         __syncwarp();
     }
     if (own_rows <= 0) return;
@@ -193,7 +196,7 @@ __global__ void __launch_bounds__(128) attention_delta_kernel(
 }
 
 template <class T, int COLUMNS, Mask MASK>
-__global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
+__global__ void __launch_bounds__(MOST_THREADS<T>) attention_queries_backward_kernel(
     const T* __restrict__ grad_output,     // [total_q, heads, columns], strided
     const T* __restrict__ q,               // [total_q, heads, columns], strided
     const T* __restrict__ k,               // [total_k, kv_heads, columns], strided
@@ -208,27 +211,27 @@ __global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
     long long grad_token_stride, long long grad_head_stride, long long q_token_stride, long long q_head_stride,
     long long k_token_stride, long long k_head_stride, long long v_token_stride, long long v_head_stride,
     bool wide_q, bool wide_k, bool vectors, bool causal, long long left, long long right, double scale_) {
-    // One block owns ROWS queries of a sequence and head, and COLUMNS columns of their gradient; one warp 16 queries.
+    // One block owns 16 queries of a sequence and head, and COLUMNS columns of their gradient; one warp 16 queries.
     using C = Compute<T>;
-    constexpr int ROWS = WARPS<T> * 16, KEYS = BACKWARD_STEP<T>, PAD = 16 / sizeof(T);
-    const int warp = threadIdx.x / 32, width = int(columns + 15) / 16 * 16, line = width + PAD;
+    constexpr int KEYS = BACKWARD_STEP<T>, LINE = line_of<T>(KEYS);
+    const int block = blockDim.x / 2, warp = threadIdx.x / 32, width = int(columns + 15) / 16 * 16, line = line_of<T>(width);
     const long long chunks = (columns + COLUMNS - 1) / COLUMNS;
     const long long chunk = blockIdx.x % chunks * COLUMNS, head = blockIdx.x / chunks % heads;
     const long long tile = gridDim.x / (chunks * heads) - 1 - blockIdx.x / (chunks * heads);
     const Tokens queries{q_offsets, wide_q, batch, total_q};
     const Tokens keys{k_offsets, wide_k, batch, total_k};
-    const Place place(tile, ROWS, queries, keys);
+    const Place place(tile, block, queries, keys);
     if (place.first >= place.length) return;
     const int own_columns = int(min(columns - chunk, (long long)COLUMNS)), own_width = (own_columns + 15) / 16 * 16;
 
     extern __shared__ __align__(16) unsigned char shared[];
-    T* const q_tile = reinterpret_cast<T*>(shared);
-    T* const grad_tile = q_tile + ROWS * line;
-    T* const k_tile = grad_tile + ROWS * line;
-    T* const v_tile = k_tile + KEYS * line;
-    T* const grad_scores = v_tile + KEYS * line + warp * 16 * (KEYS + PAD);
+    Part<T>* const q_tile = reinterpret_cast<Part<T>*>(shared);
+    Part<T>* const grad_tile = q_tile + block * line;
+    Part<T>* const k_tile = grad_tile + block * line;
+    Part<T>* const v_tile = k_tile + KEYS * line;
+    Part<T>* const grad_scores = v_tile + KEYS * line + warp * 16 * LINE;
     const long long token = place.begin + place.first;
-    const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(ROWS, (rows + 15) / 16 * 16);
+    const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(block, (rows + 15) / 16 * 16);
     k += place.other_begin * k_token_stride + head / (heads / kv_heads) * k_head_stride;
     v += place.other_begin * v_token_stride + head / (heads / kv_heads) * v_head_stride;
     load_tile<T>(q_tile, line, filled, width, q + token * q_token_stride + head * q_head_stride, q_token_stride, rows,
@@ -244,10 +247,10 @@ __global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
         }
 
     const int shift = place.other_length - place.length, limit = place.first + warp * 16 + 1 + shift;
-    int begin = 0, end = causal ? min(place.other_length, place.first + ROWS + shift) : place.other_length;
+    int begin = 0, end = causal ? min(place.other_length, place.first + block + shift) : place.other_length;
     if constexpr (MASK != PLAIN) {
         begin = int(max(place.first + shift - left, 0LL) / KEYS * KEYS);
-        end = int(min(place.first + ROWS + shift + right, (long long)place.other_length));
+        end = int(min(place.first + block + shift + right, (long long)place.other_length));
     }
     const C scale = C(scale_), slope = MASK == BIAS ? C(slopes[head]) : C(0);
     Sums<T, COLUMNS> sums;
@@ -274,11 +277,11 @@ __global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
                 const C score = score_of<MASK>(scores.at[n][e], scale, slope, past, n, e);
                 const C weight = exponential<T>(score - of_row[e / 2][0]);
                 const C grad_score = visible ? weight * (products.at[n][e] - of_row[e / 2][1]) : C(0);
-                grad_scores[row_of(e) * (KEYS + PAD) + column_of(n, e)] = T(grad_score);
+                store<T>(grad_scores + row_of(e) * LINE + column_of(n, e), KEYS, grad_score);
             }
         }
         __syncwarp();
-        sums.template add<false>(grad_scores, KEYS + PAD, k_tile + chunk, line, used, own_width);
+        sums.template add<false>(grad_scores, LINE, k_tile + chunk, line, used, own_width);
         __syncwarp();
     }
     if (own_rows <= 0) return;
@@ -288,7 +291,7 @@ __global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
 }
 
 template <class T, int COLUMNS, Mask MASK>
-__global__ void __launch_bounds__(THREADS<T>) attention_keys_backward_kernel(
+__global__ void __launch_bounds__(MOST_THREADS<T>) attention_keys_backward_kernel(
     const T* __restrict__ grad_output,     // [total_q, heads, columns], strided
     const T* __restrict__ q,               // [total_q, heads, columns], strided
     const T* __restrict__ k,               // [total_k, kv_heads, columns], strided
@@ -304,29 +307,29 @@ __global__ void __launch_bounds__(THREADS<T>) attention_keys_backward_kernel(
     long long grad_token_stride, long long grad_head_stride, long long q_token_stride, long long q_head_stride,
     long long k_token_stride, long long k_head_stride, long long v_token_stride, long long v_head_stride,
     bool wide_q, bool wide_k, bool vectors, bool causal, long long left, long long right, double scale_) {
-    // One block owns ROWS keys of a sequence and head, and COLUMNS columns of their gradients; one warp 16 keys.
+    // One block owns 16 keys of a sequence and head, and COLUMNS columns of their gradients; one warp 16 keys.
     using C = Compute<T>;
-    constexpr int ROWS = WARPS<T> * 16, QUERIES = BACKWARD_STEP<T>, PAD = 16 / sizeof(T);
-    const int warp = threadIdx.x / 32, width = int(columns + 15) / 16 * 16, line = width + PAD;
+    constexpr int QUERIES = BACKWARD_STEP<T>, LINE = line_of<T>(QUERIES);
+    const int block = blockDim.x / 2, warp = threadIdx.x / 32, width = int(columns + 15) / 16 * 16, line = line_of<T>(width);
     const long long chunks = (columns + COLUMNS - 1) / COLUMNS, group = heads / kv_heads;
     const long long chunk = blockIdx.x % chunks * COLUMNS, kv_head = blockIdx.x / chunks % kv_heads;
     const long long tile = blockIdx.x / (chunks * kv_heads);
     const Tokens queries{q_offsets, wide_q, batch, total_q};
     const Tokens keys{k_offsets, wide_k, batch, total_k};
-    const Place place(tile, ROWS, keys, queries);
+    const Place place(tile, block, keys, queries);
     if (place.first >= place.length) return;
     const int own_columns = int(min(columns - chunk, (long long)COLUMNS)), own_width = (own_columns + 15) / 16 * 16;
 
     extern __shared__ __align__(16) unsigned char shared[];
     __shared__ C of_query[2][QUERIES];
-    T* const k_tile = reinterpret_cast<T*>(shared);
-    T* const v_tile = k_tile + ROWS * line;
-    T* const q_tile = v_tile + ROWS * line;
-    T* const grad_tile = q_tile + QUERIES * line;
-    T* const weights = grad_tile + QUERIES * line + warp * 32 * (QUERIES + PAD);
-    T* const grad_scores = weights + 16 * (QUERIES + PAD);
+    Part<T>* const k_tile = reinterpret_cast<Part<T>*>(shared);
+    Part<T>* const v_tile = k_tile + block * line;
+    Part<T>* const q_tile = v_tile + block * line;
+    Part<T>* const grad_tile = q_tile + QUERIES * line;
+    Part<T>* const weights = grad_tile + QUERIES * line + warp * 32 * LINE;
+    Part<T>* const grad_scores = weights + 16 * LINE;
     const long long token = place.begin + place.first;
-    const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(ROWS, (rows + 15) / 16 * 16);
+    const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(block, (rows + 15) / 16 * 16);
     load_tile<T>(k_tile, line, filled, width, k + token * k_token_stride + kv_head * k_head_stride, k_token_stride, rows,
                  columns, vectors);
     load_tile<T>(v_tile, line, filled, width, v + token * v_token_stride + kv_head * v_head_stride, v_token_stride, rows,
@@ -337,7 +340,7 @@ __global__ void __launch_bounds__(THREADS<T>) attention_keys_backward_kernel(
     int begin = causal ? max(place.first + shift, 0) / QUERIES * QUERIES : 0, end = place.other_length;
     if constexpr (MASK != PLAIN) {
         begin = int(max(place.first + shift - right, 0LL) / QUERIES * QUERIES);
-        end = int(min(place.first + ROWS + shift + left, (long long)place.other_length));
+        end = int(min(place.first + block + shift + left, (long long)place.other_length));
     }
     const C scale = C(scale_);
     Sums<T, COLUMNS> sums_k, sums_v;
@@ -352,7 +355,7 @@ __global__ void __launch_bounds__(THREADS<T>) attention_keys_backward_kernel(
             load_tile<T>(grad_tile, line, used, width,
                          grad_output + q_token * grad_token_stride + head * grad_head_stride, grad_token_stride, there,
                          columns, vectors);
-            for (int i = threadIdx.x; i < QUERIES; i += THREADS<T>) {
+            for (int i = threadIdx.x; i < QUERIES; i += blockDim.x) {
                 of_query[0][i] = i < there ? lse[head * total_q + q_token + i] : C(0);
                 of_query[1][i] = i < there ? delta[head * total_q + q_token + i] : C(0);
             }
@@ -375,13 +378,13 @@ __global__ void __launch_bounds__(THREADS<T>) attention_keys_backward_kernel(
                     C weight = exponential<T>(score - of_query[0][column]);
                     weight = visible ? weight : C(0);
                     const C grad_score = visible ? weight * (products.at[n][e] - of_query[1][column]) : C(0);
-                    weights[row * (QUERIES + PAD) + column] = T(weight);
-                    grad_scores[row * (QUERIES + PAD) + column] = T(grad_score);
+                    store<T>(weights + row * LINE + column, QUERIES, weight);
+                    store<T>(grad_scores + row * LINE + column, QUERIES, grad_score);
                 }
             }
             __syncwarp();
-            if (grad_v) sums_v.template add<false>(weights, QUERIES + PAD, grad_tile + chunk, line, used, own_width);
-            if (grad_k) sums_k.template add<false>(grad_scores, QUERIES + PAD, q_tile + chunk, line, used, own_width);
+            if (grad_v) sums_v.template add<false>(weights, LINE, grad_tile + chunk, line, used, own_width);
+            if (grad_k) sums_k.template add<false>(grad_scores, LINE, q_tile + chunk, line, used, own_width);
             __syncwarp();
         }
     }

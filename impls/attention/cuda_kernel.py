@@ -12,7 +12,7 @@ import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
 from fourfold.backends.cuda.tensor_map import swizzled_map
-from fourfold.backends.launch import cdiv, is_hopper_or_emulated
+from fourfold.backends.launch import available_shared_memory, cdiv, is_hopper_or_emulated
 from fourfold.backends.tuning import Configuration, Tuner
 
 from .operators import Call, has_whole_vectors, register
@@ -20,11 +20,11 @@ from .operators import Call, has_whole_vectors, register
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
 BACKWARD_SOURCE = SOURCE.with_name("cuda_kernel_hopper_backward.cu")
-# By the size of an element: warps of a block, and the rows of a step forward and backward, as in products.cuh.
-WARPS = {2: 4, 4: 2, 8: 1}
+# By the size of an element: rows of a block, the most first, and of a step forward and backward, as in products.cuh.
+OWN_ROWS = {2: (64, 32, 16), 4: (64, 32, 16), 8: (16,)}
 FORWARD_STEP, BACKWARD_STEP = {2: 64, 4: 32, 8: 16}, {2: 32, 4: 32, 8: 16}
 # The columns of a block's results: their sums take half as many registers of each thread, or twice as many for float64.
-COLUMNS = {2: (64, 128), 4: (64,), 8: (64,)}
+COLUMNS = {2: (64, 128), 4: (64, 128), 8: (64,)}
 
 
 def _kernels(name: str) -> Mapping[tuple[torch.dtype, int, str], CudaKernel]:
@@ -121,11 +121,10 @@ BACKWARD_HOPPER_KERNELS = (
 TUNER = Tuner("attention_cuda", (*HOPPER, *BACKWARD_HOPPER, PORTABLE), Path(__file__))
 
 
-def _shared_bytes(call: Call, own_rows: int, rows: int, columns: int, weights: int, step: int) -> int:
-    """Return the tiles of a block: rows of the width of a head, some columns more, and rows of weights for a step."""
-    size = call.q.element_size()
-    pad, width = 16 // size, cdiv(call.q.shape[2], 16) * 16
-    return size * ((own_rows + rows) * (width + pad) + columns + weights * (step + pad))
+def _shared_bytes(size: int, *tiles: tuple[int, int]) -> int:
+    """Return the bytes of tiles of so many rows and columns: as `line_of` in products.cuh, with each float in parts."""
+    part, parts = (2, 3) if size == 4 else (size, 1)
+    return sum(rows * (parts * part * columns + 16) for rows, columns in tiles)
 
 
 def _launch(
@@ -137,18 +136,22 @@ def _launch(
 ) -> None:
     """Launch a kernel that is given some tensors, q, k, v, the offsets, slopes and the results."""
     size, head_size = call.q.element_size(), call.q.shape[2]
-    own_rows, step = WARPS[size] * 16, (BACKWARD_STEP if tensors else FORWARD_STEP)[size]
+    step = (BACKWARD_STEP if tensors else FORWARD_STEP)[size]
     columns = next((c for c in COLUMNS[size] if c >= head_size), COLUMNS[size][-1])
-    if tensors:
-        shared_bytes = _shared_bytes(call, 2 * own_rows, 2 * step, 0, own_rows * (2 if own_keys else 1), step)
-    else:
-        shared_bytes = _shared_bytes(call, own_rows, step, step * (columns + 16 // size), own_rows, step)
+    width = cdiv(head_size, 16) * 16
+    for own_rows in OWN_ROWS[size]:
+        if tensors:
+            shared_bytes = _shared_bytes(size, (2 * (own_rows + step), width), (own_rows * (1 + own_keys), step))
+        else:
+            shared_bytes = _shared_bytes(size, (own_rows + step, width), (step, columns), (own_rows, step))
+        if shared_bytes <= available_shared_memory(call.q.device):
+            break
     total_q, total_k, _, heads, kv_heads = call.sizes
-    tiles, each = (call.tiles(total_k, own_rows), kv_heads) if own_keys else (call.tiles(total_q, own_rows), heads)
+    count, each = (call.tiles(total_k, own_rows), kv_heads) if own_keys else (call.tiles(total_q, own_rows), heads)
     mask = "BIAS" if call.slopes is not None else "WINDOW" if call.is_windowed else "PLAIN"
     kernels[call.q.dtype, columns, mask].launch(
-        tiles * each * cdiv(head_size, columns),
-        WARPS[size] * 32,
+        count * each * cdiv(head_size, columns),
+        own_rows * 2,
         *tensors,
         *call[:5],
         call.slopes,
