@@ -25,6 +25,13 @@ template <class T> __device__ Compute<T> exponential(Compute<T> x) {
     else return exp(x);
 }
 
+// Waits until all threads have loaded their parts of tiles.
+__device__ inline void wait_for_tiles() {
+    commit_copies();
+    wait_for_copies<0>();
+    __syncthreads();
+}
+
 // What a query sees, by template: all keys or, at runtime, those up to its own place (PLAIN); those within a window; or
 // those within a window, with a bias. Without one the window is wider than the sequence.
 enum Mask { PLAIN, WINDOW, BIAS };
@@ -56,16 +63,28 @@ __device__ void put_rows(const Sums<T, COLUMNS>& sums, T* to, long long stride, 
         }
 }
 
+__global__ void __launch_bounds__(128) attention_split_kernel(
+    const float* __restrict__ x,        // [tokens, heads, columns], strided
+    __nv_bfloat16* __restrict__ parts,  // [3, tokens, heads, width], zeros past the columns
+    long long rows, long long heads, long long columns, long long width, long long token_stride, long long head_stride) {
+    // One warp owns a head of a token.
+    const long long row = blockIdx.x * 4LL + threadIdx.x / 32, token = row / heads, head = row - token * heads;
+    if (row >= rows) return;
+    x += token * token_stride + head * head_stride;
+    for (int column = threadIdx.x % 32; column < width; column += 32)
+        store<float>(parts + row * width + column, rows * width, column < columns ? x[column] : 0.0f);
+}
+
 template <class T, int COLUMNS, Mask MASK>
 __global__ void __launch_bounds__(MOST_THREADS<T>, 1) attention_forward_kernel(
-    const T* __restrict__ q,       // [total_q, heads, columns], strided
-    const T* __restrict__ k,       // [total_k, kv_heads, columns], strided
-    const T* __restrict__ v,       // [total_k, kv_heads, columns], strided
-    const void* q_offsets,         // [batch + 1], or null
-    const void* k_offsets,         // [batch + 1], or null
-    const float* slopes,           // [heads], of BIAS
-    T* __restrict__ output,        // [total_q, heads, columns]
-    Compute<T>* __restrict__ lse,  // [heads, total_q]
+    const Part<T>* __restrict__ q,  // [total_q, heads, columns], strided
+    const Part<T>* __restrict__ k,  // [total_k, kv_heads, columns], strided
+    const Part<T>* __restrict__ v,  // [total_k, kv_heads, columns], strided
+    const void* q_offsets,          // [batch + 1], or null
+    const void* k_offsets,          // [batch + 1], or null
+    const float* slopes,            // [heads], of BIAS
+    T* __restrict__ output,         // [total_q, heads, columns]
+    Compute<T>* __restrict__ lse,   // [heads, total_q]
     long long total_q, long long total_k, long long batch, long long heads, long long kv_heads, long long columns,
     long long q_token_stride, long long q_head_stride, long long k_token_stride, long long k_head_stride,
     long long v_token_stride, long long v_head_stride, bool wide_q, bool wide_k, bool vectors, bool causal, long long left,
@@ -74,6 +93,8 @@ __global__ void __launch_bounds__(MOST_THREADS<T>, 1) attention_forward_kernel(
     using C = Compute<T>;
     constexpr int KEYS = FORWARD_STEP<T>, LINE = line_of<T>(KEYS), LINE_OF_V = line_of<T>(COLUMNS);
     const int block = blockDim.x / 2, warp = threadIdx.x / 32, width = int(columns + 15) / 16 * 16, line = line_of<T>(width);
+    const long long held = PARTS<T> > 1 ? width : columns;  // columns of a row
+    const long long q_apart = total_q * heads * width, k_apart = total_k * kv_heads * width;  // parts
     const long long chunks = (columns + COLUMNS - 1) / COLUMNS;
     const long long chunk = blockIdx.x % chunks * COLUMNS, head = blockIdx.x / chunks % heads;
     // Queries that see most keys come first.
@@ -93,7 +114,7 @@ __global__ void __launch_bounds__(MOST_THREADS<T>, 1) attention_forward_kernel(
     k += place.other_begin * k_token_stride + head / (heads / kv_heads) * k_head_stride;
     v += place.other_begin * v_token_stride + head / (heads / kv_heads) * v_head_stride + chunk;
     const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(block, (rows + 15) / 16 * 16);
-    load_tile<T>(q_tile, line, filled, width, q, q_token_stride, rows, columns, vectors);
+    load_tile<PARTS<T>>(q_tile, line, filled, width, q, q_token_stride, rows, held, vectors, q_apart);
 
     // A query at `row` of the warp sees the keys below row + limit, and below all of them.
     const int shift = place.other_length - place.length, limit = place.first + warp * 16 + 1 + shift;
@@ -108,11 +129,11 @@ __global__ void __launch_bounds__(MOST_THREADS<T>, 1) attention_forward_kernel(
     for (int start = begin; start < end; start += KEYS) {
         const int there = end - start, used = there < KEYS ? (there + 15) / 16 * 16 : KEYS;
         __syncthreads();
-        load_tile<T>(k_tile, line, used, width, k + start * k_token_stride, k_token_stride, there, columns,
-                     vectors);
-        load_tile<T>(v_tile, LINE_OF_V, used, COLUMNS, v + start * v_token_stride, v_token_stride,
-                     there, own_columns, vectors);
-        __syncthreads();
+        load_tile<PARTS<T>>(k_tile, line, used, width, k + start * k_token_stride, k_token_stride, there, held, vectors,
+                            k_apart);
+        load_tile<PARTS<T>>(v_tile, LINE_OF_V, used, COLUMNS, v + start * v_token_stride, v_token_stride, there,
+                            PARTS<T> > 1 ? own_width : own_columns, vectors, k_apart);
+        wait_for_tiles();
         if (own_rows <= 0) continue;
         const C past = C((long long)(limit - 1 + row_of(0)) - (start + column_of(0, 0)));
         Sums<T, KEYS> scores;
@@ -176,10 +197,10 @@ __global__ void __launch_bounds__(MOST_THREADS<T>, 1) attention_forward_kernel(
 
 template <class T>
 __global__ void __launch_bounds__(128) attention_delta_kernel(
-    const T* __restrict__ grad_output,  // [total_q, heads, columns], strided
+    const T* __restrict__ grad_output,        // [total_q, heads, columns], strided
     const Compute<T>* __restrict__ grad_lse,  // [heads, total_q], or null
-    const T* __restrict__ output,       // [total_q, heads, columns]
-    Compute<T>* __restrict__ delta,     // [heads, total_q]
+    const T* __restrict__ output,             // [total_q, heads, columns]
+    Compute<T>* __restrict__ delta,           // [heads, total_q]
     long long total_q, long long heads, long long columns, long long token_stride, long long head_stride) {
     // One warp owns a head of a token: delta is the sum of its dO * O, less the cotangent of lse.
     using C = Compute<T>;
@@ -197,16 +218,16 @@ __global__ void __launch_bounds__(128) attention_delta_kernel(
 
 template <class T, int COLUMNS, Mask MASK>
 __global__ void __launch_bounds__(MOST_THREADS<T>) attention_queries_backward_kernel(
-    const T* __restrict__ grad_output,     // [total_q, heads, columns], strided
-    const T* __restrict__ q,               // [total_q, heads, columns], strided
-    const T* __restrict__ k,               // [total_k, kv_heads, columns], strided
-    const T* __restrict__ v,               // [total_k, kv_heads, columns], strided
-    const void* q_offsets,                 // [batch + 1], or null
-    const void* k_offsets,                 // [batch + 1], or null
-    const float* slopes,                   // [heads], of BIAS
-    const Compute<T>* __restrict__ lse,    // [heads, total_q]
-    const Compute<T>* __restrict__ delta,  // [heads, total_q]
-    T* __restrict__ grad_q,                // [total_q, heads, columns]
+    const Part<T>* __restrict__ grad_output,  // [total_q, heads, columns], strided
+    const Part<T>* __restrict__ q,            // [total_q, heads, columns], strided
+    const Part<T>* __restrict__ k,            // [total_k, kv_heads, columns], strided
+    const Part<T>* __restrict__ v,            // [total_k, kv_heads, columns], strided
+    const void* q_offsets,                    // [batch + 1], or null
+    const void* k_offsets,                    // [batch + 1], or null
+    const float* slopes,                      // [heads], of BIAS
+    const Compute<T>* __restrict__ lse,       // [heads, total_q]
+    const Compute<T>* __restrict__ delta,     // [heads, total_q]
+    T* __restrict__ grad_q,                   // [total_q, heads, columns]
     long long total_q, long long total_k, long long batch, long long heads, long long kv_heads, long long columns,
     long long grad_token_stride, long long grad_head_stride, long long q_token_stride, long long q_head_stride,
     long long k_token_stride, long long k_head_stride, long long v_token_stride, long long v_head_stride,
@@ -215,6 +236,8 @@ __global__ void __launch_bounds__(MOST_THREADS<T>) attention_queries_backward_ke
     using C = Compute<T>;
     constexpr int KEYS = BACKWARD_STEP<T>, LINE = line_of<T>(KEYS);
     const int block = blockDim.x / 2, warp = threadIdx.x / 32, width = int(columns + 15) / 16 * 16, line = line_of<T>(width);
+    const long long held = PARTS<T> > 1 ? width : columns;  // columns of a row
+    const long long q_apart = total_q * heads * width, k_apart = total_k * kv_heads * width;  // parts
     const long long chunks = (columns + COLUMNS - 1) / COLUMNS;
     const long long chunk = blockIdx.x % chunks * COLUMNS, head = blockIdx.x / chunks % heads;
     const long long tile = gridDim.x / (chunks * heads) - 1 - blockIdx.x / (chunks * heads);
@@ -234,10 +257,10 @@ __global__ void __launch_bounds__(MOST_THREADS<T>) attention_queries_backward_ke
     const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(block, (rows + 15) / 16 * 16);
     k += place.other_begin * k_token_stride + head / (heads / kv_heads) * k_head_stride;
     v += place.other_begin * v_token_stride + head / (heads / kv_heads) * v_head_stride;
-    load_tile<T>(q_tile, line, filled, width, q + token * q_token_stride + head * q_head_stride, q_token_stride, rows,
-                 columns, vectors);
-    load_tile<T>(grad_tile, line, filled, width, grad_output + token * grad_token_stride + head * grad_head_stride,
-                 grad_token_stride, rows, columns, vectors);
+    load_tile<PARTS<T>>(q_tile, line, filled, width, q + token * q_token_stride + head * q_head_stride, q_token_stride,
+                        rows, held, vectors, q_apart);
+    load_tile<PARTS<T>>(grad_tile, line, filled, width, grad_output + token * grad_token_stride + head *
+                        grad_head_stride, grad_token_stride, rows, held, vectors, q_apart);
     C of_row[2][2] = {};
 #pragma unroll
     for (int i = 0; i < 2; i++)
@@ -257,11 +280,11 @@ __global__ void __launch_bounds__(MOST_THREADS<T>) attention_queries_backward_ke
     for (int start = begin; start < end; start += KEYS) {
         const int there = end - start, used = there < KEYS ? (there + 15) / 16 * 16 : KEYS;
         __syncthreads();
-        load_tile<T>(k_tile, line, used, width, k + start * k_token_stride, k_token_stride, there, columns,
-                     vectors);
-        load_tile<T>(v_tile, line, used, width, v + start * v_token_stride, v_token_stride, there, columns,
-                     vectors);
-        __syncthreads();
+        load_tile<PARTS<T>>(k_tile, line, used, width, k + start * k_token_stride, k_token_stride, there, held, vectors,
+                            k_apart);
+        load_tile<PARTS<T>>(v_tile, line, used, width, v + start * v_token_stride, v_token_stride, there, held, vectors,
+                            k_apart);
+        wait_for_tiles();
         if (own_rows <= 0) continue;
         const C past = C((long long)(limit - 1 + row_of(0)) - (start + column_of(0, 0)));
         Sums<T, KEYS> scores, products;
@@ -292,17 +315,17 @@ __global__ void __launch_bounds__(MOST_THREADS<T>) attention_queries_backward_ke
 
 template <class T, int COLUMNS, Mask MASK>
 __global__ void __launch_bounds__(MOST_THREADS<T>) attention_keys_backward_kernel(
-    const T* __restrict__ grad_output,     // [total_q, heads, columns], strided
-    const T* __restrict__ q,               // [total_q, heads, columns], strided
-    const T* __restrict__ k,               // [total_k, kv_heads, columns], strided
-    const T* __restrict__ v,               // [total_k, kv_heads, columns], strided
-    const void* q_offsets,                 // [batch + 1], or null
-    const void* k_offsets,                 // [batch + 1], or null
-    const float* slopes,                   // [heads], of BIAS
-    const Compute<T>* __restrict__ lse,    // [heads, total_q]
-    const Compute<T>* __restrict__ delta,  // [heads, total_q]
-    T* __restrict__ grad_k,                // [total_k, kv_heads, columns], or null
-    T* __restrict__ grad_v,                // [total_k, kv_heads, columns], or null
+    const Part<T>* __restrict__ grad_output,  // [total_q, heads, columns], strided
+    const Part<T>* __restrict__ q,            // [total_q, heads, columns], strided
+    const Part<T>* __restrict__ k,            // [total_k, kv_heads, columns], strided
+    const Part<T>* __restrict__ v,            // [total_k, kv_heads, columns], strided
+    const void* q_offsets,                    // [batch + 1], or null
+    const void* k_offsets,                    // [batch + 1], or null
+    const float* slopes,                      // [heads], of BIAS
+    const Compute<T>* __restrict__ lse,       // [heads, total_q]
+    const Compute<T>* __restrict__ delta,     // [heads, total_q]
+    T* __restrict__ grad_k,                   // [total_k, kv_heads, columns], or null
+    T* __restrict__ grad_v,                   // [total_k, kv_heads, columns], or null
     long long total_q, long long total_k, long long batch, long long heads, long long kv_heads, long long columns,
     long long grad_token_stride, long long grad_head_stride, long long q_token_stride, long long q_head_stride,
     long long k_token_stride, long long k_head_stride, long long v_token_stride, long long v_head_stride,
@@ -311,6 +334,8 @@ __global__ void __launch_bounds__(MOST_THREADS<T>) attention_keys_backward_kerne
     using C = Compute<T>;
     constexpr int QUERIES = BACKWARD_STEP<T>, LINE = line_of<T>(QUERIES);
     const int block = blockDim.x / 2, warp = threadIdx.x / 32, width = int(columns + 15) / 16 * 16, line = line_of<T>(width);
+    const long long held = PARTS<T> > 1 ? width : columns;  // columns of a row
+    const long long q_apart = total_q * heads * width, k_apart = total_k * kv_heads * width;  // parts
     const long long chunks = (columns + COLUMNS - 1) / COLUMNS, group = heads / kv_heads;
     const long long chunk = blockIdx.x % chunks * COLUMNS, kv_head = blockIdx.x / chunks % kv_heads;
     const long long tile = blockIdx.x / (chunks * kv_heads);
@@ -330,10 +355,10 @@ __global__ void __launch_bounds__(MOST_THREADS<T>) attention_keys_backward_kerne
     Part<T>* const grad_scores = weights + 16 * LINE;
     const long long token = place.begin + place.first;
     const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(block, (rows + 15) / 16 * 16);
-    load_tile<T>(k_tile, line, filled, width, k + token * k_token_stride + kv_head * k_head_stride, k_token_stride, rows,
-                 columns, vectors);
-    load_tile<T>(v_tile, line, filled, width, v + token * v_token_stride + kv_head * v_head_stride, v_token_stride, rows,
-                 columns, vectors);
+    load_tile<PARTS<T>>(k_tile, line, filled, width, k + token * k_token_stride + kv_head * k_head_stride,
+                        k_token_stride, rows, held, vectors, k_apart);
+    load_tile<PARTS<T>>(v_tile, line, filled, width, v + token * v_token_stride + kv_head * v_head_stride,
+                        v_token_stride, rows, held, vectors, k_apart);
 
     // The key at `row` of the warp is seen by the queries from row + least on.
     const int shift = place.other_length - place.length, least = place.first + warp * 16 + shift;
@@ -350,16 +375,15 @@ __global__ void __launch_bounds__(MOST_THREADS<T>) attention_keys_backward_kerne
             const long long q_token = place.other_begin + start;
             const int there = place.other_length - start, used = there < QUERIES ? (there + 15) / 16 * 16 : QUERIES;
             __syncthreads();
-            load_tile<T>(q_tile, line, used, width, q + q_token * q_token_stride + head * q_head_stride,
-                         q_token_stride, there, columns, vectors);
-            load_tile<T>(grad_tile, line, used, width,
-                         grad_output + q_token * grad_token_stride + head * grad_head_stride, grad_token_stride, there,
-                         columns, vectors);
+            load_tile<PARTS<T>>(q_tile, line, used, width, q + q_token * q_token_stride + head * q_head_stride,
+                                q_token_stride, there, held, vectors, q_apart);
+            load_tile<PARTS<T>>(grad_tile, line, used, width, grad_output + q_token * grad_token_stride + head *
+                                grad_head_stride, grad_token_stride, there, held, vectors, q_apart);
             for (int i = threadIdx.x; i < QUERIES; i += blockDim.x) {
                 of_query[0][i] = i < there ? lse[head * total_q + q_token + i] : C(0);
                 of_query[1][i] = i < there ? delta[head * total_q + q_token + i] : C(0);
             }
-            __syncthreads();
+            wait_for_tiles();
             if (own_rows <= 0) continue;
             const C past = C((long long)(least + row_of(0)) - (start + column_of(0, 0)));
             // Transposed: the keys are the rows.

@@ -37,8 +37,9 @@ def _kernels(name: str) -> Mapping[tuple[torch.dtype, int, str], CudaKernel]:
 
 
 FORWARD, QUERIES_BACKWARD, KEYS_BACKWARD = map(_kernels, ("forward", "queries_backward", "keys_backward"))
+SPLIT = CudaKernel(SOURCE, "attention_split_kernel")
 DELTA = {dtype: CudaKernel(SOURCE, f"attention_delta_kernel<{cpp}>") for dtype, cpp in CPP_TYPES.items()}
-KERNELS = (*FORWARD.values(), *QUERIES_BACKWARD.values(), *KEYS_BACKWARD.values(), *DELTA.values())
+KERNELS = (*FORWARD.values(), *QUERIES_BACKWARD.values(), *KEYS_BACKWARD.values(), *DELTA.values(), SPLIT)
 
 # Of the Hopper kernel: columns of a copy, bytes of keys and values that stay in the L2 cache, and scales that float32
 # takes in base 2 as well.
@@ -127,20 +128,41 @@ def _shared_bytes(size: int, *tiles: tuple[int, int]) -> int:
     return sum(rows * (parts * part * columns + 16) for rows, columns in tiles)
 
 
+def _split(x: torch.Tensor) -> torch.Tensor:
+    """Return what kernels multiply: float32 as three bfloat16, in rows of a multiple of 16 columns; others as they are."""
+    if x.dtype != torch.float32:
+        return x
+    tokens, heads, columns = x.shape
+    parts = x.new_empty((3, tokens, heads, cdiv(columns, 16) * 16), dtype=torch.bfloat16)
+    rows = tokens * heads
+    SPLIT.launch(cdiv(rows, 4), 128, x, parts, rows, heads, columns, parts.shape[3], *x.stride()[:2])
+    return parts
+
+
 def _launch(
     kernels: Mapping[tuple[torch.dtype, int, str], CudaKernel],
     call: Call,
     own_keys: bool,
-    tensors: tuple[torch.Tensor, ...],
+    operands: tuple[torch.Tensor, ...],
+    numbers: tuple[torch.Tensor, ...],
     results: tuple[torch.Tensor | None, ...],
 ) -> None:
-    """Launch a kernel that is given some tensors, q, k, v, the offsets, slopes and the results."""
+    """Launch a kernel that is given operands, offsets, slopes, the numbers of each query, and the results.
+
+    Args:
+        kernels: by dtype, columns and mask.
+        call: what is launched.
+        own_keys: whether a block owns keys, not queries.
+        operands: q, k and v, or the gradient of the output before them, as `_split` returns them.
+        numbers: lse and delta, of a gradient.
+        results: what the kernel writes.
+    """
     size, head_size = call.q.element_size(), call.q.shape[2]
-    step = (BACKWARD_STEP if tensors else FORWARD_STEP)[size]
+    step = (BACKWARD_STEP if numbers else FORWARD_STEP)[size]
     columns = next((c for c in COLUMNS[size] if c >= head_size), COLUMNS[size][-1])
     width = cdiv(head_size, 16) * 16
     for own_rows in OWN_ROWS[size]:
-        if tensors:
+        if numbers:
             shared_bytes = _shared_bytes(size, (2 * (own_rows + step), width), (own_rows * (1 + own_keys), step))
         else:
             shared_bytes = _shared_bytes(size, (own_rows + step, width), (step, columns), (own_rows, step))
@@ -152,16 +174,16 @@ def _launch(
     kernels[call.q.dtype, columns, mask].launch(
         count * each * cdiv(head_size, columns),
         own_rows * 2,
-        *tensors,
-        *call[:5],
+        *operands,
+        *call[3:5],
         call.slopes,
+        *numbers,
         *results,
         *call.sizes,
         head_size,
-        *(n for x in tensors for n in x.stride()[:2]),
-        *call.strides,
+        *(n for x in operands for n in x.stride()[-3:-1]),
         *(x is not None and x.dtype == torch.int64 for x in (call.q_offsets, call.k_offsets)),
-        has_whole_vectors(*tensors, *call[:3]),
+        has_whole_vectors(*operands),
         call.causal,
         *call.window,
         call.scale,
@@ -262,7 +284,7 @@ def _choose(call: Call, grad_output: torch.Tensor | None, run: Callable[[Configu
 def _forward(call: Call, output: torch.Tensor, lse: torch.Tensor) -> None:
     def run(configuration: Configuration) -> None:
         if configuration is PORTABLE:
-            _launch(FORWARD, call, False, (), (output, lse))
+            _launch(FORWARD, call, False, tuple(map(_split, call[:3])), (), (output, lse))
         else:
             launch_hopper(configuration, call, output, lse)
 
@@ -342,10 +364,11 @@ def _backward(
 
     def run(configuration: Configuration) -> None:
         if configuration is PORTABLE:
+            operands = tuple(map(_split, (grad_output, *call[:3])))
             if grad_q is not None and total_q:
-                _launch(QUERIES_BACKWARD, call, False, (grad_output,), (lse, delta, grad_q))
+                _launch(QUERIES_BACKWARD, call, False, operands, (lse, delta), (grad_q,))
             if of_keys:
-                _launch(KEYS_BACKWARD, call, True, (grad_output,), (lse, delta, grad_k, grad_v))
+                _launch(KEYS_BACKWARD, call, True, operands, (lse, delta), (grad_k, grad_v))
             return
         if grad_q is not None:
             launch_hopper_backward(configuration, call, grad_output, (lse, delta), False, grad_q, None)

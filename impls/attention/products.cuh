@@ -17,15 +17,16 @@ template <class T> constexpr int PARTS = sizeof(T) == 4 ? 3 : 1;
 // The elements of a line: all first parts of a row, then all second and third ones, and some that spread the banks.
 template <class T> __device__ constexpr int line_of(int width) { return PARTS<T> * width + 16 / int(sizeof(Part<T>)); }
 
-// Stores an element to a line of a tile of this width.
-template <class T> __device__ void store(Part<T>* to, int width, Compute<T> x) {
+// Stores an element, whose parts lie `apart`.
+template <class T> __device__ void store(Part<T>* to, long long apart, Compute<T> x) {
     if constexpr (PARTS<T> == 3) {
         // The first part of a finite number is finite.
         const unsigned bits = __float_as_uint(x), rounded = (bits & 0x7fffffff) < 0x7f7f8000 ? bits + 0x8000 : bits;
         const float first = __uint_as_float(rounded & 0xffff0000), rest = (x - first) * 128;
+        const __nv_bfloat16 second(rest);
         to[0] = __nv_bfloat16(first);
-        to[width] = __nv_bfloat16(rest);
-        to[2 * width] = __nv_bfloat16((rest - float(to[width])) * 128);
+        to[apart] = second;
+        to[2 * apart] = __nv_bfloat16((rest - float(second)) * 128);
     } else {
         *to = T(x);
     }
@@ -35,46 +36,47 @@ template <class T> __device__ void store(Part<T>* to, int width, Compute<T> x) {
 __device__ inline int row_of(int e) { return int(threadIdx.x) % 32 / 4 + e / 2 * 8; }
 __device__ inline int column_of(int n, int e) { return n * 8 + int(threadIdx.x) % 4 * 2 + e % 2; }
 
-// Loads rows [0, count) of a matrix to lines of `line` elements, with zeros past its `rows` and `columns`, up to `width`.
-// A line is made of parts, or else of elements of the matrix.
-template <class T, class E>
-__device__ void load_tile(E* to, int line, int count, int width, const T* from, long long stride, long long rows,
-                          long long columns, bool vectors) {
-    constexpr int WIDTH = 16 / sizeof(T);
+// Copies 16 bytes to shared memory, or zeros. Before they are read, the thread waits for its groups of copies but the last
+// PENDING.
+__device__ inline void copy_async(void* to, const void* from, bool zeros) {
+#ifdef CUDA_ON_CPU
+    *static_cast<uint4*>(to) = zeros ? uint4{} : *static_cast<const uint4*>(from);
+#else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from), "r"(zeros ? 0 : 16) : "memory");
+#endif
+}
+__device__ inline void commit_copies() {
+#ifndef CUDA_ON_CPU
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int PENDING> __device__ void wait_for_copies() {
+#ifndef CUDA_ON_CPU
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
+}
+
+// Copies rows [0, count) of a matrix to lines of `line` elements, with zeros past its `rows` and `columns`, up to `width`:
+// each of its PARTS, which lie `apart`.
+template <int PARTS = 1, class E>
+__device__ void load_tile(E* to, int line, int count, int width, const E* from, long long stride, long long rows,
+                          long long columns, bool vectors, long long apart = 0) {
+    constexpr int WIDTH = 16 / sizeof(E);
     if (vectors) {
-        // So many loads are in flight.
-        constexpr int TOGETHER = 8;
         const int across = width / WIDTH;
-        for (int start = threadIdx.x; start < count * across; start += TOGETHER * blockDim.x) {
-            Vector<T, WIDTH> vectors[TOGETHER] = {};
+        for (int i = threadIdx.x; i < count * across; i += blockDim.x) {
+            const int row = i / across, column = i % across * WIDTH;
+            const bool zeros = row >= rows || column >= columns;
+            const E* const first = zeros ? from : from + row * stride + column;
 #pragma unroll
-            for (int n = 0; n < TOGETHER; n++) {
-                const int i = start + n * blockDim.x, row = i / across, column = i % across * WIDTH;
-                if (row < min((long long)count, rows) && column < columns)
-                    vectors[n] = Vector<T, WIDTH>::load(from + row * stride + column);
-            }
-#pragma unroll
-            for (int n = 0; n < TOGETHER; n++) {
-                const int i = start + n * blockDim.x, row = i / across, column = i % across * WIDTH;
-                if (row >= count) break;
-                if constexpr (sizeof(E) == sizeof(T)) {
-                    vectors[n].store(to + row * line + column);
-                } else {
-                    Vector<E, WIDTH> parts[PARTS<T>];
-#pragma unroll
-                    for (int j = 0; j < WIDTH; j++) store<T>(&parts[0].at[j], WIDTH, vectors[n].at[j]);
-#pragma unroll
-                    for (int p = 0; p < PARTS<T>; p++) parts[p].store(to + row * line + p * width + column);
-                }
-            }
+            for (int p = 0; p < PARTS; p++) copy_async(to + row * line + p * width + column, first + p * apart, zeros);
         }
         return;
     }
     for (int i = threadIdx.x; i < count * width; i += blockDim.x) {
         const int row = i / width, column = i % width;
-        const T x = row < rows && column < columns ? from[row * stride + column] : T(0.0f);
-        if constexpr (sizeof(E) == sizeof(T)) to[row * line + column] = x;
-        else store<T>(to + row * line + column, width, x);
+        to[row * line + column] = row < rows && column < columns ? from[row * stride + column] : E(0.0f);
     }
 }
 
@@ -130,7 +132,7 @@ template <class T, int COLUMNS> struct Sums {
             for (int first = 0; first < COLUMNS / 8; first += GROUP) {
                 if (first * 8 >= columns) break;
                 float parts[3][GROUP][4] = {};
-#pragma unroll 1
+#pragma unroll 2
                 for (int term = 0; term < terms; term += 16) {
                     unsigned x[3][4];
 #pragma unroll
@@ -148,7 +150,7 @@ template <class T, int COLUMNS> struct Sums {
 #pragma unroll
                         for (int i = 0; i < 3; i++)
 #pragma unroll
-                            for (int j = 0; i + j < 3; j++) {
+                            for (int j = 2 - i; j >= 0; j--) {
                                 multiply(parts[i + j][n], x[i], y[j][0], y[j][1], E());
                                 multiply(parts[i + j][n + 1], x[i], y[j][2], y[j][3], E());
                             }

@@ -94,14 +94,15 @@ def split(x):
 @triton.jit
 def add_product(sums, a, b):
     """Return sums + a b. Multiply float32 on tensor cores, as bfloat16, but without the products below 2^-25."""
-    if a.dtype != tl.float32:
+    if a.dtype == tl.float32:
+        a1, a2, a3 = split(a)
+        b1, b2, b3 = split(b)
+        small = tl.dot(a1, b3, tl.dot(a2, b2, tl.dot(a3, b1)))
+        small = tl.dot(a1, b2, tl.dot(a2, b1, small * (1 / 128))) * (1 / 128)
+        # Infinities have no rest.
+        return sums + tl.dot(a1, b1, tl.where(small == small, small, 0.0))
+    else:
         return tl.dot(a, b, sums, input_precision="ieee", out_dtype=sums.dtype)
-    a1, a2, a3 = split(a)
-    b1, b2, b3 = split(b)
-    small = tl.dot(a1, b3, tl.dot(a2, b2, tl.dot(a3, b1)))
-    small = tl.dot(a1, b2, tl.dot(a2, b1, small * (1 / 128))) * (1 / 128)
-    # Infinities have no rest.
-    return sums + tl.dot(a1, b1, tl.where(small == small, small, 0.0))
 
 
 @triton.jit
