@@ -16,6 +16,9 @@ struct Shape {
 
 // Of a block. Wide heads have fewer, for their tiles to fit into shared memory.
 template <class T> constexpr int MOST_THREADS = sizeof(T) == 8 ? 32 : 128;
+// Backward, the warps that own the same 16 rows: each has a share of the scores of a step, and of the sums' columns. The
+// tiles of parts leave room for one block alone on a multiprocessor.
+template <class T> constexpr int SHARES = PARTS<T> > 1 ? 2 : 1;
 
 template <class T> __device__ T not_a_number() { return T(CUDART_NAN_F); }
 
@@ -63,6 +66,12 @@ __device__ void put_rows(const Sums<T, COLUMNS>& sums, T* to, long long stride, 
         }
 }
 
+// Waits until the warps that own the same rows have stored, or read, their scores.
+template <class T> __device__ void wait_for_shares() {
+    if constexpr (SHARES<T> > 1) __syncthreads();
+    else __syncwarp();
+}
+
 __global__ void __launch_bounds__(128) attention_split_kernel(
     const float* __restrict__ x,        // [tokens, heads, columns], strided
     __nv_bfloat16* __restrict__ parts,  // [3, tokens, heads, width], zeros past the columns
@@ -89,7 +98,7 @@ __global__ void __launch_bounds__(MOST_THREADS<T>, 1) attention_forward_kernel(
     long long q_token_stride, long long q_head_stride, long long k_token_stride, long long k_head_stride,
     long long v_token_stride, long long v_head_stride, bool wide_q, bool wide_k, bool vectors, bool causal, long long left,
     long long right, double scale_) {
-    // One block owns 16 queries of a sequence and head, and COLUMNS columns of their output; one warp 16 queries.
+    // One block owns up to 64 queries of a sequence and head, and COLUMNS columns of their output; one warp 16 queries.
     using C = Compute<T>;
     constexpr int KEYS = FORWARD_STEP<T>, LINE = line_of<T>(KEYS), LINE_OF_V = line_of<T>(COLUMNS);
     const int block = blockDim.x / 2, warp = threadIdx.x / 32, width = int(columns + 15) / 16 * 16, line = line_of<T>(width);
@@ -217,7 +226,7 @@ __global__ void __launch_bounds__(128) attention_delta_kernel(
 }
 
 template <class T, int COLUMNS, Mask MASK>
-__global__ void __launch_bounds__(MOST_THREADS<T>) attention_queries_backward_kernel(
+__global__ void __launch_bounds__(MOST_THREADS<T> * SHARES<T>) attention_queries_backward_kernel(
     const Part<T>* __restrict__ grad_output,  // [total_q, heads, columns], strided
     const Part<T>* __restrict__ q,            // [total_q, heads, columns], strided
     const Part<T>* __restrict__ k,            // [total_k, kv_heads, columns], strided
@@ -232,10 +241,12 @@ __global__ void __launch_bounds__(MOST_THREADS<T>) attention_queries_backward_ke
     long long grad_token_stride, long long grad_head_stride, long long q_token_stride, long long q_head_stride,
     long long k_token_stride, long long k_head_stride, long long v_token_stride, long long v_head_stride,
     bool wide_q, bool wide_k, bool vectors, bool causal, long long left, long long right, double scale_) {
-    // One block owns 16 queries of a sequence and head, and COLUMNS columns of their gradient; one warp 16 queries.
+    // One block owns up to 64 queries of a sequence and head, and COLUMNS columns of their gradient; one warp 16 queries.
     using C = Compute<T>;
     constexpr int KEYS = BACKWARD_STEP<T>, LINE = line_of<T>(KEYS);
-    const int block = blockDim.x / 2, warp = threadIdx.x / 32, width = int(columns + 15) / 16 * 16, line = line_of<T>(width);
+    constexpr int SCORES = KEYS / SHARES<T>, SUMS = COLUMNS / SHARES<T>;
+    const int block = blockDim.x / (2 * SHARES<T>), warp = threadIdx.x / (32 * SHARES<T>), share = threadIdx.x / 32 % SHARES<T>;
+    const int width = int(columns + 15) / 16 * 16, line = line_of<T>(width);
     const long long held = PARTS<T> > 1 ? width : columns;  // columns of a row
     const long long q_apart = total_q * heads * width, k_apart = total_k * kv_heads * width;  // parts
     const long long chunks = (columns + COLUMNS - 1) / COLUMNS;
@@ -245,7 +256,8 @@ __global__ void __launch_bounds__(MOST_THREADS<T>) attention_queries_backward_ke
     const Tokens keys{k_offsets, wide_k, batch, total_k};
     const Place place(tile, block, queries, keys);
     if (place.first >= place.length) return;
-    const int own_columns = int(min(columns - chunk, (long long)COLUMNS)), own_width = (own_columns + 15) / 16 * 16;
+    const int own = share * SUMS, own_columns = int(min(columns - chunk - own, (long long)SUMS));
+    const int own_width = (own_columns + 15) / 16 * 16;
 
     extern __shared__ __align__(16) unsigned char shared[];
     Part<T>* const q_tile = reinterpret_cast<Part<T>*>(shared);
@@ -276,7 +288,7 @@ __global__ void __launch_bounds__(MOST_THREADS<T>) attention_queries_backward_ke
         end = int(min(place.first + block + shift + right, (long long)place.other_length));
     }
     const C scale = C(scale_), slope = MASK == BIAS ? C(slopes[head]) : C(0);
-    Sums<T, COLUMNS> sums;
+    Sums<T, SUMS> sums;
     for (int start = begin; start < end; start += KEYS) {
         const int there = end - start, used = there < KEYS ? (there + 15) / 16 * 16 : KEYS;
         __syncthreads();
@@ -285,36 +297,39 @@ __global__ void __launch_bounds__(MOST_THREADS<T>) attention_queries_backward_ke
         load_tile<PARTS<T>>(v_tile, line, used, width, v + start * v_token_stride, v_token_stride, there, held, vectors,
                             k_apart);
         wait_for_tiles();
-        if (own_rows <= 0) continue;
-        const C past = C((long long)(limit - 1 + row_of(0)) - (start + column_of(0, 0)));
-        Sums<T, KEYS> scores, products;
-        scores.template add<true>(q_tile + warp * 16 * line, line, k_tile, line, width, used);
-        products.template add<true>(grad_tile + warp * 16 * line, line, v_tile, line, width, used);
+        const int first = share * SCORES;
+        if (own_rows > 0) {
+            const C past = C((long long)(limit - 1 + row_of(0)) - (start + first + column_of(0, 0)));
+            Sums<T, SCORES> scores, products;
+            scores.template add<true>(q_tile + warp * 16 * line, line, k_tile + first * line, line, width, used - first);
+            products.template add<true>(grad_tile + warp * 16 * line, line, v_tile + first * line, line, width,
+                                        used - first);
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; n++) {
-            if (n * 8 >= used) break;
+            for (int n = 0; n < SCORES / 8; n++) {
+                if (first + n * 8 >= used) break;
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int key = start + column_of(n, e);
-                const bool visible = key < place.other_length && sees_key<MASK>(key, limit + row_of(e), causal, left, right);
-                const C score = score_of<MASK>(scores.at[n][e], scale, slope, past, n, e);
-                const C weight = exponential<T>(score - of_row[e / 2][0]);
-                const C grad_score = visible ? weight * (products.at[n][e] - of_row[e / 2][1]) : C(0);
-                store<T>(grad_scores + row_of(e) * LINE + column_of(n, e), KEYS, grad_score);
+                for (int e = 0; e < 4; e++) {
+                    const int column = first + column_of(n, e), key = start + column;
+                    const bool visible = key < place.other_length &&
+                                         sees_key<MASK>(key, limit + row_of(e), causal, left, right);
+                    const C score = score_of<MASK>(scores.at[n][e], scale, slope, past, n, e);
+                    const C weight = exponential<T>(score - of_row[e / 2][0]);
+                    const C grad_score = visible ? weight * (products.at[n][e] - of_row[e / 2][1]) : C(0);
+                    store<T>(grad_scores + row_of(e) * LINE + column, KEYS, grad_score);
+                }
             }
         }
-        __syncwarp();
-        sums.template add<false>(grad_scores, LINE, k_tile + chunk, line, used, own_width);
-        __syncwarp();
+        wait_for_shares<T>();
+        if (own_rows > 0) sums.template add<false>(grad_scores, LINE, k_tile + chunk + own, line, used, own_width);
     }
     if (own_rows <= 0) return;
     const C factors[2] = {scale, scale};
-    put_rows<T, COLUMNS>(sums, grad_q + ((token + warp * 16) * heads + head) * columns + chunk, heads * columns,
-                         own_rows, own_columns, factors, place.fits);
+    put_rows<T, SUMS>(sums, grad_q + ((token + warp * 16) * heads + head) * columns + chunk + own, heads * columns, own_rows,
+                      own_columns, factors, place.fits);
 }
 
 template <class T, int COLUMNS, Mask MASK>
-__global__ void __launch_bounds__(MOST_THREADS<T>) attention_keys_backward_kernel(
+__global__ void __launch_bounds__(MOST_THREADS<T> * SHARES<T>) attention_keys_backward_kernel(
     const Part<T>* __restrict__ grad_output,  // [total_q, heads, columns], strided
     const Part<T>* __restrict__ q,            // [total_q, heads, columns], strided
     const Part<T>* __restrict__ k,            // [total_k, kv_heads, columns], strided
@@ -324,26 +339,30 @@ __global__ void __launch_bounds__(MOST_THREADS<T>) attention_keys_backward_kerne
     const float* slopes,                      // [heads], of BIAS
     const Compute<T>* __restrict__ lse,       // [heads, total_q]
     const Compute<T>* __restrict__ delta,     // [heads, total_q]
-    T* __restrict__ grad_k,                   // [total_k, kv_heads, columns], or null
-    T* __restrict__ grad_v,                   // [total_k, kv_heads, columns], or null
+    T* __restrict__ grad_k,                   // [total_k, heads / group, columns], or null
+    T* __restrict__ grad_v,                   // [total_k, heads / group, columns], or null
     long long total_q, long long total_k, long long batch, long long heads, long long kv_heads, long long columns,
     long long grad_token_stride, long long grad_head_stride, long long q_token_stride, long long q_head_stride,
     long long k_token_stride, long long k_head_stride, long long v_token_stride, long long v_head_stride,
-    bool wide_q, bool wide_k, bool vectors, bool causal, long long left, long long right, double scale_) {
-    // One block owns 16 keys of a sequence and head, and COLUMNS columns of their gradients; one warp 16 keys.
+    bool wide_q, bool wide_k, bool vectors, bool causal, long long left, long long right, double scale_,
+    long long group) {
+    // One block owns up to 64 keys of a sequence and head, and COLUMNS columns of their gradients for `group` heads.
     using C = Compute<T>;
     constexpr int QUERIES = BACKWARD_STEP<T>, LINE = line_of<T>(QUERIES);
-    const int block = blockDim.x / 2, warp = threadIdx.x / 32, width = int(columns + 15) / 16 * 16, line = line_of<T>(width);
+    constexpr int SCORES = QUERIES / SHARES<T>, SUMS = COLUMNS / SHARES<T>;
+    const int block = blockDim.x / (2 * SHARES<T>), warp = threadIdx.x / (32 * SHARES<T>), share = threadIdx.x / 32 % SHARES<T>;
+    const int width = int(columns + 15) / 16 * 16, line = line_of<T>(width);
     const long long held = PARTS<T> > 1 ? width : columns;  // columns of a row
     const long long q_apart = total_q * heads * width, k_apart = total_k * kv_heads * width;  // parts
-    const long long chunks = (columns + COLUMNS - 1) / COLUMNS, group = heads / kv_heads;
-    const long long chunk = blockIdx.x % chunks * COLUMNS, kv_head = blockIdx.x / chunks % kv_heads;
-    const long long tile = blockIdx.x / (chunks * kv_heads);
+    const long long chunks = (columns + COLUMNS - 1) / COLUMNS, groups = heads / group;
+    const long long chunk = blockIdx.x % chunks * COLUMNS, first_head = blockIdx.x / chunks % groups * group;
+    const long long tile = blockIdx.x / (chunks * groups), kv_head = first_head / (heads / kv_heads);
     const Tokens queries{q_offsets, wide_q, batch, total_q};
     const Tokens keys{k_offsets, wide_k, batch, total_k};
     const Place place(tile, block, keys, queries);
     if (place.first >= place.length) return;
-    const int own_columns = int(min(columns - chunk, (long long)COLUMNS)), own_width = (own_columns + 15) / 16 * 16;
+    const int own = share * SUMS, own_columns = int(min(columns - chunk - own, (long long)SUMS));
+    const int own_width = (own_columns + 15) / 16 * 16;
 
     extern __shared__ __align__(16) unsigned char shared[];
     __shared__ C of_query[2][QUERIES];
@@ -368,8 +387,8 @@ __global__ void __launch_bounds__(MOST_THREADS<T>) attention_keys_backward_kerne
         end = int(min(place.first + block + shift + left, (long long)place.other_length));
     }
     const C scale = C(scale_);
-    Sums<T, COLUMNS> sums_k, sums_v;
-    for (long long head = kv_head * group; head < (kv_head + 1) * group; head++) {
+    Sums<T, SUMS> sums_k, sums_v;
+    for (long long head = first_head; head < first_head + group; head++) {
         const C slope = MASK == BIAS ? C(slopes[head]) : C(0);
         for (int start = begin; start < end; start += QUERIES) {
             const long long q_token = place.other_begin + start;
@@ -384,37 +403,57 @@ __global__ void __launch_bounds__(MOST_THREADS<T>) attention_keys_backward_kerne
                 of_query[1][i] = i < there ? delta[head * total_q + q_token + i] : C(0);
             }
             wait_for_tiles();
-            if (own_rows <= 0) continue;
-            const C past = C((long long)(least + row_of(0)) - (start + column_of(0, 0)));
-            // Transposed: the keys are the rows.
-            Sums<T, QUERIES> scores, products;
-            scores.template add<true>(k_tile + warp * 16 * line, line, q_tile, line, width, used);
-            products.template add<true>(v_tile + warp * 16 * line, line, grad_tile, line, width, used);
+            const int first = share * SCORES;
+            if (own_rows > 0) {
+                const C past = C((long long)(least + row_of(0)) - (start + first + column_of(0, 0)));
+                // Transposed: the keys are the rows.
+                Sums<T, SCORES> scores, products;
+                scores.template add<true>(k_tile + warp * 16 * line, line, q_tile + first * line, line, width, used - first);
+                products.template add<true>(v_tile + warp * 16 * line, line, grad_tile + first * line, line, width,
+                                            used - first);
 #pragma unroll
-            for (int n = 0; n < QUERIES / 8; n++) {
-                if (n * 8 >= used) break;
+                for (int n = 0; n < SCORES / 8; n++) {
+                    if (first + n * 8 >= used) break;
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const int row = row_of(e), column = column_of(n, e);
-                    const bool visible = column < there && row < own_rows &&
-                                         sees_key<MASK>(row + least, start + column + 1, causal, left, right);
-                    const C score = score_of<MASK>(scores.at[n][e], scale, slope, past, n, e);
-                    C weight = exponential<T>(score - of_query[0][column]);
-                    weight = visible ? weight : C(0);
-                    const C grad_score = visible ? weight * (products.at[n][e] - of_query[1][column]) : C(0);
-                    store<T>(weights + row * LINE + column, QUERIES, weight);
-                    store<T>(grad_scores + row * LINE + column, QUERIES, grad_score);
+                    for (int e = 0; e < 4; e++) {
+                        const int row = row_of(e), column = first + column_of(n, e);
+                        const bool visible = column < there && row < own_rows &&
+                                             sees_key<MASK>(row + least, start + column + 1, causal, left, right);
+                        const C score = score_of<MASK>(scores.at[n][e], scale, slope, past, n, e);
+                        C weight = exponential<T>(score - of_query[0][column]);
+                        weight = visible ? weight : C(0);
+                        const C grad_score = visible ? weight * (products.at[n][e] - of_query[1][column]) : C(0);
+                        store<T>(weights + row * LINE + column, QUERIES, weight);
+                        store<T>(grad_scores + row * LINE + column, QUERIES, grad_score);
+                    }
                 }
             }
-            __syncwarp();
-            if (grad_v) sums_v.template add<false>(weights, LINE, grad_tile + chunk, line, used, own_width);
-            if (grad_k) sums_k.template add<false>(grad_scores, LINE, q_tile + chunk, line, used, own_width);
-            __syncwarp();
+            wait_for_shares<T>();
+            if (own_rows > 0 && grad_v)
+                sums_v.template add<false>(weights, LINE, grad_tile + chunk + own, line, used, own_width);
+            if (own_rows > 0 && grad_k)
+                sums_k.template add<false>(grad_scores, LINE, q_tile + chunk + own, line, used, own_width);
         }
     }
     if (own_rows <= 0) return;
-    const long long at = ((token + warp * 16) * kv_heads + kv_head) * columns + chunk, stride = kv_heads * columns;
+    const long long at = ((token + warp * 16) * groups + first_head / group) * columns + chunk + own, stride = groups * columns;
     const C scales[2] = {scale, scale}, ones[2] = {1, 1};
-    if (grad_k) put_rows<T, COLUMNS>(sums_k, grad_k + at, stride, own_rows, own_columns, scales, place.fits);
-    if (grad_v) put_rows<T, COLUMNS>(sums_v, grad_v + at, stride, own_rows, own_columns, ones, place.fits);
+    if (grad_k) put_rows<T, SUMS>(sums_k, grad_k + at, stride, own_rows, own_columns, scales, place.fits);
+    if (grad_v) put_rows<T, SUMS>(sums_v, grad_v + at, stride, own_rows, own_columns, ones, place.fits);
+}
+
+template <class T>
+__global__ void __launch_bounds__(256) attention_sum_of_heads_kernel(
+    const T* __restrict__ of_heads,  // [2, tokens, heads, columns]
+    T* __restrict__ grad_k,          // [tokens, kv_heads, columns], or null
+    T* __restrict__ grad_v,          // as grad_k
+    long long elements, long long columns, long long group) {
+    // One thread owns an element.
+    const long long at = blockIdx.x * 256LL + threadIdx.x;
+    T* const result = blockIdx.y ? grad_v : grad_k;
+    if (at >= elements || !result) return;
+    const T* const from = of_heads + blockIdx.y * elements * group + at / columns * group * columns + at % columns;
+    T sum = 0;
+    for (long long head = 0; head < group; head++) sum += from[head * columns];
+    result[at] = sum;
 }

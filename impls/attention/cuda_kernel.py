@@ -39,7 +39,18 @@ def _kernels(name: str) -> Mapping[tuple[torch.dtype, int, str], CudaKernel]:
 FORWARD, QUERIES_BACKWARD, KEYS_BACKWARD = map(_kernels, ("forward", "queries_backward", "keys_backward"))
 SPLIT = CudaKernel(SOURCE, "attention_split_kernel")
 DELTA = {dtype: CudaKernel(SOURCE, f"attention_delta_kernel<{cpp}>") for dtype, cpp in CPP_TYPES.items()}
-KERNELS = (*FORWARD.values(), *QUERIES_BACKWARD.values(), *KEYS_BACKWARD.values(), *DELTA.values(), SPLIT)
+SUMS = {
+    dtype: CudaKernel(SOURCE, f"attention_sum_of_heads_kernel<{CPP_TYPES[dtype]}>")
+    for dtype in (torch.float32, torch.float64)
+}
+KERNELS = (
+    *FORWARD.values(),
+    *QUERIES_BACKWARD.values(),
+    *KEYS_BACKWARD.values(),
+    *DELTA.values(),
+    *SUMS.values(),
+    SPLIT,
+)
 
 # Of the Hopper kernel: columns of a copy, bytes of keys and values that stay in the L2 cache, and scales that float32
 # takes in base 2 as well.
@@ -146,6 +157,7 @@ def _launch(
     operands: tuple[torch.Tensor, ...],
     numbers: tuple[torch.Tensor, ...],
     results: tuple[torch.Tensor | None, ...],
+    group: int = 1,
 ) -> None:
     """Launch a kernel that is given operands, offsets, slopes, the numbers of each query, and the results.
 
@@ -156,6 +168,7 @@ def _launch(
         operands: q, k and v, or the gradient of the output before them, as `_split` returns them.
         numbers: lse and delta, of a gradient.
         results: what the kernel writes.
+        group: of keys, how many heads a block adds up.
     """
     size, head_size = call.q.element_size(), call.q.shape[2]
     step = (BACKWARD_STEP if numbers else FORWARD_STEP)[size]
@@ -168,12 +181,14 @@ def _launch(
             shared_bytes = _shared_bytes(size, (own_rows + step, width), (step, columns), (own_rows, step))
         if shared_bytes <= available_shared_memory(call.q.device):
             break
-    total_q, total_k, _, heads, kv_heads = call.sizes
-    count, each = (call.tiles(total_k, own_rows), kv_heads) if own_keys else (call.tiles(total_q, own_rows), heads)
+    total_q, total_k, _, heads, _ = call.sizes
+    count, each = (
+        (call.tiles(total_k, own_rows), heads // group) if own_keys else (call.tiles(total_q, own_rows), heads)
+    )
     mask = "BIAS" if call.slopes is not None else "WINDOW" if call.is_windowed else "PLAIN"
     kernels[call.q.dtype, columns, mask].launch(
         count * each * cdiv(head_size, columns),
-        own_rows * 2,
+        own_rows * (4 if size == 4 and numbers else 2),
         *operands,
         *call[3:5],
         call.slopes,
@@ -187,6 +202,7 @@ def _launch(
         call.causal,
         *call.window,
         call.scale,
+        *([group] if own_keys else []),
         shared_bytes=shared_bytes,
     )
 
@@ -324,6 +340,26 @@ def launch_hopper_backward(
     )
 
 
+def _launch_of_keys(
+    call: Call,
+    operands: tuple[torch.Tensor, ...],
+    numbers: tuple[torch.Tensor, ...],
+    grads: tuple[torch.Tensor | None, torch.Tensor | None],
+) -> None:
+    """Launch the kernel of the gradients of k and v; unless they are of half types, add up those of heads in another."""
+    (total_k, kv_heads, columns), heads = call.k.shape, call.q.shape[1]
+    group = heads // kv_heads
+    if group == 1 or call.k.dtype in PORTABLE.dtypes:
+        _launch(KEYS_BACKWARD, call, True, operands, numbers, grads, group)
+        return
+    # More blocks, whose lengths differ less.
+    of_heads = call.k.new_empty((2, total_k, heads, columns))
+    wanted = tuple(x if grad is not None else None for x, grad in zip(of_heads, grads))
+    _launch(KEYS_BACKWARD, call, True, operands, numbers, wanted)
+    elements = call.k.numel()
+    SUMS[call.k.dtype].launch((cdiv(elements, 256), 2), 256, of_heads, *grads, elements, columns, group)
+
+
 def _launch_hopper_of_keys(
     configuration: Configuration,
     call: Call,
@@ -368,7 +404,7 @@ def _backward(
             if grad_q is not None and total_q:
                 _launch(QUERIES_BACKWARD, call, False, operands, (lse, delta), (grad_q,))
             if of_keys:
-                _launch(KEYS_BACKWARD, call, True, operands, (lse, delta), (grad_k, grad_v))
+                _launch_of_keys(call, operands, (lse, delta), (grad_k, grad_v))
             return
         if grad_q is not None:
             launch_hopper_backward(configuration, call, grad_output, (lse, delta), False, grad_q, None)

@@ -101,8 +101,7 @@ def add_product(sums, a, b):
         small = tl.dot(a1, b2, tl.dot(a2, b1, small * (1 / 128))) * (1 / 128)
         # Infinities have no rest.
         return sums + tl.dot(a1, b1, tl.where(small == small, small, 0.0))
-    else:
-        return tl.dot(a, b, sums, input_precision="ieee", out_dtype=sums.dtype)
+    return tl.dot(a, b, sums, input_precision="ieee", out_dtype=sums.dtype)
 
 
 @triton.jit
