@@ -43,14 +43,8 @@ SUMS = {
     dtype: CudaKernel(SOURCE, f"attention_sum_of_heads_kernel<{CPP_TYPES[dtype]}>")
     for dtype in (torch.float32, torch.float64)
 }
-KERNELS = (
-    *FORWARD.values(),
-    *QUERIES_BACKWARD.values(),
-    *KEYS_BACKWARD.values(),
-    *DELTA.values(),
-    *SUMS.values(),
-    SPLIT,
-)
+_BY_TYPE = FORWARD, QUERIES_BACKWARD, KEYS_BACKWARD, DELTA, SUMS
+KERNELS = (*(kernel for kernels in _BY_TYPE for kernel in kernels.values()), SPLIT)
 
 # Of the Hopper kernel: columns of a copy, bytes of keys and values that stay in the L2 cache, and scales that float32
 # takes in base 2 as well.
@@ -140,7 +134,7 @@ def _shared_bytes(size: int, *tiles: tuple[int, int]) -> int:
 
 
 def _split(x: torch.Tensor) -> torch.Tensor:
-    """Return what kernels multiply: float32 as three bfloat16, in rows of a multiple of 16 columns; others as they are."""
+    """Return what kernels multiply: float32 as three bfloat16, and columns up to a multiple of 16; others unchanged."""
     if x.dtype != torch.float32:
         return x
     tokens, heads, columns = x.shape
@@ -182,12 +176,10 @@ def _launch(
         if shared_bytes <= available_shared_memory(call.q.device):
             break
     total_q, total_k, _, heads, _ = call.sizes
-    count, each = (
-        (call.tiles(total_k, own_rows), heads // group) if own_keys else (call.tiles(total_q, own_rows), heads)
-    )
+    tiles = call.tiles(total_k if own_keys else total_q, own_rows)
     mask = "BIAS" if call.slopes is not None else "WINDOW" if call.is_windowed else "PLAIN"
     kernels[call.q.dtype, columns, mask].launch(
-        count * each * cdiv(head_size, columns),
+        tiles * (heads // group) * cdiv(head_size, columns),
         own_rows * (4 if size == 4 and numbers else 2),
         *operands,
         *call[3:5],
@@ -346,7 +338,7 @@ def _launch_of_keys(
     numbers: tuple[torch.Tensor, ...],
     grads: tuple[torch.Tensor | None, torch.Tensor | None],
 ) -> None:
-    """Launch the kernel of the gradients of k and v; unless they are of half types, add up those of heads in another."""
+    """Launch the kernel of the gradients of k and v; heads that share keys are added up, in half types by itself."""
     (total_k, kv_heads, columns), heads = call.k.shape, call.q.shape[1]
     group = heads // kv_heads
     if group == 1 or call.k.dtype in PORTABLE.dtypes:
