@@ -1,4 +1,5 @@
-// Products of a warp's 16 rows with a tile, both in shared memory: on tensor cores for half types, else by each thread.
+// Products of a warp's 16 rows with a tile, both in shared memory: on tensor cores for half types and parts of floats, else
+// by each thread.
 #pragma once
 #include "vectors.cuh"
 
@@ -122,8 +123,8 @@ template <class T, int COLUMNS> struct Sums {
     template <bool TRANSPOSED, class E>
     __device__ void add(const E* a, int a_line, const E* b, int b_line, int terms, int columns = COLUMNS) {
         if constexpr (sizeof(E) == 2 && PARTS<T> == 3) {
-            // Products of small parts are summed apart from others, by their scale; the least, 2^-25 of the whole, are left
-            // out. Sums of one tile begin at 0, because tensor cores round them towards it.
+            // Products are summed by their scale. Those below 2^-25 of the whole are left out. The sums of each call begin at
+            // 0, because tensor cores round towards it.
             constexpr int GROUP = COLUMNS / 8 < 4 ? COLUMNS / 8 : 4;
             const int lane = threadIdx.x % 32, row = lane % 16, half = lane / 16 * 8;
             const int of_b = TRANSPOSED ? (lane / 16 * 8 + lane % 8) * b_line + lane / 8 % 2 * 8 : row * b_line + half;
@@ -132,7 +133,7 @@ template <class T, int COLUMNS> struct Sums {
             for (int first = 0; first < COLUMNS / 8; first += GROUP) {
                 if (first * 8 >= columns) break;
                 float parts[3][GROUP][4] = {};
-#pragma unroll 2
+#pragma unroll 1
                 for (int term = 0; term < terms; term += 16) {
                     unsigned x[3][4];
 #pragma unroll

@@ -113,7 +113,7 @@ def product_of_rows(a_at, b_at, a_there, b_there, columns, COMPUTE: tl.constexpr
         among = column < columns
         a = tl.load(a_at[:, None] + column[None, :], mask=a_there[:, None] & among[None, :], other=0.0)
         b = tl.load(b_at[None, :] + column[:, None], mask=b_there[None, :] & among[:, None], other=0.0)
-        sums = add_product(sums, a, b)
+        sums = tl.dot(a, b, sums, input_precision="ieee", out_dtype=COMPUTE)
     return sums
 
 
@@ -624,20 +624,30 @@ class Tiles(NamedTuple):
 def _tiles(call: Call, own_keys: bool, backward: bool) -> Tiles:
     """Return how a kernel whose programs own queries, or keys, is launched."""
     block_d = _block_d(call)
-    if call.q.dtype == torch.float32 and block_d <= 128:
-        return Tiles(64, 64, block_d, 4, 1)
-    if call.q.element_size() > 2:
-        # These are multiplied without tensor cores, and operands of a whole head would not fit into registers.
+    split = call.q.dtype == torch.float32 and block_d <= 128
+    if call.q.element_size() > 2 and not split:
+        # These are multiplied without tensor cores, or operands of a whole head would not fit into registers.
         return Tiles(32, 32 if block_d <= 128 else 16, min(block_d, 16), 4, 1)
-    if backward:
+    if split:
+        # Wide heads come in long sequences, which fill the device with large tiles too.
+        first = (64, 64, 4, 1) if block_d <= 64 else (128, 32, 8, 1) if backward else (128, 64, 8, 2)
+        choices = [first, (64, 32, 4, 1), (32, 32, 4, 1)]
+    elif backward:
         choices = [(64, 64, 4, 2)] if block_d <= 128 else [(32, 32, 4, 2)] if own_keys else [(64, 64, 4, 1)]
     elif block_d <= 64:
         choices = [(128, 64, 4, 3)]
     else:
         choices = [(128, 128, 8, 3), (128, 64, 8, 2), (64, 32, 4, 2)]
-    # The first one whose rows fit into shared memory: its own ones, and those of a step, for each stage.
-    most = available_shared_memory(call.q.device) // (block_d * call.q.element_size())
-    fitting = (choice for choice in choices if choice[0] + 2 * choice[1] * choice[3] <= most)
+    # The first one whose rows fit into shared memory: its own ones, and those of a step, for each stage; of float32
+    # the parts of own tiles and of one of a step, 6 bytes together, and 4 bytes in each further stage.
+    most = available_shared_memory(call.q.device) // block_d
+
+    def size(own: int, others: int, stages: int) -> int:
+        if split:
+            return 6 * ((1 + backward) * own + others) + 8 * (stages - 1) * others
+        return 2 * (own + 2 * others * stages)
+
+    fitting = (choice for choice in choices if size(choice[0], choice[1], choice[3]) <= most)
     own, others, warps, stages = next(fitting, choices[-1])
     return Tiles(others, own, block_d, warps, stages) if own_keys else Tiles(own, others, block_d, warps, stages)
 
