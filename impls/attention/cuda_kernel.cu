@@ -14,12 +14,25 @@ struct Shape {
     bool causal;
 };
 
+// Of a block. Wide heads have fewer, for their tiles to fit into shared memory.
+template <class T> constexpr int MOST_THREADS = sizeof(T) == 8 ? 32 : 128;
+// Backward, the warps that own the same 16 rows: each has a share of the scores of a step, and of the sums' columns. The
+// tiles of parts leave room for one block alone on a multiprocessor.
+template <class T> constexpr int SHARES = PARTS<T> > 1 ? 2 : 1;
+
 template <class T> __device__ T not_a_number() { return T(CUDART_NAN_F); }
 
 // The fast exponential of half types, whose error is far below their digits; the exact one of others.
 template <class T> __device__ Compute<T> exponential(Compute<T> x) {
     if constexpr (sizeof(T) == 2) return __expf(x);
     else return exp(x);
+}
+
+// Waits until all threads have loaded their parts of tiles.
+__device__ inline void wait_for_tiles() {
+    commit_copies();
+    wait_for_copies<0>();
+    __syncthreads();
 }
 
 // What a query sees, by template: all keys or, at runtime, those up to its own place (PLAIN); those within a window; or
@@ -53,51 +66,71 @@ __device__ void put_rows(const Sums<T, COLUMNS>& sums, T* to, long long stride, 
         }
 }
 
+// Waits until the warps that own the same rows have stored, or read, their scores.
+template <class T> __device__ void wait_for_shares() {
+    if constexpr (SHARES<T> > 1) __syncthreads();
+    else __syncwarp();
+}
+
+__global__ void __launch_bounds__(128) attention_split_kernel(
+    const float* __restrict__ x,        // [tokens, heads, columns], strided
+    __nv_bfloat16* __restrict__ parts,  // [3, tokens, heads, width], zeros past the columns
+    long long rows, long long heads, long long columns, long long width, long long token_stride, long long head_stride) {
+    // One warp owns a head of a token.
+    const long long row = blockIdx.x * 4LL + threadIdx.x / 32, token = row / heads, head = row - token * heads;
+    if (row >= rows) return;
+    x += token * token_stride + head * head_stride;
+    for (int column = threadIdx.x % 32; column < width; column += 32)
+        store<float>(parts + row * width + column, rows * width, column < columns ? x[column] : 0.0f);
+}
+
 template <class T, int COLUMNS, Mask MASK>
-__global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
-    const T* __restrict__ q,       // [total_q, heads, columns], strided
-    const T* __restrict__ k,       // [total_k, kv_heads, columns], strided
-    const T* __restrict__ v,       // [total_k, kv_heads, columns], strided
-    const void* q_offsets,         // [batch + 1], or null
-    const void* k_offsets,         // [batch + 1], or null
-    const float* slopes,           // [heads], of BIAS
-    T* __restrict__ output,        // [total_q, heads, columns]
-    Compute<T>* __restrict__ lse,  // [heads, total_q]
+__global__ void __launch_bounds__(MOST_THREADS<T>, 1) attention_forward_kernel(
+    const Part<T>* __restrict__ q,  // [total_q, heads, columns], strided
+    const Part<T>* __restrict__ k,  // [total_k, kv_heads, columns], strided
+    const Part<T>* __restrict__ v,  // [total_k, kv_heads, columns], strided
+    const void* q_offsets,          // [batch + 1], or null
+    const void* k_offsets,          // [batch + 1], or null
+    const float* slopes,            // [heads], of BIAS
+    T* __restrict__ output,         // [total_q, heads, columns]
+    Compute<T>* __restrict__ lse,   // [heads, total_q]
     long long total_q, long long total_k, long long batch, long long heads, long long kv_heads, long long columns,
     long long q_token_stride, long long q_head_stride, long long k_token_stride, long long k_head_stride,
     long long v_token_stride, long long v_head_stride, bool wide_q, bool wide_k, bool vectors, bool causal, long long left,
     long long right, double scale_) {
-    // One block owns ROWS queries of a sequence and head, and COLUMNS columns of their output; one warp 16 queries.
+    // One block owns up to 64 queries of a sequence and head, and COLUMNS columns of their output; one warp 16 queries.
     using C = Compute<T>;
-    constexpr int ROWS = WARPS<T> * 16, KEYS = FORWARD_STEP<T>, PAD = 16 / sizeof(T);
-    const int warp = threadIdx.x / 32, width = int(columns + 15) / 16 * 16, line = width + PAD;
+    constexpr int KEYS = FORWARD_STEP<T>, LINE = line_of<T>(KEYS), LINE_OF_V = line_of<T>(COLUMNS);
+    const int block = blockDim.x / 2, warp = threadIdx.x / 32, width = int(columns + 15) / 16 * 16, line = line_of<T>(width);
+    const long long held = PARTS<T> > 1 ? width : columns;  // columns of a row
+    const long long q_apart = total_q * heads * width, k_apart = total_k * kv_heads * width;  // parts
     const long long chunks = (columns + COLUMNS - 1) / COLUMNS;
     const long long chunk = blockIdx.x % chunks * COLUMNS, head = blockIdx.x / chunks % heads;
     // Queries that see most keys come first.
     const long long tile = gridDim.x / (chunks * heads) - 1 - blockIdx.x / (chunks * heads);
     const Tokens queries{q_offsets, wide_q, batch, total_q};
     const Tokens keys{k_offsets, wide_k, batch, total_k};
-    const Place place(tile, ROWS, queries, keys);
+    const Place place(tile, block, queries, keys);
     if (place.first >= place.length) return;
     const int own_columns = int(min(columns - chunk, (long long)COLUMNS)), own_width = (own_columns + 15) / 16 * 16;
 
     extern __shared__ __align__(16) unsigned char shared[];
-    T* const q_tile = reinterpret_cast<T*>(shared);
-    T* const k_tile = q_tile + ROWS * line;
-    T* const v_tile = k_tile + KEYS * line;
-    T* const weights = v_tile + KEYS * (COLUMNS + PAD) + warp * 16 * (KEYS + PAD);
+    Part<T>* const q_tile = reinterpret_cast<Part<T>*>(shared);
+    Part<T>* const k_tile = q_tile + block * line;
+    Part<T>* const v_tile = k_tile + KEYS * line;
+    Part<T>* const weights = v_tile + KEYS * LINE_OF_V + warp * 16 * LINE;
     q += (place.begin + place.first) * q_token_stride + head * q_head_stride;
     k += place.other_begin * k_token_stride + head / (heads / kv_heads) * k_head_stride;
     v += place.other_begin * v_token_stride + head / (heads / kv_heads) * v_head_stride + chunk;
-    const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(ROWS, (rows + 15) / 16 * 16);
-    load_tile<T>(q_tile, line, filled, width, q, q_token_stride, rows, columns, vectors);
+    const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(block, (rows + 15) / 16 * 16);
+    load_tile<PARTS<T>>(q_tile, line, filled, width, q, q_token_stride, rows, held, vectors, q_apart);
 
     // A query at `row` of the warp sees the keys below row + limit, and below all of them.
     const int shift = place.other_length - place.length, limit = place.first + warp * 16 + 1 + shift;
-    int begin = 0, end = causal ? min(place.other_length, place.first + ROWS + shift) : place.other_length;
+    int begin = 0, end = causal ? min(place.other_length, place.first + block + shift) : place.other_length;
     if constexpr (MASK != PLAIN) {
         begin = int(max(place.first + shift - left, 0LL) / KEYS * KEYS);
-        end = int(min(place.first + ROWS + shift + right, (long long)place.other_length));
+        end = int(min(place.first + block + shift + right, (long long)place.other_length));
     }
     const C scale = C(scale_), slope = MASK == BIAS ? C(slopes[head]) : C(0);
     Sums<T, COLUMNS> sums;
@@ -105,11 +138,11 @@ __global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
     for (int start = begin; start < end; start += KEYS) {
         const int there = end - start, used = there < KEYS ? (there + 15) / 16 * 16 : KEYS;
         __syncthreads();
-        load_tile<T>(k_tile, line, used, width, k + start * k_token_stride, k_token_stride, there, columns,
-                     vectors);
-        load_tile<T>(v_tile, COLUMNS + PAD, used, own_width, v + start * v_token_stride, v_token_stride,
-                     there, own_columns, vectors);
-        __syncthreads();
+        load_tile<PARTS<T>>(k_tile, line, used, width, k + start * k_token_stride, k_token_stride, there, held, vectors,
+                            k_apart);
+        load_tile<PARTS<T>>(v_tile, LINE_OF_V, used, COLUMNS, v + start * v_token_stride, v_token_stride, there,
+                            PARTS<T> > 1 ? own_width : own_columns, vectors, k_apart);
+        wait_for_tiles();
         if (own_rows <= 0) continue;
         const C past = C((long long)(limit - 1 + row_of(0)) - (start + column_of(0, 0)));
         Sums<T, KEYS> scores;
@@ -144,12 +177,12 @@ __global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
             for (int e = 0; e < 4; e++) {
                 const C term = exponential<T>(scores.at[n][e] - base[e / 2]);
                 total[e / 2] += term;
-                weights[row_of(e) * (KEYS + PAD) + column_of(n, e)] = T(term);
+                store<T>(weights + row_of(e) * LINE + column_of(n, e), KEYS, term);
             }
         }
         sums.scale(shrunk);
         __syncwarp();
-        sums.template add<false>(weights, KEYS + PAD, v_tile, COLUMNS + PAD, used, own_width);
+        sums.template add<false>(weights, LINE, v_tile, LINE_OF_V, used, own_width);
         __syncwarp();
     }
     if (own_rows <= 0) return;
@@ -173,10 +206,10 @@ __global__ void __launch_bounds__(THREADS<T>, 1) attention_forward_kernel(
 
 template <class T>
 __global__ void __launch_bounds__(128) attention_delta_kernel(
-    const T* __restrict__ grad_output,  // [total_q, heads, columns], strided
+    const T* __restrict__ grad_output,        // [total_q, heads, columns], strided
     const Compute<T>* __restrict__ grad_lse,  // [heads, total_q], or null
-    const T* __restrict__ output,       // [total_q, heads, columns]
-    Compute<T>* __restrict__ delta,     // [heads, total_q]
+    const T* __restrict__ output,             // [total_q, heads, columns]
+    Compute<T>* __restrict__ delta,           // [heads, total_q]
     long long total_q, long long heads, long long columns, long long token_stride, long long head_stride) {
     // One warp owns a head of a token: delta is the sum of its dO * O, less the cotangent of lse.
     using C = Compute<T>;
@@ -193,48 +226,53 @@ __global__ void __launch_bounds__(128) attention_delta_kernel(
 }
 
 template <class T, int COLUMNS, Mask MASK>
-__global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
-    const T* __restrict__ grad_output,     // [total_q, heads, columns], strided
-    const T* __restrict__ q,               // [total_q, heads, columns], strided
-    const T* __restrict__ k,               // [total_k, kv_heads, columns], strided
-    const T* __restrict__ v,               // [total_k, kv_heads, columns], strided
-    const void* q_offsets,                 // [batch + 1], or null
-    const void* k_offsets,                 // [batch + 1], or null
-    const float* slopes,                   // [heads], of BIAS
-    const Compute<T>* __restrict__ lse,    // [heads, total_q]
-    const Compute<T>* __restrict__ delta,  // [heads, total_q]
-    T* __restrict__ grad_q,                // [total_q, heads, columns]
+__global__ void __launch_bounds__(MOST_THREADS<T> * SHARES<T>) attention_queries_backward_kernel(
+    const Part<T>* __restrict__ grad_output,  // [total_q, heads, columns], strided
+    const Part<T>* __restrict__ q,            // [total_q, heads, columns], strided
+    const Part<T>* __restrict__ k,            // [total_k, kv_heads, columns], strided
+    const Part<T>* __restrict__ v,            // [total_k, kv_heads, columns], strided
+    const void* q_offsets,                    // [batch + 1], or null
+    const void* k_offsets,                    // [batch + 1], or null
+    const float* slopes,                      // [heads], of BIAS
+    const Compute<T>* __restrict__ lse,       // [heads, total_q]
+    const Compute<T>* __restrict__ delta,     // [heads, total_q]
+    T* __restrict__ grad_q,                   // [total_q, heads, columns]
     long long total_q, long long total_k, long long batch, long long heads, long long kv_heads, long long columns,
     long long grad_token_stride, long long grad_head_stride, long long q_token_stride, long long q_head_stride,
     long long k_token_stride, long long k_head_stride, long long v_token_stride, long long v_head_stride,
     bool wide_q, bool wide_k, bool vectors, bool causal, long long left, long long right, double scale_) {
-    // One block owns ROWS queries of a sequence and head, and COLUMNS columns of their gradient; one warp 16 queries.
+    // One block owns up to 64 queries of a sequence and head, and COLUMNS columns of their gradient; one warp 16 queries.
     using C = Compute<T>;
-    constexpr int ROWS = WARPS<T> * 16, KEYS = BACKWARD_STEP<T>, PAD = 16 / sizeof(T);
-    const int warp = threadIdx.x / 32, width = int(columns + 15) / 16 * 16, line = width + PAD;
+    constexpr int KEYS = BACKWARD_STEP<T>, LINE = line_of<T>(KEYS);
+    constexpr int SCORES = KEYS / SHARES<T>, SUMS = COLUMNS / SHARES<T>;
+    const int block = blockDim.x / (2 * SHARES<T>), warp = threadIdx.x / (32 * SHARES<T>), share = threadIdx.x / 32 % SHARES<T>;
+    const int width = int(columns + 15) / 16 * 16, line = line_of<T>(width);
+    const long long held = PARTS<T> > 1 ? width : columns;  // columns of a row
+    const long long q_apart = total_q * heads * width, k_apart = total_k * kv_heads * width;  // parts
     const long long chunks = (columns + COLUMNS - 1) / COLUMNS;
     const long long chunk = blockIdx.x % chunks * COLUMNS, head = blockIdx.x / chunks % heads;
     const long long tile = gridDim.x / (chunks * heads) - 1 - blockIdx.x / (chunks * heads);
     const Tokens queries{q_offsets, wide_q, batch, total_q};
     const Tokens keys{k_offsets, wide_k, batch, total_k};
-    const Place place(tile, ROWS, queries, keys);
+    const Place place(tile, block, queries, keys);
     if (place.first >= place.length) return;
-    const int own_columns = int(min(columns - chunk, (long long)COLUMNS)), own_width = (own_columns + 15) / 16 * 16;
+    const int own = share * SUMS, own_columns = int(min(columns - chunk - own, (long long)SUMS));
+    const int own_width = (own_columns + 15) / 16 * 16;
 
     extern __shared__ __align__(16) unsigned char shared[];
-    T* const q_tile = reinterpret_cast<T*>(shared);
-    T* const grad_tile = q_tile + ROWS * line;
-    T* const k_tile = grad_tile + ROWS * line;
-    T* const v_tile = k_tile + KEYS * line;
-    T* const grad_scores = v_tile + KEYS * line + warp * 16 * (KEYS + PAD);
+    Part<T>* const q_tile = reinterpret_cast<Part<T>*>(shared);
+    Part<T>* const grad_tile = q_tile + block * line;
+    Part<T>* const k_tile = grad_tile + block * line;
+    Part<T>* const v_tile = k_tile + KEYS * line;
+    Part<T>* const grad_scores = v_tile + KEYS * line + warp * 16 * LINE;
     const long long token = place.begin + place.first;
-    const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(ROWS, (rows + 15) / 16 * 16);
+    const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(block, (rows + 15) / 16 * 16);
     k += place.other_begin * k_token_stride + head / (heads / kv_heads) * k_head_stride;
     v += place.other_begin * v_token_stride + head / (heads / kv_heads) * v_head_stride;
-    load_tile<T>(q_tile, line, filled, width, q + token * q_token_stride + head * q_head_stride, q_token_stride, rows,
-                 columns, vectors);
-    load_tile<T>(grad_tile, line, filled, width, grad_output + token * grad_token_stride + head * grad_head_stride,
-                 grad_token_stride, rows, columns, vectors);
+    load_tile<PARTS<T>>(q_tile, line, filled, width, q + token * q_token_stride + head * q_head_stride, q_token_stride,
+                        rows, held, vectors, q_apart);
+    load_tile<PARTS<T>>(grad_tile, line, filled, width, grad_output + token * grad_token_stride + head *
+                        grad_head_stride, grad_token_stride, rows, held, vectors, q_apart);
     C of_row[2][2] = {};
 #pragma unroll
     for (int i = 0; i < 2; i++)
@@ -244,150 +282,178 @@ __global__ void __launch_bounds__(THREADS<T>) attention_queries_backward_kernel(
         }
 
     const int shift = place.other_length - place.length, limit = place.first + warp * 16 + 1 + shift;
-    int begin = 0, end = causal ? min(place.other_length, place.first + ROWS + shift) : place.other_length;
+    int begin = 0, end = causal ? min(place.other_length, place.first + block + shift) : place.other_length;
     if constexpr (MASK != PLAIN) {
         begin = int(max(place.first + shift - left, 0LL) / KEYS * KEYS);
-        end = int(min(place.first + ROWS + shift + right, (long long)place.other_length));
+        end = int(min(place.first + block + shift + right, (long long)place.other_length));
     }
     const C scale = C(scale_), slope = MASK == BIAS ? C(slopes[head]) : C(0);
-    Sums<T, COLUMNS> sums;
+    Sums<T, SUMS> sums;
     for (int start = begin; start < end; start += KEYS) {
         const int there = end - start, used = there < KEYS ? (there + 15) / 16 * 16 : KEYS;
         __syncthreads();
-        load_tile<T>(k_tile, line, used, width, k + start * k_token_stride, k_token_stride, there, columns,
-                     vectors);
-        load_tile<T>(v_tile, line, used, width, v + start * v_token_stride, v_token_stride, there, columns,
-                     vectors);
-        __syncthreads();
-        if (own_rows <= 0) continue;
-        const C past = C((long long)(limit - 1 + row_of(0)) - (start + column_of(0, 0)));
-        Sums<T, KEYS> scores, products;
-        scores.template add<true>(q_tile + warp * 16 * line, line, k_tile, line, width, used);
-        products.template add<true>(grad_tile + warp * 16 * line, line, v_tile, line, width, used);
+        load_tile<PARTS<T>>(k_tile, line, used, width, k + start * k_token_stride, k_token_stride, there, held, vectors,
+                            k_apart);
+        load_tile<PARTS<T>>(v_tile, line, used, width, v + start * v_token_stride, v_token_stride, there, held, vectors,
+                            k_apart);
+        wait_for_tiles();
+        const int first = share * SCORES;
+        if (own_rows > 0) {
+            const C past = C((long long)(limit - 1 + row_of(0)) - (start + first + column_of(0, 0)));
+            Sums<T, SCORES> scores, products;
+            scores.template add<true>(q_tile + warp * 16 * line, line, k_tile + first * line, line, width, used - first);
+            products.template add<true>(grad_tile + warp * 16 * line, line, v_tile + first * line, line, width,
+                                        used - first);
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; n++) {
-            if (n * 8 >= used) break;
+            for (int n = 0; n < SCORES / 8; n++) {
+                if (first + n * 8 >= used) break;
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int key = start + column_of(n, e);
-                const bool visible = key < place.other_length && sees_key<MASK>(key, limit + row_of(e), causal, left, right);
-                const C score = score_of<MASK>(scores.at[n][e], scale, slope, past, n, e);
-                const C weight = exponential<T>(score - of_row[e / 2][0]);
-                const C grad_score = visible ? weight * (products.at[n][e] - of_row[e / 2][1]) : C(0);
-                grad_scores[row_of(e) * (KEYS + PAD) + column_of(n, e)] = T(grad_score);
+                for (int e = 0; e < 4; e++) {
+                    const int column = first + column_of(n, e), key = start + column;
+                    const bool visible = key < place.other_length &&
+                                         sees_key<MASK>(key, limit + row_of(e), causal, left, right);
+                    const C score = score_of<MASK>(scores.at[n][e], scale, slope, past, n, e);
+                    const C weight = exponential<T>(score - of_row[e / 2][0]);
+                    const C grad_score = visible ? weight * (products.at[n][e] - of_row[e / 2][1]) : C(0);
+                    store<T>(grad_scores + row_of(e) * LINE + column, KEYS, grad_score);
+                }
             }
         }
-        __syncwarp();
-        sums.template add<false>(grad_scores, KEYS + PAD, k_tile + chunk, line, used, own_width);
-        __syncwarp();
+        wait_for_shares<T>();
+        if (own_rows > 0) sums.template add<false>(grad_scores, LINE, k_tile + chunk + own, line, used, own_width);
     }
     if (own_rows <= 0) return;
     const C factors[2] = {scale, scale};
-    put_rows<T, COLUMNS>(sums, grad_q + ((token + warp * 16) * heads + head) * columns + chunk, heads * columns,
-                         own_rows, own_columns, factors, place.fits);
+    put_rows<T, SUMS>(sums, grad_q + ((token + warp * 16) * heads + head) * columns + chunk + own, heads * columns, own_rows,
+                      own_columns, factors, place.fits);
 }
 
 template <class T, int COLUMNS, Mask MASK>
-__global__ void __launch_bounds__(THREADS<T>) attention_keys_backward_kernel(
-    const T* __restrict__ grad_output,     // [total_q, heads, columns], strided
-    const T* __restrict__ q,               // [total_q, heads, columns], strided
-    const T* __restrict__ k,               // [total_k, kv_heads, columns], strided
-    const T* __restrict__ v,               // [total_k, kv_heads, columns], strided
-    const void* q_offsets,                 // [batch + 1], or null
-    const void* k_offsets,                 // [batch + 1], or null
-    const float* slopes,                   // [heads], of BIAS
-    const Compute<T>* __restrict__ lse,    // [heads, total_q]
-    const Compute<T>* __restrict__ delta,  // [heads, total_q]
-    T* __restrict__ grad_k,                // [total_k, kv_heads, columns], or null
-    T* __restrict__ grad_v,                // [total_k, kv_heads, columns], or null
+__global__ void __launch_bounds__(MOST_THREADS<T> * SHARES<T>) attention_keys_backward_kernel(
+    const Part<T>* __restrict__ grad_output,  // [total_q, heads, columns], strided
+    const Part<T>* __restrict__ q,            // [total_q, heads, columns], strided
+    const Part<T>* __restrict__ k,            // [total_k, kv_heads, columns], strided
+    const Part<T>* __restrict__ v,            // [total_k, kv_heads, columns], strided
+    const void* q_offsets,                    // [batch + 1], or null
+    const void* k_offsets,                    // [batch + 1], or null
+    const float* slopes,                      // [heads], of BIAS
+    const Compute<T>* __restrict__ lse,       // [heads, total_q]
+    const Compute<T>* __restrict__ delta,     // [heads, total_q]
+    T* __restrict__ grad_k,                   // [total_k, heads / group, columns], or null
+    T* __restrict__ grad_v,                   // [total_k, heads / group, columns], or null
     long long total_q, long long total_k, long long batch, long long heads, long long kv_heads, long long columns,
     long long grad_token_stride, long long grad_head_stride, long long q_token_stride, long long q_head_stride,
     long long k_token_stride, long long k_head_stride, long long v_token_stride, long long v_head_stride,
-    bool wide_q, bool wide_k, bool vectors, bool causal, long long left, long long right, double scale_) {
-    // One block owns ROWS keys of a sequence and head, and COLUMNS columns of their gradients; one warp 16 keys.
+    bool wide_q, bool wide_k, bool vectors, bool causal, long long left, long long right, double scale_,
+    long long group) {
+    // One block owns up to 64 keys of a sequence and head, and COLUMNS columns of their gradients for `group` heads.
     using C = Compute<T>;
-    constexpr int ROWS = WARPS<T> * 16, QUERIES = BACKWARD_STEP<T>, PAD = 16 / sizeof(T);
-    const int warp = threadIdx.x / 32, width = int(columns + 15) / 16 * 16, line = width + PAD;
-    const long long chunks = (columns + COLUMNS - 1) / COLUMNS, group = heads / kv_heads;
-    const long long chunk = blockIdx.x % chunks * COLUMNS, kv_head = blockIdx.x / chunks % kv_heads;
-    const long long tile = blockIdx.x / (chunks * kv_heads);
+    constexpr int QUERIES = BACKWARD_STEP<T>, LINE = line_of<T>(QUERIES);
+    constexpr int SCORES = QUERIES / SHARES<T>, SUMS = COLUMNS / SHARES<T>;
+    const int block = blockDim.x / (2 * SHARES<T>), warp = threadIdx.x / (32 * SHARES<T>), share = threadIdx.x / 32 % SHARES<T>;
+    const int width = int(columns + 15) / 16 * 16, line = line_of<T>(width);
+    const long long held = PARTS<T> > 1 ? width : columns;  // columns of a row
+    const long long q_apart = total_q * heads * width, k_apart = total_k * kv_heads * width;  // parts
+    const long long chunks = (columns + COLUMNS - 1) / COLUMNS, groups = heads / group;
+    const long long chunk = blockIdx.x % chunks * COLUMNS, first_head = blockIdx.x / chunks % groups * group;
+    const long long tile = blockIdx.x / (chunks * groups), kv_head = first_head / (heads / kv_heads);
     const Tokens queries{q_offsets, wide_q, batch, total_q};
     const Tokens keys{k_offsets, wide_k, batch, total_k};
-    const Place place(tile, ROWS, keys, queries);
+    const Place place(tile, block, keys, queries);
     if (place.first >= place.length) return;
-    const int own_columns = int(min(columns - chunk, (long long)COLUMNS)), own_width = (own_columns + 15) / 16 * 16;
+    const int own = share * SUMS, own_columns = int(min(columns - chunk - own, (long long)SUMS));
+    const int own_width = (own_columns + 15) / 16 * 16;
 
     extern __shared__ __align__(16) unsigned char shared[];
     __shared__ C of_query[2][QUERIES];
-    T* const k_tile = reinterpret_cast<T*>(shared);
-    T* const v_tile = k_tile + ROWS * line;
-    T* const q_tile = v_tile + ROWS * line;
-    T* const grad_tile = q_tile + QUERIES * line;
-    T* const weights = grad_tile + QUERIES * line + warp * 32 * (QUERIES + PAD);
-    T* const grad_scores = weights + 16 * (QUERIES + PAD);
+    Part<T>* const k_tile = reinterpret_cast<Part<T>*>(shared);
+    Part<T>* const v_tile = k_tile + block * line;
+    Part<T>* const q_tile = v_tile + block * line;
+    Part<T>* const grad_tile = q_tile + QUERIES * line;
+    Part<T>* const weights = grad_tile + QUERIES * line + warp * 32 * LINE;
+    Part<T>* const grad_scores = weights + 16 * LINE;
     const long long token = place.begin + place.first;
-    const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(ROWS, (rows + 15) / 16 * 16);
-    load_tile<T>(k_tile, line, filled, width, k + token * k_token_stride + kv_head * k_head_stride, k_token_stride, rows,
-                 columns, vectors);
-    load_tile<T>(v_tile, line, filled, width, v + token * v_token_stride + kv_head * v_head_stride, v_token_stride, rows,
-                 columns, vectors);
+    const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(block, (rows + 15) / 16 * 16);
+    load_tile<PARTS<T>>(k_tile, line, filled, width, k + token * k_token_stride + kv_head * k_head_stride,
+                        k_token_stride, rows, held, vectors, k_apart);
+    load_tile<PARTS<T>>(v_tile, line, filled, width, v + token * v_token_stride + kv_head * v_head_stride,
+                        v_token_stride, rows, held, vectors, k_apart);
 
     // The key at `row` of the warp is seen by the queries from row + least on.
     const int shift = place.other_length - place.length, least = place.first + warp * 16 + shift;
     int begin = causal ? max(place.first + shift, 0) / QUERIES * QUERIES : 0, end = place.other_length;
     if constexpr (MASK != PLAIN) {
         begin = int(max(place.first + shift - right, 0LL) / QUERIES * QUERIES);
-        end = int(min(place.first + ROWS + shift + left, (long long)place.other_length));
+        end = int(min(place.first + block + shift + left, (long long)place.other_length));
     }
     const C scale = C(scale_);
-    Sums<T, COLUMNS> sums_k, sums_v;
-    for (long long head = kv_head * group; head < (kv_head + 1) * group; head++) {
+    Sums<T, SUMS> sums_k, sums_v;
+    for (long long head = first_head; head < first_head + group; head++) {
         const C slope = MASK == BIAS ? C(slopes[head]) : C(0);
         for (int start = begin; start < end; start += QUERIES) {
             const long long q_token = place.other_begin + start;
             const int there = place.other_length - start, used = there < QUERIES ? (there + 15) / 16 * 16 : QUERIES;
             __syncthreads();
-            load_tile<T>(q_tile, line, used, width, q + q_token * q_token_stride + head * q_head_stride,
-                         q_token_stride, there, columns, vectors);
-            load_tile<T>(grad_tile, line, used, width,
-                         grad_output + q_token * grad_token_stride + head * grad_head_stride, grad_token_stride, there,
-                         columns, vectors);
-            for (int i = threadIdx.x; i < QUERIES; i += THREADS<T>) {
+            load_tile<PARTS<T>>(q_tile, line, used, width, q + q_token * q_token_stride + head * q_head_stride,
+                                q_token_stride, there, held, vectors, q_apart);
+            load_tile<PARTS<T>>(grad_tile, line, used, width, grad_output + q_token * grad_token_stride + head *
+                                grad_head_stride, grad_token_stride, there, held, vectors, q_apart);
+            for (int i = threadIdx.x; i < QUERIES; i += blockDim.x) {
                 of_query[0][i] = i < there ? lse[head * total_q + q_token + i] : C(0);
                 of_query[1][i] = i < there ? delta[head * total_q + q_token + i] : C(0);
             }
-            __syncthreads();
-            if (own_rows <= 0) continue;
-            const C past = C((long long)(least + row_of(0)) - (start + column_of(0, 0)));
-            // Transposed: the keys are the rows.
-            Sums<T, QUERIES> scores, products;
-            scores.template add<true>(k_tile + warp * 16 * line, line, q_tile, line, width, used);
-            products.template add<true>(v_tile + warp * 16 * line, line, grad_tile, line, width, used);
+            wait_for_tiles();
+            const int first = share * SCORES;
+            if (own_rows > 0) {
+                const C past = C((long long)(least + row_of(0)) - (start + first + column_of(0, 0)));
+                // Transposed: the keys are the rows.
+                Sums<T, SCORES> scores, products;
+                scores.template add<true>(k_tile + warp * 16 * line, line, q_tile + first * line, line, width, used - first);
+                products.template add<true>(v_tile + warp * 16 * line, line, grad_tile + first * line, line, width,
+                                            used - first);
 #pragma unroll
-            for (int n = 0; n < QUERIES / 8; n++) {
-                if (n * 8 >= used) break;
+                for (int n = 0; n < SCORES / 8; n++) {
+                    if (first + n * 8 >= used) break;
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const int row = row_of(e), column = column_of(n, e);
-                    const bool visible = column < there && row < own_rows &&
-                                         sees_key<MASK>(row + least, start + column + 1, causal, left, right);
-                    const C score = score_of<MASK>(scores.at[n][e], scale, slope, past, n, e);
-                    C weight = exponential<T>(score - of_query[0][column]);
-                    weight = visible ? weight : C(0);
-                    const C grad_score = visible ? weight * (products.at[n][e] - of_query[1][column]) : C(0);
-                    weights[row * (QUERIES + PAD) + column] = T(weight);
-                    grad_scores[row * (QUERIES + PAD) + column] = T(grad_score);
+                    for (int e = 0; e < 4; e++) {
+                        const int row = row_of(e), column = first + column_of(n, e);
+                        const bool visible = column < there && row < own_rows &&
+                                             sees_key<MASK>(row + least, start + column + 1, causal, left, right);
+                        const C score = score_of<MASK>(scores.at[n][e], scale, slope, past, n, e);
+                        C weight = exponential<T>(score - of_query[0][column]);
+                        weight = visible ? weight : C(0);
+                        const C grad_score = visible ? weight * (products.at[n][e] - of_query[1][column]) : C(0);
+                        store<T>(weights + row * LINE + column, QUERIES, weight);
+                        store<T>(grad_scores + row * LINE + column, QUERIES, grad_score);
+                    }
                 }
             }
-            __syncwarp();
-            if (grad_v) sums_v.template add<false>(weights, QUERIES + PAD, grad_tile + chunk, line, used, own_width);
-            if (grad_k) sums_k.template add<false>(grad_scores, QUERIES + PAD, q_tile + chunk, line, used, own_width);
-            __syncwarp();
+            wait_for_shares<T>();
+            if (own_rows > 0 && grad_v)
+                sums_v.template add<false>(weights, LINE, grad_tile + chunk + own, line, used, own_width);
+            if (own_rows > 0 && grad_k)
+                sums_k.template add<false>(grad_scores, LINE, q_tile + chunk + own, line, used, own_width);
         }
     }
     if (own_rows <= 0) return;
-    const long long at = ((token + warp * 16) * kv_heads + kv_head) * columns + chunk, stride = kv_heads * columns;
+    const long long at = ((token + warp * 16) * groups + first_head / group) * columns + chunk + own, stride = groups * columns;
     const C scales[2] = {scale, scale}, ones[2] = {1, 1};
-    if (grad_k) put_rows<T, COLUMNS>(sums_k, grad_k + at, stride, own_rows, own_columns, scales, place.fits);
-    if (grad_v) put_rows<T, COLUMNS>(sums_v, grad_v + at, stride, own_rows, own_columns, ones, place.fits);
+    if (grad_k) put_rows<T, SUMS>(sums_k, grad_k + at, stride, own_rows, own_columns, scales, place.fits);
+    if (grad_v) put_rows<T, SUMS>(sums_v, grad_v + at, stride, own_rows, own_columns, ones, place.fits);
+}
+
+template <class T>
+__global__ void __launch_bounds__(256) attention_sum_of_heads_kernel(
+    const T* __restrict__ of_heads,  // [2, tokens, heads, columns]
+    T* __restrict__ grad_k,          // [tokens, kv_heads, columns], or null
+    T* __restrict__ grad_v,          // as grad_k
+    long long elements, long long columns, long long group) {
+    // One thread owns an element.
+    const long long at = blockIdx.x * 256LL + threadIdx.x;
+    T* const result = blockIdx.y ? grad_v : grad_k;
+    if (at >= elements || !result) return;
+    const T* const from = of_heads + blockIdx.y * elements * group + at / columns * group * columns + at % columns;
+    T sum = 0;
+    for (long long head = 0; head < group; head++) sum += from[head * columns];
+    result[at] = sum;
 }

@@ -13,7 +13,7 @@ import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
 from fourfold.backends.cuda.tensor_map import swizzled_map
-from fourfold.backends.launch import cdiv, is_hopper_or_emulated, multiprocessors
+from fourfold.backends.launch import available_shared_memory, cdiv, is_hopper_or_emulated, multiprocessors
 from fourfold.backends.tuning import Configuration, Tuner
 
 from .operators import Call, has_whole_vectors, register
@@ -21,11 +21,11 @@ from .operators import Call, has_whole_vectors, register
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
 BACKWARD_SOURCE = SOURCE.with_name("cuda_kernel_hopper_backward.cu")
-# By the size of an element: warps of a block, and the rows of a step forward and backward, as in products.cuh.
-WARPS = {2: 4, 4: 2, 8: 1}
+# By the size of an element: rows of a block, the most first, and of a step forward and backward, as in products.cuh.
+OWN_ROWS = {2: (64, 32, 16), 4: (64, 32, 16), 8: (16,)}
 FORWARD_STEP, BACKWARD_STEP = {2: 64, 4: 32, 8: 16}, {2: 32, 4: 32, 8: 16}
 # The columns of a block's results: their sums take half as many registers of each thread, or twice as many for float64.
-COLUMNS = {2: (64, 128), 4: (64,), 8: (64,)}
+COLUMNS = {2: (64, 128), 4: (64, 128), 8: (64,)}
 
 
 def _kernels(name: str) -> Mapping[tuple[torch.dtype, int, str], CudaKernel]:
@@ -38,8 +38,14 @@ def _kernels(name: str) -> Mapping[tuple[torch.dtype, int, str], CudaKernel]:
 
 
 FORWARD, QUERIES_BACKWARD, KEYS_BACKWARD = map(_kernels, ("forward", "queries_backward", "keys_backward"))
+SPLIT = CudaKernel(SOURCE, "attention_split_kernel")
 DELTA = {dtype: CudaKernel(SOURCE, f"attention_delta_kernel<{cpp}>") for dtype, cpp in CPP_TYPES.items()}
-KERNELS = (*FORWARD.values(), *QUERIES_BACKWARD.values(), *KEYS_BACKWARD.values(), *DELTA.values())
+SUMS = {
+    dtype: CudaKernel(SOURCE, f"attention_sum_of_heads_kernel<{CPP_TYPES[dtype]}>")
+    for dtype in (torch.float32, torch.float64)
+}
+_BY_TYPE = FORWARD, QUERIES_BACKWARD, KEYS_BACKWARD, DELTA, SUMS
+KERNELS = (*(kernel for kernels in _BY_TYPE for kernel in kernels.values()), SPLIT)
 
 # Of the Hopper kernel: columns of a copy, bytes of keys and values that stay in the L2 cache, and scales that float32
 # takes in base 2 as well.
@@ -147,47 +153,74 @@ BACKWARD_HOPPER_KERNELS = (
 TUNER = Tuner("attention_cuda", (*HOPPER, *BACKWARD_HOPPER, PORTABLE), Path(__file__))
 
 
-def _shared_bytes(call: Call, own_rows: int, rows: int, columns: int, weights: int, step: int) -> int:
-    """Return the tiles of a block: rows of the width of a head, some columns more, and rows of weights for a step."""
-    size = call.q.element_size()
-    pad, width = 16 // size, cdiv(call.q.shape[2], 16) * 16
-    return size * ((own_rows + rows) * (width + pad) + columns + weights * (step + pad))
+def _shared_bytes(size: int, *tiles: tuple[int, int]) -> int:
+    """Return the bytes of tiles of so many rows and columns: as `line_of` in products.cuh, with each float in parts."""
+    part, parts = (2, 3) if size == 4 else (size, 1)
+    return sum(rows * (parts * part * columns + 16) for rows, columns in tiles)
+
+
+def _split(x: torch.Tensor) -> torch.Tensor:
+    """Return what kernels multiply: float32 as three bfloat16, and columns up to a multiple of 16; others unchanged."""
+    if x.dtype != torch.float32:
+        return x
+    tokens, heads, columns = x.shape
+    parts = x.new_empty((3, tokens, heads, cdiv(columns, 16) * 16), dtype=torch.bfloat16)
+    rows = tokens * heads
+    SPLIT.launch(cdiv(rows, 4), 128, x, parts, rows, heads, columns, parts.shape[3], *x.stride()[:2])
+    return parts
 
 
 def _launch(
     kernels: Mapping[tuple[torch.dtype, int, str], CudaKernel],
     call: Call,
     own_keys: bool,
-    tensors: tuple[torch.Tensor, ...],
+    operands: tuple[torch.Tensor, ...],
+    numbers: tuple[torch.Tensor, ...],
     results: tuple[torch.Tensor | None, ...],
+    group: int = 1,
 ) -> None:
-    """Launch a kernel that is given some tensors, q, k, v, the offsets, slopes and the results."""
+    """Launch a kernel that is given operands, offsets, slopes, the numbers of each query, and the results.
+
+    Args:
+        kernels: by dtype, columns and mask.
+        call: what is launched.
+        own_keys: whether a block owns keys, not queries.
+        operands: q, k and v, or the gradient of the output before them, as `_split` returns them.
+        numbers: lse and delta, of a gradient.
+        results: what the kernel writes.
+        group: of keys, how many heads a block adds up.
+    """
     size, head_size = call.q.element_size(), call.q.shape[2]
-    own_rows, step = WARPS[size] * 16, (BACKWARD_STEP if tensors else FORWARD_STEP)[size]
+    step = (BACKWARD_STEP if numbers else FORWARD_STEP)[size]
     columns = next((c for c in COLUMNS[size] if c >= head_size), COLUMNS[size][-1])
-    if tensors:
-        shared_bytes = _shared_bytes(call, 2 * own_rows, 2 * step, 0, own_rows * (2 if own_keys else 1), step)
-    else:
-        shared_bytes = _shared_bytes(call, own_rows, step, step * (columns + 16 // size), own_rows, step)
-    total_q, total_k, _, heads, kv_heads = call.sizes
-    tiles, each = (call.tiles(total_k, own_rows), kv_heads) if own_keys else (call.tiles(total_q, own_rows), heads)
+    width = cdiv(head_size, 16) * 16
+    for own_rows in OWN_ROWS[size]:
+        if numbers:
+            shared_bytes = _shared_bytes(size, (2 * (own_rows + step), width), (own_rows * (1 + own_keys), step))
+        else:
+            shared_bytes = _shared_bytes(size, (own_rows + step, width), (step, columns), (own_rows, step))
+        if shared_bytes <= available_shared_memory(call.q.device):
+            break
+    total_q, total_k, _, heads, _ = call.sizes
+    tiles = call.tiles(total_k if own_keys else total_q, own_rows)
     mask = "BIAS" if call.slopes is not None else "WINDOW" if call.is_windowed else "PLAIN"
     kernels[call.q.dtype, columns, mask].launch(
-        tiles * each * cdiv(head_size, columns),
-        WARPS[size] * 32,
-        *tensors,
-        *call[:5],
+        tiles * (heads // group) * cdiv(head_size, columns),
+        own_rows * (4 if size == 4 and numbers else 2),
+        *operands,
+        *call[3:5],
         call.slopes,
+        *numbers,
         *results,
         *call.sizes,
         head_size,
-        *(n for x in tensors for n in x.stride()[:2]),
-        *call.strides,
+        *(n for x in operands for n in x.stride()[-3:-1]),
         *(x is not None and x.dtype == torch.int64 for x in (call.q_offsets, call.k_offsets)),
-        has_whole_vectors(*tensors, *call[:3]),
+        has_whole_vectors(*operands),
         call.causal,
         *call.window,
         call.scale,
+        *([group] if own_keys else []),
         shared_bytes=shared_bytes,
     )
 
@@ -294,7 +327,7 @@ def _choose(call: Call, grad_output: torch.Tensor | None, run: Callable[[Configu
 def _forward(call: Call, output: torch.Tensor, lse: torch.Tensor) -> None:
     def run(configuration: Configuration) -> None:
         if configuration is PORTABLE:
-            _launch(FORWARD, call, False, (), (output, lse))
+            _launch(FORWARD, call, False, tuple(map(_split, call[:3])), (), (output, lse))
         else:
             launch_hopper(configuration, call, output, lse)
 
@@ -335,6 +368,26 @@ def launch_hopper_backward(
         call.scale,
         shared_bytes=options["shared_bytes"][of_keys],
     )
+
+
+def _launch_of_keys(
+    call: Call,
+    operands: tuple[torch.Tensor, ...],
+    numbers: tuple[torch.Tensor, ...],
+    grads: tuple[torch.Tensor | None, torch.Tensor | None],
+) -> None:
+    """Launch the kernel of the gradients of k and v; heads that share keys are added up, in half types by itself."""
+    (total_k, kv_heads, columns), heads = call.k.shape, call.q.shape[1]
+    group = heads // kv_heads
+    if group == 1 or call.k.dtype in PORTABLE.dtypes:
+        _launch(KEYS_BACKWARD, call, True, operands, numbers, grads, group)
+        return
+    # More blocks, whose lengths differ less.
+    of_heads = call.k.new_empty((2, total_k, heads, columns))
+    wanted = tuple(x if grad is not None else None for x, grad in zip(of_heads, grads))
+    _launch(KEYS_BACKWARD, call, True, operands, numbers, wanted)
+    elements = call.k.numel()
+    SUMS[call.k.dtype].launch((cdiv(elements, 256), 2), 256, of_heads, *grads, elements, columns, group)
 
 
 def _launch_hopper_of_keys(
@@ -378,10 +431,11 @@ def _backward(
             sizes = total_q, heads, columns, *grad_output.stride()[:2]
             DELTA[output.dtype].launch(cdiv(total_q * heads, 4), 128, grad_output, grad_lse, output, delta, *sizes)
         if configuration is PORTABLE:
+            operands = tuple(map(_split, (grad_output, *call[:3])))
             if grad_q is not None and total_q:
-                _launch(QUERIES_BACKWARD, call, False, (grad_output,), (lse, delta, grad_q))
+                _launch(QUERIES_BACKWARD, call, False, operands, (lse, delta), (grad_q,))
             if of_keys:
-                _launch(KEYS_BACKWARD, call, True, (grad_output,), (lse, delta, grad_k, grad_v))
+                _launch_of_keys(call, operands, (lse, delta), (grad_k, grad_v))
             return
         numbers = output, grad_lse, lse, delta
         if grad_q is not None:

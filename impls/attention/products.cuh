@@ -1,4 +1,5 @@
-// Products of a warp's 16 rows with a tile, both in shared memory: on tensor cores for half types, else by each thread.
+// Products of a warp's 16 rows with a tile, both in shared memory: on tensor cores for half types and parts of floats, else
+// by each thread.
 #pragma once
 #include "vectors.cuh"
 
@@ -8,31 +9,77 @@ template <class T> constexpr int THREADS = WARPS<T> * 32;
 template <class T> constexpr int FORWARD_STEP = sizeof(T) == 2 ? 64 : sizeof(T) == 4 ? 32 : 16;
 template <class T> constexpr int BACKWARD_STEP = sizeof(T) == 8 ? 16 : 32;
 
+// What tensor cores multiply: of a float three bfloat16, the first, plus the second / 128, plus the third / 128^2. So
+// scaled, none of them underflows before the float does. Other types are left as they are.
+template <class T> struct PartOf { using type = T; };
+template <> struct PartOf<float> { using type = __nv_bfloat16; };
+template <class T> using Part = typename PartOf<T>::type;
+template <class T> constexpr int PARTS = sizeof(T) == 4 ? 3 : 1;
+// The elements of a line: all first parts of a row, then all second and third ones, and some that spread the banks.
+template <class T> __device__ constexpr int line_of(int width) { return PARTS<T> * width + 16 / int(sizeof(Part<T>)); }
+
+// Stores an element, whose parts lie `apart`.
+template <class T> __device__ void store(Part<T>* to, long long apart, Compute<T> x) {
+    if constexpr (PARTS<T> == 3) {
+        // The first part of a finite number is finite.
+        const unsigned bits = __float_as_uint(x), rounded = (bits & 0x7fffffff) < 0x7f7f8000 ? bits + 0x8000 : bits;
+        const float first = __uint_as_float(rounded & 0xffff0000), rest = (x - first) * 128;
+        const __nv_bfloat16 second(rest);
+        to[0] = __nv_bfloat16(first);
+        to[apart] = second;
+        to[2 * apart] = __nv_bfloat16((rest - float(second)) * 128);
+    } else {
+        *to = T(x);
+    }
+}
+
 // The row and the column of a thread's element e of its part n of a warp's sums, as mma.sync has them.
 __device__ inline int row_of(int e) { return int(threadIdx.x) % 32 / 4 + e / 2 * 8; }
 __device__ inline int column_of(int n, int e) { return n * 8 + int(threadIdx.x) % 4 * 2 + e % 2; }
 
-// Loads rows [0, count) of a matrix to lines of `line` elements, with zeros past its `rows` and `columns`, up to `width`.
-template <class T>
-__device__ void load_tile(T* to, int line, int count, int width, const T* from, long long stride, long long rows,
-                          long long columns, bool vectors) {
-    constexpr int STEP = THREADS<T>, WIDTH = 16 / sizeof(T);
+// Copies 16 bytes to shared memory, or zeros. Before they are read, the thread waits for its groups of copies but the last
+// PENDING.
+__device__ inline void copy_async(void* to, const void* from, bool zeros) {
+#ifdef CUDA_ON_CPU
+    *static_cast<uint4*>(to) = zeros ? uint4{} : *static_cast<const uint4*>(from);
+#else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from), "r"(zeros ? 0 : 16) : "memory");
+#endif
+}
+__device__ inline void commit_copies() {
+#ifndef CUDA_ON_CPU
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int PENDING> __device__ void wait_for_copies() {
+#ifndef CUDA_ON_CPU
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
+}
+
+// Copies rows [0, count) of a matrix to lines of `line` elements, with zeros past its `rows` and `columns`, up to `width`:
+// each of its PARTS, which lie `apart`.
+template <int PARTS = 1, class E>
+__device__ void load_tile(E* to, int line, int count, int width, const E* from, long long stride, long long rows,
+                          long long columns, bool vectors, long long apart = 0) {
+    constexpr int WIDTH = 16 / sizeof(E);
     if (vectors) {
         const int across = width / WIDTH;
-        for (int i = threadIdx.x; i < count * across; i += STEP) {
+        for (int i = threadIdx.x; i < count * across; i += blockDim.x) {
             const int row = i / across, column = i % across * WIDTH;
-            Vector<T, WIDTH> vector = {};
-            if (row < rows && column < columns) vector = Vector<T, WIDTH>::load(from + row * stride + column);
-            vector.store(to + row * line + column);
+            const bool zeros = row >= rows || column >= columns;
+            const E* const first = zeros ? from : from + row * stride + column;
+#pragma unroll
+            for (int p = 0; p < PARTS; p++) copy_async(to + row * line + p * width + column, first + p * apart, zeros);
         }
         return;
     }
-    for (int i = threadIdx.x; i < count * width; i += STEP) {
+    for (int i = threadIdx.x; i < count * width; i += blockDim.x) {
         const int row = i / width, column = i % width;
-        to[row * line + column] = row < rows && column < columns ? from[row * stride + column] : T(0.0f);
+        to[row * line + column] = row < rows && column < columns ? from[row * stride + column] : E(0.0f);
     }
 }
-
 
 __device__ inline void load_matrices(unsigned (&words)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -73,9 +120,53 @@ template <class T, int COLUMNS> struct Sums {
 
     // Adds a b^T if TRANSPOSED, else a b, in the first `columns` columns, a multiple of 16. a is [16, terms], in lines of
     // a_line elements; b is [columns, terms] or [terms, columns]. There is a multiple of 16 terms.
-    template <bool TRANSPOSED>
-    __device__ void add(const T* a, int a_line, const T* b, int b_line, int terms, int columns = COLUMNS) {
-        if constexpr (sizeof(T) == 2) {
+    template <bool TRANSPOSED, class E>
+    __device__ void add(const E* a, int a_line, const E* b, int b_line, int terms, int columns = COLUMNS) {
+        if constexpr (sizeof(E) == 2 && PARTS<T> == 3) {
+            // Products are summed by their scale. Those below 2^-25 of the whole are left out. The sums of each call begin at
+            // 0, because tensor cores round towards it.
+            constexpr int GROUP = COLUMNS / 8 < 4 ? COLUMNS / 8 : 4;
+            const int lane = threadIdx.x % 32, row = lane % 16, half = lane / 16 * 8;
+            const int of_b = TRANSPOSED ? (lane / 16 * 8 + lane % 8) * b_line + lane / 8 % 2 * 8 : row * b_line + half;
+            const int a_width = (a_line - 8) / 3, b_width = (b_line - 8) / 3;
+#pragma unroll
+            for (int first = 0; first < COLUMNS / 8; first += GROUP) {
+                if (first * 8 >= columns) break;
+                float parts[3][GROUP][4] = {};
+#pragma unroll 1
+                for (int term = 0; term < terms; term += 16) {
+                    unsigned x[3][4];
+#pragma unroll
+                    for (int i = 0; i < 3; i++) load_matrices(x[i], a + row * a_line + i * a_width + term + half);
+#pragma unroll
+                    for (int n = 0; n < GROUP; n += 2) {
+                        if ((first + n) * 8 >= columns) break;
+                        unsigned y[3][4];
+#pragma unroll
+                        for (int j = 0; j < 3; j++) {
+                            const E* const from = b + of_b + j * b_width;
+                            if constexpr (TRANSPOSED) load_matrices(y[j], from + (first + n) * 8 * b_line + term);
+                            else load_matrices_transposed(y[j], from + term * b_line + (first + n) * 8);
+                        }
+#pragma unroll
+                        for (int i = 0; i < 3; i++)
+#pragma unroll
+                            for (int j = 2 - i; j >= 0; j--) {
+                                multiply(parts[i + j][n], x[i], y[j][0], y[j][1], E());
+                                multiply(parts[i + j][n + 1], x[i], y[j][2], y[j][3], E());
+                            }
+                    }
+                }
+#pragma unroll
+                for (int n = 0; n < GROUP; n++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const float small = (parts[1][n][e] + parts[2][n][e] / 128) / 128;
+                        // Infinities have no rest.
+                        at[first + n][e] += parts[0][n][e] + (small == small ? small : 0);
+                    }
+            }
+        } else if constexpr (sizeof(E) == 2) {
             const int lane = threadIdx.x % 32, row = lane % 16, half = lane / 16 * 8;
             const int of_b = TRANSPOSED ? (lane / 16 * 8 + lane % 8) * b_line + lane / 8 % 2 * 8 : row * b_line + half;
 #pragma unroll 2

@@ -14,6 +14,8 @@ from .operators import Call, has_whole_vectors, register
 PROBES = tl.constexpr(128)  # offsets that a program looks at together
 LOG2_E, LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 ROWS_OF_DELTA = 32
+# Of a float32: the bits of a bfloat16, half its last one, and the least magnitude that bfloat16 rounds to infinity.
+BFLOAT16, HALF_BFLOAT16, LEAST_TO_INFINITY = tl.constexpr(-0x10000), tl.constexpr(0x8000), tl.constexpr(0x7F7F8000)
 SUMMED = 1024  # elements of a program that adds up the gradients of the heads that share keys
 # Scales that float32 takes in base 2 as well.
 LEAST_SCALE, MOST_SCALE = 1e-30, 1e30
@@ -72,6 +74,34 @@ def place_of(
         other_length = tl.where(valid, other_end - other_at, 0)
         first = tl.where(valid, (tile - (at // ROWS + sequence)) * ROWS, first)
     return first.to(INDEX), begin, length.to(INDEX), other_begin, other_length.to(INDEX), fits
+
+
+@triton.jit
+def split(x):
+    """Return a float32 as three bfloat16: x is the first, plus the second / 128, plus the third / 128^2.
+
+    So scaled, none of them underflows before x does. The first one of a finite number is finite.
+    """
+    bits = x.to(tl.int32, bitcast=True)
+    bits = tl.where((bits & 0x7FFFFFFF) < LEAST_TO_INFINITY, bits + HALF_BFLOAT16, bits) & BFLOAT16
+    first = bits.to(tl.float32, bitcast=True)
+    rest = (x - first) * 128
+    # As above: a cast, and its result as float32 again, take longer.
+    second = ((rest.to(tl.int32, bitcast=True) + HALF_BFLOAT16) & BFLOAT16).to(tl.float32, bitcast=True)
+    return first.to(tl.bfloat16), second.to(tl.bfloat16), ((rest - second) * 128).to(tl.bfloat16)
+
+
+@triton.jit
+def add_product(sums, a, b):
+    """Return sums + a b. Multiply float32 on tensor cores, as bfloat16, but without the products below 2^-25."""
+    if a.dtype == tl.float32:
+        a1, a2, a3 = split(a)
+        b1, b2, b3 = split(b)
+        small = tl.dot(a1, b3, tl.dot(a2, b2, tl.dot(a3, b1)))
+        small = tl.dot(a1, b2, tl.dot(a2, b1, small * (1 / 128))) * (1 / 128)
+        # Infinities have no rest.
+        return sums + tl.dot(a1, b1, tl.where(small == small, small, 0.0))
+    return tl.dot(a, b, sums, input_precision="ieee", out_dtype=sums.dtype)
 
 
 @triton.jit
@@ -244,7 +274,7 @@ def attention_forward_kernel(
                 k_mask, v_mask = among[:, None], among[None, :]
             if CHUNK == BLOCK_D:
                 k = tl.load(k_at[None, :] + column[:, None], mask=k_mask, other=0.0)
-                scores = tl.dot(q, k, out_dtype=COMPUTE, input_precision="ieee")
+                scores = add_product(tl.zeros((BLOCK_Q, BLOCK_K), COMPUTE), q, k)
             else:
                 scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK)
             factor = scale
@@ -264,7 +294,7 @@ def attention_forward_kernel(
             shrunk = exponential(largest - base, BASE_2)
             sums = sums * shrunk + tl.sum(terms, axis=1)
             v = tl.load(v_at[:, None] + column[None, :], mask=v_mask, other=0.0)
-            output = tl.dot(terms.to(v.dtype), v, output * shrunk[:, None], input_precision="ieee", out_dtype=COMPUTE)
+            output = add_product(output * shrunk[:, None], terms.to(v.dtype), v)
             largest = larger
     sees = has_keys(query, num_queries, num_keys, left, right, CAUSAL, WINDOW)
     output = tl.where(sees[:, None], output / sums[:, None], 0.0)
@@ -395,8 +425,8 @@ def attention_queries_backward_kernel(
             k = tl.load(k_at[:, None] + column[None, :], mask=k_mask, other=0.0)
             if CHUNK == BLOCK_D:
                 v = tl.load(v_at[None, :] + column[:, None], mask=v_mask, other=0.0)
-                scores = tl.dot(q, tl.trans(k), out_dtype=COMPUTE, input_precision="ieee") * score_scale
-                products = tl.dot(grad, v, out_dtype=COMPUTE, input_precision="ieee")
+                scores = add_product(tl.zeros((BLOCK_Q, BLOCK_K), COMPUTE), q, tl.trans(k)) * score_scale
+                products = add_product(tl.zeros((BLOCK_Q, BLOCK_K), COMPUTE), grad, v)
             else:
                 scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK) * score_scale
                 products = product_of_rows(grad_at, v_at, q_there, k_there, columns, COMPUTE, CHUNK)
@@ -406,7 +436,7 @@ def attention_queries_backward_kernel(
             if masked:
                 visible = are_visible(query[:, None], key[None, :], num_queries, num_keys, left, right, CAUSAL, WINDOW)
                 grad_scores = tl.where(visible, grad_scores, 0.0)
-            grad_q = tl.dot(grad_scores.to(k.dtype), k, grad_q, input_precision="ieee", out_dtype=COMPUTE)
+            grad_q = add_product(grad_q, grad_scores.to(k.dtype), k)
     grad_q = tl.where(fits != 0, grad_q * scale, float("nan"))
     grad_q_at = grad_q_ptr + (token * heads + head)[:, None] * columns + column[None, :]
     tl.store(grad_q_at, grad_q.to(grad_q_ptr.dtype.element_ty), mask=q_there[:, None] & among[None, :])
@@ -522,8 +552,8 @@ def attention_keys_backward_kernel(
                 lse *= LOG2_E
             # [BLOCK_K, BLOCK_Q]: transposed, so that both products have the keys as rows.
             if CHUNK == BLOCK_D:
-                scores = tl.dot(k, tl.trans(q), out_dtype=COMPUTE, input_precision="ieee") * score_scale
-                products = tl.dot(v, tl.trans(grad), out_dtype=COMPUTE, input_precision="ieee")
+                scores = add_product(tl.zeros((BLOCK_K, BLOCK_Q), COMPUTE), k, tl.trans(q)) * score_scale
+                products = add_product(tl.zeros((BLOCK_K, BLOCK_Q), COMPUTE), v, tl.trans(grad))
             else:
                 scores = product_of_rows(k_at, q_at, k_there, q_there, columns, COMPUTE, CHUNK) * score_scale
                 products = product_of_rows(v_at, grad_at, k_there, q_there, columns, COMPUTE, CHUNK)
@@ -537,9 +567,9 @@ def attention_keys_backward_kernel(
                 weights = tl.where(visible, weights, 0.0)
                 grad_scores = tl.where(visible, grad_scores, 0.0)
             if NEEDS_V:
-                grad_v = tl.dot(weights.to(q.dtype), grad, grad_v, input_precision="ieee", out_dtype=COMPUTE)
+                grad_v = add_product(grad_v, weights.to(q.dtype), grad)
             if NEEDS_K:
-                grad_k = tl.dot(grad_scores.to(q.dtype), q, grad_k, input_precision="ieee", out_dtype=COMPUTE)
+                grad_k = add_product(grad_k, grad_scores.to(q.dtype), q)
     at = (token * heads + head)[:, None] * columns + column[None, :]
     mask = k_there[:, None] & among[None, :]
     if NEEDS_K:
@@ -594,18 +624,30 @@ class Tiles(NamedTuple):
 def _tiles(call: Call, own_keys: bool, backward: bool) -> Tiles:
     """Return how a kernel whose programs own queries, or keys, is launched."""
     block_d = _block_d(call)
-    if call.q.element_size() > 2:
-        # These are multiplied without tensor cores, and operands of a whole head would not fit into registers.
+    split = call.q.dtype == torch.float32 and block_d <= 128
+    if call.q.element_size() > 2 and not split:
+        # These are multiplied without tensor cores, or operands of a whole head would not fit into registers.
         return Tiles(32, 32 if block_d <= 128 else 16, min(block_d, 16), 4, 1)
-    if backward:
+    if split:
+        # Wide heads come in long sequences, which fill the device with large tiles too.
+        first = (64, 64, 4, 1) if block_d <= 64 else (128, 32, 8, 1) if backward else (128, 64, 8, 2)
+        choices = [first, (64, 32, 4, 1), (32, 32, 4, 1)]
+    elif backward:
         choices = [(64, 64, 4, 2)] if block_d <= 128 else [(32, 32, 4, 2)] if own_keys else [(64, 64, 4, 1)]
     elif block_d <= 64:
         choices = [(128, 64, 4, 3)]
     else:
         choices = [(128, 128, 8, 3), (128, 64, 8, 2), (64, 32, 4, 2)]
-    # The first one whose rows fit into shared memory: its own ones, and those of a step, for each stage.
-    most = available_shared_memory(call.q.device) // (block_d * call.q.element_size())
-    fitting = (choice for choice in choices if choice[0] + 2 * choice[1] * choice[3] <= most)
+    # The first one whose rows fit into shared memory: its own ones, and those of a step, for each stage; of float32
+    # the parts of own tiles and of one of a step, 6 bytes together, and 4 bytes in each further stage.
+    most = available_shared_memory(call.q.device) // block_d
+
+    def size(own: int, others: int, stages: int) -> int:
+        if split:
+            return 6 * ((1 + backward) * own + others) + 8 * (stages - 1) * others
+        return 2 * (own + 2 * others * stages)
+
+    fitting = (choice for choice in choices if size(choice[0], choice[1], choice[3]) <= most)
     own, others, warps, stages = next(fitting, choices[-1])
     return Tiles(others, own, block_d, warps, stages) if own_keys else Tiles(own, others, block_d, warps, stages)
 

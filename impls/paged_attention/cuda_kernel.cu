@@ -8,27 +8,6 @@
 constexpr int KEYS = 16;
 template <class T> constexpr int STAGES = sizeof(T) == 8 ? 2 : 3;
 
-// Copies 16 bytes to shared memory, or zeros. Before they are read, the thread waits for its groups of copies but the last
-// PENDING.
-__device__ inline void copy_async(void* to, const void* from, bool zeros) {
-#ifdef CUDA_ON_CPU
-    *static_cast<uint4*>(to) = zeros ? uint4{} : *static_cast<const uint4*>(from);
-#else
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from), "r"(zeros ? 0 : 16) : "memory");
-#endif
-}
-__device__ inline void commit_copies() {
-#ifndef CUDA_ON_CPU
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-template <int PENDING> __device__ void wait_for_copies() {
-#ifndef CUDA_ON_CPU
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-#endif
-}
-
 // The length of a sequence, 0 if it is invalid, and the tokens of each split, in whole steps of a block.
 template <class T> struct Share {
     long long length, tokens;
@@ -83,7 +62,9 @@ __global__ void __launch_bounds__(THREADS<T>) paged_attention_split_kernel(
     T* const weights = q_tile + 16 * line + warp * 16 * LINE_OF_WEIGHTS;
     T* const stages = q_tile + 16 * line + WARPS<T> * 16 * LINE_OF_WEIGHTS;
     T* const own = stages + warp * STAGES<T> * 2 * KEYS * line;
-    load_tile<T>(q_tile, line, 16, width, q + (sequence * heads + head) * columns, columns, rows, columns, vectors);
+    load_tile(q_tile, line, 16, width, q + (sequence * heads + head) * columns, columns, rows, columns, vectors);
+    commit_copies();
+    wait_for_copies<0>();
     // Zeros past the columns, where no copy is made.
     const int past = width - int(columns);
     for (int i = lane; i < STAGES<T> * 2 * KEYS * past; i += 32) own[i / past * line + columns + i % past] = T(0.0f);

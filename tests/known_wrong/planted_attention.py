@@ -99,7 +99,7 @@ def _triton_faults() -> tuple[Fault, ...]:
            source="https://github.com/keras-team/keras-hub/issues/2861"),
         of.gradient("slopes_left_out_of_dk", "            if BIAS:\n                place = => "
                     "            if False:\n                place =", **SLOPES),
-        of("output_not_rescaled", "output * shrunk[:, None], input_precision => output, input_precision",
+        of("output_not_rescaled", "output = add_product(output * shrunk[:, None], => output = add_product(output,",
            examples=named(properties, "scores_that_rise"), **one),
         of("masked_scores_may_all_be_infinite",
            'base = tl.where(larger == -float("inf"), 0.0, larger) => base = larger',
