@@ -255,7 +255,7 @@ def _by_pointers(m: int, n: int, k: int, warps: int, stages: int, parts: int = 1
     options = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "num_warps": warps, "num_stages": stages}
     options |= {"PARTS": parts}
     # Tensor cores do not multiply wider types in full precision, so a program's tiles must fit in its registers.
-    wider = {dtype for dtype in (torch.float32, torch.float64) if m * n * dtype.itemsize <= 64 * 1024 and k <= 32}
+    wider = frozenset(d for d in (torch.float32, torch.float64) if m * n * d.itemsize <= 64 * 1024 and k <= 32)
     name = f"pointers_{m}x{n}x{k}_{warps}_warps_{stages}_stages" + (f"_in_{parts}_parts" if parts > 1 else "")
     return Configuration(name, options, wider if parts > 1 else HALF_TYPES | wider)
 
