@@ -125,7 +125,8 @@ def _cuda_faults() -> tuple[Fault, ...]:
     return (
         of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds,
                    "scaled_matmul/cuda_kernel.cu:         if (row >= rows) return;\n =>"),
-        of("last_block_dropped", "cdiv(m, rows) * cdiv(n, columns) => max(cdiv(m, rows) * cdiv(n, columns) - 1, 1)",
+        of("last_block_dropped",
+           "[dtype], cdiv(m, rows) * cdiv(n, columns) => [dtype], max(cdiv(m, rows) * cdiv(n, columns) - 1, 1)",
            check=memory_is_respected, says=UNWRITTEN, right_on="one_element"),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic,
                    "ptr + position * stride => ptr + int(position) * int(stride)", examples=far_apart(rows(9, 5, 7)),
