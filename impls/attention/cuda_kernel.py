@@ -154,7 +154,7 @@ TUNER = Tuner("attention_cuda", (*HOPPER, *BACKWARD_HOPPER, PORTABLE), Path(__fi
 
 
 def _shared_bytes(size: int, *tiles: tuple[int, int]) -> int:
-    """Return the bytes of tiles of so many rows and columns: as `line_of` in products.cuh, with each float in parts."""
+    """Return the bytes of shared memory for tiles, given as (rows, columns); `line_of` in products.cuh sets a row's."""
     part, parts = (2, 3) if size == 4 else (size, 1)
     return sum(rows * (parts * part * columns + 16) for rows, columns in tiles)
 

@@ -10,8 +10,8 @@ from fourfold.backends.signature import signature_of
 
 from .torch_eager import embedding as definition
 
-# The most ids of which no row is added up in chunks; cuda_kernel.cu has room for their places. On the CPU few cases
-# have so few.
+# Up to this number of ids no row is added up in chunks, and cuda_kernel.cu has room for all places. On the CPU it is
+# small, so that cases have more.
 FEW_IDS = {"cuda": 512, "cpu": 32}
 # The most bytes of ids that all blocks read before it is faster to sort them. On the CPU some cases are sorted, too.
 ORDER_BYTES = {"cuda": 1 << 29, "cpu": 1 << 15}

@@ -145,7 +145,7 @@ def embedding_backward_kernel(
     BLOCK_COLS: tl.constexpr,
 ):
     # One program owns BLOCK_COLS columns of a row of at most FEW ids. The first SHARERS programs share the other rows:
-    # each takes PARTS parts of `part` ids in turn, of which it searches all, and the last one to finish adds them up.
+    # each searches PARTS parts of `part` ids in turn, and the last one to finish adds up the sums of all parts.
     columns = (tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)).to(tl.int64)
     inside = columns < dim
     if tl.program_id(0) >= SHARERS:

@@ -34,7 +34,7 @@ HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
 BLOCK = 256
 # Of the kernel that copies rows: vectors of a thread, and words of 16 bytes that a warp exchanges.
 COPIED, EXCHANGED = 4, 33
-# For the Hopper kernel: rows of a warpgroup, terms per step, and elements in the 128 bytes of which its copies consist.
+# For the Hopper kernel: rows of a warpgroup, terms per step, and elements of a 128-byte line, the unit of its copies.
 HOPPER_ROWS, HOPPER_TERMS, HOPPER_LINE = 64, 64, 64
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
@@ -160,7 +160,7 @@ def _padded(
 ) -> torch.Tensor:
     """Return a copy whose rows begin at multiples of 16 bytes, as a tensor map needs.
 
-    With the output of an activation, return the gradient through it of which `matrix` is the cotangent.
+    With the output of an activation, return the gradient of its input; `matrix` is then the cotangent.
     """
     (rows, columns), pitch = matrix.shape, padded_row(matrix)
     copy = torch.empty((rows, pitch), dtype=matrix.dtype, device=matrix.device)

@@ -16,7 +16,7 @@ ACTIVATION_NUMBERS = {"none": 0, "relu": 1, "leaky_relu": 2}
 
 # Products with fewer multiplications than this end too soon for configurations to differ by much.
 LITTLE_WORK = 512 * 512 * 512
-# Where the terms of a small result are divided among programs, and the most tiles of which they ever are.
+# The least number of terms that programs share where a result is small, and the most tiles of such a result.
 MANY_TERMS, MOST_SHARED = 256, 1024
 
 

@@ -340,7 +340,7 @@ def padded(
 ) -> torch.Tensor:
     """Return a copy, of a dtype if given, whose rows are dense and begin at multiples of 16 bytes, as TMA needs.
 
-    With the output of an activation, return the gradient through it of which `matrix` is the cotangent.
+    With the output of an activation, return the gradient of its input; `matrix` is then the cotangent.
     """
     (rows, columns), pitch = matrix.shape, padded_row(matrix)
     copy = torch.empty((rows, pitch), dtype=dtype or matrix.dtype, device=matrix.device)

@@ -32,7 +32,7 @@ __device__ inline unsigned decoded(unsigned two) {
     return pair;
 }
 
-// Neighbours of a row, of which so many are `there`: zeros follow them. Words is uint2 or uint4.
+// Loads neighbours of a row: the first `there` of them, then zeros. Words is uint2 or uint4.
 template <class Words>
 __device__ inline Words fetched(const unsigned char* from, long long term_stride, long long there, bool vectors) {
     constexpr int HALVES = sizeof(Words) / 8;

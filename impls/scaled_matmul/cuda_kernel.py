@@ -22,8 +22,8 @@ from .torch_eager import unsupported as unsupported
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
 THREADS = 256
-# For the Hopper kernel: the threads of a block, the elements in the 128 bytes of which its copies consist, and the
-# bytes of a stage.
+# For the Hopper kernel: the threads of a block, the elements of a 128-byte line, the unit of its copies, and the bytes
+# of a stage.
 HOPPER_THREADS, LINE, STAGE_BYTES = 384, 64, BLOCK * BLOCK * 2
 
 

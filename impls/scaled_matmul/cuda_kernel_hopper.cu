@@ -23,7 +23,7 @@ __device__ inline void multiply(float (&sums)[BLOCK / 2], unsigned a, unsigned b
     wgmma_commit();
 }
 
-// Stores a thread's sums of 128 columns, of which it has two of every 8, in two rows. Neighbouring lanes exchange pairs,
+// Stores a thread's sums: in two rows, two of every 8 of 128 columns. Neighbouring lanes exchange pairs,
 // so that each has 4 columns in one row.
 template <class T>
 __device__ inline void store_sums(const float (&sums)[BLOCK / 2], T* __restrict__ c, long long row, long long column,
