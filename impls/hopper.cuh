@@ -24,6 +24,12 @@ template <int STAGES> struct Turn {
 
 // ---- the copy engine
 
+// Loads a box of a matrix.
+__device__ inline void load_box(unsigned to, const TensorMap& map, unsigned barrier, int column, int row) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+        ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(row) : "memory");
+}
 // Loads a box of a tensor [outer, inner, columns].
 __device__ inline void load_box(
     unsigned to, const TensorMap& map, unsigned barrier, int column, int inner, int outer) {
@@ -71,26 +77,27 @@ template <> constexpr bool IS_BFLOAT16<__nv_bfloat16> = true;
 #define WGMMA_SUMS_16(i) WGMMA_SUMS_4(i), WGMMA_SUMS_4(i + 4), WGMMA_SUMS_4(i + 8), WGMMA_SUMS_4(i + 12)
 #define WGMMA_SUMS_32 WGMMA_SUMS_16(0), WGMMA_SUMS_16(16)
 #define WGMMA_SUMS_64 WGMMA_SUMS_32, WGMMA_SUMS_16(32), WGMMA_SUMS_16(48)
-#define WGMMA_SUMS_128 \
-    WGMMA_SUMS_64, WGMMA_SUMS_16(64), WGMMA_SUMS_16(80), WGMMA_SUMS_16(96), WGMMA_SUMS_16(112)
+#define WGMMA_SUMS_96 WGMMA_SUMS_64, WGMMA_SUMS_16(64), WGMMA_SUMS_16(80)
+#define WGMMA_SUMS_128 WGMMA_SUMS_96, WGMMA_SUMS_16(96), WGMMA_SUMS_16(112)
 #define WGMMA_NAMES_32                                                                                          \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"                    \
     "%24,%25,%26,%27,%28,%29,%30,%31"
 #define WGMMA_NAMES_64                                                                                          \
     WGMMA_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,"  \
     "%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define WGMMA_NAMES_128                                                                                         \
+#define WGMMA_NAMES_96                                                                                          \
     WGMMA_NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,"  \
-    "%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,"                    \
-    "%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,"                     \
-    "%123,%124,%125,%126,%127"
+    "%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define WGMMA_NAMES_128                                                                                         \
+    WGMMA_NAMES_96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,"    \
+    "%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define WGMMA_SHARED_64(TYPE)                                                                                   \
     asm volatile(                                                                                               \
         "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"                                                        \
         "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" WGMMA_NAMES_32                         \
-        "}, %32, %33, add, 1, 1, 0, %35;\n}"                                                                    \
+        "}, %32, %33, add, 1, 1, %35, %36;\n}"                                                                  \
         : WGMMA_SUMS_32                                                                                         \
-        : "l"(a), "l"(b), "r"(add), "n"(ACROSS))
+        : "l"(a), "l"(b), "r"(add), "n"(A_ACROSS), "n"(ACROSS))
 #define WGMMA_REGISTERS_64(TYPE)                                                                                \
     asm volatile(                                                                                               \
         "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"                                                        \
@@ -102,9 +109,9 @@ template <> constexpr bool IS_BFLOAT16<__nv_bfloat16> = true;
     asm volatile(                                                                                               \
         "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"                                                        \
         "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" WGMMA_NAMES_64                        \
-        "}, %64, %65, add, 1, 1, 0, %67;\n}"                                                                    \
+        "}, %64, %65, add, 1, 1, %67, %68;\n}"                                                                  \
         : WGMMA_SUMS_64                                                                                         \
-        : "l"(a), "l"(b), "r"(add), "n"(ACROSS))
+        : "l"(a), "l"(b), "r"(add), "n"(A_ACROSS), "n"(ACROSS))
 #define WGMMA_REGISTERS_128(TYPE)                                                                               \
     asm volatile(                                                                                               \
         "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"                                                        \
@@ -112,13 +119,20 @@ template <> constexpr bool IS_BFLOAT16<__nv_bfloat16> = true;
         "}, {%64,%65,%66,%67}, %68, add, 1, 1, %70;\n}"                                                         \
         : WGMMA_SUMS_64                                                                                         \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(ACROSS))
+#define WGMMA_SHARED_192(TYPE)                                                                                  \
+    asm volatile(                                                                                               \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %98, 0;\n"                                                        \
+        "wgmma.mma_async.sync.aligned.m64n192k16.f32." TYPE "." TYPE " {" WGMMA_NAMES_96                        \
+        "}, %96, %97, add, 1, 1, %99, %100;\n}"                                                                 \
+        : WGMMA_SUMS_96                                                                                         \
+        : "l"(a), "l"(b), "r"(add), "n"(A_ACROSS), "n"(ACROSS))
 #define WGMMA_SHARED_256(TYPE)                                                                                  \
     asm volatile(                                                                                               \
         "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"                                                       \
         "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " {" WGMMA_NAMES_128                       \
-        "}, %128, %129, add, 1, 1, 0, %131;\n}"                                                                 \
+        "}, %128, %129, add, 1, 1, %131, %132;\n}"                                                              \
         : WGMMA_SUMS_128                                                                                        \
-        : "l"(a), "l"(b), "r"(add), "n"(ACROSS))
+        : "l"(a), "l"(b), "r"(add), "n"(A_ACROSS), "n"(ACROSS))
 #define WGMMA_REGISTERS_256(TYPE)                                                                               \
     asm volatile(                                                                                               \
         "{\n.reg .pred add;\nsetp.ne.b32 add, %133, 0;\n"                                                       \
@@ -127,9 +141,10 @@ template <> constexpr bool IS_BFLOAT16<__nv_bfloat16> = true;
         : WGMMA_SUMS_128                                                                                        \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(ACROSS))
 
-// d = a b, or d + a b: [64, 16] times [16, 2 * registers]. a is in shared memory, with adjacent terms, or in registers,
-// as mma.sync has them; b is in shared memory, with adjacent terms, or ACROSS with adjacent columns.
-template <class T, int ACROSS>
+// d = a b, or d + a b: [64, 16] times [16, 2 * registers]. a is in shared memory, with adjacent terms, or A_ACROSS with
+// adjacent rows; or in registers, as mma.sync has them. b is in shared memory, with adjacent terms, or ACROSS with
+// adjacent columns.
+template <class T, int ACROSS, int A_ACROSS = 0>
 __device__ inline void wgmma(float (&d)[32], unsigned long long a, unsigned long long b, int add) {
     if constexpr (IS_BFLOAT16<T>) WGMMA_SHARED_64("bf16");
     else WGMMA_SHARED_64("f16");
@@ -139,7 +154,7 @@ __device__ inline void wgmma(float (&d)[32], const unsigned (&a)[4], unsigned lo
     if constexpr (IS_BFLOAT16<T>) WGMMA_REGISTERS_64("bf16");
     else WGMMA_REGISTERS_64("f16");
 }
-template <class T, int ACROSS>
+template <class T, int ACROSS, int A_ACROSS = 0>
 __device__ inline void wgmma(float (&d)[64], unsigned long long a, unsigned long long b, int add) {
     if constexpr (IS_BFLOAT16<T>) WGMMA_SHARED_128("bf16");
     else WGMMA_SHARED_128("f16");
@@ -149,7 +164,12 @@ __device__ inline void wgmma(float (&d)[64], const unsigned (&a)[4], unsigned lo
     if constexpr (IS_BFLOAT16<T>) WGMMA_REGISTERS_128("bf16");
     else WGMMA_REGISTERS_128("f16");
 }
-template <class T, int ACROSS>
+template <class T, int ACROSS, int A_ACROSS = 0>
+__device__ inline void wgmma(float (&d)[96], unsigned long long a, unsigned long long b, int add) {
+    if constexpr (IS_BFLOAT16<T>) WGMMA_SHARED_192("bf16");
+    else WGMMA_SHARED_192("f16");
+}
+template <class T, int ACROSS, int A_ACROSS = 0>
 __device__ inline void wgmma(float (&d)[128], unsigned long long a, unsigned long long b, int add) {
     if constexpr (IS_BFLOAT16<T>) WGMMA_SHARED_256("bf16");
     else WGMMA_SHARED_256("f16");

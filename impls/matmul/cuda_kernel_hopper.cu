@@ -1,137 +1,22 @@
 // For compute capability 9.0 only: wgmma on tiles that the copy engine (TMA) loads.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <type_traits>
 
 #include "activation.cuh"
-#include "mbarriers.cuh"
+#include "hopper.cuh"
 #include "tiles.cuh"
-
-// The copy engine's description of a matrix: a CUtensorMap, encoded by the driver.
-struct __align__(64) TensorMap { unsigned char bytes[128]; };
 
 constexpr int TILE_K = 64;
 // Warpgroups of 128 threads: one loads tiles, the others multiply 64 rows of a tile each.
-constexpr int WARPGROUP = 128, MOST_THREADS = 3 * WARPGROUP;
+constexpr int MOST_THREADS = 3 * WARPGROUP;
 template <int TILE_M> constexpr int MULTIPLYING = TILE_M / 64;
-// A line is 64 elements of 2 bytes. The copy engine's swizzle permutes its 16-byte chunks, with a period of 8 lines.
-constexpr int LINE = 64, LINE_BYTES = 128, SWIZZLED = 8 * LINE_BYTES;
 
-// ---- the copy engine
-
-__device__ inline void load_box(unsigned to, const TensorMap& map, unsigned barrier, int column, int row) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
-        ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(row) : "memory");
-}
 __device__ inline void store_box(const TensorMap& map, unsigned from, int column, int row) {
     asm volatile(
         "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
         ::"l"(&map), "r"(from), "r"(column), "r"(row) : "memory");
 }
-__device__ inline void prefetch(const TensorMap& map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
 __device__ inline void store_word(unsigned to, unsigned word) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
-}
-
-// A barrier of one warpgroup. Number 0 is __syncthreads.
-__device__ inline void sync_warpgroup(int number) {
-    asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(WARPGROUP) : "memory");
-}
-
-// ---- wgmma
-
-// wgmma's descriptor of a matrix in shared memory: an address, two distances, and the swizzle of 128 bytes. The address
-// and the distances are in units of 16 bytes.
-__device__ inline unsigned long long matrix_descriptor(
-    unsigned address, unsigned leading_bytes, unsigned stride_bytes) {
-    const unsigned long long start = address >> 4 & 0x3fff, leading = leading_bytes >> 4, stride = stride_bytes >> 4;
-    return start | leading << 16 | stride << 32 | 1ull << 62;
-}
-__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Keeps the compiler from moving a use of the registers before the wait for the data that are written to them.
-template <int COUNT> __device__ inline void wgmma_written(float (&d)[COUNT]) {
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
-}
-template <int PENDING> __device__ inline void wgmma_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
-#define REGISTERS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define REGISTERS_16(i) REGISTERS_4(i), REGISTERS_4(i + 4), REGISTERS_4(i + 8), REGISTERS_4(i + 12)
-#define REGISTERS_64(i) REGISTERS_16(i), REGISTERS_16(i + 16), REGISTERS_16(i + 32), REGISTERS_16(i + 48)
-#define NAMES_32                                                                                        \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,"     \
-    "%26,%27,%28,%29,%30,%31"
-#define NAMES_64                                                                                        \
-    NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,"                 \
-    "%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define NAMES_96                                                                                        \
-    NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85," \
-    "%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-#define NAMES_128                                                                                       \
-    NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85," \
-    "%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,"   \
-    "%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-
-// d = a b, or d + a b: [64, 16] times [16, TILE_N], both in shared memory.
-#define WGMMA_256(TYPE)                                                               \
-    asm volatile(                                                                     \
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"                             \
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " {" NAMES_128   \
-        "}, %128, %129, add, 1, 1, %131, %132;\n}"                                    \
-        : REGISTERS_64(0), REGISTERS_64(64)                                           \
-        : "l"(a), "l"(b), "r"(add), "n"(A_ALONG_M), "n"(B_ALONG_N))
-#define WGMMA_192(TYPE)                                                               \
-    asm volatile(                                                                     \
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %98, 0;\n"                              \
-        "wgmma.mma_async.sync.aligned.m64n192k16.f32." TYPE "." TYPE " {" NAMES_96    \
-        "}, %96, %97, add, 1, 1, %99, %100;\n}"                                       \
-        : REGISTERS_64(0), REGISTERS_16(64), REGISTERS_16(80)                         \
-        : "l"(a), "l"(b), "r"(add), "n"(A_ALONG_M), "n"(B_ALONG_N))
-#define WGMMA_128(TYPE)                                                               \
-    asm volatile(                                                                     \
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"                              \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" NAMES_64    \
-        "}, %64, %65, add, 1, 1, %67, %68;\n}"                                        \
-        : REGISTERS_64(0)                                                             \
-        : "l"(a), "l"(b), "r"(add), "n"(A_ALONG_M), "n"(B_ALONG_N))
-#define WGMMA_64(TYPE)                                                                \
-    asm volatile(                                                                     \
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"                              \
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" NAMES_32      \
-        "}, %32, %33, add, 1, 1, %35, %36;\n}"                                        \
-        : REGISTERS_16(0), REGISTERS_16(16)                                           \
-        : "l"(a), "l"(b), "r"(add), "n"(A_ALONG_M), "n"(B_ALONG_N))
-
-template <class T> constexpr bool IS_BFLOAT16 = false;
-template <> constexpr bool IS_BFLOAT16<__nv_bfloat16> = true;
-
-template <class T, int A_ALONG_M, int B_ALONG_N>
-__device__ inline void wgmma(float (&d)[128], unsigned long long a, unsigned long long b, int add) {
-    if constexpr (IS_BFLOAT16<T>) WGMMA_256("bf16");
-    else WGMMA_256("f16");
-}
-template <class T, int A_ALONG_M, int B_ALONG_N>
-__device__ inline void wgmma(float (&d)[96], unsigned long long a, unsigned long long b, int add) {
-    if constexpr (IS_BFLOAT16<T>) WGMMA_192("bf16");
-    else WGMMA_192("f16");
-}
-template <class T, int A_ALONG_M, int B_ALONG_N>
-__device__ inline void wgmma(float (&d)[64], unsigned long long a, unsigned long long b, int add) {
-    if constexpr (IS_BFLOAT16<T>) WGMMA_128("bf16");
-    else WGMMA_128("f16");
-}
-template <class T, int A_ALONG_M, int B_ALONG_N>
-__device__ inline void wgmma(float (&d)[32], unsigned long long a, unsigned long long b, int add) {
-    if constexpr (IS_BFLOAT16<T>) WGMMA_64("bf16");
-    else WGMMA_64("f16");
 }
 
 // The tiles of one operand in shared memory: ROWS rows (for b, columns) of the result by TILE_K terms.
@@ -233,7 +118,7 @@ __global__ void __launch_bounds__(MOST_THREADS, 1) matmul_hopper_kernel(
             // Each multiplying warp reports by itself that it is done with a stage.
             barrier_init(empty + stage * 8, MULTIPLYING<TILE_M> * WARPGROUP / 32);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        fence_mbarrier_init();
         prefetch(a_map);
         prefetch(b_map);
         if (by_map) prefetch(c_map);
@@ -279,7 +164,7 @@ __global__ void __launch_bounds__(MOST_THREADS, 1) matmul_hopper_kernel(
                 wgmma_fence();
 #pragma unroll
                 for (int i = 0; i < TILE_K / 16; i++) {
-                    wgmma<T, A_ALONG_M, B_ALONG_N>(
+                    wgmma<T, B_ALONG_N, A_ALONG_M>(
                         sums, A::descriptor(here + share * A::SHARE_BYTES + i * A::STEP_BYTES),
                         B::descriptor(here + A::BYTES + i * B::STEP_BYTES), step > part.first || i > 0);
                 }
@@ -306,7 +191,7 @@ __global__ void __launch_bounds__(MOST_THREADS, 1) matmul_hopper_kernel(
                 for (int staged = 0; staged < TILE_N; staged += STAGED_N) {
                     // Wait until the columns handed over before have been read.
                     if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-                    sync_warpgroup(warpgroup);
+                    sync_threads<WARPGROUP>(warpgroup);
 #pragma unroll
                     for (int j = 0; j < STAGED_N / 8; j++) {
                         const int i = (staged / 8 + j) * 4;
@@ -317,8 +202,8 @@ __global__ void __launch_bounds__(MOST_THREADS, 1) matmul_hopper_kernel(
                         store_word(to, Pair<T>::of(here[0], here[1]));
                         store_word(to + 8 * LINE_BYTES, Pair<T>::of(here[2], here[3]));
                     }
-                    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-                    sync_warpgroup(warpgroup);
+                    fence_proxy_async();
+                    sync_threads<WARPGROUP>(warpgroup);
                     if (!by_map) {
                         // A warp stores neighbours of a row.
                         const unsigned char* from = raw + (result - shared_address(raw));

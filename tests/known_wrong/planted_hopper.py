@@ -107,8 +107,8 @@ def _faults(operation: str, *faults: tuple[Any, ...], gradient: bool = False, ch
 # fmt: off
 TURN = "if (++stage == STAGES) stage = 0, parity ^= 1;"
 READ = 'asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");'
-FENCE = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
-HANDED_OVER = "                    sync_warpgroup(warpgroup);\n                    if (!by_map) {"
+FENCE = "fence_proxy_async();"
+HANDED_OVER = "                    sync_threads<WARPGROUP>(warpgroup);\n                    if (!by_map) {"
 OF_MATMUL = _faults(
     "matmul",
     ("no_wait", "barrier_wait(full + stage * 8, parity); =>", RACE, NOT_LANDED),
@@ -130,8 +130,8 @@ OF_MATMUL = _faults(
      r"output\[.* is nan, expected"),
     ("no_proxy_fence", f"{FENCE} =>", RACE,
      r"a bulk copy reads shared address \d+, which thread \d+ wrote in line \d+, with no fence"),
-    ("no_mbarrier_fence", 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");\n        prefetch(a_map);'
-     " => prefetch(a_map);", RACE, r"a bulk copy with the mbarrier at .*, with no fence after its initialisation"),
+    ("no_mbarrier_fence", "fence_mbarrier_init();\n        prefetch(a_map); => prefetch(a_map);", RACE,
+     r"a bulk copy with the mbarrier at .*, with no fence after its initialisation"),
     ("no_barrier_after_init", "    __syncthreads();\n\n    const int tiles_m =>     const int tiles_m", RACE,
      r"the mbarrier at .* was initialised by thread \d+, with no barrier between"),
     ("too_few_bytes", "(barrier, Memory::STAGE_BYTES); => (barrier, A::BYTES);", RACE, NOT_LANDED),
