@@ -43,6 +43,7 @@ def cumsum_kernel(
     segments,
     offset_stride,
     GIVEN: tl.constexpr,
+    WHOLE: tl.constexpr,
     EXCLUSIVE: tl.constexpr,
     REVERSE: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -51,7 +52,7 @@ def cumsum_kernel(
     BLOCK_COLS: tl.constexpr,
     CHECKED: tl.constexpr,
 ):
-    # One program owns every num_programs(1)-th segment of BLOCK_ROWS rows.
+    # One program owns every num_programs(1)-th segment of BLOCK_ROWS rows, or if WHOLE all columns, in one tile.
     rows = tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     there = (rows < num_rows)[:, None]
     x_at = row_offsets(rows, inner, outer_stride, inner_stride)[:, None]
@@ -64,7 +65,8 @@ def cumsum_kernel(
         count = tl.where(valid, segments, tl.cdiv(n, BLOCK_COLS))
     # Triton 3.6 does not compile a loop that adds up sums from a constant on, and never reads the last one.
     nothing = tl.where(valid, 0.0, float("nan")).to(COMPUTE)
-    for segment in range(tl.program_id(1), count, tl.num_programs(1)):
+    # The compiler drops loops with one constant iteration.
+    for segment in range(0 if WHOLE else tl.program_id(1), 1 if WHOLE else count, 1 if WHOLE else tl.num_programs(1)):
         begin = tl.cast(segment, tl.int64) * BLOCK_COLS
         end = tl.cast(n, tl.int64)
         if GIVEN:
@@ -72,7 +74,7 @@ def cumsum_kernel(
             begin = tl.where(valid, tl.load(at).to(tl.int64), begin)
             end = tl.where(valid, tl.load(at + offset_stride).to(tl.int64), tl.minimum(begin + BLOCK_COLS, end))
         carry = tl.zeros((BLOCK_ROWS,), COMPUTE) + nothing
-        for tile in range(tl.cdiv(end - begin, BLOCK_COLS)):
+        for tile in range(1 if WHOLE else tl.cdiv(end - begin, BLOCK_COLS)):
             if REVERSE:
                 columns = end - (tile + 1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
             else:
@@ -104,6 +106,7 @@ def _launch(
         (rows.tensor, x if offsets is None else offsets, output),
         (num_rows, n, inner, *rows[1:], segments, 1 if offsets is None else offsets.stride(0)),
         GIVEN=offsets is not None,
+        WHOLE=offsets is None and n <= block_cols,
         EXCLUSIVE=exclusive,
         REVERSE=reverse,
         COMPUTE=triton_launch.COMPUTE[x.dtype],

@@ -110,9 +110,14 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_backward_kernel(
     long long total, long long batch, long long max_boxes, long long pred_batch_stride, long long pred_box_stride,
     long long pred_coordinate_stride, long long target_stride, long long target_coordinate_stride,
     long long offsets_stride, bool wide, long long reciprocal, long long rounds, double eps) {
-    // One warp owns 32 * rounds consecutive rows of pred, and the target boxes that belong to them.
+    // One warp owns 32 * rounds consecutive rows of pred, and the target boxes that belong to them. It writes zeros to rows
+    // without a box, and computes the others 32 at a time, because few may lie among many.
     using C = Compute<T>;
+    constexpr int ZEROED = 64;  // rows without a box that a warp writes at once
+    struct Pair { long long row, box; };
+    __shared__ Pair pairs_of_warps[BLOCK / 32][64];
     const int lane = threadIdx.x % 32;
+    Pair* const pairs = pairs_of_warps[threadIdx.x / 32];
     const Boxes<T, PACKED> preds{pred, max_boxes, pred_batch_stride, pred_box_stride, pred_coordinate_stride};
     const Boxes<T, PACKED> targets{target, total, 0, target_stride, target_coordinate_stride};
     const Offsets offsets{offsets_ptr, wide, offsets_stride, batch};
@@ -124,33 +129,55 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_backward_kernel(
     const C grad = -C(*grad_output) / C(total), least = C(eps);
     const long long warp = (blockIdx.x * (long long)BLOCK + threadIdx.x) / 32;
     const long long begin = warp * 32 * rounds, end = min(begin + 32 * rounds, batch * max_boxes);
-    // These describe the first of 32 rows. Most rows have no target box, and few change the sample.
+    int waiting = 0;
+    const auto compute = [&] {
+        __syncwarp();
+        if (lane < waiting) {
+            const auto [row, box] = pairs[lane];
+            const long long own = sample_of(row), column = row - own * max_boxes;
+            const Box<C> a = converted<C>(preds.load(own * pred_batch_stride + column * pred_box_stride));
+            const Box<C> b = converted<C>(targets[box]);
+            const PairGradients<C, MEASURE> gradients(grad, a, b, least);
+            if (grad_pred) grad_pred[row] = converted<T>(gradients.of_first());
+            if (grad_target) grad_target[box] = converted<T>(gradients.of_second());
+        }
+    };
+    // These describe the first of the next rows. Most rows have no target box, and few change the sample.
     long long sample = 0, place = max_boxes, from = 0, to = 0;
-    for (long long first = begin; first < end; first += 32, place += 32) {
+    for (long long first = begin, passed; first < end; first += passed, place += passed) {
         if (place >= max_boxes) {
             sample = sample_of(first);
             place = first - sample * max_boxes;
             from = offsets[sample];
             to = offsets[sample + 1];
         }
+        passed = ZEROED;
+        if (grad_pred && from + place >= to && place + ZEROED <= max_boxes && first + ZEROED <= end) {
+            constexpr int VECTORS = ZEROED * sizeof(Box<T>) / 16;
+#pragma unroll
+            for (int i = 0; i < VECTORS; i += 32) reinterpret_cast<uint4*>(grad_pred + first)[i + lane] = uint4{};
+            continue;
+        }
+        passed = 32;
         const long long row = first + lane;
-        if (row >= end) break;
         long long own = sample, column = place + lane, box = from + column, last = to;
-        if (place + 32 > max_boxes) {
+        if (place + 32 > max_boxes && row < end) {
             own = sample_of(row);
             column = row - own * max_boxes;
             box = offsets[own] + column;
             last = offsets[own + 1];
         }
-        Box<C> of_pred = {};
         // The last two conditions always hold for valid offsets. They keep invalid ones from leading outside of target.
-        if (box < last && box >= 0 && box < total) {
-            const Box<C> a = converted<C>(preds.load(own * pred_batch_stride + column * pred_box_stride));
-            const Box<C> b = converted<C>(targets[box]);
-            const PairGradients<C, MEASURE> gradients(grad, a, b, least);
-            of_pred = gradients.of_first();
-            if (grad_target) grad_target[box] = converted<T>(gradients.of_second());
-        }
-        if (grad_pred) grad_pred[row] = converted<T>(of_pred);
+        const bool paired = row < end && box < last && box >= 0 && box < total;
+        if (grad_pred && row < end && !paired) grad_pred[row] = {};
+        const unsigned lanes = __ballot_sync(~0u, paired);
+        if (paired) pairs[waiting + __popc(lanes & ((1u << lane) - 1))] = {row, box};
+        waiting += __popc(lanes);
+        if (waiting < 32) continue;
+        compute();
+        waiting -= 32;
+        if (lane < waiting) pairs[lane] = pairs[lane + 32];
+        __syncwarp();
     }
+    compute();
 }

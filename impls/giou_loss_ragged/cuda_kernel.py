@@ -20,7 +20,7 @@ SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 # As many blocks as fit at once. The last one to finish sums the partial results of all.
 BLOCKS_PER_MULTIPROCESSOR = 3
 # The most rows that a lane takes in turn in backward, if not all rows fit at once.
-MOST_ROUNDS = 8
+MOST_ROUNDS = 32
 # By dtype, and whether the boxes are packed.
 Kernels = dict[tuple[torch.dtype, Any], CudaKernel]
 NAME, PACKINGS = "giou_loss_ragged_{}_kernel<{{T}}, {{}}{}>", {False: "0", True: "1"}
