@@ -25,7 +25,7 @@ launches = []
 
 
 def launch(kernel, grid, tensors, scalars, **options):
-    launches.append([kernel.__name__, grid, {name: str(value) for name, value in options.items()}])
+    launches.append([kernel.fn.__name__, grid, {name: str(value) for name, value in options.items()}])
 
 
 triton_launch.launch = launch

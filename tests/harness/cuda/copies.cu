@@ -3,9 +3,12 @@ enum Fault { NONE, NO_COMMIT, NO_WAIT, WAIT_FOR_OLDER, WAIT_AFTER_BARRIER, NO_BA
 
 __device__ inline unsigned address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
 template <int BYTES> __device__ inline void copy(void* to, const void* from, int bytes) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address(to)), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 ::"r"(address(to)), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
 }
-template <int PENDING> __device__ inline void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+template <int PENDING> __device__ inline void wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
 
 template <int BYTES> __global__ void sum_ahead(const float* x, float* sums, int rows, int fault) {
     constexpr int WIDTH = BYTES / 4, MOST = 64 * WIDTH;
@@ -13,7 +16,8 @@ template <int BYTES> __global__ void sum_ahead(const float* x, float* sums, int 
     const int first = threadIdx.x * WIDTH, columns = blockDim.x * WIDTH, stages = fault == OVERWRITE ? 2 : 3;
     // There are zeros past the last row.
     auto fetch = [&](int row) {
-        copy<BYTES>(&tile[row % stages][first], x + row * columns + first, row < rows || fault == READ_PAST_THE_END ? BYTES : 0);
+        const bool there = row < rows || fault == READ_PAST_THE_END;
+        copy<BYTES>(&tile[row % stages][first], x + row * columns + first, there ? BYTES : 0);
         if (fault != NO_COMMIT) asm volatile("cp.async.commit_group;" ::: "memory");
     };
     float sum[WIDTH] = {};
