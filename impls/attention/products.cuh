@@ -40,22 +40,12 @@ __device__ inline int column_of(int n, int e) { return n * 8 + int(threadIdx.x) 
 // Copies 16 bytes to shared memory, or zeros. Before they are read, the thread waits for its groups of copies but the last
 // PENDING.
 __device__ inline void copy_async(void* to, const void* from, bool zeros) {
-#ifdef CUDA_ON_CPU
-    *static_cast<uint4*>(to) = zeros ? uint4{} : *static_cast<const uint4*>(from);
-#else
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from), "r"(zeros ? 0 : 16) : "memory");
-#endif
 }
-__device__ inline void commit_copies() {
-#ifndef CUDA_ON_CPU
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> __device__ void wait_for_copies() {
-#ifndef CUDA_ON_CPU
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-#endif
 }
 
 // Copies rows [0, count) of a matrix to lines of `line` elements, with zeros past its `rows` and `columns`, up to `width`:

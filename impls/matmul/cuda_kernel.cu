@@ -11,25 +11,14 @@ constexpr int BLOCK = 256;
 
 // Copies BYTES to shared memory, or zeros. The thread goes on meanwhile.
 template <int BYTES> __device__ inline void copy_ahead(void* to, const void* from, bool there) {
-#if __CUDA_ARCH__ >= 800
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
                  ::"r"(address), "l"(from), "n"(BYTES), "r"(there ? BYTES : 0) : "memory");
-#else
-    for (int i = 0; i < BYTES / 4; i++)
-        static_cast<unsigned*>(to)[i] = there ? static_cast<const unsigned*>(from)[i] : 0;
-#endif
 }
 // Ends a group of copies, and waits until all groups but the last PENDING have landed.
-__device__ inline void commit_copies() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> __device__ inline void wait_copies() {
-#if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-#endif
 }
 
 // a, or b transposed: [extent, terms], with any strides, whose tiles [TILE, TILE_K] a block takes one after another.

@@ -1,4 +1,4 @@
-"""mbarriers, the copy engine (TMA) and wgmma on the CPU: right kernels are right, and inline PTX is translated.
+"""mbarriers, copies and wgmma on the CPU: right kernels are right, and inline PTX is translated.
 
 tests/known_wrong/planted_hopper.py has wrong kernels and their errors.
 """
@@ -19,6 +19,7 @@ from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.cuda.tensor_map import swizzled_map
 
 SOURCE = pathlib.Path(__file__).parent / "cuda" / "asynchronous.cu"
+COPIES = SOURCE.with_name("copies.cu")
 KERNELS = {
     name: (CudaKernel(SOURCE, name), threads)
     for name, threads in (("pipeline", 128), ("pairs_of_warps", 128), ("one_lane_waits", 32))
@@ -118,6 +119,65 @@ def test_registers_of_an_operand_take_a_fence_as_well(fault, line):
         )
     number = int(re.search(r"asynchronous\.cu:(\d+)", str(told.value))[1])
     assert SOURCE.read_text().splitlines()[number - 1].strip().startswith(line)
+
+
+def sums_ahead(
+    folder: pathlib.Path, width: int, clocks: bool, fault: str = "NONE"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sums that threads compute of rows that they copy ahead, and the right ones.
+
+    With clocks, the unit also has asynchronous work of another kind.
+    """
+    text = COPIES.read_text()
+    source = folder / COPIES.name
+    source.write_text(text + '__global__ void other() { asm volatile("fence.proxy.async;" ::: "memory"); }\n' * clocks)
+    x = torch.arange(5 * 64 * width).remainder(101).to(torch.float32).view(5, 64 * width)
+    sums = torch.full((64 * width,), torch.nan)
+    faults = re.search(r"enum Fault {(.*)}", text)[1].replace(" ", "").split(",")
+    CudaKernel(source, f"sum_ahead<{4 * width}>").launch(1, 64, x, sums, 5, faults.index(fault))
+    return sums, x.sum(0).roll(-1)
+
+
+@pytest.mark.parametrize("mode", ["checked", "fast"])
+@pytest.mark.parametrize("order", ["forward", "reverse", 1])
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("clocks", [False, True])
+def test_copies_of_threads_land_when_they_are_waited_for(clocks, width, order, mode, monkeypatch, tmp_path):
+    monkeypatch.setenv("FOURFOLD_CUDA_ON_CPU", mode)
+    with cuda_on_cpu.schedule(order):
+        sums, expected = sums_ahead(tmp_path, width, clocks)
+    assert torch.equal(sums, expected)
+
+
+NOT_LANDED = r"reads shared address \d+ before the copy to it has landed in line \d+: no wait for its group"
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("NO_COMMIT", NOT_LANDED),
+        ("NO_WAIT", NOT_LANDED),
+        ("WAIT_FOR_OLDER", NOT_LANDED),
+        ("WAIT_AFTER_BARRIER", None),
+        ("NO_BARRIER", None),
+        ("OVERWRITE", None),
+    ],
+)
+@pytest.mark.parametrize("order", ["forward", "reverse"])
+@pytest.mark.parametrize("clocks", [False, True])
+def test_copies_of_threads_are_awaited_by_all_that_read_them(clocks, order, fault, says, tmp_path):
+    with cuda_on_cpu.schedule(order), pytest.raises(cuda_on_cpu.Race, match=says):
+        sums_ahead(tmp_path, 4, clocks, fault)
+
+
+def test_copies_that_nothing_waits_for_are_not_a_number_without_checks(monkeypatch, tmp_path):
+    monkeypatch.setenv("FOURFOLD_CUDA_ON_CPU", "fast")
+    assert sums_ahead(tmp_path, 1, False, "NO_WAIT")[0].isnan().all()
+
+
+def test_a_copy_of_a_thread_reads_inside_of_the_tensor(tmp_path):
+    with pytest.raises(cuda_on_cpu.OutOfBounds, match="read of 16 bytes"):
+        sums_ahead(tmp_path, 4, False, "READ_PAST_THE_END")
 
 
 def test_powers_of_two_are_0_in_the_place_of_subnormal_numbers():

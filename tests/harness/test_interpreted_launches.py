@@ -16,22 +16,22 @@ LAUNCHES = """
 import json, sys
 from fourfold import backends
 from fourfold.backends.triton import launch as triton_launch
+from fourfold.checks.outputs import join_outputs
 from fourfold.checks.records import operations
-from fourfold.checks.outputs import joined
+from fourfold.instruments.evaluation import evaluate_tensors
 from fourfold.numerics.dtypes import DTYPES
-from fourfold.operations.record import evaluate_tensors
 
 launches = []
 
 
 def launch(kernel, grid, tensors, scalars, **options):
-    launches.append([kernel.__name__, grid, {name: str(value) for name, value in options.items()}])
+    launches.append([kernel.fn.__name__, grid, {name: str(value) for name, value in options.items()}])
 
 
 triton_launch.launch = launch
 found = {}
 for operation in map(operations().__getitem__, sys.argv[1:]):
-    implementation = joined(backends.load(operation.name, "triton"), operation)
+    implementation = join_outputs(backends.load(operation.name, "triton"), operation)
     for dtype in map(DTYPES.__getitem__, ("float16", "float32", "float64")):
         for name, make in operation.examples.items():
             launches.clear()

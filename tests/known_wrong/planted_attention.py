@@ -126,6 +126,8 @@ def _cuda_faults() -> tuple[Fault, ...]:
                     " C weight = exponential<T>(scores.at[n][e] * scale - of_query", **SLOPES),
         of("window_on_the_other_side", "key >= limit - 1 - left => key >= limit - 1 + left", right_on="causal",
            source=f"{github}/huggingface/transformers/pull/41228"),
+        of.stopped("copies_not_awaited", cuda_on_cpu.Race, "    commit_copies();\n    wait_for_copies<0>(); => "
+                   "   commit_copies();"),
         of.stopped("last_block_unmasked", cuda_on_cpu.OutOfBounds,
                    "const int there = end - start, used =>2 const int there = KEYS, used"),
     )

@@ -184,6 +184,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
     return (
         of.stopped("barrier_before_the_tile_is_read_missing", race,
                    "next.\n        __syncthreads(); => next."),
+        of.stopped("copies_awaited_one_tile_late", race, "wait_copies<STAGES - 2>(); => wait_copies<STAGES - 1>();"),
         of.stopped("barrier_before_the_next_tile_missing", race, "filled = STAGES - 1; => filled = 0;", **one,
                    source="https://github.com/KnowingNothing/MatmulTutorial/issues/13"),
         of.stopped("edge_threads_return", cuda_on_cpu.DivergentBarrier,

@@ -92,6 +92,8 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    **PAST_THE_TABLE),
         of.stopped("heads_past_the_group", cuda_on_cpu.OutOfBounds, "rows = int(min(group - tile * 16, 16ll)) =>"
                    " rows = 16", source=f"{GITHUB}/FlashML-org/FreeToken/pull/177"),
+        of.stopped("copies_awaited_one_step_late", cuda_on_cpu.Race, "wait_for_copies<AHEAD - 1>(); =>"
+                   " wait_for_copies<AHEAD>();"),
         of.stopped("barrier_of_weights_missing", cuda_on_cpu.Race, "sums.scale(shrunk);\n        __syncwarp(); =>"
                    " sums.scale(shrunk);"),
         of("splits_that_were_not_written_are_merged", "int((share.length + share.tokens - 1) / share.tokens) : 0; =>"

@@ -1,6 +1,8 @@
-// What runs beside a block's threads: mbarriers, the copy engine (TMA) and wgmma.
+// What runs beside a block's threads: mbarriers, the copy engine (TMA), cp.async and wgmma.
 //
-// A copy into shared memory lands as late as it can, when no thread can go on without it. wgmma's registers hold poison
+// A copy into shared memory lands as late as it can: one of the copy engine when no thread can go on without it, one of a
+// thread (cp.async) when the thread waits for its group. Such a copy is a write of its thread, which the checker orders
+// like any other, so that a unit with no other asynchronous work needs no clocks. wgmma's registers hold poison
 // until its group is waited for. Every access to shared memory is checked against both: who reads what has not landed,
 // or has landed without a wait on its mbarrier, and who writes what is still being read, is reported.
 //
@@ -21,7 +23,7 @@
 
 namespace fourfold {
 
-bool asynchronous = false;
+bool asynchronous = false, copying = false;
 
 namespace {
 
@@ -43,6 +45,23 @@ void new_event() {
 
 bool knows(unsigned thread, unsigned other, unsigned event) { return thread == other || event < known[thread][other]; }
 
+// Work in groups: what is not committed, and the groups that are.
+template <class T> struct Groups {
+    std::vector<T> open;
+    std::deque<std::vector<T>> committed;
+
+    bool empty() const { return open.empty() && committed.empty(); }
+    void commit() {
+        committed.push_back(std::move(open));
+        open.clear();
+    }
+    // Finishes all groups but the last `pending`.
+    template <class F> void wait(unsigned pending, F finish) {
+        for (; committed.size() > pending; committed.pop_front())
+            for (T& one : committed.front()) finish(one);
+    }
+};
+
 // ---- shared memory, in granules of 16 bytes
 
 struct Writer {
@@ -59,8 +78,9 @@ struct Granule {
     std::vector<Reader> readers;
     int barrier = -1;           // of the copy that has landed here last
     unsigned phase = 0;
-    unsigned arriving = 0, reading = 0;  // copies to and reads from here that are under way
-    const char* reader = nullptr;
+    unsigned arriving = 0;      // a bit for each byte to which a copy is under way
+    unsigned reading = 0;       // reads from here that are under way
+    const char *awaited = nullptr, *reader = nullptr;
     bool written = false;
     const void* pc = nullptr;   // of the copy or the read under way
 };
@@ -78,6 +98,12 @@ Granule& granule(size_t address) {
         g.block = now.block;
     }
     return g;
+}
+
+// A bit for each byte of [address, address + bytes) in the granule at `a`.
+unsigned bytes_in(size_t a, size_t address, size_t bytes) {
+    size_t begin = std::max(a, address) - a, end = std::min(a + GRANULE, address + bytes) - a;
+    return unsigned((1ull << end) - (1ull << begin));
 }
 
 char* window() { return shared_memory_begin() - WINDOW; }
@@ -104,10 +130,10 @@ void check_writers(const Granule& g, unsigned address, bool reads, const char* w
     }
 }
 
-void check_landed(const Granule& g, unsigned thread, unsigned address, const char* what, const void* pc) {
-    if (g.arriving) {
+void check_landed(const Granule& g, unsigned thread, unsigned address, const char* what, const void* pc, unsigned bytes = 0xffff) {
+    if (g.arriving & bytes) {
         fault_beside(g.pc);
-        fail(RACE, {}, pc, "%s shared address %u before the copy to it has landed{other}: no wait on its mbarrier's phase", what, address);
+        fail(RACE, {}, pc, "%s shared address %u before the copy to it has landed{other}: no wait %s", what, address, g.awaited);
     }
     if (g.barrier >= 0 && g.phase >= known[thread][now.threads + unsigned(g.barrier)]) {
         fault_beside(g.pc);
@@ -275,7 +301,7 @@ void land(const Transfer& t) {
         if (!now.checking) return;
         mark_written(window() + address, GRANULE);
         Granule& g = granule(address);
-        g.arriving--;
+        g.arriving = 0;
         g.written = true;
         g.barrier = int(b.index);
         g.phase = b.phase;
@@ -288,14 +314,33 @@ void land(const Transfer& t) {
 struct Range {
     unsigned address, bytes;
 };
-struct BulkGroup {
-    std::vector<Range> reads;
-    bool read = false;
-};
-// By thread: the copies that are not committed, and the groups that are.
-std::vector<std::vector<Range>> uncommitted;
-std::vector<std::deque<BulkGroup>> bulk_groups;
+std::vector<Groups<Range>> bulk_reads;  // by thread: of copies from shared memory
 const void* last_bulk_pc;  // of the last copy from shared memory
+
+// A copy of a thread, with zeros after what it reads.
+struct Copy {
+    unsigned to, bytes, read;
+    const void *from, *pc;
+};
+struct Copies {
+    unsigned block = 0;
+    Groups<Copy> groups;
+} copies[MAX_THREADS];
+
+Groups<Copy>& own_copies() {
+    Copies& own = copies[now.thread];
+    if (own.block != now.block) own = {now.block, {}};
+    return own.groups;
+}
+
+void land(const Copy& c) {
+    if (now.checking) {
+        for (unsigned a = c.to / GRANULE * GRANULE; a < c.to + c.bytes; a += GRANULE) granule(a).arriving &= ~bytes_in(a, c.to, c.bytes);
+        access_shared(window() + c.to, c.bytes, true, c.pc);
+    }
+    std::memset(window() + c.to, 0, c.bytes);
+    std::memcpy(window() + c.to, c.from, c.read);
+}
 
 // ---- wgmma
 
@@ -322,8 +367,7 @@ struct Warpgroup {
     unsigned arrived = 0, round = 0;
     Rendezvous slots[WARPGROUP];
     bool fenced = false;
-    std::vector<Multiplication> open;
-    std::deque<std::vector<Multiplication>> groups;
+    Groups<Multiplication> groups;
     std::vector<std::unique_ptr<Accumulator>> accumulators;
 };
 std::vector<Warpgroup> warpgroups;
@@ -436,20 +480,18 @@ void multiply(Warpgroup& g) {
         }
     }
     acc.pending++;
-    g.open.push_back(std::move(m));
+    g.groups.open.push_back(std::move(m));
 }
 
-void finish(Warpgroup& g, unsigned first_thread, std::vector<Multiplication>& group) {
-    for (Multiplication& m : group) {
-        if (now.checking)
-            for (const Range& r : m.reads) reading_ends(r.address, r.bytes, first_thread, true);
-        if (--m.accumulator->pending) continue;
-        Accumulator& acc = *m.accumulator;
-        unsigned each = acc.columns / 2;
-        for (unsigned t = 0; t < WARPGROUP; t++)
-            for (unsigned i = 0; i < each; i++) *acc.registers[t * each + i] = acc.values[row_of(t, i) * acc.columns + column_of(t, i)];
-        g.accumulators.erase(std::find_if(g.accumulators.begin(), g.accumulators.end(), [&](auto& one) { return one.get() == &acc; }));
-    }
+void finish(Warpgroup& g, unsigned first_thread, const Multiplication& m) {
+    if (now.checking)
+        for (const Range& r : m.reads) reading_ends(r.address, r.bytes, first_thread, true);
+    if (--m.accumulator->pending) return;
+    Accumulator& acc = *m.accumulator;
+    unsigned each = acc.columns / 2;
+    for (unsigned t = 0; t < WARPGROUP; t++)
+        for (unsigned i = 0; i < each; i++) *acc.registers[t * each + i] = acc.values[row_of(t, i) * acc.columns + column_of(t, i)];
+    g.accumulators.erase(std::find_if(g.accumulators.begin(), g.accumulators.end(), [&](auto& one) { return one.get() == &acc; }));
 }
 
 // The threads of a warpgroup come together; the last to come does what they all ask for.
@@ -494,8 +536,7 @@ void asynchronous_begin_block() {
     mbarriers.clear();
     mbarriers_so_far = 0;
     transfers.clear();
-    uncommitted.assign(now.threads, {});
-    bulk_groups.assign(now.threads, {});
+    bulk_reads.assign(now.threads, {});
     warpgroups = std::vector<Warpgroup>((now.threads + WARPGROUP - 1) / WARPGROUP);
     for (NamedBarrier& b : named) b = {};
 }
@@ -509,10 +550,8 @@ bool asynchronous_progress() {
 }
 
 void asynchronous_leave() {
-    if (!now.checking) return;
-    bool reading = !uncommitted[now.thread].empty();
-    for (const BulkGroup& group : bulk_groups[now.thread]) reading |= !group.read;
-    if (reading) fail(RACE, {}, last_bulk_pc, "leaves the kernel while a bulk copy still reads shared memory: no cp.async.bulk.wait_group");
+    if (now.checking && !bulk_reads[now.thread].empty())
+        fail(RACE, {}, last_bulk_pc, "leaves the kernel while a bulk copy still reads shared memory: no cp.async.bulk.wait_group");
 }
 
 void asynchronous_end_block() {
@@ -550,16 +589,19 @@ void asynchronous_sync_warp(unsigned mask) {
 
 void asynchronous_forget() {
     for (Granule& g : granules) g.block = 0;
+    for (Copies& c : copies) c.block = 0;
 }
 
 bool asynchronous_knows(unsigned thread, unsigned event) { return knows(now.thread, thread, event); }
 
 void asynchronous_access(const char* p, unsigned bytes, bool write, const void* pc) {
     size_t at = size_t(p - window());
-    if (write) check_no_mbarrier(unsigned(at), bytes, "writes", pc);
+    if (asynchronous && write) check_no_mbarrier(unsigned(at), bytes, "writes", pc);
     for (size_t a = at / GRANULE * GRANULE; a < at + bytes; a += GRANULE) {
         Granule& g = granule(a);
-        check_landed(g, now.thread, unsigned(at), write ? "writes" : "reads", pc);
+        unsigned mask = bytes_in(a, at, bytes);
+        check_landed(g, now.thread, unsigned(at), write ? "writes" : "reads", pc, mask);
+        if (!asynchronous) continue;
         if (!write) {
             Reader r{now.thread, warp_event(here.warp), false};
             auto same = std::find_if(g.readers.begin(), g.readers.end(), [&](const Reader& o) { return o.thread == r.thread && !o.warp; });
@@ -570,8 +612,6 @@ void asynchronous_access(const char* p, unsigned bytes, bool write, const void* 
         if (g.reading) check_not_read(g, unsigned(at), "writes", pc);
         for (const Reader& r : g.readers)  // reads by threads are checked more finely elsewhere
             if (r.warp) check_not_read(g, unsigned(at), "writes", pc);
-        size_t begin = std::max(a, at) - a, end = std::min(a + GRANULE, at + bytes) - a;
-        unsigned mask = unsigned((1ull << end) - (1ull << begin));
         for (Writer& w : g.writers) w.bytes &= ~mask;
         g.writers.erase(std::remove_if(g.writers.begin(), g.writers.end(), [&](const Writer& w) { return !w.bytes; }), g.writers.end());
         g.writers.push_back({now.thread, warp_event(here.warp), mask, pc});
@@ -675,7 +715,8 @@ void load_box(unsigned to, const void* given, unsigned barrier, Start start) {
             check_writers(g, address, false, "copies to", pc);
             g.writers.clear();
             g.readers.clear();
-            g.arriving++;
+            g.arriving = 0xffff;
+            g.awaited = "on its mbarrier's phase";
             g.pc = pc;
         }
         std::memset(window() + address, 0xff, GRANULE);
@@ -695,7 +736,7 @@ void store_box(const void* given, unsigned from, Start start) {
             fail(UNINITIALISED_SHARED, {}, pc, "a bulk copy reads shared address %u, which nothing in this block has written", address);
         if (now.checking && inside) {
             read_by_proxy(address, GRANULE, "a bulk copy", "a bulk copy reads", pc);
-            uncommitted[now.thread].push_back({address, GRANULE});
+            bulk_reads[now.thread].open.push_back({address, GRANULE});
         }
         for (unsigned e = 0; e * map.element_bytes < GRANULE; e++)
             if (map.holds(plane, r, c + e))
@@ -704,18 +745,38 @@ void store_box(const void* given, unsigned from, Start start) {
     last_bulk_pc = pc;
 }
 
-void commit_bulk() {
-    bulk_groups[now.thread].push_back({std::move(uncommitted[now.thread]), false});
-    uncommitted[now.thread].clear();
-}
+void commit_bulk() { bulk_reads[now.thread].commit(); }
 
 void wait_bulk(unsigned pending, bool) {
-    auto& groups = bulk_groups[now.thread];
-    while (groups.size() > pending) {
-        if (now.checking)
-            for (const Range& r : groups.front().reads) reading_ends(r.address, r.bytes, now.thread, false);
-        groups.pop_front();
+    bulk_reads[now.thread].wait(pending, [](const Range& r) { reading_ends(r.address, r.bytes, now.thread, false); });
+}
+
+void copy_async(unsigned to, const void* from, unsigned bytes, unsigned read) {
+    if (read > bytes) fail(UNDEFINED_ARITHMETIC, {}, HERE, "cp.async reads %u bytes to write %u", read, bytes);
+    if (to % bytes || (read && size_t(from) % bytes)) fail(MISALIGNED, {}, HERE, "cp.async of %u bytes to shared address %u or from an address that is not a multiple of %u", bytes, to, bytes);
+    char* p = checked_shared(to, bytes, "cp.async", HERE);
+    const void* pc = HERE;
+    if (now.checking) {
+        if (read) access_shared(static_cast<const char*>(from), read, false, pc);
+        copying = true;
+        access_shared(p, bytes, true, pc);
+        for (unsigned a = to / GRANULE * GRANULE; a < to + bytes; a += GRANULE) {
+            Granule& g = granule(a);
+            g.arriving |= bytes_in(a, to, bytes);
+            g.awaited = "for its group";
+            g.pc = pc;
+        }
     }
+    std::memset(p, 0xff, bytes);
+    own_copies().open.push_back({to, bytes, read, from, pc});
+}
+void commit_copies() { own_copies().commit(); }
+void wait_copies(unsigned pending) {
+    own_copies().wait(pending, [](const Copy& c) { land(c); });
+}
+void wait_all_copies() {
+    commit_copies();
+    wait_copies(0);
 }
 
 void named_barrier(unsigned number, unsigned threads, bool waits) {
@@ -753,18 +814,12 @@ void wgmma_fence() {
     together({HERE, "wgmma.fence"}, [](Warpgroup& g, unsigned) { g.fenced = true; });
 }
 void wgmma_commit() {
-    together({HERE, "wgmma.commit_group"}, [](Warpgroup& g, unsigned) {
-        g.groups.push_back(std::move(g.open));
-        g.open.clear();
-    });
+    together({HERE, "wgmma.commit_group"}, [](Warpgroup& g, unsigned) { g.groups.commit(); });
 }
 void wgmma_wait(unsigned pending) {
     together({HERE, "wgmma.wait_group", pending}, [](Warpgroup& g, unsigned first) {
         g.fenced = false;
-        while (g.groups.size() > g.slots[0].pending) {
-            finish(g, first, g.groups.front());
-            g.groups.pop_front();
-        }
+        g.groups.wait(g.slots[0].pending, [&](const Multiplication& m) { finish(g, first, m); });
     });
 }
 void wgmma(unsigned columns, bool bfloat16, float* const* d, const unsigned* a_registers, unsigned long long a, unsigned long long b, bool add, int a_sign, int b_sign, bool a_transposed, bool b_transposed) {

@@ -427,7 +427,7 @@ inline void touch(const void* address, size_t bytes, bool write, Kind kind, cons
         if (size_t(p - r.begin) < r.bytes) return check(r, size_t(p - r.begin), unsigned(bytes), write, kind, pc);
     if (own_memory(p)) return;
     if (Region* r = shared_at(p)) {
-        if (asynchronous) asynchronous_access(p, unsigned(bytes), write, pc);
+        if (asynchronous || copying) asynchronous_access(p, unsigned(bytes), write, pc);
         return check(*r, size_t(p - r->begin), unsigned(bytes), write, kind, pc);
     }
     fail_outside(p, unsigned(bytes), write, pc);

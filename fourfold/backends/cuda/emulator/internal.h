@@ -82,8 +82,8 @@ void yield_thread(const void* pc);
 // matrices.cpp: the float16 numbers by their bits.
 const float* half_values();
 
-// asynchronous.cpp: mbarriers, copies and wgmma, of a unit with inline PTX.
-extern bool asynchronous;
+// asynchronous.cpp: mbarriers, copies and wgmma, of a unit with inline PTX. A unit may only be `copying`: it has no clocks.
+extern bool asynchronous, copying;
 void asynchronous_begin_block();
 void asynchronous_end_block();
 // Let one copy land; false if none is under way.

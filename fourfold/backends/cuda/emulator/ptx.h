@@ -1,4 +1,4 @@
-// What inline PTX is translated to (ptx.py): mbarriers, bulk tensor copies (TMA), wgmma, named barriers and fences.
+// What inline PTX is translated to (ptx.py): mbarriers, bulk tensor copies (TMA), cp.async, wgmma, named barriers and fences.
 // Addresses of shared memory are numbers of 32 bits, as on a GPU.
 #pragma once
 #include "runtime.h"
@@ -28,6 +28,12 @@ void load_box(unsigned to, const void* map, unsigned barrier, Start start);
 void store_box(const void* map, unsigned from, Start start);
 void commit_bulk();
 void wait_bulk(unsigned pending, bool of_reads);
+
+// cp.async: `read` bytes from global memory, and zeros after them.
+void copy_async(unsigned to, const void* from, unsigned bytes, unsigned read);
+void commit_copies();
+void wait_copies(unsigned pending);
+void wait_all_copies();
 
 void named_barrier(unsigned number, unsigned threads, bool waits);
 

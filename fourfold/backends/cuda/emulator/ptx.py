@@ -11,8 +11,9 @@ from fourfold.backends.ptx_source import GUARD, UnknownInstruction, closing, ins
 # Defined for a file with known inline PTX only, so that its kernels for Hopper are compiled.
 HOPPER = "__CUDA_ARCH_FEAT_SM90_ALL"
 
-# Operations that the threads of a warp perform together and at once; they leave no pending work to track.
-_WARP_OPERATIONS = frozenset(("mma", "load_matrices", "load_shared", "store_shared"))
+# Operations that the checker orders like any other access of their threads: at once, or at the wait for a copy.
+_PLAIN_OPERATIONS = {"mma", "load_matrices", "load_shared", "store_shared"}
+_PLAIN_OPERATIONS |= {"copy_async", "commit_copies", "wait_copies", "wait_all_copies"}
 _SITE = "::fourfold::Site{__builtin_FILE(), unsigned(__builtin_LINE())}"
 _STATEMENT = re.compile(r"\b(?:asm|__asm__|__asm)\s*(?:volatile|__volatile__|inline)?\s*\(")
 _LINE_MARK = re.compile(r'^# (\d+) "([^"\n]*)".*$', re.MULTILINE)
@@ -48,8 +49,8 @@ def translate(preprocessed: str, files: Collection[str]) -> tuple[str, list[tupl
 
 
 def is_asynchronous(translated: str) -> bool:
-    """Return whether a translated unit has mbarriers, copies, wgmma or partial barriers."""
-    return bool(set(re.findall(r"::fourfold::ptx::(\w+)\(", translated)) - _WARP_OPERATIONS)
+    """Return whether a translated unit has mbarriers, bulk copies, wgmma or partial barriers."""
+    return bool(set(re.findall(r"::fourfold::ptx::(\w+)\(", translated)) - _PLAIN_OPERATIONS)
 
 
 def _line_marks(inside: str) -> str:
@@ -136,18 +137,29 @@ def _assignment(destination: str, call: str) -> str:
     return call if destination == "_" else f"{_value(destination)} = {call}"
 
 
+def _pointer(operand: str) -> str:
+    """Return C++ for a global address in brackets."""
+    return f"(const void*)({_value(operand.strip()[1:-1].strip())})"
+
+
 def _map_and_box(operand: str, dimensions: str) -> tuple[str, str]:
     """Split `[%1, {%3, %4}]` into the map and the box's start: the number of coordinates, and these, column first."""
     pointer, box = split(operand.strip()[1:-1], ",")
     start = _elements(box)
     if len(start) != int(dimensions):
         raise ValueError(operand)
-    return f"(const void*)({_value(pointer)})", f"{{{dimensions}, {{{', '.join(f'int({at})' for at in start)}}}}}"
+    return _pointer(f"[{pointer}]"), f"{{{dimensions}, {{{', '.join(f'int({at})' for at in start)}}}}}"
 
 
 def _load(match: re.Match, o: list[str]) -> str:
     pointer, start = _map_and_box(o[1], match[1])
     return _call("load_box", _address(o[0]), pointer, _address(o[2]), start)
+
+
+def _copy(match: re.Match, o: list[str]) -> str:
+    to, pointer, size, *rest = o
+    [read] = rest or [size]
+    return _call("copy_async", _address(to), _pointer(pointer), _value(size), _value(read))
 
 
 def _store(match: re.Match, o: list[str]) -> str:
@@ -238,6 +250,10 @@ _INSTRUCTIONS: tuple[tuple[str, _Make], ...] = (
         r"cp\.async\.bulk\.wait_group(\.read)?",
         lambda m, o: _call("wait_bulk", _value(o[0]), "true" if m[1] else "false"),
     ),
+    (rf"cp\.async\.c[ag]{_SHARED}\.global(?:\.L2::(?:64|128|256)B)?", _copy),
+    (r"cp\.async\.commit_group", lambda m, o: _call("commit_copies")),
+    (r"cp\.async\.wait_group", lambda m, o: _call("wait_copies", _value(o[0]))),
+    (r"cp\.async\.wait_all", lambda m, o: _call("wait_all_copies")),
     (r"prefetch\.tensormap", lambda m, o: ";"),
     (r"(?:bar|barrier)(?:\.cta)?\.(sync|arrive)(?:\.aligned)?", _barrier),
     (r"wgmma\.fence\.sync\.aligned", lambda m, o: _call("wgmma_fence")),
