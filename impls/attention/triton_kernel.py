@@ -638,10 +638,16 @@ def _backward(
         _delta(grad_output, grad_lse, output, delta)
 
     def launch(own_keys: bool, first: torch.Tensor | None, second: torch.Tensor | None) -> None:
-        results = second if first is None else first, first if second is None else second
-        needs = {"NEEDS_FIRST": first is not None, "NEEDS_SECOND": second is not None}
-        tensors = (grad_output,), (lse, delta, *results)
-        _launch(attention_backward_kernel, call, own_keys, *tensors, OF_KEYS=own_keys, **needs)
+        _launch(
+            attention_backward_kernel,
+            call,
+            own_keys,
+            (grad_output,),
+            (lse, delta, second if first is None else first, first if second is None else second),
+            OF_KEYS=own_keys,
+            NEEDS_FIRST=first is not None,
+            NEEDS_SECOND=second is not None,
+        )
 
     if grad_q is not None and grad_q.numel():
         launch(False, grad_q, None)
