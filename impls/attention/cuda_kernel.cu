@@ -4,6 +4,9 @@
 #include "attention/places.cuh"
 #include "attention/products.cuh"
 
+// The rows of the other side that a block takes in a step.
+template <class T> constexpr int FORWARD_STEP = sizeof(T) == 2 ? 64 : sizeof(T) == 4 ? 32 : 16;
+template <class T> constexpr int BACKWARD_STEP = sizeof(T) == 8 ? 16 : 32;
 // Of a block. Wide heads have fewer, for their tiles to fit into shared memory.
 template <class T> constexpr int MOST_THREADS = sizeof(T) == 8 ? 32 : 128;
 // Backward, the warps that own the same 16 rows: each has a share of the scores of a step, and of the sums' columns. The

@@ -21,7 +21,7 @@ from .operators import Call, has_whole_vectors, register
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
 BACKWARD_SOURCE = SOURCE.with_name("cuda_kernel_hopper_backward.cu")
-# By the size of an element: rows of a block, the most first, and of a step forward and backward, as in products.cuh.
+# By the size of an element: rows of a block, the most first, and of a step forward and backward, as in the source.
 OWN_ROWS = {2: (64, 32, 16), 4: (64, 32, 16), 8: (16,)}
 FORWARD_STEP, BACKWARD_STEP = {2: 64, 4: 32, 8: 16}, {2: 32, 4: 32, 8: 16}
 # The columns of a block's results: their sums take half as many registers of each thread, or twice as many for float64.
