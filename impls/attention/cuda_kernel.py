@@ -90,8 +90,6 @@ def hopper_configuration(columns: int, keys: int, warpgroups: int, source: Path 
 
 # By the most columns of a head: their sums, and the scores of a step, fill the registers.
 HOPPER = (hopper_configuration(64, 128, 3), hopper_configuration(128, 128, 2), hopper_configuration(256, 64, 2))
-# These compile for sm_90a only.
-HOPPER_KERNELS = tuple(kernel for each in HOPPER for kernel in each.options["kernels"].values())
 PORTABLE = Configuration("portable", {}, HOPPER[0].dtypes)
 
 
@@ -143,7 +141,6 @@ BACKWARD_HOPPER = (
     backward_configuration(128, (128, 2), (64, 3)),
     backward_configuration(256, (64, 2), (64, 2)),
 )
-BACKWARD_HOPPER_KERNELS = tuple(kernel for each in BACKWARD_HOPPER for kernel in each.options["kernels"].values())
 TUNER = Tuner("attention_cuda", (*HOPPER, *BACKWARD_HOPPER, PORTABLE), Path(__file__))
 
 
