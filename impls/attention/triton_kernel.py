@@ -164,44 +164,37 @@ def in_base(x, BASE_2: tl.constexpr, COMPUTE: tl.constexpr):
 
 
 @triton.jit
-def other_tiles(
+def key_tiles(
     first,
-    own_length,
-    other_length,
-    before,
-    after,
-    OF_KEYS: tl.constexpr,
+    num_queries,
+    num_keys,
+    left,
+    right,
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     INDEX: tl.constexpr,
-    ROWS: tl.constexpr,
-    STEP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
 ):
-    """Return four places among the other tokens: the begin of those that a tile of queries sees, or that see a tile of
-    keys; begin and end of the tiles all of which it sees, or all of which see it; and the end.
-
-    With a window of `before` and `after` its own place there are none such.
+    """Return three keys: the first one that a tile of queries sees, the end of the tiles that all of these queries see,
+    and the end of all keys that they see. With a window, the second is the first.
     """
-    diagonal = first + other_length - own_length
     begin = tl.zeros((), INDEX)
-    end = other_length
+    end = num_keys
     if WINDOW:
-        begin = (tl.maximum(diagonal - before, 0) // STEP * STEP).to(INDEX)
-        end = tl.minimum(end, diagonal + ROWS + after)
-    elif CAUSAL and OF_KEYS:
-        begin = (tl.maximum(diagonal, 0) // STEP * STEP).to(INDEX)
+        place = first + num_keys - num_queries
+        begin = (tl.maximum(place - left, 0) // KEYS * KEYS).to(INDEX)
+        end = tl.minimum(end, place + QUERIES + right)
     elif CAUSAL:
-        end = tl.minimum(end, diagonal + ROWS)
-    end = tl.where(first < own_length, end, 0).to(INDEX)
-    whole, whole_end = begin, begin
+        end = tl.minimum(end, first + QUERIES + num_keys - num_queries)
+    end = tl.where(first < num_queries, end, 0).to(INDEX)
+    whole = begin
     if not WINDOW:
-        whole_end = end // STEP * STEP
-        if CAUSAL and OF_KEYS:
-            whole = tl.minimum(tl.cdiv(tl.maximum(diagonal + ROWS - 1, 0), STEP) * STEP, end)
-        elif CAUSAL:
-            whole_end = tl.minimum(whole_end, tl.maximum(diagonal + 1, 0) // STEP * STEP)
-        whole_end = tl.maximum(whole, whole_end)
-    return begin, whole.to(INDEX), whole_end.to(INDEX), end
+        whole = end // KEYS * KEYS
+        if CAUSAL:
+            whole = tl.minimum(whole, tl.maximum(first + num_keys - num_queries + 1, 0) // KEYS * KEYS)
+        whole = whole.to(INDEX)
+    return begin, whole, end
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -237,22 +230,22 @@ def attention_forward_kernel(
     BASE_2: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
-    ROWS: tl.constexpr,
-    STEP: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    # One program owns ROWS queries of one sequence and head. Those that see most keys come first.
+    # One program owns BLOCK_Q queries of one sequence and head. Those that see most keys come first.
     tile = tl.num_programs(0) // heads - 1 - tl.program_id(0) // heads
     head = tl.program_id(0) % heads
     first, q_begin, num_queries, k_begin, num_keys, fits = place_of(
-        tile, q_offsets_ptr, k_offsets_ptr, total_q, total_k, batch, GIVEN, ROWS, INDEX
+        tile, q_offsets_ptr, k_offsets_ptr, total_q, total_k, batch, GIVEN, BLOCK_Q, INDEX
     )
     columns = columns * WIDTH
     if BIAS:
         slope = in_base(tl.load(slopes_ptr + head), BASE_2, COMPUTE)
     scale = in_base(scale, BASE_2, COMPUTE)
-    query = first + tl.arange(0, ROWS)
+    query = first + tl.arange(0, BLOCK_Q)
     column = tl.arange(0, BLOCK_D)
     q_there, among = query < num_queries, column < columns
     kv_head = tl.cast(head // (heads // kv_heads), tl.int64)
@@ -265,15 +258,13 @@ def attention_forward_kernel(
     v_ptr += kv_head * v_head_stride * WIDTH + k_begin * v_token_stride * WIDTH
     if CHUNK == BLOCK_D:
         q = tl.load(q_at[:, None] + column[None, :], mask=q_there[:, None] & among[None, :], other=0.0)
-    largest = tl.full((ROWS,), -float("inf"), COMPUTE)
-    sums = tl.zeros((ROWS,), COMPUTE)
-    output = tl.zeros((ROWS, BLOCK_D), COMPUTE)
-    begin, _, whole_end, end = other_tiles(
-        first, num_queries, num_keys, left, right, False, CAUSAL, WINDOW, INDEX, ROWS, STEP
-    )
+    largest = tl.full((BLOCK_Q,), -float("inf"), COMPUTE)
+    sums = tl.zeros((BLOCK_Q,), COMPUTE)
+    output = tl.zeros((BLOCK_Q, BLOCK_D), COMPUTE)
+    begin, whole, end = key_tiles(first, num_queries, num_keys, left, right, CAUSAL, WINDOW, INDEX, BLOCK_Q, BLOCK_K)
     for masked in tl.static_range(1 if WINDOW else 0, 2):
-        for start in range(whole_end if masked else begin, end if masked else whole_end, STEP):
-            key = start + tl.arange(0, STEP)
+        for start in range(whole if masked else begin, end if masked else whole, BLOCK_K):
+            key = start + tl.arange(0, BLOCK_K)
             k_there = key < num_keys
             k_at = k_ptr + key.to(tl.int64) * (k_token_stride * WIDTH)
             v_at = v_ptr + key.to(tl.int64) * (v_token_stride * WIDTH)
@@ -283,7 +274,7 @@ def attention_forward_kernel(
                 k_mask, v_mask = among[:, None], among[None, :]
             if CHUNK == BLOCK_D:
                 k = tl.load(k_at[None, :] + column[:, None], mask=k_mask, other=0.0)
-                scores = add_product(tl.zeros((ROWS, STEP), COMPUTE), q, k)
+                scores = add_product(tl.zeros((BLOCK_Q, BLOCK_K), COMPUTE), q, k)
             else:
                 scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK)
             factor = scale
@@ -350,17 +341,8 @@ def attention_delta_kernel(
     tl.store(delta_ptr + at, delta, mask=token < total_q)
 
 
-@triton.jit
-def numbers_of(lse_ptr, delta_ptr, query, there, BASE_2: tl.constexpr):
-    """Return lse and delta of queries."""
-    lse = tl.load(lse_ptr + query, mask=there, other=0.0)
-    if BASE_2:
-        lse *= LOG2_E
-    return lse, tl.load(delta_ptr + query, mask=there, other=0.0)
-
-
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def attention_backward_kernel(
+def attention_queries_backward_kernel(
     grad_output_ptr,  # [total_q, heads, columns], strided
     q_ptr,  # [total_q, heads, columns], strided
     k_ptr,  # [total_k, kv_heads, columns], strided
@@ -370,8 +352,7 @@ def attention_backward_kernel(
     slopes_ptr,  # [heads]; of no meaning unless BIAS
     lse_ptr,  # [heads, total_q]
     delta_ptr,  # [heads, total_q]
-    grad_first_ptr,  # [tokens, heads, columns], of q, or OF_KEYS of k: of each head alone
-    grad_second_ptr,  # OF_KEYS of v
+    grad_q_ptr,  # [total_q, heads, columns]
     total_q,
     total_k,
     batch,
@@ -389,9 +370,6 @@ def attention_backward_kernel(
     scale: tl.float64,
     left,
     right,
-    OF_KEYS: tl.constexpr,
-    NEEDS_FIRST: tl.constexpr,
-    NEEDS_SECOND: tl.constexpr,
     WIDTH: tl.constexpr,
     GIVEN: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -400,140 +378,244 @@ def attention_backward_kernel(
     BASE_2: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
-    ROWS: tl.constexpr,
-    STEP: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    # One program owns ROWS queries of one sequence and head, and goes through the keys that they see. OF_KEYS it owns
-    # keys, and goes through the queries of one head that see them. With the own tiles a and b (q and the gradient of
-    # the output; or k and v) and c and d of the other side (k and v; or q and that gradient), it takes the scores
-    # a c^T and the products b d^T, and sums up the gradients of scores times c and, OF_KEYS, the weights times d.
-    columns = columns * WIDTH
-    tile, head = tl.program_id(0) // heads, tl.cast(tl.program_id(0) % heads, tl.int64)
-    if OF_KEYS:
-        own_at, other_at, own_total, other_total = k_offsets_ptr, q_offsets_ptr, total_k, total_q
-    else:
-        # Those that see most keys come first.
-        tile = tl.num_programs(0) // heads - 1 - tile
-        own_at, other_at, own_total, other_total = q_offsets_ptr, k_offsets_ptr, total_q, total_k
-    first, own_begin, own_length, other_begin, other_length, fits = place_of(
-        tile, own_at, other_at, own_total, other_total, batch, GIVEN, ROWS, INDEX
+    # One program owns BLOCK_Q queries of one sequence and head, and goes through the keys that they see.
+    tile = tl.num_programs(0) // heads - 1 - tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
+    first, q_begin, num_queries, k_begin, num_keys, fits = place_of(
+        tile, q_offsets_ptr, k_offsets_ptr, total_q, total_k, batch, GIVEN, BLOCK_Q, INDEX
     )
+    columns = columns * WIDTH
     if BIAS:
         slope = in_base(tl.load(slopes_ptr + head), BASE_2, COMPUTE)
     score_scale = in_base(scale, BASE_2, COMPUTE)
     scale = tl.full((), scale, COMPUTE)
-    kv_head = head // (heads // kv_heads)
-    q_ptr += head * q_head_stride * WIDTH
-    grad_output_ptr += head * grad_head_stride * WIDTH
-    k_ptr += kv_head * k_head_stride * WIDTH
-    v_ptr += kv_head * v_head_stride * WIDTH
-    if OF_KEYS:
-        a_ptr, b_ptr, c_ptr, d_ptr = k_ptr, v_ptr, q_ptr, grad_output_ptr
-        a_stride, b_stride, c_stride, d_stride = k_token_stride, v_token_stride, q_token_stride, grad_token_stride
-        begin_q, num_queries, num_keys, before, after = other_begin, other_length, own_length, right, left
-    else:
-        a_ptr, b_ptr, c_ptr, d_ptr = q_ptr, grad_output_ptr, k_ptr, v_ptr
-        a_stride, b_stride, c_stride, d_stride = q_token_stride, grad_token_stride, k_token_stride, v_token_stride
-        begin_q, num_queries, num_keys, before, after = own_begin, own_length, other_length, left, right
-    own, column = first + tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
-    own_there, among = own < own_length, column < columns
-    own_mask = own_there[:, None] & among[None, :]
-    token = (own_begin + own).to(tl.int64)
-    a_at, b_at = a_ptr + token * a_stride * WIDTH, b_ptr + token * b_stride * WIDTH
-    c_ptr += other_begin * c_stride * WIDTH
-    d_ptr += other_begin * d_stride * WIDTH
-    lse_ptr += head * total_q + begin_q
-    delta_ptr += head * total_q + begin_q
-    if not OF_KEYS:
-        lse, delta = numbers_of(lse_ptr, delta_ptr, own[:, None], own_there[:, None], BASE_2)
+    query = first + tl.arange(0, BLOCK_Q)
+    column = tl.arange(0, BLOCK_D)
+    q_there, among = query < num_queries, column < columns
+    kv_head = tl.cast(head // (heads // kv_heads), tl.int64)
+    token = (q_begin + query).to(tl.int64)
+    q_at = q_ptr + tl.cast(head, tl.int64) * q_head_stride * WIDTH + token * q_token_stride * WIDTH
+    grad_at = grad_output_ptr + tl.cast(head, tl.int64) * grad_head_stride * WIDTH + token * grad_token_stride * WIDTH
+    k_ptr += kv_head * k_head_stride * WIDTH + k_begin * k_token_stride * WIDTH
+    v_ptr += kv_head * v_head_stride * WIDTH + k_begin * v_token_stride * WIDTH
     if CHUNK == BLOCK_D:
-        a = tl.load(a_at[:, None] + column[None, :], mask=own_mask, other=0.0)
-        b = tl.load(b_at[:, None] + column[None, :], mask=own_mask, other=0.0)
-    sums = tl.zeros((ROWS, BLOCK_D), COMPUTE)
-    sums_second = tl.zeros((ROWS, BLOCK_D), COMPUTE)
-    begin, whole, whole_end, end = other_tiles(
-        first, own_length, other_length, before, after, OF_KEYS, CAUSAL, WINDOW, INDEX, ROWS, STEP
-    )
-    tiles_before, tiles_after = tl.cdiv(whole - begin, STEP), tl.cdiv(end - whole_end, STEP)
+        q = tl.load(q_at[:, None] + column[None, :], mask=q_there[:, None] & among[None, :], other=0.0)
+        grad = tl.load(grad_at[:, None] + column[None, :], mask=q_there[:, None] & among[None, :], other=0.0)
+    lse = tl.load(lse_ptr + tl.cast(head, tl.int64) * total_q + token, mask=q_there, other=0.0)
+    delta = tl.load(delta_ptr + tl.cast(head, tl.int64) * total_q + token, mask=q_there, other=0.0)
+    grad_q = tl.zeros((BLOCK_Q, BLOCK_D), COMPUTE)
+    if BASE_2:
+        lse *= LOG2_E
+    begin, whole, end = key_tiles(first, num_queries, num_keys, left, right, CAUSAL, WINDOW, INDEX, BLOCK_Q, BLOCK_K)
     for masked in tl.static_range(1 if WINDOW else 0, 2):
-        for number in range(tiles_before + tiles_after if masked else (whole_end - whole) // STEP):
-            start = whole + number * STEP
+        for start in range(whole if masked else begin, end if masked else whole, BLOCK_K):
+            key = start + tl.arange(0, BLOCK_K)
+            k_there = key < num_keys
+            k_at = k_ptr + key.to(tl.int64) * (k_token_stride * WIDTH)
+            v_at = v_ptr + key.to(tl.int64) * (v_token_stride * WIDTH)
             if masked:
-                start = tl.where(number < tiles_before, begin, whole_end - tiles_before * STEP) + number * STEP
-            other = start.to(INDEX) + tl.arange(0, STEP)
-            there = other < other_length
-            c_at = c_ptr + other.to(tl.int64) * (c_stride * WIDTH)
-            d_at = d_ptr + other.to(tl.int64) * (d_stride * WIDTH)
-            mask = among[None, :]
-            if masked:
-                mask = there[:, None] & mask
-            c = tl.load(c_at[:, None] + column[None, :], mask=mask, other=0.0)
-            d = tl.load(d_at[:, None] + column[None, :], mask=mask, other=0.0)
-            if OF_KEYS:
-                query, key = other[None, :], own[:, None]
-                lse, delta = numbers_of(lse_ptr, delta_ptr, query, there[None, :], BASE_2)
+                k_mask, v_mask = k_there[:, None] & among[None, :], k_there[None, :] & among[:, None]
             else:
-                query, key = own[:, None], other[None, :]
+                k_mask, v_mask = among[None, :], among[:, None]
+            k = tl.load(k_at[:, None] + column[None, :], mask=k_mask, other=0.0)
             if CHUNK == BLOCK_D:
-                scores = add_product(tl.zeros((ROWS, STEP), COMPUTE), a, tl.trans(c)) * score_scale
-                products = add_product(tl.zeros((ROWS, STEP), COMPUTE), b, tl.trans(d))
+                v = tl.load(v_at[None, :] + column[:, None], mask=v_mask, other=0.0)
+                scores = add_product(tl.zeros((BLOCK_Q, BLOCK_K), COMPUTE), q, tl.trans(k)) * score_scale
+                products = add_product(tl.zeros((BLOCK_Q, BLOCK_K), COMPUTE), grad, v)
             else:
-                scores = product_of_rows(a_at, c_at, own_there, there, columns, COMPUTE, CHUNK) * score_scale
-                products = product_of_rows(b_at, d_at, own_there, there, columns, COMPUTE, CHUNK)
+                scores = product_of_rows(q_at, k_at, q_there, k_there, columns, COMPUTE, CHUNK) * score_scale
+                products = product_of_rows(grad_at, v_at, q_there, k_there, columns, COMPUTE, CHUNK)
             if BIAS:
-                origin = start + (num_keys - num_queries if OF_KEYS else 0)
-                scores = biased(scores, query + (num_keys - num_queries), key, origin, slope)
-            weights = exponential(scores - lse, BASE_2)
-            grad_scores = weights * (products - delta)
+                scores = biased(scores, (query + num_keys - num_queries)[:, None], key[None, :], start, slope)
+            grad_scores = exponential(scores - lse[:, None], BASE_2) * (products - delta[:, None])
             if masked:
-                visible = are_visible(query, key, num_queries, num_keys, left, right, CAUSAL, WINDOW)
+                visible = are_visible(query[:, None], key[None, :], num_queries, num_keys, left, right, CAUSAL, WINDOW)
+                grad_scores = tl.where(visible, grad_scores, 0.0)
+            grad_q = add_product(grad_q, grad_scores.to(k.dtype), k)
+    grad_q = tl.where(fits != 0, grad_q * scale, float("nan"))
+    grad_q_at = grad_q_ptr + (token * heads + head)[:, None] * columns + column[None, :]
+    tl.store(grad_q_at, grad_q.to(grad_q_ptr.dtype.element_ty), mask=q_there[:, None] & among[None, :])
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def attention_keys_backward_kernel(
+    grad_output_ptr,  # [total_q, heads, columns], strided
+    q_ptr,  # [total_q, heads, columns], strided
+    k_ptr,  # [total_k, kv_heads, columns], strided
+    v_ptr,  # [total_k, kv_heads, columns], strided
+    q_offsets_ptr,  # [batch + 1]; of no meaning unless GIVEN
+    k_offsets_ptr,  # [batch + 1]
+    slopes_ptr,  # [heads]; of no meaning unless BIAS
+    lse_ptr,  # [heads, total_q]
+    delta_ptr,  # [heads, total_q]
+    grad_k_ptr,  # [total_k, heads, columns]: of each head alone
+    grad_v_ptr,  # [total_k, heads, columns]
+    total_q,
+    total_k,
+    batch,
+    heads,
+    kv_heads,
+    columns,  # these and the strides are counted in vectors of WIDTH
+    grad_token_stride,
+    grad_head_stride,
+    q_token_stride,
+    q_head_stride,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
+    scale: tl.float64,
+    left,
+    right,
+    NEEDS_K: tl.constexpr,
+    NEEDS_V: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GIVEN: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BIAS: tl.constexpr,
+    BASE_2: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    # One program owns BLOCK_K keys of one sequence, and goes through the queries of one head that see them.
+    tile = tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
+    first, k_begin, num_keys, q_begin, num_queries, fits = place_of(
+        tile, k_offsets_ptr, q_offsets_ptr, total_k, total_q, batch, GIVEN, BLOCK_K, INDEX
+    )
+    columns = columns * WIDTH
+    if BIAS:
+        slope = in_base(tl.load(slopes_ptr + head), BASE_2, COMPUTE)
+    score_scale = in_base(scale, BASE_2, COMPUTE)
+    scale = tl.full((), scale, COMPUTE)
+    key = first + tl.arange(0, BLOCK_K)
+    column = tl.arange(0, BLOCK_D)
+    k_there, among = key < num_keys, column < columns
+    token = (k_begin + key).to(tl.int64)
+    head = tl.cast(head, tl.int64)
+    kv_head = head // (heads // kv_heads)
+    k_at = k_ptr + kv_head * k_head_stride * WIDTH + token * k_token_stride * WIDTH
+    v_at = v_ptr + kv_head * v_head_stride * WIDTH + token * v_token_stride * WIDTH
+    q_ptr += head * q_head_stride * WIDTH + q_begin * q_token_stride * WIDTH
+    grad_output_ptr += head * grad_head_stride * WIDTH + q_begin * grad_token_stride * WIDTH
+    lse_ptr += head * total_q + q_begin
+    delta_ptr += head * total_q + q_begin
+    if CHUNK == BLOCK_D:
+        k = tl.load(k_at[:, None] + column[None, :], mask=k_there[:, None] & among[None, :], other=0.0)
+        v = tl.load(v_at[:, None] + column[None, :], mask=k_there[:, None] & among[None, :], other=0.0)
+    grad_k = tl.zeros((BLOCK_K, BLOCK_D), COMPUTE)
+    grad_v = tl.zeros((BLOCK_K, BLOCK_D), COMPUTE)
+    begin = tl.zeros((), INDEX)
+    end = num_queries
+    if WINDOW:
+        diagonal = first + num_queries - num_keys
+        begin = (tl.maximum(diagonal - right, 0) // BLOCK_Q * BLOCK_Q).to(INDEX)
+        end = tl.minimum(end, diagonal + BLOCK_K + left)
+    elif CAUSAL:
+        begin = tl.maximum(first + num_queries - num_keys, 0) // BLOCK_Q * BLOCK_Q
+    end = tl.where(first < num_keys, end, 0).to(INDEX)
+    # Tiles of queries that all see all of the keys are not masked. They lie between those of the others.
+    whole, whole_end = begin, end // BLOCK_Q * BLOCK_Q
+    if WINDOW:
+        whole = end
+    elif CAUSAL:
+        whole = tl.cdiv(tl.maximum(first + BLOCK_K - 1 + num_queries - num_keys, 0), BLOCK_Q) * BLOCK_Q
+        whole = tl.minimum(whole, end).to(INDEX)
+    whole_end = tl.maximum(whole_end, whole)
+    before, after = tl.cdiv(whole - begin, BLOCK_Q), tl.cdiv(end - whole_end, BLOCK_Q)
+    for masked in tl.static_range(1 if WINDOW else 0, 2):
+        for number in range(before + after if masked else (whole_end - whole) // BLOCK_Q):
+            if masked:
+                start = tl.where(number < before, begin + number * BLOCK_Q, whole_end).to(INDEX)
+            else:
+                start = whole + number * BLOCK_Q
+            query = start + tl.arange(0, BLOCK_Q)
+            q_there = query < num_queries
+            q_at = q_ptr + query.to(tl.int64) * (q_token_stride * WIDTH)
+            grad_at = grad_output_ptr + query.to(tl.int64) * (grad_token_stride * WIDTH)
+            tile_mask = q_there[:, None] & among[None, :]
+            q = tl.load(q_at[:, None] + column[None, :], mask=tile_mask, other=0.0)
+            grad = tl.load(grad_at[:, None] + column[None, :], mask=tile_mask, other=0.0)
+            lse = tl.load(lse_ptr + query, mask=q_there, other=0.0)
+            delta = tl.load(delta_ptr + query, mask=q_there, other=0.0)
+            if BASE_2:
+                lse *= LOG2_E
+            # [BLOCK_K, BLOCK_Q]: transposed, so that both products have the keys as rows.
+            if CHUNK == BLOCK_D:
+                scores = add_product(tl.zeros((BLOCK_K, BLOCK_Q), COMPUTE), k, tl.trans(q)) * score_scale
+                products = add_product(tl.zeros((BLOCK_K, BLOCK_Q), COMPUTE), v, tl.trans(grad))
+            else:
+                scores = product_of_rows(k_at, q_at, k_there, q_there, columns, COMPUTE, CHUNK) * score_scale
+                products = product_of_rows(v_at, grad_at, k_there, q_there, columns, COMPUTE, CHUNK)
+            if BIAS:
+                place = query + num_keys - num_queries
+                scores = biased(scores, place[None, :], key[:, None], start + num_keys - num_queries, slope)
+            weights = exponential(scores - lse[None, :], BASE_2)
+            grad_scores = weights * (products - delta[None, :])
+            if masked:
+                visible = are_visible(query[None, :], key[:, None], num_queries, num_keys, left, right, CAUSAL, WINDOW)
                 weights = tl.where(visible, weights, 0.0)
                 grad_scores = tl.where(visible, grad_scores, 0.0)
-            if NEEDS_SECOND:
-                sums_second = add_product(sums_second, weights.to(d.dtype), d)
-            if NEEDS_FIRST:
-                sums = add_product(sums, grad_scores.to(c.dtype), c)
+            if NEEDS_V:
+                grad_v = add_product(grad_v, weights.to(q.dtype), grad)
+            if NEEDS_K:
+                grad_k = add_product(grad_k, grad_scores.to(q.dtype), q)
     at = (token * heads + head)[:, None] * columns + column[None, :]
-    if NEEDS_FIRST:
-        sums = tl.where(fits != 0, sums * scale, float("nan"))
-        tl.store(grad_first_ptr + at, sums.to(grad_first_ptr.dtype.element_ty), mask=own_mask)
-    if NEEDS_SECOND:
-        sums_second = tl.where(fits != 0, sums_second, float("nan"))
-        tl.store(grad_second_ptr + at, sums_second.to(grad_second_ptr.dtype.element_ty), mask=own_mask)
+    mask = k_there[:, None] & among[None, :]
+    if NEEDS_K:
+        grad_k = tl.where(fits != 0, grad_k * scale, float("nan"))
+        tl.store(grad_k_ptr + at, grad_k.to(grad_k_ptr.dtype.element_ty), mask=mask)
+    if NEEDS_V:
+        grad_v = tl.where(fits != 0, grad_v, float("nan"))
+        tl.store(grad_v_ptr + at, grad_v.to(grad_v_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["elements", "group"])
 def attention_sum_of_heads_kernel(
-    of_heads_ptr,  # [1 or 2, tokens, heads, columns]
-    first_ptr,  # [tokens, kv_heads, columns]
-    second_ptr,  # [tokens, kv_heads, columns]
+    of_heads_k_ptr,  # [tokens, heads, columns]
+    of_heads_v_ptr,  # [tokens, heads, columns]
+    grad_k_ptr,  # [tokens, kv_heads, columns]
+    grad_v_ptr,  # [tokens, kv_heads, columns]
     elements,
     columns,
     group,
+    NEEDS_K: tl.constexpr,
+    NEEDS_V: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # One program owns BLOCK elements of a gradient, each the sum over the heads that share a head of keys.
-    result_ptr = first_ptr
-    if tl.program_id(1) == 1:
-        result_ptr = second_ptr
+    # One program owns BLOCK elements of both gradients, each the sum over the heads that share a head of keys.
     at = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
     mask = at < elements
-    from_ptr = of_heads_ptr + tl.program_id(1).to(tl.int64) * elements * group
-    from_ptr += (at // columns).to(tl.int64) * group * columns + at % columns
-    sums = tl.zeros((BLOCK,), of_heads_ptr.dtype.element_ty)
+    first = (at // columns).to(tl.int64) * group * columns + at % columns
+    sums_k = tl.zeros((BLOCK,), of_heads_k_ptr.dtype.element_ty)
+    sums_v = tl.zeros((BLOCK,), of_heads_k_ptr.dtype.element_ty)
     for head in range(group):
-        sums += tl.load(from_ptr + head * columns, mask=mask, other=0.0)
-    tl.store(result_ptr + at, sums.to(result_ptr.dtype.element_ty), mask=mask)
+        if NEEDS_K:
+            sums_k += tl.load(of_heads_k_ptr + first + head * columns, mask=mask, other=0.0)
+        if NEEDS_V:
+            sums_v += tl.load(of_heads_v_ptr + first + head * columns, mask=mask, other=0.0)
+    if NEEDS_K:
+        tl.store(grad_k_ptr + at, sums_k.to(grad_k_ptr.dtype.element_ty), mask=mask)
+    if NEEDS_V:
+        tl.store(grad_v_ptr + at, sums_v.to(grad_v_ptr.dtype.element_ty), mask=mask)
 
 
 class Tiles(NamedTuple):
-    """The rows of a program and of a step, and how many columns a product takes at a time; warps and stages."""
+    """The tiles of a kernel: queries, keys, and how many columns a product takes at a time; warps and stages."""
 
-    rows: int
-    step: int
+    queries: int
+    keys: int
     chunk: int
     warps: int
     stages: int
@@ -545,8 +627,7 @@ def _tiles(call: Call, own_keys: bool, backward: bool) -> Tiles:
     split = call.q.dtype == torch.float32 and block_d <= 128
     if call.q.element_size() > 2 and not split:
         # These are multiplied without tensor cores, or operands of a whole head would not fit into registers.
-        small = 32 if block_d <= 128 else 16
-        return Tiles(*((small, 32) if own_keys else (32, small)), min(block_d, 16), 4, 1)
+        return Tiles(32, 32 if block_d <= 128 else 16, min(block_d, 16), 4, 1)
     if split:
         # Wide heads come in long sequences, which fill the device with large tiles too.
         first = (64, 64, 4, 1) if block_d <= 64 else (128, 32, 8, 1) if backward else (128, 64, 8, 2)
@@ -567,8 +648,8 @@ def _tiles(call: Call, own_keys: bool, backward: bool) -> Tiles:
         return 2 * (own + 2 * others * stages)
 
     fitting = (choice for choice in choices if size(choice[0], choice[1], choice[3]) <= most)
-    rows, step, warps, stages = next(fitting, choices[-1])
-    return Tiles(rows, step, block_d, warps, stages)
+    own, others, warps, stages = next(fitting, choices[-1])
+    return Tiles(others, own, block_d, warps, stages) if own_keys else Tiles(own, others, block_d, warps, stages)
 
 
 def _block_d(call: Call) -> int:
@@ -586,13 +667,13 @@ def _launch(
     """Launch a kernel that is given some tensors, q, k, v, the offsets, slopes and the results."""
     tiles = _tiles(call, own_keys, bool(tensors))
     total_q, total_k, _, heads, _ = call.sizes
-    total = total_k if own_keys else total_q
+    total, own = (total_k, tiles.keys) if own_keys else (total_q, tiles.queries)
     width = 16 // call.q.element_size() if has_whole_vectors(*tensors, *call[:3]) else 1
     strides = (*(n for x in tensors for n in x.stride()[:2]), *call.strides)
     optional = tuple(call.q if x is None else x for x in (call.q_offsets, call.k_offsets, call.slopes))
     triton_launch.launch(
         kernel,
-        (call.tiles(total, tiles.rows) * heads,),
+        (call.tiles(total, own) * heads,),
         (*tensors, *call[:3], *optional, *results),
         (
             *call.sizes,
@@ -608,9 +689,9 @@ def _launch(
         BIAS=call.slopes is not None,
         BASE_2=call.q.element_size() == 2 and LEAST_SCALE < call.scale < MOST_SCALE,
         COMPUTE=triton_launch.COMPUTE[call.q.dtype],
-        INDEX=triton_launch.index_type((total_q + total_k) * (1 + call.is_windowed) + tiles.rows + tiles.step),
-        ROWS=tiles.rows,
-        STEP=tiles.step,
+        INDEX=triton_launch.index_type((total_q + total_k) * (1 + call.is_windowed) + tiles.queries + tiles.keys),
+        BLOCK_Q=tiles.queries,
+        BLOCK_K=tiles.keys,
         BLOCK_D=_block_d(call),
         CHUNK=tiles.chunk,
         num_warps=tiles.warps,
@@ -636,37 +717,29 @@ def _backward(
 ) -> None:
     if delta.numel():
         _delta(grad_output, grad_lse, output, delta)
-
-    def launch(own_keys: bool, first: torch.Tensor | None, second: torch.Tensor | None) -> None:
-        _launch(
-            attention_backward_kernel,
-            call,
-            own_keys,
-            (grad_output,),
-            (lse, delta, second if first is None else first, first if second is None else second),
-            OF_KEYS=own_keys,
-            NEEDS_FIRST=first is not None,
-            NEEDS_SECOND=second is not None,
-        )
-
     if grad_q is not None and grad_q.numel():
-        launch(False, grad_q, None)
-    grads = grad_k, grad_v
-    wanted = [x for x in grads if x is not None and x.numel()]
-    (total_k, kv_heads, columns), heads = call.k.shape, call.q.shape[1]
-    if wanted and heads == kv_heads:
-        launch(True, *grads)
-    elif wanted:
+        _launch(attention_queries_backward_kernel, call, False, (grad_output,), (lse, delta, grad_q))
+    wanted = [x for x in (grad_k, grad_v) if x is not None and x.numel()]
+    if wanted:
+        needs = {"NEEDS_K": grad_k is not None, "NEEDS_V": grad_v is not None}
+        results = tuple(wanted[0] if x is None else x for x in (grad_k, grad_v))
+        (total_k, kv_heads, columns), heads = call.k.shape, call.q.shape[1]
+        group = heads // kv_heads
+        if group == 1:
+            _launch(attention_keys_backward_kernel, call, True, (grad_output,), (lse, delta, *results), **needs)
+            return
         # More programs, whose lengths differ less.
         of_heads = lse.new_empty((len(wanted), total_k, heads, columns))
-        launch(True, *(None if grad is None else x for grad, x in zip(grads, (of_heads[0], of_heads[-1]))))
+        of_heads = of_heads[0], of_heads[-1]
+        _launch(attention_keys_backward_kernel, call, True, (grad_output,), (lse, delta, *of_heads), **needs)
         triton_launch.launch(
             attention_sum_of_heads_kernel,
-            (cdiv(call.k.numel(), SUMMED), len(wanted)),
-            (of_heads, wanted[0], wanted[-1]),
-            (call.k.numel(), columns, heads // kv_heads),
+            (cdiv(call.k.numel(), SUMMED),),
+            (*of_heads, *results),
+            (call.k.numel(), columns, group),
             INDEX=triton_launch.index_type(call.k.numel() + SUMMED),
             BLOCK=SUMMED,
+            **needs,
         )
 
 

@@ -89,16 +89,16 @@ def _triton_faults() -> tuple[Fault, ...]:
         of("columns_of_the_first_block_alone",
            f"{AMONG} => {AMONG.replace('column < columns', '(column < columns) & (column < 16)')}",
            source="https://github.com/triton-lang/triton/issues/621", **one),
-        of("first_block_of_the_window_skipped", "begin = (tl.maximum(diagonal - before, 0) // STEP =>"
-           " begin = (tl.cdiv(tl.maximum(diagonal - before, 0), STEP)", right_on="causal"),
+        of("first_block_of_the_window_skipped", "begin = (tl.maximum(place - left, 0) // KEYS =>"
+           " begin = (tl.cdiv(tl.maximum(place - left, 0), KEYS)", right_on="causal"),
         of.gradient("window_left_out_of_backward", "left, right, CAUSAL, WINDOW)\n                weights = =>"
                     " left, right, CAUSAL, False)\n                weights =",
                     source="https://github.com/ROCm/aiter/pull/3742", right_on="causal"),
-        of("distance_from_the_first_key", "(query + num_keys - num_queries)[:, None], key[None, :], start, slope =>"
+        of("distance_from_the_first_key", "(query + num_keys - num_queries)[:, None], key[None, :], start, slope =>2"
            " query[:, None], key[None, :], start, slope", **SLOPES,
            source="https://github.com/keras-team/keras-hub/issues/2861"),
-        of.gradient("slopes_left_out_of_dk", "            if BIAS:\n                origin = => "
-                    "            if BIAS and not OF_KEYS:\n                origin =", **SLOPES),
+        of.gradient("slopes_left_out_of_dk", "            if BIAS:\n                place = => "
+                    "            if False:\n                place =", **SLOPES),
         of("output_not_rescaled", "output = add_product(output * shrunk[:, None], => output = add_product(output,",
            examples=named(properties, "scores_that_rise"), **one),
         of("masked_scores_may_all_be_infinite",
