@@ -4,16 +4,9 @@
 #include "attention/places.cuh"
 #include "attention/products.cuh"
 
-// The tensors' strides from token to token and from head to head.
-struct Strides { long long token, head; };
-
-struct Shape {
-    long long heads, kv_heads, columns;
-    int width;     // columns, and zeros up to a multiple of 16
-    bool vectors;  // whether all rows consist of whole vectors of 16 bytes
-    bool causal;
-};
-
+// The rows of the other side that a block takes in a step.
+template <class T> constexpr int FORWARD_STEP = sizeof(T) == 2 ? 64 : sizeof(T) == 4 ? 32 : 16;
+template <class T> constexpr int BACKWARD_STEP = sizeof(T) == 8 ? 16 : 32;
 // Of a block. Wide heads have fewer, for their tiles to fit into shared memory.
 template <class T> constexpr int MOST_THREADS = sizeof(T) == 8 ? 32 : 128;
 // Backward, the warps that own the same 16 rows: each has a share of the scores of a step, and of the sums' columns. The
@@ -225,8 +218,18 @@ __global__ void __launch_bounds__(128) attention_delta_kernel(
     delta[at] = grad_lse ? sum - grad_lse[at] : sum;
 }
 
-template <class T, int COLUMNS, Mask MASK>
-__global__ void __launch_bounds__(MOST_THREADS<T> * SHARES<T>) attention_queries_backward_kernel(
+// Rows of a tensor that a kernel multiplies, and the distance of its parts.
+template <class T> struct Operand {
+    const Part<T>* at;
+    long long token_stride, head_stride, apart;
+};
+
+// One block owns up to 64 queries of a sequence and head, and COLUMNS columns of their gradient; one warp 16 queries.
+// OF_KEYS, it owns as many keys, and takes their gradients for `group` heads. With the own tiles A and B (q and the gradient
+// of the output; or k and v) and C and D of the other side (k and v; or q and that gradient), it takes the scores A C^T and
+// the products B D^T, from these the weights P and the gradients of scores dS, and sums up dS C and, OF_KEYS, P D.
+template <class T, int COLUMNS, Mask MASK, bool OF_KEYS>
+__global__ void __launch_bounds__(MOST_THREADS<T> * SHARES<T>) attention_backward_kernel(
     const Part<T>* __restrict__ grad_output,  // [total_q, heads, columns], strided
     const Part<T>* __restrict__ q,            // [total_q, heads, columns], strided
     const Part<T>* __restrict__ k,            // [total_k, kv_heads, columns], strided
@@ -236,224 +239,136 @@ __global__ void __launch_bounds__(MOST_THREADS<T> * SHARES<T>) attention_queries
     const float* slopes,                      // [heads], of BIAS
     const Compute<T>* __restrict__ lse,       // [heads, total_q]
     const Compute<T>* __restrict__ delta,     // [heads, total_q]
-    T* __restrict__ grad_q,                   // [total_q, heads, columns]
-    long long total_q, long long total_k, long long batch, long long heads, long long kv_heads, long long columns,
-    long long grad_token_stride, long long grad_head_stride, long long q_token_stride, long long q_head_stride,
-    long long k_token_stride, long long k_head_stride, long long v_token_stride, long long v_head_stride,
-    bool wide_q, bool wide_k, bool vectors, bool causal, long long left, long long right, double scale_) {
-    // One block owns up to 64 queries of a sequence and head, and COLUMNS columns of their gradient; one warp 16 queries.
-    using C = Compute<T>;
-    constexpr int KEYS = BACKWARD_STEP<T>, LINE = line_of<T>(KEYS);
-    constexpr int SCORES = KEYS / SHARES<T>, SUMS = COLUMNS / SHARES<T>;
-    const int block = blockDim.x / (2 * SHARES<T>), warp = threadIdx.x / (32 * SHARES<T>), share = threadIdx.x / 32 % SHARES<T>;
-    const int width = int(columns + 15) / 16 * 16, line = line_of<T>(width);
-    const long long held = PARTS<T> > 1 ? width : columns;  // columns of a row
-    const long long q_apart = total_q * heads * width, k_apart = total_k * kv_heads * width;  // parts
-    const long long chunks = (columns + COLUMNS - 1) / COLUMNS;
-    const long long chunk = blockIdx.x % chunks * COLUMNS, head = blockIdx.x / chunks % heads;
-    const long long tile = gridDim.x / (chunks * heads) - 1 - blockIdx.x / (chunks * heads);
-    const Tokens queries{q_offsets, wide_q, batch, total_q};
-    const Tokens keys{k_offsets, wide_k, batch, total_k};
-    const Place place(tile, block, queries, keys);
-    if (place.first >= place.length) return;
-    const int own = share * SUMS, own_columns = int(min(columns - chunk - own, (long long)SUMS));
-    const int own_width = (own_columns + 15) / 16 * 16;
-
-    extern __shared__ __align__(16) unsigned char shared[];
-    Part<T>* const q_tile = reinterpret_cast<Part<T>*>(shared);
-    Part<T>* const grad_tile = q_tile + block * line;
-    Part<T>* const k_tile = grad_tile + block * line;
-    Part<T>* const v_tile = k_tile + KEYS * line;
-    Part<T>* const grad_scores = v_tile + KEYS * line + warp * 16 * LINE;
-    const long long token = place.begin + place.first;
-    const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(block, (rows + 15) / 16 * 16);
-    k += place.other_begin * k_token_stride + head / (heads / kv_heads) * k_head_stride;
-    v += place.other_begin * v_token_stride + head / (heads / kv_heads) * v_head_stride;
-    load_tile<PARTS<T>>(q_tile, line, filled, width, q + token * q_token_stride + head * q_head_stride, q_token_stride,
-                        rows, held, vectors, q_apart);
-    load_tile<PARTS<T>>(grad_tile, line, filled, width, grad_output + token * grad_token_stride + head *
-                        grad_head_stride, grad_token_stride, rows, held, vectors, q_apart);
-    C of_row[2][2] = {};
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        if (row_of(2 * i) < own_rows) {
-            const long long at = head * total_q + token + warp * 16 + row_of(2 * i);
-            of_row[i][0] = lse[at], of_row[i][1] = delta[at];
-        }
-
-    const int shift = place.other_length - place.length, limit = place.first + warp * 16 + 1 + shift;
-    int begin = 0, end = causal ? min(place.other_length, place.first + block + shift) : place.other_length;
-    if constexpr (MASK != PLAIN) {
-        begin = int(max(place.first + shift - left, 0LL) / KEYS * KEYS);
-        end = int(min(place.first + block + shift + right, (long long)place.other_length));
-    }
-    const C scale = C(scale_), slope = MASK == BIAS ? C(slopes[head]) : C(0);
-    Sums<T, SUMS> sums;
-    for (int start = begin; start < end; start += KEYS) {
-        const int there = end - start, used = there < KEYS ? (there + 15) / 16 * 16 : KEYS;
-        __syncthreads();
-        load_tile<PARTS<T>>(k_tile, line, used, width, k + start * k_token_stride, k_token_stride, there, held, vectors,
-                            k_apart);
-        load_tile<PARTS<T>>(v_tile, line, used, width, v + start * v_token_stride, v_token_stride, there, held, vectors,
-                            k_apart);
-        wait_for_tiles();
-        const int first = share * SCORES;
-        if (own_rows > 0) {
-            const C past = C((long long)(limit - 1 + row_of(0)) - (start + first + column_of(0, 0)));
-            Sums<T, SCORES> scores, products;
-            scores.template add<true>(q_tile + warp * 16 * line, line, k_tile + first * line, line, width, used - first);
-            products.template add<true>(grad_tile + warp * 16 * line, line, v_tile + first * line, line, width,
-                                        used - first);
-#pragma unroll
-            for (int n = 0; n < SCORES / 8; n++) {
-                if (first + n * 8 >= used) break;
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const int column = first + column_of(n, e), key = start + column;
-                    const bool visible = key < place.other_length &&
-                                         sees_key<MASK>(key, limit + row_of(e), causal, left, right);
-                    const C score = score_of<MASK>(scores.at[n][e], scale, slope, past, n, e);
-                    const C weight = exponential<T>(score - of_row[e / 2][0]);
-                    const C grad_score = visible ? weight * (products.at[n][e] - of_row[e / 2][1]) : C(0);
-                    store<T>(grad_scores + row_of(e) * LINE + column, KEYS, grad_score);
-                }
-            }
-        }
-        wait_for_shares<T>();
-        if (own_rows > 0) sums.template add<false>(grad_scores, LINE, k_tile + chunk + own, line, used, own_width);
-    }
-    if (own_rows <= 0) return;
-    const C factors[2] = {scale, scale};
-    put_rows<T, SUMS>(sums, grad_q + ((token + warp * 16) * heads + head) * columns + chunk + own, heads * columns, own_rows,
-                      own_columns, factors, place.fits);
-}
-
-template <class T, int COLUMNS, Mask MASK>
-__global__ void __launch_bounds__(MOST_THREADS<T> * SHARES<T>) attention_keys_backward_kernel(
-    const Part<T>* __restrict__ grad_output,  // [total_q, heads, columns], strided
-    const Part<T>* __restrict__ q,            // [total_q, heads, columns], strided
-    const Part<T>* __restrict__ k,            // [total_k, kv_heads, columns], strided
-    const Part<T>* __restrict__ v,            // [total_k, kv_heads, columns], strided
-    const void* q_offsets,                    // [batch + 1], or null
-    const void* k_offsets,                    // [batch + 1], or null
-    const float* slopes,                      // [heads], of BIAS
-    const Compute<T>* __restrict__ lse,       // [heads, total_q]
-    const Compute<T>* __restrict__ delta,     // [heads, total_q]
-    T* __restrict__ grad_k,                   // [total_k, heads / group, columns], or null
-    T* __restrict__ grad_v,                   // [total_k, heads / group, columns], or null
+    T* __restrict__ grad_first,               // [tokens, heads / group, columns], of q, or OF_KEYS of k; may be null
+    T* __restrict__ grad_second,              // OF_KEYS: of v; may be null
     long long total_q, long long total_k, long long batch, long long heads, long long kv_heads, long long columns,
     long long grad_token_stride, long long grad_head_stride, long long q_token_stride, long long q_head_stride,
     long long k_token_stride, long long k_head_stride, long long v_token_stride, long long v_head_stride,
     bool wide_q, bool wide_k, bool vectors, bool causal, long long left, long long right, double scale_,
     long long group) {
-    // One block owns up to 64 keys of a sequence and head, and COLUMNS columns of their gradients for `group` heads.
     using C = Compute<T>;
-    constexpr int QUERIES = BACKWARD_STEP<T>, LINE = line_of<T>(QUERIES);
-    constexpr int SCORES = QUERIES / SHARES<T>, SUMS = COLUMNS / SHARES<T>;
+    constexpr int STEP = BACKWARD_STEP<T>, LINE = line_of<T>(STEP);
+    constexpr int SCORES = STEP / SHARES<T>, SUMS = COLUMNS / SHARES<T>;
     const int block = blockDim.x / (2 * SHARES<T>), warp = threadIdx.x / (32 * SHARES<T>), share = threadIdx.x / 32 % SHARES<T>;
     const int width = int(columns + 15) / 16 * 16, line = line_of<T>(width);
     const long long held = PARTS<T> > 1 ? width : columns;  // columns of a row
     const long long q_apart = total_q * heads * width, k_apart = total_k * kv_heads * width;  // parts
     const long long chunks = (columns + COLUMNS - 1) / COLUMNS, groups = heads / group;
     const long long chunk = blockIdx.x % chunks * COLUMNS, first_head = blockIdx.x / chunks % groups * group;
-    const long long tile = blockIdx.x / (chunks * groups), kv_head = first_head / (heads / kv_heads);
+    const long long number = blockIdx.x / (chunks * groups), kv_head = first_head / (heads / kv_heads);
     const Tokens queries{q_offsets, wide_q, batch, total_q};
     const Tokens keys{k_offsets, wide_k, batch, total_k};
-    const Place place(tile, block, keys, queries);
+    const Place place(OF_KEYS ? number : gridDim.x / (chunks * groups) - 1 - number, block, OF_KEYS ? keys : queries,
+                      OF_KEYS ? queries : keys);
     if (place.first >= place.length) return;
     const int own = share * SUMS, own_columns = int(min(columns - chunk - own, (long long)SUMS));
     const int own_width = (own_columns + 15) / 16 * 16;
 
     extern __shared__ __align__(16) unsigned char shared[];
-    __shared__ C of_query[2][QUERIES];
-    Part<T>* const k_tile = reinterpret_cast<Part<T>*>(shared);
-    Part<T>* const v_tile = k_tile + block * line;
-    Part<T>* const q_tile = v_tile + block * line;
-    Part<T>* const grad_tile = q_tile + QUERIES * line;
-    Part<T>* const weights = grad_tile + QUERIES * line + warp * 32 * LINE;
-    Part<T>* const grad_scores = weights + 16 * LINE;
+    __shared__ C of_query[2][OF_KEYS ? STEP : 1];
+    Part<T>* const a_tile = reinterpret_cast<Part<T>*>(shared);
+    Part<T>* const b_tile = a_tile + block * line;
+    Part<T>* const c_tile = b_tile + block * line;
+    Part<T>* const d_tile = c_tile + STEP * line;
+    Part<T>* const grad_scores = d_tile + STEP * line + warp * (OF_KEYS ? 32 : 16) * LINE;
+    Part<T>* const weights = grad_scores + 16 * LINE;
+    const Operand<T> of_q{q, q_token_stride, q_head_stride, q_apart}, of_k{k, k_token_stride, k_head_stride, k_apart};
+    const Operand<T> of_grad{grad_output, grad_token_stride, grad_head_stride, q_apart};
+    const Operand<T> of_v{v, v_token_stride, v_head_stride, k_apart};
+    const auto load = [&](Part<T>* to, const Operand<T>& x, long long token, long long head, int count, int there) {
+        load_tile<PARTS<T>>(to, line, count, width, x.at + token * x.token_stride + head * x.head_stride, x.token_stride,
+                            there, held, vectors, x.apart);
+    };
     const long long token = place.begin + place.first;
     const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(block, (rows + 15) / 16 * 16);
-    load_tile<PARTS<T>>(k_tile, line, filled, width, k + token * k_token_stride + kv_head * k_head_stride,
-                        k_token_stride, rows, held, vectors, k_apart);
-    load_tile<PARTS<T>>(v_tile, line, filled, width, v + token * v_token_stride + kv_head * v_head_stride,
-                        v_token_stride, rows, held, vectors, k_apart);
+    load(a_tile, OF_KEYS ? of_k : of_q, token, OF_KEYS ? kv_head : first_head, filled, rows);
+    load(b_tile, OF_KEYS ? of_v : of_grad, token, OF_KEYS ? kv_head : first_head, filled, rows);
+    C of_row[2][2] = {};
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (!OF_KEYS && row_of(2 * i) < own_rows) {
+            const long long at = first_head * total_q + token + warp * 16 + row_of(2 * i);
+            of_row[i][0] = lse[at], of_row[i][1] = delta[at];
+        }
 
-    // The key at `row` of the warp is seen by the queries from row + least on.
-    const int shift = place.other_length - place.length, least = place.first + warp * 16 + shift;
-    int begin = causal ? max(place.first + shift, 0) / QUERIES * QUERIES : 0, end = place.other_length;
+    // The warp's row r is at the others' place r + diagonal. A query there sees the keys up to it; a key, the queries from it.
+    const int shift = place.other_length - place.length, diagonal = place.first + warp * 16 + shift;
+    int begin = OF_KEYS && causal ? max(place.first + shift, 0) / STEP * STEP : 0;
+    int end = !OF_KEYS && causal ? min(place.other_length, place.first + block + shift) : place.other_length;
     if constexpr (MASK != PLAIN) {
-        begin = int(max(place.first + shift - right, 0LL) / QUERIES * QUERIES);
-        end = int(min(place.first + block + shift + left, (long long)place.other_length));
+        begin = int(max(place.first + shift - (OF_KEYS ? right : left), 0LL) / STEP * STEP);
+        end = int(min(place.first + block + shift + (OF_KEYS ? left : right), (long long)place.other_length));
     }
     const C scale = C(scale_);
-    Sums<T, SUMS> sums_k, sums_v;
+    Sums<T, SUMS> sums, sums_second;
     for (long long head = first_head; head < first_head + group; head++) {
         const C slope = MASK == BIAS ? C(slopes[head]) : C(0);
-        for (int start = begin; start < end; start += QUERIES) {
-            const long long q_token = place.other_begin + start;
-            const int there = place.other_length - start, used = there < QUERIES ? (there + 15) / 16 * 16 : QUERIES;
+        for (int start = begin; start < end; start += STEP) {
+            const long long other = place.other_begin + start;
+            const int there = end - start, used = there < STEP ? (there + 15) / 16 * 16 : STEP;
             __syncthreads();
-            load_tile<PARTS<T>>(q_tile, line, used, width, q + q_token * q_token_stride + head * q_head_stride,
-                                q_token_stride, there, held, vectors, q_apart);
-            load_tile<PARTS<T>>(grad_tile, line, used, width, grad_output + q_token * grad_token_stride + head *
-                                grad_head_stride, grad_token_stride, there, held, vectors, q_apart);
-            for (int i = threadIdx.x; i < QUERIES; i += blockDim.x) {
-                of_query[0][i] = i < there ? lse[head * total_q + q_token + i] : C(0);
-                of_query[1][i] = i < there ? delta[head * total_q + q_token + i] : C(0);
+            load(c_tile, OF_KEYS ? of_q : of_k, other, OF_KEYS ? head : kv_head, used, there);
+            load(d_tile, OF_KEYS ? of_grad : of_v, other, OF_KEYS ? head : kv_head, used, there);
+            for (int i = threadIdx.x; OF_KEYS && i < STEP; i += blockDim.x) {
+                of_query[0][i] = i < there ? lse[head * total_q + other + i] : C(0);
+                of_query[1][i] = i < there ? delta[head * total_q + other + i] : C(0);
             }
             wait_for_tiles();
             const int first = share * SCORES;
             if (own_rows > 0) {
-                const C past = C((long long)(least + row_of(0)) - (start + first + column_of(0, 0)));
-                // Transposed: the keys are the rows.
+                const C past = C((long long)(diagonal + row_of(0)) - (start + first + column_of(0, 0)));
                 Sums<T, SCORES> scores, products;
-                scores.template add<true>(k_tile + warp * 16 * line, line, q_tile + first * line, line, width, used - first);
-                products.template add<true>(v_tile + warp * 16 * line, line, grad_tile + first * line, line, width,
-                                            used - first);
+                scores.template add<true>(a_tile + warp * 16 * line, line, c_tile + first * line, line, width, used - first);
+                products.template add<true>(b_tile + warp * 16 * line, line, d_tile + first * line, line, width, used - first);
 #pragma unroll
                 for (int n = 0; n < SCORES / 8; n++) {
                     if (first + n * 8 >= used) break;
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
-                        const int row = row_of(e), column = first + column_of(n, e);
-                        const bool visible = column < there && row < own_rows &&
-                                             sees_key<MASK>(row + least, start + column + 1, causal, left, right);
+                        const int column = first + column_of(n, e), at = row_of(e) * LINE + column;
+                        const int key = OF_KEYS ? row_of(e) + diagonal : start + column;
+                        const int query = OF_KEYS ? start + column : row_of(e) + diagonal;
+                        const bool visible = column < there && sees_key<MASK>(key, query + 1, causal, left, right);
+                        const C of_lse = OF_KEYS ? of_query[0][OF_KEYS ? column : 0] : of_row[e / 2][0];
+                        const C of_delta = OF_KEYS ? of_query[1][OF_KEYS ? column : 0] : of_row[e / 2][1];
                         const C score = score_of<MASK>(scores.at[n][e], scale, slope, past, n, e);
-                        C weight = exponential<T>(score - of_query[0][column]);
-                        weight = visible ? weight : C(0);
-                        const C grad_score = visible ? weight * (products.at[n][e] - of_query[1][column]) : C(0);
-                        store<T>(weights + row * LINE + column, QUERIES, weight);
-                        store<T>(grad_scores + row * LINE + column, QUERIES, grad_score);
+                        const C weight = visible ? exponential<T>(score - of_lse) : C(0);
+                        store<T>(grad_scores + at, STEP, visible ? weight * (products.at[n][e] - of_delta) : C(0));
+                        if constexpr (OF_KEYS) store<T>(weights + at, STEP, weight);
                     }
                 }
             }
             wait_for_shares<T>();
-            if (own_rows > 0 && grad_v)
-                sums_v.template add<false>(weights, LINE, grad_tile + chunk + own, line, used, own_width);
-            if (own_rows > 0 && grad_k)
-                sums_k.template add<false>(grad_scores, LINE, q_tile + chunk + own, line, used, own_width);
+            if (own_rows <= 0) continue;
+            if (OF_KEYS && grad_second)
+                sums_second.template add<false>(weights, LINE, d_tile + chunk + own, line, used, own_width);
+            if (grad_first) sums.template add<false>(grad_scores, LINE, c_tile + chunk + own, line, used, own_width);
         }
     }
     if (own_rows <= 0) return;
     const long long at = ((token + warp * 16) * groups + first_head / group) * columns + chunk + own, stride = groups * columns;
     const C scales[2] = {scale, scale}, ones[2] = {1, 1};
-    if (grad_k) put_rows<T, SUMS>(sums_k, grad_k + at, stride, own_rows, own_columns, scales, place.fits);
-    if (grad_v) put_rows<T, SUMS>(sums_v, grad_v + at, stride, own_rows, own_columns, ones, place.fits);
+    if (grad_first) put_rows<T, SUMS>(sums, grad_first + at, stride, own_rows, own_columns, scales, place.fits);
+    if (OF_KEYS && grad_second)
+        put_rows<T, SUMS>(sums_second, grad_second + at, stride, own_rows, own_columns, ones, place.fits);
 }
 
+// Adds up the gradients of the heads that share keys, in the order of heads: of k, and with blockIdx.y of v.
 template <class T>
-__global__ void __launch_bounds__(256) attention_sum_of_heads_kernel(
-    const T* __restrict__ of_heads,  // [2, tokens, heads, columns]
-    T* __restrict__ grad_k,          // [tokens, kv_heads, columns], or null
-    T* __restrict__ grad_v,          // as grad_k
-    long long elements, long long columns, long long group) {
-    // One thread owns an element.
-    const long long at = blockIdx.x * 256LL + threadIdx.x;
+__global__ void __launch_bounds__(128) attention_sum_of_heads_kernel(
+    const Compute<T>* __restrict__ of_heads,  // [2, tokens, heads, columns]
+    T* __restrict__ grad_k,                   // [tokens, kv_heads, columns], or null
+    T* __restrict__ grad_v,                   // as grad_k
+    long long rows, long long columns, long long group) {
+    // One warp owns a head of keys of a token.
+    const long long row = blockIdx.x * 4LL + threadIdx.x / 32;
     T* const result = blockIdx.y ? grad_v : grad_k;
-    if (at >= elements || !result) return;
-    const T* const from = of_heads + blockIdx.y * elements * group + at / columns * group * columns + at % columns;
-    T sum = 0;
-    for (long long head = 0; head < group; head++) sum += from[head * columns];
-    result[at] = sum;
+    if (row >= rows || !result) return;
+    for (int column = threadIdx.x % 32; column < columns; column += 32) {
+        const Compute<T>* from = of_heads + (blockIdx.y * rows + row) * group * columns + column;
+        Compute<T> sum = 0;
+#pragma unroll 4
+        for (long long head = 0; head < group; head++, from += columns) sum += *from;
+        result[row * columns + column] = T(sum);
+    }
 }

@@ -21,30 +21,31 @@ from .operators import Call, has_whole_vectors, register
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
 BACKWARD_SOURCE = SOURCE.with_name("cuda_kernel_hopper_backward.cu")
-# By the size of an element: rows of a block, the most first, and of a step forward and backward, as in products.cuh.
+# By the size of an element: rows of a block, the most first, and of a step forward and backward, as in the source.
 OWN_ROWS = {2: (64, 32, 16), 4: (64, 32, 16), 8: (16,)}
 FORWARD_STEP, BACKWARD_STEP = {2: 64, 4: 32, 8: 16}, {2: 32, 4: 32, 8: 16}
 # The columns of a block's results: their sums take half as many registers of each thread, or twice as many for float64.
 COLUMNS = {2: (64, 128), 4: (64, 128), 8: (64,)}
 
 
-def _kernels(name: str) -> Mapping[tuple[torch.dtype, int, str], CudaKernel]:
+def _kernels(name: str, *options: str) -> Mapping[tuple[torch.dtype, int, str], CudaKernel]:
     return {
-        (dtype, columns, mask): CudaKernel(SOURCE, f"attention_{name}_kernel<{cpp}, {columns}, {mask}>")
+        (dtype, columns, mask): CudaKernel(
+            SOURCE, f"attention_{name}_kernel<{', '.join((cpp, str(columns), mask, *options))}>"
+        )
         for dtype, cpp in CPP_TYPES.items()
         for columns in COLUMNS[dtype.itemsize]
         for mask in ("PLAIN", "WINDOW", "BIAS")
     }
 
 
-FORWARD, QUERIES_BACKWARD, KEYS_BACKWARD = map(_kernels, ("forward", "queries_backward", "keys_backward"))
+FORWARD = _kernels("forward")
+# Of queries, and of keys.
+BACKWARD = _kernels("backward", "false"), _kernels("backward", "true")
 SPLIT = CudaKernel(SOURCE, "attention_split_kernel")
 DELTA = {dtype: CudaKernel(SOURCE, f"attention_delta_kernel<{cpp}>") for dtype, cpp in CPP_TYPES.items()}
-SUMS = {
-    dtype: CudaKernel(SOURCE, f"attention_sum_of_heads_kernel<{CPP_TYPES[dtype]}>")
-    for dtype in (torch.float32, torch.float64)
-}
-_BY_TYPE = FORWARD, QUERIES_BACKWARD, KEYS_BACKWARD, DELTA, SUMS
+SUMS = {dtype: CudaKernel(SOURCE, f"attention_sum_of_heads_kernel<{cpp}>") for dtype, cpp in CPP_TYPES.items()}
+_BY_TYPE = FORWARD, *BACKWARD, DELTA, SUMS
 KERNELS = (*(kernel for kernels in _BY_TYPE for kernel in kernels.values()), SPLIT)
 
 # Of the Hopper kernel: columns of a copy, bytes of keys and values that stay in the L2 cache, and scales that float32
@@ -89,8 +90,6 @@ def hopper_configuration(columns: int, keys: int, warpgroups: int, source: Path 
 
 # By the most columns of a head: their sums, and the scores of a step, fill the registers.
 HOPPER = (hopper_configuration(64, 128, 3), hopper_configuration(128, 128, 2), hopper_configuration(256, 64, 2))
-# These compile for sm_90a only.
-HOPPER_KERNELS = tuple(kernel for each in HOPPER for kernel in each.options["kernels"].values())
 PORTABLE = Configuration("portable", {}, HOPPER[0].dtypes)
 
 
@@ -141,14 +140,6 @@ BACKWARD_HOPPER = (
     backward_configuration(64, (128, 2), (64, 4)),
     backward_configuration(128, (128, 2), (64, 3)),
     backward_configuration(256, (64, 2), (64, 2)),
-)
-SUM_OF_HEADS = {
-    dtype: CudaKernel(BACKWARD_SOURCE, f"attention_sum_of_heads_kernel<{CPP_TYPES[dtype]}>")
-    for dtype in PORTABLE.dtypes
-}
-BACKWARD_HOPPER_KERNELS = (
-    *(kernel for each in BACKWARD_HOPPER for kernel in each.options["kernels"].values()),
-    *SUM_OF_HEADS.values(),
 )
 TUNER = Tuner("attention_cuda", (*HOPPER, *BACKWARD_HOPPER, PORTABLE), Path(__file__))
 
@@ -220,7 +211,7 @@ def _launch(
         call.causal,
         *call.window,
         call.scale,
-        *([group] if own_keys else []),
+        *([group] if numbers else []),
         shared_bytes=shared_bytes,
     )
 
@@ -372,44 +363,20 @@ def launch_hopper_backward(
 
 def _launch_of_keys(
     call: Call,
-    operands: tuple[torch.Tensor, ...],
-    numbers: tuple[torch.Tensor, ...],
+    launch: Callable[..., None],
+    dtype: torch.dtype,
     grads: tuple[torch.Tensor | None, torch.Tensor | None],
 ) -> None:
-    """Launch the kernel of the gradients of k and v; heads that share keys are added up, in half types by itself."""
+    """Launch the kernel of the gradients of k and v, in this dtype where heads share keys, and add these up."""
     (total_k, kv_heads, columns), heads = call.k.shape, call.q.shape[1]
-    group = heads // kv_heads
-    if group == 1 or call.k.dtype in PORTABLE.dtypes:
-        _launch(KEYS_BACKWARD, call, True, operands, numbers, grads, group)
+    if heads == kv_heads:
+        launch(*grads)
         return
     # More blocks, whose lengths differ less.
-    of_heads = call.k.new_empty((2, total_k, heads, columns))
-    wanted = tuple(x if grad is not None else None for x, grad in zip(of_heads, grads))
-    _launch(KEYS_BACKWARD, call, True, operands, numbers, wanted)
-    elements = call.k.numel()
-    SUMS[call.k.dtype].launch((cdiv(elements, 256), 2), 256, of_heads, *grads, elements, columns, group)
-
-
-def _launch_hopper_of_keys(
-    configuration: Configuration,
-    call: Call,
-    grad_output: torch.Tensor,
-    numbers: tuple[torch.Tensor | None, ...],
-    grads: tuple[torch.Tensor | None, torch.Tensor | None],
-) -> None:
-    """Launch the Hopper kernel of the gradients of k and v; add up those of heads that share keys."""
-    _, total_k, _, heads, kv_heads = call.sizes
-    columns = call.q.shape[2]
-    if heads == kv_heads:
-        launch_hopper_backward(configuration, call, grad_output, numbers, True, *grads)
-        return
-    of_heads = call.k.new_empty((2, total_k, heads, columns), dtype=torch.float32)
-    wanted = (x if grad is not None else None for x, grad in zip(of_heads, grads))
-    launch_hopper_backward(configuration, call, grad_output, numbers, True, *wanted)
-    elements = total_k * kv_heads * columns
-    SUM_OF_HEADS[call.q.dtype].launch(
-        (cdiv(elements, 8 * 256), 2), 256, of_heads, *grads, elements, columns, heads // kv_heads
-    )
+    of_heads = call.k.new_empty((2, total_k, heads, columns), dtype=dtype)
+    launch(*(None if grad is None else x for x, grad in zip(of_heads, grads)))
+    rows = total_k * kv_heads
+    SUMS[call.k.dtype].launch((cdiv(rows, 4), 2), 128, of_heads, *grads, rows, columns, heads // kv_heads)
 
 
 def _backward(
@@ -432,16 +399,23 @@ def _backward(
             DELTA[output.dtype].launch(cdiv(total_q * heads, 4), 128, grad_output, grad_lse, output, delta, *sizes)
         if configuration is PORTABLE:
             operands = tuple(map(_split, (grad_output, *call[:3])))
+
+            def launch_of_keys(*grads: torch.Tensor | None, group: int = 1) -> None:
+                _launch(BACKWARD[True], call, True, operands, (lse, delta), grads, group)
+
             if grad_q is not None and total_q:
-                _launch(QUERIES_BACKWARD, call, False, operands, (lse, delta), (grad_q,))
-            if of_keys:
-                _launch_of_keys(call, operands, (lse, delta), (grad_k, grad_v))
+                _launch(BACKWARD[False], call, False, operands, (lse, delta), (grad_q, None))
+            if of_keys and call.k.dtype in PORTABLE.dtypes:
+                launch_of_keys(grad_k, grad_v, group=heads // call.k.shape[1])
+            elif of_keys:
+                _launch_of_keys(call, launch_of_keys, call.k.dtype, (grad_k, grad_v))
             return
         numbers = output, grad_lse, lse, delta
+        launch = functools.partial(launch_hopper_backward, configuration, call, grad_output, numbers)
         if grad_q is not None:
-            launch_hopper_backward(configuration, call, grad_output, numbers, False, grad_q, None)
+            launch(False, grad_q, None)
         if of_keys:
-            _launch_hopper_of_keys(configuration, call, grad_output, numbers, (grad_k, grad_v))
+            _launch_of_keys(call, functools.partial(launch, True), torch.float32, (grad_k, grad_v))
 
     run(_choose(call, grad_output, run))
 

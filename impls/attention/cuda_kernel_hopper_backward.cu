@@ -344,26 +344,3 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + MULTIPLYING), 1) attention_ba
     if constexpr (BOTH) put(sums_second, true, Memory::B);
 #endif
 }
-
-// Adds up the gradients of the heads that share keys, in the order of heads: of k, and with blockIdx.y of v.
-template <class T>
-__global__ void __launch_bounds__(256) attention_sum_of_heads_kernel(
-    const float* __restrict__ of_heads,  // [2, tokens, heads, columns]
-    T* __restrict__ grad_k,              // [tokens, kv_heads, columns], or null
-    T* __restrict__ grad_v,              // as grad_k
-    long long elements, long long columns, long long group) {
-    // One thread owns 8 columns of a head of keys.
-    const long long at = (blockIdx.x * 256LL + threadIdx.x) * 8;
-    T* const result = blockIdx.y ? grad_v : grad_k;
-    if (at >= elements || !result) return;
-    const float* from = of_heads + blockIdx.y * elements * group + at / columns * group * columns + at % columns;
-    float sums[8] = {};
-    for (long long head = 0; head < group; head++, from += columns)
-#pragma unroll
-        for (int i = 0; i < 8; i += 4) {
-            const float4 x = *reinterpret_cast<const float4*>(from + i);
-            sums[i] += x.x, sums[i + 1] += x.y, sums[i + 2] += x.z, sums[i + 3] += x.w;
-        }
-    *reinterpret_cast<uint4*>(result + at) = uint4{
-        packed<T>(sums[0], sums[1]), packed<T>(sums[2], sums[3]), packed<T>(sums[4], sums[5]), packed<T>(sums[6], sums[7])};
-}

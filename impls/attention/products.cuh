@@ -3,12 +3,6 @@
 #pragma once
 #include "vectors.cuh"
 
-// Of a block, whose warps own 16 rows each, and the rows of the other side that it takes in a step.
-template <class T> constexpr int WARPS = sizeof(T) == 2 ? 4 : sizeof(T) == 4 ? 2 : 1;
-template <class T> constexpr int THREADS = WARPS<T> * 32;
-template <class T> constexpr int FORWARD_STEP = sizeof(T) == 2 ? 64 : sizeof(T) == 4 ? 32 : 16;
-template <class T> constexpr int BACKWARD_STEP = sizeof(T) == 8 ? 16 : 32;
-
 // What tensor cores multiply: of a float three bfloat16, the first, plus the second / 128, plus the third / 128^2. So
 // scaled, none of them underflows before the float does. Other types are left as they are.
 template <class T> struct PartOf { using type = T; };

@@ -4,9 +4,11 @@
 #include "attention/products.cuh"
 #include "exponential.cuh"
 
-// The tokens of a warp's step, and the steps whose keys and values are in shared memory.
+// The tokens of a warp's step, the steps whose keys and values are in shared memory, and the warps of a block.
 constexpr int KEYS = 16;
 template <class T> constexpr int STAGES = sizeof(T) == 8 ? 2 : 3;
+template <class T> constexpr int WARPS = sizeof(T) == 2 ? 4 : sizeof(T) == 4 ? 2 : 1;
+template <class T> constexpr int THREADS = WARPS<T> * 32;
 
 // The length of a sequence, 0 if it is invalid, and the tokens of each split, in whole steps of a block.
 template <class T> struct Share {

@@ -9,7 +9,7 @@ from .operators import Call, register
 from .operators import depends_on_batch as depends_on_batch
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
-# By the size of an element: warps of a block as in products.cuh, and stages. Tokens of a step, and heads of a tile.
+# By the size of an element: warps of a block, and stages, as in the source. Tokens of a step, and heads of a tile.
 WARPS, STAGES = {2: 4, 4: 2, 8: 1}, {2: 3, 4: 3, 8: 2}
 KEYS = HEADS = 16
 COLUMNS = {128: "128", 256: "256"}  # of a head, at most

@@ -111,25 +111,25 @@ def _triton_faults() -> tuple[Fault, ...]:
 def _cuda_faults() -> tuple[Fault, ...]:
     of, one, github = Edits("attention", "cuda"), {"right_on": "one_token"}, "https://github.com"
     return (
-        of("causal_at_the_top_left", "const int shift = place.other_length - place.length, limit =>2"
-           " const int shift = 0, limit", source=f"{github}/Dao-AILab/flash-attention/issues/282", **one),
-        of("heads_by_modulo", "head / (heads / kv_heads) * k_head_stride =>2 head % kv_heads * k_head_stride",
+        of("causal_at_the_top_left", "const int shift = place.other_length - place.length, =>2 const int shift = 0,",
+           source=f"{github}/Dao-AILab/flash-attention/issues/282", **one),
+        of("heads_by_modulo", "head / (heads / kv_heads) * k_head_stride => head % kv_heads * k_head_stride",
            source=MODULO, **one),
         of("padded_keys_counted", "past, n, e) : -C( => past, n, e) : key >= place.other_length ? C(0) : -C(",
            source=f"{github}/flashinfer-ai/flashinfer/pull/5090"),
-        of("slope_of_the_head_of_keys", "C(slopes[head]) : C(0);\n    Sums =>2"
-           " C(slopes[head / (heads / kv_heads)]) : C(0);\n    Sums", **SLOPES,
-           source=f"{github}/vllm-project/vllm/issues/9136"),
+        of("slope_of_the_head_of_keys", "C(slopes[head]) : C(0); =>2 C(slopes[head / (heads / kv_heads)]) : C(0);",
+           **SLOPES, source=f"{github}/vllm-project/vllm/issues/9136"),
         of("bias_before_the_scale", "product * scale - slope * distance(past, n, e) =>"
            " (product - slope * distance(past, n, e)) * scale", **SLOPES),
-        of.gradient("slopes_left_out_of_dk", "C weight = exponential<T>(score - of_query =>"
-                    " C weight = exponential<T>(scores.at[n][e] * scale - of_query", **SLOPES),
+        of.gradient("slopes_left_out_of_dk", "visible ? exponential<T>(score - of_lse =>"
+                    " visible ? exponential<T>((OF_KEYS ? scores.at[n][e] * scale : score) - of_lse", **SLOPES),
         of("window_on_the_other_side", "key >= limit - 1 - left => key >= limit - 1 + left", right_on="causal",
            source=f"{github}/huggingface/transformers/pull/41228"),
         of.stopped("copies_not_awaited", cuda_on_cpu.Race, "    commit_copies();\n    wait_for_copies<0>(); => "
                    "   commit_copies();"),
         of.stopped("last_block_unmasked", cuda_on_cpu.OutOfBounds,
-                   "const int there = end - start, used =>2 const int there = KEYS, used"),
+                   "const int there = end - start, used = there < KEYS =>"
+                   " const int there = KEYS, used = there < KEYS"),
     )
 
 
