@@ -71,7 +71,9 @@ def command(args: argparse.Namespace) -> int:
     if runs or exact:
         path = args.out / "comparisons.md"
         limits = profile.markdown(profiled, (row for _, rows in runs for row in rows))
-        path.write_text(markdown(runs) + limits + "".join(map(accuracy.markdown, exact)), encoding="utf-8")
+        path.write_text(
+            markdown(runs) + limits + "".join(map(accuracy.markdown, accuracy.merged(exact))), encoding="utf-8"
+        )
         print(f"kernels beside their peers: {path}")
     return 0
 

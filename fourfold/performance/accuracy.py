@@ -181,6 +181,19 @@ def table(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
     return [heads, *([row.get(head, "") for head in heads] for row in rows)]
 
 
+def merged(runs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return runs of ``fourfold accuracy``, which their JSON describes: one for each device, version and seed."""
+    by_facts: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for run in runs:
+        facts = {key: value for key, value in run.items() if key not in ("rows", "not_measured")}
+        whole = by_facts.setdefault((*facts.items(),), {**facts, "rows": [], "not_measured": Counter()})
+        whole["rows"] += run["rows"]
+        whole["not_measured"].update(run["not_measured"])
+    for whole in by_facts.values():
+        whole["rows"].sort(key=lambda row: -float(cells_of(row)["bits"] or -math.inf))
+    return [*by_facts.values()]
+
+
 def markdown(run: Mapping[str, Any]) -> str:
     """Return the table of a run of ``fourfold accuracy``, which its JSON describes, as a section in Markdown."""
     heads, *rows = table([cells_of(row) for row in run["rows"]])

@@ -475,6 +475,19 @@ def test_saved_results_become_pages_with_an_index(tmp_path: Path) -> None:
     assert missing == "- x-liger: none (3)"
 
 
+def test_the_accuracy_of_several_runs_is_one_table_of_each_device(tmp_path: Path) -> None:
+    runs = {"a": ("H100", ROWS[1:]), "b": ("H200", ROWS), "c": ("H100", ROWS[:1])}
+    for name, (device, rows) in runs.items():
+        run = {"device": device, "seed": 0, "rows": rows, "not_measured": {"x-liger: none": 3}}
+        (tmp_path / name).write_text(json.dumps(run))
+    assert main(["report", *(str(tmp_path / name) for name in runs), "--out", str(tmp_path / "out")]) == 0
+    lines = (tmp_path / "out" / "comparisons.md").read_text().splitlines()
+    first, second = (lines.index(f"## Accuracy: {device}") for device in ("H100", "H200"))
+    table, other = ([line for line in part if line[0:1] == "|"] for part in (lines[first:second], lines[second:]))
+    assert table == other
+    assert lines[second - 2 : second] == ["- x-liger: none (6)", ""]
+
+
 @pytest.mark.parametrize(("text", "said"), [(None, "No such file"), ("x = 1", "Expecting value"), ("{}", "nothing")])
 def test_a_file_that_holds_no_result_is_named(
     text: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
