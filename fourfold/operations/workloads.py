@@ -100,7 +100,7 @@ class Tiled:
         grad_output = self._weigh(part.grad_output, 0) if self.names else part.grad_output
         if self.across:
             grad_output = self._weigh(grad_output, -1)
-        case = replace(part, inputs=inputs, grad_output=grad_output.astype(part.grad_output.dtype))
+        case = replace(part, inputs=inputs, grad_output=grad_output)
         # Each repetition's sum has the part's error; to add them up, in any order, rounds once more for each.
         total = float(abs(factors).sum())
         axes = [repeated for repeated in (self.names, self.across) if repeated]
@@ -119,8 +119,9 @@ class Tiled:
         return np.tile(array, repetitions)
 
     def _weigh(self, array: np.ndarray, axis: int) -> np.ndarray:
-        factors = np.repeat(self._factors(), array.shape[axis]).astype(array.dtype)
-        return self._repeat(array, axis) * (factors if axis == -1 else factors.reshape(-1, *[1] * (array.ndim - 1)))
+        factors = self._factors()
+        weighed = {factor: array * np.array(factor, dtype=array.dtype) for factor in {*factors}}
+        return np.concatenate([weighed[factor] for factor in factors], axis)
 
 
 def tiled(make: Callable[[DType], Case], times: int, *names: str, across: Collection[str] = ()) -> Tiled:
