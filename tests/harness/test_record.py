@@ -1,0 +1,64 @@
+"""`.ci/record`, which records the times of all operations on all GPUs."""
+
+import subprocess
+import sys
+import threading
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / ".ci" / "record"
+
+
+def load_script() -> Any:
+    loader = SourceFileLoader("record", str(SCRIPT))
+    module = module_from_spec(spec_from_loader("record", loader))  # type: ignore[arg-type]
+    loader.exec_module(module)
+    return module
+
+
+def test_each_gpu_runs_as_many_tasks_at_once_as_it_is_named() -> None:
+    running, most, lock = {0: 0, 1: 0}, {0: 0, 1: 0}, threading.Lock()
+    full = threading.Barrier(3)
+
+    def run(task: int, gpu: int) -> bool:
+        with lock:
+            running[gpu] += 1
+            most[gpu] = max(most[gpu], running[gpu])
+        full.wait(60)  # until three run at once
+        with lock:
+            running[gpu] -= 1
+        return task % 2 == 0
+
+    assert load_script().share(range(6), [0, 0, 1], run) == [True, False] * 3
+    assert most == {0: 2, 1: 1}
+
+
+def test_an_unknown_operation_is_named_before_anything_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "record"
+    run = subprocess.run([sys.executable, SCRIPT, folder, "softmax", "sofmax"], capture_output=True, text=True)
+    assert run.returncode == 2
+    assert "sofmax" in run.stderr
+    assert not folder.exists()
+
+
+def test_a_process_that_takes_too_long_loses_no_other_operation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **options: Any) -> Any:
+        commands.append(command)
+        if "vector_add" in command:
+            raise subprocess.TimeoutExpired(command, options["timeout"])
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(sys, "argv", ["record", str(tmp_path), "vector_add", "swiglu", "--device", "cpu"])
+    assert load_script().main() == 1
+    recorded = [command[command.index("--op") + 1] for command in commands if "--benchmark-json" in " ".join(command)]
+    assert recorded == ["vector_add", "swiglu"]
+    assert "report" in commands[-1]
