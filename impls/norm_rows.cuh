@@ -353,6 +353,48 @@ constexpr int TOGETHER = 256;
 template <class T, int VECTORS, Way WAY, bool MEAN>
 constexpr bool FEW = MEAN && WAY <= SEVERAL && VECTORS == 2 && sizeof(T) > 2;
 
+// Columns of a block of `sum_columns`.
+constexpr int SUMMED = 8;
+
+// Writes the gradients of weight and bias for SUMMED adjacent columns from `first` on: the sums over all rows.
+template <class T, bool MEAN>
+__device__ void sum_columns(
+    const T* grad_output, const T* x, const Compute<T>* mean_of, const Compute<T>* rstd_of, T* grad_weight,
+    T* grad_bias, long long num_rows, long long cols, long long first, long long inner, long long grad_outer_stride,
+    long long grad_inner_stride, long long x_outer_stride, long long x_inner_stride) {
+    using C = Compute<T>;
+    __shared__ C of_warps[2][16][SUMMED];
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+    const long long column = first + thread % SUMMED;
+    Sums<C> sums{0, 0};
+    if (column < cols) {
+#pragma unroll 4
+        for (long long row = thread / SUMMED; row < num_rows; row += threads / SUMMED) {
+            const C grad = C(grad_output[row_offset(row, inner, grad_outer_stride, grad_inner_stride) + column]);
+            const C number = C(x[row_offset(row, inner, x_outer_stride, x_inner_stride) + column]);
+            sums.first += grad * normalized<MEAN>(number, MEAN ? mean_of[row] : C(0), rstd_of[row]);
+            if constexpr (MEAN) sums.second += grad;
+        }
+    }
+#pragma unroll
+    for (int lanes = SUMMED; lanes < 32; lanes *= 2) {
+        sums.first += __shfl_xor_sync(~0u, sums.first, lanes);
+        if constexpr (MEAN) sums.second += __shfl_xor_sync(~0u, sums.second, lanes);
+    }
+    if (thread % 32 < SUMMED) {
+        of_warps[0][thread / 32][thread % 32] = sums.first;
+        of_warps[1][thread / 32][thread % 32] = sums.second;
+    }
+    __syncthreads();
+    if (thread >= SUMMED || column >= cols) return;
+    for (int warp = 1; warp < threads / 32; warp++) {
+        sums.first += of_warps[0][warp][thread];
+        sums.second += of_warps[1][warp][thread];
+    }
+    if (grad_weight) grad_weight[column] = T(sums.first);
+    if (MEAN && grad_bias) grad_bias[column] = T(sums.second);
+}
+
 // With ADDED, another gradient of x is added to the one through the norm, before their sum is rounded.
 template <class T, int WIDTH, int VECTORS, Way WAY, bool MEAN, bool ADDED>
 __global__ void __launch_bounds__(FEW<T, VECTORS, WAY, MEAN> ? 256 : 512, FEW<T, VECTORS, WAY, MEAN> ? 3 : 1)
@@ -365,15 +407,25 @@ norm_backward_kernel(
     const T* __restrict__ added,             // [outer * inner, cols], or null unless ADDED
     T* __restrict__ grad_x,                  // [outer * inner, cols], or null where not needed
     Compute<T>* __restrict__ partial,        // [parameters, blocks, cols], or null: the sums over a block's rows
-    long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
-    long long x_outer_stride, long long x_inner_stride) {
-    // One block owns blockDim.y rows in every gridDim.x * blockDim.y, and each thread the same VECTORS of one of them.
+    T* __restrict__ grad_weight,             // [cols], or null where not needed or summed from partial
+    T* __restrict__ grad_bias,               // [cols], or null where not needed or summed from partial
+    long long row_blocks, long long num_rows, long long cols, long long inner, long long grad_outer_stride,
+    long long grad_inner_stride, long long x_outer_stride, long long x_inner_stride) {
+    // One block owns blockDim.y rows in every row_blocks * blockDim.y, and each thread the same VECTORS of one of them.
+    // Of few rows, further blocks sum the columns at the same time.
     using C = Compute<T>;
+    if (blockIdx.x >= row_blocks) {
+        sum_columns<T, MEAN>(
+            grad_output, x, mean_of, rstd_of, grad_weight, grad_bias, num_rows, cols,
+            (blockIdx.x - row_blocks) * SUMMED, inner, grad_outer_stride, grad_inner_stride, x_outer_stride,
+            x_inner_stride);
+        return;
+    }
     constexpr bool AS_NUMBERS = !MEAN && WAY != SEVERAL;
     constexpr int PARAMETERS = MEAN ? 2 : 1;
     constexpr bool ADJACENT = WIDTH == 1 && WAY == ONE;
     const int first = first_column<WIDTH, VECTORS, ADJACENT>(), step = columns_apart<WIDTH, ADJACENT>(), end = cols;
-    const long long rows_apart = gridDim.x * (long long)blockDim.y;
+    const long long rows_apart = row_blocks * blockDim.y;
     const C reciprocal = C(1) / C(cols);
     Accumulators<C, WIDTH, VECTORS, PARAMETERS, WAY == SHARED> sums;
     Words<T, WIDTH> next_x[VECTORS], next_grad[VECTORS];

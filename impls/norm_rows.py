@@ -22,6 +22,9 @@ MOST_THREADS = 512
 TOGETHER, TOGETHER_BACKWARD = 128, 256
 # Threads of a block that walks down columns, and blocks of a multiprocessor for these.
 COLUMN_THREADS, BLOCKS = 128, 8
+# Backward, further blocks of the same launch sum the columns of so few rows, or of so few numbers: SUMMED columns a
+# block, as in norm_rows.cuh. On the CPU fewer rows are few, so that both ways run.
+FEW_ROWS, FEW_NUMBERS, FEW_ROWS_ON_CPU, SUMMED = 64, 2**15, 8, 8
 # The most vectors of a row in shared memory that a thread computes, by the bytes of a number, without a mean and with
 # one. They are limited by the registers for weight, bias and their sums. Forward, rows of half types with a mean are
 # faster from a cache.
@@ -274,10 +277,15 @@ class Norm:
             partial = partial_sums(partials)
             staged.launch(kernel, partials, (*inputs, added, grad_x, partial, *sizes))
         elif plan is not None:
-            partials = min(cdiv(num_rows, plan.together), multiprocessors(x.device) * plan.blocks)
+            partials = blocks = min(cdiv(num_rows, plan.together), multiprocessors(x.device) * plan.blocks)
             partial, block = partial_sums(partials), (plan.threads, plan.together)
+            direct: tuple[torch.Tensor | None, ...] = (None, None)
+            few_on_gpu = num_rows <= FEW_ROWS or num_rows * cols <= FEW_NUMBERS
+            if partial is not None and (few_on_gpu if x.is_cuda else num_rows <= FEW_ROWS_ON_CPU):
+                partial, direct, blocks = None, (grad_weight, grad_bias), partials + cdiv(cols, SUMMED)
             kernel = self._kernel(dtype, "norm_backward_kernel", *plan.kind, *kind)
-            kernel.launch(partials, block, *inputs, added, grad_x, partial, *sizes, shared_bytes=plan.shared_bytes)
+            results = (added, grad_x, partial, *direct, partials)
+            kernel.launch(blocks, block, *inputs, *results, *sizes, shared_bytes=plan.shared_bytes)
         else:
             width = 16 // size if layout is Layout.WHOLE else 1
             threads, together = threads_of_row(cols, 4 * width, TOGETHER)

@@ -28,6 +28,9 @@ COLUMN_BYTES = 1024
 SUMMED_COLS = 32
 SUMMED_PARTIALS = 64
 SUMMING_PROGRAMS = 512
+# Backward, further programs of the same launch sum the columns of so few rows, DIRECT_COLS columns a program. On the
+# CPU fewer rows are few, so that both ways run.
+FEW_ROWS, FEW_ROWS_ON_CPU, DIRECT_COLS = 512, 8, 8
 # Bytes that one transfer from memory to the L2 cache brings, and that the lanes of a warp load at once.
 LINE_BYTES, WARP_BYTES = 128, 512
 
@@ -281,6 +284,33 @@ def load_rows(
     return grad, x, mean, rstd
 
 
+@triton.jit
+def sum_columns(
+    grad_output_ptr, x_ptr, mean_ptr, rstd_ptr, grad_weight_ptr, grad_bias_ptr, block, num_rows, cols, inner,
+    grad_output_outer_stride, grad_output_inner_stride, grad_output_column_stride,
+    x_outer_stride, x_inner_stride, x_column_stride, CENTRED: tl.constexpr, COMPUTE: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Store the gradients of weight and, where CENTRED, bias for a block of COLS columns: the sums over all rows."""
+    AT_ONCE: tl.constexpr = 128
+    columns = block * COLS + tl.arange(0, COLS)
+    grad_weight = tl.zeros((AT_ONCE, COLS), COMPUTE)
+    grad_bias = tl.zeros((AT_ONCE, COLS), COMPUTE)
+    for start in range(0, num_rows, AT_ONCE):
+        rows = start + tl.arange(0, AT_ONCE)
+        grad, x, mean, rstd = load_rows(
+            grad_output_ptr, x_ptr, mean_ptr, rstd_ptr, rows, columns, num_rows, cols, inner,
+            grad_output_outer_stride, grad_output_inner_stride, grad_output_column_stride,
+            x_outer_stride, x_inner_stride, x_column_stride, CENTRED,
+        )  # fmt: skip
+        grad_weight += grad.to(COMPUTE) * ((x.to(COMPUTE) - mean[:, None]) * rstd[:, None])
+        grad_bias += grad.to(COMPUTE)
+    total = tl.sum(grad_weight, axis=0).to(grad_weight_ptr.dtype.element_ty)
+    tl.store(grad_weight_ptr + columns, total, mask=columns < cols)
+    if CENTRED:
+        total = tl.sum(grad_bias, axis=0).to(grad_bias_ptr.dtype.element_ty)
+        tl.store(grad_bias_ptr + columns, total, mask=columns < cols)
+
+
 @triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
 def norm_backward_kernel(
     grad_output_ptr,  # [outer, inner, cols], strided
@@ -292,6 +322,8 @@ def norm_backward_kernel(
     means_ptr,  # [2, outer * inner], where LOOPED: row means of grad_normal * normal, and of grad_normal
     grad_x_ptr,  # [outer * inner, cols]
     partial_ptr,  # [2, programs along axis 1, cols]: the sums of weight's and bias's gradients over a program's rows
+    grad_weight_ptr,  # [cols], where DIRECT
+    grad_bias_ptr,  # [cols], where DIRECT and CENTRED
     num_rows,
     cols,
     inner,
@@ -308,12 +340,14 @@ def norm_backward_kernel(
     ADDED: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
+    DIRECT: tl.constexpr,
     LOOPED: tl.constexpr,
     AHEAD: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
-    # One program owns BLOCK_COLS columns, all of them but where looped, of every num_programs(1)-th tile of rows.
+    # One program owns BLOCK_COLS columns, all of them but where looped, of every num_programs(1)-th tile of rows. Where
+    # DIRECT, a tile has a program, and the other programs sum DIRECT columns of all rows at the same time.
     program = tl.program_id(1)
     programs = tl.num_programs(1)
     columns = tl.arange(0, BLOCK_COLS)
@@ -371,12 +405,20 @@ def norm_backward_kernel(
             if ADDED:
                 grad_x += load_whole_rows(added_ptr, rows, columns, num_rows, cols).to(COMPUTE)
             store_tile(grad_x_ptr, rows, columns, num_rows, cols, grad_x)
-        if NEEDS_PARAMETERS:
+        if NEEDS_PARAMETERS and not DIRECT:
             grad_weight += grad * normal
             if CENTRED:
                 grad_bias += grad
         rows = next_rows
-    if NEEDS_PARAMETERS:
+    if DIRECT:
+        tiles = tl.cdiv(num_rows, BLOCK_ROWS)
+        if program >= tiles:
+            sum_columns(
+                grad_output_ptr, x_ptr, mean_ptr, rstd_ptr, grad_weight_ptr, grad_bias_ptr, program - tiles,
+                num_rows, cols, inner, grad_output_outer_stride, grad_output_inner_stride, grad_output_column_stride,
+                x_outer_stride, x_inner_stride, x_column_stride, CENTRED, COMPUTE, DIRECT,
+            )  # fmt: skip
+    elif NEEDS_PARAMETERS:
         at = program.to(tl.int64) * cols + columns
         tl.store(partial_ptr + at, tl.sum(grad_weight, axis=0), mask=columns < cols)
         if CENTRED:
@@ -657,7 +699,9 @@ def launch_backward(
     tiles = cdiv(num_rows, plan.block_rows)
     # At least two programs per piece of columns, so that the second stage also adds several partial sums on the CPU.
     programs = min(num_rows, most) if plan.kept else min(tiles, max(most // pieces, 2))
-    partial = rstd.new_empty((1 if mean is None else 2, programs if parameters else 0, cols))
+    few = num_rows <= (FEW_ROWS if x.is_cuda else FEW_ROWS_ON_CPU)
+    direct = parameters and few and not (plan.looped or plan.kept)
+    partial = rstd.new_empty((1 if mean is None else 2, programs if parameters and not direct else 0, cols))
     results = (rstd if grad_x is None else grad_x, partial)
     added_or_none = rstd if added is None else added
     compute = {"CENTRED": mean is not None, "COMPUTE": triton_launch.COMPUTE[x.dtype]}
@@ -698,18 +742,23 @@ def launch_backward(
                 BLOCK_COLS=LOOPED_BYTES // max(x.element_size(), 4),
                 num_warps=8,
             )
+        gradients = (rstd, rstd)
+        if direct:
+            programs = tiles + cdiv(cols, DIRECT_COLS)
+            gradients = tuple(weight.new_empty(cols) if each is None else each for each in (grad_weight, grad_bias))
         triton_launch.launch(
             norm_backward_kernel,
             (pieces, programs),
-            (*tensors, added_or_none, means, *results),
+            (*tensors, added_or_none, means, *results, *gradients),
             sizes,
             **options,
+            DIRECT=DIRECT_COLS if direct else 0,
             LOOPED=plan.looped,
-            AHEAD=plan.ahead,
+            AHEAD=plan.ahead and not direct,
             BLOCK_ROWS=plan.block_rows,
             BLOCK_COLS=plan.block_cols,
         )
-    if parameters:
+    if parameters and not direct:
         launch_sums(grad_weight, grad_bias, partial)
 
 

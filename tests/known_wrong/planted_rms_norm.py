@@ -118,8 +118,8 @@ def _triton_faults() -> tuple[Fault, ...]:
                     "    rows = tl.minimum(rows, num_rows - 1)", right_on=whole_block),
         of.gradient("product_over_the_block", f"{KERNELS} tl.sum(grad_normal * normal, axis=1) / num =>"
                     " tl.sum(grad_normal * normal, axis=1) / BLOCK_COLS", right_on=one_row),
-        of.gradient("partials_in_bfloat16", f"{KERNELS} if parameters else 0, cols)) =>"
-                    " if parameters else 0, cols)).bfloat16()",
+        of.gradient("partials_in_bfloat16", f"{KERNELS} if parameters and not direct else 0, cols)) =>"
+                    " if parameters and not direct else 0, cols)).bfloat16()",
                     right_on=without_cotangent),
         of.gradient("cotangent_overwritten_by_gradient", f"{SUM} grad_weight += grad_x * normal", **weight,
                     source="https://github.com/unslothai/unsloth/pull/4550"),
