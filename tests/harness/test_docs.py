@@ -192,6 +192,10 @@ def check_nightly(words: list[str]) -> None:
     assert set(words[1:]) <= set(known[1].split())
 
 
+def check_record(words: list[str]) -> None:
+    check_words(words, set(re.findall(r'"(--[a-z]+)"', (ROOT / words[0]).read_text())))
+
+
 def check_tool(words: list[str]) -> None:
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["dev"]
     assert any(requirement.startswith(words[0]) for requirement in known)
@@ -203,6 +207,7 @@ CHECKS = {
     "fourfold": check_fourfold,
     "python": check_python,
     ".ci/nightly": check_nightly,
+    ".ci/record": check_record,
     "ruff": check_tool,
     "mypy": check_tool,
 }
