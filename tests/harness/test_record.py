@@ -1,5 +1,6 @@
 """`.ci/record`, which records the times of all operations on all GPUs."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -48,6 +49,7 @@ def test_an_unknown_operation_is_named_before_anything_runs(tmp_path: Path) -> N
 def test_a_process_that_takes_too_long_loses_no_other_operation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    script = load_script()
     commands: list[list[str]] = []
 
     def run(command: list[str], **options: Any) -> Any:
@@ -58,7 +60,27 @@ def test_a_process_that_takes_too_long_loses_no_other_operation(
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(sys, "argv", ["record", str(tmp_path), "vector_add", "swiglu", "--device", "cpu"])
-    assert load_script().main() == 1
+    assert script.main() == 1
     recorded = [command[command.index("--op") + 1] for command in commands if "--benchmark-json" in " ".join(command)]
     assert recorded == ["vector_add", "swiglu"]
     assert "report" in commands[-1]
+
+
+def test_configurations_chosen_while_others_run_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path / "cache"))
+    choices = tmp_path / "cache" / "tuning"
+    choices.mkdir(parents=True)
+    (choices / "alone.json").write_text("{}")
+    os.utime(choices / "alone.json", (0, 0))
+    seen: list[list[str]] = []
+
+    def run(command: list[str], **options: Any) -> Any:
+        if "--benchmark-only" in command:
+            seen.append(sorted(path.name for path in choices.iterdir()))
+            (choices / "busy.json").write_text("{}")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(sys, "argv", ["record", str(tmp_path), "vector_add", "--device", "cpu"])
+    assert load_script().main() == 0
+    assert seen[-1] == ["alone.json"]
