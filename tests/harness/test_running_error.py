@@ -191,7 +191,9 @@ def test_each_formula_in_the_kernels_arithmetic_stays_within_its_bound(name: str
         inputs = in_compute_dtype(case, kind)
         compute = next(x.dtype for x in inputs.values() if np.issubdtype(x.dtype, np.floating))
         output = np.asarray(operation.forward(**inputs, **case.parameters))
-        gradients = operation.backward(np.asarray(case.grad_output.astype(compute)), **inputs, **case.parameters)
+        gradients: tuple[np.ndarray, ...] = ()
+        if operation.differentiable:
+            gradients = operation.backward(np.asarray(case.grad_output.astype(compute)), **inputs, **case.parameters)
         expected = [reference(operation, case, kind), *reference_gradients(operation, case, kind).values()]
         chosen = np.dtype(operation.returns) if operation.returns in INTEGERS else compute
         for actual, bounded in zip((output, *gradients), expected, strict=True):
