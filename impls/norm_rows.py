@@ -22,9 +22,9 @@ MOST_THREADS = 512
 TOGETHER, TOGETHER_BACKWARD = 128, 256
 # Threads of a block that walks down columns, and blocks of a multiprocessor for these.
 COLUMN_THREADS, BLOCKS = 128, 8
-# Backward, further blocks of the same launch sum the columns of so few rows, or of so few numbers: SUMMED columns a
-# block, as in norm_rows.cuh. On the CPU fewer rows are few, so that both ways run.
-FEW_ROWS, FEW_NUMBERS, FEW_ROWS_ON_CPU, SUMMED = 64, 2**15, 8, 8
+# Backward, further blocks of the same launch sum the columns of so few rows, or of twice as many narrow ones: SUMMED
+# columns a block, as in norm_rows.cuh. On the CPU fewer rows are few, so that both ways run.
+FEW_ROWS, NARROW, FEW_ROWS_ON_CPU, SUMMED = 64, 256, 8, 8
 # The most vectors of a row in shared memory that a thread computes, by the bytes of a number, without a mean and with
 # one. They are limited by the registers for weight, bias and their sums. Forward, rows of half types with a mean are
 # faster from a cache.
@@ -280,8 +280,8 @@ class Norm:
             partials = blocks = min(cdiv(num_rows, plan.together), multiprocessors(x.device) * plan.blocks)
             partial, block = partial_sums(partials), (plan.threads, plan.together)
             direct: tuple[torch.Tensor | None, ...] = (None, None)
-            few_on_gpu = num_rows <= FEW_ROWS or num_rows * cols <= FEW_NUMBERS
-            if partial is not None and (few_on_gpu if x.is_cuda else num_rows <= FEW_ROWS_ON_CPU):
+            few = (2 * FEW_ROWS if cols <= NARROW else FEW_ROWS) if x.is_cuda else FEW_ROWS_ON_CPU
+            if partial is not None and num_rows <= few:
                 partial, direct, blocks = None, (grad_weight, grad_bias), partials + cdiv(cols, SUMMED)
             kernel = self._kernel(dtype, "norm_backward_kernel", *plan.kind, *kind)
             results = (added, grad_x, partial, *direct, partials)
