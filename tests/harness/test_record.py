@@ -22,10 +22,10 @@ def load_script() -> Any:
 
 
 def test_each_gpu_runs_as_many_tasks_at_once_as_it_is_named() -> None:
-    running, most, lock = {0: 0, 1: 0}, {0: 0, 1: 0}, threading.Lock()
+    running, most, lock = {"0": 0, "1": 0}, {"0": 0, "1": 0}, threading.Lock()
     full = threading.Barrier(3)
 
-    def run(task: int, gpu: int) -> bool:
+    def run(task: int, gpu: str) -> bool:
         with lock:
             running[gpu] += 1
             most[gpu] = max(most[gpu], running[gpu])
@@ -34,8 +34,8 @@ def test_each_gpu_runs_as_many_tasks_at_once_as_it_is_named() -> None:
             running[gpu] -= 1
         return task % 2 == 0
 
-    assert load_script().share(range(6), [0, 0, 1], run) == [True, False] * 3
-    assert most == {0: 2, 1: 1}
+    assert load_script().share(range(6), ["0", "0", "1"], run) == [True, False] * 3
+    assert most == {"0": 2, "1": 1}
 
 
 def test_an_unknown_operation_is_named_before_anything_runs(tmp_path: Path) -> None:
