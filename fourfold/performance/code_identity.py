@@ -9,7 +9,7 @@ import hashlib
 import struct
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -231,6 +231,23 @@ def resources(codes: Mapping[str, Code]) -> dict[str, dict[str, Any]]:
 
     with ThreadPoolExecutor(DISASSEMBLERS) as pool:
         return {sha256: kernel for kernels in pool.map(needs_of, of_file) for sha256, kernel in kernels.items()}
+
+
+def kernels_by_cell(
+    benchmarks: Iterable[Mapping[str, Any]], kernels: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the resources of what benchmarks have launched, each kernel once, by operation, contender and dtype.
+
+    Args:
+        benchmarks: the benchmarks of a record.
+        kernels: the `resources` of their code.
+    """
+    by_cell: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for info in (entry.get("extra_info", {}) for entry in benchmarks):
+        known = {sha256: kernels[sha256] for sha256 in info.get("launched", {}).get("kernels", ()) if sha256 in kernels}
+        if known:
+            by_cell.setdefault("-".join(info[name] for name in ("operation", "contender", "dtype")), {}).update(known)
+    return {name: [*of_cell.values()] for name, of_cell in by_cell.items()}
 
 
 def differences(

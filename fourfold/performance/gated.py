@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -162,10 +162,7 @@ class Gated:
         if settings is not None and suspects:
             changes |= confirm(run, record, [changes[name] for name in suspects], len(gated) - len(same_code), settings)
         kernels = {name: _kernel(run.bench.implementation(run.timed[name])) for name in suspects}
-        old_kernels = record.baseline.get("static", {}).get("kernels", {})
-        worse = list(static.regressions(run.static["kernels"], old_kernels))
-        if "error" in run.static:
-            worse.append(f"what kernels need is not known: {run.static['error']}")
+        on_gpu = record.machine.get("device") != "cpu"
         old_machine = record.baseline["machine_info"].get("fourfold", {})
         runs, least_differences = record.runs(run.medians), {name: run.least_differences[name] for name in gated}
         unchanged = record.unchanged(run.medians, keys)
@@ -176,13 +173,13 @@ class Gated:
             missing=missing,
             new=new,
             beside=len(common) - len(gated),
-            static=worse,
+            static=list(_worse_resources(run, record, common, on_gpu)),
             changed=machine.differences(record.machine, old_machine),
             confirmed=settings is not None,
             drifts=drifts(runs, least_differences, unchanged),
             code={name: lines for name in suspects if (lines := _differences(run, record, name))},
             machine_drifts=[drift for drift in drifts(runs, least_differences) if drift.runs <= unchanged[drift.name]],
-            on_gpu=record.machine.get("device") != "cpu",
+            on_gpu=on_gpu,
         )
 
     @property
@@ -233,6 +230,22 @@ def _clocks(changes: Sequence[gate.Change]) -> Iterator[str]:
         yield f"{change}; the difference is of the machine"
     if len(differing) > SHOWN:
         yield f"and {len(differing) - SHOWN} more benchmarks of the same code with another time"
+
+
+def _worse_resources(run: TimedRun, record: BaselineHistory, common: Collection[str], on_gpu: bool) -> Iterator[str]:
+    """Describe what the kernels of the common benchmarks need more of than the baseline's."""
+    new, old = (
+        [entry for entry in benchmarks if entry["fullname"] in common]
+        for benchmarks in (run.benchmarks, record.baseline["benchmarks"])
+    )
+    resources = run.static(new)
+    if on_gpu:
+        former = code_identity.kernels_by_cell(old, record.baseline.get("launched_kernels", {}))
+    else:
+        former = record.baseline.get("static", {}).get("kernels", {})
+    yield from static.regressions(resources["kernels"], former)
+    if "error" in resources:
+        yield f"what kernels need is not known: {resources['error']}"
 
 
 def _differences(run: TimedRun, record: BaselineHistory, name: str) -> list[str]:

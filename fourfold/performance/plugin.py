@@ -170,7 +170,7 @@ class Performance:
         for entry in output_json["benchmarks"]:
             entry["params"] = {name: str(value) for name, value in (entry["params"] or {}).items()}
         output_json["ceilings"] = self.run.bench.ceilings.as_dict()
-        output_json["static"] = self.run.static
+        output_json["static"] = self.run.static(output_json["benchmarks"])
         output_json["launched_kernels"] = self.run.launched_kernels
         output_json["sources"] = {
             "sha256": sources.digest(self.run.sources),
@@ -267,7 +267,7 @@ class Performance:
                 self.run.benchmarks,
                 {**of_run, **host},
                 self.run.bench.ceilings.as_dict(),
-                self.run.static,
+                self.run.static(self.run.benchmarks),
                 [run for run in runs if not machine.incomparable(host, run["machine_info"].get("fourfold", {}))],
                 self.gated.changes if self.gated else [],
                 list(self.gated.lines()) if self.gated else [],

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fourfold.checks.ahead_of_time import COMMAND, CUDA, KERNELS, cuda_kernels, environment
 from fourfold.engine.cells import Cell
 
@@ -25,11 +23,6 @@ MOST_WARPS = 64
 
 class StaticError(Exception):
     """A kernel could not be compiled for a GPU."""
-
-
-def capability(device: str) -> tuple[int, int]:
-    """Return the compute capability of torch's current GPU; on the CPU that of Hopper, (9, 0)."""
-    return torch.cuda.get_device_capability() if device == "cuda" else (9, 0)
 
 
 def kernels_of(cell: Cell, major: int, minor: int, folder: Path | None = None) -> list[dict[str, Any]]:
@@ -56,10 +49,9 @@ def kernels_of(cell: Cell, major: int, minor: int, folder: Path | None = None) -
     return json.loads(process.stdout)
 
 
-def metrics(cells: Iterable[Cell], device: str) -> dict[str, list[dict[str, Any]]]:
-    """Return `kernels_of` each cell that has kernels, by the cell's name."""
-    major, minor = capability(device)
-    by_cell = {str(cell): kernels_of(cell, major, minor) for cell in cells if cell.backend in ("cuda", "triton")}
+def metrics(cells: Iterable[Cell]) -> dict[str, list[dict[str, Any]]]:
+    """Return `kernels_of` each cell that has kernels, for Hopper, by the cell's name."""
+    by_cell = {str(cell): kernels_of(cell, 9, 0) for cell in cells if cell.backend in ("cuda", "triton")}
     return {name: kernels for name, kernels in by_cell.items() if kernels}
 
 

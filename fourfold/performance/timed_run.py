@@ -52,12 +52,24 @@ class TimedRun:
         """The resources of the code that the benchmarks launched, by its hash."""
         return code_identity.resources(self.bench.codes)
 
+    def static(self, benchmarks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the resources of the kernels of each cell.
+
+        Args:
+            benchmarks: those of the run, as in its record; on a GPU the kernels are the ones that they have launched.
+
+        Returns:
+            "kernels", by the cell's name; and "error", the reason if they do not compile on the CPU.
+        """
+        if self.bench.device == "cuda":
+            return {"kernels": code_identity.kernels_by_cell(benchmarks, self.launched_kernels)}
+        return self._compiled
+
     @cached_property
-    def static(self) -> dict[str, Any]:
-        """The resources of the timed kernels under "kernels"; if they do not compile, the reason under "error"."""
+    def _compiled(self) -> dict[str, Any]:
         try:
             cells = dict.fromkeys(m.cell for m in self.timed.values() if m.cell and m.cell.backend != CANDIDATE)
-            return {"kernels": static.metrics(cells, self.bench.device)}
+            return {"kernels": static.metrics(cells)}
         except (static.StaticError, CudaError) as error:
             return {"kernels": {}, "error": str(error)}
 

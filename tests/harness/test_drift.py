@@ -86,7 +86,8 @@ def test_a_drift_is_told_and_todays_run_counts_once() -> None:
             medians=today,
             timed={"a": SimpleNamespace(gated=True)},
             least_differences={"a": LEAST},
-            static={"kernels": {}},
+            benchmarks=[],
+            static=lambda benchmarks: {"kernels": {}},
             launched={},
             bench=None,
         )

@@ -4,14 +4,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from fourfold.performance import gate, gated, report
+from fourfold.performance import code_identity, gate, gated, report
 from fourfold.performance.gate import LEAST
 from fourfold.performance.gated import BaselineHistory, Gated, Remeasuring
+from fourfold.performance.measurement import Bench
+from fourfold.performance.timed_run import TimedRun
 
 MACHINE = {"device": "cuda", "gpu": "H200", "driver": "580", "cuda": "13.0", "torch": "2.14"}
 KERNELS = {
@@ -27,6 +29,8 @@ KERNELS = {
     }
     for code, counts in (("old", {"LDG": 4, "FFMA": 8}), ("new", {"LDG": 4, "FFMA": 8, "MUFU": 2}))
 }
+
+CELL = {"operation": "softmax", "contender": "cuda", "dtype": "float32"}
 
 
 def launches(code: str = "old", torch: Sequence[str] = (), unknown: str = "") -> dict[str, Any]:
@@ -51,7 +55,7 @@ def record_run(medians: Mapping[str, float], of: Mapping[str, Launches], machine
             {
                 "fullname": name,
                 "stats": {"median": median},
-                "extra_info": {"launched": of[name]} if of.get(name) else {},
+                "extra_info": {**CELL, "launched": of[name]} if of.get(name) else CELL,
             }
             for name, median in medians.items()
         ],
@@ -68,7 +72,8 @@ def finish_run(medians: Mapping[str, float], of: Mapping[str, Launches]) -> Any:
         launched_kernels=KERNELS,
         timed={name: SimpleNamespace(gated=True) for name in medians},
         least_differences=dict.fromkeys(medians, LEAST),
-        static={"kernels": {}},
+        benchmarks=record_run(medians, of)["benchmarks"],
+        static=lambda benchmarks: {"kernels": code_identity.kernels_by_cell(benchmarks, KERNELS)},
         bench=SimpleNamespace(implementation=lambda measurement: finish_run),
     )
 
@@ -187,6 +192,23 @@ def test_only_what_is_known_to_be_the_same_is_not_judged_by_the_clock(
     assert change.ratio == pytest.approx(1.2)
     clock = judged((ONE[0], {}), (ONE[1], {}), machine).changes
     assert (clock == [change]) is not same
+
+
+def test_the_resources_of_launched_code_are_compared_on_a_gpu() -> None:
+    medians = {"b[0]": 1e-4, "b[1]": 1e-4}
+    now = medians, {"b[0]": launches("new"), "b[1]": launches("old")}
+    both = dict.fromkeys(medians, launches("old"))
+    worse = "softmax-cuda-float32: k for sm_90a: 14 instructions, after 12: +2 MUFU"
+    assert judged((ONE[0], {"b[0]": launches("new")}), (ONE[1], both)).static == [worse]
+    assert judged((medians, both), (medians, both)).static == []
+    # The baseline has not timed b[0], which alone launches the other code.
+    assert judged(now, ({"b[1]": 1e-4}, both)).static == []
+    run = TimedRun(cast(Bench, SimpleNamespace(device="cuda")))
+    run.__dict__["launched_kernels"] = KERNELS
+    assert run.static(record_run(*now)["benchmarks"]) == {
+        "kernels": {"softmax-cuda-float32": [*KERNELS.values()][::-1]}
+    }
+    assert run.static(record_run(medians, {})["benchmarks"]) == {"kernels": {}}
 
 
 def test_the_report_marks_the_same_code(tmp_path: Path) -> None:
