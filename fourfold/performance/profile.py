@@ -24,6 +24,11 @@ PARTS = {
     "tensor cores": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
 }
 METRICS = (TIME, REGISTERS, *PARTS.values(), OCCUPANCY, WAVES)
+# The options with which ``ncu`` measures the calls that `mark` has marked.
+OPTIONS = (
+    *("--nvtx", "--nvtx-include", "regex:.+", "--csv", "--page", "raw", "--print-units", "base"),
+    *("--clock-control", "none", "--metrics", ",".join(METRICS)),
+)
 BUSY = 60  # the percentage below which, by Nsight Compute's own rule, a part does not limit a kernel
 BRIEF = 5e3  # nanoseconds; the beginning and the end are most of a briefer launch
 Launch = Mapping[str, float]  # what Nsight Compute has measured, by the `METRICS`

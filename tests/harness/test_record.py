@@ -1,5 +1,6 @@
 """`.ci/record`, which records the times of all operations on all GPUs."""
 
+import json
 import os
 import subprocess
 import sys
@@ -56,6 +57,8 @@ def test_a_process_that_takes_too_long_loses_no_other_operation(
         commands.append(command)
         if "vector_add" in command:
             raise subprocess.TimeoutExpired(command, options["timeout"])
+        if "--benchmark-json" in command[-1]:
+            Path(command[-1].partition("=")[2]).write_text("{}")
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(subprocess, "run", run)
@@ -64,6 +67,45 @@ def test_a_process_that_takes_too_long_loses_no_other_operation(
     recorded = [command[command.index("--op") + 1] for command in commands if "--benchmark-json" in " ".join(command)]
     assert recorded == ["vector_add", "swiglu"]
     assert "report" in commands[-1]
+    assert str(tmp_path / "swiglu.json") in commands[-1]
+
+
+def test_the_slower_kernels_are_profiled_and_no_step_repeats_what_the_folder_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = load_script()
+    medians = {"torch": 1.0, "triton": 1.1, "cuda": 0.9}
+    benchmarks = [
+        {
+            "fullname": f"tests/b.py::test[small-{name}]",
+            "group": "small",
+            "stats": {"median": median},
+            "extra_info": {"contender": name, "operation": "swiglu", "workload": "small", "dtype": "float32"}
+            | {"direction": "forward", "shapes": {}, "error_over_bound": 0.5},
+        }
+        for name, median in medians.items()
+    ]
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **options: Any) -> Any:
+        commands.append(command)
+        if (json_file := next((word for word in command if word.startswith("--benchmark-json=")), None)) is not None:
+            Path(json_file.partition("=")[2]).write_text(json.dumps({"benchmarks": benchmarks}))
+        if "ncu" in command:
+            Path(command[command.index("--log-file") + 1]).write_text('"ID"')
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(script.shutil, "which", lambda name: name)
+    monkeypatch.setattr(script, "gpus_here", lambda: ["0"])
+    monkeypatch.setattr(sys, "argv", ["record", str(tmp_path), "swiglu"])
+    assert script.main() == 0
+    (profiled,) = [command for command in commands if "ncu" in command]
+    assert [word for word in profiled if word.startswith("tests/")] == ["tests/b.py::test[small-triton]"]
+    assert str(tmp_path / "swiglu.csv") in commands[-1]
+    commands.clear()
+    assert script.main() == 0
+    assert [command[3] for command in commands] == ["report"]
 
 
 def test_configurations_chosen_while_others_run_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
