@@ -29,6 +29,7 @@ OPTIONS = (
     *("--nvtx", "--nvtx-include", "regex:.+", "--csv", "--page", "raw", "--print-units", "base"),
     *("--clock-control", "none", "--metrics", ",".join(METRICS)),
 )
+NOTHING = "==WARNING== No kernels were profiled."  # in place of a table
 BUSY = 60  # the percentage below which, by Nsight Compute's own rule, a part does not limit a kernel
 BRIEF = 5e3  # nanoseconds; the beginning and the end are most of a briefer launch
 Launch = Mapping[str, float]  # what Nsight Compute has measured, by the `METRICS`
@@ -70,11 +71,16 @@ def cells(launches: Sequence[Launch]) -> Iterator[str]:
 def read(file: Path) -> dict[str, list[Launch]]:
     """Return the launches of each call that was marked, by its name, from what ``ncu --csv --page raw`` has written.
 
+    A call that launches no kernel has no entry.
+
     Raises:
         ValueError: the file lacks the marks or a metric, or its times are not in nanoseconds.
     """
+    text = file.read_text(encoding="utf-8")
+    if NOTHING in text:
+        return {}
     # Messages of ncu and of what it ran may come before and after the table.
-    table = csv.DictReader(line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith('"'))
+    table = csv.DictReader(line for line in text.splitlines() if line.startswith('"'))
     if missing := [name for name in (RANGE, *METRICS) if name not in (table.fieldnames or ())]:
         raise ValueError(f"expected what ncu --nvtx --csv --page raw writes, found no {', '.join(missing)}")
     if (unit := next(table, {}).get(TIME)) != "ns":

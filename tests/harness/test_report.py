@@ -558,6 +558,13 @@ def test_the_documented_command_measures_what_the_report_needs() -> None:
     assert f"--metrics {','.join(profile.METRICS)} " in text
 
 
+def test_a_profile_of_calls_that_launch_nothing_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "profile.csv").write_text(
+        "==PROF== Connected to process 7579 (/usr/bin/python3.12)\n==WARNING== No kernels were profiled.\n"
+    )
+    assert profile.read(tmp_path / "profile.csv") == {}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
