@@ -29,6 +29,8 @@ ROWS_BLOCK = 128
 # while the other stores, then the maximum; and the number of blocks, at most MAX_BLOCKS of the kernels.
 SPLIT_THREADS = (512, 1024)
 SPLIT_BLOCKS = (1, 2, 4, 8)
+# Of two or four blocks with more threads than this, twice as many with half as many threads take turns more smoothly.
+HALVED_BLOCK = 384
 # Shared memory of a warp by which its lanes exchange vectors that are shifted into place.
 EXCHANGED_BYTES = 33 * 16
 
@@ -116,11 +118,14 @@ def plan(
         return Plan(plain, min(threads, 32), ROWS_BLOCK)
     if vectors and (excess or (itemsize == 2 and count > SPLIT_THREADS[0] * kept)):
         held = 2 * kept if itemsize == 2 else kept
-        for most in SPLIT_THREADS:
-            for blocks in SPLIT_BLOCKS if clusters else SPLIT_BLOCKS[:1]:
-                block = -(-count // (32 * blocks * held)) * 32
-                if block <= most:
-                    return Plan(Variant(vectors, False, True, shifted), blocks * block, block)
+        numbers = SPLIT_BLOCKS if clusters else SPLIT_BLOCKS[:1]
+        block_of = {blocks: -(-count // (32 * blocks * held)) * 32 for blocks in numbers}
+        fitting = ((blocks, block) for most in SPLIT_THREADS for blocks, block in block_of.items() if block <= most)
+        if (chosen := next(fitting, None)) is not None:
+            blocks, block = chosen
+            if 2 * blocks in block_of and blocks > 1 and block > HALVED_BLOCK:
+                blocks, block = 2 * blocks, block_of[2 * blocks]
+            return Plan(Variant(vectors, False, True, shifted), blocks * block, block)
     threads = min(-(-count // (32 * kept)) * 32, MAX_THREADS[excess])
     bytes_each = threads * width * itemsize * tensors
     if excess and vectors:
