@@ -349,9 +349,16 @@ struct Accumulator {
     std::vector<float*> registers;  // [thread of the warpgroup][register]
     std::vector<float> values;      // [64][columns]
 };
+// A variable whose value wgmma takes as a register of a.
+struct Taken {
+    const void* place;
+    unsigned thread, value;
+};
 struct Multiplication {
     std::vector<Range> reads;
     Accumulator* accumulator;
+    std::vector<Taken> taken;
+    const void* pc;
 };
 struct Rendezvous {
     const void* pc;
@@ -361,7 +368,9 @@ struct Rendezvous {
     int a_sign, b_sign;
     float* const* d;
     const unsigned* a_registers;  // null: a is in shared memory
+    const void* const* a_places;
     unsigned long long a, b;
+    const char* frame = nullptr;  // of a wait: variables below it no longer exist
 };
 struct Warpgroup {
     unsigned arrived = 0, round = 0;
@@ -456,6 +465,21 @@ Accumulator& accumulator_of(Warpgroup& g, const Rendezvous* slots) {
     return *g.accumulators.back();
 }
 
+// The variables of which wgmma takes a. What takes them again, as a loop that is unrolled on a GPU does, has others there.
+std::vector<Taken> taken(Warpgroup& g) {
+    std::vector<Taken> all;
+    for (unsigned t = 0; t < WARPGROUP; t++)
+        for (unsigned i = 0; i < 4; i++)
+            if (g.slots[t].a_places[i]) all.push_back({g.slots[t].a_places[i], t, g.slots[t].a_registers[i]});
+    const auto forget = [&](std::vector<Multiplication>& group) {
+        for (Multiplication& m : group)
+            if (!m.taken.empty() && !all.empty() && m.taken[0].place == all[0].place) m.taken.clear();
+    };
+    forget(g.groups.open);
+    for (auto& group : g.groups.committed) forget(group);
+    return all;
+}
+
 void multiply(Warpgroup& g) {
     const Rendezvous& s = g.slots[0];
     for (const Rendezvous& other : g.slots)
@@ -464,10 +488,12 @@ void multiply(Warpgroup& g) {
     if (s.a_registers && !g.fenced && now.checking)
         fail(RACE, {}, s.pc, "wgmma takes registers that the threads have used, with no wgmma.fence between");
     Accumulator& acc = accumulator_of(g, g.slots);
-    Multiplication m{{}, &acc};
+    Multiplication m{{}, &acc, {}, s.pc};
     static float a[16 * 64], b[16 * 256];
-    if (s.a_registers) take_registers(g.slots, s.bfloat16, a);
-    else read_matrix(s.a, 64, s.a_transposed, s.bfloat16, a, m, s.pc);
+    if (s.a_registers) {
+        take_registers(g.slots, s.bfloat16, a);
+        if (now.checking) m.taken = taken(g);
+    } else read_matrix(s.a, 64, s.a_transposed, s.bfloat16, a, m, s.pc);
     read_matrix(s.b, s.columns, s.b_transposed, s.bfloat16, b, m, s.pc);
     if (!s.add) std::fill(acc.values.begin(), acc.values.end(), 0.0f);
     float sign = float(s.a_sign * s.b_sign);
@@ -486,6 +512,11 @@ void multiply(Warpgroup& g) {
 void finish(Warpgroup& g, unsigned first_thread, const Multiplication& m) {
     if (now.checking)
         for (const Range& r : m.reads) reading_ends(r.address, r.bytes, first_thread, true);
+    for (const Taken& one : m.taken)
+        if (one.place >= g.slots[one.thread].frame && std::memcmp(one.place, &one.value, sizeof one.value)) {
+            fault_beside(m.pc);
+            fail(RACE, {}, g.slots[one.thread].pc, "waits for wgmma, one of whose registers was overwritten while it was reading{other}: no wait for its group before");
+        }
     if (--m.accumulator->pending) return;
     Accumulator& acc = *m.accumulator;
     unsigned each = acc.columns / 2;
@@ -817,13 +848,15 @@ void wgmma_commit() {
     together({HERE, "wgmma.commit_group"}, [](Warpgroup& g, unsigned) { g.groups.commit(); });
 }
 void wgmma_wait(unsigned pending) {
-    together({HERE, "wgmma.wait_group", pending}, [](Warpgroup& g, unsigned first) {
+    Rendezvous mine{HERE, "wgmma.wait_group", pending};
+    mine.frame = static_cast<const char*>(__builtin_frame_address(0));
+    together(mine, [](Warpgroup& g, unsigned first) {
         g.fenced = false;
         g.groups.wait(g.slots[0].pending, [&](const Multiplication& m) { finish(g, first, m); });
     });
 }
-void wgmma(unsigned columns, bool bfloat16, float* const* d, const unsigned* a_registers, unsigned long long a, unsigned long long b, bool add, int a_sign, int b_sign, bool a_transposed, bool b_transposed) {
-    together({HERE, "wgmma.mma_async", 0, columns, bfloat16, add, a_transposed, b_transposed, a_sign, b_sign, d, a_registers, a, b}, [](Warpgroup& g, unsigned) { multiply(g); });
+void wgmma(unsigned columns, bool bfloat16, float* const* d, const unsigned* a_registers, const void* const* a_places, unsigned long long a, unsigned long long b, bool add, int a_sign, int b_sign, bool a_transposed, bool b_transposed) {
+    together({HERE, "wgmma.mma_async", 0, columns, bfloat16, add, a_transposed, b_transposed, a_sign, b_sign, d, a_registers, a_places, a, b}, [](Warpgroup& g, unsigned) { multiply(g); });
 }
 
 float exp2_approximate(float x) {

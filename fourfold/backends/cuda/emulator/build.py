@@ -53,6 +53,8 @@ _CHECKED = [
     "-finline-small-functions",
     "-g1",  # a report needs only the lines of inlined calls
     "-fno-omit-frame-pointer",
+    # A variable that has ended must not seem overwritten.
+    "-fstack-reuse=none",
     # With a tail call, the caller of a check's hook would be missing from the report.
     "-fno-optimize-sibling-calls",
     # An uninitialised float is -1.7e38 in every run.

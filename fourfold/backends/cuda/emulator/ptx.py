@@ -177,9 +177,11 @@ def _wgmma(match: re.Match, o: list[str]) -> str:
     if in_registers:
         if len(_elements(o[1])) != 4:
             raise ValueError(o)
-        scales = f"const unsigned a[] = {{{', '.join(_elements(o[1]))}}}; "
+        values = _elements(o[1])
+        places = (f"std::is_lvalue_reference_v<decltype({value})> ? &{value} : nullptr" for value in values)
+        scales = f"const unsigned a[] = {{{', '.join(values)}}}; const void* const places[] = {{{', '.join(places)}}}; "
     b, add, a_sign, b_sign, *transposed = map(_value, o[2:])
-    a, a_registers = ("0", "a") if in_registers else (_value(o[1]), "nullptr")
+    a, a_registers = ("0", "a, places") if in_registers else (_value(o[1]), "nullptr, nullptr")
     a_transposed, b_transposed = ["0", *transposed][-2:]
     bfloat16 = "true" if match[2] == "bf16" else "false"
     listed = ", ".join(f"&{register}" for register in registers)
