@@ -1,5 +1,6 @@
 #include <mma.h>
 
+#include "scaled_matmul/float8.cuh"
 #include "tiles.cuh"
 #include "vectors.cuh"
 
@@ -11,40 +12,17 @@ constexpr int STEP = 64, LINE = STEP + 8;
 constexpr int GROUP = 8;
 constexpr int FRAGMENT = 16;
 
-// Two float8_e4m3fn numbers, the low bytes of a word, as two of float16, which holds them all.
-__device__ inline unsigned decoded(unsigned two) {
-    unsigned pair;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((unsigned short)two));
-#else
-    // As the upper bits of a float16 a number is 2^-8 of itself, as its exponent is biased by 7 and not by 15.
-    const unsigned spread = (two & 0xffu) << 8 | (two & 0xff00u) << 16;
-    const unsigned magnitude = (spread & 0x7f007f00u) >> 1;
-    const unsigned bits = magnitude | (spread & 0x80008000u);
-    __half2 numbers;
-    memcpy(&numbers, &bits, sizeof numbers);
-    numbers = __hmul2(numbers, __half2half2(__half(256.0f)));
-    memcpy(&pair, &numbers, sizeof pair);
-    // float16 takes the bits of NaN, 0x3f80, for a number.
-    const unsigned nan = (magnitude + 0x00800080u) & 0x40004000u;
-    pair |= (nan << 1) - (nan >> 5);
-#endif
-    return pair;
-}
-
-// Loads neighbours of a row: the first `there` of them, then zeros. Words is uint2 or uint4.
-template <class Words>
-__device__ inline Words fetched(const unsigned char* from, long long term_stride, long long there, bool vectors) {
-    constexpr int HALVES = sizeof(Words) / 8;
-    if (vectors && there >= int(sizeof(Words))) return *reinterpret_cast<const Words*>(from);
-    unsigned long long bits[HALVES] = {};
+// Loads 16 neighbours of a row: the first `there` of them, then zeros.
+__device__ inline uint4 fetched(const unsigned char* from, long long term_stride, long long there, bool vectors) {
+    if (vectors && there >= 16) return *reinterpret_cast<const uint4*>(from);
+    unsigned long long bits[2] = {};
     // All 16 loads at once would take more registers than there are.
 #pragma unroll 2
     for (int j = 0; j < 8; j++)
 #pragma unroll
-        for (int half = 0; half < HALVES; half++)
+        for (int half = 0; half < 2; half++)
             if (j + half * 8 < there) bits[half] |= (unsigned long long)from[(j + half * 8) * term_stride] << j * 8;
-    Words words;
+    uint4 words;
     memcpy(&words, bits, sizeof words);
     return words;
 }
@@ -69,7 +47,7 @@ template <int TILE, int THREADS> struct Side {
             const long long position = first + row(i), begin = start + term(i);
             const unsigned char* from = ptr + position * stride + begin * term_stride;
             const long long there = position < extent ? terms - begin : 0;
-            fetched[i] = ::fetched<uint4>(from, term_stride, there, vectors);
+            fetched[i] = ::fetched(from, term_stride, there, vectors);
         }
     }
 
@@ -279,18 +257,17 @@ __global__ void __launch_bounds__(THREADS) scaled_matmul_kernel(
 }
 
 __global__ void to_float16_kernel(
-    const unsigned char* __restrict__ a,  // float8_e4m3fn [m, k], strided
     const unsigned char* __restrict__ b,  // float8_e4m3fn [n, k], strided
-    __half* __restrict__ to,              // [lines, m + n, 64]: the rows of a, then those of b, with zeros beyond k
-    long long m, long long n, long long k, long long lines, long long a_row_stride, long long a_column_stride,
-    long long b_row_stride, long long b_column_stride, bool a_vectors, bool b_vectors) {
-    // One block owns a row of a, or of b; one thread every blockDim.x-th 8 numbers of it.
-    const long long row = blockIdx.x, term_stride = row < m ? a_column_stride : b_column_stride;
-    const unsigned char* from = row < m ? a + row * a_row_stride : b + (row - m) * b_row_stride;
-    const bool vectors = row < m ? a_vectors : b_vectors;
-    for (long long at = threadIdx.x; at < lines * 8; at += blockDim.x) {
-        const uint2 bits = fetched<uint2>(from + at * 8 * term_stride, term_stride, k - at * 8, vectors);
-        *reinterpret_cast<uint4*>(to + (at / 8 * (m + n) + row) * 64 + at % 8 * 8) =
-            make_uint4(decoded(bits.x), decoded(bits.x >> 16), decoded(bits.y), decoded(bits.y >> 16));
+    __half* __restrict__ to,              // [n, terms], with zeros beyond k
+    long long k, long long terms, long long row_stride, long long column_stride, bool vectors) {
+    // One block owns a row; one thread every blockDim.x-th 8 numbers of it. Their order is that in which a thread has
+    // terms of the left matrix: 4 adjacent ones are two of the first 8 of 16, and two of the others.
+    for (long long at = threadIdx.x * 8; at < terms; at += blockDim.x * 8) {
+        const long long begin = at / 16 * 16;
+        const unsigned char* from = b + blockIdx.x * row_stride + begin * column_stride;
+        const uint4 bits = fetched(from, column_stride, k - begin, vectors);
+        const int shift = int(at % 16) * 2;
+        *reinterpret_cast<uint4*>(to + blockIdx.x * terms + at) = make_uint4(
+            decoded(bits.x >> shift), decoded(bits.y >> shift), decoded(bits.z >> shift), decoded(bits.w >> shift));
     }
 }

@@ -1,7 +1,7 @@
 """scaled_matmul in CUDA C++: a portable kernel, and one for Hopper with wgmma and the copy engine (TMA).
 
-The one for Hopper multiplies copies of both matrices in float16. Where there are few tiles, several blocks of the
-portable kernel share each, as in matmul.
+The one for Hopper multiplies a copy of b in float16. Where there are few tiles, several blocks of the portable kernel
+share each, as in matmul.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from fourfold.backends.launch import cdiv, is_hopper_or_emulated, multiprocessor
 from fourfold.backends.tuning import Configuration, Tuner, anywhere, on_gpu
 
 from ..matmul.cuda_kernel import SOURCE as MATMUL_SOURCE
-from ..matmul.operators import LITTLE_WORK, run_fastest
+from ..matmul.operators import LITTLE_WORK, one_axis_dense, run_fastest
 from .operators import read_by_vectors, register
 from .torch_eager import BLOCK, OUT_DTYPES
 from .torch_eager import unsupported as unsupported
@@ -22,9 +22,8 @@ from .torch_eager import unsupported as unsupported
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
 THREADS = 256
-# For the Hopper kernel: the threads of a block, the elements of a 128-byte line, the unit of its copies, and the bytes
-# of a stage.
-HOPPER_THREADS, LINE, STAGE_BYTES = 384, 64, BLOCK * BLOCK * 2
+# For the Hopper kernel: the threads of a block, and the elements of a 128-byte line. A stage has 128 lines.
+HOPPER_THREADS, LINE = 384, 64
 
 
 def _tiles(
@@ -55,13 +54,13 @@ IN_PARTS = (
 
 
 def _hopper(blocks: int) -> Configuration:
-    stages = 7
+    stages = 14
     kernels = {
         dtype: CudaKernel(HOPPER_SOURCE, f"scaled_matmul_hopper_kernel<{CPP_TYPES[dtype]}, {blocks}, {stages}>")
         for dtype in OUT_DTYPES
     }
     # With the barriers, and room to align the start.
-    shared_bytes = stages * (STAGE_BYTES + 2 * 8) + 1024
+    shared_bytes = stages * (BLOCK * LINE * 2 + 2 * 8) + 1024
     return Configuration(
         f"hopper_{BLOCK}x{blocks * BLOCK}",
         {"kernels": kernels, "blocks": blocks, "shared_bytes": shared_bytes},
@@ -88,21 +87,23 @@ def _launch(
     scale_strides = *scale_a.stride(), *scale_b.stride()
 
     def run_hopper(configuration: Configuration) -> None:
-        blocks, lines = configuration.options["blocks"], cdiv(k, BLOCK) * (BLOCK // LINE)
-        both = torch.empty((lines, m + n, LINE), dtype=torch.float16, device=a.device)
-        TO_FLOAT16.launch(m + n, THREADS, left, right, both, m, n, k, lines, *strides, *vectors)
-        maps = (swizzled_map(half, (BLOCK // LINE, BLOCK, LINE)) for half in (both[:, :m], both[:, m:]))
+        blocks, terms = configuration.options["blocks"], cdiv(k, BLOCK) * BLOCK
+        rows, columns = left, torch.empty((n, terms), dtype=torch.float16, device=a.device)
+        if one_axis_dense(left) != 1 or k % 2:  # the copy engine takes no such rows
+            rows = left.new_zeros((m, terms))
+            rows[:, :k] = left
+        TO_FLOAT16.launch(n, THREADS, right, columns, k, terms, *b.stride(), vectors[1])
         tiles = cdiv(m, BLOCK) * cdiv(n, blocks * BLOCK)
         configuration.options["kernels"][dtype].launch(
             min(tiles, multiprocessors(a.device)),
             HOPPER_THREADS,
-            *maps,
+            *(swizzled_map(x, (BLOCK, LINE)) for x in (rows.view(torch.float16), columns)),
             scale_a,
             scale_b,
             output,
             m,
             n,
-            lines,
+            terms,
             *scale_strides,
             shared_bytes=configuration.options["shared_bytes"],
         )

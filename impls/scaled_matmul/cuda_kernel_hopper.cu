@@ -1,5 +1,7 @@
-// For compute capability 9.0 only: wgmma on float16 copies of both matrices, whose tiles the copy engine (TMA) loads.
+// For compute capability 9.0 only: wgmma on float16 numbers, whose tiles the copy engine (TMA) loads. The left matrix is
+// converted in registers, and the right one before.
 #include "hopper.cuh"
+#include "scaled_matmul/float8.cuh"
 #include "tiles.cuh"
 #include "vectors.cuh"
 
@@ -9,29 +11,53 @@ constexpr int BLOCK = 128;
 constexpr int MULTIPLYING = 2, THREADS = WARPGROUP * (1 + MULTIPLYING);
 // Rows of tiles that are walked column by column, so that inputs stay in the cache.
 constexpr int GROUP = 8;
-// A box is a line of each of 128 rows. Two of them, 128 terms of 128 rows, are a stage.
-constexpr int BOX_BYTES = BLOCK * LINE_BYTES, STAGE_BYTES = BLOCK / LINE * BOX_BYTES;
+// A box, one stage, is a line of each of 128 rows: 128 terms of the left matrix, or 64 of the right one.
+constexpr int BOX_BYTES = BLOCK * LINE_BYTES;
+// Columns of which a thread adds up a block's products at a time, in two turns.
+constexpr int COLUMNS = 64;
 
-// Begins sums = a b^T: 64 rows of a stage times one.
-__device__ inline void multiply(float (&sums)[BLOCK / 2], unsigned a, unsigned b) {
+// Loads half of the terms of 64 rows of a box, and converts them. Of 16 terms a thread has those of four adjacent places,
+// as to_float16_kernel orders them.
+__device__ inline void load_terms(unsigned (&terms)[LINE / 16][4], unsigned rows, int half) {
+    const int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int i = 0; i < LINE / 16; i += 2) {
+        unsigned bits[4];
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3])
+                     : "r"(rows + row * LINE_BYTES + ((half * 4 + i + lane / 16) ^ row % 8) * 16) : "memory");
+#pragma unroll
+        for (int e = 0; e < 8; e++) terms[i + e / 4][e % 4] = decoded(bits[e / 4 * 2 + e % 2] >> e % 4 / 2 * 16);
+    }
+}
+
+// Begins sums = a b^T, or sums + a b^T: 64 terms of 64 rows and 64 columns.
+__device__ inline void multiply(float (&sums)[COLUMNS / 2], const unsigned (&a)[LINE / 16][4], unsigned b, bool add) {
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < BLOCK / 16; i++) {
-        const unsigned at = i / 4 * BOX_BYTES + i % 4 * 32;
-        wgmma<__half, 0>(sums, matrix_descriptor(a + at, 16, SWIZZLED), matrix_descriptor(b + at, 16, SWIZZLED), i > 0);
-    }
+    for (int i = 0; i < LINE / 16; i++)
+        wgmma<__half, 0>(sums, a[i], matrix_descriptor(b + i * 32, 16, SWIZZLED), add || i > 0);
     wgmma_commit();
 }
 
-// Stores a thread's sums: in two rows, two of every 8 of 128 columns. Neighbouring lanes exchange pairs,
+// Adds the sums of a block of terms, which have been waited for, with its scales.
+__device__ inline void add_scaled(float (&total)[COLUMNS / 2], float (&sums)[COLUMNS / 2], const float (&of_rows)[2],
+                                  float of_columns) {
+    wgmma_written(sums);
+    const float scales[2] = {of_rows[0] * of_columns, of_rows[1] * of_columns};
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; i++) total[i] += sums[i] * scales[i / 2 % 2];
+}
+
+// Stores a thread's sums: in two rows, two of every 8 of 64 columns. Neighbouring lanes exchange pairs,
 // so that each has 4 columns in one row.
 template <class T>
-__device__ inline void store_sums(const float (&sums)[BLOCK / 2], T* __restrict__ c, long long row, long long column,
+__device__ inline void store_sums(const float (&sums)[COLUMNS / 2], T* __restrict__ c, long long row, long long column,
                                   long long m, long long n) {
     const bool odd = threadIdx.x % 2;
     row += odd ? 8 : 0, column += threadIdx.x % 4 / 2 * 4;
 #pragma unroll
-    for (int i = 0; i < BLOCK / 2; i += 4, column += 8) {
+    for (int i = 0; i < COLUMNS / 2; i += 4, column += 8) {
         Vector<T, 4> results;
 #pragma unroll
         for (int e = 0; e < 2; e++) {
@@ -55,18 +81,18 @@ __device__ inline void store_sums(const float (&sums)[BLOCK / 2], T* __restrict_
 
 template <class T, int ACROSS, int STAGES>
 __global__ void __launch_bounds__(THREADS, 1) scaled_matmul_hopper_kernel(
-    const __grid_constant__ TensorMap a_map,  // of [lines, m, 64], with an even number of lines
-    const __grid_constant__ TensorMap b_map,  // of [lines, n, 64]
-    const float* __restrict__ scale_a,        // [m, lines / 2], strided
-    const float* __restrict__ scale_b,        // [ceil(n / BLOCK), lines / 2], strided
+    const __grid_constant__ TensorMap a_map,  // of float8_e4m3fn [m, terms], in elements of 2 bytes
+    const __grid_constant__ TensorMap b_map,  // of float16 [n, terms], with zeros up to a multiple of BLOCK
+    const float* __restrict__ scale_a,        // [m, terms / BLOCK], strided
+    const float* __restrict__ scale_b,        // [ceil(n / BLOCK), terms / BLOCK], strided
     T* __restrict__ c,                        // [m, n]
-    long long m, long long n, long long lines, long long scale_a_row_stride, long long scale_a_column_stride,
+    long long m, long long n, long long terms, long long scale_a_row_stride, long long scale_a_column_stride,
     long long scale_b_row_stride, long long scale_b_column_stride) {
     // One block owns every gridDim.x-th tile of 128 rows and ACROSS blocks of columns.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ unsigned char raw[];
     const unsigned base = (shared_address(raw) + SWIZZLED - 1) / SWIZZLED * SWIZZLED;
-    const unsigned full = base + STAGES * STAGE_BYTES, empty = full + STAGES * 8;
+    const unsigned full = base + STAGES * BOX_BYTES, empty = full + STAGES * 8;
     // The shuffle tells the compiler that the value is the same in all of a warp.
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0);
     if (threadIdx.x == 0) {
@@ -82,8 +108,8 @@ __global__ void __launch_bounds__(THREADS, 1) scaled_matmul_hopper_kernel(
     __syncthreads();
 
     const int tiles_m = int((m + BLOCK - 1) / BLOCK), blocks_n = int((n + BLOCK - 1) / BLOCK);
-    const int tiles_n = (blocks_n + ACROSS - 1) / ACROSS, blocks = int(lines / 2);
-    Turn<STAGES> turn;
+    const int tiles_n = (blocks_n + ACROSS - 1) / ACROSS, blocks = int(terms / BLOCK);
+    Turn<STAGES> turn, done;
 
     if (warpgroup == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
@@ -91,13 +117,14 @@ __global__ void __launch_bounds__(THREADS, 1) scaled_matmul_hopper_kernel(
         for (int tile = blockIdx.x; tile < tiles_m * tiles_n; tile += gridDim.x) {
             const TileAt at = tile_at(tile, tiles_m, tiles_n, GROUP);
             for (int block = 0; block < blocks; block++) {
-                for (int side = 0; side <= ACROSS; side++, turn.next()) {
-                    const unsigned here = base + turn.stage * STAGE_BYTES, barrier = full + turn.stage * 8;
+                for (int box = 0; box <= 2 * ACROSS; box++, turn.next()) {
+                    const unsigned here = base + turn.stage * BOX_BYTES, barrier = full + turn.stage * 8;
                     // A stage that was never used counts as empty, because the phase before the first has ended.
                     barrier_wait(empty + turn.stage * 8, turn.parity ^ 1);
-                    barrier_arrive_expecting(barrier, STAGE_BYTES);
-                    const int row = (side ? at.column * ACROSS + side - 1 : at.row) * BLOCK;
-                    load_box(here, side ? b_map : a_map, barrier, 0, row, block * 2);
+                    barrier_arrive_expecting(barrier, BOX_BYTES);
+                    const int line = block * 2 + (box - 1) % 2, columns = at.column * ACROSS + (box - 1) / 2;
+                    if (box) load_box(here, b_map, barrier, line * LINE, columns * BLOCK);
+                    else load_box(here, a_map, barrier, block * LINE, at.row * BLOCK);
                 }
             }
         }
@@ -112,46 +139,60 @@ __global__ void __launch_bounds__(THREADS, 1) scaled_matmul_hopper_kernel(
         const TileAt at = tile_at(tile, tiles_m, tiles_n, GROUP);
         const long long row = at.row * (long long)BLOCK + row_here;
         // Rows and blocks of columns past the end, which are not stored, take the last ones' scales.
-        const float* of_row[2] = {scale_a + min(row, m - 1) * scale_a_row_stride,
-                                  scale_a + min(row + 8, m - 1) * scale_a_row_stride};
+        const float* of_row = scale_a + min(row, m - 1) * scale_a_row_stride;
+        const int next_row = int(min(max(m - 1 - row, 0ll), 8ll));
         const float* of_column = scale_b + (long long)at.column * ACROSS * scale_b_row_stride;
         const long long next_column = min(blocks_n - 1 - at.column * ACROSS, 1) * scale_b_row_stride;
-        float total[ACROSS][BLOCK / 2];
-#pragma unroll
-        for (int j = 0; j < ACROSS; j++)
-#pragma unroll
-            for (int i = 0; i < BLOCK / 2; i++) total[j][i] = 0;
-        for (int block = 0; block < blocks; block++) {
-            const unsigned left = turn.stage;
-            float sums[BLOCK / 2], of_rows[2], of_columns[ACROSS];
-            barrier_wait(full + left * 8, turn.parity);
+        float total[2 * ACROSS][COLUMNS / 2] = {}, sums[2][COLUMNS / 2] = {}, of_rows[2] = {}, of_columns[ACROSS] = {};
+        unsigned numbers[2][LINE / 16][4];
+        const auto take = [&] {
+            const unsigned box = base + turn.stage * BOX_BYTES;
+            barrier_wait(full + turn.stage * 8, turn.parity);
             turn.next();
+            return box;
+        };
+        const auto release = [&](int boxes) {
 #pragma unroll
-            for (int j = 0; j < ACROSS; j++, turn.next()) {
-                barrier_wait(full + turn.stage * 8, turn.parity);
-                multiply(sums, base + left * STAGE_BYTES + share * 64 * LINE_BYTES, base + turn.stage * STAGE_BYTES);
-                // Scales are loaded while the tensor cores multiply.
-                if (j == 0) {
+            for (int i = 0; i < boxes; i++, done.next())
+                if (lane == 0) barrier_arrive(empty + done.stage * 8);
+        };
+        // Terms are converted, and sums added, while the tensor cores multiply what was begun before.
+        for (int block = 0; block < blocks; block++) {
+            const unsigned left = take() + share * 64 * LINE_BYTES;
+            // wgmma reads registers until it is waited for: the first half of the last block's terms.
+            wgmma_wait<1>();
+            load_terms(numbers[0], left, 0);
+            unsigned first = take();
+            wgmma_wait<0>();
+            multiply(sums[0], numbers[0], first, false);
+            load_terms(numbers[1], left, 1);
+            unsigned second = take();
+            multiply(sums[0], numbers[1], second, true);
+            __syncwarp();
+            if (block) release(2);
+            release(1);
+            add_scaled(total[2 * ACROSS - 1], sums[1], of_rows, of_columns[ACROSS - 1]);
 #pragma unroll
-                    for (int r = 0; r < 2; r++) of_rows[r] = *of_row[r], of_row[r] += scale_a_column_stride;
+            for (int r = 0; r < 2; r++) of_rows[r] = of_row[r * next_row * scale_a_row_stride];
 #pragma unroll
-                    for (int i = 0; i < ACROSS; i++) of_columns[i] = of_column[i * next_column];
-                    of_column += scale_b_column_stride;
-                }
-                wgmma_wait<0>();
-                wgmma_written(sums);
-                if (lane == 0) {
-                    barrier_arrive(empty + turn.stage * 8);
-                    if (j == ACROSS - 1) barrier_arrive(empty + left * 8);
-                }
-                const float scales[2] = {of_rows[0] * of_columns[j], of_rows[1] * of_columns[j]};
+            for (int i = 0; i < ACROSS; i++) of_columns[i] = of_column[i * next_column];
+            of_row += scale_a_column_stride, of_column += scale_b_column_stride;
 #pragma unroll
-                for (int i = 0; i < BLOCK / 2; i++) total[j][i] += sums[i] * scales[i / 2 % 2];
+            for (int j = 1; j < 2 * ACROSS; j++) {
+                if (j % 2 == 0) first = take(), second = take();
+                multiply(sums[j % 2], numbers[0], first + j % 2 * COLUMNS * LINE_BYTES, false);
+                multiply(sums[j % 2], numbers[1], second + j % 2 * COLUMNS * LINE_BYTES, true);
+                wgmma_wait<2>();
+                add_scaled(total[j - 1], sums[(j - 1) % 2], of_rows, of_columns[(j - 1) / 2]);
+                if (j % 2 == 0) release(2);
             }
         }
+        wgmma_wait<0>();
+        release(2);
+        add_scaled(total[2 * ACROSS - 1], sums[1], of_rows, of_columns[ACROSS - 1]);
 #pragma unroll
-        for (int j = 0; j < ACROSS; j++)
-            store_sums(total[j], c, row, (at.column * ACROSS + j) * (long long)BLOCK, m, n);
+        for (int j = 0; j < 2 * ACROSS; j++)
+            store_sums(total[j], c, row, at.column * (long long)ACROSS * BLOCK + j * COLUMNS, m, n);
     }
 #endif
 }

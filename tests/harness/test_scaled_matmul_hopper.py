@@ -20,7 +20,8 @@ def test_products_do_not_wait_for_one_another_and_no_register_is_spilled(configu
     for kernel in kernels:
         made = resources[kernel.name]
         assert (made.spill_store_bytes, made.spill_load_bytes, made.stack_bytes) == (0, 0, 0)
-        assert made.instruction_counts["HGMMA"] == blocks * BLOCK // 16
-        # A fence and a wait for each block of columns.
-        assert made.instruction_counts["WARPGROUP"] == 2 * blocks
+        # Of each half of a block of columns and each 16 terms.
+        assert made.instruction_counts["HGMMA"] == 2 * blocks * BLOCK // 16
+        # Two fences and a wait for each half. One more wait is for terms in registers, and one for the last sums.
+        assert made.instruction_counts["WARPGROUP"] == 2 * blocks * (2 + 1) + 2
         assert configuration.options["shared_bytes"] <= 227 * 1024

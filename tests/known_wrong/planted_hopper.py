@@ -23,6 +23,7 @@ NO_WAIT = (
     r"wgmma reads shared address \d+, to which a copy was made in line \d+, without a wait on its mbarrier's phase"
 )
 STILL_READ = r"copies to shared address \d+, which wgmma still reads in line \d+: no wait for its group"
+HAS_READ = r"copies to shared address \d+, which thread \d+ has read, with no barrier"
 NO_BARRIER = r"wgmma reads shared address \d+, which thread \d+ wrote in line \d+, with no {} between"
 # A tuner uses these kernels only on a GPU. Tiles are small and stages few, so that small cases take several steps.
 CHOSEN = {
@@ -32,7 +33,7 @@ CHOSEN = {
         " run(HOPPER[4] if fits(HOPPER[4]) else SMALL)",
     ),
     "scaled_matmul": (
-        "stages = 7 => stages = 3",
+        "stages = 14 => stages = 6",
         "run_fastest(TUNER, a.device, (m, n, k), (str(dtype), vectors), fits, default, run) =>"
         " run(HOPPER[0] if fits(HOPPER[0]) else SMALL)",
     ),
@@ -123,7 +124,7 @@ OF_MATMUL = _faults(
      " if (lane == 0) barrier_arrive(empty + stage * 8);\n                wgmma_wait<1>();", RACE, STILL_READ),
     ("no_barrier_before_reuse", "MULTIPLYING<TILE_M> * WARPGROUP / 32); => 1);", "            if (lane == 0) barrier =>"
      "             if (thread + share == 0) barrier", "&& lane == 0) => && thread + share == 0)", RACE,
-     r"copies to shared address \d+, which thread \d+ has read, with no barrier"),
+     HAS_READ),
     ("no_wgmma_fence", "                wgmma_fence();\n =>", RACE,
      "wgmma takes registers that the threads have used, with no wgmma.fence between"),
     ("registers_read_early", "            wgmma_wait<0>();\n            wgmma_written(sums); =>", None,
@@ -149,15 +150,24 @@ OF_MATMUL = _faults(
     ("no_sync_before_store", f"{FENCE}\n{HANDED_OVER} => {FENCE}\n                    if (!by_map) {{", UNWRITTEN,
      r"a bulk copy reads shared address \d+, which nothing in this block has wri"),
 )
-RELEASES_LEFT = "if (j == ACROSS - 1) barrier_arrive(empty + left * 8);"
+LOADS = "            load_terms(numbers[1], left, 1);\n"
+RELEASES = "            if (block) release(2);\n            release(1);\n"
 OF_SCALED_MATMUL = _faults(
     "scaled_matmul",
-    ("no_wait", "barrier_wait(full + turn.stage * 8, turn.parity); =>", RACE, NOT_LANDED),
-    ("no_wait_for_the_rows", "barrier_wait(full + left * 8, turn.parity); =>", RACE, NO_WAIT),
-    ("rows_released_early", f"{RELEASES_LEFT} => {RELEASES_LEFT.replace('ACROSS - 1', '0')}", RACE, NOT_LANDED),
-    ("registers_read_early", "wgmma_wait<0>();\n                wgmma_written(sums); =>", None, OUTPUT),
+    ("no_wait", "barrier_wait(full + turn.stage * 8, turn.parity); =>", RACE, NOT_LANDED.removeprefix("wgmma ")),
+    ("rows_released_early", f"{RELEASES} =>", f"{LOADS} => {RELEASES}{LOADS}", RACE, HAS_READ),
+    ("columns_released_early", "wgmma_wait<2>(); => release(2);\n wgmma_wait<2>();", "if (j % 2 == 0) release(2); =>",
+     RACE, STILL_READ),
+    ("rows_not_swizzled", "((half * 4 + i + lane / 16) ^ row % 8) * 16 => (half * 4 + i + lane / 16) * 16", None,
+     OUTPUT),
+    ("terms_in_their_order", "bits[e / 4 * 2 + e % 2] >> e % 4 / 2 * 16 => bits[e / 4 * 2 + e % 4 / 2] >> e % 2 * 16",
+     None, OUTPUT),
+    ("terms_converted_early", "wgmma_wait<1>();\n            load_terms => load_terms", RACE,
+     r"waits for wgmma, one of whose registers was overwritten while it was reading in line \d+"),
+    ("registers_read_early", "                wgmma_wait<2>();\n =>", None, OUTPUT),
+    ("one_scale_of_rows", "of_row[r * next_row => of_row[0 * next_row", None, OUTPUT),
     ("one_scale_of_columns", "of_column[i * next_column]; => of_column[0];", None, OUTPUT),
-    ("scales_not_advanced", "of_column += scale_b_column_stride; =>", None, OUTPUT),
+    ("scales_not_advanced", "of_row += scale_a_column_stride, =>", None, OUTPUT),
     ("pairs_not_exchanged", "odd ? first : second, 1); => odd ? first : second, 0);", None, OUTPUT),
     ("columns_past_the_end_written", "if (column + e < n) to[e] => to[e]", RACE,
      r"write at byte \d+ of argument 4 \(c\).*, which thread \d+ of block \d+ wrote in line \d+"),
