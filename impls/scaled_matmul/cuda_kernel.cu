@@ -260,14 +260,13 @@ __global__ void to_float16_kernel(
     const unsigned char* __restrict__ b,  // float8_e4m3fn [n, k], strided
     __half* __restrict__ to,              // [n, terms], with zeros beyond k
     long long k, long long terms, long long row_stride, long long column_stride, bool vectors) {
-    // One block owns a row; one thread every blockDim.x-th 8 numbers of it. Their order is that in which a thread has
-    // terms of the left matrix: 4 adjacent ones are two of the first 8 of 16, and two of the others.
-    for (long long at = threadIdx.x * 8; at < terms; at += blockDim.x * 8) {
-        const long long begin = at / 16 * 16;
-        const unsigned char* from = b + blockIdx.x * row_stride + begin * column_stride;
-        const uint4 bits = fetched(from, column_stride, k - begin, vectors);
-        const int shift = int(at % 16) * 2;
-        *reinterpret_cast<uint4*>(to + blockIdx.x * terms + at) = make_uint4(
-            decoded(bits.x >> shift), decoded(bits.y >> shift), decoded(bits.z >> shift), decoded(bits.w >> shift));
+    // One block owns a row; one thread every blockDim.x-th 16 numbers of it. Their order is that in which a thread has
+    // terms of the left matrix: 4 adjacent ones are two of the first 8, and two of the others.
+    for (long long at = threadIdx.x * 16; at < terms; at += blockDim.x * 16) {
+        const unsigned char* from = b + blockIdx.x * row_stride + at * column_stride;
+        const uint4 bits = fetched(from, column_stride, k - at, vectors);
+        uint4* here = reinterpret_cast<uint4*>(to + blockIdx.x * terms + at);
+        here[0] = make_uint4(decoded(bits.x), decoded(bits.y), decoded(bits.z), decoded(bits.w));
+        here[1] = make_uint4(decoded(bits.x >> 16), decoded(bits.y >> 16), decoded(bits.z >> 16), decoded(bits.w >> 16));
     }
 }

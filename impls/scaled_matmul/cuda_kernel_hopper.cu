@@ -181,9 +181,9 @@ __global__ void __launch_bounds__(THREADS, 1) scaled_matmul_hopper_kernel(
             for (int j = 1; j < 2 * ACROSS; j++) {
                 if (j % 2 == 0) first = take(), second = take();
                 multiply(sums[j % 2], numbers[0], first + j % 2 * COLUMNS * LINE_BYTES, false);
-                multiply(sums[j % 2], numbers[1], second + j % 2 * COLUMNS * LINE_BYTES, true);
-                wgmma_wait<2>();
+                wgmma_wait<1>();
                 add_scaled(total[j - 1], sums[(j - 1) % 2], of_rows, of_columns[(j - 1) / 2]);
+                multiply(sums[j % 2], numbers[1], second + j % 2 * COLUMNS * LINE_BYTES, true);
                 if (j % 2 == 0) release(2);
             }
         }
