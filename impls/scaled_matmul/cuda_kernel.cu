@@ -265,8 +265,8 @@ __global__ void to_float16_kernel(
     for (long long at = threadIdx.x * 16; at < terms; at += blockDim.x * 16) {
         const unsigned char* from = b + blockIdx.x * row_stride + at * column_stride;
         const uint4 bits = fetched(from, column_stride, k - at, vectors);
-        uint4* here = reinterpret_cast<uint4*>(to + blockIdx.x * terms + at);
-        here[0] = make_uint4(decoded(bits.x), decoded(bits.y), decoded(bits.z), decoded(bits.w));
-        here[1] = make_uint4(decoded(bits.x >> 16), decoded(bits.y >> 16), decoded(bits.z >> 16), decoded(bits.w >> 16));
+        uint4* put = reinterpret_cast<uint4*>(to + blockIdx.x * terms + at);
+        put[0] = make_uint4(decoded(bits.x), decoded(bits.y), decoded(bits.z), decoded(bits.w));
+        put[1] = make_uint4(decoded(bits.x >> 16), decoded(bits.y >> 16), decoded(bits.z >> 16), decoded(bits.w >> 16));
     }
 }

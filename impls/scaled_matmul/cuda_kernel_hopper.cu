@@ -1,5 +1,5 @@
-// For compute capability 9.0 only: wgmma on float16 numbers, whose tiles the copy engine (TMA) loads. The left matrix is
-// converted in registers, and the right one before.
+// For compute capability 9.0 only: wgmma on float16 numbers, whose tiles the copy engine (TMA) loads. The left matrix
+// is converted in registers, and the right one before.
 #include "hopper.cuh"
 #include "scaled_matmul/float8.cuh"
 #include "tiles.cuh"
@@ -11,13 +11,12 @@ constexpr int BLOCK = 128;
 constexpr int MULTIPLYING = 2, THREADS = WARPGROUP * (1 + MULTIPLYING);
 // Rows of tiles that are walked column by column, so that inputs stay in the cache.
 constexpr int GROUP = 8;
-// A box, one stage, is a line of each of 128 rows: 128 terms of the left matrix, or 64 of the right one.
-constexpr int BOX_BYTES = BLOCK * LINE_BYTES;
-// Columns of which a thread adds up a block's products at a time, in two turns.
-constexpr int COLUMNS = 64;
+// A box, one stage, is a line of each of 128 rows: 128 terms of the left matrix, or 64 of the right one. A thread has a
+// block's sums of so many columns at a time, in two places.
+constexpr int BOX_BYTES = BLOCK * LINE_BYTES, COLUMNS = 64;
 
-// Loads half of the terms of 64 rows of a box, and converts them. Of 16 terms a thread has those of four adjacent places,
-// as to_float16_kernel orders them.
+// Loads half of the terms of 64 rows of a box, and converts them. Of 16 terms a thread has those of four adjacent
+// places, as to_float16_kernel orders them.
 __device__ inline void load_terms(unsigned (&terms)[LINE / 16][4], unsigned rows, int half) {
     const int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
 #pragma unroll
@@ -159,7 +158,7 @@ __global__ void __launch_bounds__(THREADS, 1) scaled_matmul_hopper_kernel(
         // Terms are converted, and sums added, while the tensor cores multiply what was begun before.
         for (int block = 0; block < blocks; block++) {
             const unsigned left = take() + share * 64 * LINE_BYTES;
-            // wgmma reads registers until it is waited for: the first half of the last block's terms.
+            // Until then wgmma reads the registers of the first half of the last block's terms.
             wgmma_wait<1>();
             load_terms(numbers[0], left, 0);
             unsigned first = take();

@@ -1,4 +1,3 @@
-// The numbers of float8_e4m3fn.
 #pragma once
 #include <cuda_fp16.h>
 
