@@ -7,6 +7,7 @@ the kernels that it launches on them. Later calls of this kind allocate the same
 call that does anything else, such as copying a tensor, is never repeated in this way.
 """
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -53,26 +54,17 @@ class KnownCalls(NamedTuple):
     launches: tuple[Launch, ...]
     results: tuple[int, ...] | int
 
-    def repeat(self, arguments: Sequence[Any], tensors: Sequence[int], device: int) -> Any:
-        """Repeat such a call on the current device."""
-        addresses = [0] * len(arguments)
-        for place in tensors:
-            tensor = arguments[place]
-            if tensor is not None:
-                addresses[place] = tensor.data_ptr()
-        allocations = [torch_internals.empty_on_current_gpu(*form) for form in self.allocations]
-        for tensor in allocations:
-            addresses.append(tensor.data_ptr())
-        for provide in self.provided:
-            addresses.append(provide().data_ptr())
+    def repeat(self, addresses: list[int], device: int) -> Any:
+        """Repeat such a call on the current device, given the addresses of its arguments, which it changes."""
+        empty = torch_internals.empty_on_current_gpu
+        allocations = [empty(size, stride, dtype) for size, stride, dtype in self.allocations]
+        addresses += [tensor.data_ptr() for tensor in allocations]
+        addresses += [provide().data_ptr() for provide in self.provided]
         stream = torch_internals.current_stream(device)
         for launch in self.launches:
             launch(addresses, stream)
-        return (
-            allocations[self.results]
-            if isinstance(self.results, int)
-            else tuple([allocations[i] for i in self.results])
-        )
+        results = self.results
+        return allocations[results] if isinstance(results, int) else tuple([allocations[i] for i in results])
 
 
 class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
@@ -140,41 +132,54 @@ def recorder() -> CallRecorder | None:
     return getattr(_thread, "recorder", None)
 
 
-def remember_calls(
-    implementation: Callable[..., Any], tensors: Sequence[int], usable: Callable[[], bool]
-) -> Callable[..., Any]:
-    """Return the function to call in place of an operator's implementation.
+class Repeater:
+    """The function to call in place of an operator's implementation. It repeats known calls.
 
     Args:
         implementation: launches kernels. Its actions may depend only on the key of a call: see above.
         tensors: the indices of the arguments that are tensors or None.
         usable: whether known calls may be repeated now.
     """
-    kinds: dict[tuple[Any, ...], KnownCalls | bool] = {}
-    first = tensors[0]
 
-    def call(*arguments: Any) -> Any:
-        argument = arguments[first]
+    def __init__(self, implementation: Callable[..., Any], tensors: Sequence[int], usable: Callable[[], bool]) -> None:
+        self._implementation, self._tensors, self._usable = implementation, tuple(tensors), usable
+        self._kinds: dict[tuple[Any, ...], KnownCalls | bool] = {}
+
+    def find(self, arguments: Sequence[Any]) -> Callable[[], Any] | None:
+        """Return the function that repeats a known call with these arguments, or None for any other call."""
+        kind, addresses, device = self._recognize(arguments)
+        actions = self._kinds.get(kind) if kind else None
+        return functools.partial(actions.repeat, addresses, device) if isinstance(actions, KnownCalls) else None
+
+    def _recognize(self, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], list[int], int]:
+        """Return the kind of a call, the addresses of its arguments and its device; no kind if it is not repeated."""
+        argument = arguments[self._tensors[0]]
         device = -1 if argument is None else argument.get_device()
-        if device < 0 or device != torch.cuda.current_device() or not usable():
-            return implementation(*arguments)
-        if launch_records.current is not None:  # repeated calls bypass the functions that record
-            return implementation(*arguments)
+        addresses = [0] * len(arguments)
+        if (
+            device < 0
+            or device != torch.cuda.current_device()
+            or launch_records.current is not None  # repeated calls bypass the functions that record
+            or not self._usable()
+        ):
+            return (), addresses, device
         parts = list(arguments)
-        for place in tensors:
+        for place in self._tensors:
             tensor = arguments[place]
             if tensor is not None:
-                parts[place] = (
-                    tensor.shape,
-                    tensor.stride(),
-                    tensor.dtype,
-                    tensor.get_device(),
-                    tensor.data_ptr() % ALIGNMENT,
-                )
-        kind = tuple(parts)
+                addresses[place] = address = tensor.data_ptr()
+                parts[place] = tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), address % ALIGNMENT
+        return tuple(parts), addresses, device
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Repeat a known call, or call the implementation, and record the second call of a kind."""
+        kind, addresses, device = self._recognize(arguments)
+        kinds, implementation = self._kinds, self._implementation
+        if not kind:
+            return implementation(*arguments)
         actions = kinds.get(kind)
         if isinstance(actions, KnownCalls):
-            return actions.repeat(arguments, tensors, device)
+            return actions.repeat(addresses, device)
         if actions is None:
             # The first call of a kind may compile and measure.
             if len(kinds) >= MOST_KINDS:
@@ -192,5 +197,3 @@ def remember_calls(
             _thread.recorder = None
         kinds[kind] = watching.repeatable_actions(results) or False
         return results
-
-    return call

@@ -95,11 +95,16 @@ class Signature:
         lines = (inspect.getdoc(self.function) or "").splitlines()
         return next((line.removeprefix("Source: ").rstrip(".") for line in lines if line.startswith("Source: ")), "")
 
-    def checked(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(self, call: Callable[..., Any], public: int | slice | None = None) -> Callable[..., Any]:
         """Return a function that checks its arguments, then passes them to `call` in order.
 
         The integers of lengths, offsets and indices are checked only on the CPU and outside torch.compile, because a
-        GPU would have to be waited for.
+        GPU would have to be waited for. A call that `call` knows passed the checks before: see
+        `fourfold.backends.operators.differentiate`.
+
+        Args:
+            call: takes the arguments.
+            public: which of several results to return, unless all are.
 
         Raises:
             TypeError: an argument is missing, unknown, or not a tensor of its dtype, the dtypes differ, or a parameter
@@ -115,29 +120,32 @@ class Signature:
         later = [(place, name, self._check(name)) for place, name in enumerate(names) if place in self._separate_places]
         checks = [(names.index(name), name, values.check) for name, values in self.parameters.items()]
         together = self._check_joint if self._joint else None
-        extra = self._extra
+        extra, known = self._extra, getattr(call, "known", None)
 
         @functools.wraps(self.function)
         def checked(*arguments: Any, **keywords: Any) -> Any:
             if keywords or len(arguments) != count:
                 ordered = len(arguments) == 0 and tuple(keywords) == names
                 arguments = tuple(keywords.values()) if ordered else self._bind(arguments, keywords)
-            tensor = arguments[0]
-            if has_own_dtype:
-                _check_own_dtype(first, tensor, first_input)
-            else:
-                check_floating(first, tensor)
-            if not fits_any:
-                _check_axes(first, tensor, axes, pattern, {})
-            for place, name, check in later:
-                check(name, arguments[place], first, tensor)
-            if together is not None:
-                together(arguments)
-            for place, name, valid in checks:
-                valid(name, arguments[place])
-            if extra is not None:
-                extra(*arguments)
-            return call(*arguments)
+            results = None if known is None else known(arguments)
+            if results is None:
+                tensor = arguments[0]
+                if has_own_dtype:
+                    _check_own_dtype(first, tensor, first_input)
+                else:
+                    check_floating(first, tensor)
+                if not fits_any:
+                    _check_axes(first, tensor, axes, pattern, {})
+                for place, name, check in later:
+                    check(name, arguments[place], first, tensor)
+                if together is not None:
+                    together(arguments)
+                for place, name, valid in checks:
+                    valid(name, arguments[place])
+                if extra is not None:
+                    extra(*arguments)
+                results = call(*arguments)
+            return results if public is None else results[public]
 
         # torch.compile keeps a few versions of a code object, which operations must not share.
         checked.__code__ = checked.__code__.replace(co_name=self.name)  # type: ignore[attr-defined]

@@ -5,8 +5,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fourfold.backends import known_calls
+from fourfold.backends import known_calls, launch_records
+from fourfold.backends.operators import Operator
+from fourfold.backends.signature import number, signature, signature_of, tensor
 from fourfold.compat import torch_internals
 
 DECIDED = 2  # how many calls of a kind run the implementation: the first, and the recorded one
@@ -34,14 +37,14 @@ class Operation:
         self.decided = self.launched = 0
         self._also = also
         self.usable = True
-        self.call = known_calls.remember_calls(self._implementation, (0,), lambda: self.usable)
+        self.call = known_calls.Repeater(self.run, (0,), lambda: self.usable)
 
     def _launch(self, source: int, target: int, count: int, factor: float) -> None:
         self.launched += 1
         for i in range(count):
             numbers(target, count)[i] = factor * numbers(source, count)[i]
 
-    def _implementation(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+    def run(self, x: torch.Tensor, factor: float) -> torch.Tensor:
         self.decided += 1
         output = torch.empty(x.shape, dtype=x.dtype)
         self._launch(x.data_ptr(), output.data_ptr(), x.numel(), factor)
@@ -143,7 +146,7 @@ def test_one_tensor_given_twice_does_not_stand_for_two() -> None:
 
         return launch
 
-    call = known_calls.remember_calls(add, (0, 1), lambda: True)
+    call = known_calls.Repeater(add, (0, 1), lambda: True)
     same = torch.randn(3)
     call(same, same)
     call(same, same)
@@ -169,7 +172,83 @@ def test_what_is_provided_is_asked_for_anew() -> None:
 
         return launch
 
-    call = known_calls.remember_calls(count, (0,), lambda: True)
+    call = known_calls.Repeater(count, (0,), lambda: True)
     for _ in range(4):
         call(torch.ones(2))
     assert [c.item() for c in counters] == [0, 2]
+
+
+CHECKED: list[float] = []
+
+
+@signature(lambda x, factor: CHECKED.append(factor), x=tensor("..."), factor=number(2.0))
+def known_scale(x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
+    return x * factor
+
+
+OPERATION = Operation()
+SCALE = signature_of(known_scale).checked(
+    Operator(
+        schema="known_scale(Tensor x, float factor) -> Tensor output",
+        fake=lambda x, factor: torch.empty_like(x),
+        saves=("factor",),
+        gradients={"x": "grad_output"},
+        repeats=True,
+    ).register("cpu", OPERATION.run, lambda grad_output, factor: grad_output * factor)
+)
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_gradient", "gradient"])
+def test_a_known_call_is_not_checked_again(grad: bool) -> None:
+    shape = (4, 3 + grad)
+    checked, decided = [], OPERATION.decided
+    for factor in (2.0, 2.0, 2.0, 3.0, 2.0):
+        CHECKED.clear()
+        x = torch.randn(shape, requires_grad=grad)
+        output = SCALE(x, factor)
+        assert torch.equal(output, x * factor)
+        assert output.requires_grad == grad
+        if grad:
+            (gradient,) = torch.autograd.grad(output.sum(), x)
+            assert torch.equal(gradient, torch.full(shape, factor))
+        checked.append(bool(CHECKED))
+    assert checked == [True, True, False, True, False]
+    assert OPERATION.decided == decided + DECIDED + 1
+
+
+class Watch(TorchDispatchMode):
+    """A mode that sees each operator."""
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("how", ["mode", "negative", "vmap", "record"])
+def test_a_known_call_that_must_be_seen_is_not_repeated(how: str) -> None:
+    x = torch.randn(5, 2)
+    for _ in range(DECIDED + 1):
+        SCALE(x, 2.0)
+    decided = OPERATION.decided
+    SCALE(x, 2.0)
+    assert OPERATION.decided == decided
+    if how == "mode":
+        with Watch():
+            output = SCALE(x, 2.0)
+    elif how == "negative":
+        output = -SCALE(torch._neg_view(x), 2.0)
+    elif how == "vmap":
+        output = torch.vmap(lambda row: SCALE(row, 2.0))(x.expand(1, 5, 2))[0]
+    else:
+        with launch_records.recording(lambda tensor: None):
+            output = SCALE(x, 2.0)
+    assert torch.equal(output, 2 * x)
+    assert OPERATION.decided == decided + 1
+
+
+def test_a_wrong_call_is_refused_although_others_are_known() -> None:
+    for _ in range(DECIDED + 1):
+        SCALE(torch.ones(6), 2.0)
+    with pytest.raises(TypeError, match="x must be float16"):
+        SCALE(torch.ones(6, dtype=torch.int32), 2.0)
+    with pytest.raises(TypeError, match="x must be a tensor"):
+        SCALE([1.0], 2.0)
