@@ -53,13 +53,29 @@ def launch_compiled(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any]
     kernel[grid](*arguments, stream=stream)
 
 
-@uses("triton.compiler.CompiledKernel.__getitem__")
+@uses(
+    "triton.compiler.CompiledKernel.__getitem__",
+    "triton.compiler.CompiledKernel.run",
+    "triton.compiler.CompiledKernel().function",
+    "triton.compiler.CompiledKernel().packed_metadata",
+    "triton.knobs.HookChain().calls",
+)
 def relauncher(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
-    """Return a function ``(*arguments, stream=stream)`` that launches the result of ``kernel[grid](...)`` again.
+    """Return a function ``(stream, *arguments)`` that launches the result of ``kernel[grid](...)`` again.
 
-    The grid has three axes. The function takes addresses in place of tensors.
+    The grid has three axes. The function takes addresses in place of tensors. Where there are no hooks, it omits what
+    Triton describes to them at each launch.
     """
-    return kernel[grid]
+    run, function, metadata, runtime = kernel.run, kernel.function, kernel.packed_metadata, triton.knobs.runtime
+    x, y, z = grid
+
+    def relaunch(stream: int, *arguments: Any) -> None:
+        if runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:
+            kernel[grid](*arguments, stream=stream)
+        else:
+            run(x, y, z, stream, function, metadata, None, None, None, *arguments)
+
+    return relaunch
 
 
 def _example(x: Any, n: Any, BLOCK: tl.constexpr) -> None:

@@ -415,21 +415,36 @@ def parameters_of_a_kernel() -> None:
     assert triton_internals.KNOWS_LAUNCHES
 
 
-@contract("triton.compiler.CompiledKernel.__getitem__")
-def launch_of_a_compiled_kernel() -> None:
+@contract(
+    "triton.compiler.CompiledKernel.__getitem__",
+    "triton.compiler.CompiledKernel.run",
+    "triton.compiler.CompiledKernel().function",
+    "triton.compiler.CompiledKernel().packed_metadata",
+    "triton.knobs.HookChain().calls",
+)
+def launches_of_a_compiled_kernel() -> None:
     ran: list[tuple] = []
     compiled = SimpleNamespace(
         _init_handles=lambda: None,
-        launch_metadata=lambda *launch: None,
+        launch_metadata=lambda *launch: "launch",
         run=lambda *launch: ran.append(launch),
         function="function",
         packed_metadata="metadata",
     )
     shipped = compat.find("triton.compiler.CompiledKernel.__getitem__")
-    like_it = type("LikeIt", (), {"__getitem__": lambda self, grid: shipped(compiled, grid)})
-    triton_internals.launch_compiled(like_it(), (4, 5, 6), ("x", 7), 8)
-    ((*grid, stream, function, metadata, _, _, _, x, n),) = ran
-    assert (grid, stream, function, metadata, x, n) == ([4, 5, 6], 8, "function", "metadata", "x", 7)
+    members = {**vars(compiled), "run": staticmethod(compiled.run)}
+    like_it = type("LikeIt", (), {**members, "__getitem__": lambda self, grid: shipped(compiled, grid)})()
+    launch = triton_internals.relauncher(like_it, (4, 5, 6))
+    triton_internals.launch_compiled(like_it, (4, 5, 6), ("x", 7), 8)
+    launch(8, "x", 7)
+    hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+    for hook in hooks:
+        hook.add(print)
+        launch(8, "x", 7)
+        hook.remove(print)
+    assert [(*launch[:6], *launch[9:]) for launch in ran] == [(4, 5, 6, 8, "function", "metadata", "x", 7)] * 4
+    described = "launch", *hooks
+    assert [launch[6:9] for launch in ran] == [described, (None, None, None), described, described]
 
 
 # Triton reads a kernel's source from its file, and compiles in no process that interprets.

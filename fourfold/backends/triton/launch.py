@@ -129,7 +129,7 @@ def _again(
         run = triton_internals.relauncher(compiled, grid)
 
         def launch_again(addresses: Sequence[int], stream: int) -> None:
-            run(*[addresses[index] for index in indices], *constants, stream=stream)
+            run(stream, *[addresses[index] for index in indices], *constants)
 
         return launch_again
 
