@@ -104,8 +104,7 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
         pointers = [a.data_ptr() if isinstance(a, torch.Tensor) else 0 for a in self._arguments]
         addresses = [*pointers, *(t.data_ptr() for t in self._allocated), *(t.data_ptr() for t, _ in self._provided)]
         distinct = [address for address in addresses if address]
-        zeros = any(isinstance(a, float) and a == 0 for a in self._arguments)  # 0.0 and -0.0 are equal, as keys are
-        if not self._repeatable or zeros or len(set(distinct)) < len(distinct):
+        if not self._repeatable or len(set(distinct)) < len(distinct):
             return None
         # The dispatcher may wrap what a mode returns in another object, so a tensor is identified by its address.
         allocations = [_form(tensor) for tensor in self._allocated]
@@ -163,12 +162,14 @@ class Repeater:
             or not self._usable()
         ):
             return (), addresses, device
-        parts = list(arguments)
-        for place in self._tensors:
-            tensor = arguments[place]
-            if tensor is not None:
-                addresses[place] = address = tensor.data_ptr()
-                parts[place] = tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), address % ALIGNMENT
+        parts, tensors = list(arguments), self._tensors
+        for place, x in enumerate(arguments):
+            if type(x) is float:
+                if x == 0:
+                    parts[place] = str(x)  # 0.0 and -0.0 are equal
+            elif place in tensors and x is not None:
+                addresses[place] = address = x.data_ptr()
+                parts[place] = x.shape, x.stride(), x.dtype, x.get_device(), address % ALIGNMENT
         return tuple(parts), addresses, device
 
     def __call__(self, *arguments: Any) -> Any:

@@ -27,6 +27,7 @@ CROSS_ENTROPY = SIGNATURE.operator(
     "(Tensor output, Tensor statistics, Tensor scale)",
     saves=("logits", "target", "statistics", "scale", "ignore_index", "label_smoothing"),
     gradients={"logits": "logits"},
+    repeats=True,
 )
 
 

@@ -59,7 +59,7 @@ def register(
         return grad_table
 
     signature = signature_of(definition)
-    operator = operators.define(signature.schema(f"embedding_{backend}"), forward, empty)
+    operator = operators.define(signature.schema(f"embedding_{backend}"), forward, empty, repeats=True)
     backward_operator = operators.define(
         f"embedding_{backend}_backward(Tensor grad_output, Tensor ids, int? padding_idx, SymInt vocab) -> Tensor",
         backward,

@@ -18,5 +18,6 @@ def register_loss(
         "Tensor loss",
         saves=("pred", "target", "offsets", "eps"),
         gradients={"pred": "pred", "target": "target"},
+        repeats=True,
     )
     return signature.checked(operator.register(backend, *launches))

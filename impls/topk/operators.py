@@ -50,6 +50,7 @@ def register(backend: str, launch: Callable[..., None], launch_backward: Callabl
         signature.schema(f"topk_{backend}", "(Tensor values, Tensor indices)"),
         forward,
         lambda x, k, largest: empty(x, k),
+        repeats=True,
     )
     backward_operator = operators.define(
         f"topk_{backend}_backward(Tensor grad_values, Tensor indices, SymInt n) -> Tensor grad_x",

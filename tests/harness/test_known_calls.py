@@ -116,11 +116,13 @@ def test_views_do_not_keep_a_call_from_being_repeated() -> None:
     assert calls(Operation(lambda x, output: x.t()), *[(torch.randn(4, 3), 2.0) for _ in range(5)]) == DECIDED
 
 
-def test_a_zero_among_the_numbers_is_never_known_because_negative_zero_equals_it() -> None:
+def test_a_negative_zero_is_of_another_kind_than_a_zero() -> None:
     operation = Operation()
-    for factor in (0.0, 0.0, -0.0):
+    for factor in (0.0, 0.0, 0.0, -0.0):
+        decided = operation.decided
         result = operation.call(torch.ones(4, 3), factor)
-    assert torch.signbit(result).all()
+        assert torch.signbit(result).all() == (str(factor) == "-0.0")
+    assert operation.decided == decided + 1 == DECIDED + 1
 
 
 def test_no_call_is_repeated_where_configurations_are_forced() -> None:
