@@ -10,7 +10,8 @@ from samples import sampled
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fourfold import backends
-from fourfold.backends import operators
+from fourfold.backends import known_calls, operators
+from fourfold.backends.cuda.launch import compiling_only
 
 KERNELS = ("triton", "cuda")
 NAME = "operators_test"
@@ -247,3 +248,38 @@ def test_tokens_at_positions_that_there_are_not_are_nan_and_no_other(dim: int, i
     outside = (positions < 0) | (positions > 3)
     assert found[outside].isnan().all()
     assert torch.equal(found[~outside], right[~outside])
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("backend", KERNELS)
+def test_calls_alike_are_repeated_on_a_gpu(backend: str) -> None:
+    x, y, weight, table = (torch.randn(n, 8, device="cuda") for n in (6, 6, 1, 9))
+    boxes = torch.rand(2, 3, 4, device="cuda").cumsum(-1)
+    integers = torch.tensor([0, 2, 4, 3, 1, 3], device="cuda")
+    calls: dict[str, tuple] = {
+        "vector_add": (x, y),
+        "swiglu": (x, y),
+        "softmax": (x,),
+        "layer_norm": (x, weight[0], weight[0], 1e-5),
+        "rms_norm": (x, weight[0], 1e-6),
+        "add_rms_norm": (x, y, weight[0], 1e-6),
+        "cross_entropy": (x, integers, -100, 0.0, "mean"),
+        "giou_loss": (boxes, boxes.flip(0), 1e-5),
+        "giou_loss_ragged": (boxes, boxes[:, :2].flatten(0, 1), integers[:3], 1e-5),
+        "embedding": (table, integers, None),
+        "topk": (x, 2, True),
+    }
+    for operation, arguments in calls.items():
+        function, results = backends.load(operation, backend), []
+        for _ in range(5):
+            given = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
+            given[0].requires_grad_()
+            with compiling_only(()):
+                outputs = function(*given)
+                first = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+                results.append((first, *torch.autograd.grad(first.square().sum(), given[0]), function(*arguments)))
+        repeater = operators.implementation(getattr(torch.ops.fourfold, f"{operation}_{backend}").default)
+        assert isinstance(repeater, known_calls.Repeater), operation
+        assert repeater.find(arguments) is not None, operation
+        for result in results[1:]:
+            torch.testing.assert_close(result, results[0], rtol=0, atol=0)
