@@ -253,14 +253,14 @@ def test_tokens_at_positions_that_there_are_not_are_nan_and_no_other(dim: int, i
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("backend", KERNELS)
 def test_calls_alike_are_repeated_on_a_gpu(backend: str) -> None:
-    x, y, weight, table = (torch.randn(n, 8, device="cuda") for n in (6, 6, 1, 9))
+    x, y, weight, table = (torch.randn(n, 8, device="cuda") for n in (6, 6, 2, 9))
     boxes = torch.rand(2, 3, 4, device="cuda").cumsum(-1)
     integers = torch.tensor([0, 2, 4, 3, 1, 3], device="cuda")
     calls: dict[str, tuple] = {
         "vector_add": (x, y),
         "swiglu": (x, y),
         "softmax": (x,),
-        "layer_norm": (x, weight[0], weight[0], 1e-5),
+        "layer_norm": (x, weight[0], weight[1], 1e-5),
         "rms_norm": (x, weight[0], 1e-6),
         "add_rms_norm": (x, y, weight[0], 1e-6),
         "cross_entropy": (x, integers, -100, 0.0, "mean"),
