@@ -1,10 +1,11 @@
 """Known calls: record the launches of a call, so that a later call like it repeats them at once.
 
-A small call spends most of its time in Python on the host: it merges axes, plans, converts arguments, looks up compiled
-kernels. All of this depends only on the tensors' sizes, strides, dtypes, devices and alignment, and on the numbers.
-Calls with the same of these are of one kind. The second call of a kind is recorded: the tensors that it allocates, and
-the kernels that it launches on them. Later calls of this kind allocate the same tensors and launch the same kernels. A
-call that does anything else, such as copying a tensor, is never repeated in this way.
+A small call spends most of its time in Python on the host: it checks arguments, merges axes, plans, converts numbers,
+looks up compiled kernels. All of this depends only on the numbers and on the tensors' sizes, strides, dtypes, devices
+and alignment, and on whether they require gradients. Calls with the same of these are of one kind. The second call of a
+kind is recorded: the tensors that it allocates, and the kernels that it launches on them. Later calls of this kind
+allocate the same tensors and launch the same kernels. A call that does anything else, such as copying a tensor, is
+never repeated in this way.
 """
 
 import functools
@@ -75,6 +76,8 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
         self._allocated: list[torch.Tensor] = []
         self._provided: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []
         self._launches: list[Callable[[Callable[[int], int]], Launch]] = []
+        # By a tensor map's id: the map, kept alive so that its id stays unique, and what `record_map` takes with it.
+        self.maps: dict[int, tuple[Any, int, Callable[[int], Any]]] = {}
         self._arguments = arguments
         self._repeatable = True
 
@@ -94,6 +97,10 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
     def provide(self, tensor: torch.Tensor, provider: Callable[[], torch.Tensor]) -> None:
         """Record a tensor of the call, and the function that provides it to later calls."""
         self._provided.append((tensor, provider))
+
+    def record_map(self, tensor_map: Any, address: int, encode: Callable[[int], Any]) -> None:
+        """Record the tensor map of an address, and the function that returns such a map of any address."""
+        self.maps[id(tensor_map)] = tensor_map, address, encode
 
     def refuse(self) -> None:
         """Mark the call as not repeatable."""
@@ -169,7 +176,8 @@ class Repeater:
                     parts[place] = str(x)  # 0.0 and -0.0 are equal
             elif place in tensors and x is not None:
                 addresses[place] = address = x.data_ptr()
-                parts[place] = x.shape, x.stride(), x.dtype, x.get_device(), address % ALIGNMENT
+                alignment, device_of_x = address % ALIGNMENT, x.get_device()
+                parts[place] = x.shape, x.stride(), x.dtype, device_of_x, alignment, x.requires_grad
         return tuple(parts), addresses, device
 
     def __call__(self, *arguments: Any) -> Any:

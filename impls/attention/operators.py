@@ -29,6 +29,7 @@ ATTENTION = SIGNATURE.operator(
     RESULTS,
     saves=("q", "k", "v", "q_offsets", "k_offsets", "slopes", "output", "lse", "causal", "scale", "window"),
     gradients={"q": "q", "k": "k", "v": "v"},
+    repeats=True,
 )
 # The same with a gradient of both results.
 ATTENTION_WITH_LSE = replace(ATTENTION, schema=WITH_LSE.schema("attention_with_lse", RESULTS), cotangents=("lse",))

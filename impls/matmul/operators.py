@@ -83,6 +83,7 @@ MATMUL = SIGNATURE.operator(
     lambda a, b, activation, negative_slope: a.new_empty((a.shape[0], b.shape[1])),
     saves=("a", "b", "output", "activation", "negative_slope"),
     saves_if={"output": lambda a, b, activation, negative_slope: activation != "none"},
+    repeats=True,
 )
 
 

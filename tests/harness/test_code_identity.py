@@ -242,6 +242,29 @@ def test_calls_known_again_are_recorded_too(launched: list[Any], tmp_path: Path)
     assert scale.runs == 3  # and afterwards they are recognized
 
 
+@pytest.mark.parametrize("part", [0, 64], ids=["whole", "part"])
+def test_a_repeated_call_has_the_tensor_map_of_its_own_tensor(
+    part: int, launched: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_map, "_encode", lambda *layout_and_address: SimpleNamespace(at=layout_and_address[-1]))
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    scale, runs = Scale(tmp_path), []
+
+    def launch(x: torch.Tensor, factor: float) -> torch.Tensor:
+        runs.append(x)
+        y = torch.empty(x.shape)
+        scale.kernel.launch(4, 64, tensor_map.swizzled_map(x.view(-1)[part:].view(-1, 64), (8, 64)), y, 2)
+        return y
+
+    repeater = known_calls.Repeater(launch, (0,), lambda: True)
+    tensors = [torch.ones(16, 64) for _ in range(5)]
+    for x in tensors:
+        repeater(x, 2.0)
+    # The map of a part has an address that a later call does not know.
+    assert len(runs) == (5 if part else 2)
+    assert [values[0].at for _, values in launched] == [x.data_ptr() + 4 * part for x in tensors]
+
+
 @pytest.mark.usefixtures("launched")
 def test_what_no_record_can_tell_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = torch.library.Library("of_a_stranger", "DEF")

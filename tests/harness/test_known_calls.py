@@ -247,6 +247,15 @@ def test_a_known_call_that_must_be_seen_is_not_repeated(how: str) -> None:
     assert OPERATION.decided == decided + 1
 
 
+def test_a_call_whose_tensors_require_gradients_is_of_another_kind() -> None:
+    x = torch.randn(7)
+    for _ in range(DECIDED + 1):
+        SCALE(x, 2.0)
+    CHECKED.clear()
+    SCALE(x.requires_grad_(), 2.0)
+    assert CHECKED
+
+
 def test_a_wrong_call_is_refused_although_others_are_known() -> None:
     for _ in range(DECIDED + 1):
         SCALE(torch.ones(6), 2.0)

@@ -300,25 +300,37 @@ class CudaKernel:
             clusters = f", clusters of {_three(cluster)}" if cluster is not None else ""
             record.record_launch(kernel.code, f"grid {blocks}, block {threads}, {shared_bytes} bytes{clusters}", args)
         if (recorder := known_calls.recorder()) is not None:
-            if all(isinstance(argument, _REPEATABLE) for argument in args):
-                recorder.record_launch(_again(device, config, kernel.handle, values, tensors))
+            maps = [(i, *recorder.maps[id(x)][1:]) for i, x in enumerate(args) if id(x) in recorder.maps]
+            if all(isinstance(x, _REPEATABLE) or id(x) in recorder.maps for x in args):
+                recorder.record_launch(_again(device, config, kernel.handle, values, tensors, maps))
             else:
-                recorder.refuse()  # a tensor map holds an address of its own
+                recorder.refuse()
 
 
 def _again(
-    device: int, config: LaunchConfig, handle: Any, values: list[Any], tensors: tuple[int, ...]
+    device: int,
+    config: LaunchConfig,
+    handle: Any,
+    values: list[Any],
+    tensors: tuple[int, ...],
+    maps: list[tuple[int, int, Callable[[int], Any]]],
 ) -> Callable[[Callable[[int], int]], known_calls.Launch]:
-    """Return a launch for `known_calls`, of a kernel to which `values` were passed."""
+    """Return a launch for `known_calls`, of a kernel to which `values` were passed.
+
+    `maps` holds the position of each tensor map among them, its address, and what makes such a map of another address.
+    """
     core = _core()
 
     def again(index_of: Callable[[int], int]) -> known_calls.Launch:
         indices = [(i, index_of(values[i])) for i in tensors if values[i]]
+        indices_of_maps = [(i, index_of(address), encode) for i, address, encode in maps]
 
         def launch_again(addresses: Sequence[int], stream: int) -> None:
             arguments = values.copy()
             for i, index in indices:
                 arguments[i] = addresses[index]
+            for i, index, encode in indices_of_maps:
+                arguments[i] = encode(addresses[index])
             core.launch(_stream(device, stream), config, handle, *arguments)
 
         return launch_again

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fourfold.backends import launch_records
+from fourfold.backends import known_calls, launch_records
 from fourfold.backends.cuda.emulator.tensor_map import TensorMapOnCpu
 from fourfold.compat import cuda_core_internals
 
@@ -25,7 +25,7 @@ class _Described:
 
 
 @functools.lru_cache(maxsize=4096)
-def _encode(device: int, address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> Any:
+def _encode(device: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], address: int) -> Any:
     # A map holds only an address and a layout, so a cached one is still right for another tensor with the same ones.
     import cuda.core
     from cuda.core.utils import StridedMemoryView
@@ -54,7 +54,10 @@ def swizzled_map(tensor: torch.Tensor, box: tuple[int, ...]) -> Any:
     sizes, strides = tuple(tensor.shape), tensor.stride()[:-1]
     if tensor.is_cpu:
         return TensorMapOnCpu(tensor.data_ptr(), sizes, strides, box)
-    tensor_map = _encode(tensor.get_device(), tensor.data_ptr(), sizes, strides, box)
+    encode = functools.partial(_encode, tensor.get_device(), sizes, strides, box)
+    tensor_map = encode(tensor.data_ptr())
+    if (recorder := known_calls.recorder()) is not None:
+        recorder.record_map(tensor_map, tensor.data_ptr(), encode)
     if (record := launch_records.current) is not None:
         record.describe(tensor_map, f"map of boxes {box} of {record.forms([tensor])[0]}")
     return tensor_map
