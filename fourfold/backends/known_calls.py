@@ -139,7 +139,7 @@ def recorder() -> CallRecorder | None:
 
 
 class Repeater:
-    """The function to call in place of an operator's implementation. It repeats known calls.
+    """An operator's implementation, which repeats known calls.
 
     Args:
         implementation: launches kernels. Its actions may depend only on the key of a call: see above.

@@ -74,9 +74,9 @@ class Operator:
             it is named here as well.
         backward: where no kernel has to be launched for them, ``(ctx, grad_output)`` to a gradient for each argument,
             from what ``ctx.saved_tensors`` are.
-        repeats: whether calls may be repeated as `fourfold.backends.known_calls` says: what they launch depends only on
-            what is the same for calls of a kind, and all of it is launched by `CudaKernel.launch` or
-            `fourfold.backends.triton.launch.launch`.
+        repeats: whether calls may be repeated as `fourfold.backends.known_calls` says: what they launch, and whether
+            their arguments pass the checks, depends only on what is the same for calls of a kind, and all of it is
+            launched by `CudaKernel.launch` or `fourfold.backends.triton.launch.launch`.
     """
 
     schema: str
