@@ -275,12 +275,10 @@ def differentiate(operator: Any, backward: Callable[..., Any], save: Callable[..
         save: ``(ctx, inputs, output)`` keeps what backward needs.
 
     Returns:
-        The function to call in place of the operator. A call that only autograd observes bypasses torch's dispatcher,
-        which would take about half of a small call's time. The function's `known` makes a known call, whose arguments
-        need no more checks, and returns None for another one.
+        The function to call in place of the operator: see `bypass_dispatcher`.
     """
     torch.library.register_autograd(operator, backward, setup_context=save, lib=_library)
-    implementation, types, tensors = _launches[operator]
+    implementation = _launches[operator].implementation
 
     def forward(ctx: Any, *given: Any) -> Any:
         *arguments, repeat = given
@@ -293,7 +291,22 @@ def differentiate(operator: Any, backward: Callable[..., Any], save: Callable[..
         "backward": staticmethod(lambda ctx, *cotangents: (*backward(ctx, *cotangents), None)),
     }
     differentiated: Any = type(operator.name().partition("::")[2], (torch.autograd.Function,), methods)
-    apply = differentiated.apply
+    return bypass_dispatcher(operator, differentiated.apply)
+
+
+def bypass_dispatcher(operator: Any, apply: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Return the function to call in place of an operator.
+
+    A call that only autograd observes bypasses torch's dispatcher, which would take about half of a small call's time.
+    The function's `known` takes the arguments, makes a known call, whose arguments need no more checks, and returns
+    None for any other call.
+
+    Args:
+        operator: the operator that `define` returned.
+        apply: makes a call that autograd records, of the arguments and the function that repeats the call, or None.
+            Without it, the dispatcher makes such a call.
+    """
+    implementation, types, tensors = _launches[operator]
 
     def needs_gradient(arguments: tuple) -> bool:
         for place in tensors:
@@ -305,15 +318,17 @@ def differentiate(operator: Any, backward: Callable[..., Any], save: Callable[..
     def call(*arguments: Any) -> Any:
         if torch.compiler.is_compiling() or _needs_dispatcher(arguments, types, tensors):
             return operator(*arguments)
-        return apply(*arguments, None) if needs_gradient(arguments) else implementation(*arguments)
+        if needs_gradient(arguments):
+            return operator(*arguments) if apply is None else apply(*arguments, None)
+        return implementation(*arguments)
 
     def known(arguments: tuple) -> Any:
         if torch.compiler.is_compiling() or _needs_dispatcher(arguments, types, tensors):
             return None
         repeat = implementation.find(arguments)  # type: ignore[attr-defined]
-        if repeat is None:
-            return None
-        return apply(*arguments, repeat) if needs_gradient(arguments) else repeat()
+        if repeat is None or not needs_gradient(arguments):
+            return repeat and repeat()
+        return apply and apply(*arguments, repeat)
 
     call.known = known if isinstance(implementation, known_calls.Repeater) else None  # type: ignore[attr-defined]
     return call

@@ -111,7 +111,8 @@ def register(
         return output
 
     signature = signature_of(definition)
-    return signature.checked(operators.define(signature.schema(f"paged_attention_{backend}"), run, fake))
+    operator = operators.define(signature.schema(f"paged_attention_{backend}"), run, fake, repeats=True)
+    return signature.checked(operators.bypass_dispatcher(operator))
 
 
 def depends_on_batch(dtype: str, device: str) -> str | None:

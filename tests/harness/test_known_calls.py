@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fourfold.backends import known_calls, launch_records
-from fourfold.backends.operators import Operator
+from fourfold.backends.operators import Operator, bypass_dispatcher, define
 from fourfold.backends.signature import number, signature, signature_of, tensor
 from fourfold.compat import torch_internals
 
@@ -245,6 +245,18 @@ def test_a_known_call_that_must_be_seen_is_not_repeated(how: str) -> None:
             output = SCALE(x, 2.0)
     assert torch.equal(output, 2 * x)
     assert OPERATION.decided == decided + 1
+
+
+@pytest.mark.filterwarnings("ignore:.*autograd kernel was not registered")
+def test_an_operator_without_gradients_is_repeated_unless_one_is_needed() -> None:
+    operation = Operation()
+    schema = "known_constant(Tensor x, float factor) -> Tensor"
+    operator = define(schema, operation.run, lambda x, factor: torch.empty_like(x), repeats=True)
+    call = signature_of(known_scale).checked(bypass_dispatcher(operator))
+    for grad, decided in ((False, 1), (False, 2), (False, 2), (True, 3), (True, 4), (True, 5), (False, 5)):
+        x = torch.ones(3, requires_grad=grad)
+        assert torch.equal(call(x, 2.0), 2 * x)
+        assert operation.decided == decided
 
 
 def test_a_call_whose_tensors_require_gradients_is_of_another_kind() -> None:

@@ -269,6 +269,13 @@ def test_calls_alike_are_repeated_on_a_gpu(backend: str) -> None:
         "embedding": (table, integers, None),
         "topk": (x, 2, True),
         "matmul": (*torch.randn(2, 128, 128, device="cuda", dtype=torch.bfloat16), "none", 0.0),
+        "paged_attention": (
+            torch.randn(2, 4, 32, device="cuda"),
+            *torch.randn(2, 5, 8, 2, 32, device="cuda"),
+            torch.tensor([[0, 3], [4, 1]], device="cuda", dtype=torch.int32),
+            torch.tensor([9, 16], device="cuda", dtype=torch.int32),
+            0.25,
+        ),
         "attention": (*torch.randn(3, 32, 2, 64, device="cuda").half(), None, None, True, None, (-1, -1), None),
     }
     by_descriptors = {"matmul"} if backend == "triton" else set()  # Triton makes these launches itself
@@ -276,11 +283,12 @@ def test_calls_alike_are_repeated_on_a_gpu(backend: str) -> None:
         function, results = backends.load(operation, backend), []
         for _ in range(5):
             given = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
-            given[0].requires_grad_()
+            given[0].requires_grad_(operation != "paged_attention")
             with compiling_only(()):
                 outputs = function(*given)
                 first = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
-                results.append((first, *torch.autograd.grad(first.square().sum(), given[0]), function(*arguments)))
+                of_first = torch.autograd.grad(first.square().sum(), given[0]) if first.requires_grad else ()
+                results.append((first, *of_first, function(*arguments)))
         repeater = operators.implementation(getattr(torch.ops.fourfold, f"{operation}_{backend}").default)
         assert isinstance(repeater, known_calls.Repeater), operation
         assert (repeater.find(arguments) is None) == (operation in by_descriptors), operation
