@@ -86,7 +86,7 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
         result = operator(*args, **(kwargs or {}))
         if operator in MAKE:
             self._allocated.append(result)
-        elif not torch_internals.is_view(operator):
+        elif not torch_internals.is_view(operator) and operator is not torch.ops.aten.promote_types.default:
             self._repeatable = False
         return result
 
@@ -152,10 +152,15 @@ class Repeater:
         self._kinds: dict[tuple[Any, ...], KnownCalls | bool] = {}
 
     def find(self, arguments: Sequence[Any]) -> Callable[[], Any] | None:
-        """Return the function that repeats a known call with these arguments, or None for any other call."""
+        """Return the function that makes a call of a kind whose second call was recorded; None for any other call.
+
+        The function repeats the recorded call, or runs the implementation if it cannot be repeated.
+        """
         kind, addresses, device = self._recognize(arguments)
         actions = self._kinds.get(kind) if kind else None
-        return functools.partial(actions.repeat, addresses, device) if isinstance(actions, KnownCalls) else None
+        if isinstance(actions, KnownCalls):
+            return functools.partial(actions.repeat, addresses, device)
+        return functools.partial(self._implementation, *arguments) if actions is False else None
 
     def _recognize(self, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], list[int], int]:
         """Return the kind of a call, the addresses of its arguments and its device; no kind if it is not repeated."""

@@ -281,8 +281,8 @@ def differentiate(operator: Any, backward: Callable[..., Any], save: Callable[..
     implementation = _launches[operator].implementation
 
     def forward(ctx: Any, *given: Any) -> Any:
-        *arguments, repeat = given
-        output = implementation(*arguments) if repeat is None else repeat()
+        *arguments, make = given
+        output = implementation(*arguments) if make is None else make()
         save(ctx, arguments, output)
         return output
 
@@ -298,12 +298,12 @@ def bypass_dispatcher(operator: Any, apply: Callable[..., Any] | None = None) ->
     """Return the function to call in place of an operator.
 
     A call that only autograd observes bypasses torch's dispatcher, which would take about half of a small call's time.
-    The function's `known` takes the arguments, makes a known call, whose arguments need no more checks, and returns
-    None for any other call.
+    The function's `known` takes the arguments, makes a call of a known kind, whose arguments need no more checks, and
+    returns None for any other call.
 
     Args:
         operator: the operator that `define` returned.
-        apply: makes a call that autograd records, of the arguments and the function that repeats the call, or None.
+        apply: makes a call that autograd records, of the arguments and the function that makes the call, or None.
             Without it, the dispatcher makes such a call.
     """
     implementation, types, tensors = _launches[operator]
@@ -325,10 +325,10 @@ def bypass_dispatcher(operator: Any, apply: Callable[..., Any] | None = None) ->
     def known(arguments: tuple) -> Any:
         if torch.compiler.is_compiling() or _needs_dispatcher(arguments, types, tensors):
             return None
-        repeat = implementation.find(arguments)  # type: ignore[attr-defined]
-        if repeat is None or not needs_gradient(arguments):
-            return repeat and repeat()
-        return apply and apply(*arguments, repeat)
+        make = implementation.find(arguments)  # type: ignore[attr-defined]
+        if make is None or not needs_gradient(arguments):
+            return make and make()
+        return apply and apply(*arguments, make)
 
     call.known = known if isinstance(implementation, known_calls.Repeater) else None  # type: ignore[attr-defined]
     return call

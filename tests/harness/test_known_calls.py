@@ -112,8 +112,9 @@ def test_a_call_that_does_more_than_launch_is_never_repeated(also: Callable) -> 
     assert calls(Operation(also), *[(torch.randn(4, 3), 2.0) for _ in range(5)]) == 5
 
 
-def test_views_do_not_keep_a_call_from_being_repeated() -> None:
-    assert calls(Operation(lambda x, output: x.t()), *[(torch.randn(4, 3), 2.0) for _ in range(5)]) == DECIDED
+def test_views_and_dtypes_do_not_keep_a_call_from_being_repeated() -> None:
+    for also in (lambda x, output: x.t(), lambda x, output: torch.promote_types(x.dtype, torch.float64)):
+        assert calls(Operation(also), *[(torch.randn(4, 3), 2.0) for _ in range(5)]) == DECIDED
 
 
 def test_a_negative_zero_is_of_another_kind_than_a_zero() -> None:
@@ -257,6 +258,18 @@ def test_an_operator_without_gradients_is_repeated_unless_one_is_needed() -> Non
         x = torch.ones(3, requires_grad=grad)
         assert torch.equal(call(x, 2.0), 2 * x)
         assert operation.decided == decided
+
+
+def test_a_call_that_cannot_be_repeated_is_not_checked_again_either() -> None:
+    operation = Operation(lambda x, output: x.clone())
+    operator = define("known_copy(Tensor x, float factor) -> Tensor", operation.run, lambda x, factor: x, repeats=True)
+    call, checked = signature_of(known_scale).checked(bypass_dispatcher(operator)), []
+    for _ in range(4):
+        CHECKED.clear()
+        call(torch.ones(3), 2.0)
+        checked.append(bool(CHECKED))
+    assert checked == [True, True, False, False]
+    assert operation.decided == 4
 
 
 def test_a_call_whose_tensors_require_gradients_is_of_another_kind() -> None:
