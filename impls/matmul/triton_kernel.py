@@ -373,7 +373,9 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
     c = torch.empty((m, n), dtype=dtype, device=device)
     if m == 0 or n == 0:
         return c
-    number, slope_bits = ACTIVATION_NUMBERS[activation], _slope_bits(negative_slope)
+    number = ACTIVATION_NUMBERS[activation]
+    # 0 where it has no effect: a launch with an integer of more than 32 bits is left to Triton, which takes longer.
+    slope_bits = _slope_bits(negative_slope if activation == "leaky_relu" else 0.0)
     dense_a, dense_b = one_axis_dense(a), one_axis_dense(b)
     dense = dense_a is not None and dense_b is not None
     # Rows that no descriptor can describe are copied first, where the product takes long beside that.
