@@ -17,6 +17,9 @@ constexpr int KEPT = (sizeof(T) == 8 ? 8 : 32) * ((EXCESS && WIDTH > 1) || (SPLI
 template <bool EXCESS> constexpr int MAX_THREADS = EXCESS ? 512 : 1024;
 // The number of vectors, of those not kept in registers, that are loaded before the first is used.
 constexpr int BATCH = 4;
+// The number of a vector of a row. With EXCESS, a row has any length; without, 64 bits would take longer than a short row.
+template <bool EXCESS> struct NumberOf { using type = int; };
+template <> struct NumberOf<true> { using type = long long; };
 
 template <class C> __device__ inline C minus_infinity() { return C(-CUDART_INF_F); }
 
@@ -24,11 +27,19 @@ template <class C> __device__ inline C minus_infinity() { return C(-CUDART_INF_F
 template <class C> __device__ inline C taken_off(C largest) { return largest == minus_infinity<C>() ? C(0) : largest; }
 
 template <class C> __device__ inline C largest_of_lanes(C value, int lanes) {
-    for (int step = lanes / 2; step; step /= 2) value = max(value, __shfl_xor_sync(~0u, value, step));
+#pragma unroll
+    for (int step = 16; step; step /= 2) {
+        const C other = __shfl_xor_sync(~0u, value, step);
+        if (step < lanes) value = max(value, other);
+    }
     return value;
 }
 template <class C> __device__ inline C sum_of_lanes(C value, int lanes) {
-    for (int step = lanes / 2; step; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+#pragma unroll
+    for (int step = 16; step; step /= 2) {
+        const C other = __shfl_xor_sync(~0u, value, step);
+        if (step < lanes) value += other;
+    }
     return value;
 }
 
@@ -45,12 +56,13 @@ template <class C> __device__ inline C sum_of_row(C value, int threads) {
 template <class C> struct Terms {
     C largest = minus_infinity<C>(), sum = 0;
 
-    // Replaces each x by its term exp(x - largest), or by 0 if the largest is -inf.
-    template <int WIDTH, int COUNT> __device__ void add(C (&part)[COUNT][WIDTH], int present) {
+    // Replaces each x by its term exp(x - largest), or by 0 if the largest is -inf. The row has vector k, `size` apart from
+    // the one before, if it has `count` of them.
+    template <int WIDTH, int COUNT, class Number> __device__ void add(C (&part)[COUNT][WIDTH], int size, Number count) {
         C most = largest;
 #pragma unroll
         for (int k = 0; k < COUNT; k++)
-            if (k < present)
+            if (k * size < count)
 #pragma unroll
                 for (int j = 0; j < WIDTH; j++) most = max(most, part[k][j]);
         const C reference = taken_off(most);
@@ -58,16 +70,17 @@ template <class C> struct Terms {
         largest = most;
 #pragma unroll
         for (int k = 0; k < COUNT; k++)
-            if (k < present)
+            if (k * size < count)
 #pragma unroll
                 for (int j = 0; j < WIDTH; j++) sum += part[k][j] = exponential(part[k][j] - reference);
     }
 
     // The same for packed vectors, which it does not change.
-    template <class T, int WIDTH, int COUNT> __device__ void add_packed(const Vector<T, WIDTH> (&part)[COUNT], int present) {
+    template <class T, int WIDTH, int COUNT, class Number>
+    __device__ void add_packed(const Vector<T, WIDTH> (&part)[COUNT], int size, Number count) {
 #pragma unroll
         for (int k = 0; k < COUNT; k++)
-            if (k < present) {
+            if (k * size < count) {
                 C x[WIDTH];
                 part[k].unpack(x);
 #pragma unroll
@@ -76,7 +89,7 @@ template <class C> struct Terms {
         const C reference = taken_off(largest);
 #pragma unroll
         for (int k = 0; k < COUNT; k++)
-            if (k < present) {
+            if (k * size < count) {
                 C x[WIDTH];
                 part[k].unpack(x);
 #pragma unroll
@@ -135,8 +148,8 @@ template <bool SPLIT> struct Share {
             thread = block * blockDim.x + threadIdx.x;
             row = blockIdx.x / blocks;
         } else {
-            thread = threadIdx.x % size;
-            row = blockIdx.x * (long long)(blockDim.x / size) + threadIdx.x / size;
+            thread = threadIdx.x;
+            row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
         }
     }
     __device__ int of_block() const { return SPLIT ? blockDim.x : size; }
@@ -156,14 +169,14 @@ template <class T, int WIDTH, bool SHIFTED> struct Row {
     }
 
     // Loads the vectors of these numbers. What lies beyond the row's `count` vectors becomes `absent`.
-    template <int COUNT, class Number>
-    __device__ void load(Vector<T, WIDTH> (&to)[COUNT], Number number, long long count, float absent) const {
+    template <int COUNT, class Numbers, class Number>
+    __device__ void load(Vector<T, WIDTH> (&to)[COUNT], Numbers number, Number count, float absent) const {
         if constexpr (SHIFTED) {
             load_shifted(to, first, count ? cols : 0, [&](int k) { return int(number(k)); }, absent);
         } else {
 #pragma unroll
             for (int k = 0; k < COUNT; k++) {
-                const long long i = number(k);
+                const Number i = number(k);
                 if (i >= count) to[k] = filled<T, WIDTH>(absent);
                 else if constexpr (WIDTH > 1) to[k] = Vector<T, WIDTH>::load(first + i * WIDTH);
                 else to[k] = {{first[i * column_stride]}};
@@ -173,13 +186,14 @@ template <class T, int WIDTH, bool SHIFTED> struct Row {
 };
 
 // A contiguous row of `count` vectors to be written.
-template <class T, int WIDTH, bool SHIFTED> struct Target {
+template <class T, int WIDTH, bool SHIFTED, class Number> struct Target {
     T* first;
-    long long cols, count;
+    long long cols;
+    Number count;
 
     // Whether no lane that must take part in storing vector i has one.
-    __device__ bool lacks(long long i) const { return (SHIFTED ? i - threadIdx.x % 32 : i) >= count; }
-    __device__ void store(long long i, const Vector<T, WIDTH>& vector) const {
+    __device__ bool lacks(Number i) const { return (SHIFTED ? i - threadIdx.x % 32 : i) >= count; }
+    __device__ void store(Number i, const Vector<T, WIDTH>& vector) const {
         if constexpr (SHIFTED) store_shifted(first, cols, int(i), vector);
         else vector.store_streaming(first + i * WIDTH);
     }
@@ -229,8 +243,9 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
     T* __restrict__ output,   // [outer * inner, cols]
     long long num_rows, long long cols, long long inner, long long outer_stride, long long inner_stride,
     long long column_stride, long long threads, long long num_shared) {
-    // One block owns blockDim.x / threads rows, `threads` threads each; with SPLIT a cluster owns one row.
+    // One block owns blockDim.y rows, `threads` threads each; with SPLIT a cluster owns one row.
     using C = Compute<T>;
+    using Number = typename NumberOf<EXCESS>::type;
     constexpr int KEEP = KEPT<T, WIDTH, EXCESS, SPLIT> / WIDTH;
     constexpr bool PACKED = SPLIT && sizeof(T) == 2;
     extern __shared__ __align__(16) unsigned char raw[];
@@ -240,10 +255,10 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
     const long long row = share.row;
     // Threads beyond the last row take part, because they share a warp with threads that own a row.
     const bool exists = row < num_rows;
-    const long long count = exists ? (cols + WIDTH - 1) / WIDTH : 0;
+    const Number count = exists ? (cols + WIDTH - 1) / WIDTH : 0;
     const Row<T, WIDTH, SHIFTED> source(x, cols, exists ? row : 0, inner, outer_stride, inner_stride, column_stride);
-    const Target<T, WIDTH, SHIFTED> target{output + row * cols, cols, count};
-    auto number = [&](long long k) { return thread + k * size; };
+    const Target<T, WIDTH, SHIFTED, Number> target{output + row * cols, cols, count};
+    auto number = [&](Number k) { return thread + k * size; };
 
     Vector<T, WIDTH> kept[KEEP];
     source.load(kept, number, count, -CUDART_INF_F);
@@ -259,16 +274,16 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
             C numbers[BATCH][WIDTH];
 #pragma unroll
             for (int k = 0; k < BATCH; k++) batch[k].unpack(numbers[k]);
-            terms.add(numbers, BATCH);
+            terms.add(numbers, 0, 1);
         }
     }
     C of_kept[PACKED ? 1 : KEEP][WIDTH];
     if constexpr (PACKED) {
-        terms.add_packed(kept, int((count + size - 1) / size));
+        terms.add_packed(kept, size, count);
     } else {
 #pragma unroll
         for (int k = 0; k < KEEP; k++) kept[k].unpack(of_kept[k]);
-        terms.add(of_kept, int((count + size - 1) / size));
+        terms.add(of_kept, size, count);
     }
     const C own_largest = terms.largest;
     terms.of_row(share.of_block());
@@ -308,8 +323,9 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
     long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
     long long grad_column_stride, long long outer_stride, long long inner_stride, long long column_stride,
     long long threads, long long num_shared) {
-    // One block owns blockDim.x / threads rows, `threads` threads each; with SPLIT a cluster owns one row.
+    // One block owns blockDim.y rows, `threads` threads each; with SPLIT a cluster owns one row.
     using C = Compute<T>;
+    using Number = typename NumberOf<EXCESS>::type;
     // The two tensors share the registers.
     constexpr int KEEP = KEPT<T, WIDTH, EXCESS, SPLIT> / WIDTH / 2, HALF_BATCH = BATCH / 2;
     extern __shared__ __align__(16) unsigned char raw[];
@@ -319,13 +335,13 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
     const long long row = share.row;
     // Threads beyond the last row take part, because they share a warp with threads that own a row.
     const bool exists = row < num_rows;
-    const long long count = exists ? (cols + WIDTH - 1) / WIDTH : 0;
+    const Number count = exists ? (cols + WIDTH - 1) / WIDTH : 0;
     const long long from = exists ? row : 0;
     const Row<T, WIDTH, SHIFTED> grads(
         grad_output, cols, from, inner, grad_outer_stride, grad_inner_stride, grad_column_stride);
     const Row<T, WIDTH, SHIFTED> outputs(output, cols, from, inner, outer_stride, inner_stride, column_stride);
-    const Target<T, WIDTH, SHIFTED> target{grad_x + row * cols, cols, count};
-    auto number = [&](long long k) { return thread + k * size; };
+    const Target<T, WIDTH, SHIFTED, Number> target{grad_x + row * cols, cols, count};
+    auto number = [&](Number k) { return thread + k * size; };
 
     Vector<T, WIDTH> kept_grad[KEEP], kept[KEEP];
     grads.load(kept_grad, number, count, 0.0f);
@@ -351,10 +367,9 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
             product += part;
         }
     }
-    const long long present = (count + size - 1) / size;
 #pragma unroll
     for (int k = 0; k < KEEP; k++)
-        if (k < present) product += product_of<T, WIDTH, C>(kept_grad[k], kept[k]);
+        if (k * size < count) product += product_of<T, WIDTH, C>(kept_grad[k], kept[k]);
     product = sum_of_row(product, share.of_block());
     if (share.blocks > 1) cluster_wait(), product = sum_of_blocks(product, share.block, share.blocks);
 
@@ -364,7 +379,7 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
     if constexpr (EXCESS) {
         // Walk backwards, because what was read last is still in a cache.
 #pragma unroll 1
-        for (long long end = present; end > KEEP + num_shared; end -= HALF_BATCH) {
+        for (long long end = (count + size - 1) / size; end > KEEP + num_shared; end -= HALF_BATCH) {
             Vector<T, WIDTH> grad[HALF_BATCH], y[HALF_BATCH];
             auto here = [&](int k) { return end - k > KEEP + num_shared ? number(end - 1 - k) : count + thread; };
             grads.load(grad, here, count, 0.0f);

@@ -169,10 +169,10 @@ def launch(kernels: dict, rows: Sequence[Rows], inner: int, output: torch.Tensor
     """Launch one of the kernels `FORWARD` or `BACKWARD` on tensors that are not empty."""
     cols = output.shape[-1]
     num_rows = output.numel() // cols
-    blocks = max(plan.threads // plan.block, 1)
+    blocks, together = max(plan.threads // plan.block, 1), max(plan.block // plan.threads, 1)
     kernels[output.dtype, plan.variant].launch(
-        num_rows * blocks if plan.variant.split else -(-num_rows // (plan.block // plan.threads)),
-        plan.block,
+        -(-num_rows // together) * blocks,
+        (plan.block // together, together),
         *(row.tensor for row in rows),
         output,
         num_rows,

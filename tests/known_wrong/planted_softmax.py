@@ -141,7 +141,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of.stopped("unwritten_slots_read", cuda_on_cpu.UninitialisedShared, f"{PRESENT} const bool present = true;",
                    source="https://github.com/RussWong/CUDATutorial/issues/6"),
         of.stopped("shuffle_of_half_a_warp", cuda_on_cpu.DivergentWarp,
-                   "max(value, __shfl_xor_sync(~0u, => max(value, __shfl_xor_sync(0xffffu,"),
+                   "C other = __shfl_xor_sync(~0u, =>2 C other = __shfl_xor_sync(0xffffu,"),
         of.stopped("idle_threads_return", cuda_on_cpu.Deadlock,
                    "        if (lane == 0) {\n            largest_of_warps =>"
                    "         if (lane) return;\n        {\n            largest_of_warps", right_on=WHOLE_BLOCK,
@@ -156,8 +156,8 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic,
                    "(row - outer * inner) * inner_stride => int(row - outer * inner) * int(inner_stride)",
                    examples=far_apart(softmax.rows(9, cols=5)), **two),
-        of("rows_past_the_grid", "-(-num_rows // (plan.block // plan.threads)), =>"
-           " min(-(-num_rows // (plan.block // plan.threads)), 4),", **written, **two),
+        of("rows_past_the_grid", "-(-num_rows // together) * blocks =>"
+           " min(-(-num_rows // together), 4) * blocks", **written, **two),
         of.stopped("contiguous_assumed", out_of_bounds, "{{first[i * column_stride]}} => {{first[i]}}",
                    examples=strided, **two),
         of("zero_where_nothing_is_left", "own_scale = => own_scale = largest == minus_infinity<C>() ? C(0) :", **two,
