@@ -108,39 +108,61 @@ __global__ void __launch_bounds__(32 * MOST_WARPS) embedding_order_kernel(
 
 constexpr int SUM_WARPS = 8, CHUNK = 64;
 
-// Adds up, in each lane of a warp, WIDTH columns of the cotangents of ids whose numbers in the order are from first to
+// The columns of a lane: a vector, or four single ones 32 apart, so that few warps wait for as much as those of vectors.
+template <int WIDTH> constexpr int COLUMNS = WIDTH == 1 ? 4 : WIDTH;
+template <int WIDTH> __device__ long long column_of(int j) {
+    const long long tile = blockIdx.y * 32ll * COLUMNS<WIDTH>;
+    return WIDTH == 1 ? tile + j * 32 + threadIdx.x % 32 : tile + threadIdx.x % 32 * WIDTH + j;
+}
+
+// Adds up, in each lane of a warp, its columns of the cotangents of ids whose numbers in the order are from first to
 // before end. The sums of TOGETHER ones are added up, so that errors grow less than those of a single sum.
 template <class T, int WIDTH, class C, class Place>
 __device__ void add_up(
-    C (&sums)[WIDTH], const T* from, const Place* order, long long first, long long end, long long dim) {
-    constexpr int TOGETHER = 8;
+    C (&sums)[COLUMNS<WIDTH>], const T* grad_output, const Place* order, long long first, long long end, long long dim) {
+    constexpr int TOGETHER = 8, PIECES = COLUMNS<WIDTH> / WIDTH;
     const int lane = threadIdx.x % 32;
+    const T* from[PIECES];
+#pragma unroll
+    for (int i = 0; i < PIECES; i++)
+        from[i] = grad_output + (column_of<WIDTH>(i * WIDTH) < dim ? column_of<WIDTH>(i * WIDTH) : 0);
     for (; first < end; first += 32) {
         const int count = int(min(end - first, 32ll));
         const long long mine = order[first + min(lane, count - 1)];
         for (int next = 0; next < count; next += TOGETHER) {
-            Vector<T, WIDTH> terms[TOGETHER];
-            C parts[WIDTH] = {};
-#pragma unroll
-            for (int k = 0; k < TOGETHER; k++) terms[k] = Vector<T, WIDTH>::load(from + __shfl_sync(~0u, mine, next + k) * dim);
+            Vector<T, COLUMNS<WIDTH>> terms[TOGETHER];
+            C parts[COLUMNS<WIDTH>] = {};
 #pragma unroll
             for (int k = 0; k < TOGETHER; k++) {
-                C numbers[WIDTH];
-                terms[k].unpack(numbers);
+                const long long at = __shfl_sync(~0u, mine, next + k) * dim;
 #pragma unroll
-                for (int j = 0; j < WIDTH; j++) parts[j] += next + k < count ? numbers[j] : C(0);
+                for (int i = 0; i < PIECES; i++) {
+                    const auto term = Vector<T, WIDTH>::load(from[i] + at);
+                    memcpy(&terms[k].at[i * WIDTH], &term, sizeof term);
+                }
             }
 #pragma unroll
-            for (int j = 0; j < WIDTH; j++) sums[j] += parts[j];
+            for (int k = 0; k < TOGETHER; k++) {
+                C numbers[COLUMNS<WIDTH>];
+                terms[k].unpack(numbers);
+#pragma unroll
+                for (int j = 0; j < COLUMNS<WIDTH>; j++) parts[j] += next + k < count ? numbers[j] : C(0);
+            }
+#pragma unroll
+            for (int j = 0; j < COLUMNS<WIDTH>; j++) sums[j] += parts[j];
         }
     }
 }
 
-template <class T, int WIDTH, class C> __device__ void store(T* to, const C (&sums)[WIDTH]) {
-    Vector<T, WIDTH> rounded;
+// Stores the columns of a lane in a row.
+template <class T, int WIDTH, class C> __device__ void store(T* row, const C (&sums)[COLUMNS<WIDTH>], long long dim) {
 #pragma unroll
-    for (int j = 0; j < WIDTH; j++) rounded.at[j] = T(sums[j]);
-    rounded.store(to);
+    for (int j = 0; j < COLUMNS<WIDTH>; j += WIDTH) {
+        Vector<T, WIDTH> rounded;
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) rounded.at[i] = T(sums[j + i]);
+        if (column_of<WIDTH>(j) < dim) rounded.store(row + column_of<WIDTH>(j));
+    }
 }
 
 constexpr int FEW_IDS = 512;
@@ -151,10 +173,10 @@ __global__ void __launch_bounds__(32 * SUM_WARPS) embedding_few_backward_kernel(
     const void* __restrict__ ids,       // [ids], at most FEW_IDS, of 64 bits if they are wide, else of 32
     T* __restrict__ grad_table,         // [vocab, dim]
     int num_ids, long long vocab, long long dim, long long padding_idx, bool wide) {
-    // One warp owns 32 vectors of a row of the table, and searches all ids for this row.
+    // One warp owns a tile of columns of a row of the table, and searches all ids for this row.
     __shared__ int places[SUM_WARPS][FEW_IDS];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const long long row = blockIdx.x * (long long)SUM_WARPS + warp, column = (blockIdx.y * 32ll + lane) * WIDTH;
+    const long long row = blockIdx.x * (long long)SUM_WARPS + warp;
     if (row >= vocab) return;
     int count = 0;
     long long rows[LOADED];
@@ -168,22 +190,22 @@ __global__ void __launch_bounds__(32 * SUM_WARPS) embedding_few_backward_kernel(
         count += __popc(lanes);
     }
     __syncwarp();
-    Compute<T> sums[WIDTH] = {};
-    add_up<T, WIDTH>(sums, grad_output + (column < dim ? column : 0), places[warp], 0, count, dim);
-    if (column < dim) store(grad_table + row * dim + column, sums);
+    Compute<T> sums[COLUMNS<WIDTH>] = {};
+    add_up<T, WIDTH>(sums, grad_output, places[warp], 0, count, dim);
+    store<T, WIDTH>(grad_table + row * dim, sums, dim);
 }
 
 // The sum of the same lane of all warps, in the first warp.
-template <int WIDTH, class C> __device__ void sum_over_warps(C (&sums)[WIDTH]) {
-    __shared__ C of_warps[SUM_WARPS][WIDTH][32];
+template <int COUNT, class C> __device__ void sum_over_warps(C (&sums)[COUNT]) {
+    __shared__ C of_warps[SUM_WARPS][COUNT][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
-    for (int j = 0; j < WIDTH; j++) of_warps[warp][j][lane] = sums[j];
+    for (int j = 0; j < COUNT; j++) of_warps[warp][j][lane] = sums[j];
     __syncthreads();
     if (warp == 0)
         for (int i = 1; i < SUM_WARPS; i++)
 #pragma unroll
-            for (int j = 0; j < WIDTH; j++) sums[j] += of_warps[i][j][lane];
+            for (int j = 0; j < COUNT; j++) sums[j] += of_warps[i][j][lane];
     __syncthreads();
 }
 
@@ -197,20 +219,18 @@ __global__ void __launch_bounds__(32 * SUM_WARPS) embedding_backward_kernel(
     Compute<T>* __restrict__ chunks,       // [num_chunks, dim]
     T* __restrict__ grad_table,            // [vocab, dim]
     long long num_chunks, long long vocab, long long dim, long long padding_idx, bool wide) {
-    // One block owns 32 vectors of a chunk of CHUNK cotangents of a row, whose last chunk is longer, or one warp 32
-    // vectors of a row of fewer cotangents. Chunk i of a row is number i of the multiples of CHUNK in its part of the order.
+    // One block owns a tile of columns of a chunk of CHUNK cotangents of a row, whose last chunk is longer, or one warp that
+    // of a row of fewer cotangents. Chunk i of a row is number i of the multiples of CHUNK in its part of the order.
     __shared__ bool last;
     const int warp = threadIdx.x / 32;
-    const long long column = (blockIdx.y * 32ll + threadIdx.x % 32) * WIDTH;
-    const T* const from = grad_output + (column < dim ? column : 0);
-    Compute<T> sums[WIDTH] = {};
+    Compute<T> sums[COLUMNS<WIDTH>] = {};
     if (blockIdx.x >= num_chunks) {
         const long long row = (blockIdx.x - num_chunks) * SUM_WARPS + warp;
         if (row >= vocab) return;
         const long long begin = starts[row], end = row == padding_idx ? begin : starts[row + 1];
         if (end - begin >= CHUNK) return;
-        add_up<T, WIDTH>(sums, from, order, begin, end, dim);
-        if (column < dim) store(grad_table + row * dim + column, sums);
+        add_up<T, WIDTH>(sums, grad_output, order, begin, end, dim);
+        store<T, WIDTH>(grad_table + row * dim, sums, dim);
         return;
     }
     const long long middle = blockIdx.x * (long long)CHUNK;
@@ -222,11 +242,12 @@ __global__ void __launch_bounds__(32 * SUM_WARPS) embedding_backward_kernel(
     if (number >= count) return;
     const long long first = begin + number * CHUNK, end = number < count - 1 ? first + CHUNK : starts[row + 1];
     const long long part = (end - first + SUM_WARPS - 1) / SUM_WARPS;
-    add_up<T, WIDTH>(sums, from, order, first + warp * part, min(first + (warp + 1) * part, end), dim);
+    add_up<T, WIDTH>(sums, grad_output, order, first + warp * part, min(first + (warp + 1) * part, end), dim);
     sum_over_warps(sums);
-    if (warp == 0 && column < dim)
+    if (warp == 0)
 #pragma unroll
-        for (int j = 0; j < WIDTH; j++) chunks[blockIdx.x * dim + column + j] = sums[j];
+        for (int j = 0; j < COLUMNS<WIDTH>; j++)
+            if (column_of<WIDTH>(j) < dim) chunks[blockIdx.x * dim + column_of<WIDTH>(j)] = sums[j];
     __syncthreads();
     // The last block to finish a chunk of this row adds them up.
     if (threadIdx.x == 0) {
@@ -236,12 +257,12 @@ __global__ void __launch_bounds__(32 * SUM_WARPS) embedding_backward_kernel(
     __syncthreads();
     if (!last) return;
 #pragma unroll
-    for (int j = 0; j < WIDTH; j++) sums[j] = 0;
-    if (column < dim)
+    for (int j = 0; j < COLUMNS<WIDTH>; j++) sums[j] = 0;
 #pragma unroll 4
-        for (long long i = first_chunk + warp; i < first_chunk + count; i += SUM_WARPS)
+    for (long long i = first_chunk + warp; i < first_chunk + count; i += SUM_WARPS)
 #pragma unroll
-            for (int j = 0; j < WIDTH; j++) sums[j] += __ldcg(&chunks[i * dim + column + j]);  // from the L2 cache
+        for (int j = 0; j < COLUMNS<WIDTH>; j++)
+            if (column_of<WIDTH>(j) < dim) sums[j] += __ldcg(&chunks[i * dim + column_of<WIDTH>(j)]);  // from the L2 cache
     sum_over_warps(sums);
-    if (warp == 0 && column < dim) store(grad_table + row * dim + column, sums);
+    if (warp == 0) store<T, WIDTH>(grad_table + row * dim, sums, dim);
 }

@@ -13,6 +13,7 @@ from .operators import FEW_IDS, ORDER_BYTES, by_row, register
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 BLOCK = {True: 256, False: 128}  # threads, by whether rows are moved in vectors, else in single elements
 MOST_ROWS, MOST_THREADS = 64, 1024  # of a block that finds places
+SINGLES = 4  # columns of a lane that adds up cotangents, where it has no vectors
 SUM_ROWS, CHUNK = 8, 64  # rows of a block that adds up cotangents, as many as its warps, and cotangents of a chunk
 FORWARD = CudaKernel.instances(SOURCE, "embedding_forward_kernel<{T}, {}>", WIDTHS)
 ORDER = CudaKernel(SOURCE, "embedding_order_kernel")
@@ -50,7 +51,7 @@ def _order(ids: torch.Tensor, vocab: int, ready: torch.Tensor) -> tuple[torch.Te
 def _launch_backward(grad_table: torch.Tensor, grad_output: torch.Tensor, ids: torch.Tensor, padding_idx: int) -> None:
     (vocab, dim), width, num_ids = grad_table.shape, 16 // grad_table.element_size(), len(ids)
     vectors = aligned(grad_output, grad_table) and dim % width == 0
-    across, kind, threads = cdiv(dim, 32 * (width if vectors else 1)), (grad_table.dtype, vectors), 32 * SUM_ROWS
+    across, kind, threads = cdiv(dim, 32 * (width if vectors else SINGLES)), (grad_table.dtype, vectors), 32 * SUM_ROWS
     sizes, blocks = (vocab, dim, padding_idx, ids.dtype == torch.int64), cdiv(vocab, SUM_ROWS)
     if num_ids <= FEW_IDS[ids.device.type]:
         FEW_BACKWARD[kind].launch((blocks, across), threads, grad_output, ids, grad_table, num_ids, *sizes)

@@ -68,7 +68,7 @@ def _triton_faults() -> tuple[Fault, ...]:
     )
 
 
-CHUNKS = "__ldcg(&chunks[i * dim + column + j])"
+CHUNKS = "__ldcg(&chunks[i * dim + column_of<WIDTH>(j)])"
 
 
 def _cuda_faults() -> tuple[Fault, ...]:
@@ -87,8 +87,8 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of.gradient("added_in_the_dtype",
                     f"sums[j] += {CHUNKS}; => sums[j] = Compute<T>(T(sums[j] + {CHUNKS}));", dtype="bfloat16",
                     **SORTED, source=f"{GITHUB}/flagos-ai/FlagGems/pull/309"),
-        of.gradient("parts_not_cleared", "            C parts[WIDTH] = {};\n =>",
-                    "TOGETHER = 8;\n => TOGETHER = 8;\n    C parts[WIDTH] = {};\n", **OFTEN),
+        of.gradient("parts_not_cleared", "            C parts[COLUMNS<WIDTH>] = {};\n =>",
+                    "const T* from[PIECES]; => const T* from[PIECES];\n    C parts[COLUMNS<WIDTH>] = {};", **OFTEN),
         of.stopped("lower_rows_not_counted", cuda_on_cpu.Race, "row < first_row; => row < first_row - 1;",
                    check=backward_agrees, **SOME, right_on=ONE),
         of.stopped("earlier_lanes_not_counted", cuda_on_cpu.Race, "__popc(earlier) => 0", check=backward_agrees, **SOME,
