@@ -30,10 +30,10 @@ template <int TILES, class C> __device__ void scan(const C (&own)[TILES], C (&be
     }
 }
 
-template <class T, int TILES>
+template <class T, int TILES, bool GIVEN>
 __global__ void cumsum_kernel(
     const T* __restrict__ x,           // [outer, inner, n], strided
-    const void* __restrict__ offsets,  // [segments + 1] of 64 bits if `wide`, else 32, strided; or null
+    const void* __restrict__ offsets,  // [segments + 1] of 64 bits if `wide`, else 32, strided; or null unless GIVEN
     T* __restrict__ output,            // [rows, n]
     long long rows, long long n, long long inner, long long outer_stride, long long inner_stride, long long stride,
     long long segments, long long offset_stride, bool wide, bool exclusive, bool reverse) {
@@ -44,23 +44,29 @@ __global__ void cumsum_kernel(
     const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
     const auto in_vectors = [](const T* at) { return reinterpret_cast<unsigned long long>(at) % 16 == 0; };
     const auto end_of = [&](long long k) -> long long {
-        if (!offsets) return k * n;
         k *= offset_stride;
         return wide ? static_cast<const long long*>(offsets)[k] : static_cast<const int*>(offsets)[k];
     };
-    bool wrong = end_of(0) != 0 || end_of(segments) != n;
-    for (long long k = threadIdx.y * blockDim.x + threadIdx.x; k < segments; k += blockDim.x * blockDim.y)
-        wrong = wrong || end_of(k) > end_of(k + 1);
-    wrong = __syncthreads_or(wrong);
+    bool wrong = false;
+    if constexpr (GIVEN) {
+        wrong = end_of(0) != 0 || end_of(segments) != n;
+        for (long long k = threadIdx.y * blockDim.x + threadIdx.x; k < segments; k += blockDim.x * blockDim.y)
+            wrong = wrong || end_of(k) > end_of(k + 1);
+        wrong = __syncthreads_or(wrong);
+    }
     if (row >= rows) return;
     const T* from = x + row_offset(row, inner, outer_stride, inner_stride);
     T* to = output + row * n;
     // With invalid offsets, tiles take the place of segments, and their sums begin with NaN.
-    const long long tile = blockDim.x * WIDTH, count = wrong ? (n + tile - 1) / tile : segments;
+    const long long tile = blockDim.x * WIDTH, count = !GIVEN ? 1 : wrong ? (n + tile - 1) / tile : segments;
     int turn = 0;
+    // The vectors of each warp, in the order of memory.
+    __shared__ __align__(16) T exchanged[8][32 * WIDTH];
+    T* const exchange = exchanged[(threadIdx.y * blockDim.x + threadIdx.x) / 32];
+    const int lane = threadIdx.x % 32, slot = reverse ? 31 - lane : lane;
     for (long long segment = blockIdx.y; segment < count; segment += gridDim.y) {
-        const long long begin = wrong ? segment * tile : end_of(segment);
-        const long long end = wrong ? min(begin + tile, n) : end_of(segment + 1);
+        const long long begin = !GIVEN ? 0 : wrong ? segment * tile : end_of(segment);
+        const long long end = !GIVEN ? n : wrong ? min(begin + tile, n) : end_of(segment + 1);
         C carry = wrong ? C(__int_as_float(0x7fffffff)) : C(0);
         const long long size = end - begin;
         for (long long first = 0; first < size; first += TILES * tile, turn ^= 1) {
@@ -99,11 +105,22 @@ __global__ void cumsum_kernel(
                 Vector<T, WIDTH> out;
 #pragma unroll
                 for (int k = 0; k < WIDTH; k++) out.at[k] = T(reverse ? sums[WIDTH - 1 - k] : sums[k]);
-                if (at(t) + WIDTH <= size && in_vectors(to + low(t))) out.store(to + low(t));
-                else
+                if (in_vectors(to + low(t))) {
+                    if (at(t) + WIDTH <= size) out.store(to + low(t));
+                    else
+#pragma unroll
+                        for (int k = 0; k < WIDTH; k++)
+                            if (low(t) + k >= begin && low(t) + k < end) to[low(t) + k] = out.at[k];
+                } else {
+                    // The lanes exchange their vectors, and store neighbours.
+                    out.store(exchange + slot * WIDTH);
+                    __syncwarp();
+                    const long long place = low(t) - slot * WIDTH + lane;
 #pragma unroll
                     for (int k = 0; k < WIDTH; k++)
-                        if (low(t) + k >= begin && low(t) + k < end) to[low(t) + k] = out.at[k];
+                        if (place + k * 32 >= begin && place + k * 32 < end) to[place + k * 32] = exchange[k * 32 + lane];
+                    __syncwarp();
+                }
             }
         }
     }

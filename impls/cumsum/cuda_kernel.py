@@ -14,8 +14,9 @@ SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 WARP, MOST_THREADS = 32, 256
 MOST_ALONG_Y = 65535
 # Tiles that a block has in flight, by whether a segment has LONG of them.
-TILES, LONG = {False: "1", True: "4"}, 8
-BY_DTYPE = CudaKernel.instances(SOURCE, "cumsum_kernel<{T}, {}>", TILES)
+TILES, LONG = {False: 1, True: 4}, 8
+KINDS = {(long, given): f"{tiles}, {given:d}" for long, tiles in TILES.items() for given in (False, True)}
+BY_DTYPE = CudaKernel.instances(SOURCE, "cumsum_kernel<{T}, {}>", KINDS)
 KERNELS = tuple(BY_DTYPE.values())
 
 
@@ -33,7 +34,8 @@ def _launch(
     step, wide = (1, True) if offsets is None else (offsets.stride(0), offsets.dtype == torch.int64)
     sizes = (num_rows, n, inner, *rows[1:], segments, step, wide, exclusive, reverse)
     long = length >= LONG * threads * width
-    BY_DTYPE[x.dtype, long].launch((blocks, along_y), (threads, together), rows.tensor, offsets, output, *sizes)
+    kernel = BY_DTYPE[x.dtype, (long, offsets is not None)]
+    kernel.launch((blocks, along_y), (threads, together), rows.tensor, offsets, output, *sizes)
 
 
 cumsum = register("cuda", _launch)
