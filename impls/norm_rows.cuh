@@ -12,7 +12,11 @@ __device__ inline double rounded_product(double a, double b) { return __dmul_rn(
 // The sum over the threads of a row. Rows that are SHORT share warps: a power of two of lanes each.
 template <bool SHORT, class C> __device__ C row_sum(C value, int turn) {
     if constexpr (!SHORT) return sum_over_row(Sums<C>{value, C(0)}, turn).first;
-    for (int lanes = blockDim.x / 2; lanes; lanes /= 2) value += __shfl_xor_sync(~0u, value, lanes);
+#pragma unroll
+    for (int lanes = 16; lanes; lanes /= 2) {
+        const C other = __shfl_xor_sync(~0u, value, lanes);
+        if (lanes < blockDim.x) value += other;
+    }
     return value;
 }
 template <class C> __device__ C row_sum(C value, int turn) {
@@ -82,21 +86,35 @@ __global__ void __launch_bounds__(512) norm_forward_kernel(
     }
     const int first = first_column<WIDTH, VECTORS, ADJACENT>(), step = columns_apart<WIDTH, ADJACENT>();
     const int piece = blockDim.x * WIDTH * VECTORS;
+    // Where registers are left, the residual is loaded together with x, and the parameters of a row of one piece, too.
+    constexpr bool ONE_PIECE = VECTORS == 2, AT_ONCE = VECTORS <= 8;
     constexpr bool STRIDED = WIDTH == 1 && !ADJACENT;
-    Vector<T, WIDTH> data[VECTORS];
+    Vector<T, WIDTH> data[VECTORS], residuals[VECTORS], weights[VECTORS], biases[VECTORS];
     // The columns from `start` on, of a piece. They are compared in 32 bits, as 64 take as long as several elements.
     auto columns_from = [&](long long start) { return int(min(cols - start, (long long)piece)); };
+    auto load_residual = [&](int k, long long column) {
+        if constexpr (ADDED) residuals[k] = take<WIDTH, STRIDED>(residual, column, residual_column_stride);
+    };
+    auto load_parameters = [&](int k, long long column) {
+        weights[k] = take<WIDTH, STRIDED>(weight, column, weight_stride);
+        if constexpr (MEAN) biases[k] = take<WIDTH, STRIDED>(bias, column, bias_stride);
+    };
     auto load = [&](long long start, bool store_sums) {
         const int columns = columns_from(start);
         auto at = [&](int k) { return start + first + k * step; };
 #pragma unroll
-        for (int k = 0; k < VECTORS; k++)
-            if (first + k * step < columns) data[k] = take<WIDTH, STRIDED>(x, at(k), column_stride);
+        for (int k = 0; k < VECTORS; k++) {
+            if (first + k * step >= columns) continue;
+            data[k] = take<WIDTH, STRIDED>(x, at(k), column_stride);
+            if constexpr (AT_ONCE) load_residual(k, at(k));
+            if constexpr (ONE_PIECE) load_parameters(k, at(k));
+        }
         if constexpr (ADDED) {
 #pragma unroll
             for (int k = 0; k < VECTORS; k++) {
                 if (first + k * step >= columns) continue;
-                add_to(data[k], take<WIDTH, STRIDED>(residual, at(k), residual_column_stride));
+                if constexpr (!AT_ONCE) load_residual(k, at(k));
+                add_to(data[k], residuals[k]);
                 if (store_sums) data[k].store(sums + at(k));
             }
         }
@@ -141,6 +159,7 @@ __global__ void __launch_bounds__(512) norm_forward_kernel(
         } else {
             squares += piece_squares;
         }
+        if constexpr (ONE_PIECE) break;
     }
     if constexpr (!MEAN) squares = row_sum(squares, 0);
     const C rstd = rsqrt(squares / C(cols) + C(eps));
@@ -149,18 +168,6 @@ __global__ void __launch_bounds__(512) norm_forward_kernel(
         rstd_of[row] = rstd;
     }
 
-    auto normalize = [&](Vector<T, WIDTH>& vector, const Vector<T, WIDTH>& w, const Vector<T, WIDTH>& b) {
-        C numbers[WIDTH], weights[WIDTH], biases[WIDTH];
-        vector.unpack(numbers);
-        w.unpack(weights);
-        if constexpr (MEAN) b.unpack(biases);
-#pragma unroll
-        for (int j = 0; j < WIDTH; j++) {
-            C result = normalized<MEAN>(numbers[j], mean, rstd) * weights[j];
-            if constexpr (MEAN) result += biases[j];
-            vector.at[j] = T(result);
-        }
-    };
     // Walk backwards, because the last piece is still in registers and the pieces before it are in a cache.
     for (long long start = last; start >= 0; start -= piece) {
         if (start < last) load(start, false);
@@ -168,12 +175,20 @@ __global__ void __launch_bounds__(512) norm_forward_kernel(
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
             if (first + k * step >= columns) continue;
-            const long long at = start + first + k * step;
-            Vector<T, WIDTH> b;
-            if constexpr (MEAN) b = take<WIDTH, STRIDED>(bias, at, bias_stride);
-            normalize(data[k], take<WIDTH, STRIDED>(weight, at, weight_stride), b);
-            data[k].store(output + at);
+            if constexpr (!ONE_PIECE) load_parameters(k, start + first + k * step);
+            C numbers[WIDTH], w[WIDTH], b[WIDTH];
+            data[k].unpack(numbers);
+            weights[k].unpack(w);
+            if constexpr (MEAN) biases[k].unpack(b);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) {
+                C result = normalized<MEAN>(numbers[j], mean, rstd) * w[j];
+                if constexpr (MEAN) result += b[j];
+                data[k].at[j] = T(result);
+            }
+            data[k].store(output + start + first + k * step);
         }
+        if constexpr (ONE_PIECE) break;
     }
 }
 

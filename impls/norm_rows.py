@@ -84,7 +84,7 @@ def forward_vectors(layout: Layout, itemsize: int, mean: bool, added: bool) -> t
         return (4,)
     if layout is Layout.ADJACENT:
         return (8, 16) if added and itemsize == 2 else (16,)
-    return (4, 8) if mean else (2, 4)
+    return (2, 4, 8) if mean else (2, 4)
 
 
 def layout_of(cols: int, parameters: Sequence[torch.Tensor], rows: Sequence[Rows]) -> Layout:
@@ -133,7 +133,10 @@ def forward_plan(cols: int, layout: Layout, itemsize: int, mean: bool, added: bo
         layout = Layout.STRIDED  # several rows share a warp
     width = 16 // itemsize if layout is Layout.WHOLE else 1
     variants = forward_vectors(layout, itemsize, mean, added)
-    each = next((each for each in variants if cols <= each * width * MOST_THREADS), variants[-1])
+    # Two sums over several warps take longer than more vectors a thread, unless there is a residual to wait for.
+    most = {2: WARP} if mean and not added else {}
+    fitting = (each for each in variants if cols <= each * width * most.get(each, MOST_THREADS))
+    each = next(fitting, variants[-1])
     return Plan((width, each, layout is Layout.ADJACENT), *threads_of_row(cols, each * width, TOGETHER))
 
 

@@ -174,8 +174,8 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of.stopped("stride_dropped_in_second_pass", out_of_bounds,
                    "norm_rows.cuh: if (start < last) load(start, false); =>"
                    " if (start < last) column_stride = 1, load(start, false);", **one),
-        of("weight_of_first_columns", "norm_rows.cuh: take<WIDTH, STRIDED>(weight, at, weight_stride), =>"
-           " take<WIDTH, STRIDED>(weight, at % 64, weight_stride),", **short),
+        of("weight_of_first_columns", "norm_rows.cuh: take<WIDTH, STRIDED>(weight, column, weight_stride); =>"
+           " take<WIDTH, STRIDED>(weight, column % 64, weight_stride);", **short),
         of.stopped("row_of_fixed_length", out_of_bounds, "norm_rows.cuh:     C mean = 0, squares = 0;\n =>"
                    "     C mean = 0, squares = 0;\n    __shared__ T row_of[512];\n"
                    "    for (int i = threadIdx.x; blockDim.x > 32 && i < cols; i += blockDim.x) row_of[i] = T(0);\n",
