@@ -1,6 +1,7 @@
 """The operators of matmul, which Triton and CUDA C++ share except for the launches."""
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -83,7 +84,6 @@ MATMUL = SIGNATURE.operator(
     lambda a, b, activation, negative_slope: a.new_empty((a.shape[0], b.shape[1])),
     saves=("a", "b", "output", "activation", "negative_slope"),
     saves_if={"output": lambda a, b, activation, negative_slope: activation != "none"},
-    repeats=True,
 )
 
 
@@ -118,4 +118,5 @@ def register_matmul(
             product(a.t(), grad, "none", 0.0) if needs_b else b.new_empty(0),
         )
 
-    return SIGNATURE.checked(MATMUL.register(backend, product, backward))
+    # Triton itself makes the launches with descriptors, and float32 depends on a setting there.
+    return SIGNATURE.checked(replace(MATMUL, repeats=backend == "cuda").register(backend, product, backward))

@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fourfold.backends import known_calls
 from fourfold.backends.launch import cdiv
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.backends.tuning import Configuration, Tuner
@@ -329,8 +328,6 @@ def _default(m: int, n: int, k: int, dtype: torch.dtype, descriptors: bool) -> C
 
 def descriptor(rows: torch.Tensor, transposed: bool, block: list[int]) -> TensorDescriptor:
     """Return the descriptor of a matrix with dense rows; `block` is a block of it, or of its transpose."""
-    if (recorder := known_calls.recorder()) is not None:
-        recorder.refuse()  # Triton makes launches with descriptors, which nothing records
     return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), block[::-1] if transposed else block)
 
 
@@ -381,8 +378,6 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
     # Rows that no descriptor can describe are copied first, where the product takes long beside that.
     described = dense or (device.type == "cuda" and m * n * k >= LITTLE_WORK)
     wide = dtype not in HALF_TYPES
-    if dtype == torch.float32 and (recorder := known_calls.recorder()) is not None:
-        recorder.refuse()  # the precision may be another one at the next call
     precision = "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
     def run(configuration: Configuration) -> None:
