@@ -47,27 +47,39 @@ def test_an_unknown_operation_is_named_before_anything_runs(tmp_path: Path) -> N
     assert not folder.exists()
 
 
-def test_a_process_that_takes_too_long_loses_no_other_operation(
+def test_what_has_no_time_left_is_recorded_by_the_same_command_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = load_script()
     commands: list[list[str]] = []
+    now = [0.0]
 
     def run(command: list[str], **options: Any) -> Any:
         commands.append(command)
-        if "vector_add" in command:
+        if "softmax" in command:
+            now[0] += options["timeout"]
             raise subprocess.TimeoutExpired(command, options["timeout"])
         if "--benchmark-json" in command[-1]:
             Path(command[-1].partition("=")[2]).write_text("{}")
         return subprocess.CompletedProcess(command, 0)
 
+    def timed() -> list[str]:
+        names = [command[command.index("--op") + 1] for command in commands if "--benchmark-json" in " ".join(command)]
+        assert "report" in commands[-1]
+        commands.clear()
+        return names
+
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(sys, "argv", ["record", str(tmp_path), "vector_add", "swiglu", "--device", "cpu"])
+    monkeypatch.setattr(script, "clock", lambda: now[0])
+    operations = ["vector_add", "softmax", "swiglu"]
+    options = ["--device", "cpu", "--step", "time", "--minutes", "5"]
+    monkeypatch.setattr(sys, "argv", ["record", str(tmp_path), *operations, *options])
     assert script.main() == 1
-    recorded = [command[command.index("--op") + 1] for command in commands if "--benchmark-json" in " ".join(command)]
-    assert recorded == ["vector_add", "swiglu"]
-    assert "report" in commands[-1]
-    assert str(tmp_path / "swiglu.json") in commands[-1]
+    assert timed() == ["vector_add", "softmax"]
+    assert script.main() == 1
+    assert timed() == ["swiglu", "softmax"]
+    assert script.main() == 1
+    assert timed() == ["softmax"]
 
 
 def test_the_slower_kernels_are_profiled_and_no_step_repeats_what_the_folder_has(
