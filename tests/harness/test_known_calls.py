@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fourfold.backends import known_calls, launch_records
 from fourfold.backends.operators import Operator, bypass_dispatcher, define
@@ -219,7 +218,7 @@ def test_a_known_call_is_not_checked_again(grad: bool) -> None:
     assert OPERATION.decided == decided + DECIDED + 1
 
 
-class Watch(TorchDispatchMode):
+class Watch(torch_internals.dispatch_mode()):  # type: ignore[misc]
     """A mode that sees each operator."""
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
