@@ -27,6 +27,21 @@ template <bool MEAN, class C> __device__ C normalized(C number, C mean, C rstd) 
     if constexpr (MEAN) number -= mean;
     return number * rstd;
 }
+// Normalizes a vector of a row, and applies the parameters of its columns.
+template <bool MEAN, class T, int WIDTH, class C>
+__device__ void normalize(
+    Vector<T, WIDTH>& vector, const Vector<T, WIDTH>& weight, const Vector<T, WIDTH>& bias, C mean, C rstd) {
+    C numbers[WIDTH], w[WIDTH], b[WIDTH];
+    vector.unpack(numbers);
+    weight.unpack(w);
+    if constexpr (MEAN) bias.unpack(b);
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) {
+        C result = normalized<MEAN>(numbers[j], mean, rstd) * w[j];
+        if constexpr (MEAN) result += b[j];
+        vector.at[j] = T(result);
+    }
+}
 
 // The sums over a row of grad_normal, which only MEAN needs, and of grad_normal * normal.
 template <bool MEAN, bool SHORT, class C> __device__ Sums<C> sums_of_gradients(Sums<C> sums, int turn) {
@@ -176,16 +191,7 @@ __global__ void __launch_bounds__(512) norm_forward_kernel(
         for (int k = 0; k < VECTORS; k++) {
             if (first + k * step >= columns) continue;
             if constexpr (!ONE_PIECE) load_parameters(k, start + first + k * step);
-            C numbers[WIDTH], w[WIDTH], b[WIDTH];
-            data[k].unpack(numbers);
-            weights[k].unpack(w);
-            if constexpr (MEAN) biases[k].unpack(b);
-#pragma unroll
-            for (int j = 0; j < WIDTH; j++) {
-                C result = normalized<MEAN>(numbers[j], mean, rstd) * w[j];
-                if constexpr (MEAN) result += b[j];
-                data[k].at[j] = T(result);
-            }
+            normalize<MEAN>(data[k], weights[k], biases[k], mean, rstd);
             data[k].store(output + start + first + k * step);
         }
         if constexpr (ONE_PIECE) break;
@@ -277,16 +283,7 @@ __global__ void __launch_bounds__(512) norm_forward_staged_kernel(
             const int i = threadIdx.x + k * blockDim.x;
             if (i >= count) continue;
             auto data = vector_of(i);
-            C numbers[WIDTH], w[WIDTH], b[WIDTH];
-            data.unpack(numbers);
-            weights[k].unpack(w);
-            if constexpr (MEAN) biases[k].unpack(b);
-#pragma unroll
-            for (int j = 0; j < WIDTH; j++) {
-                C result = normalized<MEAN>(numbers[j], mean, rstd) * w[j];
-                if constexpr (MEAN) result += b[j];
-                data.at[j] = T(result);
-            }
+            normalize<MEAN>(data, weights[k], biases[k], mean, rstd);
             data.store_streaming(output + row * cols + (long long)(first + i) * WIDTH);
         }
         staged.release();

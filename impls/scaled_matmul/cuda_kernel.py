@@ -89,7 +89,7 @@ def _launch(
     def run_hopper(configuration: Configuration) -> None:
         blocks, terms = configuration.options["blocks"], cdiv(k, BLOCK) * BLOCK
         rows, columns = left, torch.empty((n, terms), dtype=torch.float16, device=a.device)
-        if one_axis_dense(left) != 1 or k % 2:  # the copy engine takes no such rows
+        if one_axis_dense(left) != 1 or k % 2:  # TMA takes neither such strides nor an odd number of bytes as float16
             rows = left.new_zeros((m, terms))
             rows[:, :k] = left
         TO_FLOAT16.launch(n, THREADS, right, columns, k, terms, *b.stride(), vectors[1])

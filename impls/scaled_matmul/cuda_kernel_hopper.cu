@@ -11,8 +11,8 @@ constexpr int BLOCK = 128;
 constexpr int MULTIPLYING = 2, THREADS = WARPGROUP * (1 + MULTIPLYING);
 // Rows of tiles that are walked column by column, so that inputs stay in the cache.
 constexpr int GROUP = 8;
-// A box, one stage, is a line of each of 128 rows: 128 terms of the left matrix, or 64 of the right one. A thread has a
-// block's sums of so many columns at a time, in two places.
+// A box, one stage, is a line of each of 128 rows: 128 terms of the left matrix, or 64 of the right one. A thread
+// sums COLUMNS columns of a block of terms at a time, in two sets of registers by turns.
 constexpr int BOX_BYTES = BLOCK * LINE_BYTES, COLUMNS = 64;
 
 // Loads half of the terms of 64 rows of a box, and converts them. Of 16 terms a thread has those of four adjacent

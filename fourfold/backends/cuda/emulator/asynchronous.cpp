@@ -465,7 +465,8 @@ Accumulator& accumulator_of(Warpgroup& g, const Rendezvous* slots) {
     return *g.accumulators.back();
 }
 
-// The variables of which wgmma takes a. What takes them again, as a loop that is unrolled on a GPU does, has others there.
+// Return the variables from which a wgmma takes registers of a. An earlier wgmma with the same ones forgets them, because
+// a GPU's compiler may have unrolled the loop, and then each pass has registers of its own.
 std::vector<Taken> taken(Warpgroup& g) {
     std::vector<Taken> all;
     for (unsigned t = 0; t < WARPGROUP; t++)
