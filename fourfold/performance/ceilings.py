@@ -16,6 +16,9 @@ ROUNDS = 15
 SIZES = {"cpu": tuple(1 << n for n in range(12, 25, 2)), "cuda": (1 << 30,)}
 EXTENTS = {"cpu": dict.fromkeys(DTYPES, 512), "cuda": dict.fromkeys(DTYPES, 8192) | {"float64": 4096}}
 LAUNCHES = 100
+# Float16's speed on tensor cores over the highest speed of wider dtypes there. TF32 has half of float16's speed. A
+# kernel may split float64 into five parts of 11 bits, and needs the 15 products of parts that reach its last bit.
+TENSOR_CORE_SLOWDOWN = {"float32": 2, "float64": 15}
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,12 @@ class Ceilings:
 
     def least_seconds(self, cost: Cost, dtype: str) -> float:
         """Return the shortest possible time of a call with this cost; 0 if the cost is 0."""
-        moving = cost.bytes / self.bytes_per_second
-        return max(moving, cost.flops / self.flops_per_second[dtype])
+        return max(cost.bytes / self.bytes_per_second, cost.flops / self.most_flops_per_second(dtype))
+
+    def most_flops_per_second(self, dtype: str) -> float:
+        """Return the speed that no right kernel exceeds, even one that multiplies parts of numbers on tensor cores."""
+        on_tensor_cores = self.flops_per_second.get("float16", 0.0) / TENSOR_CORE_SLOWDOWN.get(dtype, 1)
+        return max(self.flops_per_second[dtype], on_tensor_cores)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields, for the JSON record."""

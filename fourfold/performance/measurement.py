@@ -482,8 +482,8 @@ def achieved_rates(ceilings: Ceilings, cost: Cost, dtype: str, seconds: float) -
     Raises:
         MeasuringError: the call is faster than the ceilings allow.
     """
-    fraction = ceilings.least_seconds(cost, dtype) / seconds
     bandwidth, flops = cost.bytes / seconds, cost.flops / seconds
+    fraction = max(bandwidth / ceilings.bytes_per_second, flops / ceilings.flops_per_second[dtype])
     rates = {
         "bytes_per_second": bandwidth,
         "flops_per_second": flops,
@@ -493,8 +493,9 @@ def achieved_rates(ceilings: Ceilings, cost: Cost, dtype: str, seconds: float) -
     moves = replace(cost, bytes=max(cost.bytes - ceilings.cache_bytes, 0))
     if ceilings.least_seconds(moves, dtype) > seconds:
         raise MeasuringError(
-            f"{seconds:.3g} s is {fraction:.0%} of what this device can do: {bandwidth:.3g} bytes/s of at most"
-            f" {ceilings.bytes_per_second:.3g}, {flops:.3g} flop/s of at most {ceilings.flops_per_second[dtype]:.3g}"
+            f"{seconds:.3g} s is {ceilings.least_seconds(cost, dtype) / seconds:.0%} of what this device can do:"
+            f" {bandwidth:.3g} bytes/s of at most {ceilings.bytes_per_second:.3g}, {flops:.3g} flop/s of at most"
+            f" {ceilings.most_flops_per_second(dtype):.3g}"
         )
     return rates
 

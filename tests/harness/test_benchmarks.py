@@ -455,6 +455,17 @@ def test_writes_may_still_be_in_a_cache() -> None:
             achieved_rates(ceilings, Cost(3 * 10**6, 0), "float32", seconds)
 
 
+def test_tensor_cores_may_multiply_parts_of_wider_numbers() -> None:
+    ceilings = replace(CEILINGS, flops_per_second={"float16": 8e14, "float32": 5e13, "float64": 6e13})
+    cost = Cost(0, 10**12)
+    # Three pieces in bfloat16, and their six products: a right kernel, at 1.2 times torch.matmul's speed.
+    assert achieved_rates(ceilings, cost, "float32", 1 / 60)["fraction_of_ceiling"] == pytest.approx(1.2)
+    for dtype, least in (("float16", 1 / 800), ("float32", 1 / 400), ("float64", 1 / 60)):
+        achieved_rates(ceilings, cost, dtype, least * 1.01)
+        with pytest.raises(MeasuringError, match="101% of what this device can do"):
+            achieved_rates(ceilings, cost, dtype, least / 1.01)
+
+
 def test_each_kernel_stands_beside_its_fastest_peer_the_slowest_first() -> None:
     def timed(workload: str, who: str, median: float, **more: str) -> dict[str, object]:
         info = {"operation": "softmax", "workload": workload, "dtype": "float32", "direction": "forward"}
