@@ -2,10 +2,11 @@
 
 A small call spends most of its time in Python on the host: it checks arguments, merges axes, plans, converts numbers,
 looks up compiled kernels. All of this depends only on the numbers and on the tensors' sizes, strides, dtypes, devices
-and alignment, and on whether they require gradients. Calls with the same of these are of one kind. The second call of a
-kind is recorded: the tensors that it allocates, and the kernels that it launches on them. Later calls of this kind
-allocate the same tensors and launch the same kernels. A call that does anything else, such as copying a tensor, is
-never repeated in this way.
+and alignment, and on whether they require gradients. Calls with the same of these are of one kind. An operator may name
+numbers that it only passes to its kernels: calls of a kind may differ in these. The second call of a kind is recorded:
+the tensors that it allocates, and the kernels that it launches on them. Later calls of this kind allocate the same
+tensors and launch the same kernels. A call that does anything else, such as copying a tensor, is never repeated in this
+way.
 """
 
 import functools
@@ -23,8 +24,9 @@ MOST_KINDS = 2048
 # Callers of kernels, and Triton, inspect addresses modulo this many bytes.
 ALIGNMENT = 16
 
-# Launches a kernel again, given the addresses of a call's tensors and the stream.
-Launch = Callable[[Sequence[int], int], None]
+# Launches a kernel again, given the values of a call and the stream. The values are the addresses of tensors, and the
+# numbers in which calls of a kind may differ.
+Launch = Callable[[Sequence[Any], int], None]
 
 _thread = threading.local()
 # Operators that allocate, and launch nothing.
@@ -45,8 +47,8 @@ class KnownCalls(NamedTuple):
     Attributes:
         allocations: sizes, strides and dtype of each tensor that a call allocates.
         provided: functions that return further tensors, such as counters.
-        launches: in order. They receive the addresses of the arguments (0 for arguments other than tensors), of the
-            allocated tensors, and of the provided tensors, in this order.
+        launches: in order. They receive a value for each argument (the address of a tensor, a number in which calls of
+            a kind may differ, 0 for others), and the addresses of the allocated and of the provided tensors.
         results: indices of the results among the allocated tensors; a single number if the result is not a tuple.
     """
 
@@ -55,23 +57,28 @@ class KnownCalls(NamedTuple):
     launches: tuple[Launch, ...]
     results: tuple[int, ...] | int
 
-    def repeat(self, addresses: list[int], device: int) -> Any:
-        """Repeat such a call on the current device, given the addresses of its arguments, which it changes."""
+    def repeat(self, values: list[Any], device: int) -> Any:
+        """Repeat such a call on the current device, given the values of its arguments. It appends to them."""
         empty = torch_internals.empty_on_current_gpu
         allocations = [empty(size, stride, dtype) for size, stride, dtype in self.allocations]
-        addresses += [tensor.data_ptr() for tensor in allocations]
-        addresses += [provide().data_ptr() for provide in self.provided]
+        values += [tensor.data_ptr() for tensor in allocations]
+        values += [provide().data_ptr() for provide in self.provided]
         stream = torch_internals.current_stream(device)
         for launch in self.launches:
-            launch(addresses, stream)
+            launch(values, stream)
         results = self.results
         return allocations[results] if isinstance(results, int) else tuple([allocations[i] for i in results])
 
 
 class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
-    """A mode that records one call. Launches report to it by `record_launch`."""
+    """A mode that records one call. Launches report to it by `record_launch`.
 
-    def __init__(self, arguments: Sequence[Any]) -> None:
+    Args:
+        arguments: of the call.
+        numbers: the places of the numbers in which calls of a kind may differ. Each is an object of its own.
+    """
+
+    def __init__(self, arguments: Sequence[Any], numbers: Sequence[int] = ()) -> None:
         super().__init__()
         self._allocated: list[torch.Tensor] = []
         self._provided: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []
@@ -79,6 +86,8 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
         # By a tensor map's id: the map, kept alive so that its id stays unique, and what `record_map` takes with it.
         self.maps: dict[int, tuple[Any, int, Callable[[int], Any]]] = {}
         self._arguments = arguments
+        self._numbers = {id(arguments[place]): place for place in numbers}
+        self._passed: set[int] = set()
         self._repeatable = True
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -89,6 +98,13 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
         elif not torch_internals.is_view(operator) and operator is not torch.ops.aten.promote_types.default:
             self._repeatable = False
         return result
+
+    def place_of_number(self, number: Any) -> int | None:
+        """Return the place of the argument that a launch passes to a kernel, if calls of a kind may differ in it."""
+        place = self._numbers.get(id(number))
+        if place is not None:
+            self._passed.add(place)
+        return place
 
     def record_launch(self, again: Callable[[Callable[[int], int]], Launch]) -> None:
         """Record a launch. `again` takes a function from an address to its index, and returns a `Launch`."""
@@ -111,7 +127,9 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
         pointers = [a.data_ptr() if isinstance(a, torch.Tensor) else 0 for a in self._arguments]
         addresses = [*pointers, *(t.data_ptr() for t in self._allocated), *(t.data_ptr() for t, _ in self._provided)]
         distinct = [address for address in addresses if address]
-        if not self._repeatable or len(set(distinct)) < len(distinct):
+        # A number that no launch passes has an effect that nothing records.
+        unknown_effect = len(self._passed) < len(self._numbers)
+        if not self._repeatable or unknown_effect or len(set(distinct)) < len(distinct):
             return None
         # The dispatcher may wrap what a mode returns in another object, so a tensor is identified by its address.
         allocations = [_form(tensor) for tensor in self._allocated]
@@ -119,7 +137,7 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
         places = []
         try:
             launches = tuple(again(addresses.index) for again in self._launches)
-            for result in (results,) if isinstance(results, torch.Tensor) else results:
+            for result in (results,) if isinstance(results, torch.Tensor) else results or ():
                 places.append(unclaimed.index(_form(result)))
                 unclaimed[places[-1]] = None
         except ValueError:  # a tensor of neither kind, such as a part of an argument
@@ -145,10 +163,19 @@ class Repeater:
         implementation: launches kernels. Its actions may depend only on the key of a call: see above.
         tensors: the indices of the arguments that are tensors or None.
         usable: whether known calls may be repeated now.
+        numbers: the indices of the floats in which calls of a kind may differ. The implementation passes them to
+            kernels as they are, and uses them for nothing else.
     """
 
-    def __init__(self, implementation: Callable[..., Any], tensors: Sequence[int], usable: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        implementation: Callable[..., Any],
+        tensors: Sequence[int],
+        usable: Callable[[], bool],
+        numbers: Sequence[int] = (),
+    ) -> None:
         self._implementation, self._tensors, self._usable = implementation, tuple(tensors), usable
+        self._numbers = tuple(numbers)
         self._kinds: dict[tuple[Any, ...], KnownCalls | bool] = {}
 
     def find(self, arguments: Sequence[Any]) -> Callable[[], Any] | None:
@@ -156,44 +183,46 @@ class Repeater:
 
         The function repeats the recorded call, or runs the implementation if it cannot be repeated.
         """
-        kind, addresses, device = self._recognize(arguments)
+        kind, values, device = self._recognize(arguments)
         actions = self._kinds.get(kind) if kind else None
         if isinstance(actions, KnownCalls):
-            return functools.partial(actions.repeat, addresses, device)
+            return functools.partial(actions.repeat, values, device)
         return functools.partial(self._implementation, *arguments) if actions is False else None
 
-    def _recognize(self, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], list[int], int]:
-        """Return the kind of a call, the addresses of its arguments and its device; no kind if it is not repeated."""
+    def _recognize(self, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any], int]:
+        """Return the kind of a call, the values of its arguments and its device; no kind if it is not repeated."""
         argument = arguments[self._tensors[0]]
         device = -1 if argument is None else argument.get_device()
-        addresses = [0] * len(arguments)
+        values: list[Any] = [0] * len(arguments)
         if (
             device < 0
             or device != torch.cuda.current_device()
             or launch_records.current is not None  # repeated calls bypass the functions that record
             or not self._usable()
         ):
-            return (), addresses, device
-        parts, tensors = list(arguments), self._tensors
+            return (), values, device
+        parts, tensors, numbers = list(arguments), self._tensors, self._numbers
         for place, x in enumerate(arguments):
             if type(x) is float:
-                if x == 0:
+                if place in numbers:
+                    values[place], parts[place] = x, float
+                elif x == 0:
                     parts[place] = str(x)  # 0.0 and -0.0 are equal
             elif place in tensors and x is not None:
-                addresses[place] = address = x.data_ptr()
+                values[place] = address = x.data_ptr()
                 alignment, device_of_x = address % ALIGNMENT, x.get_device()
                 parts[place] = x.shape, x.stride(), x.dtype, device_of_x, alignment, x.requires_grad
-        return tuple(parts), addresses, device
+        return tuple(parts), values, device
 
     def __call__(self, *arguments: Any) -> Any:
         """Repeat a known call, or call the implementation, and record the second call of a kind."""
-        kind, addresses, device = self._recognize(arguments)
+        kind, values, device = self._recognize(arguments)
         kinds, implementation = self._kinds, self._implementation
         if not kind:
             return implementation(*arguments)
         actions = kinds.get(kind)
         if isinstance(actions, KnownCalls):
-            return actions.repeat(addresses, device)
+            return actions.repeat(values, device)
         if actions is None:
             # The first call of a kind may compile and measure.
             if len(kinds) >= MOST_KINDS:
@@ -202,11 +231,14 @@ class Repeater:
             return implementation(*arguments)
         if not actions or recorder() is not None or torch.cuda.is_current_stream_capturing():
             return implementation(*arguments)
-        watching = CallRecorder(arguments)
+        given = list(arguments)
+        for place in self._numbers:
+            given[place] *= 1.0  # makes a new object, by which a launch is seen to pass this number
+        watching = CallRecorder(given, self._numbers)
         _thread.recorder = watching
         try:
             with watching:
-                results = implementation(*arguments)
+                results = implementation(*given)
         finally:
             _thread.recorder = None
         kinds[kind] = watching.repeatable_actions(results) or False

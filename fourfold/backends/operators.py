@@ -334,6 +334,17 @@ def bypass_dispatcher(operator: Any, apply: Callable[..., Any] | None = None) ->
     return call
 
 
+def needs_dispatcher(operator: Any, arguments: tuple) -> bool:
+    """Return whether a call must go through torch's dispatcher, because something observes it.
+
+    Args:
+        operator: the operator that `define` returned.
+        arguments: of the call, in order.
+    """
+    _, types, tensors = _launches[operator]
+    return torch.compiler.is_compiling() or _needs_dispatcher(arguments, types, tensors)
+
+
 def _direct_backward(operator: Any) -> Callable[..., Any]:
     """Return autograd's replacement for a backward operator: it launches the kernel directly if nothing observes it.
 

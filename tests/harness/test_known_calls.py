@@ -2,14 +2,21 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from fourfold.impls.adam.cuda_kernel import SOURCE
+from fourfold.impls.adam.operators import Factors, factors_of, register
 
 from fourfold.backends import known_calls, launch_records
+from fourfold.backends.cuda import launch as cuda_launch
+from fourfold.backends.cuda.parameters import KernelParameter, LoadedKernel
 from fourfold.backends.operators import Operator, bypass_dispatcher, define
 from fourfold.backends.signature import number, signature, signature_of, tensor
-from fourfold.compat import torch_internals
+from fourfold.backends.triton import launch as triton_launch
+from fourfold.compat import torch_internals, triton_internals
 
 DECIDED = 2  # how many calls of a kind run the implementation: the first, and the recorded one
 
@@ -287,3 +294,130 @@ def test_a_wrong_call_is_refused_although_others_are_known() -> None:
         SCALE(torch.ones(6, dtype=torch.int32), 2.0)
     with pytest.raises(TypeError, match="x must be a tensor"):
         SCALE([1.0], 2.0)
+
+
+# ---- numbers in which calls of a kind may differ
+
+
+class Varying(Operation):
+    """An operation whose calls of a kind may differ in the factor."""
+
+    def __init__(self, passed: Callable[[float], float] = lambda factor: factor) -> None:
+        super().__init__()
+        self._passed = passed
+        self.call = known_calls.Repeater(self.run, (0,), lambda: True, numbers=(1,))
+
+    def run(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        return super().run(x, self._passed(factor))
+
+    def _again(
+        self, source: int, target: int, count: int, factor: float
+    ) -> Callable[[Callable[[int], int]], known_calls.Launch]:
+        place = known_calls.recorder().place_of_number(factor)
+
+        def again(place_of: Callable[[int], int]) -> known_calls.Launch:
+            places = place_of(source), place_of(target)
+
+            def launch(values: Sequence[float], stream: int) -> None:
+                self._launch(values[places[0]], values[places[1]], count, factor if place is None else values[place])
+
+            return launch
+
+        return again
+
+
+def test_calls_of_a_kind_may_differ_in_the_numbers_that_kernels_get() -> None:
+    assert calls(Varying(), *[(torch.randn(4, 3), factor) for factor in (2.0, 2.0, 3.0, 0.0, -1.0)]) == DECIDED
+
+
+def test_a_number_that_the_implementation_computes_with_keeps_a_call_from_being_repeated() -> None:
+    doubled = Varying(lambda factor: 2 * factor)
+    for factor in (2.0, 2.0, 3.0, 4.0):
+        assert torch.equal(doubled.call(torch.ones(3), factor), torch.full((3,), 2 * factor))
+    assert doubled.decided == 4
+
+
+def launched_again(monkeypatch: pytest.MonkeyPatch, launch: Callable[[float], None]) -> None:
+    """Record a launch that gets the number 2.0, and launch it again with 0.25 and the same tensors."""
+    recorder = known_calls.CallRecorder([float("2")], (0,))
+    monkeypatch.setattr(known_calls, "recorder", lambda: recorder)
+    recorder._allocated.append(TENSOR)
+    launch(recorder._arguments[0])
+    actions = recorder.repeatable_actions(None)
+    actions.launches[0]([0.25, TENSOR.data_ptr()], 7)
+
+
+TENSOR = torch.ones(3)
+
+
+def test_triton_launches_again_with_the_numbers_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[tuple] = []
+    monkeypatch.setattr(triton_internals, "relauncher", lambda compiled, grid: lambda *given: passed.append(given))
+    monkeypatch.setattr(triton_internals, "launch_compiled", lambda compiled, grid, given, stream: None)
+    monkeypatch.setattr(triton_launch, "launch_key", lambda *given: "key")
+    monkeypatch.setattr(triton_launch, "_LEFT_TO_TRITON", False)
+    monkeypatch.setitem(triton_launch._compiled, "key", (None, (8,)))
+    launched_again(monkeypatch, lambda factor: triton_launch.launch(None, (1,), (TENSOR,), (3, factor, 2.0), BLOCK=8))
+    assert passed == [(7, TENSOR.data_ptr(), 3, 0.25, 2.0, 8)]
+
+
+def test_cuda_launches_again_with_the_converted_numbers_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[tuple] = []
+    core = SimpleNamespace(launch=lambda stream, config, handle, *values: passed.append(values))
+    types = ("float*", 4), ("float", 4), ("double", 8)
+    scale = LoadedKernel("scale", [KernelParameter.from_type(*spelling) for spelling in types], None)
+    loaded = SimpleNamespace(
+        conversions={}, check=lambda given: (1,), convert=scale.convert, handle=0, allowed_shared_bytes=0
+    )
+    monkeypatch.setattr(cuda_launch, "_core", lambda: core)
+    monkeypatch.setattr(cuda_launch, "_stream", lambda device, stream: stream)
+    monkeypatch.setattr(cuda_launch, "_config", lambda *given: "config")
+    kernel = cuda_launch.CudaKernel(SOURCE, "adam_kernel<float, 4>")
+    monkeypatch.setattr(kernel, "_gpu_kernel", lambda device: loaded)
+    launched_again(monkeypatch, lambda factor: kernel.launch(1, 32, TENSOR, factor, factor))
+    assert passed == [(TENSOR.data_ptr(), 2.0, 2.0), (TENSOR.data_ptr(), 0.25, 0.25)]
+    assert [type(value) for value in passed[1]] == [int, np.float32, float]
+
+
+def test_a_known_step_of_adam_is_checked_counted_and_made_with_its_own_numbers() -> None:
+    def again(address_of: Callable[[int], int], tensors: tuple[torch.Tensor, ...], places: list) -> known_calls.Launch:
+        indices = [address_of(tensor.data_ptr()) for tensor in tensors]
+
+        def launch(values: Sequence[float], stream: int) -> None:
+            update(*[numbers(values[i], 3) for i in indices], *[values[place] for place in places])
+
+        return launch
+
+    def update(param, grad, m, v, *factors: float) -> None:  # type: ignore[no-untyped-def]
+        for i in range(3):
+            param[i] = factors[0] * param[i] - factors[1] * grad[i]
+            m[i] += factors[4]
+
+    def launch(*given) -> None:  # type: ignore[no-untyped-def]
+        *tensors, factors = given
+        recorder = known_calls.recorder()
+        if recorder is None:
+            decided.append(factors)
+        else:
+            places = [recorder.place_of_number(factor) for factor in factors]
+            recorder.record_launch(lambda address_of: again(address_of, tensors, places))
+        update(*[numbers(tensor.data_ptr(), 3) for tensor in tensors], *factors)
+
+    decided: list[Factors] = []
+    adam = register("known", launch)
+    param, m, v = (torch.ones(3) for _ in range(3))
+    expected, mean = torch.ones(3), torch.ones(3)
+    for step in (1, 1, 1, 2, 2, 3):
+        given, grad = [tensor.clone() for tensor in (param, m, v)], torch.randn(3)
+        versions = [tensor._version for tensor in given]
+        assert adam(given[0], grad, *given[1:], lr=0.5, beta1=0.25, step=step) == tuple(given)
+        assert [tensor._version for tensor in given] == [version + 1 for version in versions]
+        param, m, v = given
+        factors = factors_of(0.5, 0.25, 0.999, 1e-8, 0.0, step)
+        expected, mean = factors.kept * expected - factors.rate * grad, mean + 0.25
+        assert torch.allclose(param, expected)
+        assert torch.equal(m, mean)
+    assert len(decided) == 1  # the first one: the second was recorded
+    for numbers_of_call, error in (({"step": 0}, ValueError), ({"lr": -1.0}, ValueError), ({"step": True}, TypeError)):
+        with pytest.raises(error):
+            adam(param, param.clone(), m, v, **numbers_of_call)

@@ -302,7 +302,12 @@ class CudaKernel:
         if (recorder := known_calls.recorder()) is not None:
             maps = [(i, *recorder.maps[id(x)][1:]) for i, x in enumerate(args) if id(x) in recorder.maps]
             if all(isinstance(x, _REPEATABLE) or id(x) in recorder.maps for x in args):
-                recorder.record_launch(_again(device, config, kernel.handle, values, tensors, maps))
+                numbers: list[tuple[int, int, Callable[[Any], Any]]] = [
+                    (i, place, functools.partial(kernel.convert, i, for_gpu=True) if i in conversions else float)
+                    for i, x in enumerate(args)
+                    if (place := recorder.place_of_number(x)) is not None
+                ]
+                recorder.record_launch(_again(device, config, kernel.handle, values, tensors, maps, numbers))
             else:
                 recorder.refuse()
 
@@ -314,23 +319,26 @@ def _again(
     values: list[Any],
     tensors: tuple[int, ...],
     maps: list[tuple[int, int, Callable[[int], Any]]],
+    numbers: list[tuple[int, int, Callable[[Any], Any]]],
 ) -> Callable[[Callable[[int], int]], known_calls.Launch]:
     """Return a launch for `known_calls`, of a kernel to which `values` were passed.
 
     `maps` holds the position of each tensor map among them, its address, and what makes such a map of another address.
+    `numbers` holds the position of each number in which calls of a kind may differ, the place of its value, and its
+    conversion.
     """
     core = _core()
 
     def again(index_of: Callable[[int], int]) -> known_calls.Launch:
         indices = [(i, index_of(values[i])) for i in tensors if values[i]]
-        indices_of_maps = [(i, index_of(address), encode) for i, address, encode in maps]
+        converted = [*((i, index_of(address), encode) for i, address, encode in maps), *numbers]
 
-        def launch_again(addresses: Sequence[int], stream: int) -> None:
+        def launch_again(values_of_call: Sequence[Any], stream: int) -> None:
             arguments = values.copy()
             for i, index in indices:
-                arguments[i] = addresses[index]
-            for i, index, encode in indices_of_maps:
-                arguments[i] = encode(addresses[index])
+                arguments[i] = values_of_call[index]
+            for i, index, convert in converted:
+                arguments[i] = convert(values_of_call[index])
             core.launch(_stream(device, stream), config, handle, *arguments)
 
         return launch_again

@@ -65,7 +65,9 @@ def launch(
         if (record := launch_records.current) is not None:
             _record(record, compiled, grid, (*tensors, *scalars))
         if recorder is not None:
-            recorder.record_launch(_again(compiled, (*grid, 1, 1)[:3], tensors, (*scalars, *constants)))
+            places = [(i, recorder.place_of_number(scalar)) for i, scalar in enumerate(scalars)]
+            numbers = [(i, place) for i, place in places if place is not None]
+            recorder.record_launch(_again(compiled, (*grid, 1, 1)[:3], tensors, (*scalars, *constants), numbers))
         return
     if recorder is not None:
         recorder.refuse()
@@ -120,16 +122,29 @@ def record_triton_launches(record: launch_records.LaunchRecord) -> Iterator[None
 
 
 def _again(
-    compiled: Any, grid: tuple[int, ...], tensors: tuple[torch.Tensor, ...], constants: tuple[Any, ...]
+    compiled: Any,
+    grid: tuple[int, ...],
+    tensors: tuple[torch.Tensor, ...],
+    others: tuple[Any, ...],
+    numbers: list[tuple[int, int]],
 ) -> Callable[[Callable[[int], int]], known_calls.Launch]:
-    """Return a launch for `known_calls`."""
+    """Return a launch for `known_calls`, which passes these tensors and other arguments.
+
+    `numbers` holds the position of each number in which calls of a kind may differ among `others`, and the place of its
+    value.
+    """
 
     def again(index_of: Callable[[int], int]) -> known_calls.Launch:
         indices = [index_of(tensor.data_ptr()) for tensor in tensors]
         run = triton_internals.relauncher(compiled, grid)
 
-        def launch_again(addresses: Sequence[int], stream: int) -> None:
-            run(stream, *[addresses[index] for index in indices], *constants)
+        def launch_again(values: Sequence[Any], stream: int) -> None:
+            passed: Sequence[Any] = others
+            if numbers:
+                passed = list(others)
+                for i, place in numbers:
+                    passed[i] = values[place]
+            run(stream, *[values[index] for index in indices], *passed)
 
         return launch_again
 
