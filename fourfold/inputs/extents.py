@@ -102,7 +102,8 @@ def draw_sizes(
     # Until an axis is chosen, it takes the room of its least size.
     extents_by_name = {name: allowed[name].nearest(0) for name in names}
     if elements <= FEW_ELEMENTS:
-        for name in names:
+        # The last axis gets its share first: most reductions are along it, and one of one element shows nothing.
+        for name in reversed(names):
             limit = room(name, tensors, extents_by_name, elements)
             extents_by_name[name] = allowed[name].nearest(draw(sizes(limit, elements)))
         return extents_by_name
