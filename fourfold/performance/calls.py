@@ -77,6 +77,9 @@ class Call:
         self._parameters = workload.case.parameters
         self._grad_output = workload.tensor("grad_output", dtype, device)
         self._outputs, self._joined = tuple(operation.outputs), operation.joined_places
+        case, part = workload.case.grad_output, workload.part.grad_output
+        if len(self._joined) > 1 and case.shape[-1:] != part.shape[-1:]:
+            raise ValueError("workload: several outputs can be repeated along their first of two or more axes alone")
         # The parts of the cotangent are known when the outputs' shapes are.
         self._cotangents: list[torch.Tensor] | None = None
         self._output: Parts = ()

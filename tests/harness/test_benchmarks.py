@@ -204,7 +204,7 @@ def check(operation: str, workload: Workload, function: Callable[..., torch.Tens
     call.poison()
     call.run(1)
     expected = References().of(record, "", workload, FLOAT32)
-    return worst_error(call.results, expected, workload, FLOAT32)
+    return worst_error(call.results, expected, workload, FLOAT32, joined=len(record.joined_places) > 1)
 
 
 @pytest.mark.parametrize("dtype", [DTYPES["bfloat16"], FLOAT32], ids=str)
@@ -219,6 +219,12 @@ def test_outputs_of_several_dtypes_are_compared_in_a_row(dtype: DType) -> None:
     wrong[:, 1001] += 1  # of the state m, which has float32
     with pytest.raises(Disagreement, match=r"output\[\d+, 1001\] is"):
         worst_error({"output": wrong}, expected, work, dtype, joined=True)
+
+
+def test_several_outputs_are_not_repeated_along_the_axis_that_joins_them() -> None:
+    work = tiled(adam.step_of(33), 4, *adam.ARGUMENTS.axes)(FLOAT32)
+    with pytest.raises(ValueError, match="workload: several outputs can be repeated along their first of two"):
+        Call(backends.load("adam", "torch"), operations()["adam"], work, FLOAT32, "cpu", "forward")
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -269,11 +275,17 @@ def modest(operation: Operation, wanted: tuple[str, ...] = ()) -> Callable[[DTyp
 
 
 def repeated_ways(operation: Operation) -> dict[str, Tiled]:
-    """Return the `Tiled` of each of the operation's ways to repeat a case, for a modest case."""
+    """Return the `Tiled` of each of the operation's ways to repeat a case, for a modest case.
+
+    Several outputs are repeated for the workload's case, because they need two axes.
+    """
     ways = {(make.names, make.across): make for make in operation.workloads["cuda"].values() if isinstance(make, Tiled)}
+    several = len(operation.joined_places) > 1
     return {
-        "_".join((*names, *(f"across_{name}" for name in across))): Tiled(modest(operation, names), 8, names, across)
-        for names, across in ways
+        "_".join((*names, *(f"across_{name}" for name in across))): Tiled(
+            of.make if several else modest(operation, names), 8, names, across
+        )
+        for (names, across), of in ways.items()
     }
 
 
