@@ -73,8 +73,10 @@ def test_every_tensor_is_alone_misaligned_and_has_composed_layouts(name: str) ->
     composed = {each: {layouts.get(each) for layouts in found} & {*COMPOSED} for each in tensors}
     assert tensors >= {"grad_output"}
     assert all({each: "misaligned"} in found for each in tensors)
-    # A tensor that is changed in place is not expanded.
-    assert all(len(of) >= (7 if each in OWN[name].mutates else 8) for each, of in composed.items()), composed
+    for each, of in composed.items():
+        # A tensor that is changed in place is not expanded. One that may be None is given in few cases.
+        given = sum(each in layouts for layouts in found)
+        assert len(of) >= min(7 if each in OWN[name].mutates else 8, given - 1), (each, of)
     assert len(set().union(*composed.values())) >= len(COMPOSED) - 1
 
 
