@@ -412,6 +412,15 @@ class Declaration:
         shapes = self.shapes(plan)
         if not self._on_meta or sum(math.prod(shape) for shape in shapes.values()) <= FEW_TO_TRY:
             return self._try_random_inputs(plan)
+        outcome = self._outcome_without_numbers(plan)
+        if outcome is None:
+            outcome = self._try_random_inputs(plan)
+            self._on_meta = False  # it runs only on numbers
+        return outcome
+
+    def _outcome_without_numbers(self, plan: CallPlan) -> OutputShape | None:
+        """Return the output shape of a call from a run without numbers, or None if the definition raises there."""
+        shapes = self.shapes(plan)
         key = tuple(shapes.items()), repr(sorted(plan.parameters.items()))
         if key not in self._outcomes:
             dtypes = {name: self.tensors[name].dtypes for name in shapes}
@@ -423,17 +432,15 @@ class Declaration:
                 with torch.device("meta"):
                     self._outcomes[key] = _outcome(*self._evaluate(tensors, plan.parameters))
             except Exception:
-                result = self._try_random_inputs(plan)
-                self._on_meta = False  # it runs only on numbers
-                return result
+                return None
         return self._outcomes[key]
 
     def output_shape(self, plan: CallPlan, inputs: Mapping[str, np.ndarray]) -> Shape:
         """Return the shape of a call's output. Every check makes the same cases: equal numbers are tried once."""
         is_small = sum(array.size for array in inputs.values()) <= FEW_TO_TRY
         if not is_small and self._on_meta:
-            outcome = self.outcome(plan)
-            if self._on_meta:
+            outcome = self._outcome_without_numbers(plan)
+            if outcome is not None:
                 return outcome.shape
         numbers = hashlib.blake2b(b"".join(array.tobytes() for array in inputs.values())).digest()
         kinds = tuple((name, array.shape, array.dtype.name) for name, array in inputs.items())
@@ -442,6 +449,7 @@ class Declaration:
             if len(self._outcomes) >= MOST_OUTCOMES:
                 self._outcomes.clear()
             self._outcomes[key] = self.infer_shape(inputs, plan.parameters)
+            self._on_meta &= is_small  # without numbers, a larger call has just failed
         return self._outcomes[key].shape
 
     def _try_random_inputs(self, plan: CallPlan) -> OutputShape:

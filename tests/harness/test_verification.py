@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 import warm
 
 import fourfold
@@ -441,7 +440,7 @@ def sums(x):
 @pytest.mark.parametrize(
     ("definition", "says"),
     [
-        (lambda x: F.max_pool2d(x[None, None] * 0.3, 2, ceil_mode=True), "ceil_mode has no running-error rule"),
+        (lambda x: torch.special.bessel_j0(x), "bessel_j0.default has no running-error rule"),
         (lambda x: ((x * 0.3).exp() + 0.1).view(torch.int32), "the bits of a number depend on rounding errors"),
         (lambda x: (((x + 0.1) * 3 - (x + 0.1) * 3) * 1e30 * 1e30).exp(), "none of them could have failed"),
     ],
