@@ -29,6 +29,7 @@ ATTENTION = SIGNATURE.operator(
     RESULTS,
     saves=("q", "k", "v", "q_offsets", "k_offsets", "slopes", "output", "lse", "causal", "scale", "window"),
     gradients={"q": "q", "k": "k", "v": "v"},
+    repeats=True,
 )
 # The same with a gradient of both results.
 ATTENTION_WITH_LSE = replace(ATTENTION, schema=WITH_LSE.schema("attention_with_lse", RESULTS), cotangents=("lse",))
@@ -159,8 +160,7 @@ def register(
     def run_backward_of_output(grad_output: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
         return run_backward(grad_output, None, *rest)
 
-    # Only the second operator has a gradient of lse. Repeated calls have been tried on a GPU in CUDA C++ alone.
-    repeats = backend == "cuda"
-    output_alone = replace(ATTENTION, repeats=repeats).register(backend, run_forward, run_backward_of_output)
-    with_lse = replace(ATTENTION_WITH_LSE, repeats=repeats).register(backend, run_forward, run_backward)
+    # Only the second operator has a gradient of lse.
+    output_alone = ATTENTION.register(backend, run_forward, run_backward_of_output)
+    with_lse = ATTENTION_WITH_LSE.register(backend, run_forward, run_backward)
     return SIGNATURE.checked(output_alone, 0), WITH_LSE.checked(with_lse)

@@ -279,7 +279,7 @@ def test_calls_alike_are_repeated_on_a_gpu(backend: str) -> None:
         "attention": (*torch.randn(3, 32, 2, 64, device="cuda").half(), None, None, True, None, (-1, -1), None),
     }
     # Triton itself makes the launches of its matmul, which take descriptors.
-    not_repeated = {"matmul", "attention", "paged_attention"} if backend == "triton" else set()
+    not_repeated = {"matmul"} if backend == "triton" else set()
     for operation, arguments in calls.items():
         function, results = backends.load(operation, backend), []
         for _ in range(5):
