@@ -345,7 +345,7 @@ class Selection:
             candidate = self.candidates[cell.operation]
             candidate.load()  # a module has a file from then on
             return candidate.file(), candidate.function
-        return Path(inspect.getfile(inspect.unwrap(self.implementation(cell.operation, cell.backend)))), ""
+        return Path(inspect.getfile(backends.module(cell.operation, cell.backend))), ""
 
     def subject(
         self, cell: Cell, device: str, note: Callable[[Case], None] = lambda case: None, gradients: bool = True
