@@ -118,7 +118,7 @@ class Waits:
 
         def copy(length: torch.Tensor) -> Baseline:
             files = {
-                name: add_waits(text.decode(), length.data_ptr()).encode() if name.endswith(".cu") else text
+                name: add_waits(text.decode(), length.data_ptr()).encode() if name.endswith((".cu", ".cuh")) else text
                 for name, text in today.items()
             }
             return Baseline(sources.save(directory, files | unique))
