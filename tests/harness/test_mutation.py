@@ -419,7 +419,7 @@ outcomes["not reached"] = trials.outcome(outside, unmutated)
 try:
     trials.unmutated()
 except trial.UnmutatedFailed as error:
-    outcomes["wrong from the start"] = trial.TrialResult(status="refused", why=str(error))
+    outcomes["wrong from the start"] = trial.TrialResult(status="refused", reason=str(error))
 (directory / "kernels.py").write_text(text)
 command = ["--candidate", f"vector_add={candidate.place}:add", "--function", "add_kernel", "--dtype", "float32"]
 command += ["--quick", "--examples", "2", "--sample", "8", "--known", str(directory / "list.toml")]
@@ -503,7 +503,7 @@ trials = trial.Trials("vector_add", "cuda", None, ["float64", "float16"], 1, dir
 unmutated = trials.unmutated()
 trials.directory = directory / "worker"
 dropped = [m for m in mutants_of(arguments(["--op", "vector_add", "--backend", "cuda"]), None)[0]
-           if m.function == "vector_add_kernel" and m.operator == "statement dropped"]
+           if m.function == "elementwise" and m.operator == "statement dropped"]
 trials.outcome(dropped[0], unmutated)
 log.write_text("")
 outcome = trials.outcome(dropped[1], unmutated)
@@ -529,7 +529,7 @@ def test_of_a_mutant_only_what_its_trial_launches_is_compiled(tmp_path: pathlib.
     kernels = [line.removeprefix("FOURFOLD_KERNEL(")[:-1] for line in found["log"] if line.startswith("FOURFOLD")]
     assert kernels == found["launched"]
     assert kernels
-    assert all("<double, " in kernel for kernel in kernels)
+    assert all("double" in kernel for kernel in kernels)
 
 
 @pytest.mark.full

@@ -317,7 +317,7 @@ def test_grading_that_is_stopped_keeps_what_is_finished(tmp_path: Path, started:
     assert done.returncode == 128 + SIGTERM
     results = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
     assert [result["id"] for result in results if "id" in result] == ["absent"]
-    assert "the same command goes on: results.jsonl has what is judged" in done.stderr
+    assert "the same command resumes: results.jsonl has the finished verdicts" in done.stderr
 
 
 @pytest.mark.full
