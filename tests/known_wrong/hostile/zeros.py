@@ -20,6 +20,7 @@ def right(arguments):
 
 def objects(name):
     """Return all objects of a type with this name."""
+    gc.unfreeze()  # a process that forks may have hidden its objects from the collector
     return [found for found in gc.get_objects() if type(found).__name__ == name]
 
 
