@@ -119,12 +119,18 @@ def test_a_kernel_comes_to_the_same_in_a_process_of_its_own(kernel, tmp_path, mo
     monkeypatch.setenv("CI", "1")  # the same cases in both runs
     checks = "agrees_with_the_oracle or memory or history or repeat or error or threads"
     options = [*SOFTMAX, "--dtype", "float32", "--dtype", "float16", "-k", checks]
-    about = ("check", "dtype", "outcome", "kind", "reason", "message", "worst_error_over_bound", "examples")
+    about = ("check", "dtype", "outcome", "kind", "reason", "worst_error_over_bound")
 
     def outcomes(*trusted: str) -> list[tuple]:
         done, verdict = verify(tmp_path, str(HERE / f"softmax.cu:{kernel}"), *options, *trusted)
         assert ("--untrusted" in done.stdout) == (not trusted and kernel != "softmax_kernel")
-        return [tuple(check.get(name) for name in about) for check in verdict["checks"]]
+        found = []
+        for check in verdict["checks"]:
+            # The search for a smaller failing case counts other examples, and other arguments may lie nearby.
+            message = re.sub(r", or \d+ bytes .*", "", check.get("message") or "")
+            examples = check["examples"] if check["outcome"] == "passed" else None
+            found.append((*map(check.get, about), message, examples))
+        return found
 
     there = outcomes()
     assert there == outcomes("--trusted")
