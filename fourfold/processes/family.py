@@ -89,10 +89,10 @@ def descendants(process: int) -> list[psutil.Process]:
     return result
 
 
-def kill_descendants(but: Collection[int] = ()) -> None:
-    """Kill all descendants of this process except some."""
+def kill_descendants(but: Collection[int] = (), of: int | None = None) -> None:
+    """Kill all descendants of this process, or of another one, except some."""
     for _ in range(MOST_LOOKS):
-        if not (processes := [process for process in descendants(os.getpid()) if process.pid not in but]):
+        if not (processes := [process for process in descendants(of or os.getpid()) if process.pid not in but]):
             return
         for process in processes:
             with contextlib.suppress(psutil.Error):

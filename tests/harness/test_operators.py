@@ -296,3 +296,21 @@ def test_calls_alike_are_repeated_on_a_gpu(backend: str) -> None:
             assert isinstance(repeater._kinds[repeater._recognize(arguments)[0]], known_calls.KnownCalls), operation
         for result in results[1:]:
             torch.testing.assert_close(result, results[0], rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("backend", KERNELS)
+def test_steps_of_adam_are_repeated_with_their_own_numbers_on_a_gpu(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adam, repeat, repeated = backends.load("adam", backend), known_calls.KnownCalls.repeat, []
+    monkeypatch.setattr(known_calls.KnownCalls, "repeat", lambda *given: repeated.append(given) or repeat(*given))
+    tensors = [torch.rand(1000, device="cuda") for _ in range(4)]
+    with compiling_only(()):
+        for step in (1, 2, 2, 3, 4):
+            dispatched = [tensor.clone() for tensor in tensors]
+            with Seen():  # no call that a mode sees is repeated
+                adam(*dispatched, lr=0.5, weight_decay=0.25, step=step)
+            adam(*tensors, lr=0.5, weight_decay=0.25, step=step)
+            torch.testing.assert_close(tensors, dispatched, rtol=0, atol=0)
+    assert len(repeated) == 3

@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / ".ci" / "record"
@@ -20,6 +22,38 @@ def load_script() -> Any:
     module = module_from_spec(spec_from_loader("record", loader))  # type: ignore[arg-type]
     loader.exec_module(module)
     return module
+
+
+def reports_of(script: Any, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Return the commands that write reports, which then write none."""
+    reports: list[list[str]] = []
+
+    def run(command: list[str]) -> Any:
+        reports.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(script.subprocess, "run", run)
+    return reports
+
+
+def test_a_process_without_time_is_killed_with_those_that_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = tmp_path / "began"
+    sleeper = "import os, pathlib, sys, time; print(os.getpid(), flush=True); time.sleep(3600)"
+    command = [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sleeper!r}])"]
+    wait = subprocess.Popen.wait
+
+    def time_out(process: Any, timeout: float | None = None) -> int:
+        if timeout is None:
+            return wait(process)
+        while not began.read_text().endswith("\n"):
+            time.sleep(0.01)
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", time_out)
+    assert load_script().status_within(1, command, began, {**os.environ}) is None
+    assert not psutil.pid_exists(int(began.read_text())) or psutil.Process(int(began.read_text())).status() == "zombie"
 
 
 def test_each_gpu_runs_as_many_tasks_at_once_as_it_is_named() -> None:
@@ -54,22 +88,23 @@ def test_what_has_no_time_left_is_recorded_by_the_same_command_later(
     commands: list[list[str]] = []
     now = [0.0]
 
-    def run(command: list[str], **options: Any) -> Any:
+    def run(seconds: float, command: list[str], log: Path, environment: dict[str, str]) -> int | None:
         commands.append(command)
+        log.touch()
         if "softmax" in command:
-            now[0] += options["timeout"]
-            raise subprocess.TimeoutExpired(command, options["timeout"])
-        if "--benchmark-json" in command[-1]:
-            Path(command[-1].partition("=")[2]).write_text("{}")
-        return subprocess.CompletedProcess(command, 0)
+            now[0] += seconds
+            return None
+        Path(command[-1].partition("=")[2]).write_text("{}")
+        return 0
 
     def timed() -> list[str]:
-        names = [command[command.index("--op") + 1] for command in commands if "--benchmark-json" in " ".join(command)]
-        assert "report" in commands[-1]
+        names = [command[command.index("--op") + 1] for command in commands]
+        assert reports.pop()[3] == "report"
         commands.clear()
         return names
 
-    monkeypatch.setattr(subprocess, "run", run)
+    reports = reports_of(script, monkeypatch)
+    monkeypatch.setattr(script, "status_within", run)
     monkeypatch.setattr(script, "clock", lambda: now[0])
     operations = ["vector_add", "softmax", "swiglu"]
     options = ["--device", "cpu", "--step", "time", "--minutes", "5"]
@@ -99,25 +134,27 @@ def test_the_slower_kernels_are_profiled_and_no_step_repeats_what_the_folder_has
     ]
     commands: list[list[str]] = []
 
-    def run(command: list[str], **options: Any) -> Any:
+    def run(seconds: float, command: list[str], *rest: Any) -> int:
         commands.append(command)
         if (json_file := next((word for word in command if word.startswith("--benchmark-json=")), None)) is not None:
             Path(json_file.partition("=")[2]).write_text(json.dumps({"benchmarks": benchmarks}))
         if "ncu" in command:
             Path(command[command.index("--log-file") + 1]).write_text('"ID"')
-        return subprocess.CompletedProcess(command, 0)
+        return 0
 
-    monkeypatch.setattr(subprocess, "run", run)
+    reports = reports_of(script, monkeypatch)
+    monkeypatch.setattr(script, "status_within", run)
     monkeypatch.setattr(script.shutil, "which", lambda name: name)
     monkeypatch.setattr(script, "gpus_here", lambda: ["0"])
     monkeypatch.setattr(sys, "argv", ["record", str(tmp_path), "swiglu"])
     assert script.main() == 0
     (profiled,) = [command for command in commands if "ncu" in command]
     assert [word for word in profiled if word.startswith("tests/")] == ["tests/b.py::test[small-triton]"]
-    assert str(tmp_path / "swiglu.csv") in commands[-1]
+    assert str(tmp_path / "swiglu.csv") in reports.pop()
     commands.clear()
     assert script.main() == 0
-    assert [command[3] for command in commands] == ["report"]
+    assert not commands
+    assert reports.pop()[3] == "report"
 
 
 def test_configurations_chosen_while_others_run_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,13 +165,13 @@ def test_configurations_chosen_while_others_run_are_forgotten(tmp_path: Path, mo
     os.utime(choices / "alone.json", (0, 0))
     seen: list[list[str]] = []
 
-    def run(command: list[str], **options: Any) -> Any:
-        if "--benchmark-only" in command:
-            seen.append(sorted(path.name for path in choices.iterdir()))
-            (choices / "busy.json").write_text("{}")
-        return subprocess.CompletedProcess(command, 0)
+    def run(*given: Any) -> int:
+        seen.append(sorted(path.name for path in choices.iterdir()))
+        (choices / "busy.json").write_text("{}")
+        return 0
 
-    monkeypatch.setattr(subprocess, "run", run)
+    script = load_script()
+    monkeypatch.setattr(script, "status_within", run)
     monkeypatch.setattr(sys, "argv", ["record", str(tmp_path), "vector_add", "--device", "cpu"])
-    assert load_script().main() == 0
+    assert script.main() == 0
     assert seen[-1] == ["alone.json"]
