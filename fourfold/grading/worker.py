@@ -163,8 +163,10 @@ class WorkerProcess:
         def begin(stage: str, check: str, dtype: str) -> None:
             answers.send(CheckBegun(stage, check, dtype))
 
-        kernels = folder / "kernels"
-        kernels.mkdir()
+        kernels, current = folder / "kernels", folder / "current"
+        for each in (kernels, current):
+            each.mkdir()
+        os.chdir(session.copy_folder(current))  # the next candidate does not find the files that this one leaves
         stage, verdict = judge(job.candidate, job.settings, job.seed, kernels, begin, job.gpu)
         session.end_candidates()
         answers.send(Judged(stage, verdict.json()))
