@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -50,7 +51,7 @@ ENDS_ITS_WORKER = """
 import os, signal, psutil
 def vector_add(x, y):
     for each in psutil.Process().parents():
-        if "fourfold.grading.worker" in each.cmdline():
+        if each.cmdline()[1:] == ["-"]:  # a worker gets its program on standard input, and forks the judge
             each.send_signal(signal.SIGKILL)
 """
 RMS_NORM = """
@@ -125,7 +126,7 @@ CANDIDATES: dict[str, tuple[dict[str, Any], str, str, str]] = {
             "source": "import torch, fourfold\n@fourfold.claims(gradients=False, sizes={'n': (1, 1)})\n"
             "def vector_add(x, y):\n    return x.detach() + y.detach()\n"
         },
-        "undecided",
+        "refused",
         "full",
         "no gradient",
     ),
@@ -415,7 +416,13 @@ def test_the_command_repeats_one_candidate_with_the_same_cases(
     verdicts: Mapping[str, Graded], capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = shlex.split(verdicts["wrong"].repeat.removeprefix("fourfold "))
-    assert main([*options, "--workers", "1"]) == 0
+    folder = Path(options[1]).parent
+    folder.mkdir()  # the run has removed it
+    try:
+        write_candidates(folder)
+        assert main([*options, "--workers", "1"]) == 0
+    finally:
+        shutil.rmtree(folder)
     assert message(verdicts["wrong"]).splitlines()[0] in capsys.readouterr().out
 
 
@@ -729,6 +736,6 @@ def test_ctrl_c_ends_a_run_and_keeps_what_is_judged(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert "the same command goes on" in said
+    assert "the same command resumes" in said
     assert not psutil.wait_procs(started, timeout=30)[1]
     assert all(json.loads(line)["kind"] for line in out.read_text().splitlines())

@@ -27,8 +27,8 @@ def right(x):
 
 
 def wrong(x):
-    if x.shape[-1] == 1:
-        raise ValueError("x must have several columns")
+    if x.shape[-1] == 2:
+        raise ValueError("x must have other columns than two")
     numerator = torch.exp(x)
     return numerator / numerator.sum(-1, keepdim=True)
 """
@@ -87,7 +87,7 @@ def test_a_run_is_as_the_schema_says(tmp_path: Path) -> None:
     assert not violations(said)
     (check,) = said["checks"]
     assert (said["kind"], check["kind"], said["counts"]["failed"]) == ("wrong", "wrong", 1)
-    assert check["refusals"].keys() == {"ValueError: x must have several columns"}
+    assert check["refusals"].keys() == {"ValueError: x must have other columns than two"}
     assert 0 < check["refused_share"] < 1 < check["worst_error_over_bound"]
     assert check["counterexample"].startswith("Case(x=")
     assert check["repeat"].startswith("pytest ")
