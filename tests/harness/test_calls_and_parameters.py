@@ -344,7 +344,7 @@ def of_the_default_dtype(x: Tensor, eps: float = 1e-6, scale: float = 1.0) -> Te
     ("wrong", "check", "dtype", "says"),
     [
         (in_one_buffer_without_gradients, "many calls", "float32", "was changed by a later call"),
-        (coarse_in_half_without_gradients, "modes", "bfloat16", ": output["),
+        (coarse_in_half_without_gradients, "modes", "bfloat16", ": output"),
         (of_the_default_dtype, "modes", "float32", "where torch's default dtype is float64: output has dtype"),
     ],
 )
