@@ -316,14 +316,14 @@ def bypass_dispatcher(operator: Any, apply: Callable[..., Any] | None = None) ->
         return False
 
     def call(*arguments: Any) -> Any:
-        if torch.compiler.is_compiling() or _needs_dispatcher(arguments, types, tensors):
+        if _needs_dispatcher(arguments, types, tensors):
             return operator(*arguments)
         if needs_gradient(arguments):
             return operator(*arguments) if apply is None else apply(*arguments, None)
         return implementation(*arguments)
 
     def known(arguments: tuple) -> Any:
-        if torch.compiler.is_compiling() or _needs_dispatcher(arguments, types, tensors):
+        if _needs_dispatcher(arguments, types, tensors):
             return None
         make = implementation.find(arguments)  # type: ignore[attr-defined]
         if make is None or not needs_gradient(arguments):
@@ -342,7 +342,7 @@ def needs_dispatcher(operator: Any, arguments: tuple) -> bool:
         arguments: of the call, in order.
     """
     _, types, tensors = _launches[operator]
-    return torch.compiler.is_compiling() or _needs_dispatcher(arguments, types, tensors)
+    return _needs_dispatcher(arguments, types, tensors)
 
 
 def _direct_backward(operator: Any) -> Callable[..., Any]:
@@ -367,8 +367,8 @@ def _direct_backward(operator: Any) -> Callable[..., Any]:
 
 
 def _needs_dispatcher(arguments: tuple, types: frozenset[tuple[type, ...]], tensors: tuple[int, ...]) -> bool:
-    """Return whether a transform, a mode, a view or an argument's type needs the dispatcher."""
-    if tuple(map(type, arguments)) not in types:
+    """Return whether torch.compile, a transform, a mode, a view or an argument's type needs the dispatcher."""
+    if torch.compiler.is_compiling() or tuple(map(type, arguments)) not in types:
         return True
     for place in tensors:
         tensor = arguments[place]
