@@ -1,11 +1,11 @@
 """`.ci/record`, which records the times of all operations on all GPUs."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import threading
-import time
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -40,20 +40,22 @@ def test_a_process_without_time_is_killed_with_those_that_it_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = tmp_path / "began"
-    sleeper = "import os, pathlib, sys, time; print(os.getpid(), flush=True); time.sleep(3600)"
-    command = [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sleeper!r}])"]
-    wait = subprocess.Popen.wait
+    os.mkfifo(began)  # who reads it waits for the writer
+    program = f"import os, pathlib, signal; pathlib.Path({str(began)!r}).write_text(str(os.getpid())); signal.pause()"
+    command = [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}])"]
+    wait, started = subprocess.Popen.wait, []
 
     def time_out(process: Any, timeout: float | None = None) -> int:
         if timeout is None:
             return wait(process)
-        while not began.read_text().endswith("\n"):
-            time.sleep(0.01)
+        started.append(psutil.Process(int(began.read_text())))
         raise subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(subprocess.Popen, "wait", time_out)
-    assert load_script().status_within(1, command, began, {**os.environ}) is None
-    assert not psutil.pid_exists(int(began.read_text())) or psutil.Process(int(began.read_text())).status() == "zombie"
+    assert load_script().status_within(1, command, tmp_path / "log", {**os.environ}) is None
+    assert len(started) == 1
+    with contextlib.suppress(psutil.NoSuchProcess):
+        assert started[0].status() == psutil.STATUS_ZOMBIE
 
 
 def test_each_gpu_runs_as_many_tasks_at_once_as_it_is_named() -> None:
