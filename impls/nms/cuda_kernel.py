@@ -11,7 +11,7 @@ from .operators import BLOCK, Work, register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 ORDERED, SHARES = 32, 8  # the same as in cuda_kernel.cu
-WALKERS = 512
+MOST_WALKERS = 1024
 ORDER = {dtype: CudaKernel(SOURCE, f"nms_order_kernel<{cpp}>") for dtype, cpp in CPP_TYPES.items()}
 MASK = {dtype: CudaKernel(SOURCE, f"nms_mask_kernel<{CPP_TYPES[dtype]}>") for dtype in (torch.float32, torch.float64)}
 WALK = CudaKernel(SOURCE, "nms_walk_kernel")
@@ -29,7 +29,8 @@ def _launch(
     tensors = boxes, scores, idxs, work.order, work.boxes, classes
     ORDER[boxes.dtype].launch(cdiv(n, ORDERED), ORDERED * SHARES, *tensors, *scalars)
     MASK[work.boxes.dtype].launch(blocks * blocks, BLOCK, work.boxes, classes, work.mask, n, blocks, iou_threshold)
-    WALK.launch(1, WALKERS, work.mask, work.order, work.words, work.kept, n, blocks)
+    walkers = min(32 * cdiv(blocks, 2), MOST_WALKERS)
+    WALK.launch(1, walkers, work.mask, work.order, work.words, work.kept, n, blocks)
 
 
 nms = register("cuda", _launch)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fourfold.backends import operators
+from fourfold.backends import known_calls, operators, tuning
 from fourfold.backends.launch import cdiv
 from fourfold.backends.signature import signature_of
 
@@ -20,10 +20,8 @@ class Work(NamedTuple):
     boxes: torch.Tensor  # [n, 4], of the type that is computed in
     order: torch.Tensor  # [n], the index of the box of each rank
     classes: torch.Tensor  # [n]; of no meaning without classes
-    # [blocks, n]. Bit r of mask[c, j] says that the box of rank 64 c + r suppresses that of rank j, for blocks up to
-    # that of j and boxes before j.
-    mask: torch.Tensor
-    words: torch.Tensor  # [blocks]. Bit r of words[c] says that the box of rank 64 c + r is kept.
+    mask: torch.Tensor  # [blocks, n]: the bits of which boxes suppress which, as each backend has them
+    words: torch.Tensor  # [blocks]: of which boxes are kept or suppressed
     kept: torch.Tensor  # [n + 1]: the indices of the boxes that are kept, and at the end how many they are
 
 
@@ -36,19 +34,25 @@ def register(backend: str, launch: Callable[..., None]) -> Callable[..., Any]:
             or int64, or None. Tensors have any strides.
     """
 
-    def run(boxes: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    def find(boxes: torch.Tensor, *arguments: Any) -> torch.Tensor:
         n, blocks = boxes.shape[0], cdiv(boxes.shape[0], BLOCK)
         ranked = torch.empty((n, 4), dtype=torch.promote_types(boxes.dtype, torch.float32), device=boxes.device)
         shapes = (n,), (n,), (blocks, n), (blocks,), (n + 1,)
         work = Work(ranked, *(torch.empty(shape, dtype=torch.int64, device=boxes.device) for shape in shapes))
-        if n == 0:
-            return work.kept[:0]
         launch(work, boxes, *arguments)
-        # The only wait for the device.
-        return work.kept[: int(work.kept[n])]
+        return work.kept
+
+    signature = signature_of(definition)
+    repeated = known_calls.Repeater(find, [*map(signature.names.index, signature.tensors)], tuning.nothing_forced)
+
+    def run(boxes: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        n = boxes.shape[0]
+        if n == 0:
+            return boxes.new_empty((0,), dtype=torch.int64)
+        kept = repeated(boxes, *arguments)
+        return kept[: int(kept[n])]  # the only wait for the device
 
     def fake(boxes: torch.Tensor, *_: Any) -> torch.Tensor:
         return boxes.new_empty((torch.library.get_ctx().new_dynamic_size(),), dtype=torch.int64)
 
-    signature = signature_of(definition)
     return signature.checked(operators.define(signature.schema(f"nms_{backend}", "Tensor kept"), run, fake))

@@ -12,7 +12,7 @@ from .operators import Work, register
 
 BLOCK = tl.constexpr(WIDTH)  # boxes whose bits make a word
 # Boxes that a program puts in order, and that it compares these with at a time.
-ORDERED, COMPARED = tl.constexpr(32), tl.constexpr(64)
+ORDERED, COMPARED = tl.constexpr(32), tl.constexpr(256)
 ROWS = tl.constexpr(16)  # boxes that are compared with BLOCK others at a time
 LEAST_WORDS, MOST_WORDS = 8, 128  # of each column, which are looked at together
 
@@ -60,7 +60,7 @@ def nms_order_kernel(
 def nms_mask_kernel(
     ranked_ptr,  # [n, 4]
     classes_ptr,  # [n]; of no meaning without HAS_IDXS
-    mask_ptr,  # [blocks, n]
+    mask_ptr,  # [blocks, n]. Bit r of [c, j]: rank BLOCK c + r suppresses rank j.
     n,
     blocks,
     iou_threshold: tl.float64,
@@ -111,7 +111,7 @@ def nms_mask_kernel(
 def nms_walk_kernel(
     mask_ptr,  # [blocks, n]
     order_ptr,  # [n]
-    words_ptr,  # [blocks]
+    words_ptr,  # [blocks]. Bit r of [c]: the box of rank BLOCK c + r is kept.
     kept_ptr,  # [n + 1]
     n,
     blocks,
