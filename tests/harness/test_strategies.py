@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from drawing import collect
+from fourfold.properties import paged_attention
 from fourfold.properties.boxes import PAIRS, box_counts, box_pairs, explicit_pairs, pairs, pairs_without_ties
 from fourfold.properties.giou import EPS
 from hypothesis import strategies as st
@@ -50,7 +51,12 @@ def wide(array: np.ndarray) -> np.ndarray:
 
 
 def boxes_of(case: Case) -> list[np.ndarray]:
-    return [wide(array) for array in case.inputs.values() if not np.issubdtype(array.dtype, np.integer)]
+    """Return the inputs that are no integers; of a cache in pages only the tokens in use, because others are NaN."""
+    inputs = dict(case.inputs)
+    if "page_table" in inputs:
+        used = paged_attention.used_tokens(case)[..., 0, 0]
+        inputs |= {name: inputs[name][used] for name in ("k_cache", "v_cache")}
+    return [wide(array) for array in inputs.values() if not np.issubdtype(array.dtype, np.integer)]
 
 
 def rows_of(name: str, case: Case) -> int:
