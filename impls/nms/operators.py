@@ -20,8 +20,8 @@ class Work(NamedTuple):
     boxes: torch.Tensor  # [n, 4], of the type that is computed in
     order: torch.Tensor  # [n], the index of the box of each rank
     classes: torch.Tensor  # [n]; of no meaning without classes
-    mask: torch.Tensor  # [blocks, n]: the bits of which boxes suppress which, as each backend has them
-    words: torch.Tensor  # [blocks]: of which boxes are kept or suppressed
+    mask: torch.Tensor  # [blocks, n]: a bit for each pair, set if one box suppresses the other; the kernels order them
+    words: torch.Tensor  # [blocks]: a bit for each box, set if it is kept (Triton) or suppressed (CUDA C++)
     kept: torch.Tensor  # [n + 1]: the indices of the boxes that are kept, and at the end how many they are
 
 

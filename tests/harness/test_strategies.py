@@ -51,7 +51,7 @@ def wide(array: np.ndarray) -> np.ndarray:
 
 
 def boxes_of(case: Case) -> list[np.ndarray]:
-    """Return the inputs that are no integers; of a cache in pages only the tokens in use, because others are NaN."""
+    """Return the inputs that are no integers. Of a paged cache, return the tokens in use: the others are NaN."""
     inputs = dict(case.inputs)
     if "page_table" in inputs:
         used = paged_attention.used_tokens(case)[..., 0, 0]
@@ -281,7 +281,7 @@ def test_every_layout_appears_for_every_tensor(name: str) -> None:
     cases = drawn_cases(name) + many_small_cases(name)
     tensors = {tensor for case in cases for tensor in case.layouts}
     assert tensors >= set(OPERATIONS[name].differentiable)
-    # What is changed in place has an element in each place, and sequences that share a length would have too few pages.
+    # Elements of a tensor that is changed in place share no memory. Sequences of one length would lack pages.
     not_expanded = {*OPERATIONS[name].mutates, *(("page_table", "lengths") if name == "paged_attention" else ())}
     for tensor in tensors:
         expected = set(LAYOUTS) - ({"expanded"} if tensor in not_expanded else set())
@@ -466,8 +466,8 @@ def test_every_eps_is_drawn() -> None:
         assert {case.parameters["eps"] for case in drawn_cases(name)} == set(EPS)
 
 
-ATTENTIONS = ("attention", "attention_with_lse")
-ALWAYS_FLOAT32 = {"adam": ("m", "v"), **dict.fromkeys(ATTENTIONS, ("slopes",))}
+# The inputs that are float32 whatever the dtype under test.
+ALWAYS_FLOAT32 = {"adam": ("m", "v"), "attention": ("slopes",), "attention_with_lse": ("slopes",)}
 
 
 @pytest.mark.full(but=3)
