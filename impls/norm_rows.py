@@ -259,7 +259,7 @@ class Norm:
         """
         dtype, cols, num_rows, size = x.dtype, x.shape[-1], rstd.shape[0], x.element_size()
         inner, (grads, rows) = as_rows(grad_output, x)
-        walked = [grads, rows] if added is None else [grads, rows, Rows(added, 0, cols, 1)]
+        walked = [grads, rows] if added is None else [grads, rows, Rows(added, cols, 0, 1)]
         layout = layout_of(cols, [weight], walked)
         inputs, kind = (grads.tensor, rows.tensor, weight, mean, rstd), (self.mean, added is not None)
         sizes = (num_rows, cols, inner, *grads[1:3], *rows[1:3])

@@ -4,10 +4,16 @@
 
 template <class T> constexpr int IN_16_BYTES = 16 / sizeof(T);
 
-// The offset of a row of [outer, inner, cols].
+// The offset of one of fewer than 2^42 rows of [outer, inner, cols].
 __device__ inline long long row_offset(long long row, long long inner, long long outer_stride, long long inner_stride) {
-    if (row < inner) return row * inner_stride;
-    const long long outer = row / inner;
+    if (inner == 1) return row * outer_stride;
+    // A division of 64 bits takes as long as a short row. Each product with the reciprocal has a relative error of less
+    // than 2^-20, so that two quotients, rounded down, miss that of integers by one at most.
+    const float reciprocal = __fdividef(1.0f, float(inner));
+    long long outer = (long long)floorf(float(row) * reciprocal);
+    outer += (long long)floorf(float(row - outer * inner) * reciprocal);
+    const long long rest = row - outer * inner;
+    outer += (rest >= inner) - (rest < 0);
     return outer * outer_stride + (row - outer * inner) * inner_stride;
 }
 

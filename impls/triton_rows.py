@@ -3,9 +3,10 @@
 import triton
 import triton.language as tl
 
-# Triton must not specialize on these: a kernel compiled for one row, or for a multiple of 16, might sum a row in
-# another order, so that a row's result would depend on the number of rows.
-NUMBERS_OF_ROWS = ["num_rows", "inner"]
+# Triton must not specialize on the number of rows: a kernel compiled for one row, or for a multiple of 16, might sum a
+# row in another order, so that its result would depend on their number. An axis `inner` of 1 is a constant, which saves
+# a division.
+ANY_NUMBER_OF_ROWS = {"do_not_specialize": ["num_rows"], "do_not_specialize_on_alignment": ["inner"]}
 
 
 @triton.jit

@@ -96,15 +96,22 @@ def case_of(
 def cases(draw: st.DrawFn, dtype: DType, elements: int) -> Case:
     """Draw up to three sequences of up to 40 tokens, some numbers not finite; heads that share keys, or not."""
     few, rng = elements <= FEW_ELEMENTS, draw(GENERATORS)
-    columns = draw(st.integers(1, 2) if few else sizes(33, elements).map(lambda n: max(n, 1)))
-    kv_heads = draw(st.sampled_from((1, 1, 2) if few else (1, 1, 2, 3)))
-    heads = kv_heads * draw(st.sampled_from((1,) if few else (1, 2, 4, 17)))
-    page_size, count = draw(st.sampled_from((1, 2, 3, 4, 8, 16))), draw(st.integers(0, 3))
-    most = min(40, elements // (kv_heads * columns))
-    lengths = [draw(st.integers(0, most)) if few else int(rng.integers(most + 1)) for _ in range(count)]
+    columns = draw(st.integers(1, 2) if few else sizes(33, elements).map(lambda n: min(max(n, 1), elements)))
+    count = min(draw(st.sampled_from((1, 2, 3, 0) if few else (1, 1, 2, 2, 3, 3, 0))), elements // columns)
+    # The elements are room for the heads of all sequences, and for the heads of all tokens of a cache.
+    most = elements // (max(count, 1) * columns)
+    kv_heads = min(draw(st.sampled_from((1, 1, 2) if few else (1, 1, 2, 3))), most)
+    heads = kv_heads * min(draw(st.sampled_from((1,) if few else (1, 2, 4, 17))), most // kv_heads)
+    room = elements // (kv_heads * columns)
+    page_size = min(draw(st.sampled_from((1, 2, 3, 4, 8, 16))), room)
+    pages = room // page_size
+    longest = min(40, pages // max(count, 1) * page_size)
+    lengths = [draw(st.integers(0, longest)) if few else int(rng.integers(longest + 1)) for _ in range(count)]
+    spare = pages - sum(-(-length // page_size) for length in lengths)
     kinds = [draw(st.sampled_from(attention.KINDS)) for _ in INPUTS]
     # A half type has no 1.3.
-    scale, more = draw(st.sampled_from((0.25, 1.0, 1.3))), (draw(st.integers(0, 2)), draw(st.integers(0, 2)))
+    scale = draw(st.sampled_from((0.25, 1.0, 1.3)))
+    more = draw(st.integers(0, 2)), min(draw(st.integers(0, 2)), spare)
     case = case_of(rng, lengths, page_size, (heads, kv_heads), columns, dtype, more, kinds, scale)
     if draw(st.integers(0, 7)) == 7:
         name = draw(st.sampled_from(INPUTS))

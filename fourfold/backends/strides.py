@@ -82,18 +82,22 @@ def as_rows(*tensors: torch.Tensor) -> tuple[int, list[Rows]]:
         tensors: not empty, with at least one axis. They are copied if their leading axes do not merge into two.
 
     Returns:
-        The size of the axis `inner`, and for each tensor its `Rows`.
+        The size of the axis `inner`, 1 if the leading axes merge into one, and for each tensor its `Rows`.
     """
     cols = tensors[0].shape[-1]
     if all(tensor.is_contiguous() for tensor in tensors):
-        return tensors[0].numel() // cols, [Rows(tensor, 0, cols, 1) for tensor in tensors]
+        return 1, [Rows(tensor, cols, 0, 1) for tensor in tensors]
     sizes, strides = merge_axes([tensor.select(-1, 0) for tensor in tensors])
     if len(sizes) > 2:
         # Leading axes that merge into no fewer than three are rare, so copying is good enough.
         return as_rows(*(tensor.contiguous() for tensor in tensors))
-    inner = sizes[-1] if sizes else 1
-    views = []
+    inner, views = inner_size(sizes), []
     for tensor, along in zip(tensors, strides):
-        outer_stride, inner_stride = [0] * (2 - len(along)) + along
+        outer_stride, inner_stride = along + [0] * (2 - len(along))
         views.append(Rows(tensor, outer_stride, inner_stride, tensor.stride(-1) if cols > 1 else 1))
     return inner, views
+
+
+def inner_size(sizes: Sequence[int]) -> int:
+    """Return the size of the second of up to two merged axes: 1 if there is none, so that no kernel divides by it."""
+    return sizes[1] if len(sizes) == 2 else 1

@@ -8,7 +8,7 @@ from fourfold.backends.launch import cdiv, next_power_of_2, resident
 from fourfold.backends.strides import as_rows
 from fourfold.backends.triton import launch as triton_launch
 
-from ..triton_rows import NUMBERS_OF_ROWS, row_offsets
+from ..triton_rows import row_offsets
 from .operators import register
 
 TILE, LEAST_COLS, MOST_COLS = 1024, 16, 2048
@@ -29,7 +29,7 @@ def do_not_rise(offsets_ptr, offset_stride, segments, n, BLOCK: tl.constexpr):
     return tl.sum(wrong, axis=0)
 
 
-@triton.jit(do_not_specialize=[*NUMBERS_OF_ROWS, "segments"])
+@triton.jit(do_not_specialize=["num_rows", "segments"], do_not_specialize_on_alignment=["inner"])
 def cumsum_kernel(
     x_ptr,  # [outer, inner, n], strided
     offsets_ptr,  # [segments + 1], strided; of no meaning unless GIVEN

@@ -13,7 +13,7 @@ from fourfold.backends.launch import cdiv, next_power_of_2
 from fourfold.backends.strides import Rows, as_rows
 from fourfold.backends.triton import launch as triton_launch
 
-from ..triton_rows import NUMBERS_OF_ROWS, load_parameter, load_tile, load_whole_rows, row_offsets, store_tile
+from ..triton_rows import ANY_NUMBER_OF_ROWS, load_parameter, load_tile, load_whole_rows, row_offsets, store_tile
 from .operators import Needs, register_layer_norm
 
 # Longest rows that a program holds, in bytes of the compute type: forward; and backward, with the sums of columns.
@@ -108,19 +108,19 @@ def backward_plan(cols: int, dtype: torch.dtype) -> Plan:
 def plan_for_rows(plan: Plan, num_rows: int, least: int, cols: int, *tensors: Rows) -> Plan:
     """Return a plan with fewer rows in a program if a launch had less than the least number of programs.
 
-    A row has the same bits in both: it takes all lanes of one warp, each of which holds the same columns of it.
+    A row has the same bits in both: as many warps share it, and each lane holds the same columns of it.
     """
     row_bytes = plan.block_cols * tensors[0].tensor.element_size()
     if plan.looped or row_bytes < WARP_BYTES or cdiv(num_rows, plan.block_rows) >= least:
         return plan
+    # Triton gives a row to as many warps as its vectors of 16 bytes have lanes for.
+    sharing = min(plan.num_warps, row_bytes // WARP_BYTES)
     if plan.num_warps > 1:
-        # Triton divides a row among warps unless vectors of 16 bytes of one warp cover it.
         starts = (n for rows in tensors for n in (rows.tensor.data_ptr(), *rows[1:3]))
-        vectors = all(rows.column_stride == 1 for rows in tensors) and not any(n % 16 for n in (cols, *starts))
-        if not vectors or row_bytes > WARP_BYTES:
+        if any(rows.column_stride != 1 for rows in tensors) or any(n % 16 for n in (cols, *starts)):
             return plan
     while plan.block_rows > 1 and cdiv(num_rows, plan.block_rows) < least:
-        plan = plan._replace(block_rows=plan.block_rows // 2, num_warps=max(plan.num_warps // 2, 1))
+        plan = plan._replace(block_rows=plan.block_rows // 2, num_warps=max(plan.num_warps // 2, sharing))
     return plan
 
 
@@ -172,7 +172,7 @@ def store_statistics(mean_ptr, rstd_ptr, rows, num_rows, mean, rstd, CENTRED: tl
     tl.store(rstd_ptr + rows.to(tl.int64), rstd, mask=rows < num_rows)
 
 
-@triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
+@triton.jit(**ANY_NUMBER_OF_ROWS)
 def norm_forward_kernel(
     x_ptr,  # [outer, inner, cols], strided
     residual_ptr,  # [outer, inner, cols], strided, where ADDED
@@ -311,7 +311,7 @@ def sum_columns(
         tl.store(grad_bias_ptr + columns, total, mask=columns < cols)
 
 
-@triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
+@triton.jit(**ANY_NUMBER_OF_ROWS)
 def norm_backward_kernel(
     grad_output_ptr,  # [outer, inner, cols], strided
     x_ptr,  # [outer, inner, cols], strided
@@ -448,7 +448,7 @@ def with_added(sums, number: tl.constexpr, values):
     return sums[:number] + (sums[number] + values,) + sums[number + 1 :]  # noqa: RUF005
 
 
-@triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
+@triton.jit(**ANY_NUMBER_OF_ROWS)
 def norm_backward_kept_kernel(
     grad_output_ptr,  # [outer, inner, cols], strided
     x_ptr,  # [outer, inner, cols], strided
@@ -556,7 +556,7 @@ def norm_backward_kept_kernel(
                 tl.store(partial_ptr + programs.to(tl.int64) * cols + at, grad_bias[piece], mask=columns < cols)
 
 
-@triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
+@triton.jit(**ANY_NUMBER_OF_ROWS)
 def norm_backward_means_kernel(
     grad_output_ptr,  # [outer, inner, cols], strided
     x_ptr,  # [outer, inner, cols], strided
@@ -653,7 +653,9 @@ def launch_forward(
     rows, residual_rows = views[0], views[-1]
     bias = weight if bias is None else bias
     plan = forward_plan(cols, x.dtype, mean is not None, residual is not None)
-    plan = plan_for_rows(plan, num_rows, triton_launch.multiprocessors(x.device), cols, *views)
+    # With two sums, a program of two rows takes longer than two programs.
+    least = triton_launch.multiprocessors(x.device) // (3 if mean is None else 1)
+    plan = plan_for_rows(plan, num_rows, least, cols, *views)
     # Not None, with which `launch` does not recognize a launch.
     optional = (output if summed is None else summed, rstd if mean is None else mean)
     triton_launch.launch(

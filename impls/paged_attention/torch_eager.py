@@ -1,4 +1,4 @@
-"""paged_attention in torch operations: the baseline. Nothing waits for the device: a sequence takes all its pages."""
+"""paged_attention in torch operations: the baseline. Nothing waits for the device, so all sequences take all pages."""
 
 from typing import Any
 
@@ -85,20 +85,18 @@ def paged_attention(
     Source: Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention, 2023.
     """
     wide, (pages, page_size, kv_heads, columns) = torch.promote_types(q.dtype, torch.float32), k_cache.shape
-    tokens = torch.arange(page_table.shape[1] * page_size, device=q.device)
+    tokens, table = torch.arange(page_table.shape[1] * page_size, device=q.device), page_table.long()
     output = q.new_zeros(q.shape)
     if not output.numel():
         return output
-    for sequence, length in enumerate(lengths):
-        there, table = tokens < length, page_table[sequence].long()
-        known = (table >= 0) & (table < pages)
-        fits = (length >= 0) & (length <= len(tokens)) & (known | ~there[::page_size]).all()
-        if pages and len(tokens):
-            # Zeros in place of what is not there: NaN times a weight of 0 would be NaN.
-            k, v = (x[table.where(known, 0)].flatten(0, 1).to(wide) for x in (k_cache, v_cache))
-            k, v = (x.where(there[:, None, None], 0) for x in (k, v))
-            scores = q[sequence].to(wide).reshape(kv_heads, -1, columns) @ k.permute(1, 2, 0) * scale
-            weights = scores.masked_fill(~there, -torch.inf).softmax(-1).masked_fill(~there, 0)
-            output[sequence] = (weights @ v.transpose(0, 1)).reshape(-1, columns).to(q.dtype)
-        output[sequence] = output[sequence].masked_fill(~fits, torch.nan)
-    return output
+    there, known = tokens < lengths[:, None], (table >= 0) & (table < pages)
+    fits = (lengths >= 0) & (lengths <= len(tokens)) & (known | ~there[:, ::page_size]).all(-1)
+    if pages and len(tokens):
+        # Zeros in place of what is not there: NaN times a weight of 0 would be NaN.
+        k, v = (x[table.where(known, 0)].flatten(1, 2).to(wide) for x in (k_cache, v_cache))
+        k, v = (x.where(there[..., None, None], 0) for x in (k, v))
+        scores = q.to(wide).reshape(len(q), kv_heads, -1, columns) @ k.permute(0, 2, 3, 1) * scale
+        absent = ~there[:, None, None]
+        weights = scores.masked_fill(absent, -torch.inf).softmax(-1).masked_fill(absent, 0)
+        output = (weights @ v.transpose(1, 2)).reshape(q.shape).to(q.dtype)
+    return output.masked_fill(~fits[:, None, None], torch.nan)

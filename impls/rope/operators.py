@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fourfold.backends.signature import signature_of
-from fourfold.backends.strides import merge_axes
+from fourfold.backends.strides import inner_size, merge_axes
 
 from .torch_eager import rope as definition
 
@@ -43,10 +43,10 @@ def turn_of(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: An
     sizes, (steps,) = merge_axes([x[..., 0, 0]])
     if len(sizes) > 2:
         return turn_of(x.contiguous(), cos, sin, positions, *how)
-    inner, steps = sizes[-1] if sizes else 1, [0] * (2 - len(steps)) + steps
+    steps += [0] * (2 - len(steps))
     flat = None if positions is None else positions.reshape(-1)
     strides = (*steps, *x.stride()[-2:], *cos.stride(), *sin.stride(), 1 if flat is None else flat.stride(0))
-    counts = x[..., 0, 0].numel(), x.shape[-3], cos.shape[0], *x.shape[-2:], cos.shape[1], inner
+    counts = x[..., 0, 0].numel(), x.shape[-3], cos.shape[0], *x.shape[-2:], cos.shape[1], inner_size(sizes)
     return Turn((x, cos, sin, flat, x.new_empty(x.shape)), counts, strides, *how)
 
 

@@ -15,7 +15,7 @@ MOST_PAIRS = 1024  # of a row at a time
 MOST_PIECES = 8  # of the columns without a partner, where there are few pairs and many of these
 
 
-@triton.jit(do_not_specialize=["num_tokens", "inner"])
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["inner"])
 def rope_kernel(
     x_ptr,  # [outer, inner, heads, dim], strided
     cos_ptr,  # [num_positions, half], strided

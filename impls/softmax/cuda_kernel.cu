@@ -2,6 +2,7 @@
 
 #include "clusters.cuh"
 #include "exponential.cuh"
+#include "rows.cuh"
 #include "shifted.cuh"
 
 // A row's threads are a power of 2 up to 32, with several rows per block; or all threads of a block of whole warps; or,
@@ -162,11 +163,7 @@ template <class T, int WIDTH, bool SHIFTED> struct Row {
 
     __device__ Row(const T* tensor, long long cols, long long row, long long inner, long long outer_stride,
                    long long inner_stride, long long column_stride)
-        : cols(cols), column_stride(column_stride) {
-        // A contiguous tensor has all rows in one axis. A 64-bit division would cost as much as a short row.
-        const long long outer = row < inner ? 0 : row / inner;
-        first = tensor + outer * outer_stride + (row - outer * inner) * inner_stride;
-    }
+        : first(tensor + row_offset(row, inner, outer_stride, inner_stride)), cols(cols), column_stride(column_stride) {}
 
     // Loads the vectors of these numbers. What lies beyond the row's `count` vectors becomes `absent`.
     template <int COUNT, class Numbers, class Number>

@@ -11,7 +11,7 @@ from fourfold.backends.signature import signature_of
 from fourfold.backends.strides import as_rows
 from fourfold.backends.triton import launch as triton_launch
 
-from ..triton_rows import NUMBERS_OF_ROWS, row_offsets
+from ..triton_rows import ANY_NUMBER_OF_ROWS, row_offsets
 from .operators import SOFTMAX
 from .torch_eager import softmax as definition
 
@@ -56,6 +56,9 @@ def plan(cols: int, itemsize: int, tensors: int) -> Plan:
     if block_cols * wide <= LONGEST_ROW:
         # A thread holds 16 to 32 registers of data: enough bytes in flight, no spills, and few threads per reduction.
         block_rows = max(1, 1024 // block_cols)
+        if block_cols == 256 and cols % 16 == 0 and itemsize <= 4:
+            # Warps that do not share a row wait for no other: one vector of 16 bytes a lane, or two for two rows.
+            return Plan(False, 8 // itemsize, block_cols, 4 if itemsize == 2 else 1)
         return Plan(False, block_rows, block_cols, min(max(block_rows * block_cols * wide // 1024, 2 * tensors), 32))
     # The lanes of a warp take neighbouring 16-byte vectors of a piece. There are many warps, so that few rows are read
     # at a time and still lie in the L2 cache at the second read. Backward, with two tensors, also keeps the last tile
@@ -94,7 +97,7 @@ def exponential(x):
     return tl.exp2(x * 1.4426950408889634)
 
 
-@triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
+@triton.jit(**ANY_NUMBER_OF_ROWS)
 def softmax_forward_kernel(
     x_ptr,  # [outer, inner, cols], strided
     output_ptr,  # [outer * inner, cols]
@@ -122,7 +125,7 @@ def softmax_forward_kernel(
     tl.store(output_ptr + output_at, output.to(output_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
+@triton.jit(**ANY_NUMBER_OF_ROWS)
 def softmax_backward_kernel(
     grad_output_ptr,  # [outer, inner, cols], strided
     output_ptr,  # [outer, inner, cols], strided
@@ -202,7 +205,7 @@ def softmax_forward_looped_kernel(
         tl.store(output_ptr + at, output, mask=at < cols, cache_modifier=".cs")
 
 
-@triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
+@triton.jit(**ANY_NUMBER_OF_ROWS)
 def softmax_backward_looped_kernel(
     grad_output_ptr,  # [outer, inner, cols], strided
     output_ptr,  # [outer, inner, cols], strided

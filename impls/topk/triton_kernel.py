@@ -8,7 +8,7 @@ from fourfold.backends.launch import cdiv, next_power_of_2
 from fourfold.backends.strides import Rows
 from fourfold.backends.triton import launch as triton_launch
 
-from ..triton_rows import NUMBERS_OF_ROWS, row_offsets
+from ..triton_rows import ANY_NUMBER_OF_ROWS, row_offsets
 from .operators import register
 
 MOST_SORTED = 256  # of the results of a row, by the program that collects them
@@ -138,7 +138,7 @@ def select_exactly(
         placed += tl.sum(taken.to(tl.int32), axis=0)
 
 
-@triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
+@triton.jit(**ANY_NUMBER_OF_ROWS)
 def topk_select_kernel(
     x_ptr,  # [outer, inner, n], strided
     chosen_ptr,  # [rows, MOST]
@@ -218,7 +218,7 @@ def topk_select_kernel(
         tl.store(indices_ptr + results, at, mask=slots < k)
 
 
-@triton.jit(do_not_specialize=NUMBERS_OF_ROWS)
+@triton.jit(**ANY_NUMBER_OF_ROWS)
 def topk_order_kernel(
     x_ptr,  # [outer, inner, n], strided
     chosen_ptr,  # [rows, MOST]

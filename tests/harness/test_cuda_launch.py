@@ -5,6 +5,7 @@ import math
 import pathlib
 import threading
 
+import numpy as np
 import pytest
 import torch
 from fourfold.impls.softmax import cuda_kernel as softmax_kernel
@@ -271,3 +272,30 @@ def test_softmax_shares_a_row_among_smaller_blocks_where_they_were_faster(
 ) -> None:
     plan = softmax_kernel.plan(cols, itemsize, True, tensors, 200 << 10, clusters=True)
     assert (plan.threads // plan.block, plan.block) == (blocks, block)
+
+
+ROW_OFFSETS = """
+#include "rows.cuh"
+__global__ void offsets(const long long* rows, const long long* inners, long long* outer, long long* rest) {
+    outer[threadIdx.x] = row_offset(rows[threadIdx.x], inners[threadIdx.x], 1, 0);
+    rest[threadIdx.x] = row_offset(rows[threadIdx.x], inners[threadIdx.x], 0, 1);
+}
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+def test_the_place_of_a_row_is_exact_without_a_division_of_integers(device: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "offsets.cu").write_text(ROW_OFFSETS)
+    kernel, rng = CudaKernel(tmp_path / "offsets.cu", "offsets"), np.random.default_rng(1)
+    inner = np.exp(rng.uniform(0, np.log(2.0**42), (50, 128))).astype(np.int64)
+    row = np.exp(rng.uniform(0, np.log(2.0**42), inner.shape)).astype(np.int64)
+    # In turn any row; and the last and the first row of a step along the outer axis.
+    row = np.where(rng.random(row.shape) < 0.5, row, row // inner * inner - rng.integers(2, size=row.shape)).clip(0)
+    for rows, inners in zip(row, inner):
+        given = [torch.from_numpy(numbers).to(device) for numbers in (rows, inners)]
+        found = [torch.empty_like(given[0]) for _ in range(2)]
+        kernel.launch(1, 128, *given, *found)
+        outer, rest = (numbers.cpu().numpy() for numbers in found)
+        # With an inner axis of 1, all rows lie along the outer one.
+        assert np.array_equal(outer, rows // inners)
+        assert np.array_equal(rest, rows % inners)

@@ -38,7 +38,7 @@ FIRST_ROWS = (
     "    number = ones.view(-1).cumsum(0).view(ones.shape)\n    counted = {}\n"
 )
 # The same mistakes in rows.cuh, the header that the CUDA kernels of rows share.
-ROW_IN_32_BITS = "rows.cuh: return row * inner_stride; => return int(row) * int(inner_stride);"
+ROW_IN_32_BITS = "rows.cuh: return row * outer_stride; => return int(row) * int(outer_stride);"
 BARRIER = "rows.cuh:         __syncthreads();\n        sum = add_half =>         sum = add_half"
 FIRST_WARP = "rows.cuh: lane % 16 < blockDim.x / 32 ? parts => lane % 16 < 1 ? parts"
 SIBLING = re.compile(r"from \.\.(\w+)\.cuda_kernel import")

@@ -26,29 +26,30 @@ EMPTY = {"source": f"{GITHUB}/flashinfer-ai/flashinfer/pull/363", **ONE}
 UNWRITTEN_SPLITS = {"source": f"{GITHUB}/ROCm/aiter/pull/4420", "poisoned": True, **ONE,
                     "examples": named(properties, "splits_without_tokens")}
 PAST_THE_TABLE = {"source": f"{GITHUB}/vllm-project/flash-attention/pull/42"}
-TABLE = "x[table.where(known, 0)].flatten(0, 1) =>"
+TABLE = "x[table.where(known, 0)].flatten(1, 2) =>"
+THERE = "there, known = tokens < lengths[:, None], =>"
 
 
 def _torch_faults() -> tuple[Fault, ...]:
     of = Edits("paged_attention", "torch")
     return (
-        of("a_sequence_without_tokens_is_nan", "softmax(-1).masked_fill(~there, 0) => softmax(-1)", **EMPTY),
-        of("length_in_whole_pages", "there, table = tokens < length, =>"
-           " there, table = tokens < (length + page_size - 1) // page_size * page_size,",
+        of("a_sequence_without_tokens_is_nan", "softmax(-1).masked_fill(absent, 0) => softmax(-1)", **EMPTY),
+        of("length_in_whole_pages",
+           f"{THERE} there, known = tokens < (lengths[:, None] + page_size - 1) // page_size * page_size,",
            source=f"{GITHUB}/pegainfer-project/pegainfer/issues/291", **ONE),
         of.law(properties.equal_values_are_the_output, "-torch.inf).softmax(-1) => 0).softmax(-1)",
                name="tokens_past_the_end_counted", source=f"{GITHUB}/flashinfer-ai/flashinfer/pull/5090", **ONE),
         of.law(properties.pages_may_lie_anywhere,
-               f"{TABLE} x[(table[0] + torch.arange(len(table))).clamp(0, pages - 1)].flatten(0, 1)",
+               f"{TABLE} x[(table[:, :1] + torch.arange(table.shape[1])).clamp(0, pages - 1)].flatten(1, 2)",
                name="pages_taken_for_neighbours", source=f"{GITHUB}/hw-native-sys/pypto/pull/470", **ONE),
-        of.law(properties.what_lies_past_the_end_does_not_matter, "k, v = (x.where(there[:, None, None], 0) => "
+        of.law(properties.what_lies_past_the_end_does_not_matter, "k, v = (x.where(there[..., None, None], 0) => "
                "k, v = (x", name="nan_past_the_end", source=f"{VLLM}/pull/936", **ONE),
-        of.law(properties.pages_may_be_halved, "there, table = tokens < length, => there, table = (tokens < length)"
+        of.law(properties.pages_may_be_halved, f"{THERE} there, known = (tokens < lengths[:, None])"
                " & ((tokens % page_size < 3) | (page_size < 4)),", name="three_tokens_of_a_page",
                right_on=properties.sequences(3, page_size=2)),
         of.law(properties.heads_of_a_group_share_their_keys,
-               ".reshape(kv_heads, -1, columns) @ => .reshape(-1, kv_heads, columns).transpose(0, 1) @",
-               "(weights @ v.transpose(0, 1)).reshape => (weights @ v.transpose(0, 1)).transpose(0, 1).reshape",
+               ".reshape(len(q), kv_heads, -1, columns) @ => .reshape(len(q), -1, kv_heads, columns).transpose(1, 2) @",
+               "(weights @ v.transpose(1, 2)).reshape => (weights @ v.transpose(1, 2)).transpose(1, 2).reshape",
                name="heads_by_modulo", source=f"{GITHUB}/HazyResearch/HipKittens/pull/22",
                right_on=properties.sequences(3, heads=(2, 1))),
     )

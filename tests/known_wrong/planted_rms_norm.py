@@ -95,7 +95,7 @@ PIECES = f"{KERNELS} cols if LOOPED else 1, =>"
 
 def _triton_faults() -> tuple[Fault, ...]:
     of, strided = Edits("rms_norm", "triton"), named(properties, "all_sliced_columns")
-    whole_block, weight = properties.rows(4, cols=1024), {"says": "gradient of weight", "right_on": without_cotangent}
+    whole_block, weight = properties.rows(16, cols=1024), {"says": "gradient of weight", "right_on": without_cotangent}
     return (
         of("eps_outside_the_root", f"{KERNELS} rstd = tl.rsqrt(squares / num + tl.full((), eps, COMPUTE)) =>"
            " rstd = 1 / (tl.sqrt(squares / num) + tl.full((), eps, COMPUTE))",

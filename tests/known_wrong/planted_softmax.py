@@ -9,7 +9,7 @@ from fourfold.checks.memory import memory_is_respected
 from fourfold.numerics.dtypes import DType
 from fourfold.operations.case import Case
 
-from .edits import OFFSETS_OF_ROWS, Edits
+from .edits import OFFSETS_OF_ROWS, ROW_IN_32_BITS, Edits
 from .far_apart import far_apart
 from .planted import UNWRITTEN, Fault, named
 
@@ -153,8 +153,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    right_on=softmax.rows(4, cols=1024)),
         of.stopped("row_of_fixed_length", out_of_bounds, f"{KEPT}    __shared__ T row_of[512];\n"
                    "    for (int i = thread; size > 32 && i < cols; i += size) row_of[i] = T(0);\n", **two),
-        of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic,
-                   "(row - outer * inner) * inner_stride => int(row - outer * inner) * int(inner_stride)",
+        of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS,
                    examples=far_apart(softmax.rows(9, cols=5)), **two),
         of("rows_past_the_grid", "-(-num_rows // together) * blocks =>"
            " min(-(-num_rows // together), 4) * blocks", **written, **two),
