@@ -57,7 +57,7 @@ def plan(cols: int, itemsize: int, tensors: int) -> Plan:
         # A thread holds 16 to 32 registers of data: enough bytes in flight, no spills, and few threads per reduction.
         block_rows = max(1, 1024 // block_cols)
         if block_cols == 256 and cols % 16 == 0 and itemsize <= 4:
-            # Warps that do not share a row wait for no other: one vector of 16 bytes a lane, or two for two rows.
+            # A row within one warp waits for no other: four rows of half types in four warps, two of float32 in one.
             return Plan(False, 8 // itemsize, block_cols, 4 if itemsize == 2 else 1)
         return Plan(False, block_rows, block_cols, min(max(block_rows * block_cols * wide // 1024, 2 * tensors), 32))
     # The lanes of a warp take neighbouring 16-byte vectors of a piece. There are many warps, so that few rows are read
