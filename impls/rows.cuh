@@ -8,7 +8,7 @@ template <class T> constexpr int IN_16_BYTES = 16 / sizeof(T);
 __device__ inline long long row_offset(long long row, long long inner, long long outer_stride, long long inner_stride) {
     if (inner == 1) return row * outer_stride;
     // A division of 64 bits takes as long as a short row. Each product with the reciprocal has a relative error of less
-    // than 2^-20, so that two quotients, rounded down, miss that of integers by one at most.
+    // than 2^-20, so that the sum of two, each rounded down, misses the quotient by one at most.
     const float reciprocal = __fdividef(1.0f, float(inner));
     long long outer = (long long)floorf(float(row) * reciprocal);
     outer += (long long)floorf(float(row - outer * inner) * reciprocal);

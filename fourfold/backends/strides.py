@@ -33,6 +33,19 @@ def merge_axes(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[list[in
     return sizes, strides
 
 
+def merge_into_two(tensors: Sequence[torch.Tensor]) -> tuple[int, list[list[int]]] | None:
+    """Merge the axes of tensors into two: see `merge_axes`.
+
+    Returns:
+        The size of the second axis, and for each tensor its strides along both. If all axes merge into one, the second
+        has size 1, so that kernels need not divide by it. None if more than two axes are left.
+    """
+    sizes, strides = merge_axes(tensors)
+    if len(sizes) > 2:
+        return None
+    return sizes[1] if len(sizes) == 2 else 1, [along + [0] * (2 - len(along)) for along in strides]
+
+
 class Walk(NamedTuple):
     """A traversal of tensors element by element, in the memory order of an output.
 
@@ -87,17 +100,12 @@ def as_rows(*tensors: torch.Tensor) -> tuple[int, list[Rows]]:
     cols = tensors[0].shape[-1]
     if all(tensor.is_contiguous() for tensor in tensors):
         return 1, [Rows(tensor, cols, 0, 1) for tensor in tensors]
-    sizes, strides = merge_axes([tensor.select(-1, 0) for tensor in tensors])
-    if len(sizes) > 2:
+    merged = merge_into_two([tensor.select(-1, 0) for tensor in tensors])
+    if merged is None:
         # Leading axes that merge into no fewer than three are rare, so copying is good enough.
         return as_rows(*(tensor.contiguous() for tensor in tensors))
-    inner, views = inner_size(sizes), []
-    for tensor, along in zip(tensors, strides):
-        outer_stride, inner_stride = along + [0] * (2 - len(along))
-        views.append(Rows(tensor, outer_stride, inner_stride, tensor.stride(-1) if cols > 1 else 1))
-    return inner, views
-
-
-def inner_size(sizes: Sequence[int]) -> int:
-    """Return the size of the second of up to two merged axes: 1 if there is none, so that no kernel divides by it."""
-    return sizes[1] if len(sizes) == 2 else 1
+    inner, strides = merged
+    return inner, [
+        Rows(tensor, outer_stride, inner_stride, tensor.stride(-1) if cols > 1 else 1)
+        for tensor, (outer_stride, inner_stride) in zip(tensors, strides)
+    ]

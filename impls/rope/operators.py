@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fourfold.backends.signature import signature_of
-from fourfold.backends.strides import inner_size, merge_axes
+from fourfold.backends.strides import merge_into_two
 
 from .torch_eager import rope as definition
 
@@ -40,13 +40,13 @@ class Turn(NamedTuple):
 
 def turn_of(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: Any, *how: bool) -> Turn:
     """Return what turns a tensor that is not empty; it is copied if its leading axes do not merge into two."""
-    sizes, (steps,) = merge_axes([x[..., 0, 0]])
-    if len(sizes) > 2:
+    merged = merge_into_two([x[..., 0, 0]])
+    if merged is None:
         return turn_of(x.contiguous(), cos, sin, positions, *how)
-    steps += [0] * (2 - len(steps))
+    inner, (steps,) = merged
     flat = None if positions is None else positions.reshape(-1)
     strides = (*steps, *x.stride()[-2:], *cos.stride(), *sin.stride(), 1 if flat is None else flat.stride(0))
-    counts = x[..., 0, 0].numel(), x.shape[-3], cos.shape[0], *x.shape[-2:], cos.shape[1], inner_size(sizes)
+    counts = x[..., 0, 0].numel(), x.shape[-3], cos.shape[0], *x.shape[-2:], cos.shape[1], inner
     return Turn((x, cos, sin, flat, x.new_empty(x.shape)), counts, strides, *how)
 
 
