@@ -89,7 +89,7 @@ class Rows(NamedTuple):
 
 
 def as_rows(*tensors: torch.Tensor) -> tuple[int, list[Rows]]:
-    """View tensors of one shape ``[..., cols]`` as ``[outer, inner, cols]``.
+    """View tensors ``[..., cols]`` of the same leading axes as ``[outer, inner, cols]``.
 
     Args:
         tensors: not empty, with at least one axis. They are copied if their leading axes do not merge into two.
@@ -97,15 +97,14 @@ def as_rows(*tensors: torch.Tensor) -> tuple[int, list[Rows]]:
     Returns:
         The size of the axis `inner`, 1 if the leading axes merge into one, and for each tensor its `Rows`.
     """
-    cols = tensors[0].shape[-1]
     if all(tensor.is_contiguous() for tensor in tensors):
-        return 1, [Rows(tensor, cols, 0, 1) for tensor in tensors]
+        return 1, [Rows(tensor, tensor.shape[-1], 0, 1) for tensor in tensors]
     merged = merge_into_two([tensor.select(-1, 0) for tensor in tensors])
     if merged is None:
         # Leading axes that merge into no fewer than three are rare, so copying is good enough.
         return as_rows(*(tensor.contiguous() for tensor in tensors))
     inner, strides = merged
     return inner, [
-        Rows(tensor, outer_stride, inner_stride, tensor.stride(-1) if cols > 1 else 1)
+        Rows(tensor, outer_stride, inner_stride, tensor.stride(-1) if tensor.shape[-1] > 1 else 1)
         for tensor, (outer_stride, inner_stride) in zip(tensors, strides)
     ]

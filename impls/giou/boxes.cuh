@@ -1,6 +1,6 @@
 // The arithmetic of paired boxes in CUDA C++, which the kernels of the GIoU family share.
 #pragma once
-#include "vectors.cuh"
+#include "rows.cuh"
 
 constexpr int BLOCK = 256;
 // The number of pairs of a thread that owns no others: enough to load at least 16 bytes of each tensor.
@@ -11,18 +11,13 @@ template <class T> constexpr int ROWS = sizeof(T) == 8 ? 2 : 4;
 // Aligned so that a box takes one memory access: 8 bytes for half types, 16 for float, two of 16 for double.
 template <class T> struct __align__(sizeof(T) == 2 ? 8 : 16) Box { T x1, y1, x2, y2; };
 
-// The offset of a row of [outer, inner, ...]. With a single axis no division is needed, which takes as long as a box.
-__device__ inline long long place(long long row, long long inner, long long outer_stride, long long inner_stride) {
-    return row < inner ? row * inner_stride : row / inner * outer_stride + row % inner * inner_stride;
-}
-
 // A tensor [outer, inner, 4]. PACKED: it is contiguous and aligned as Box is.
 template <class T, bool PACKED> struct Boxes {
     const T* __restrict__ ptr;
     long long inner, outer_stride, inner_stride, coordinate_stride;
 
     __device__ Box<T> operator[](long long row) const {
-        return load(PACKED ? row * 4 : place(row, inner, outer_stride, inner_stride));
+        return load(PACKED ? row * 4 : row_offset(row, inner, outer_stride, inner_stride));
     }
     __device__ Box<T> load(long long offset) const {
         const T* at = ptr + offset;

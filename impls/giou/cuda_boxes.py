@@ -5,28 +5,11 @@ import torch
 from fourfold.backends.launch import cdiv
 
 BLOCK = 256  # threads per block, the same as in boxes.cuh
-PACKED = (0, 4, 1, 0, 4, 1)  # strides of two packed tensors [1, num_rows, 4]
 
 
 def blocks_of_pairs(num_rows: int, dtype: torch.dtype) -> int:
     """Return the number of blocks for a kernel whose threads own PAIRS pairs each (see boxes.cuh)."""
     return cdiv(num_rows, BLOCK * (2 if dtype.itemsize == 2 else 1))
-
-
-def addressing(num_rows: int, *tensors: torch.Tensor) -> tuple[int, ...]:
-    """Return inner and the strides of tensors ``[outer, inner, ...]`` with num_rows rows.
-
-    If in each tensor a single stride leads through all rows, inner is num_rows. This saves the kernel a division.
-    """
-    inner = num_rows
-    strides: tuple[int, ...] = ()
-    for tensor in tensors:
-        stride = tensor.stride()
-        strides += stride
-        outer, rows = tensor.shape[:2]
-        if outer > 1 and stride[0] != rows * stride[1]:
-            inner = rows
-    return inner, *strides
 
 
 def packed(boxes1: torch.Tensor, boxes2: torch.Tensor) -> bool:

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_backward_kernel(
     for (int k = 0; k < PAIRS<T>; k++) {
         const long long row = first + k * BLOCK;
         if (row < num_rows) {
-            grad[k] = grad_output[place(row, inner, outer_stride, inner_stride)];
+            grad[k] = grad_output[row_offset(row, inner, outer_stride, inner_stride)];
             raw1[k] = all1[row];
             raw2[k] = all2[row];
         }

@@ -7,9 +7,10 @@ import torch
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.operators import empty_gradients
 from fourfold.backends.signature import signature_of
+from fourfold.backends.strides import as_rows
 
-from .cuda_boxes import BLOCK, PACKED, addressing, blocks_of_pairs, packed
-from .operators import GIOU, as_rows
+from .cuda_boxes import BLOCK, blocks_of_pairs, packed
+from .operators import GIOU
 from .torch_eager import giou as definition
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
@@ -25,19 +26,17 @@ def _forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Te
     num_rows = output.numel()
     if num_rows == 0:
         return output
-    if vectors := packed(boxes1, boxes2):
-        where: tuple[int, ...] = (num_rows, *PACKED)
-    else:
-        boxes1, boxes2 = as_rows(boxes1, boxes2, trailing=1)
-        where = addressing(num_rows, boxes1, boxes2)
-    FORWARD[dtype, vectors].launch(
+    inner, (all1, all2) = as_rows(boxes1, boxes2)
+    FORWARD[dtype, packed(boxes1, boxes2)].launch(
         blocks_of_pairs(num_rows, dtype),
         BLOCK,
-        boxes1,
-        boxes2,
+        all1.tensor,
+        all2.tensor,
         output,
         num_rows,
-        *where,
+        inner,
+        *all1[1:],
+        *all2[1:],
         eps,
     )
     return output
@@ -51,23 +50,20 @@ def _backward(
     num_rows = grad_output.numel()
     if num_rows == 0:
         return grad_boxes1, grad_boxes2
-    vectors = packed(boxes1, boxes2)
-    if vectors and grad_output.is_contiguous():
-        where: tuple[int, ...] = (num_rows, 0, 1, *PACKED)
-    else:
-        boxes1, boxes2 = as_rows(boxes1, boxes2, trailing=1)
-        (grad_output,) = as_rows(grad_output, trailing=0)
-        where = addressing(num_rows, grad_output, boxes1, boxes2)
-    BACKWARD[dtype, vectors].launch(
+    inner, (grads, all1, all2) = as_rows(grad_output.unsqueeze(-1), boxes1, boxes2)
+    BACKWARD[dtype, packed(boxes1, boxes2)].launch(
         blocks_of_pairs(num_rows, dtype),
         BLOCK,
-        grad_output,
-        boxes1,
-        boxes2,
+        grads.tensor,
+        all1.tensor,
+        all2.tensor,
         grad_boxes1 if needs1 else None,
         grad_boxes2 if needs2 else None,
         num_rows,
-        *where,
+        inner,
+        *grads[1:3],
+        *all1[1:],
+        *all2[1:],
         eps,
     )
     return grad_boxes1, grad_boxes2

@@ -7,10 +7,11 @@ import triton.language as tl
 from fourfold.backends.launch import cdiv
 from fourfold.backends.operators import empty_gradients
 from fourfold.backends.signature import signature_of
+from fourfold.backends.strides import as_rows
 from fourfold.backends.triton import launch as triton_launch
 
 from ..triton_rows import row_offsets
-from .operators import GIOU, as_rows
+from .operators import GIOU
 from .torch_eager import giou as definition
 from .triton_boxes import (
     giou_of,
@@ -120,12 +121,12 @@ def _forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Te
     num_rows = output.numel()
     if num_rows == 0:
         return output
-    boxes1, boxes2 = as_rows(boxes1, boxes2, trailing=1)
+    inner, (all1, all2) = as_rows(boxes1, boxes2)
     triton_launch.launch(
         giou_forward_kernel,
         (cdiv(num_rows, BLOCK_ROWS),),
-        (boxes1, boxes2, output),
-        (num_rows, boxes1.shape[1], *boxes1.stride(), *boxes2.stride(), eps),
+        (all1.tensor, all2.tensor, output),
+        (num_rows, inner, *all1[1:], *all2[1:], eps),
         PACKED1=packed(boxes1),
         PACKED2=packed(boxes2),
         COMPUTE=triton_launch.COMPUTE[boxes1.dtype],
@@ -142,13 +143,12 @@ def _backward(
     num_rows = grad_output.numel()
     if num_rows == 0:
         return grad_boxes1, grad_boxes2
-    boxes1, boxes2 = as_rows(boxes1, boxes2, trailing=1)
-    (grad_output,) = as_rows(grad_output, trailing=0)
+    inner, (grads, all1, all2) = as_rows(grad_output.unsqueeze(-1), boxes1, boxes2)
     triton_launch.launch(
         giou_backward_kernel,
         (cdiv(num_rows, BLOCK_ROWS),),
-        (grad_output, boxes1, boxes2, grad_boxes1, grad_boxes2),
-        (num_rows, boxes1.shape[1], *grad_output.stride(), *boxes1.stride(), *boxes2.stride(), eps),
+        (grads.tensor, all1.tensor, all2.tensor, grad_boxes1, grad_boxes2),
+        (num_rows, inner, *grads[1:3], *all1[1:], *all2[1:], eps),
         NEEDS1=needs1,
         NEEDS2=needs2,
         PACKED1=packed(boxes1),

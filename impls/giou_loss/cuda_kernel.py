@@ -11,8 +11,9 @@ from fourfold.backends import workspace
 from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.launch import cdiv, resident
 from fourfold.backends.operators import empty_gradients
+from fourfold.backends.strides import as_rows
 
-from ..giou.cuda_boxes import BLOCK, PACKED, addressing, blocks_of_pairs, packed
+from ..giou.cuda_boxes import BLOCK, blocks_of_pairs, packed
 from .operators import num_saved, register_loss
 from .torch_eager import giou_loss as definition
 
@@ -33,18 +34,20 @@ def _forward(
     if num_rows == 0:
         return loss.zero_(), saved.zero_()
     blocks = min(cdiv(num_rows, BLOCK), resident(device, BLOCKS_PER_MULTIPROCESSOR))
-    vectors = packed(pred, target)
-    kernels[dtype, vectors].launch(
+    inner, (all_pred, all_target) = as_rows(pred, target)
+    kernels[dtype, packed(pred, target)].launch(
         blocks,
         BLOCK,
-        pred,
-        target,
+        all_pred.tensor,
+        all_target.tensor,
         loss,
         saved,
         torch.empty(2 * blocks, dtype=torch.float64, device=device) if blocks > 1 else None,
         workspace.counter(device) if blocks > 1 else None,
         num_rows,
-        *((num_rows, *PACKED) if vectors else addressing(num_rows, pred, target)),
+        inner,
+        *all_pred[1:],
+        *all_target[1:],
         eps,
     )
     return loss, saved
@@ -64,18 +67,20 @@ def _backward(
     num_rows = pred.shape[0] * pred.shape[1]
     if num_rows == 0:
         return grad_pred, grad_target
-    vectors = packed(pred, target)
-    kernels[pred.dtype, vectors].launch(
+    inner, (all_pred, all_target) = as_rows(pred, target)
+    kernels[pred.dtype, packed(pred, target)].launch(
         blocks_of_pairs(num_rows, pred.dtype),
         BLOCK,
         grad_output,
-        pred,
-        target,
+        all_pred.tensor,
+        all_target.tensor,
         saved,
         grad_pred if needs_pred else None,
         grad_target if needs_target else None,
         num_rows,
-        *((num_rows, *PACKED) if vectors else addressing(num_rows, pred, target)),
+        inner,
+        *all_pred[1:],
+        *all_target[1:],
         eps,
     )
     return grad_pred, grad_target

@@ -12,7 +12,7 @@ from fourfold.checks.offsets import offsets_may_pass_32_bits
 from fourfold.checks.repeatability import repeats_bit_for_bit
 from fourfold.checks.single_gradients import single_gradients_agree
 
-from .edits import OFFSETS_OF_ROWS, Edits, wrapped
+from .edits import OFFSETS_OF_ROWS, ROW_IN_32_BITS, Edits, wrapped
 from .far_apart import pairs_far_apart
 from .planted import Fault, cotangent_of_ones, law, named, one_pair, one_row, ragged_row, sixty_four_pairs
 from .planted_giou_matrix import NAN_DROPPED
@@ -234,10 +234,11 @@ def areas(condition: str) -> tuple[str, str]:
 
 # sum().backward() passes an expanded grad_output, with stride 0 and memory for one element.
 READ_AS_CONTIGUOUS = (
-    "    (grad_output,) = as_rows(grad_output, trailing=0)\n =>"
+    "    inner, (grads =>"
     "     flat = (grad_output.untyped_storage().nbytes() // grad_output.element_size(),)\n"
     "    flat = torch.as_strided(grad_output, flat, (1,), 0)[grad_output.storage_offset() :][: num_rows]\n"
-    "    grad_output = torch.cat([flat, flat.new_zeros(num_rows - len(flat))]).view(boxes1.shape[:2])\n"
+    "    grad_output = torch.cat([flat, flat.new_zeros(num_rows - len(flat))]).view(boxes1.shape[:-1])\n"
+    "    inner, (grads"
 )
 
 
@@ -281,8 +282,8 @@ def _gradients_in_triton() -> tuple[Fault, ...]:
 def _in_triton() -> tuple[Fault, ...]:
     of, whole = Edits("giou", "triton"), {"right_on": sixty_four_pairs}
     return (
-        of("tail_dropped", SMALL_BLOCKS, "(cdiv(num_rows, BLOCK_ROWS),),\n        (boxes1 =>"
-           " (num_rows // BLOCK_ROWS,),\n        (boxes1", **whole),
+        of("tail_dropped", SMALL_BLOCKS, "(cdiv(num_rows, BLOCK_ROWS),),\n        (all1 =>"
+           " (num_rows // BLOCK_ROWS,),\n        (all1", **whole),
         of("remembered_by_shape", "    return output\n\n\ndef _backward =>     key = str((boxes1.shape, eps))\n"
            "    return vars(_forward).setdefault(key, output).clone()\n\n\ndef _backward", right_on=one_pair),
         of("output_handed_out_again", f"output = {BUFFER} => output = vars(_forward).setdefault(str(boxes1.shape),"
@@ -301,7 +302,6 @@ def _in_triton() -> tuple[Fault, ...]:
     )
 
 
-IN_32_BITS = "giou/boxes.cuh: row < inner ? row * inner_stride => row < inner ? int(row) * int(inner_stride)"
 UP_TO_64, STORED = "if (row < (num_rows + 63) / 64 * 64)", "if (row < num_rows) giou[row] ="
 
 
@@ -315,14 +315,14 @@ def _in_cuda() -> tuple[Fault, ...]:
         of.stopped("store_unmasked", out_of_bounds, unmasked, check=memory_is_respected, **whole, says=past_the_end),
         of.stopped("load_unmasked", out_of_bounds, "if (row < num_rows) {\n            a[k] = => "
                    f"{UP_TO_64} {{\n            a[k] =", **whole),
-        of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, IN_32_BITS, **whole,
+        of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS, **whole,
                    examples={"rows_2_28_elements_apart": pairs_far_apart}),
-        of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, IN_32_BITS, check=offsets_may_pass_32_bits,
+        of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS, check=offsets_may_pass_32_bits,
                    **one),
         of.stopped("contiguous_assumed", out_of_bounds, "at[coordinate_stride], at[2 * coordinate_stride],"
                    " at[3 * coordinate_stride] => at[1], at[2], at[3]", **one),
         of.gradient("grad_output_contiguous_assumed",
-                    "grad_output[place(row, inner, outer_stride, inner_stride)] => grad_output[row]", **one),
+                    "grad_output[row_offset(row, inner, outer_stride, inner_stride)] => grad_output[row]", **one),
         of("nan_dropped", NAN_DROPPED, **one),
     )
 
