@@ -149,15 +149,14 @@ __global__ void __launch_bounds__(MOST_WALKERS) nms_walk_kernel(
         }
         __syncthreads();
         const Word now = found;
-        if (next < blocks) {
-            const Word suppressed = ahead.suppressed_by(now, lane);
-            if (lane == 0) words[next] = block ? words[next] | suppressed : suppressed;
-        }
-#pragma unroll 4
-        for (long long columns = next + warps; columns < blocks; columns += warps) {
-            const Word suppressed = Pair(mask, columns, low, n).suppressed_by(now, lane);
+        auto suppress = [&](long long columns, const Pair& of_rows) {
+            const Word suppressed = of_rows.suppressed_by(now, lane);
             if (lane == 0) words[columns] = block ? words[columns] | suppressed : suppressed;
-        }
+        };
+        if (next < blocks) suppress(next, ahead);
+#pragma unroll 4
+        for (long long columns = next + warps; columns < blocks; columns += warps)
+            suppress(columns, Pair(mask, columns, low, n));
         if (warp == warps - 1) {  // with the fewest columns
             if (now >> lane & 1) kept[count + __popcll(now & before_low)] = order[low];
             if (now >> (lane + 32) & 1) kept[count + __popcll(now & before_high)] = order[high];

@@ -300,6 +300,26 @@ def test_calls_alike_are_repeated_on_a_gpu(backend: str) -> None:
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("backend", KERNELS)
+def test_other_boxes_of_a_known_shape_have_their_own_kept_boxes_on_a_gpu(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nms, definition = backends.load("nms", backend), backends.load("nms", "torch")
+    repeat, repeated = known_calls.KnownCalls.repeat, []
+    monkeypatch.setattr(known_calls.KnownCalls, "repeat", lambda *given: repeated.append(given) or repeat(*given))
+    seen = []
+    with compiling_only(()):
+        for _ in range(5):
+            corners = torch.rand(200, 2, device="cuda")
+            boxes, scores = torch.cat([corners, corners + 0.25], 1), torch.rand(200, device="cuda")
+            kept = nms(boxes, scores, 0.3)
+            assert kept.tolist() == definition(boxes, scores, 0.3).tolist()
+            seen.append(kept.tolist())
+    assert len(repeated) == 3
+    assert len({*map(tuple, seen)}) == len(seen)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("backend", KERNELS)
 def test_steps_of_adam_are_repeated_with_their_own_numbers_on_a_gpu(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
