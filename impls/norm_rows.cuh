@@ -490,10 +490,12 @@ norm_backward_kernel(
                 of_normals[j] = rounded_product(grads[j], of_normals[j]);
             }
         };
-        Sums<C> means{0, 0};
+        // A row has the same bits however many lanes of a warp share it: its vectors are added up as lanes are.
+        Sums<C> of_vectors[WAY == SEVERAL ? VECTORS : 1] = {};
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
             if (first + k * step >= own_end) continue;
+            Sums<C>& means = of_vectors[WAY == SEVERAL ? k : 0];
             C normals[WIDTH], grads[WIDTH], of_normals[WIDTH], to_weight[WIDTH];
             unpack(k, normals, grads, of_normals);
 #pragma unroll
@@ -508,7 +510,17 @@ norm_backward_kernel(
             if constexpr (MEAN) sums.add(1, k, grads);
         }
         if (!grad_x) continue;
-        means = sums_of_gradients<MEAN, WAY == SEVERAL>(means, turn);
+        if constexpr (WAY == SEVERAL) {
+#pragma unroll
+            for (int half = VECTORS / 2; half; half /= 2) {
+#pragma unroll
+                for (int k = 0; k < half; k++) {
+                    if constexpr (MEAN) of_vectors[k].first += of_vectors[k + half].first;
+                    of_vectors[k].second += of_vectors[k + half].second;
+                }
+            }
+        }
+        Sums<C> means = sums_of_gradients<MEAN, WAY == SEVERAL>(of_vectors[0], turn);
         if constexpr (MEAN) means.first *= reciprocal;
         means.second *= reciprocal;
 #pragma unroll

@@ -49,7 +49,7 @@ class Held(NamedTuple):
     Attributes:
         width: columns of a vector.
         vectors: vectors of a row that a thread holds.
-        way: how a block walks through rows, as norm_rows.cuh names it. ONE may be SEVERAL for short rows.
+        way: how a block walks through rows, as norm_rows.cuh names it; the first variant also has SEVERAL.
         threads: most threads of a row.
         resident: threads of a multiprocessor, which must all have registers at once: the last blocks would come too
             late, and each block adds a row of partial sums.
@@ -182,11 +182,11 @@ class Norm:
                 yield _name(dtype, "norm_forward_kernel", *kind, *last)
         if size in STAGED[mean]:
             yield _name(dtype, "norm_forward_staged_kernel", STAGED[mean][size], *last)
-        variants = {held for layout in Layout for held in held_rows(layout, size, mean)}
+        variants = {(held, held.way) for layout in Layout for held in held_rows(layout, size, mean)}
+        variants |= {(held, "SEVERAL") for layout in Layout for held in held_rows(layout, size, mean)[:1]}
         for added in {False, self.added}:
-            for held in variants:
-                for way in ("ONE", "SEVERAL") if held.way == "ONE" else (held.way,):
-                    yield _name(dtype, "norm_backward_kernel", held.width, held.vectors, way, mean, added)
+            for held, way in variants:
+                yield _name(dtype, "norm_backward_kernel", held.width, held.vectors, way, mean, added)
             yield _name(dtype, "norm_backward_staged_kernel", STAGED_BACKWARD[mean][size], mean, added)
             for columns in (width, 1):
                 yield _name(dtype, "norm_backward_columns_kernel", columns, mean, added)

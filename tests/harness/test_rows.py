@@ -87,6 +87,21 @@ def test_lanes_that_share_a_row_round_its_variance_alike() -> None:
     assert not shuffled & fused
 
 
+@pytest.mark.parametrize("cols", [20, 64, 250])
+def test_a_row_has_the_same_gradient_among_few_rows_and_among_many(cols: int, device: str) -> None:
+    # In CUDA C++ a whole warp shares one of few short rows, and fewer lanes one of many.
+    rms_norm, weight = backends.load("rms_norm", "cuda"), torch.randn(cols, device=device)
+    x, grad = torch.randn(2, 8192, cols, device=device)[:, : 8192 if device == "cuda" else 130]
+
+    def gradient(rows: int) -> torch.Tensor:
+        some = x[:rows].detach().requires_grad_()
+        return torch.autograd.grad(rms_norm(some, weight, 1e-6), some, grad[:rows])[0]
+
+    whole = gradient(len(x))
+    for rows in (1, 5, 20):
+        assert torch.equal(gradient(rows), whole[:rows])
+
+
 @pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm"])
 def test_a_long_row_is_read_in_pieces(name: str) -> None:
     # A multiple of 16 columns: two blocks of 16384 columns and a part of a third.
