@@ -178,19 +178,23 @@ class Repeater:
         self._numbers = tuple(numbers)
         self._kinds: dict[tuple[Any, ...], KnownCalls | bool] = {}
 
-    def find(self, arguments: Sequence[Any]) -> Callable[[], Any] | None:
-        """Return the function that makes a call of a kind whose second call was recorded; None for any other call.
+    def find(self, arguments: Sequence[Any]) -> tuple[Callable[[], Any] | None, bool]:
+        """Return a function that makes the call, and whether a tensor requires a gradient.
 
-        The function repeats the recorded call, or runs the implementation if it cannot be repeated.
+        The function repeats the recorded call of the same kind, or runs the implementation if that cannot be repeated.
+        It is None if no call of this kind was recorded.
         """
         kind, values, device = self._recognize(arguments)
         actions = self._kinds.get(kind) if kind else None
         if isinstance(actions, KnownCalls):
-            return functools.partial(actions.repeat, values, device)
-        return functools.partial(self._implementation, *arguments) if actions is False else None
+            return functools.partial(actions.repeat, values, device), kind[0]
+        return functools.partial(self._implementation, *arguments) if actions is False else None, bool(kind) and kind[0]
 
     def _recognize(self, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any], int]:
-        """Return the kind of a call, the values of its arguments and its device; no kind if it is not repeated."""
+        """Return the kind of a call, the values of its arguments and its device; no kind if it is not repeated.
+
+        A kind begins with whether a tensor requires a gradient.
+        """
         argument = arguments[self._tensors[0]]
         device = -1 if argument is None else argument.get_device()
         values: list[Any] = [0] * len(arguments)
@@ -201,18 +205,23 @@ class Repeater:
             or not self._usable()
         ):
             return (), values, device
-        parts, tensors, numbers = list(arguments), self._tensors, self._numbers
+        parts, tensors, numbers, gradient = list(arguments), self._tensors, self._numbers, False
         for place, x in enumerate(arguments):
-            if type(x) is float:
+            if place in tensors:
+                if x is None:
+                    continue
+                if x.is_neg():  # its memory has the negatives of its values
+                    return (), values, device
+                values[place] = address = x.data_ptr()
+                requires_grad = x.requires_grad
+                gradient = gradient or requires_grad
+                parts[place] = x.shape, x.stride(), x.dtype, x.get_device(), address % ALIGNMENT, requires_grad
+            elif type(x) is float:
                 if place in numbers:
                     values[place], parts[place] = x, float
                 elif x == 0:
                     parts[place] = str(x)  # 0.0 and -0.0 are equal
-            elif place in tensors and x is not None:
-                values[place] = address = x.data_ptr()
-                alignment, device_of_x = address % ALIGNMENT, x.get_device()
-                parts[place] = x.shape, x.stride(), x.dtype, device_of_x, alignment, x.requires_grad
-        return tuple(parts), values, device
+        return (gradient, *parts), values, device
 
     def __call__(self, *arguments: Any) -> Any:
         """Repeat a known call, or call the implementation, and record the second call of a kind."""

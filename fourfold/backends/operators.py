@@ -52,6 +52,25 @@ class _Launch(NamedTuple):
     types: frozenset[tuple[type, ...]]
     tensors: tuple[int, ...]
 
+    def is_observed(self, arguments: tuple) -> bool:
+        """Return whether torch.compile, a transform, a mode or an argument's type needs the dispatcher."""
+        return (
+            torch.compiler.is_compiling()
+            or tuple(map(type, arguments)) not in self.types
+            or torch_internals.calls_are_watched()
+        )
+
+    def needs_dispatcher(self, arguments: tuple) -> bool:
+        """Return whether a call is observed, or a view needs the dispatcher."""
+        if self.is_observed(arguments):
+            return True
+        for place in self.tensors:
+            tensor = arguments[place]
+            # With the negative bit, as of the imaginary part of a conjugate, it stores the negatives of its values.
+            if tensor is not None and tensor.is_neg():
+                return True
+        return False
+
 
 _launches: dict[Any, _Launch] = {}
 
@@ -306,27 +325,23 @@ def bypass_dispatcher(operator: Any, apply: Callable[..., Any] | None = None) ->
         apply: makes a call that autograd records, of the arguments and the function that makes the call, or None.
             Without it, the dispatcher makes such a call.
     """
-    implementation, types, tensors = _launches[operator]
+    launch = _launches[operator]
+    implementation, _, tensors = launch
 
-    def needs_gradient(arguments: tuple) -> bool:
+    def call(*arguments: Any) -> Any:
+        if launch.needs_dispatcher(arguments):
+            return operator(*arguments)
         for place in tensors:
             tensor = arguments[place]
             if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
-                return True
-        return False
-
-    def call(*arguments: Any) -> Any:
-        if _needs_dispatcher(arguments, types, tensors):
-            return operator(*arguments)
-        if needs_gradient(arguments):
-            return operator(*arguments) if apply is None else apply(*arguments, None)
+                return operator(*arguments) if apply is None else apply(*arguments, None)
         return implementation(*arguments)
 
     def known(arguments: tuple) -> Any:
-        if _needs_dispatcher(arguments, types, tensors):
+        if launch.is_observed(arguments):
             return None
-        make = implementation.find(arguments)  # type: ignore[attr-defined]
-        if make is None or not needs_gradient(arguments):
+        make, requires_grad = implementation.find(arguments)  # type: ignore[attr-defined]
+        if make is None or not (requires_grad and torch.is_grad_enabled()):
             return make and make()
         return apply and apply(*arguments, make)
 
@@ -334,15 +349,19 @@ def bypass_dispatcher(operator: Any, apply: Callable[..., Any] | None = None) ->
     return call
 
 
-def needs_dispatcher(operator: Any, arguments: tuple) -> bool:
-    """Return whether a call must go through torch's dispatcher, because something observes it.
+def is_observed(operator: Any, arguments: tuple) -> bool:
+    """Return whether torch.compile, a transform, a mode or an argument's type needs torch's dispatcher for a call.
 
     Args:
         operator: the operator that `define` returned.
         arguments: of the call, in order.
     """
-    _, types, tensors = _launches[operator]
-    return _needs_dispatcher(arguments, types, tensors)
+    return _launches[operator].is_observed(arguments)
+
+
+def needs_dispatcher(operator: Any, arguments: tuple) -> bool:
+    """Return whether a call is observed, or a view needs the dispatcher: see `is_observed`."""
+    return _launches[operator].needs_dispatcher(arguments)
 
 
 def _direct_backward(operator: Any) -> Callable[..., Any]:
@@ -350,32 +369,23 @@ def _direct_backward(operator: Any) -> Callable[..., Any]:
 
     Autograd itself observes it if the gradients are to be differentiated.
     """
-    implementation, types, tensors = _launches[operator]
+    launch = _launches[operator]
+    implementation = launch.implementation
+    find = getattr(implementation, "find", None)
 
     def call(grad_output: torch.Tensor | None, *saved: Any) -> Any:
         arguments = (grad_output, *saved)
         if (
             torch.is_grad_enabled()
-            or torch.compiler.is_compiling()
+            or launch.is_observed(arguments)
             or (grad_output is not None and torch_internals.is_without_memory(grad_output))
-            or _needs_dispatcher(arguments, types, tensors)
         ):
             return operator(*arguments)
-        return implementation(*arguments)
+        if find is not None and (make := find(arguments)[0]) is not None:
+            return make()
+        return operator(*arguments) if launch.needs_dispatcher(arguments) else implementation(*arguments)
 
     return call
-
-
-def _needs_dispatcher(arguments: tuple, types: frozenset[tuple[type, ...]], tensors: tuple[int, ...]) -> bool:
-    """Return whether torch.compile, a transform, a mode, a view or an argument's type needs the dispatcher."""
-    if torch.compiler.is_compiling() or tuple(map(type, arguments)) not in types:
-        return True
-    for place in tensors:
-        tensor = arguments[place]
-        # A tensor with the negative bit, like the imaginary part of a conjugate, stores the negatives of its values.
-        if tensor is not None and tensor.is_neg():
-            return True
-    return torch_internals.calls_are_watched()
 
 
 def not_differentiable_twice(operator: Any) -> None:

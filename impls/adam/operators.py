@@ -115,10 +115,8 @@ def register(backend: str, launch: Callable[..., None]) -> Callable[..., Changed
         return count_change(arguments)
 
     def known(arguments: tuple) -> Changed | None:
-        if operators.needs_dispatcher(operator, arguments):
-            return None
-        factors = factors_of_passed.get(arguments[4:])
-        repeat = factors and repeated.find((*arguments[:4], *factors))
+        factors = None if operators.is_observed(operator, arguments) else factors_of_passed.get(arguments[4:])
+        repeat = factors and repeated.find((*arguments[:4], *factors))[0]
         if not repeat:
             return None
         repeat()
