@@ -1,7 +1,7 @@
 // Rows that the blocks of a cluster share, on GPUs of compute capability 9.0 or later. Elsewhere a cluster has one block.
 #pragma once
 
-constexpr int MAX_BLOCKS = 8;  // per cluster
+constexpr int MAX_BLOCKS = 16;  // per cluster
 
 // The barriers of a cluster's blocks. Each block must have begun before another writes to its shared memory, and all
 // must have written before one reads. A block arrives early and waits later, so as not to idle.

@@ -1,6 +1,6 @@
 """softmax in CUDA C++: the part of a row that registers and shared memory hold is read once, the rest twice.
 
-From compute capability 9.0 on, up to eight blocks can share a row and exchange their sums.
+From compute capability 9.0 on, up to sixteen blocks can share a row and exchange their sums.
 """
 
 import functools
@@ -25,10 +25,11 @@ MAX_THREADS = {False: 1024, True: 512}
 CACHED_BEHIND = 160 * 1024
 # Threads per block for blocks that own several rows.
 ROWS_BLOCK = 128
-# For a row that blocks share: the threads per block, first so that two blocks fit on a multiprocessor and one loads
-# while the other stores, then the maximum; and the number of blocks, at most MAX_BLOCKS of the kernels.
-SPLIT_THREADS = (512, 1024)
-SPLIT_BLOCKS = (1, 2, 4, 8)
+# For a row that blocks share: the most threads of a block, and the numbers of blocks, of which the first that fit are
+# chosen. With 512 threads, two blocks fit on a multiprocessor, and one loads while the other stores. The kernels have
+# room for 16 blocks; every GPU that has clusters runs 8.
+SPLITS = ((512, (1, 2, 4, 8)), (1024, (1, 2, 4, 8)), (1024, (16,)))
+ON_EVERY_GPU, MOST_BLOCKS = 8, 16
 # Of two or four blocks with more threads than this, twice as many with half as many threads take turns more smoothly.
 HALVED_BLOCK = 384
 # Shared memory of a warp by which its lanes exchange vectors that are shifted into place.
@@ -90,7 +91,7 @@ class Plan(NamedTuple):
 
 
 def plan(
-    cols: int, itemsize: int, vectors: bool, tensors: int, shared_bytes: int, clusters: bool, shifted: bool = False
+    cols: int, itemsize: int, vectors: bool, tensors: int, shared_bytes: int, most_blocks: int, shifted: bool = False
 ) -> Plan:
     """Choose how to divide rows of `cols` columns.
 
@@ -100,7 +101,7 @@ def plan(
         vectors: whether rows are moved in 16-byte vectors, else in single elements.
         tensors: the number of tensors that are read: 1 forward, 2 backward.
         shared_bytes: shared memory per block.
-        clusters: whether blocks may share a row.
+        most_blocks: the number of blocks that may share a row.
         shifted: whether vectors have to be shifted into place. The lanes of a warp do this together, so that rows which
             have fewer threads are moved in single elements.
     """
@@ -114,17 +115,17 @@ def plan(
         # Few vectors per thread, so that short rows keep all threads busy.
         threads = 1 << (-(-count // min(kept, 4)) - 1).bit_length()
         if shifted and threads < 32:
-            return plan(cols, itemsize, False, tensors, shared_bytes, clusters)
+            return plan(cols, itemsize, False, tensors, shared_bytes, most_blocks)
         return Plan(plain, min(threads, 32), ROWS_BLOCK)
-    if vectors and (excess or (itemsize == 2 and count > SPLIT_THREADS[0] * kept)):
+    if vectors and (excess or (itemsize == 2 and count > SPLITS[0][0] * kept)):
         held = 2 * kept if itemsize == 2 else kept
-        numbers = SPLIT_BLOCKS if clusters else SPLIT_BLOCKS[:1]
+        numbers = [number for _, numbers in SPLITS for number in numbers if number <= most_blocks]
         block_of = {blocks: -(-count // (32 * blocks * held)) * 32 for blocks in numbers}
-        fitting = ((blocks, block) for most in SPLIT_THREADS for blocks, block in block_of.items() if block <= most)
-        if (chosen := next(fitting, None)) is not None:
-            blocks, block = chosen
-            if 2 * blocks in block_of and blocks > 1 and block > HALVED_BLOCK:
-                blocks, block = 2 * blocks, block_of[2 * blocks]
+        choices = ((blocks, most) for most, numbers in SPLITS for blocks in numbers if blocks in block_of)
+        if (blocks := next((blocks for blocks, most in choices if block_of[blocks] <= most), None)) is not None:
+            if blocks in (2, 4) and block_of[blocks] > HALVED_BLOCK:
+                blocks *= 2
+            block = block_of[blocks]
             return Plan(Variant(vectors, False, True, shifted), blocks * block, block)
     threads = min(-(-count // (32 * kept)) * 32, MAX_THREADS[excess])
     bytes_each = threads * width * itemsize * tensors
@@ -197,7 +198,12 @@ def _run(kernels: dict, *tensors: torch.Tensor) -> torch.Tensor:
         if shifted and cols >= 2**31:
             vectors = shifted = False  # the number of a vector that is shifted is an int
         device = given.device
-        chosen = plan(cols, itemsize, vectors, len(rows), _shared_bytes(device), has_clusters(device), shifted)
+        sizes = cols, itemsize, vectors, len(rows), _shared_bytes(device)
+        chosen = plan(*sizes, MOST_BLOCKS if has_clusters(device) else 1, shifted)
+        blocks = chosen.threads // chosen.block
+        kernel = kernels[output.dtype, chosen.variant]
+        if blocks > ON_EVERY_GPU and not kernel.resident_clusters(device, chosen.block, blocks):
+            chosen = plan(*sizes, ON_EVERY_GPU, shifted)
         launch(kernels, rows, inner, output, chosen)
     return output
 

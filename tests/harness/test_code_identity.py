@@ -67,6 +67,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     success = SimpleNamespace(value=0)
     monkeypatch.setattr(driver, "cuDeviceGet", lambda device: (success, 0))
     monkeypatch.setattr(driver, "cuKernelGetAttribute", lambda *_: (success, 1 << 20))
+    monkeypatch.setattr(driver, "cuKernelSetAttribute", lambda *_: (success,))
     monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: SIMULATED)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: SIMULATED)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))

@@ -250,13 +250,14 @@ def test_a_launch_is_on_the_tensors_device_whichever_is_current():
         assert torch.cuda.current_device() == 0
 
 
-def test_the_blocks_that_share_a_row_of_softmax_hold_all_of_it() -> None:
+@pytest.mark.parametrize("most", [1, 8, 16])
+def test_the_blocks_that_share_a_row_of_softmax_hold_all_of_it(most: int) -> None:
     for itemsize, tensors, cols in itertools.product((2, 4), (1, 2), range(8192, 300_000, 1237)):
-        plan = softmax_kernel.plan(cols, itemsize, True, tensors, 200 << 10, clusters=True)
+        plan = softmax_kernel.plan(cols, itemsize, True, tensors, 200 << 10, most)
         if plan.variant.split:
             vectors = (64 if itemsize == 2 else 32) * itemsize // 16 // tensors  # that a thread keeps, of each tensor
             assert plan.threads * vectors * 16 >= cols * itemsize
-            assert plan.threads // plan.block in (1, 2, 4, 8)
+            assert plan.threads // plan.block in [blocks for blocks in (1, 2, 4, 8, 16) if blocks <= most]
             assert plan.threads % plan.block == 0
             assert plan.block <= 1024
         else:
@@ -265,12 +266,20 @@ def test_the_blocks_that_share_a_row_of_softmax_hold_all_of_it() -> None:
 
 @pytest.mark.parametrize(
     ("itemsize", "tensors", "cols", "blocks", "block"),
-    [(4, 1, 65536, 8, 256), (4, 1, 36864, 4, 288), (2, 1, 32768, 1, 512), (2, 2, 65536, 8, 256), (2, 2, 20000, 2, 320)],
+    [
+        (4, 1, 65536, 8, 256),
+        (4, 1, 36864, 4, 288),
+        (2, 1, 32768, 1, 512),
+        (2, 2, 65536, 8, 256),
+        (2, 2, 20000, 2, 320),
+        (2, 2, 262144, 8, 1024),
+        (4, 2, 262144, 16, 1024),
+    ],
 )
 def test_softmax_shares_a_row_among_smaller_blocks_where_they_were_faster(
     itemsize: int, tensors: int, cols: int, blocks: int, block: int
 ) -> None:
-    plan = softmax_kernel.plan(cols, itemsize, True, tensors, 200 << 10, clusters=True)
+    plan = softmax_kernel.plan(cols, itemsize, True, tensors, 200 << 10, 16)
     assert (plan.threads // plan.block, plan.block) == (blocks, block)
 
 

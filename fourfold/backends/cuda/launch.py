@@ -143,7 +143,8 @@ class CudaKernel:
                 a number as the declared type: any integer type, float, double, a half type or bool. A tensor map of
                 `fourfold.backends.cuda.tensor_map` is passed as a struct `TensorMap`. There are no other types.
             shared_bytes: size of the `extern __shared__` array, in bytes.
-            cluster: blocks per cluster, as one number or up to three. Needs compute capability 9.0 or later.
+            cluster: blocks per cluster, as one number or up to three. Needs compute capability 9.0 or later. Not every
+                GPU runs more than 8 together: see `resident_clusters`.
 
         Raises:
             TypeError: there are too few or too many arguments, or one does not fit the parameter's type, as a float
@@ -181,7 +182,7 @@ class CudaKernel:
             self._launch_on_gpu(device, grid, block, args, types, tensors, nulls, shared_bytes, cluster)
 
     def resident_clusters(self, device: torch.device, block: Size, cluster: Size, shared_bytes: int = 0) -> int:
-        """Return how many clusters of the kernel a GPU of compute capability 9.0 or later runs at once.
+        """Return how many clusters of the kernel a GPU of compute capability 9.0 or later runs at once; 0 if none.
 
         A grid of more clusters ends with a second round. The number is less than the multiprocessors suggest, because
         a cluster lies within a group of them, and the groups of one GPU differ in size.
@@ -366,6 +367,9 @@ class _GpuKernel(LoadedKernel):
         super().__init__(name, _parameters(compiled.lowered_names[name], sizes, declared), declared)
         self._shared_limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._device = _driver_result(driver.cuDeviceGet(device))
+        if torch.cuda.get_device_capability(device) >= (9, 0):
+            large = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            self._set(large, 1, "clusters of more than 8 blocks")
         self.allowed_shared_bytes = _driver_result(
             driver.cuKernelGetAttribute(self._shared_limit, self.handle.handle, self._device)
         )
@@ -393,12 +397,15 @@ class _GpuKernel(LoadedKernel):
 
     def allow_shared_bytes(self, shared_bytes: int) -> None:
         """Raise the kernel's limit of dynamic shared memory above the default."""
+        self._set(self._shared_limit, shared_bytes, f"{shared_bytes} bytes of dynamic shared memory")
+        self.allowed_shared_bytes = shared_bytes
+
+    def _set(self, attribute: Any, value: int, meaning: str) -> None:
         from cuda.bindings import driver
 
-        result = driver.cuKernelSetAttribute(self._shared_limit, shared_bytes, self.handle.handle, self._device)
+        result = driver.cuKernelSetAttribute(attribute, value, self.handle.handle, self._device)
         if result[0].value:
-            raise CudaError(f"{self.name}: {shared_bytes} bytes of dynamic shared memory are refused: {result[0].name}")
-        self.allowed_shared_bytes = shared_bytes
+            raise CudaError(f"{self.name}: {meaning} are refused: {result[0].name}")
 
 
 def architecture(major: int, minor: int) -> str:
