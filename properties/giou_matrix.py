@@ -118,7 +118,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
         # Their gradients are sums over nothing.
         "no_columns": example(FIVE, np.zeros((0, 4)), mode),
         # Tiles and the remainder; tiles' sums that are added several at once.
-        "tiles": random_case(66, 131, mode),
+        "tiles": random_case(66, 158, mode),
         "many_rows": random_case(1100, 3, mode),
         "many_columns": random_case(2, 1300, mode),
         "misaligned": random_case(9, 40, mode, boxes_a="misaligned", boxes_b="misaligned", grad_output="misaligned"),

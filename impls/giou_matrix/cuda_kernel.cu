@@ -47,6 +47,37 @@ __global__ void __launch_bounds__(BLOCK) giou_matrix_forward_kernel(
     }
 }
 
+// For rows that would leave many lanes of a tile without a column.
+template <class T, bool ENCLOSED>
+__global__ void __launch_bounds__(BLOCK) giou_matrix_pairs_kernel(
+    const Box<T>* __restrict__ boxes_a,  // [n]
+    const Box<T>* __restrict__ boxes_b,  // [m]
+    T* __restrict__ scores,              // [n, m]
+    long long n, long long m, long long down, long long across, double eps) {
+    // One thread owns scores that are as far apart as the grid has threads: `down` rows and `across` columns. It loads
+    // the boxes of COLUMNS of them together.
+    using C = Compute<T>;
+    const long long apart = gridDim.x * (long long)BLOCK;
+    long long at = blockIdx.x * (long long)BLOCK + threadIdx.x;
+    long long row = row_offset(at, m, 1, 0), column = at - row * m;
+    while (row < n) {
+        Box<T> a[COLUMNS] = {}, b[COLUMNS] = {};
+#pragma unroll
+        for (int k = 0; k < COLUMNS; k++) {
+            if (row < n) {
+                a[k] = boxes_a[row];
+                b[k] = boxes_b[column];
+            }
+            const bool next = column + across >= m;
+            row += down + next;
+            column += across - (next ? m : 0);
+        }
+#pragma unroll
+        for (int k = 0; k < COLUMNS; k++, at += apart)
+            if (at < n * m) scores[at] = T(giou_of<ENCLOSED>(converted<C>(a[k]), converted<C>(b[k]), C(eps)));
+    }
+}
+
 template <class C> __device__ void add(C& sum, const C& more) { sum += more; }
 template <class C> __device__ void add(Box<C>& sum, const Box<C>& more) {
     sum = {sum.x1 + more.x1, sum.y1 + more.y1, sum.x2 + more.x2, sum.y2 + more.y2};

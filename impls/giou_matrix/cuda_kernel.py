@@ -9,19 +9,22 @@ from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
 from fourfold.backends.launch import cdiv, multiprocessors
 
 from ..giou.cuda_boxes import BLOCK
-from .operators import register
+from .operators import leaves_lanes_idle, register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 TILE = 64, 128  # rows and columns of a tile, at most; as many columns as in cuda_kernel.cu
 WARP = 32
+# Blocks of a multiprocessor without tiles, at most. On the CPU they are few, so that a thread has several scores.
+RESIDENT = {"cuda": 8, "cpu": 2}
 MODES = {True: "true", False: "false"}  # whether the smallest enclosing box counts
 FORWARD = CudaKernel.instances(SOURCE, "giou_matrix_forward_kernel<{T}, {}>", MODES)
+PAIRS = CudaKernel.instances(SOURCE, "giou_matrix_pairs_kernel<{T}, {}>", MODES)
 BACKWARD = CudaKernel.instances(SOURCE, "giou_matrix_backward_kernel<{T}, {}>", MODES)
 REDUCE = {
     dtype: CudaKernel(SOURCE, f"giou_matrix_reduce_kernel<{'double' if T == 'double' else 'float'}, {T}>")
     for dtype, T in CPP_TYPES.items()
 }
-KERNELS = (*FORWARD.values(), *BACKWARD.values(), *REDUCE.values())
+KERNELS = (*FORWARD.values(), *PAIRS.values(), *BACKWARD.values(), *REDUCE.values())
 
 
 def tile_of(boxes_a: torch.Tensor, boxes_b: torch.Tensor) -> tuple[int, int]:
@@ -34,6 +37,11 @@ def tile_of(boxes_a: torch.Tensor, boxes_b: torch.Tensor) -> tuple[int, int]:
 
 
 def _forward(scores: torch.Tensor, a: torch.Tensor, b: torch.Tensor, tiles: Any, enclosed: bool, eps: float) -> None:
+    n, m = scores.shape
+    if leaves_lanes_idle(m):
+        blocks = min(cdiv(n * m, BLOCK), RESIDENT[a.device.type] * multiprocessors(a.device))
+        PAIRS[a.dtype, enclosed].launch(blocks, BLOCK, a, b, scores, n, m, *divmod(blocks * BLOCK, m), eps)
+        return
     blocks, rows = tiles[0] * tiles[1], tile_of(a, b)[0]
     FORWARD[a.dtype, enclosed].launch(blocks, BLOCK, a, b, scores, *scores.shape, eps, rows)
 

@@ -10,10 +10,11 @@ from fourfold.backends.launch import cdiv
 from fourfold.backends.triton import launch as triton_launch
 
 from ..giou.triton_boxes import giou_of, grad_of_areas, grad_of_box, load_boxes, store_boxes
-from .operators import register
+from .operators import leaves_lanes_idle, register
 
 # Rows and columns of a tile. A pair takes some 40 registers, so that a thread has four at once.
 TILE = 32, 32
+PAIRS = 512  # of a program without a tile
 REDUCED = 64
 
 
@@ -51,6 +52,30 @@ def giou_matrix_forward_kernel(
     at = rows[:, None] * m + columns[None, :]
     mask = (rows < n)[:, None] & (columns < m)[None, :]
     tl.store(scores_ptr + at, score.to(scores_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def giou_matrix_pairs_kernel(
+    boxes_a_ptr,  # [n, 4]
+    boxes_b_ptr,  # [m, 4]
+    scores_ptr,  # [n, m]
+    n,
+    m,
+    eps: tl.float64,
+    ENCLOSED: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    # One program owns PAIRS consecutive scores.
+    at = tl.program_id(0).to(INDEX) * PAIRS + tl.arange(0, PAIRS)
+    rows = at // m
+    columns = at - rows * m
+    inside = rows < n
+    ax1, ay1, ax2, ay2 = load_boxes(boxes_a_ptr, rows, rows, 1, inside, COMPUTE, True)
+    bx1, by1, bx2, by2 = load_boxes(boxes_b_ptr, columns, columns, 1, inside, COMPUTE, True)
+    score = giou_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, tl.full((), eps, COMPUTE), ENCLOSED)
+    tl.store(scores_ptr + at.to(tl.int64), score.to(scores_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -130,9 +155,14 @@ def _options(boxes: torch.Tensor) -> dict[str, Any]:
 
 
 def _forward(scores: torch.Tensor, a: torch.Tensor, b: torch.Tensor, tiles: Any, enclosed: bool, eps: float) -> None:
-    grid, sizes = (tiles[0] * tiles[1],), (a.shape[0], b.shape[0], eps)
+    (n, m), tensors = scores.shape, (a, b, scores)
+    if leaves_lanes_idle(m):
+        index = triton_launch.index_type(n * m + PAIRS)
+        options = {"ENCLOSED": enclosed, "COMPUTE": triton_launch.COMPUTE[a.dtype], "INDEX": index, "PAIRS": PAIRS}
+        triton_launch.launch(giou_matrix_pairs_kernel, (cdiv(n * m, PAIRS),), tensors, (n, m, eps), **options)
+        return
     options = {"ENCLOSED": enclosed, **_options(a)}
-    triton_launch.launch(giou_matrix_forward_kernel, grid, (a, b, scores), sizes, **options)
+    triton_launch.launch(giou_matrix_forward_kernel, (tiles[0] * tiles[1],), tensors, (n, m, eps), **options)
 
 
 def _backward(

@@ -317,8 +317,8 @@ def _in_cuda() -> tuple[Fault, ...]:
                    f"{UP_TO_64} {{\n            a[k] =", **whole),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS, **whole,
                    examples={"rows_2_28_elements_apart": pairs_far_apart}),
-        of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS, check=offsets_may_pass_32_bits,
-                   **one),
+        of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS, **one,
+                   check=offsets_may_pass_32_bits),
         of.stopped("contiguous_assumed", out_of_bounds, "at[coordinate_stride], at[2 * coordinate_stride],"
                    " at[3 * coordinate_stride] => at[1], at[2], at[3]", **one),
         of.gradient("grad_output_contiguous_assumed",

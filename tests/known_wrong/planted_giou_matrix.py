@@ -48,7 +48,7 @@ def _triton_faults() -> tuple[Fault, ...]:
     of, tiles = Edits("giou_matrix", "triton"), {"right_on": "tiles_giou"}
     return (
         # The kernel assumes contiguous memory: it reads wrong rows past 16.
-        of("offsets_in_4_bits", "load_boxes(boxes_a_ptr, rows, => load_boxes(boxes_a_ptr, rows % 16,"),
+        of("offsets_in_4_bits", "rows, rows, 1, rows < n, => rows % 16, rows, 1, rows < n,"),
         of("contiguous_assumed", "aligned = (each.contiguous() for each in boxes) => aligned = boxes", **tiles),
         of("corners_put_in_order",
            "    a = (ax1 =>     ax1, ax2 = tl.minimum(ax1, ax2), tl.maximum(ax1, ax2)\n    a = (ax1"),
@@ -56,7 +56,7 @@ def _triton_faults() -> tuple[Fault, ...]:
            "eps = tl.full((), eps, COMPUTE)\n    score => eps = tl.full((), 1e-5, COMPUTE)\n    score",
            **tiles),
         of("mode_ignored", "eps, ENCLOSED)\n    at => eps, True)\n    at", **tiles),
-        of("negative_scores_clamped", "score.to(scores_ptr => tl.maximum(score, 0.0).to(scores_ptr"),
+        of("negative_scores_clamped", "score.to(scores_ptr =>2 tl.maximum(score, 0.0).to(scores_ptr"),
         of.gradient("gradients_change_places", "        return gradients\n =>         same ="
                     " gradients[0].shape == gradients[1].shape\n"
                     "        return gradients[::-1] if same else gradients\n"),
@@ -73,8 +73,8 @@ def _cuda_faults() -> tuple[Fault, ...]:
     return (
         of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds, f"if (column < m) {STORED} => if (row == n - 1 || column"
                    f" < m) {STORED}"),
-        of("last_block_dropped", "enclosed].launch(blocks, BLOCK, a, b, scores, => enclosed].launch(max(blocks - 1, 1),"
-           " BLOCK, a, b, scores,", check=memory_is_respected, says=UNWRITTEN, right_on="one_with_one_giou"),
+        of("last_block_dropped", "FORWARD[a.dtype, enclosed].launch(blocks, => FORWARD[a.dtype, enclosed].launch("
+           "max(blocks - 1, 1),", check=memory_is_respected, says=UNWRITTEN, right_on="one_with_one_giou"),
         # The kernel assumes contiguous memory: it reads wrong rows past 16.
         of("offsets_in_4_bits", "converted<C>(boxes_a[row]) =>2 converted<C>(boxes_a[row % 16])"),
         of.stopped("rows_as_long_as_columns", cuda_on_cpu.Race, f"{STORED} => scores[(row * n + column) % (n * m)] =",
