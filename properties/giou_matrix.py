@@ -117,9 +117,9 @@ examples: Mapping[str, Callable[[DType], Case]] = {
         "no_rows": example(np.zeros((0, 4)), SIX, mode),
         # Their gradients are sums over nothing.
         "no_columns": example(FIVE, np.zeros((0, 4)), mode),
-        # Tiles and the remainder; tiles' sums that are added several at once.
+        # Tiles and the remainder; tiles' sums that are added several at once, and scores that threads take turns at.
         "tiles": random_case(66, 158, mode),
-        "many_rows": random_case(1100, 3, mode),
+        "many_rows": random_case(1300, 5, mode),
         "many_columns": random_case(2, 1300, mode),
         "misaligned": random_case(9, 40, mode, boxes_a="misaligned", boxes_b="misaligned", grad_output="misaligned"),
         "transposed": random_case(40, 9, mode, boxes_a="transposed", grad_output="transposed"),
