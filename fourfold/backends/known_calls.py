@@ -182,13 +182,15 @@ class Repeater:
         """Return a function that makes the call, and whether a tensor requires a gradient.
 
         The function repeats the recorded call of the same kind, or runs the implementation if that cannot be repeated.
-        It is None if no call of this kind was recorded.
+        It is None for a call that is not repeated now, or of a kind of which no call was recorded.
         """
         kind, values, device = self._recognize(arguments)
-        actions = self._kinds.get(kind) if kind else None
+        if not kind:
+            return None, False
+        requires_grad, actions = kind[0], self._kinds.get(kind)
         if isinstance(actions, KnownCalls):
-            return functools.partial(actions.repeat, values, device), kind[0]
-        return functools.partial(self._implementation, *arguments) if actions is False else None, bool(kind) and kind[0]
+            return functools.partial(actions.repeat, values, device), requires_grad
+        return functools.partial(self._implementation, *arguments) if actions is False else None, requires_grad
 
     def _recognize(self, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any], int]:
         """Return the kind of a call, the values of its arguments and its device; no kind if it is not repeated.

@@ -9,11 +9,10 @@ from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
 from fourfold.backends.launch import cdiv, multiprocessors
 
 from ..giou.cuda_boxes import BLOCK
-from .operators import leaves_lanes_idle, register
+from .operators import WARP, leaves_lanes_idle, register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 TILE = 64, 128  # rows and columns of a tile, at most; as many columns as in cuda_kernel.cu
-WARP = 32
 # Blocks of a multiprocessor without tiles, at most. On the CPU they are few, so that a thread has several scores.
 RESIDENT = {"cuda": 8, "cpu": 2}
 MODES = {True: "true", False: "false"}  # whether the smallest enclosing box counts

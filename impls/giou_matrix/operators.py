@@ -18,12 +18,12 @@ GIOU_MATRIX = SIGNATURE.operator(
     repeats=True,
 )
 
-LANES = 32  # of a warp
+WARP = 32
 
 
 def leaves_lanes_idle(m: int) -> bool:
     """Return whether more than a tenth of the lanes have no column, if m columns are divided among whole warps."""
-    return 10 * LANES * cdiv(m, LANES) > 11 * m
+    return 10 * WARP * cdiv(m, WARP) > 11 * m
 
 
 def register(

@@ -25,9 +25,9 @@ MAX_THREADS = {False: 1024, True: 512}
 CACHED_BEHIND = 160 * 1024
 # Threads per block for blocks that own several rows.
 ROWS_BLOCK = 128
-# For a row that blocks share: the most threads of a block, and the numbers of blocks, of which the first that fit are
-# chosen. With 512 threads, two blocks fit on a multiprocessor, and one loads while the other stores. The kernels have
-# room for 16 blocks; every GPU that has clusters runs 8.
+# The choices for a row that blocks share, each the most threads of a block and numbers of blocks. The first number that
+# suffices is taken. With 512 threads two blocks fit on a multiprocessor: one loads while the other stores. The kernels
+# have room for 16 blocks; every GPU that has clusters runs 8.
 SPLITS = ((512, (1, 2, 4, 8)), (1024, (1, 2, 4, 8)), (1024, (16,)))
 ON_EVERY_GPU, MOST_BLOCKS = 8, 16
 # Of two or four blocks with more threads than this, twice as many with half as many threads take turns more smoothly.
@@ -119,10 +119,9 @@ def plan(
         return Plan(plain, min(threads, 32), ROWS_BLOCK)
     if vectors and (excess or (itemsize == 2 and count > SPLITS[0][0] * kept)):
         held = 2 * kept if itemsize == 2 else kept
-        numbers = [number for _, numbers in SPLITS for number in numbers if number <= most_blocks]
-        block_of = {blocks: -(-count // (32 * blocks * held)) * 32 for blocks in numbers}
-        choices = ((blocks, most) for most, numbers in SPLITS for blocks in numbers if blocks in block_of)
-        if (blocks := next((blocks for blocks, most in choices if block_of[blocks] <= most), None)) is not None:
+        choices = [(most, blocks) for most, numbers in SPLITS for blocks in numbers if blocks <= most_blocks]
+        block_of = {blocks: -(-count // (32 * blocks * held)) * 32 for _, blocks in choices}
+        if (blocks := next((blocks for most, blocks in choices if block_of[blocks] <= most), None)) is not None:
             if blocks in (2, 4) and block_of[blocks] > HALVED_BLOCK:
                 blocks *= 2
             block = block_of[blocks]
