@@ -11,7 +11,7 @@ way.
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -165,6 +165,7 @@ class Repeater:
         usable: whether known calls may be repeated now.
         numbers: the indices of the floats in which calls of a kind may differ. The implementation passes them to
             kernels as they are, and uses them for nothing else.
+        setting: returns what a call's actions depend on beside its key. It is then part of the key.
     """
 
     def __init__(
@@ -173,8 +174,10 @@ class Repeater:
         tensors: Sequence[int],
         usable: Callable[[], bool],
         numbers: Sequence[int] = (),
+        setting: Callable[[], Hashable] = lambda: None,
     ) -> None:
         self._implementation, self._tensors, self._usable = implementation, tuple(tensors), usable
+        self._setting = setting
         self._numbers = tuple(numbers)
         self._kinds: dict[tuple[Any, ...], KnownCalls | bool] = {}
 
@@ -223,7 +226,7 @@ class Repeater:
                     values[place], parts[place] = x, float
                 elif x == 0:
                     parts[place] = str(x)  # 0.0 and -0.0 are equal
-        return (gradient, *parts), values, device
+        return (gradient, self._setting(), *parts), values, device
 
     def __call__(self, *arguments: Any) -> Any:
         """Repeat a known call, or call the implementation, and record the second call of a kind."""

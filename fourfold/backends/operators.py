@@ -9,7 +9,7 @@ whatever backward needs, and a backward operator. Both are opaque to the compile
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -94,8 +94,9 @@ class Operator:
         backward: where no kernel has to be launched for them, ``(ctx, grad_output)`` to a gradient for each argument,
             from what ``ctx.saved_tensors`` are.
         repeats: whether calls may be repeated as `fourfold.backends.known_calls` says: what they launch, and whether
-            their arguments pass the checks, depends only on what is the same for calls of a kind, and all of it is
-            launched by `CudaKernel.launch` or `fourfold.backends.triton.launch.launch`.
+            their arguments pass the checks, depends only on what is the same for calls of a kind and on the setting
+            that `register` takes, and all of it is launched by `CudaKernel.launch` or
+            `fourfold.backends.triton.launch.launch`.
     """
 
     schema: str
@@ -108,7 +109,11 @@ class Operator:
     repeats: bool = False
 
     def register(
-        self, backend: str, forward: Callable[..., Any], backward: Callable[..., Any] | None = None
+        self,
+        backend: str,
+        forward: Callable[..., Any],
+        backward: Callable[..., Any] | None = None,
+        setting: Callable[[], Hashable] = lambda: None,
     ) -> Callable[..., Any]:
         """Register ``name_backend``, and ``name_backend_backward``, for CPU and CUDA tensors.
 
@@ -118,6 +123,7 @@ class Operator:
             backward: takes the first result's cotangent, those of `cotangents`, the saved tensors and, if several
                 arguments have gradients, whether each is required; gives their gradients, contiguous and with the
                 shapes of `empty_gradients`; unrequired ones have any content.
+            setting: returns what the launches depend on beside the arguments, as torch's settings.
 
         Returns:
             What to call in place of `forward`: see `differentiate`.
@@ -125,13 +131,13 @@ class Operator:
         Raises:
             ValueError: there is no backward, or `saves` has another order.
         """
-        operator = define(self.schema.replace("(", f"_{backend}(", 1), forward, self.fake, self.repeats)
+        operator = define(self.schema.replace("(", f"_{backend}(", 1), forward, self.fake, self.repeats, setting)
         if backward is None:
             if self.backward is None:
                 raise ValueError(f"{self._name} has no backward")
             return differentiate(operator, self.backward, self._save())
         schema = f"{self._name}_{backend}_backward{self._backward_schema()}"
-        backward_operator = define(schema, backward, self.empty_gradients, self.repeats)
+        backward_operator = define(schema, backward, self.empty_gradients, self.repeats, setting)
         not_differentiable_twice(backward_operator)
         places = [[list(self._arguments).index(name) for name in names.split()] for names in self._gradient_arguments]
         further = [list(self._results).index(name) for name in self._further]
@@ -251,7 +257,11 @@ def empty_gradients(likes: Iterable[torch.Tensor], needs: Iterable[bool]) -> tup
 
 
 def define(
-    schema: str, implementation: Callable[..., Any], fake: Callable[..., Any], repeats: bool = False
+    schema: str,
+    implementation: Callable[..., Any],
+    fake: Callable[..., Any],
+    repeats: bool = False,
+    setting: Callable[[], Hashable] = lambda: None,
 ) -> Callable[..., Any]:
     """Register an operator for CPU and CUDA tensors.
 
@@ -261,6 +271,7 @@ def define(
         implementation: runs the kernel.
         fake: returns uninitialised results of the right shape, dtype and device.
         repeats: whether known calls of it may be repeated: see `Operator`.
+        setting: see `Operator.register`.
 
     Returns:
         The operator, to be called in place of `implementation`.
@@ -274,7 +285,7 @@ def define(
     kinds = [_PYTHON_TYPES[kind] for kind in _types(arguments).values()]
     tensors = tuple(place for place, kind in enumerate(kinds) if kind[0] is torch.Tensor)
     if repeats:
-        implementation = known_calls.Repeater(implementation, tensors, tuning.nothing_forced)
+        implementation = known_calls.Repeater(implementation, tensors, tuning.nothing_forced, setting=setting)
     _launches[operator] = _Launch(implementation, frozenset(itertools.product(*kinds)), tensors)
     return operator
 

@@ -1,7 +1,6 @@
 """The operators of matmul, which Triton and CUDA C++ share except for the launches."""
 
 from collections.abc import Callable, Hashable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -84,11 +83,15 @@ MATMUL = SIGNATURE.operator(
     lambda a, b, activation, negative_slope: a.new_empty((a.shape[0], b.shape[1])),
     saves=("a", "b", "output", "activation", "negative_slope"),
     saves_if={"output": lambda a, b, activation, negative_slope: activation != "none"},
+    repeats=True,
 )
 
 
 def register_matmul(
-    backend: str, product: Callable[..., torch.Tensor], activation_backward: Callable[..., torch.Tensor]
+    backend: str,
+    product: Callable[..., torch.Tensor],
+    activation_backward: Callable[..., torch.Tensor],
+    setting: Callable[[], Hashable] = lambda: None,
 ) -> Callable[..., Any]:
     """Register ``matmul_<backend>`` and its gradient.
 
@@ -98,6 +101,7 @@ def register_matmul(
         activation_backward: maps ``(grad_output, output, activation, negative_slope)`` to the gradient of the product
             in the dtype of the output, with dense rows that begin at multiples of 16 bytes. It goes by the sign of the
             output.
+        setting: returns what the launches depend on beside the arguments.
     """
 
     def backward(
@@ -118,5 +122,4 @@ def register_matmul(
             product(a.t(), grad, "none", 0.0) if needs_b else b.new_empty(0),
         )
 
-    # Triton itself makes the launches with descriptors, and float32 depends on a setting there.
-    return SIGNATURE.checked(replace(MATMUL, repeats=backend == "cuda").register(backend, product, backward))
+    return SIGNATURE.checked(MATMUL.register(backend, product, backward, setting))

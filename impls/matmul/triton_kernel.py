@@ -361,6 +361,10 @@ def padded(
     return copy[:, : matrix.shape[1]]
 
 
+def _precision_of_float32() -> str:
+    return torch.backends.cuda.matmul.fp32_precision
+
+
 def _slope_bits(slope: float) -> int:
     return struct.unpack("=q", struct.pack("=d", slope))[0]
 
@@ -371,14 +375,14 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
     if m == 0 or n == 0:
         return c
     number = ACTIVATION_NUMBERS[activation]
-    # 0 where it has no effect: a launch with an integer of more than 32 bits is left to Triton, which takes longer.
+    # 0 where it has no effect, so that Triton compiles one kernel for all slopes.
     slope_bits = _slope_bits(negative_slope if activation == "leaky_relu" else 0.0)
     dense_a, dense_b = one_axis_dense(a), one_axis_dense(b)
     dense = dense_a is not None and dense_b is not None
     # Rows that no descriptor can describe are copied first, where the product takes long beside that.
     described = dense or (device.type == "cuda" and m * n * k >= LITTLE_WORK)
     wide = dtype not in HALF_TYPES
-    precision = "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+    precision = "tf32" if dtype == torch.float32 and _precision_of_float32() == "tf32" else "ieee"
 
     def run(configuration: Configuration) -> None:
         options = configuration.options
@@ -390,14 +394,15 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
             rows_of_b, b_transposed = dense_rows(b, dense_b, padded)
             by_descriptor = parts == 1 and one_axis_dense(c) == 1
             c_block = [block_m, block_n // 2 if options["HALVES"] else block_n]
-            matmul_descriptor_kernel[(min(tiles * parts, triton_launch.multiprocessors(device)),)](
-                descriptor(rows_of_a, a_transposed, [block_m, block_k]),
-                descriptor(rows_of_b, b_transposed, [block_k, block_n]),
-                descriptor(c, False, c_block) if by_descriptor else to,
-                m,
-                n,
-                k,
-                slope_bits,
+            triton_launch.launch(
+                matmul_descriptor_kernel,
+                (min(tiles * parts, triton_launch.multiprocessors(device)),),
+                (
+                    descriptor(rows_of_a, a_transposed, [block_m, block_k]),
+                    descriptor(rows_of_b, b_transposed, [block_k, block_n]),
+                    descriptor(c, False, c_block) if by_descriptor else to,
+                ),
+                (m, n, k, slope_bits),
                 A_TRANSPOSED=a_transposed,
                 B_TRANSPOSED=b_transposed,
                 STORE_BY_DESCRIPTOR=by_descriptor,
@@ -462,4 +467,4 @@ def depends_on_batch(dtype: str, device: str) -> str | None:
     return None if device == "cpu" else "the depth of the tiles, which orders the sums, is chosen by all extents"
 
 
-matmul = register_matmul("triton", _product, _activation_backward)
+matmul = register_matmul("triton", _product, _activation_backward, _precision_of_float32)

@@ -23,6 +23,7 @@ SIGNATURE = signature_of(definition)
 SCALED_MATMUL = SIGNATURE.operator(
     lambda a, b, scale_a, scale_b, out_dtype: a.new_empty((a.shape[0], b.shape[0]), dtype=out_dtype),
     backward=_no_gradient,
+    repeats=True,
 )
 
 

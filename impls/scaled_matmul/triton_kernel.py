@@ -165,15 +165,15 @@ def _launch(
         options = configuration.options
         grid = (cdiv(m, options["BLOCK_M"]) * cdiv(n, options["BLOCK_N"]),)
         scalars = (m, n, k, *a.stride(), *b.stride(), *scale_a.stride(), *scale_b.stride())
-        if configuration is DESCRIBED and k:  # no descriptor is of nothing
+        described = configuration is DESCRIBED and k > 0  # no descriptor is of nothing
+        if described:
             rows = a if one_axis_dense(a) == 1 else padded(a)
             left = descriptor(rows, False, [options["BLOCK_M"], options["BLOCK_K"]])
             right = descriptor(padded(b, torch.float16), False, [options["BLOCK_N"], options["BLOCK_K"]])
-            scaled_matmul_kernel[grid](left, right, scale_a, scale_b, output, *scalars, DESCRIBED=True, **options)
-            return
-        left, right = (x.view(torch.uint8) for x in (a, b)) if configuration in BITS else (a, b)
+        else:
+            left, right = (x.view(torch.uint8) for x in (a, b)) if configuration in BITS else (a, b)
         tensors = (left, right, scale_a, scale_b, output)
-        triton_launch.launch(scaled_matmul_kernel, grid, tensors, scalars, DESCRIBED=False, **options)
+        triton_launch.launch(scaled_matmul_kernel, grid, tensors, scalars, DESCRIBED=described, **options)
 
     def fits(configuration: Configuration) -> bool:
         return configuration.serves(output.dtype, device)

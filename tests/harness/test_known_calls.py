@@ -1,6 +1,7 @@
 """Known calls repeat the recorded call, tested with a GPU that is simulated in the CPU's memory."""
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from fourfold.impls.adam.cuda_kernel import SOURCE
 from fourfold.impls.adam.operators import Factors, factors_of, register
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fourfold.backends import known_calls, launch_records
 from fourfold.backends.cuda import launch as cuda_launch
@@ -350,15 +352,53 @@ def launched_again(monkeypatch: pytest.MonkeyPatch, launch: Callable[[float], No
 TENSOR = torch.ones(3)
 
 
-def test_triton_launches_again_with_the_numbers_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def launched_by_triton(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """Return a list of the arguments of Triton's repeated launches. Every launch is a known one."""
     passed: list[tuple] = []
     monkeypatch.setattr(triton_internals, "relauncher", lambda compiled, grid: lambda *given: passed.append(given))
     monkeypatch.setattr(triton_internals, "launch_compiled", lambda compiled, grid, given, stream: None)
     monkeypatch.setattr(triton_launch, "launch_key", lambda *given: "key")
     monkeypatch.setattr(triton_launch, "_LEFT_TO_TRITON", False)
     monkeypatch.setitem(triton_launch._compiled, "key", (None, (8,)))
+    return passed
+
+
+def test_triton_launches_again_with_the_numbers_of_a_call(
+    monkeypatch: pytest.MonkeyPatch, launched_by_triton: list[tuple]
+) -> None:
     launched_again(monkeypatch, lambda factor: triton_launch.launch(None, (1,), (TENSOR,), (3, factor, 2.0), BLOCK=8))
-    assert passed == [(7, TENSOR.data_ptr(), 3, 0.25, 2.0, 8)]
+    assert launched_by_triton == [(7, TENSOR.data_ptr(), 3, 0.25, 2.0, 8)]
+
+
+def test_triton_launches_again_with_descriptors_of_the_tensors_of_a_call(launched_by_triton: list[tuple]) -> None:
+    def copy_rows(x: torch.Tensor) -> torch.Tensor:
+        output = torch.empty_like(x)
+        given = TensorDescriptor.from_tensor(x, [4, 8]), TensorDescriptor.from_tensor(output, [2, 8], padding="nan")
+        triton_launch.launch(None, (1,), given, (3,), BLOCK=8)
+        return output
+
+    repeated, tensors = known_calls.Repeater(copy_rows, (0,), lambda: True), torch.randn(4, 8, 16)
+    outputs = [repeated(x) for x in tensors]
+    kept = weakref.ref(outputs[1])
+    assert len(launched_by_triton) == 4 - DECIDED
+    for x, output, (stream, source, target, *others) in zip(tensors[2:], outputs[2:], launched_by_triton):
+        assert (stream, others) == (7, [3, 8])
+        assert [source.base.data_ptr(), target.base.data_ptr()] == [x.data_ptr(), output.data_ptr()]
+        assert [*source.shape, *source.strides] == [8, 16, 16, 1]
+        assert (source.block_shape, source.padding) == ([4, 8], "zero")
+        assert (target.block_shape, target.padding) == ([2, 8], "nan")
+    del outputs
+    assert kept() is None, "the recorded call's tensor is kept alive"
+
+
+def test_calls_under_another_setting_are_of_another_kind() -> None:
+    setting, seen = ["ieee"], []
+    repeated = known_calls.Repeater(lambda x: seen.append(setting[0]), (0,), lambda: True, setting=lambda: setting[0])
+    for name in ("ieee", "ieee", "ieee", "tf32", "tf32", "tf32", "ieee"):
+        setting[0] = name
+        repeated(torch.ones(3))
+    assert seen == ["ieee", "ieee", "tf32", "tf32"]
 
 
 def test_cuda_launches_again_with_the_converted_numbers_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:

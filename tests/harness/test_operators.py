@@ -268,7 +268,13 @@ def test_calls_alike_are_repeated_on_a_gpu(backend: str) -> None:
         "giou_loss_ragged": (boxes, boxes[:, :2].flatten(0, 1), integers[:3], 1e-5),
         "embedding": (table, integers, None),
         "topk": (x, 2, True),
-        "matmul": (*torch.randn(2, 128, 128, device="cuda", dtype=torch.bfloat16), "none", 0.0),
+        # Large enough for descriptors.
+        "matmul": (*(torch.randn(*s, device="cuda").bfloat16() for s in ((512, 64), (64, 1024))), "leaky_relu", 0.01),
+        "scaled_matmul": (
+            *(torch.randn(n, 128, device="cuda").to(torch.float8_e4m3fn) for n in (1024, 512)),
+            *(torch.ones(n, 1, device="cuda") for n in (1024, 4)),
+            torch.bfloat16,
+        ),
         "paged_attention": (
             torch.randn(2, 4, 32, device="cuda"),
             *torch.randn(2, 5, 8, 2, 32, device="cuda"),
@@ -278,22 +284,20 @@ def test_calls_alike_are_repeated_on_a_gpu(backend: str) -> None:
         ),
         "attention": (*torch.randn(3, 32, 2, 64, device="cuda").half(), None, None, True, None, (-1, -1), None),
     }
-    # Triton itself makes the launches of its matmul, which take descriptors.
-    not_repeated = {"matmul"} if backend == "triton" else set()
+    without_gradient = {"paged_attention", "scaled_matmul"}
     for operation, arguments in calls.items():
         function, results = backends.load(operation, backend), []
         for _ in range(5):
             given = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
-            given[0].requires_grad_(operation != "paged_attention")
+            given[0].requires_grad_(operation not in without_gradient)
             with compiling_only(()):
                 outputs = function(*given)
                 first = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
                 of_first = torch.autograd.grad(first.square().sum(), given[0]) if first.requires_grad else ()
                 results.append((first, *of_first, function(*arguments)))
-        if operation not in not_repeated:
-            repeater = operators.implementation(getattr(torch.ops.fourfold, f"{operation}_{backend}").default)
-            assert isinstance(repeater, known_calls.Repeater), operation
-            assert isinstance(repeater._kinds[repeater._recognize(arguments)[0]], known_calls.KnownCalls), operation
+        repeater = operators.implementation(getattr(torch.ops.fourfold, f"{operation}_{backend}").default)
+        assert isinstance(repeater, known_calls.Repeater), operation
+        assert isinstance(repeater._kinds[repeater._recognize(arguments)[0]], known_calls.KnownCalls), operation
         for result in results[1:]:
             torch.testing.assert_close(result, results[0], rtol=0, atol=0)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 # A key of a kernel, a device, tensors, scalars and options; None for a launch that is left to Triton.
 Key = Callable[[Any, int, tuple[Any, ...], tuple[Any, ...], Mapping[str, Any]], Hashable]
@@ -90,14 +91,14 @@ def _launches() -> Iterator[tuple[str, tuple[Any, ...], tuple[Any, ...], dict[st
             yield f"{name} = {value!r}", (usual, usual), tuple(scalars.values()), options
 
 
-def _tensor(dtype: torch.dtype, start: int) -> torch.Tensor:
-    """Return a tensor that begins `start` bytes past a multiple of 256."""
-    room = torch.zeros(1024, dtype=torch.uint8)
+def _tensor(dtype: torch.dtype, start: int, count: int = 64) -> torch.Tensor:
+    """Return a tensor of `count` bytes that begins `start` bytes past a multiple of 256."""
+    room = torch.zeros(count + 512, dtype=torch.uint8)
     first = -room.data_ptr() % 256 + start
-    return room[first : first + 64].view(dtype)
+    return room[first : first + count].view(dtype)
 
 
-def _tensors() -> Iterator[tuple[str, torch.Tensor | None]]:
+def _tensors() -> Iterator[tuple[str, torch.Tensor | TensorDescriptor | None]]:
     """Yield tensors of every kind with a description."""
     for name in DTYPES:
         dtype = getattr(torch, name)
@@ -114,3 +115,23 @@ def _tensors() -> Iterator[tuple[str, torch.Tensor | None]]:
     yield "a parameter", torch.nn.Parameter(usual)
     yield "of 2^31 bytes and more", torch.empty(1 << 32, dtype=torch.float32, device="meta")
     yield "none at all", None
+    yield from _descriptors()
+
+
+def _descriptors() -> Iterator[tuple[str, TensorDescriptor]]:
+    """Yield descriptors of every kind with a description."""
+    for name in DTYPES:
+        dtype = getattr(torch, name)
+        for block in ((16, 32), (32, 16), (64, 128)):
+            for start in (0, 16):
+                matrix = _tensor(dtype, start, 4096)[:1024].view(16, -1)
+                yield f"a descriptor, {name}, {block}, {start} bytes", TensorDescriptor.from_tensor(matrix, list(block))
+    usual = _tensor(torch.float32, 0, 4096)
+    for sizes, strides in (((32, 32), (32, 1)), ((31, 30), (32, 1)), ((1, 1), (16, 1)), ((16, 7), (0, 1))):
+        described = TensorDescriptor(usual, list(sizes), list(strides), [16, 32])
+        yield f"a descriptor of {sizes}, strides {strides}", described
+    for blocks in ([32], [1, 32], [16, 32], [1, 16, 32], [1, 1, 1, 16, 32]):
+        ones, apart = [1] * len(blocks), [64] * (len(blocks) - 1) + [1]
+        yield f"a descriptor with blocks {blocks}", TensorDescriptor(usual, ones, apart, blocks)
+    padding = TensorDescriptor(usual, [32, 32], [32, 1], [16, 32], padding="nan")
+    yield "a descriptor padded with nan", padding

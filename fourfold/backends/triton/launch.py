@@ -1,6 +1,7 @@
 """Helpers for Triton launches: the launch itself, the current device, and the types that kernels compute in."""
 
 import contextlib
+import copy
 import functools
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fourfold.backends import known_calls, launch_records
 from fourfold.backends.launch import multiprocessors as multiprocessors
@@ -22,14 +24,31 @@ _LEFT_TO_TRITON = INTERPRETED or not triton_internals.KNOWS_LAUNCHES
 
 _Scalars = tuple[int | float | bool, ...]
 _SCALAR_TYPES = frozenset((int, float, bool))
+# The number of addresses for which a repeated launch keeps a descriptor.
+_MOST_ADDRESSES = 64
 # By the key of a launch: Triton's compiled kernel, and the kernel's constants.
 _compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 # By a kernel's id: the kernel, kept alive so that its id stays unique, and the scalars that Triton compiles for.
 _kernels: dict[int, tuple[Any, tuple[int, ...]]] = {}
 
 
+class _Base:
+    """A tensor's memory as the base of a `TensorDescriptor`, which is not kept alive."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def data_ptr(self) -> int:
+        """Return the address of the first element."""
+        return self._address
+
+
 def launch(
-    kernel: Any, grid: tuple[int, ...], tensors: tuple[torch.Tensor, ...], scalars: _Scalars, **options: Any
+    kernel: Any,
+    grid: tuple[int, ...],
+    tensors: tuple[torch.Tensor | TensorDescriptor, ...],
+    scalars: _Scalars,
+    **options: Any,
 ) -> None:
     """Run ``kernel[grid](*tensors, *scalars, **options)`` on the tensors' device with less host overhead.
 
@@ -40,16 +59,17 @@ def launch(
     Args:
         kernel: a `triton.jit` function.
         grid: the number of programs along one to three axes.
-        tensors: the kernel's first arguments.
+        tensors: the kernel's first arguments, or their descriptors.
         scalars: the arguments after them.
         options: the `tl.constexpr` arguments, and Triton's launch options such as num_warps.
     """
-    device = tensors[0].get_device()
+    first = _memory(tensors[0])
+    device = first.get_device()
     recorder = known_calls.recorder()
     if device < 0 or _LEFT_TO_TRITON:
         if recorder is not None:
             recorder.refuse()
-        with current_device(tensors[0].device):
+        with current_device(first.device):
             kernel[grid](*tensors, *scalars, **options)
         return
     if device != torch.cuda.current_device():
@@ -78,6 +98,10 @@ def launch(
         _compiled[key] = compiled, tuple(options[parameter.name] for parameter in options_of_kernel)
 
 
+def _memory(tensor: torch.Tensor | TensorDescriptor) -> torch.Tensor:
+    return tensor.base if type(tensor) is TensorDescriptor else tensor
+
+
 def _record(
     record: launch_records.LaunchRecord, compiled: Any, grid: tuple[int, ...], arguments: Sequence[Any]
 ) -> None:
@@ -87,7 +111,7 @@ def _record(
     record.record_launch(
         launch_records.Code(code.name, code.name, shape.arch, code.cubin),
         f"grid {(*grid, 1, 1)[:3]}, block {(shape.threads, 1, 1)}, {shape.shared_bytes} bytes{clusters}{options}",
-        arguments,
+        [[*vars(x).values()] if type(x) is TensorDescriptor else x for x in arguments],
     )
 
 
@@ -124,7 +148,7 @@ def record_triton_launches(record: launch_records.LaunchRecord) -> Iterator[None
 def _again(
     compiled: Any,
     grid: tuple[int, ...],
-    tensors: tuple[torch.Tensor, ...],
+    tensors: tuple[torch.Tensor | TensorDescriptor, ...],
     others: tuple[Any, ...],
     numbers: list[tuple[int, int]],
 ) -> Callable[[Callable[[int], int]], known_calls.Launch]:
@@ -135,7 +159,8 @@ def _again(
     """
 
     def again(index_of: Callable[[int], int]) -> known_calls.Launch:
-        indices = [index_of(tensor.data_ptr()) for tensor in tensors]
+        indices = [index_of(_memory(tensor).data_ptr()) for tensor in tensors]
+        described = [(i, _descriptors_like(x)) for i, x in enumerate(tensors) if type(x) is TensorDescriptor]
         run = triton_internals.relauncher(compiled, grid)
 
         def launch_again(values: Sequence[Any], stream: int) -> None:
@@ -144,11 +169,28 @@ def _again(
                 passed = list(others)
                 for i, place in numbers:
                     passed[i] = values[place]
-            run(stream, *[values[index] for index in indices], *passed)
+            given = [values[index] for index in indices]
+            for i, descriptor_at in described:
+                given[i] = descriptor_at(given[i])
+            run(stream, *given, *passed)
 
         return launch_again
 
     return again
+
+
+def _descriptors_like(descriptor: TensorDescriptor) -> Callable[[int], TensorDescriptor]:
+    """Return the function from an address to a descriptor like this one, of the memory there."""
+    like = copy.copy(descriptor)
+    like.base = None
+
+    @functools.lru_cache(maxsize=_MOST_ADDRESSES)
+    def descriptor_at(address: int) -> TensorDescriptor:
+        moved = copy.copy(like)
+        moved.base = _Base(address)
+        return moved
+
+    return descriptor_at
 
 
 def launch_key(
@@ -156,19 +198,27 @@ def launch_key(
 ) -> Hashable:
     """Return the key by which a launch is recognized, or None for a launch that is left to Triton.
 
-    It contains the properties that Triton compiles for: the tensors' dtypes and alignment, the scalars' types, which
-    integers are 1 or multiples of 16, and the options. Launches with integers of more than 32 bits, or with arguments
-    other than tensors and numbers, are left to Triton.
+    It contains the properties that Triton compiles for: the tensors' dtypes and alignment, the dtypes, blocks and
+    options of descriptors, the scalars' types, which integers need 64 bits, are 1 or multiples of 16, and the options.
+    Launches with larger integers, or with arguments other than these and numbers, are left to Triton.
     """
-    types = tuple(map(type, scalars))
+    types: list[Hashable] = [*map(type, scalars)]
     if not _SCALAR_TYPES.issuperset(types):
         return None
-    for scalar, kind in zip(scalars, types):
-        if kind is int and not -(2**31) <= scalar < 2**31:
-            return None
+    for i, scalar in enumerate(scalars):
+        if types[i] is int and not -(2**31) <= scalar < 2**31:
+            if not -(2**63) <= scalar < 2**63:
+                return None
+            types[i] = "64 bits"
+    forms: list[Hashable] = []
     for tensor in tensors:
         if tensor is None:
             return None
+        if type(tensor) is TensorDescriptor:
+            base, _, _, *others = vars(tensor).values()
+            forms += base.dtype, str(others)
+        else:
+            forms += tensor.dtype, tensor.data_ptr() % 16 == 0
     number = id(kernel)
     if number not in _kernels:
         parameters = enumerate(triton_internals.parameters(kernel)[len(tensors) :][: len(scalars)])
@@ -176,8 +226,7 @@ def launch_key(
     return (
         number,
         device,
-        *[tensor.dtype for tensor in tensors],
-        *[tensor.data_ptr() % 16 == 0 for tensor in tensors],
+        *forms,
         # 1, 1.0 and True are equal, and different types to Triton.
         *types,
         *[(scalars[i] == 1, scalars[i] % 16 == 0) for i in _kernels[number][1]],
