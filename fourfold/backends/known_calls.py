@@ -10,6 +10,7 @@ way.
 """
 
 import functools
+import operator
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -156,6 +157,70 @@ def recorder() -> CallRecorder | None:
     return getattr(_thread, "recorder", None)
 
 
+# Takes the arguments and the setting of a call, and returns the arguments' values; None for a call of another kind.
+_Recognize = Callable[[Sequence[Any], Hashable], list[Any] | None]
+
+
+class _Repeated(NamedTuple):
+    """A kind of calls that are repeated: whether a tensor requires a gradient, their actions, and `_recognizer`."""
+
+    requires_grad: bool
+    actions: KnownCalls
+    recognize: _Recognize | None
+
+
+def _items(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return a function that returns the arguments at `places`."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return lambda arguments: tuple([arguments[place] for place in places])
+
+
+def _recognizer(
+    arguments: Sequence[Any], setting: Hashable, tensors: Sequence[int], numbers: Sequence[int]
+) -> _Recognize | None:
+    """Return a function that recognizes calls of the kind of this one in less time than their key takes to make.
+
+    It is None for a call with a tensor that does not begin at a multiple of `ALIGNMENT`.
+
+    Args:
+        arguments: of the call.
+        setting: of the call: see `Repeater`.
+        tensors: the places of the tensors, which may be None.
+        numbers: the places of the floats in which calls of a kind may differ.
+    """
+    tensors = [place for place in tensors if arguments[place] is not None]
+    numbers = [place for place in numbers if type(arguments[place]) is float]
+    others = [place for place in range(len(arguments)) if place not in (*tensors, *numbers)]
+    tensors_of, others_of = _items(tensors), _items(others)
+    match, constants = torch_internals.tensors_match(tensors_of(arguments)), others_of(arguments)
+    # 0.0 and -0.0 are equal.
+    zeros = [(place, str(x)) for place, x in zip(others, constants) if type(x) is float and x == 0]
+    blank = [0] * len(arguments)
+    if match is None or any(tensor.data_ptr() % ALIGNMENT for tensor in tensors_of(arguments)):
+        return None
+
+    def recognize(arguments: Sequence[Any], now: Hashable) -> list[Any] | None:
+        given = tensors_of(arguments)
+        if now != setting or not match(*given) or others_of(arguments) != constants:
+            return None
+        values: list[Any] = blank.copy()
+        bits = 0
+        for place, tensor in zip(tensors, given):
+            values[place] = address = tensor.data_ptr()
+            bits |= address
+        for place in numbers:
+            values[place] = number = arguments[place]
+            if type(number) is not float:
+                return None
+        for place, text in zeros:
+            if str(arguments[place]) != text:
+                return None
+        return None if bits % ALIGNMENT else values
+
+    return recognize
+
+
 class Repeater:
     """An operator's implementation, which repeats known calls.
 
@@ -179,7 +244,9 @@ class Repeater:
         self._implementation, self._tensors, self._usable = implementation, tuple(tensors), usable
         self._setting = setting
         self._numbers = tuple(numbers)
-        self._kinds: dict[tuple[Any, ...], KnownCalls | bool] = {}
+        self._kinds: dict[tuple[Any, ...], _Repeated | bool] = {}
+        # By the shape of the first tensor: the kind of the last such call that its key recognized.
+        self._recent: dict[torch.Size, _Repeated] = {}
 
     def find(self, arguments: Sequence[Any]) -> tuple[Callable[[], Any] | None, bool]:
         """Return a function that makes the call, and whether a tensor requires a gradient.
@@ -187,36 +254,47 @@ class Repeater:
         The function repeats the recorded call of the same kind, or runs the implementation if that cannot be repeated.
         It is None for a call that is not repeated now, or of a kind of which no call was recorded.
         """
-        kind, values, device = self._recognize(arguments)
-        if not kind:
+        first = arguments[self._tensors[0]]
+        if (device := self._device(first)) < 0:
             return None, False
-        requires_grad, actions = kind[0], self._kinds.get(kind)
-        if isinstance(actions, KnownCalls):
-            return functools.partial(actions.repeat, values, device), requires_grad
-        return functools.partial(self._implementation, *arguments) if actions is False else None, requires_grad
+        if (recent := self._recent.get(first.shape)) is not None:
+            requires_grad, actions, recognize = recent
+            if recognize is not None and (values := recognize(arguments, self._setting())) is not None:
+                return functools.partial(actions.repeat, values, device), requires_grad
+        kind, given = self._recognize(arguments)
+        known = self._kinds.get(kind)
+        if known is False:
+            return functools.partial(self._implementation, *arguments), kind[0]
+        if not isinstance(known, _Repeated):
+            return None, False
+        self._recent[first.shape] = known
+        return functools.partial(known.actions.repeat, given, device), known.requires_grad
 
-    def _recognize(self, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any], int]:
-        """Return the kind of a call, the values of its arguments and its device; no kind if it is not repeated.
-
-        A kind begins with whether a tensor requires a gradient.
-        """
-        argument = arguments[self._tensors[0]]
-        device = -1 if argument is None else argument.get_device()
-        values: list[Any] = [0] * len(arguments)
+    def _device(self, tensor: torch.Tensor | None) -> int:
+        """Return the device of a call with this first tensor, or -1 if it may not be repeated now."""
+        device = -1 if tensor is None else tensor.get_device()
         if (
             device < 0
             or device != torch.cuda.current_device()
             or launch_records.current is not None  # repeated calls bypass the functions that record
             or not self._usable()
         ):
-            return (), values, device
+            return -1
+        return device
+
+    def _recognize(self, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any]]:
+        """Return the kind of a call and the values of its arguments; no kind if no such call is repeated.
+
+        A kind begins with whether a tensor requires a gradient.
+        """
+        values: list[Any] = [0] * len(arguments)
         parts, tensors, numbers, gradient = list(arguments), self._tensors, self._numbers, False
         for place, x in enumerate(arguments):
             if place in tensors:
                 if x is None:
                     continue
                 if x.is_neg():  # its memory has the negatives of its values
-                    return (), values, device
+                    return (), values
                 values[place] = address = x.data_ptr()
                 requires_grad = x.requires_grad
                 gradient = gradient or requires_grad
@@ -226,24 +304,25 @@ class Repeater:
                     values[place], parts[place] = x, float
                 elif x == 0:
                     parts[place] = str(x)  # 0.0 and -0.0 are equal
-        return (gradient, self._setting(), *parts), values, device
+        return (gradient, self._setting(), *parts), values
 
     def __call__(self, *arguments: Any) -> Any:
         """Repeat a known call, or call the implementation, and record the second call of a kind."""
-        kind, values, device = self._recognize(arguments)
+        make, _ = self.find(arguments)
+        if make is not None:
+            return make()
         kinds, implementation = self._kinds, self._implementation
+        kind = () if self._device(arguments[self._tensors[0]]) < 0 else self._recognize(arguments)[0]
         if not kind:
             return implementation(*arguments)
-        actions = kinds.get(kind)
-        if isinstance(actions, KnownCalls):
-            return actions.repeat(values, device)
-        if actions is None:
+        if kind not in kinds:
             # The first call of a kind may compile and measure.
             if len(kinds) >= MOST_KINDS:
                 kinds.clear()
+                self._recent.clear()
             kinds[kind] = True
             return implementation(*arguments)
-        if not actions or recorder() is not None or torch.cuda.is_current_stream_capturing():
+        if recorder() is not None or torch.cuda.is_current_stream_capturing():
             return implementation(*arguments)
         given = list(arguments)
         for place in self._numbers:
@@ -255,5 +334,7 @@ class Repeater:
                 results = implementation(*given)
         finally:
             _thread.recorder = None
-        kinds[kind] = watching.repeatable_actions(results) or False
+        actions = watching.repeatable_actions(results)
+        recognize = _recognizer(arguments, kind[1], self._tensors, self._numbers)
+        kinds[kind] = actions is not None and _Repeated(kind[0], actions, recognize)
         return results

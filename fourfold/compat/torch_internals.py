@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -44,6 +44,10 @@ def empty_on_current_gpu(size: tuple[int, ...], stride: tuple[int, ...], dtype: 
     return torch._C._dynamo.guards._empty_strided_cuda(size, stride, dtype)
 
 
+# The newest release whose guards of tensors were tried.
+NEWEST_GUARDS = (2, 15)
+
+
 def _always() -> bool:
     return True
 
@@ -67,6 +71,24 @@ def calls_are_watched() -> bool:
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
     )
+
+
+def _no_match(tensors: Sequence[torch.Tensor]) -> None:
+    """Return None: tensors are compared one property after the other."""
+
+
+@uses("torch._C._dynamo.guards.TensorGuards", otherwise=_no_match)
+def tensors_match(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """Return a function that takes as many tensors and returns whether each is like its example here.
+
+    They are alike if their class, sizes, strides, dtype, device, conjugate and negative bits, and their need of a
+    gradient are the same. It returns None where torch's release is none for which this was tried: one that takes other
+    arguments may end the process.
+    """
+    if tuple(map(int, torch.__version__.split(".")[:2])) > NEWEST_GUARDS:
+        return None
+    guards = find("torch._C._dynamo.guards.TensorGuards")
+    return guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
 
 
 @uses(

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -374,6 +375,24 @@ def what_compiled_code_asks_of_a_gpu() -> None:
         assert torch.cuda._DeviceGuard is list
         assert torch.cuda._exchange_device(0) == 0
         assert guards._empty_strided_cuda.__module__ == torch_internals.__name__
+
+
+@contract("torch._C._dynamo.guards.TensorGuards")
+def guards_of_tensors() -> None:
+    x, weight = torch.randn(4, 6), torch.nn.Parameter(torch.randn(6))
+    match = torch_internals.tensors_match((x, weight))
+    assert match is not None, f"try torch {torch.__version__} and set NEWEST_GUARDS"
+    assert match(torch.zeros(4, 6), torch.nn.Parameter(torch.ones(6)))
+    others = x[:3], x.double(), x.view(6, 4).t(), x.to("meta"), x.clone().requires_grad_(), torch.nn.Parameter(x)
+    for other in (*others, torch_internals.negated_view(x), x.view(2, 2, 6), torch.ones(2, 4, 6)[:, 0], None):
+        assert not match(other, weight), other
+    with torch.no_grad():  # has no effect
+        assert match(x, weight)
+        assert not match(x, torch.ones(6))
+    given = torch.ones(2)
+    kept, match = weakref.ref(given), torch_internals.tensors_match((given,))
+    del given
+    assert kept() is None, "a tensor is kept alive"
 
 
 @contract("torch.fx.experimental._config.use_duck_shape")

@@ -125,6 +125,11 @@ def test_views_and_dtypes_do_not_keep_a_call_from_being_repeated() -> None:
         assert calls(Operation(also), *[(torch.randn(4, 3), 2.0) for _ in range(5)]) == DECIDED
 
 
+def test_kinds_whose_first_tensors_have_one_shape_take_turns() -> None:
+    operation, factors = Operation(), (2.0, 3.0, 0.0, -0.0)
+    assert calls(operation, *[(torch.randn(4, 3), factor) for _ in range(4) for factor in factors]) == 4 * DECIDED
+
+
 def test_a_negative_zero_is_of_another_kind_than_a_zero() -> None:
     operation = Operation()
     for factor in (0.0, 0.0, 0.0, -0.0):
@@ -330,6 +335,10 @@ class Varying(Operation):
 
 def test_calls_of_a_kind_may_differ_in_the_numbers_that_kernels_get() -> None:
     assert calls(Varying(), *[(torch.randn(4, 3), factor) for factor in (2.0, 2.0, 3.0, 0.0, -1.0)]) == DECIDED
+
+
+def test_an_integer_in_place_of_such_a_number_is_of_another_kind() -> None:
+    assert calls(Varying(), *[(torch.randn(4, 3), factor) for factor in (2.0, 2.0, 3.0, 3)]) == DECIDED + 1
 
 
 def test_a_number_that_the_implementation_computes_with_keeps_a_call_from_being_repeated() -> None:
