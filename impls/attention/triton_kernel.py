@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fourfold.backends.launch import available_shared_memory, cdiv, next_power_of_2
+from fourfold.backends.launch import available_shared_memory, cdiv, multiprocessors, next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 
 from .operators import Call, has_whole_vectors, register
@@ -628,27 +628,40 @@ def _tiles(call: Call, own_keys: bool, backward: bool) -> Tiles:
     if call.q.element_size() > 2 and not split:
         # These are multiplied without tensor cores, or operands of a whole head would not fit into registers.
         return Tiles(32, 32 if block_d <= 128 else 16, min(block_d, 16), 4, 1)
-    if split:
-        # Wide heads come in long sequences, which fill the device with large tiles too.
-        first = (64, 64, 4, 1) if block_d <= 64 else (128, 32, 8, 1) if backward else (128, 64, 8, 2)
-        choices = [first, (64, 32, 4, 1), (32, 32, 4, 1)]
+    # Each with the programs of a multiprocessor that it takes: smaller tiles share the work of few.
+    if split and block_d <= 64:
+        choices = [(64, 64, 4, 1, 2)] if backward else [(64, 64, 4, 1, 3), (32, 64, 4, 2, 3)]
+        choices += [(64, 32, 4, 1, 4), (32, 32, 4, 1, 4), (16, 64, 4, 2, 0)]
+    elif split:
+        choices = [(128, 32, 8, 1, 1)] if backward else [(128, 64, 8, 2, 1), (32, 128, 8, 1, 1)]
+        choices += [(64, 32, 4, 1, 4), (32, 32, 4, 1, 4), (16, 32, 4, 1, 0) if backward else (16, 128, 8, 1, 0)]
+    elif backward and block_d <= 128:
+        choices = [(64, 64, 4, 2, 1), (16, 64, 4, 2, 0)]
     elif backward:
-        choices = [(64, 64, 4, 2)] if block_d <= 128 else [(32, 32, 4, 2)] if own_keys else [(64, 64, 4, 1)]
+        choices = [(32, 32, 4, 2, 0)] if own_keys else [(64, 64, 4, 1, 0)]
     elif block_d <= 64:
-        choices = [(128, 64, 4, 3)]
+        choices = [(128, 64, 4, 3, 3), (64, 64, 4, 3, 0)]
+    elif block_d <= 128:
+        choices = [(128, 128, 8, 3, 2), (128, 64, 8, 2, 2), (64, 64, 4, 3, 0), (64, 32, 4, 2, 0)]
     else:
-        choices = [(128, 128, 8, 3), (128, 64, 8, 2), (64, 32, 4, 2)]
+        choices = [(128, 64, 8, 2, 0), (64, 32, 4, 2, 0)]
     # The first one whose rows fit into shared memory: its own ones, and those of a step, for each stage; of float32
     # the parts of own tiles and of one of a step, 6 bytes together, and 4 bytes in each further stage.
-    most = available_shared_memory(call.q.device) // block_d
+    total_q, total_k, _, heads, _ = call.sizes
+    most, total = available_shared_memory(call.q.device) // block_d, total_k if own_keys else total_q
 
     def size(own: int, others: int, stages: int) -> int:
         if split:
             return 6 * ((1 + backward) * own + others) + 8 * (stages - 1) * others
         return 2 * (own + 2 * others * stages)
 
-    fitting = (choice for choice in choices if size(choice[0], choice[1], choice[3]) <= most)
-    own, others, warps, stages = next(fitting, choices[-1])
+    fitting = (
+        choice
+        for choice in choices
+        if size(choice[0], choice[1], choice[3]) <= most
+        and call.tiles(total, choice[0]) * heads >= choice[4] * multiprocessors(call.q.device)
+    )
+    own, others, warps, stages, _ = next(fitting, choices[-1])
     return Tiles(others, own, block_d, warps, stages) if own_keys else Tiles(own, others, block_d, warps, stages)
 
 
@@ -729,8 +742,8 @@ def _backward(
             _launch(attention_keys_backward_kernel, call, True, (grad_output,), (lse, delta, *results), **needs)
             return
         # More programs, whose lengths differ less.
-        of_heads = lse.new_empty((len(wanted), total_k, heads, columns))
-        of_heads = of_heads[0], of_heads[-1]
+        each = [lse.new_empty((total_k, heads, columns)) for _ in wanted]
+        of_heads = each[0], each[-1]
         _launch(attention_keys_backward_kernel, call, True, (grad_output,), (lse, delta, *of_heads), **needs)
         triton_launch.launch(
             attention_sum_of_heads_kernel,
@@ -757,6 +770,11 @@ def _delta(grad_output: torch.Tensor, grad_lse: torch.Tensor | None, output: tor
         BLOCK_ROWS=ROWS_OF_DELTA,
         BLOCK_D=next_power_of_2(columns),
     )
+
+
+def depends_on_batch(dtype: str, device: str) -> str | None:
+    """Return why a sample depends on its batch: all queries and heads together choose the tiles."""
+    return None if dtype == "float64" else "the number of programs chooses the tiles, which order the sums"
 
 
 attention, attention_with_lse = register("triton", _forward, _backward)

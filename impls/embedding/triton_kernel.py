@@ -9,7 +9,7 @@ from fourfold.backends.triton import launch as triton_launch
 
 from .operators import FEW_IDS, register
 
-TILE, MOST_COLS = 1024, 1024
+TILE_BYTES, MOST_COLS = 4096, 1024
 SUM_COLS, WARP_COLS = 1024, 256  # columns of a program that adds up cotangents, and of each of its warps
 FEW = 32  # the most ids of a row whose places are written down
 # Parts in which all ids are searched for a row of more, fewer where their sums would take much memory; programs of a
@@ -190,7 +190,7 @@ def embedding_backward_kernel(
 def _launch(output: torch.Tensor, table: torch.Tensor, ids: torch.Tensor) -> None:
     num_ids, (vocab, dim) = ids.shape[0], table.shape
     block_cols = min(next_power_of_2(dim), MOST_COLS)
-    block_ids = TILE // block_cols
+    block_ids = max(TILE_BYTES // table.element_size() // block_cols, 1)
     triton_launch.launch(
         embedding_forward_kernel,
         (cdiv(num_ids, block_ids),),
