@@ -77,13 +77,11 @@ def _kept(language: str) -> Fault:
 
 
 LEFT_OUT = "{} left out: its default is {}, the definition's is {}".format
-EPS, PRODUCT = "eps: float = 1e-5 => eps: float =", "_product, _activation_backward)"
+EPS, PRODUCT = "eps: float = 1e-5 => eps: float =", "return right(a, b, activation, negative_slope)"
 SLOPE = wrapped(
-    PRODUCT, 'matmul(a, b, activation="none", negative_slope=0.2)', "return right(a, b, activation, negative_slope)"
+    "_activation_backward, _precision_of_float32)", 'matmul(a, b, activation="none", negative_slope=0.2)', PRODUCT
 )
-RELU = wrapped(
-    PRODUCT, 'matmul(a, b, activation="relu", negative_slope=0.01)', "return right(a, b, activation, negative_slope)"
-)
+RELU = wrapped("_product, _activation_backward)", 'matmul(a, b, activation="relu", negative_slope=0.01)', PRODUCT)
 LIMITED = wrapped(
     "_forward, _backward))", "giou(boxes1, boxes2, eps=1e-5)", "return right(boxes1, boxes2, min(eps, 16.0))"
 )
