@@ -7,6 +7,9 @@ numbers that it only passes to its kernels: calls of a kind may differ in these.
 the tensors that it allocates, and the kernels that it launches on them. Later calls of this kind allocate the same
 tensors and launch the same kernels. A call that does anything else, such as copying a tensor, is never repeated in this
 way.
+
+A kind is looked up by a key, which takes some microseconds to make. The last kind of a shape is compared first, by a
+function of torch.
 """
 
 import functools
@@ -161,12 +164,12 @@ def recorder() -> CallRecorder | None:
 _Recognize = Callable[[Sequence[Any], Hashable], list[Any] | None]
 
 
-class _Repeated(NamedTuple):
-    """A kind of calls that are repeated: whether a tensor requires a gradient, their actions, and `_recognizer`."""
+class _Kind(NamedTuple):
+    """A kind of calls that are repeated: whether a tensor requires a gradient, their actions, and their recognizer."""
 
     requires_grad: bool
     actions: KnownCalls
-    recognize: _Recognize | None
+    recognize: _Recognize
 
 
 def _items(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
@@ -178,10 +181,10 @@ def _items(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
 
 def _recognizer(
     arguments: Sequence[Any], setting: Hashable, tensors: Sequence[int], numbers: Sequence[int]
-) -> _Recognize | None:
+) -> _Recognize:
     """Return a function that recognizes calls of the kind of this one in less time than their key takes to make.
 
-    It is None for a call with a tensor that does not begin at a multiple of `ALIGNMENT`.
+    It recognizes none if a tensor of this call does not begin at a multiple of `ALIGNMENT`.
 
     Args:
         arguments: of the call.
@@ -198,7 +201,7 @@ def _recognizer(
     zeros = [(place, str(x)) for place, x in zip(others, constants) if type(x) is float and x == 0]
     blank = [0] * len(arguments)
     if match is None or any(tensor.data_ptr() % ALIGNMENT for tensor in tensors_of(arguments)):
-        return None
+        return lambda arguments, now: None
 
     def recognize(arguments: Sequence[Any], now: Hashable) -> list[Any] | None:
         given = tensors_of(arguments)
@@ -244,28 +247,28 @@ class Repeater:
         self._implementation, self._tensors, self._usable = implementation, tuple(tensors), usable
         self._setting = setting
         self._numbers = tuple(numbers)
-        self._kinds: dict[tuple[Any, ...], _Repeated | bool] = {}
+        self._kinds: dict[tuple[Any, ...], _Kind | bool] = {}
         # By the shape of the first tensor: the kind of the last such call that its key recognized.
-        self._recent: dict[torch.Size, _Repeated] = {}
+        self._recent: dict[torch.Size, _Kind] = {}
 
     def find(self, arguments: Sequence[Any]) -> tuple[Callable[[], Any] | None, bool]:
         """Return a function that makes the call, and whether a tensor requires a gradient.
 
         The function repeats the recorded call of the same kind, or runs the implementation if that cannot be repeated.
-        It is None for a call that is not repeated now, or of a kind of which no call was recorded.
+        Return None in its place if calls are not repeated now, or if no call of this kind was recorded.
         """
         first = arguments[self._tensors[0]]
         if (device := self._device(first)) < 0:
             return None, False
         if (recent := self._recent.get(first.shape)) is not None:
             requires_grad, actions, recognize = recent
-            if recognize is not None and (values := recognize(arguments, self._setting())) is not None:
+            if (values := recognize(arguments, self._setting())) is not None:
                 return functools.partial(actions.repeat, values, device), requires_grad
         kind, given = self._recognize(arguments)
         known = self._kinds.get(kind)
         if known is False:
             return functools.partial(self._implementation, *arguments), kind[0]
-        if not isinstance(known, _Repeated):
+        if not isinstance(known, _Kind):
             return None, False
         self._recent[first.shape] = known
         return functools.partial(known.actions.repeat, given, device), known.requires_grad
@@ -283,9 +286,9 @@ class Repeater:
         return device
 
     def _recognize(self, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any]]:
-        """Return the kind of a call and the values of its arguments; no kind if no such call is repeated.
+        """Return the kind of a call and the values of its arguments.
 
-        A kind begins with whether a tensor requires a gradient.
+        A kind begins with whether a tensor requires a gradient. It is empty if a tensor has the negative bit.
         """
         values: list[Any] = [0] * len(arguments)
         parts, tensors, numbers, gradient = list(arguments), self._tensors, self._numbers, False
@@ -336,5 +339,5 @@ class Repeater:
             _thread.recorder = None
         actions = watching.repeatable_actions(results)
         recognize = _recognizer(arguments, kind[1], self._tensors, self._numbers)
-        kinds[kind] = actions is not None and _Repeated(kind[0], actions, recognize)
+        kinds[kind] = actions is not None and _Kind(kind[0], actions, recognize)
         return results

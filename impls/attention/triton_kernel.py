@@ -629,12 +629,14 @@ def _tiles(call: Call, own_keys: bool, backward: bool) -> Tiles:
         # These are multiplied without tensor cores, or operands of a whole head would not fit into registers.
         return Tiles(32, 32 if block_d <= 128 else 16, min(block_d, 16), 4, 1)
     # Each with the programs of a multiprocessor that it takes: smaller tiles share the work of few.
-    if split and block_d <= 64:
-        choices = [(64, 64, 4, 1, 2)] if backward else [(64, 64, 4, 1, 3), (32, 64, 4, 2, 3)]
-        choices += [(64, 32, 4, 1, 4), (32, 32, 4, 1, 4), (16, 64, 4, 2, 0)]
-    elif split:
-        choices = [(128, 32, 8, 1, 1)] if backward else [(128, 64, 8, 2, 1), (32, 128, 8, 1, 1)]
-        choices += [(64, 32, 4, 1, 4), (32, 32, 4, 1, 4), (16, 32, 4, 1, 0) if backward else (16, 128, 8, 1, 0)]
+    if split:
+        if block_d <= 64:
+            first, last = [(64, 64, 4, 1, 2)] if backward else [(64, 64, 4, 1, 3), (32, 64, 4, 2, 3)], (16, 64, 4, 2, 0)
+        elif backward:
+            first, last = [(128, 32, 8, 1, 1)], (16, 32, 4, 1, 0)
+        else:
+            first, last = [(128, 64, 8, 2, 1), (32, 128, 8, 1, 1)], (16, 128, 8, 1, 0)
+        choices = [*first, (64, 32, 4, 1, 4), (32, 32, 4, 1, 4), last]
     elif backward and block_d <= 128:
         choices = [(64, 64, 4, 2, 1), (16, 64, 4, 2, 0)]
     elif backward:
