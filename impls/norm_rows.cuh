@@ -11,17 +11,24 @@ __device__ inline double rounded_product(double a, double b) { return __dmul_rn(
 
 // The sum over the threads of a row. Rows that are SHORT share warps: a power of two of lanes each.
 template <bool SHORT, class C> __device__ C row_sum(C value, int turn) {
-    if constexpr (!SHORT) return sum_over_row(Sums<C>{value, C(0)}, turn).first;
-#pragma unroll
-    for (int lanes = 16; lanes; lanes /= 2) {
-        const C other = __shfl_xor_sync(~0u, value, lanes);
-        if (lanes < blockDim.x) value += other;
-    }
-    return value;
+    if constexpr (SHORT) return sum_of_lanes(value, blockDim.x);
+    else return sum_over_row(Sums<C>{value, C(0)}, turn).first;
 }
 template <class C> __device__ C row_sum(C value, int turn) {
     return blockDim.x > 32 ? row_sum<false>(value, turn) : row_sum<true>(value, turn);
 }
+
+// A division by the same number, without the instructions for a reciprocal that a division of its own takes. The rest
+// rounds the quotient as it is rounded there, but for infinite and subnormal ones.
+template <class C> struct Divisor {
+    C number, reciprocal;
+
+    __device__ Divisor(long long count) : number(computed_here(C(count))), reciprocal(computed_here(1 / number)) {}
+    __device__ C divide(C dividend) const {
+        const C quotient = dividend * reciprocal, rest = fma(-quotient, number, dividend);
+        return rest == rest ? fma(rest, reciprocal, quotient) : quotient;
+    }
+};
 
 template <bool MEAN, class C> __device__ C normalized(C number, C mean, C rstd) {
     if constexpr (MEAN) number -= mean;
@@ -75,34 +82,37 @@ template <class T, int WIDTH> __device__ void add_to(Vector<T, WIDTH>& x, const 
 // x before it is normalized.
 template <class T, int WIDTH, int VECTORS, bool ADJACENT, bool MEAN, bool ADDED>
 __global__ void __launch_bounds__(512) norm_forward_kernel(
+    long long num_rows, long long cols, long long inner, long long outer_stride,
     const T* __restrict__ x,           // [outer, inner, cols], strided
-    const T* __restrict__ residual,    // [outer, inner, cols], strided, or null unless ADDED
     const T* __restrict__ weight,      // [cols], strided
     const T* __restrict__ bias,        // [cols], strided, or null unless MEAN
     T* __restrict__ output,            // [outer * inner, cols]
-    T* __restrict__ sums,              // [outer * inner, cols]: x + residual, or null unless ADDED
+    double eps,
     Compute<T>* __restrict__ mean_of,  // [outer * inner], or null unless MEAN
     Compute<T>* __restrict__ rstd_of,  // [outer * inner]
-    long long num_rows, long long cols, long long inner, long long outer_stride, long long inner_stride,
-    long long column_stride, long long residual_outer_stride, long long residual_inner_stride,
-    long long residual_column_stride, long long weight_stride, long long bias_stride, double eps) {
+    const T* __restrict__ residual,    // [outer, inner, cols], strided, or null unless ADDED
+    T* __restrict__ sums,              // [outer * inner, cols]: x + residual, or null unless ADDED
+    long long residual_outer_stride, long long inner_stride, long long residual_inner_stride, long long column_stride,
+    long long residual_column_stride, long long weight_stride, long long bias_stride) {
+    // The parameters stand in the order of their use, because they arrive in lines of 64 bytes, and each is waited for.
     // One block owns blockDim.y consecutive rows, one thread VECTORS vectors of each piece of a row (mostly one). The
     // last piece stays in registers, the pieces before it are read twice.
     using C = Compute<T>;
     const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+    // Where registers are left, the residual is loaded together with x, and the parameters of a row of one piece, too.
+    constexpr bool ONE_PIECE = VECTORS == 2, AT_ONCE = VECTORS <= 8;
+    // A row past the end has no columns: its lanes take part in sums of their warp. A jump takes a short row longer.
     const bool present = row < num_rows;
-    // A row past the end has no columns: its lanes take part in sums of their warp.
+    const long long from = ONE_PIECE && !present ? 0 : row;
     if (!present) cols = 0;
-    else x += row_offset(row, inner, outer_stride, inner_stride);
+    if (ONE_PIECE || present) x += row_offset(from, inner, outer_stride, inner_stride);
     output += row * cols;
     if constexpr (ADDED) {
-        if (present) residual += row_offset(row, inner, residual_outer_stride, residual_inner_stride);
+        if (ONE_PIECE || present) residual += row_offset(from, inner, residual_outer_stride, residual_inner_stride);
         sums += row * cols;
     }
     const int first = first_column<WIDTH, VECTORS, ADJACENT>(), step = columns_apart<WIDTH, ADJACENT>();
     const int piece = blockDim.x * WIDTH * VECTORS;
-    // Where registers are left, the residual is loaded together with x, and the parameters of a row of one piece, too.
-    constexpr bool ONE_PIECE = VECTORS == 2, AT_ONCE = VECTORS <= 8;
     constexpr bool STRIDED = WIDTH == 1 && !ADJACENT;
     Vector<T, WIDTH> data[VECTORS], residuals[VECTORS], weights[VECTORS], biases[VECTORS];
     // The columns from `start` on, of a piece. They are compared in 32 bits, as 64 take as long as several elements.
@@ -135,25 +145,30 @@ __global__ void __launch_bounds__(512) norm_forward_kernel(
         }
     };
 
-    C mean = 0, squares = 0;
-    long long last;
-    for (long long start = 0; start == 0 || start < cols; start += piece) {
-        last = start;
-        load(start, true);
-        const int columns = columns_from(start);
-        C piece_mean = 0, piece_squares = 0;
-        if constexpr (MEAN) {
-            C sum = 0;
+    long long last = 0;  // where the piece in registers begins
+    // Pairs take a short row less time, and a thread with many vectors more registers.
+    auto add_to_sum = [](C& sum, const C (&numbers)[WIDTH]) {
+        if constexpr (ONE_PIECE) {
+            sum += sum_in_pairs(numbers);
+        } else {
 #pragma unroll
-            for (int k = 0; k < VECTORS; k++) {
-                if (first + k * step >= columns) continue;
-                C numbers[WIDTH];
-                data[k].unpack(numbers);
-#pragma unroll
-                for (int j = 0; j < WIDTH; j++) sum += numbers[j];
-            }
-            piece_mean = row_sum(sum, 0) / C(columns);
+            for (int j = 0; j < WIDTH; j++) sum += numbers[j];
         }
+    };
+    auto sum_of = [&](int columns) {
+        C sum = 0;
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            if (first + k * step >= columns) continue;
+            C numbers[WIDTH];
+            data[k].unpack(numbers);
+            add_to_sum(sum, numbers);
+        }
+        return sum;
+    };
+    // The sum of squares, with MEAN of the differences from it.
+    auto squares_of = [&](int columns, C mean) {
+        C squares = 0;
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
             if (first + k * step >= columns) continue;
@@ -161,27 +176,51 @@ __global__ void __launch_bounds__(512) norm_forward_kernel(
             data[k].unpack(numbers);
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) {
-                if constexpr (MEAN) numbers[j] -= piece_mean;
-                piece_squares += numbers[j] * numbers[j];
+                if constexpr (MEAN) numbers[j] -= mean;
+                numbers[j] *= numbers[j];
+            }
+            add_to_sum(squares, numbers);
+        }
+        return squares;
+    };
+
+    C mean = 0, mean_square;
+    if constexpr (ONE_PIECE) {
+        load(0, true);
+        // Computed while the loads are under way.
+        output = computed_here(output);
+        const Divisor<C> count(cols);
+        const int columns = columns_from(0);
+        if constexpr (MEAN) mean = count.divide(row_sum(sum_of(columns), 0));
+        mean_square = count.divide(row_sum(squares_of(columns, mean), 1));
+    } else {
+        C squares = 0;
+        for (long long start = 0; start == 0 || start < cols; start += piece) {
+            last = start;
+            load(start, true);
+            const int columns = columns_from(start);
+            if constexpr (MEAN) {
+                // Merge the squared deviations of two samples: Chan, Golub, LeVeque 1983, (2.1).
+                const C num = C(columns), piece_mean = row_sum(sum_of(columns), 0) / num;
+                const C share = num / (C(start) + num), apart = piece_mean - mean;
+                mean += apart * share;
+                // Keep this order of factors: before the first piece, apart is its mean, whose square may overflow.
+                squares += row_sum(squares_of(columns, piece_mean), 1) + C(start) * apart * (apart * share);
+            } else {
+                squares += squares_of(columns, mean);
             }
         }
-        if constexpr (MEAN) {
-            // Merge the squared deviations of two samples: Chan, Golub, LeVeque 1983, (2.1).
-            const C num = C(columns), share = num / (C(start) + num), apart = piece_mean - mean;
-            mean += apart * share;
-            // Keep this order of factors: before the first piece, apart is its mean, whose square may overflow.
-            squares += row_sum(piece_squares, 1) + C(start) * apart * (apart * share);
-        } else {
-            squares += piece_squares;
-        }
-        if constexpr (ONE_PIECE) break;
+        if constexpr (!MEAN) squares = row_sum(squares, 0);
+        mean_square = squares / C(cols);
     }
-    if constexpr (!MEAN) squares = row_sum(squares, 0);
-    const C rstd = rsqrt(squares / C(cols) + C(eps));
-    if (threadIdx.x == 0 && present) {
+    const C rstd = rsqrt(mean_square + C(eps));
+    auto store_statistics = [&] {
+        if (threadIdx.x > 0 || !present) return;
         if constexpr (MEAN) mean_of[row] = mean;
         rstd_of[row] = rstd;
-    }
+    };
+    // A short row's results are stored first, because they are waited for.
+    if constexpr (!ONE_PIECE) store_statistics();
 
     // Walk backwards, because the last piece is still in registers and the pieces before it are in a cache.
     for (long long start = last; start >= 0; start -= piece) {
@@ -196,6 +235,7 @@ __global__ void __launch_bounds__(512) norm_forward_kernel(
         }
         if constexpr (ONE_PIECE) break;
     }
+    if constexpr (ONE_PIECE) store_statistics();
 }
 
 // Rows in whole vectors, which the copy engine brings to shared memory.
@@ -365,6 +405,9 @@ constexpr int TOGETHER = 256;
 template <class T, int VECTORS, Way WAY, bool MEAN>
 constexpr bool FEW = MEAN && WAY <= SEVERAL && VECTORS == 2 && sizeof(T) > 2;
 
+// Vectors or numbers of each input that a thread loads before it uses the first.
+constexpr int IN_FLIGHT = 4;
+
 // Columns of a block of `sum_columns`.
 constexpr int SUMMED = 8;
 
@@ -379,13 +422,25 @@ __device__ void sum_columns(
     const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
     const long long column = first + thread % SUMMED;
     Sums<C> sums{0, 0};
-    if (column < cols) {
-#pragma unroll 4
-        for (long long row = thread / SUMMED; row < num_rows; row += threads / SUMMED) {
-            const C grad = C(grad_output[row_offset(row, inner, grad_outer_stride, grad_inner_stride) + column]);
-            const C number = C(x[row_offset(row, inner, x_outer_stride, x_inner_stride) + column]);
-            sums.first += grad * normalized<MEAN>(number, MEAN ? mean_of[row] : C(0), rstd_of[row]);
-            if constexpr (MEAN) sums.second += grad;
+    const int apart = threads / SUMMED;
+    for (long long start = thread / SUMMED; column < cols && start < num_rows; start += IN_FLIGHT * apart) {
+        T grads[IN_FLIGHT], numbers[IN_FLIGHT];
+        C means[IN_FLIGHT], rstds[IN_FLIGHT];
+#pragma unroll
+        for (int k = 0; k < IN_FLIGHT; k++) {
+            const long long row = min(start + k * apart, num_rows - 1);
+            grads[k] = grad_output[row_offset(row, inner, grad_outer_stride, grad_inner_stride) + column];
+            numbers[k] = x[row_offset(row, inner, x_outer_stride, x_inner_stride) + column];
+            means[k] = MEAN ? mean_of[row] : C(0);
+            rstds[k] = rstd_of[row];
+        }
+#pragma unroll
+        for (int k = 0; k < IN_FLIGHT; k++) {
+            // Selected without a branch, behind which the compiler would load.
+            const bool present = start + k * apart < num_rows;
+            const C product = C(grads[k]) * normalized<MEAN>(C(numbers[k]), means[k], rstds[k]);
+            sums.first += present ? product : C(0);
+            if constexpr (MEAN) sums.second += present ? C(grads[k]) : C(0);
         }
     }
 #pragma unroll
@@ -411,6 +466,8 @@ __device__ void sum_columns(
 template <class T, int WIDTH, int VECTORS, Way WAY, bool MEAN, bool ADDED>
 __global__ void __launch_bounds__(FEW<T, VECTORS, WAY, MEAN> ? 256 : 512, FEW<T, VECTORS, WAY, MEAN> ? 3 : 1)
 norm_backward_kernel(
+    long long row_blocks, long long num_rows, long long cols, long long inner, long long grad_outer_stride,
+    long long x_outer_stride,
     const T* __restrict__ grad_output,       // [outer, inner, cols], vectors of WIDTH columns adjacent
     const T* __restrict__ x,                 // [outer, inner, cols], vectors of WIDTH columns adjacent
     const T* __restrict__ weight,            // [cols]
@@ -418,11 +475,11 @@ norm_backward_kernel(
     const Compute<T>* __restrict__ rstd_of,  // [outer * inner]
     const T* __restrict__ added,             // [outer * inner, cols], or null unless ADDED
     T* __restrict__ grad_x,                  // [outer * inner, cols], or null where not needed
-    Compute<T>* __restrict__ partial,        // [parameters, blocks, cols], or null: the sums over a block's rows
     T* __restrict__ grad_weight,             // [cols], or null where not needed or summed from partial
     T* __restrict__ grad_bias,               // [cols], or null where not needed or summed from partial
-    long long row_blocks, long long num_rows, long long cols, long long inner, long long grad_outer_stride,
-    long long grad_inner_stride, long long x_outer_stride, long long x_inner_stride) {
+    Compute<T>* __restrict__ partial,        // [parameters, blocks, cols], or null: the sums over a block's rows
+    long long grad_inner_stride, long long x_inner_stride) {
+    // The order of the parameters is that of their use, as forward.
     // One block owns blockDim.y rows in every row_blocks * blockDim.y, and each thread the same VECTORS of one of them.
     // Of few rows, further blocks sum the columns at the same time.
     using C = Compute<T>;
@@ -438,12 +495,20 @@ norm_backward_kernel(
     constexpr bool ADJACENT = WIDTH == 1 && WAY == ONE;
     const int first = first_column<WIDTH, VECTORS, ADJACENT>(), step = columns_apart<WIDTH, ADJACENT>(), end = cols;
     const long long rows_apart = row_blocks * blockDim.y;
-    const C reciprocal = C(1) / C(cols);
     Accumulators<C, WIDTH, VECTORS, PARAMETERS, WAY == SHARED> sums;
     Words<T, WIDTH> next_x[VECTORS], next_grad[VECTORS];
     C next_mean = 0, next_rstd = 0;
     Kept<T, WIDTH, AS_NUMBERS> this_x[VECTORS], this_grad[VECTORS];
-    auto weight_of = [&](int k, C (&w)[WIDTH]) { Vector<T, WIDTH>::load(weight + first + k * step).unpack(w); };
+    using Row = Words<T, WIDTH>;
+    // Short rows wait for each load: where registers are left, the added gradient is loaded early, or weight once. Single
+    // columns of the added gradient are loaded early, too: they take few registers, and waiting for them takes long.
+    constexpr bool SHORT = WAY == SEVERAL && sizeof(T) < 8, EARLY = ADDED && (SHORT || WIDTH == 1);
+    constexpr bool HELD = SHORT && (!ADDED || sizeof(T) == 2);
+    Row weights[HELD ? VECTORS : 1], others[EARLY ? VECTORS : 1];
+    auto words_at = [&](const T* from, int k) { return *reinterpret_cast<const Row*>(from + first + k * step); };
+    auto weight_of = [&](int k, C (&w)[WIDTH]) {
+        Kept<T, WIDTH, true>::split(HELD ? weights[HELD ? k : 0] : words_at(weight, k), w);
+    };
     auto load = [&](long long row) {
         if (row >= num_rows) return;
         const T* x_row = x + row_offset(row, inner, x_outer_stride, x_inner_stride);
@@ -453,13 +518,19 @@ norm_backward_kernel(
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
             if (first + k * step >= end) continue;
-            next_x[k] = *reinterpret_cast<const Words<T, WIDTH>*>(x_row + first + k * step);
-            next_grad[k] = *reinterpret_cast<const Words<T, WIDTH>*>(grad_row + first + k * step);
+            next_x[k] = words_at(x_row, k);
+            next_grad[k] = words_at(grad_row, k);
         }
     };
     long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
     // The next row is on its way while one is summed.
     load(row);
+    if constexpr (HELD) {
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++)
+            if (first + k * step < end) weights[k] = words_at(weight, k);
+    }
+    const C reciprocal = computed_here(C(1) / C(cols));
     int turn = 0;
     // The rows of a warp begin their turns together, as they share its sums. One past the end has no columns.
     for (long long begin = row - threadIdx.y; begin < num_rows; begin += rows_apart, row += rows_apart, turn ^= 1) {
@@ -472,13 +543,10 @@ norm_backward_kernel(
             this_grad[k].keep(next_grad[k]);
         }
         load(row + rows_apart);
-        // Single columns of the added gradient are loaded early: they take few registers, and waiting for them takes long.
-        constexpr bool EARLY = ADDED && WIDTH == 1;
-        T others[EARLY ? VECTORS : 1];
         if constexpr (EARLY) {
 #pragma unroll
             for (int k = 0; k < VECTORS; k++)
-                if (first + k * step < own_end) others[k] = added[row * cols + first + k * step];
+                if (first + k * step < own_end) others[k] = words_at(added + row * cols, k);
         }
         auto unpack = [&](int k, C (&normals)[WIDTH], C (&grads)[WIDTH], C (&of_normals)[WIDTH]) {
             this_x[k].unpack(normals);
@@ -534,11 +602,9 @@ norm_backward_kernel(
                 C grads[WIDTH];
                 unpack(k, normals, grads, of_normals);
             }
-            [[maybe_unused]] Vector<T, WIDTH> other[1];
-            if constexpr (EARLY) other[0].at[0] = others[k];
-            else if constexpr (ADDED) other[0] = Vector<T, WIDTH>::load(added + row * cols + first + k * step);
             [[maybe_unused]] C to_add[WIDTH];
-            if constexpr (ADDED) other[0].unpack(to_add);
+            if constexpr (EARLY) Kept<T, WIDTH, true>::split(others[k], to_add);
+            else if constexpr (ADDED) Kept<T, WIDTH, true>::split(words_at(added + row * cols, k), to_add);
             Vector<T, WIDTH> grad;
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) {
@@ -701,9 +767,6 @@ __global__ void __launch_bounds__(512) norm_backward_staged_kernel(
         }
     }
 }
-
-// Vectors of each input that a thread loads before it uses the first.
-constexpr int IN_FLIGHT = 4;
 
 // All other rows are read twice: for their means, and by columns.
 template <class T, int WIDTH, bool MEAN>

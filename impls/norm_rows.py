@@ -214,7 +214,7 @@ class Norm:
         inner, rows = as_rows(x) if residual is None else as_rows(x, residual)
         layout = layout_of(cols, [weight] if bias is None else [weight, bias], rows)
         first, second = rows[0], rows[-1]
-        tensors = (first.tensor, None if residual is None else second.tensor, weight, bias, output, sums, mean, rstd)
+        tensors_of_sum = (None if residual is None else second.tensor, sums)
         kind = (self.mean, self.added)
         least = STAGED_BYTES[self.mean] if x.is_cuda else STAGED_BYTES_ON_CPU
         each = STAGED[self.mean].get(size)
@@ -223,21 +223,32 @@ class Norm:
             if staged is not None:
                 kernel = self._kernel(dtype, "norm_forward_staged_kernel", each, *kind)
                 sizes = (num_rows, cols, inner, *first[1:3], *second[1:3], eps)
+                tensors = (first.tensor, tensors_of_sum[0], weight, bias, output, sums, mean, rstd)
                 staged.launch(kernel, staged.groups(kernel, x.device, num_rows), (*tensors, *sizes))
                 return
         plan = forward_plan(cols, layout, size, *kind)
         self._kernel(dtype, "norm_forward_kernel", *plan.kind, *kind).launch(
             cdiv(num_rows, plan.together),
             (plan.threads, plan.together),
-            *tensors,
             num_rows,
             cols,
             inner,
-            *first[1:],
-            *second[1:],
+            first.outer_stride,
+            first.tensor,
+            weight,
+            bias,
+            output,
+            eps,
+            mean,
+            rstd,
+            *tensors_of_sum,
+            second.outer_stride,
+            first.inner_stride,
+            second.inner_stride,
+            first.column_stride,
+            second.column_stride,
             weight.stride(0),
             0 if bias is None else bias.stride(0),
-            eps,
             shared_bytes=plan.shared_bytes,
         )
 
@@ -287,8 +298,9 @@ class Norm:
             if partial is not None and num_rows <= few:
                 partial, direct, blocks = None, (grad_weight, grad_bias), partials + cdiv(cols, SUMMED)
             kernel = self._kernel(dtype, "norm_backward_kernel", *plan.kind, *kind)
-            results = (added, grad_x, partial, *direct, partials)
-            kernel.launch(blocks, block, *inputs, *results, *sizes, shared_bytes=plan.shared_bytes)
+            first = (partials, num_rows, cols, inner, grads.outer_stride, rows.outer_stride)
+            results = (added, grad_x, *direct, partial, grads.inner_stride, rows.inner_stride)
+            kernel.launch(blocks, block, *first, *inputs, *results, shared_bytes=plan.shared_bytes)
         else:
             width = 16 // size if layout is Layout.WHOLE else 1
             threads, together = threads_of_row(cols, 4 * width, TOGETHER)

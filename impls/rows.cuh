@@ -4,9 +4,17 @@
 
 template <class T> constexpr int IN_16_BYTES = 16 / sizeof(T);
 
+// Code that few calls need, which the compiler places behind the rest: the instructions of a short kernel are then loaded
+// without a jump.
+#ifdef CUDA_ON_CPU
+#define ASIDE
+#else
+#define ASIDE __noinline__
+#endif
+
 // The offset of one of fewer than 2^42 rows of [outer, inner, cols].
-__device__ inline long long row_offset(long long row, long long inner, long long outer_stride, long long inner_stride) {
-    if (inner == 1) return row * outer_stride;
+ASIDE __device__ long long divided_row_offset(
+    long long row, long long inner, long long outer_stride, long long inner_stride) {
     // A division of 64 bits takes as long as a short row. Each product with the reciprocal has a relative error of less
     // than 2^-20, so that the sum of two, each rounded down, misses the quotient by one at most.
     const float reciprocal = __fdividef(1.0f, float(inner));
@@ -15,6 +23,10 @@ __device__ inline long long row_offset(long long row, long long inner, long long
     const long long rest = row - outer * inner;
     outer += (rest >= inner) - (rest < 0);
     return outer * outer_stride + (row - outer * inner) * inner_stride;
+}
+__device__ inline long long row_offset(long long row, long long inner, long long outer_stride, long long inner_stride) {
+    if (inner == 1) return row * outer_stride;
+    return divided_row_offset(row, inner, outer_stride, inner_stride);
 }
 
 // Loads WIDTH neighbouring columns, or one column of a strided row.
@@ -27,6 +39,21 @@ template <class C> struct Sums {
     C first, second;
 };
 
+// Combines the values of a row's lanes, a power of two up to 32. Only the first of the shuffles is left out where a row has
+// fewer lanes, because a jump past one takes a third of its time.
+template <class C, class Combine> __device__ inline C over_lanes(C value, int lanes, Combine combine) {
+    if (lanes > 16) value = combine(value, __shfl_xor_sync(~0u, value, 16));
+#pragma unroll
+    for (int step = 8; step; step /= 2) {
+        const C other = __shfl_xor_sync(~0u, value, step);
+        if (step < lanes) value = combine(value, other);
+    }
+    return value;
+}
+template <class C> __device__ inline C sum_of_lanes(C value, int lanes) {
+    return over_lanes(value, lanes, [](C a, C b) { return a + b; });
+}
+
 template <class C> __device__ C add_half_of_lanes(C sum) {
 #pragma unroll
     for (int lanes = 8; lanes; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
@@ -38,9 +65,12 @@ template <class C> __device__ C add_half_of_lanes(C sum) {
 // the other turn's barrier, and before that barrier all threads had read this turn's parts.
 template <class C> __device__ Sums<C> sum_over_row(Sums<C> sums, int turn) {
     if (blockDim.x < 32) {
-        for (int lanes = blockDim.x / 2; lanes; lanes /= 2) {
-            sums.first += __shfl_xor_sync(~0u, sums.first, lanes);
-            sums.second += __shfl_xor_sync(~0u, sums.second, lanes);
+#pragma unroll
+        for (int step = 8; step; step /= 2) {
+            const C first = __shfl_xor_sync(~0u, sums.first, step), second = __shfl_xor_sync(~0u, sums.second, step);
+            if (step >= blockDim.x) continue;
+            sums.first += first;
+            sums.second += second;
         }
         return sums;
     }

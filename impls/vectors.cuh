@@ -17,6 +17,45 @@ __device__ inline float2 unpacked(unsigned word, __half) {
     return __half22float2(pair);
 }
 
+// The same value, which the compiler computes here and once. It would else compute it where it is used, for each use. A
+// pointer is one to global memory.
+template <class T> __device__ inline T* computed_here(T* pointer) {
+#ifdef CUDA_ON_CPU
+    return pointer;
+#else
+    size_t address = __cvta_generic_to_global(pointer);
+    asm("" : "+l"(address));
+    return static_cast<T*>(__cvta_global_to_generic(address));
+#endif
+}
+__device__ inline float computed_here(float number) {
+#ifndef CUDA_ON_CPU
+    asm("" : "+f"(number));
+#endif
+    return number;
+}
+__device__ inline double computed_here(double number) {
+#ifndef CUDA_ON_CPU
+    asm("" : "+d"(number));
+#endif
+    return number;
+}
+
+// Combines numbers in pairs, and the results in pairs, so that few operations wait for one another.
+template <int COUNT, class C, class Combine> __device__ inline C in_pairs(const C (&numbers)[COUNT], Combine combine) {
+    if constexpr (COUNT == 1) {
+        return numbers[0];
+    } else {
+        C half[COUNT / 2];
+#pragma unroll
+        for (int j = 0; j < COUNT / 2; j++) half[j] = combine(numbers[2 * j], numbers[2 * j + 1]);
+        return in_pairs(half, combine);
+    }
+}
+template <int COUNT, class C> __device__ inline C sum_in_pairs(const C (&numbers)[COUNT]) {
+    return in_pairs(numbers, [](C a, C b) { return a + b; });
+}
+
 // What one instruction moves, by its bytes.
 template <int BYTES> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };

@@ -16,11 +16,17 @@
 template <class T, int WIDTH, bool EXCESS, bool SPLIT>
 constexpr int KEPT = (sizeof(T) == 8 ? 8 : 32) * ((EXCESS && WIDTH > 1) || (SPLIT && sizeof(T) == 2) ? 2 : 1);
 template <bool EXCESS> constexpr int MAX_THREADS = EXCESS ? 512 : 1024;
-// The number of vectors, of those not kept in registers, that are loaded before the first is used.
+// The number of vectors, of those not kept in registers, that are loaded before the first is used. Those in registers are
+// passed over by as many, where a row has no more, because a short row takes as long as its instructions.
 constexpr int BATCH = 4;
 // The number of a vector of a row. With EXCESS, a row has any length; without, 64 bits would take longer than a short row.
 template <bool EXCESS> struct NumberOf { using type = int; };
 template <> struct NumberOf<true> { using type = long long; };
+
+// Whether vector k of a thread begins a batch that a row of `count` vectors lacks.
+template <class Number> __device__ inline bool lacks_batch(int k, int size, Number count) {
+    return k % BATCH == 0 && k * size >= count;
+}
 
 template <class C> __device__ inline C minus_infinity() { return C(-CUDART_INF_F); }
 
@@ -28,20 +34,7 @@ template <class C> __device__ inline C minus_infinity() { return C(-CUDART_INF_F
 template <class C> __device__ inline C taken_off(C largest) { return largest == minus_infinity<C>() ? C(0) : largest; }
 
 template <class C> __device__ inline C largest_of_lanes(C value, int lanes) {
-#pragma unroll
-    for (int step = 16; step; step /= 2) {
-        const C other = __shfl_xor_sync(~0u, value, step);
-        if (step < lanes) value = max(value, other);
-    }
-    return value;
-}
-template <class C> __device__ inline C sum_of_lanes(C value, int lanes) {
-#pragma unroll
-    for (int step = 16; step; step /= 2) {
-        const C other = __shfl_xor_sync(~0u, value, step);
-        if (step < lanes) value += other;
-    }
-    return value;
+    return over_lanes(value, lanes, [](C a, C b) { return max(a, b); });
 }
 
 template <class C> __device__ inline C sum_of_row(C value, int threads) {
@@ -57,23 +50,26 @@ template <class C> __device__ inline C sum_of_row(C value, int threads) {
 template <class C> struct Terms {
     C largest = minus_infinity<C>(), sum = 0;
 
-    // Replaces each x by its term exp(x - largest), or by 0 if the largest is -inf. The row has vector k, `size` apart from
-    // the one before, if it has `count` of them.
-    template <int WIDTH, int COUNT, class Number> __device__ void add(C (&part)[COUNT][WIDTH], int size, Number count) {
+    // Replaces each x by its term exp(x - largest), or by 0 if the largest is -inf. Vectors `size` apart are vector k of
+    // the thread, if the row has `count`; the others hold -inf.
+    template <bool FIRST, int WIDTH, int COUNT, class Number>
+    __device__ void add(C (&part)[COUNT][WIDTH], int size, Number count) {
         C most = largest;
 #pragma unroll
-        for (int k = 0; k < COUNT; k++)
-            if (k * size < count)
-#pragma unroll
-                for (int j = 0; j < WIDTH; j++) most = max(most, part[k][j]);
+        for (int k = 0; k < COUNT; k++) {
+            if (lacks_batch(k, size, count)) break;
+            most = max(most, in_pairs(part[k], [](C a, C b) { return max(a, b); }));
+        }
         const C reference = taken_off(most);
-        sum *= exponential(largest - reference);
+        if constexpr (!FIRST) sum *= exponential(largest - reference);
         largest = most;
 #pragma unroll
-        for (int k = 0; k < COUNT; k++)
-            if (k * size < count)
+        for (int k = 0; k < COUNT; k++) {
+            if (lacks_batch(k, size, count)) break;
 #pragma unroll
-                for (int j = 0; j < WIDTH; j++) sum += part[k][j] = exponential(part[k][j] - reference);
+            for (int j = 0; j < WIDTH; j++) part[k][j] = exponential(part[k][j] - reference);
+            sum += sum_in_pairs(part[k]);
+        }
     }
 
     // The same for packed vectors, which it does not change.
@@ -149,6 +145,7 @@ template <bool SPLIT> struct Share {
             thread = block * blockDim.x + threadIdx.x;
             row = blockIdx.x / blocks;
         } else {
+            size = blockDim.x;
             thread = threadIdx.x;
             row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
         }
@@ -165,17 +162,19 @@ template <class T, int WIDTH, bool SHIFTED> struct Row {
                    long long inner_stride, long long column_stride)
         : first(tensor + row_offset(row, inner, outer_stride, inner_stride)), cols(cols), column_stride(column_stride) {}
 
-    // Loads the vectors of these numbers. What lies beyond the row's `count` vectors becomes `absent`.
+    // Loads the vectors of these numbers, `size` apart. What lies beyond the row's `count` vectors becomes `absent`, except
+    // in batches that the row lacks.
     template <int COUNT, class Numbers, class Number>
-    __device__ void load(Vector<T, WIDTH> (&to)[COUNT], Numbers number, Number count, float absent) const {
+    __device__ void load(Vector<T, WIDTH> (&to)[COUNT], Numbers number, int size, Number count, float absent) const {
         if constexpr (SHIFTED) {
             load_shifted(to, first, count ? cols : 0, [&](int k) { return int(number(k)); }, absent);
         } else {
 #pragma unroll
             for (int k = 0; k < COUNT; k++) {
+                if (lacks_batch(k, size, count)) break;
                 const Number i = number(k);
                 if (i >= count) to[k] = filled<T, WIDTH>(absent);
-                else if constexpr (WIDTH > 1) to[k] = Vector<T, WIDTH>::load(first + i * WIDTH);
+                else if constexpr (WIDTH > 1) to[k] = Vector<T, WIDTH>::load(first + WIDTH * (long long)i);
                 else to[k] = {{first[i * column_stride]}};
             }
         }
@@ -192,7 +191,7 @@ template <class T, int WIDTH, bool SHIFTED, class Number> struct Target {
     __device__ bool lacks(Number i) const { return (SHIFTED ? i - threadIdx.x % 32 : i) >= count; }
     __device__ void store(Number i, const Vector<T, WIDTH>& vector) const {
         if constexpr (SHIFTED) store_shifted(first, cols, int(i), vector);
-        else vector.store_streaming(first + i * WIDTH);
+        else vector.store_streaming(first + WIDTH * (long long)i);
     }
 };
 
@@ -226,20 +225,22 @@ __device__ inline Vector<T, WIDTH> gradient_of(const Vector<T, WIDTH>& grad, con
 
 template <class T, int WIDTH, class C>
 __device__ inline C product_of(const Vector<T, WIDTH>& grad, const Vector<T, WIDTH>& y) {
-    C grads[WIDTH], ys[WIDTH], sum = 0;
+    C grads[WIDTH], ys[WIDTH];
     grad.unpack(grads);
     y.unpack(ys);
 #pragma unroll
-    for (int j = 0; j < WIDTH; j++) sum += grads[j] * ys[j];
-    return sum;
+    for (int j = 0; j < WIDTH; j++) grads[j] *= ys[j];
+    return sum_in_pairs(grads);
 }
 
 template <class T, int WIDTH, bool EXCESS, bool SPLIT, bool SHIFTED = false>
 __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
+    long long num_rows, long long cols, long long inner,
     const T* __restrict__ x,  // [outer, inner, cols], strided
-    T* __restrict__ output,   // [outer * inner, cols]
-    long long num_rows, long long cols, long long inner, long long outer_stride, long long inner_stride,
-    long long column_stride, long long threads, long long num_shared) {
+    long long outer_stride,
+    T* __restrict__ output,  // [outer * inner, cols]
+    long long inner_stride, long long column_stride, long long threads, long long num_shared) {
+    // The parameters stand in the order of their use, because they arrive in lines of 64 bytes, and each is waited for.
     // One block owns blockDim.y rows, `threads` threads each; with SPLIT a cluster owns one row.
     using C = Compute<T>;
     using Number = typename NumberOf<EXCESS>::type;
@@ -252,26 +253,26 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
     const long long row = share.row;
     // Threads beyond the last row take part, because they share a warp with threads that own a row.
     const bool exists = row < num_rows;
-    const Number count = exists ? (cols + WIDTH - 1) / WIDTH : 0;
+    const Number count = exists ? ((unsigned long long)cols + WIDTH - 1) / WIDTH : 0;
     const Row<T, WIDTH, SHIFTED> source(x, cols, exists ? row : 0, inner, outer_stride, inner_stride, column_stride);
-    const Target<T, WIDTH, SHIFTED, Number> target{output + row * cols, cols, count};
     auto number = [&](Number k) { return thread + k * size; };
 
     Vector<T, WIDTH> kept[KEEP];
-    source.load(kept, number, count, -CUDART_INF_F);
+    source.load(kept, number, size, count, -CUDART_INF_F);
+    const Target<T, WIDTH, SHIFTED, Number> target{computed_here(output + row * cols), cols, count};
     Terms<C> terms;
     if constexpr (EXCESS) {
 #pragma unroll 1
         for (long long first = KEEP; first * size < count; first += BATCH) {
             Vector<T, WIDTH> batch[BATCH];
-            source.load(batch, [&](int k) { return number(first + k); }, count, -CUDART_INF_F);
+            source.load(batch, [&](int k) { return number(first + k); }, 0, count, -CUDART_INF_F);
 #pragma unroll
             for (int k = 0; k < BATCH; k++)
                 if (first + k - KEEP < num_shared) batch[k].store(shared + number(first + k - KEEP) * WIDTH);
             C numbers[BATCH][WIDTH];
 #pragma unroll
             for (int k = 0; k < BATCH; k++) batch[k].unpack(numbers[k]);
-            terms.add(numbers, 0, 1);
+            terms.template add<false>(numbers, 0, 1);
         }
     }
     C of_kept[PACKED ? 1 : KEEP][WIDTH];
@@ -280,7 +281,7 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
     } else {
 #pragma unroll
         for (int k = 0; k < KEEP; k++) kept[k].unpack(of_kept[k]);
-        terms.add(of_kept, size, count);
+        terms.template add<!EXCESS>(of_kept, SHIFTED ? 0 : size, SHIFTED ? Number(1) : count);
     }
     const C own_largest = terms.largest;
     terms.of_row(share.of_block());
@@ -289,6 +290,7 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
 
 #pragma unroll
     for (int k = 0; k < KEEP; k++) {
+        if (!SHIFTED && lacks_batch(k, size, count)) break;
         if (target.lacks(number(k))) continue;
         if constexpr (PACKED) target.store(number(k), softmax_of(kept[k], largest, scale));
         else target.store(number(k), scaled<T, WIDTH>(of_kept[k], own_scale));
@@ -299,7 +301,7 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
         for (long long end = (count + size - 1) / size; end > KEEP + num_shared; end -= BATCH) {
             Vector<T, WIDTH> batch[BATCH];
             auto here = [&](int k) { return end - k > KEEP + num_shared ? number(end - 1 - k) : count + thread; };
-            source.load(batch, here, count, 0.0f);
+            source.load(batch, here, 0, count, 0.0f);
 #pragma unroll
             for (int k = 0; k < BATCH; k++)
                 if (!target.lacks(here(k))) target.store(here(k), softmax_of(batch[k], largest, scale));
@@ -314,12 +316,14 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
 
 template <class T, int WIDTH, bool EXCESS, bool SPLIT, bool SHIFTED = false>
 __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
+    long long num_rows, long long cols, long long inner,
     const T* __restrict__ grad_output,  // [outer, inner, cols], strided
     const T* __restrict__ output,       // [outer, inner, cols], strided
-    T* __restrict__ grad_x,             // [outer * inner, cols]
-    long long num_rows, long long cols, long long inner, long long grad_outer_stride, long long grad_inner_stride,
-    long long grad_column_stride, long long outer_stride, long long inner_stride, long long column_stride,
+    long long grad_outer_stride, long long outer_stride,
+    T* __restrict__ grad_x,  // [outer * inner, cols]
+    long long grad_inner_stride, long long grad_column_stride, long long inner_stride, long long column_stride,
     long long threads, long long num_shared) {
+    // The order of the parameters is that of their use, as forward.
     // One block owns blockDim.y rows, `threads` threads each; with SPLIT a cluster owns one row.
     using C = Compute<T>;
     using Number = typename NumberOf<EXCESS>::type;
@@ -332,25 +336,25 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
     const long long row = share.row;
     // Threads beyond the last row take part, because they share a warp with threads that own a row.
     const bool exists = row < num_rows;
-    const Number count = exists ? (cols + WIDTH - 1) / WIDTH : 0;
+    const Number count = exists ? ((unsigned long long)cols + WIDTH - 1) / WIDTH : 0;
     const long long from = exists ? row : 0;
     const Row<T, WIDTH, SHIFTED> grads(
         grad_output, cols, from, inner, grad_outer_stride, grad_inner_stride, grad_column_stride);
     const Row<T, WIDTH, SHIFTED> outputs(output, cols, from, inner, outer_stride, inner_stride, column_stride);
-    const Target<T, WIDTH, SHIFTED, Number> target{grad_x + row * cols, cols, count};
     auto number = [&](Number k) { return thread + k * size; };
 
     Vector<T, WIDTH> kept_grad[KEEP], kept[KEEP];
-    grads.load(kept_grad, number, count, 0.0f);
-    outputs.load(kept, number, count, 0.0f);
+    grads.load(kept_grad, number, size, count, 0.0f);
+    outputs.load(kept, number, size, count, 0.0f);
+    const Target<T, WIDTH, SHIFTED, Number> target{computed_here(grad_x + row * cols), cols, count};
     C product = 0;
     if constexpr (EXCESS) {
 #pragma unroll 1
         for (long long first = KEEP; first * size < count; first += HALF_BATCH) {
             Vector<T, WIDTH> grad[HALF_BATCH], y[HALF_BATCH];
             auto here = [&](int k) { return number(first + k); };
-            grads.load(grad, here, count, 0.0f);
-            outputs.load(y, here, count, 0.0f);
+            grads.load(grad, here, 0, count, 0.0f);
+            outputs.load(y, here, 0, count, 0.0f);
             C part = 0;
 #pragma unroll
             for (int k = 0; k < HALF_BATCH; k++) {
@@ -365,8 +369,10 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
         }
     }
 #pragma unroll
-    for (int k = 0; k < KEEP; k++)
-        if (k * size < count) product += product_of<T, WIDTH, C>(kept_grad[k], kept[k]);
+    for (int k = 0; k < KEEP; k++) {
+        if (lacks_batch(k, size, count)) break;
+        product += product_of<T, WIDTH, C>(kept_grad[k], kept[k]);
+    }
     product = sum_of_row(product, share.of_block());
     if (share.blocks > 1) cluster_wait(), product = sum_of_blocks(product, share.block, share.blocks);
 
@@ -379,8 +385,8 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
         for (long long end = (count + size - 1) / size; end > KEEP + num_shared; end -= HALF_BATCH) {
             Vector<T, WIDTH> grad[HALF_BATCH], y[HALF_BATCH];
             auto here = [&](int k) { return end - k > KEEP + num_shared ? number(end - 1 - k) : count + thread; };
-            grads.load(grad, here, count, 0.0f);
-            outputs.load(y, here, count, 0.0f);
+            grads.load(grad, here, 0, count, 0.0f);
+            outputs.load(y, here, 0, count, 0.0f);
 #pragma unroll
             for (int k = 0; k < HALF_BATCH; k++)
                 if (!target.lacks(here(k))) target.store(here(k), gradient_of(grad[k], y[k], product));

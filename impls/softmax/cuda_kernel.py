@@ -173,12 +173,13 @@ def launch(kernels: dict, rows: Sequence[Rows], inner: int, output: torch.Tensor
     kernels[output.dtype, plan.variant].launch(
         -(-num_rows // together) * blocks,
         (plan.block // together, together),
-        *(row.tensor for row in rows),
-        output,
         num_rows,
         cols,
         inner,
-        *(stride for row in rows for stride in row[1:]),
+        *(row.tensor for row in rows),
+        *(row.outer_stride for row in rows),
+        output,
+        *(stride for row in rows for stride in row[2:]),
         plan.threads,
         plan.num_shared,
         shared_bytes=plan.num_shared * plan.block * len(rows) * (16 if plan.variant.vectors else output.element_size())

@@ -135,10 +135,9 @@ def _triton_faults() -> tuple[Fault, ...]:
 
 
 OF_X = (
-    "norm_rows.cuh: piece_squares += numbers[j] * numbers[j]; =>"
-    " if (start + first + k * step + j < cols) {\n"
-    "                const C of_x = C(x[(start + first + k * step + j) * column_stride]);\n"
-    "                piece_squares += of_x * of_x;\n            }"
+    "norm_rows.cuh: numbers[j] *= numbers[j]; => const long long at = last + first + k * step + j;\n"
+    "                const C of_x = at < cols ? C(x[at * column_stride]) : C(0);\n"
+    "                numbers[j] = of_x * of_x;"
 )
 
 
@@ -147,8 +146,8 @@ def _cuda_faults() -> tuple[Fault, ...]:
     zeros = {"right_on": residual_of_zeros}
     return (
         of("variance_of_x", OF_X, **y, **zeros),
-        of("row_stride_of_x", "norm_rows.cuh: row_offset(row, inner, residual_outer_stride, residual_inner_stride) =>2"
-           " row_offset(row, inner, outer_stride, inner_stride)", 
+        of("row_stride_of_x", "norm_rows.cuh: inner, residual_outer_stride, residual_inner_stride) =>2"
+           " inner, outer_stride, inner_stride)",
            examples=named(properties, "residual_lies_otherwise"), **y, **zeros),
         of("sum_never_stored_past_a_block", "norm_rows.cuh: if (store_sums) data[k] =>"
            " if (store_sums && at(k) < 64) data[k]", check=memory_is_respected, says=UNWRITTEN, **sums, **zeros),

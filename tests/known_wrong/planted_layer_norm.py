@@ -146,7 +146,7 @@ def _triton_faults() -> tuple[Fault, ...]:
     )
 
 
-ROOT_IN_CUDA = "norm_rows.cuh: rsqrt(squares / C(cols) + C(eps)) =>"
+ROOT_IN_CUDA = "norm_rows.cuh: rsqrt(mean_square + C(eps)) =>"
 PARTIALS = "norm_rows.cuh: i < partials; i += blockDim.y) =>"
 GRADS_IN_CUDA = "norm_rows.py: strides = (*grads[1:], => strides = (inner * cols, cols, 1,"
 
@@ -156,14 +156,15 @@ def _cuda_faults() -> tuple[Fault, ...]:
     short, gradient = {"right_on": "two_columns"}, {"check": backward_agrees}
     out_of_bounds, race = cuda_on_cpu.OutOfBounds, cuda_on_cpu.Race
     return (
-        of("square_of_mean", "norm_rows.cuh: if constexpr (MEAN) numbers[j] -= piece_mean; =>",
-           f"{ROOT_IN_CUDA} rsqrt(squares / C(cols) - mean * mean + C(eps))", **row,
+        of("square_of_mean", "norm_rows.cuh: if constexpr (MEAN) numbers[j] -= mean; =>",
+           f"{ROOT_IN_CUDA} rsqrt(mean_square - mean * mean + C(eps))", **row,
            source="https://github.com/microsoft/onnxruntime/pull/31973"),
-        of("variance_of_sample", f"{ROOT_IN_CUDA} rsqrt(squares / C(cols > 1 ? cols - 1 : cols) + C(eps))", **one),
+        of("variance_of_sample",
+           f"{ROOT_IN_CUDA} rsqrt(mean_square * C(cols) / C(cols > 1 ? cols - 1 : cols) + C(eps))", **one),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS,
                    examples=far_apart(properties.rows(9, cols=5)), **one),
-        of("eps_outside_the_root", f"{ROOT_IN_CUDA} (C(1) / (sqrt(squares / C(cols)) + C(eps)))", **one),
-        of("eps_typed_in", f"{ROOT_IN_CUDA} rsqrt(squares / C(cols) + C(1e-5))", **row),
+        of("eps_outside_the_root", f"{ROOT_IN_CUDA} (C(1) / (sqrt(mean_square) + C(eps)))", **one),
+        of("eps_typed_in", f"{ROOT_IN_CUDA} rsqrt(mean_square + C(1e-5))", **row),
         of("counts_taken_as_equal", "norm_rows.cuh: share = num / (C(start) + num), => share = start ? C(0.5) : C(1),",
            **row),
         # NaN where the square of the mean overflows: this repository's own kernels must return a number there.
@@ -176,8 +177,8 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    " if (start < last) column_stride = 1, load(start, false);", **one),
         of("weight_of_first_columns", "norm_rows.cuh: take<WIDTH, STRIDED>(weight, column, weight_stride); =>"
            " take<WIDTH, STRIDED>(weight, column % 64, weight_stride);", **short),
-        of.stopped("row_of_fixed_length", out_of_bounds, "norm_rows.cuh:     C mean = 0, squares = 0;\n =>"
-                   "     C mean = 0, squares = 0;\n    __shared__ T row_of[512];\n"
+        of.stopped("row_of_fixed_length", out_of_bounds, "norm_rows.cuh:     C mean = 0, mean_square;\n =>"
+                   "     C mean = 0, mean_square;\n    __shared__ T row_of[512];\n"
                    "    for (int i = threadIdx.x; blockDim.x > 32 && i < cols; i += blockDim.x) row_of[i] = T(0);\n",
                    **one),
         of.gradient("mean_of_gradient_left_out", "norm_rows.cuh: if constexpr (MEAN) means.first *= reciprocal; =>"

@@ -130,19 +130,19 @@ def _triton_faults() -> tuple[Fault, ...]:
 
 
 TAIL = (
-    "norm_rows.cuh: piece_squares += => if (cols <= 4 || start + first + k * step + j < cols / 4 * 4)"
-    " piece_squares +="
+    "norm_rows.cuh: numbers[j] *= numbers[j]; =>"
+    " numbers[j] *= cols <= 4 || last + first + k * step + j < cols / 4 * 4 ? numbers[j] : C(0);"
 )
 UNFENCED = (
     "staged.cuh:         fence_proxy_async();\n#endif\n        __syncthreads(); =>         fence_proxy_async();\n#endif"
 )
-ROOT_IN_CUDA = "norm_rows.cuh: rsqrt(squares / C(cols) + C(eps)) =>"
+ROOT_IN_CUDA = "norm_rows.cuh: rsqrt(mean_square + C(eps)) =>"
 
 
 def _cuda_faults() -> tuple[Fault, ...]:
     of, one = Edits("rms_norm", "cuda"), {"right_on": one_row}
     return (
-        of("eps_outside_the_root", f"{ROOT_IN_CUDA} (C(1) / (sqrt(squares / C(cols)) + C(eps)))"),
+        of("eps_outside_the_root", f"{ROOT_IN_CUDA} (C(1) / (sqrt(mean_square) + C(eps)))"),
         of.stopped("barrier_missing", cuda_on_cpu.Race, BARRIER),
         of("first_warp_only", FIRST_WARP),
         of("tail_of_vectors_dropped", TAIL, **one),

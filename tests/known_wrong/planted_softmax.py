@@ -113,7 +113,7 @@ def _triton_faults() -> tuple[Fault, ...]:
     )
 
 
-MOST = "most = max(most, part[k][j]); =>"
+MOST = "most = max(most, in_pairs(part[k], [](C a, C b) { return max(a, b); })); =>"
 PRESENT, RESULT = "const bool present = lane < threads / 32; =>", "scale = C(1) / terms.sum, =>"
 BARRIER = "        }}\n        __syncthreads();\n        const bool present =>         }}\n{}        const bool present"
 KEPT = "    Vector<T, WIDTH> kept[KEEP];\n =>     Vector<T, WIDTH> kept[KEEP];\n"
@@ -129,7 +129,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of("no_maximum", "const C reference = taken_off(most); => const C reference = most = C(0);", **two),
         of("maximum_from_zero", "C largest = minus_infinity<C>(), sum = 0; => C largest = 0, sum = 0;", **two),
         of("maximum_of_magnitudes",
-           f"{MOST} most = max(most, part[k][j] > minus_infinity<C>() ? C(fabs(part[k][j])) : part[k][j]);", **one),
+           f"{MOST} for (C x : part[k]) most = max(most, x > minus_infinity<C>() ? C(fabs(x)) : x);", **one),
         of("maximum_of_own_columns", "sum_of_lanes(sum * exponential(largest - taken_off(most)), lanes) =>"
            " sum_of_lanes(sum, lanes)", source="https://github.com/Infatoshi/cuda-course/issues/10", **one),
         of("first_warp_only", f"{PRESENT} const bool present = lane < 1;", **one_warp),
@@ -141,7 +141,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of.stopped("unwritten_slots_read", cuda_on_cpu.UninitialisedShared, f"{PRESENT} const bool present = true;",
                    source="https://github.com/RussWong/CUDATutorial/issues/6"),
         of.stopped("shuffle_of_half_a_warp", cuda_on_cpu.DivergentWarp,
-                   "C other = __shfl_xor_sync(~0u, =>2 C other = __shfl_xor_sync(0xffffu,"),
+                   "rows.cuh: C other = __shfl_xor_sync(~0u, => C other = __shfl_xor_sync(0xffffu,"),
         of.stopped("idle_threads_return", cuda_on_cpu.Deadlock,
                    "        if (lane == 0) {\n            largest_of_warps =>"
                    "         if (lane) return;\n        {\n            largest_of_warps", right_on=WHOLE_BLOCK,
@@ -161,8 +161,8 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    examples=strided, **two),
         of("zero_where_nothing_is_left", "own_scale = => own_scale = largest == minus_infinity<C>() ? C(0) :", **two,
            source="https://github.com/pytorch/pytorch/pull/131060"),
-        of("sum_in_half", "sum += part[k][j] = exponential(part[k][j] - reference); =>"
-           " sum = C(__half(float(sum + (part[k][j] = exponential(part[k][j] - reference)))));",
+        of("sum_in_half", "sum += sum_in_pairs(part[k]); =>"
+           " sum = C(__half(float(sum + sum_in_pairs(part[k]))));",
            right_on="equal_numbers"),
         of("last_columns_dropped", "(SHIFTED ? i - threadIdx.x % 32 : i) >= count =>"
            " (SHIFTED ? i - threadIdx.x % 32 : i) >= (count > 32 ? count / 32 * 32 : count)", **written, **two),
