@@ -4,6 +4,15 @@
 
 template <class T> constexpr int IN_16_BYTES = 16 / sizeof(T);
 
+struct Divided { long long quotient, rest; };
+
+// A row divided by a size, of which the host gives the `reciprocal`: (2^63 - 1) / size. The product with it, divided by
+// 2^63, is the quotient or one less. A division of 64 bits takes as long as a short row.
+__device__ inline Divided divided(long long row, long long size, long long reciprocal) {
+    const long long quotient = __umul64hi(2 * (unsigned long long)row, reciprocal), rest = row - quotient * size;
+    return rest < size ? Divided{quotient, rest} : Divided{quotient + 1, rest - size};
+}
+
 // Code that few calls need, which the compiler places behind the rest: the instructions of a short kernel are then loaded
 // without a jump.
 #ifdef CUDA_ON_CPU

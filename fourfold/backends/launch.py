@@ -136,6 +136,14 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def reciprocal(size: int) -> int:
+    """Return what a kernel multiplies a row by to divide it by `size`, which must be positive.
+
+    The product, divided by 2^63, is the quotient or one less (as in Granlund, Montgomery 1994).
+    """
+    return (2**63 - 1) // size
+
+
 def next_power_of_2(n: int) -> int:
     """Return the least power of 2 that is at least n. n must be positive."""
     return 1 << (n - 1).bit_length()

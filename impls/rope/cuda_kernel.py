@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from fourfold.backends.cuda.launch import CudaKernel
-from fourfold.backends.launch import cdiv
+from fourfold.backends.launch import cdiv, reciprocal
 
 from .operators import Turn, register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
-BLOCK = 128
+BLOCK = 128  # the most threads of a block, the same as in cuda_kernel.cu
 MOST_TOKENS = 64  # of a block, which is what a GPU allows along z
 # By whether all lies in whole vectors of 16 bytes, and whether pairs are neighbours.
 OPTIONS = {(True, True): "{W}, true", (True, False): "{W}, false", (False, True): "1, true", (False, False): "1, false"}
@@ -17,7 +17,7 @@ KERNELS = tuple(KERNELS_BY.values())
 
 
 def _launch(turn: Turn) -> None:
-    tokens, _, _, heads, dim, half, _ = turn.sizes
+    tokens, seq, _, heads, dim, half, _ = turn.sizes
     *rows, step, cos_row, cos_step, sin_row, sin_step, _ = turn.strides
     x, cos, sin, _, output = turn.tensors
     width = 16 // x.element_size()
@@ -27,7 +27,8 @@ def _launch(turn: Turn) -> None:
     down = cdiv(heads, cdiv(heads, BLOCK // across))
     deep = min(BLOCK // (across * down), MOST_TOKENS)
     kernel = KERNELS_BY[x.dtype, (vectors, turn.interleaved)]
-    kernel.launch(cdiv(tokens, deep), (across, down, deep), *turn.tensors, *turn.sizes, *turn.strides, turn.back)
+    numbers = (*turn.sizes, *turn.strides, reciprocal(seq), turn.back)
+    kernel.launch(cdiv(tokens, deep), (across, down, deep), *turn.tensors, *numbers)
 
 
 rope = register("cuda", _launch)

@@ -12,6 +12,7 @@ from fourfold.impls.softmax import cuda_kernel as softmax_kernel
 
 from fourfold.backends.cuda import launch as cuda_launch
 from fourfold.backends.cuda.launch import CudaError, CudaKernel
+from fourfold.backends.launch import reciprocal
 from fourfold.compat import torch_internals
 
 CONTROLS = pathlib.Path(__file__).resolve().parent / "cuda" / "controls.cu"
@@ -285,9 +286,14 @@ def test_softmax_shares_a_row_among_smaller_blocks_where_they_were_faster(
 
 ROW_OFFSETS = """
 #include "rows.cuh"
-__global__ void offsets(const long long* rows, const long long* inners, long long* outer, long long* rest) {
-    outer[threadIdx.x] = row_offset(rows[threadIdx.x], inners[threadIdx.x], 1, 0);
-    rest[threadIdx.x] = row_offset(rows[threadIdx.x], inners[threadIdx.x], 0, 1);
+__global__ void offsets(const long long* rows, const long long* inners, const long long* reciprocals, long long* outer,
+                        long long* rest) {
+    const long long row = rows[threadIdx.x], inner = inners[threadIdx.x];
+    outer[threadIdx.x] = row_offset(row, inner, 1, 0);
+    rest[threadIdx.x] = row_offset(row, inner, 0, 1);
+    const Divided divided_row = divided(row, inner, reciprocals[threadIdx.x]);
+    outer[threadIdx.x + blockDim.x] = divided_row.quotient;
+    rest[threadIdx.x + blockDim.x] = divided_row.rest;
 }
 """
 
@@ -301,10 +307,11 @@ def test_the_place_of_a_row_is_exact_without_a_division_of_integers(device: str,
     # In turn any row; and the last and the first row of a step along the outer axis.
     row = np.where(rng.random(row.shape) < 0.5, row, row // inner * inner - rng.integers(2, size=row.shape)).clip(0)
     for rows, inners in zip(row, inner):
-        given = [torch.from_numpy(numbers).to(device) for numbers in (rows, inners)]
-        found = [torch.empty_like(given[0]) for _ in range(2)]
+        reciprocals = np.array([reciprocal(size) for size in inners.tolist()])
+        given = [torch.from_numpy(numbers).to(device) for numbers in (rows, inners, reciprocals)]
+        found = [given[0].new_empty(2, 128) for _ in range(2)]
         kernel.launch(1, 128, *given, *found)
         outer, rest = (numbers.cpu().numpy() for numbers in found)
         # With an inner axis of 1, all rows lie along the outer one.
-        assert np.array_equal(outer, rows // inners)
-        assert np.array_equal(rest, rows % inners)
+        assert (outer == rows // inners).all()
+        assert (rest == rows % inners).all()

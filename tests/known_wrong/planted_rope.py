@@ -71,16 +71,16 @@ def _triton_faults() -> tuple[Fault, ...]:
 
 
 def _cuda_faults() -> tuple[Fault, ...]:
-    of, none, one = Edits("rope", "cuda"), {"right_on": "not_at_all"}, "T(second * c[j] + first * sine) =>"
+    of, none, one = Edits("rope", "cuda"), {"right_on": "not_at_all"}, "T(fma(first, sine, second * c[j])) =>"
     return (
         of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds, "    if (token >= tokens) return;\n =>"),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS,
                    examples=far_apart(tokens(9, 1, 4)), **none),
-        of("odd_column_dropped", "pairs + (dim - 2 * half) / WIDTH => pairs + (dim / 2 - half) * 2 / WIDTH",
+        of("odd_column_dropped", "int column = dim - => int column = dim / 2 * 2 -",
            check=memory_is_respected, says=UNWRITTEN, **none),
-        of("sign_of_sine", "back ? -s[j] : s[j] => back ? s[j] : -s[j]", **none),
+        of("sign_of_sine", "back ? -1 : 1 => back ? 1 : -1", **none),
         of("updated_in_turn", f"{one} T(second * c[j] + (first * c[j] - second * sine) * sine)", **none),
-        of("counted_from_1", ": token % seq; => : (token % seq + 1) % num_positions;", **none),
+        of("counted_from_1", "divided(token, seq, seq_reciprocal).rest; => (token % seq + 1) % num_positions;", **none),
     )
 
 
