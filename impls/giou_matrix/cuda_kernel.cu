@@ -53,13 +53,17 @@ __global__ void __launch_bounds__(BLOCK) giou_matrix_pairs_kernel(
     const Box<T>* __restrict__ boxes_a,  // [n]
     const Box<T>* __restrict__ boxes_b,  // [m]
     T* __restrict__ scores,              // [n, m]
-    long long n, long long m, long long down, long long across, double eps) {
+    long long n, long long m, long long reciprocal, long long down, long long across, double eps) {
     // One thread owns scores that are as far apart as the grid has threads: `down` rows and `across` columns. It loads
-    // the boxes of COLUMNS of them together.
+    // the boxes of COLUMNS of them together, unless it owns only one.
     using C = Compute<T>;
     const long long apart = gridDim.x * (long long)BLOCK;
     long long at = blockIdx.x * (long long)BLOCK + threadIdx.x;
-    long long row = row_offset(at, m, 1, 0), column = at - row * m;
+    auto [row, column] = divided(at, m, reciprocal);
+    const auto store = [=](long long at, const Box<T>& a, const Box<T>& b) {
+        scores[at] = T(giou_of<ENCLOSED>(converted<C>(a), converted<C>(b), C(eps)));
+    };
+    if (row < n && down >= n) return store(at, boxes_a[row], boxes_b[column]);
     while (row < n) {
         Box<T> a[COLUMNS] = {}, b[COLUMNS] = {};
 #pragma unroll
@@ -74,7 +78,7 @@ __global__ void __launch_bounds__(BLOCK) giou_matrix_pairs_kernel(
         }
 #pragma unroll
         for (int k = 0; k < COLUMNS; k++, at += apart)
-            if (at < n * m) scores[at] = T(giou_of<ENCLOSED>(converted<C>(a[k]), converted<C>(b[k]), C(eps)));
+            if (at < n * m) store(at, a[k], b[k]);
     }
 }
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
-from fourfold.backends.launch import cdiv, multiprocessors
+from fourfold.backends.launch import cdiv, multiprocessors, reciprocal
 
 from ..giou.cuda_boxes import BLOCK
 from .operators import WARP, leaves_lanes_idle, register
@@ -39,7 +39,8 @@ def _forward(scores: torch.Tensor, a: torch.Tensor, b: torch.Tensor, tiles: Any,
     n, m = scores.shape
     if leaves_lanes_idle(m):
         blocks = min(cdiv(n * m, BLOCK), RESIDENT[a.device.type] * multiprocessors(a.device))
-        PAIRS[a.dtype, enclosed].launch(blocks, BLOCK, a, b, scores, n, m, *divmod(blocks * BLOCK, m), eps)
+        apart = divmod(blocks * BLOCK, m)
+        PAIRS[a.dtype, enclosed].launch(blocks, BLOCK, a, b, scores, n, m, reciprocal(m), *apart, eps)
         return
     blocks, rows = tiles[0] * tiles[1], tile_of(a, b)[0]
     FORWARD[a.dtype, enclosed].launch(blocks, BLOCK, a, b, scores, *scores.shape, eps, rows)
