@@ -337,15 +337,16 @@ __global__ void topk_backward_kernel(
     const T* __restrict__ grad_values,      // [rows, k]
     const long long* __restrict__ indices,  // [rows, k]
     T* __restrict__ grad_x,                 // [rows, n], at a multiple of 16 bytes
-    long long elements, long long n, long long k, long long width) {
+    long long elements, long long n, long long k, long long n_reciprocal, long long k_reciprocal, long long width) {
     // One block owns `width` numbers of grad_x: it writes zeros, and then the cotangents whose places lie there.
     constexpr int WIDTH = IN_16_BYTES<T>;
-    const long long begin = blockIdx.x * width, end = min(begin + width, elements), last = ((end - 1) / n + 1) * k;
-    long long slot = begin / n * k + threadIdx.x, at = -1;
+    const long long begin = blockIdx.x * width, end = min(begin + width, elements);
+    const long long last = (divided(end - 1, n, n_reciprocal).quotient + 1) * k;
+    long long slot = divided(begin, n, n_reciprocal).quotient * k + threadIdx.x, at = -1;
     T grad(0.0f);
     const auto load = [&] {
         if (slot >= last) return;
-        at = slot / k * n + indices[slot];
+        at = divided(slot, k, k_reciprocal).quotient * n + indices[slot];
         grad = grad_values[slot];
     };
     load();  // before the zeros are written, so that both are waited for at once

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
-from fourfold.backends.launch import FEW_ELEMENTS, cdiv, multiprocessors, next_power_of_2
+from fourfold.backends.launch import FEW_ELEMENTS, cdiv, multiprocessors, next_power_of_2, reciprocal
 from fourfold.backends.strides import Rows
 
 from .operators import register
@@ -61,7 +61,8 @@ def _launch_backward(grad_x: torch.Tensor, grad_values: torch.Tensor, indices: t
     # Each block reads all k places of its rows. Together they read no more of them than the rows have numbers.
     vectors = max(block * ZEROED, cdiv(k * grad_x.element_size(), 16))
     width = 16 // grad_x.element_size() * vectors
-    BACKWARD[grad_x.dtype].launch(cdiv(elements, width), block, grad_values, indices, grad_x, elements, n, k, width)
+    sizes = elements, n, k, reciprocal(n), reciprocal(k), width
+    BACKWARD[grad_x.dtype].launch(cdiv(elements, width), block, grad_values, indices, grad_x, *sizes)
 
 
 topk = register("cuda", _launch, _launch_backward)
