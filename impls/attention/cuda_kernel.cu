@@ -65,16 +65,31 @@ template <class T> __device__ void wait_for_shares() {
     else __syncwarp();
 }
 
+// A tensor to be split.
+struct Whole {
+    const float* x;        // [tokens, heads, columns], strided
+    __nv_bfloat16* parts;  // [3, tokens, heads, width], zeros past the columns
+    long long rows, heads, token_stride, head_stride;
+};
+
 __global__ void __launch_bounds__(128) attention_split_kernel(
-    const float* __restrict__ x,        // [tokens, heads, columns], strided
-    __nv_bfloat16* __restrict__ parts,  // [3, tokens, heads, width], zeros past the columns
-    long long rows, long long heads, long long columns, long long width, long long token_stride, long long head_stride) {
-    // One warp owns a head of a token.
-    const long long row = blockIdx.x * 4LL + threadIdx.x / 32, token = row / heads, head = row - token * heads;
-    if (row >= rows) return;
-    x += token * token_stride + head * head_stride;
+    const float* a, __nv_bfloat16* a_parts, long long a_rows, long long a_heads, long long a_token_stride,
+    long long a_head_stride, const float* b, __nv_bfloat16* b_parts, long long b_rows, long long b_heads,
+    long long b_token_stride, long long b_head_stride, const float* c, __nv_bfloat16* c_parts, long long c_rows,
+    long long c_heads, long long c_token_stride, long long c_head_stride, const float* d, __nv_bfloat16* d_parts,
+    long long d_rows, long long d_heads, long long d_token_stride, long long d_head_stride, long long columns,
+    long long width) {
+    // One warp owns a head of a token, of the tensor whose number is blockIdx.y.
+    const Whole first{a, a_parts, a_rows, a_heads, a_token_stride, a_head_stride};
+    const Whole second{b, b_parts, b_rows, b_heads, b_token_stride, b_head_stride};
+    const Whole third{c, c_parts, c_rows, c_heads, c_token_stride, c_head_stride};
+    const Whole fourth{d, d_parts, d_rows, d_heads, d_token_stride, d_head_stride};
+    const Whole of = blockIdx.y == 0 ? first : blockIdx.y == 1 ? second : blockIdx.y == 2 ? third : fourth;
+    const long long row = blockIdx.x * 4LL + threadIdx.x / 32, token = row / of.heads, head = row - token * of.heads;
+    if (row >= of.rows) return;
+    const float* const x = of.x + token * of.token_stride + head * of.head_stride;
     for (int column = threadIdx.x % 32; column < width; column += 32)
-        store<float>(parts + row * width + column, rows * width, column < columns ? x[column] : 0.0f);
+        store<float>(of.parts + row * width + column, of.rows * width, column < columns ? x[column] : 0.0f);
 }
 
 template <class T, int COLUMNS, Mask MASK>

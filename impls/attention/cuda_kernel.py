@@ -21,8 +21,8 @@ from .operators import Call, has_whole_vectors, register
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
 BACKWARD_SOURCE = SOURCE.with_name("cuda_kernel_hopper_backward.cu")
-# By the size of an element: rows of a block, the most first, and of a step forward and backward, as in the source.
-OWN_ROWS = {2: (64, 32, 16), 4: (64, 32, 16), 8: (16,)}
+# By the size of an element: rows of a block forward and backward, the most first, and of a step, as in the source.
+FORWARD_ROWS, BACKWARD_ROWS = {2: (64, 32, 16), 4: (64, 32, 16), 8: (16,)}, {2: (64, 32, 16), 4: (32, 16), 8: (16,)}
 FORWARD_STEP, BACKWARD_STEP = {2: 64, 4: 32, 8: 16}, {2: 32, 4: 32, 8: 16}
 # The columns of a block's results: their sums take half as many registers of each thread, or twice as many for float64.
 COLUMNS = {2: (64, 128), 4: (64, 128), 8: (64,)}
@@ -150,14 +150,20 @@ def _shared_bytes(size: int, *tiles: tuple[int, int]) -> int:
     return sum(rows * (parts * part * columns + 16) for rows, columns in tiles)
 
 
-def _split(x: torch.Tensor) -> torch.Tensor:
-    """Return what kernels multiply: float32 as three bfloat16, and columns up to a multiple of 16; others unchanged."""
-    if x.dtype != torch.float32:
-        return x
-    tokens, heads, columns = x.shape
-    parts = x.new_empty((3, tokens, heads, cdiv(columns, 16) * 16), dtype=torch.bfloat16)
-    rows = tokens * heads
-    SPLIT.launch(cdiv(rows, 4), 128, x, parts, rows, heads, columns, parts.shape[3], *x.stride()[:2])
+def _split(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return what kernels multiply: float32 as three bfloat16, and columns up to a multiple of 16; others unchanged.
+
+    At most four tensors are split, in one launch.
+    """
+    if tensors[0].dtype != torch.float32:
+        return tensors
+    columns = tensors[0].shape[2]
+    width = cdiv(columns, 16) * 16
+    parts = tuple(x.new_empty((3, *x.shape[:2], width), dtype=torch.bfloat16) for x in tensors)
+    wholes = [(x, part, x.shape[0] * x.shape[1], x.shape[1], *x.stride()[:2]) for x, part in zip(tensors, parts)]
+    grid = cdiv(max(whole[2] for whole in wholes), 4), len(wholes)
+    wholes += wholes[:1] * (4 - len(wholes))
+    SPLIT.launch(grid, 128, *(argument for whole in wholes for argument in whole), columns, width)
     return parts
 
 
@@ -185,7 +191,7 @@ def _launch(
     step = (BACKWARD_STEP if numbers else FORWARD_STEP)[size]
     columns = next((c for c in COLUMNS[size] if c >= head_size), COLUMNS[size][-1])
     width = cdiv(head_size, 16) * 16
-    for own_rows in OWN_ROWS[size]:
+    for own_rows in (BACKWARD_ROWS if numbers else FORWARD_ROWS)[size]:
         if numbers:
             shared_bytes = _shared_bytes(size, (2 * (own_rows + step), width), (own_rows * (1 + own_keys), step))
         else:
@@ -318,7 +324,7 @@ def _choose(call: Call, grad_output: torch.Tensor | None, run: Callable[[Configu
 def _forward(call: Call, output: torch.Tensor, lse: torch.Tensor) -> None:
     def run(configuration: Configuration) -> None:
         if configuration is PORTABLE:
-            _launch(FORWARD, call, False, tuple(map(_split, call[:3])), (), (output, lse))
+            _launch(FORWARD, call, False, _split(*call[:3]), (), (output, lse))
         else:
             launch_hopper(configuration, call, output, lse)
 
@@ -398,7 +404,7 @@ def _backward(
             sizes = total_q, heads, columns, *grad_output.stride()[:2]
             DELTA[output.dtype].launch(cdiv(total_q * heads, 4), 128, grad_output, grad_lse, output, delta, *sizes)
         if configuration is PORTABLE:
-            operands = tuple(map(_split, (grad_output, *call[:3])))
+            operands = _split(grad_output, *call[:3])
 
             def launch_of_keys(*grads: torch.Tensor | None, group: int = 1) -> None:
                 _launch(BACKWARD[True], call, True, operands, (lse, delta), grads, group)
