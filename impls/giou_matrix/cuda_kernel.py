@@ -14,7 +14,7 @@ from .operators import WARP, leaves_lanes_idle, register
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 TILE = 64, 128  # rows and columns of a tile, at most; as many columns as in cuda_kernel.cu
 # Blocks of a multiprocessor without tiles, at most. On the CPU they are few, so that a thread has several scores.
-RESIDENT = {"cuda": 8, "cpu": 2}
+RESIDENT = {"cuda": 8, "cpu": 1}
 MODES = {True: "true", False: "false"}  # whether the smallest enclosing box counts
 FORWARD = CudaKernel.instances(SOURCE, "giou_matrix_forward_kernel<{T}, {}>", MODES)
 PAIRS = CudaKernel.instances(SOURCE, "giou_matrix_pairs_kernel<{T}, {}>", MODES)
