@@ -11,13 +11,30 @@ template <class T> constexpr int ROWS = sizeof(T) == 8 ? 2 : 4;
 // Aligned so that a box takes one memory access: 8 bytes for half types, 16 for float, two of 16 for double.
 template <class T> struct __align__(sizeof(T) == 2 ? 8 : 16) Box { T x1, y1, x2, y2; };
 
+// What holds a box until it is used: of half types one word. The compiler would split their elements before the next
+// branch, and so wait there for a box that is on the way.
+template <class T, int BYTES = sizeof(T)> struct HolderOf { using type = Box<T>; };
+template <class T> struct HolderOf<T, 2> { using type = uint2; };
+template <class T> using Holder = typename HolderOf<T>::type;
+
+template <class To, class From> __device__ inline To same_bits(From from) {
+    To to;
+    memcpy(&to, &from, sizeof to);
+    return to;
+}
+
 // A tensor [outer, inner, 4]. PACKED: it is contiguous and aligned as Box is.
 template <class T, bool PACKED> struct Boxes {
     const T* __restrict__ ptr;
     long long inner, outer_stride, inner_stride, coordinate_stride;
 
-    __device__ Box<T> operator[](long long row) const {
-        return load(PACKED ? row * 4 : row_offset(row, inner, outer_stride, inner_stride));
+    __device__ Box<T> operator[](long long row) const { return load(offset_of(row)); }
+    __device__ long long offset_of(long long row) const {
+        return PACKED ? row * 4 : row_offset(row, inner, outer_stride, inner_stride);
+    }
+    __device__ Holder<T> hold(long long offset) const {
+        if constexpr (PACKED) return *reinterpret_cast<const Holder<T>*>(ptr + offset);
+        else return same_bits<Holder<T>>(load(offset));
     }
     __device__ Box<T> load(long long offset) const {
         const T* at = ptr + offset;

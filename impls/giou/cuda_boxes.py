@@ -12,6 +12,11 @@ def blocks_of_pairs(num_rows: int, dtype: torch.dtype) -> int:
     return cdiv(num_rows, BLOCK * (2 if dtype.itemsize == 2 else 1))
 
 
+def looped_rows(dtype: torch.dtype) -> int:
+    """Return the number of rows that a looping thread loads together: ROWS in boxes.cuh."""
+    return 2 if dtype.itemsize == 8 else 4
+
+
 def packed(boxes1: torch.Tensor, boxes2: torch.Tensor) -> bool:
     """Return whether both tensors are contiguous and aligned to the size of the kernel's vector loads."""
     return (

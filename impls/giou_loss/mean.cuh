@@ -4,23 +4,24 @@
 // In double for every dtype: a warp exchanges few values, and a count up to 2^53 is exact.
 struct SumAndCount { double sum, count; };
 
-// The sum over the block, in its first thread. All threads of the block must call this.
+// The sum over a block of BLOCK threads, in its first one. All threads of the block must call this.
 __device__ inline SumAndCount block_sum(SumAndCount mine) {
-    __shared__ SumAndCount of_warp[32];
-    const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    auto over_warp = [&] {
+    constexpr int WARPS = BLOCK / 32;
+    __shared__ SumAndCount of_warp[WARPS];
+    const int lane = threadIdx.x % 32;
+    auto over_lanes = [&](int lanes) {
 #pragma unroll
-        for (int by = 16; by; by /= 2) {
+        for (int by = lanes / 2; by; by /= 2) {
             mine.sum += __shfl_down_sync(0xffffffff, mine.sum, by);
             mine.count += __shfl_down_sync(0xffffffff, mine.count, by);
         }
     };
-    over_warp();
+    over_lanes(32);
     if (lane == 0) of_warp[threadIdx.x / 32] = mine;
     __syncthreads();
     if (threadIdx.x < 32) {
-        mine = lane < warps ? of_warp[lane] : SumAndCount{0, 0};
-        over_warp();
+        mine = of_warp[lane % WARPS];
+        over_lanes(WARPS);
     }
     return mine;
 }

@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_forward_kernel(
     int* counter,                  // [1]: number of finished blocks, or null if there is one block
     long long total, long long batch, long long max_boxes, long long pred_batch_stride, long long pred_box_stride,
     long long pred_coordinate_stride, long long target_stride, long long target_coordinate_stride,
-    long long offsets_stride, bool wide, long long first_step, double eps) {
-    // One warp owns a run of strips of 32 * ROWS target boxes. The last block to finish sums all partial results.
+    long long offsets_stride, bool wide, long long first_step, long long run, double eps) {
+    // One warp owns a run of whole strips of 32 * ROWS target boxes. The last block to finish sums all partial results.
     using C = Compute<T>;
     constexpr int STRIP = 32 * ROWS<T>;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -47,19 +47,21 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_forward_kernel(
     const Offsets offsets{offsets_ptr, wide, offsets_stride, batch};
     const C least = C(eps);
     C sum = 0;
-    const long long warps = (long long)gridDim.x * (BLOCK / 32), strips = (total + STRIP - 1) / STRIP;
-    const long long run = (strips + warps - 1) / warps * STRIP;
     // Neighbouring runs belong to different blocks, so that a small batch occupies many multiprocessors.
     const long long begin = ((long long)warp * gridDim.x + blockIdx.x) * run, end = min(begin + run, total);
-    long long low = begin < end ? offsets.search(begin, 0, first_step) : 0;
+    long long low = 0;
     for (long long first = begin; first < end; first += STRIP) {
-        Box<T> a[ROWS<T>] = {}, b[ROWS<T>] = {};
+        Holder<T> a[ROWS<T>] = {}, b[ROWS<T>] = {};
         long long sample[ROWS<T>], start[ROWS<T>];
-        const long long start_of_low = offsets[low];
 #pragma unroll
         for (int k = 0; k < ROWS<T>; k++) {
             const long long row = first + 32 * k + lane;
-            if (row < end) b[k] = targets[row];
+            if (row < end) b[k] = targets.hold(targets.offset_of(row));
+        }
+        if (first == begin) low = offsets.search(begin, 0, first_step);
+        const long long start_of_low = offsets[low];
+#pragma unroll
+        for (int k = 0; k < ROWS<T>; k++) {
             sample[k] = low;
             start[k] = start_of_low;
         }
@@ -81,16 +83,18 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_ragged_forward_kernel(
             const long long row = first + 32 * k + lane;
             // Clamp, so that invalid offsets cannot lead outside of pred.
             const long long box = max(min(row - start[k], max_boxes - 1), 0ll);
-            if (row < end) a[k] = preds.load(sample[k] * pred_batch_stride + box * pred_box_stride);
+            if (row < end) a[k] = preds.hold(sample[k] * pred_batch_stride + box * pred_box_stride);
         }
 #pragma unroll
         for (int k = 0; k < ROWS<T>; k++) {
-            if (first + 32 * k + lane < end) sum += C(1) - score_of<MEASURE>(converted<C>(a[k]), converted<C>(b[k]), least);
+            if (first + 32 * k + lane >= end) continue;
+            const Box<T> held[] = {same_bits<Box<T>>(a[k]), same_bits<Box<T>>(b[k])};
+            sum += C(1) - score_of<MEASURE>(converted<C>(held[0]), converted<C>(held[1]), least);
         }
     }
-    // Invalid offsets make the loss NaN.
+    // Invalid offsets make the loss NaN. The last threads ask first: of few boxes they have none.
     const long long threads = (long long)gridDim.x * BLOCK;
-    for (long long i = blockIdx.x * (long long)BLOCK + threadIdx.x; i < batch; i += threads) {
+    for (long long i = threads - 1 - (blockIdx.x * (long long)BLOCK + threadIdx.x); i < batch; i += threads) {
         const long long from = offsets[i], to = offsets[i + 1];
         const bool fits = from <= to && to - from <= max_boxes;
         if (!fits || (i == 0 && from != 0) || (i == batch - 1 && to != total)) sum = C(CUDART_NAN_F);

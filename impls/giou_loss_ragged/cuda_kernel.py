@@ -12,7 +12,7 @@ from fourfold.backends.cuda.launch import CudaKernel
 from fourfold.backends.launch import cdiv, first_probe, resident
 from fourfold.backends.operators import empty_gradients
 
-from ..giou.cuda_boxes import BLOCK, packed
+from ..giou.cuda_boxes import BLOCK, looped_rows, packed
 from .operators import register_loss
 from .torch_eager import giou_loss_ragged as definition
 
@@ -34,6 +34,8 @@ def _forward(
     if total == 0:
         return loss.zero_()
     blocks = min(cdiv(max(total, batch), BLOCK), resident(device, BLOCKS_PER_MULTIPROCESSOR))
+    rows = looped_rows(dtype)
+    run = 32 * rows * cdiv(total, blocks * BLOCK * rows)
     kernels[dtype, packed(pred, target)].launch(
         blocks,
         BLOCK,
@@ -51,6 +53,7 @@ def _forward(
         offsets.stride(0),
         offsets.dtype == torch.int64,
         first_probe(batch, 32),
+        run,
         eps,
     )
     return loss

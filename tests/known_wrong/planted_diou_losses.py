@@ -116,8 +116,8 @@ def _of(operation: str) -> tuple[Fault, ...]:
                   f"{DIAGONAL} maximum(tl.sqrt(hull_width * hull_width + hull_height * hull_height), eps)"),
         of_triton("area_in_place_of_the_diagonal", f"{DIAGONAL} maximum(hull_width * hull_height, eps)"),
         of_triton("eps_of_the_union_alone", f"{DIAGONAL} (hull_width * hull_width + hull_height * hull_height)"),
-        cudas.stopped("load_past_the_end", cuda_on_cpu.OutOfBounds, "if (row < end) b[k] = targets[row]; =>"
-                      " b[k] = targets[row];" if ragged else "if (first + 32 * k < num_rows) b[k] = => b[k] ="),
+        cudas.stopped("load_past_the_end", cuda_on_cpu.OutOfBounds, "if (row < end) b[k] = => b[k] =" if ragged else
+                      "if (first + 32 * k < num_rows) b[k] = => b[k] ="),
         of_cuda("centres_not_halved", f"{CENTRE_X} : x((a.x1 - b.x1) + (a.x2 - b.x2)),"),
         of_cuda("diagonal_not_squared", "giou/measures.cuh: diagonal(maximum(raw_diagonal, eps)), =>"
                 " diagonal(maximum(sqrt(raw_diagonal), eps)),"),

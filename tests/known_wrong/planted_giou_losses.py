@@ -66,9 +66,9 @@ def _ragged_in_triton() -> tuple[Fault, ...]:
     )
 
 
-ADDED = "sum += C(1) - score_of<MEASURE>(converted<C>(a[k]), converted<C>(b[k]), least); =>"
 LOSS = "C(1) - score_of<MEASURE>(converted<C>(a[k]), converted<C>(b[k]), least)"
-WARP_SUM = "    over_warp();\n    if (lane == 0) =>     if (mine.sum != 0) over_warp();\n    if (lane == 0)"
+ADDED = f"sum += {LOSS}; =>"
+WARP_SUM = "    over_lanes(32); =>     if (mine.sum != 0) over_lanes(32);"
 MEAN = "giou_loss/mean.cuh: "
 BARRIER = f"{MEAN}of_warp[threadIdx.x / 32] = mine;\n    __syncthreads();\n => of_warp[threadIdx.x / 32] = mine;\n"
 ATOMIC = (
@@ -101,13 +101,15 @@ def _padded_in_cuda() -> tuple[Fault, ...]:
 
 def _ragged_in_cuda() -> tuple[Fault, ...]:
     of, one, warps = Edits("giou_loss_ragged", "cuda"), {"right_on": one_full_sample}, {"right_on": full_warps}
+    loss = LOSS.replace("a[k]", "held[0]").replace("b[k]", "held[1]")
+    added = f"sum += {loss}; =>"
     return (
         of("bisection_to_the_left", "start_of_probe <= first => start_of_probe < first", **one),
-        of("pred_taken_as_packed", "preds.load(sample[k] * pred_batch_stride + box * pred_box_stride) =>"
-           " preds.load(row * pred_box_stride)", **one),
-        of("boxes_past_a_warp", f"{ADDED} sum += first + 32 * k + lane - start[k] < 32 ? {LOSS} : C(0);", **one),
+        of("pred_taken_as_packed", "preds.hold(sample[k] * pred_batch_stride + box * pred_box_stride) =>"
+           " preds.hold(row * pred_box_stride)", **one),
+        of("boxes_past_a_warp", f"{added} sum += first + 32 * k + lane - start[k] < 32 ? {loss} : C(0);", **one),
         # The first box of a sample counts for the sample before it, too.
-        of("neighbours_box", f"{ADDED} sum += C(1 + (sample[k] > 0 && first + 32 * k + lane == start[k])) * ({LOSS});",
+        of("neighbours_box", f"{added} sum += C(1 + (sample[k] > 0 && first + 32 * k + lane == start[k])) * ({loss});",
            examples=named(ragged_properties, "offsets_strided_over_several_samples"), **one),
         of.stopped("shuffle_in_a_branch", cuda_on_cpu.Deadlock, f"{MEAN}{WARP_SUM}",
                    source="https://github.com/NVIDIA/cuda-samples/issues/398", **warps),
