@@ -32,10 +32,11 @@ def _launch(
     blocks = cdiv(num_rows, together)
     along_y = min(segments, max(resident(x.device, 2048 // (threads * together)) // blocks, 1), MOST_ALONG_Y)
     step, wide = (1, True) if offsets is None else (offsets.stride(0), offsets.dtype == torch.int64)
-    sizes = (num_rows, n, inner, *rows[1:], segments, step, wide, exclusive, reverse)
     long = length >= LONG * threads * width
     kernel = BY_DTYPE[x.dtype, (long, offsets is not None)]
-    kernel.launch((blocks, along_y), (threads, together), rows.tensor, offsets, output, *sizes)
+    first = (num_rows, rows.tensor, inner, rows.outer_stride, n, reverse, exclusive, wide)
+    rest = (rows.column_stride, output, rows.inner_stride, offsets, segments, step)
+    kernel.launch((blocks, along_y), (threads, together), *first, *rest)
 
 
 cumsum = register("cuda", _launch)

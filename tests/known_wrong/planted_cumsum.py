@@ -67,17 +67,17 @@ def _triton_faults() -> tuple[Fault, ...]:
 
 
 OF_WARP = "            if (other == warp) before[t] += totals[t];\n =>"
-STORED = "low(t) + k < end) to[low(t) + k] = =>"
+STORED = "if (exists(t, k)) tile_to[k] = =>"
 
 
 def _cuda_faults() -> tuple[Fault, ...]:
     of, one = Edits("cumsum", "cuda"), {"right_on": "one_warp_and_one_column"}
     return (
-        of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds, f"{STORED} true) to[low(t) + k] ="),
+        of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds, f"{STORED} tile_to[k] ="),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS,
                    examples=far_apart(rows(9, 5)), **one),
-        of("last_column_dropped", f"{STORED} low(t) + k < end - 1) to[low(t) + k] =", check=memory_is_respected,
-           says=UNWRITTEN),
+        of("last_column_dropped", f"{STORED} if (exists(t, k) && here + low(t) + k < end - 1) tile_to[k] =",
+           check=memory_is_respected, says=UNWRITTEN),
         of("carry_lost", "carry += totals[t]; =>", **one),
         of("warps_not_added", OF_WARP, right_on="columns_not_a_multiple_of_16"),
         of("own_warp_added",
