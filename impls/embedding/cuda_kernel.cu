@@ -1,25 +1,42 @@
 #include "rows.cuh"
 
+// Vectors of a row that a thread loads before it stores the first.
+template <int WIDTH> constexpr int IN_FLIGHT = WIDTH == 1 ? 12 : 4;
+
 template <class T, int WIDTH>
 __global__ void embedding_forward_kernel(
-    const T* __restrict__ table,    // [vocab, dim], strided
-    const void* __restrict__ ids,   // [num_ids], of 64 bits if they are wide, else of 32
-    T* __restrict__ output,         // [num_ids, dim]
-    long long num_ids, long long vocab, long long dim, long long row_stride, long long column_stride, bool wide) {
-    // One row of threads owns every (gridDim.x * blockDim.y)-th id, one thread every blockDim.x-th vector of its row.
+    const void* __restrict__ ids,  // [num_ids], of 64 bits if they are wide, else of 32
+    long long num_ids, bool wide, long long vocab,
+    const T* __restrict__ table,  // [vocab, dim], strided
+    long long row_stride, long long dim, long long column_stride,
+    T* __restrict__ output) {  // [num_ids, dim]
+    // A row of threads, a warp or less if it then has a thread for each vector, owns every (gridDim.x * blockDim.y)-th id,
+    // one thread every 32nd vector of its row. The parameters are in the order of their use, because a kernel waits for
+    // them in lines of 64 bytes.
+    constexpr int STEP = 32 * WIDTH, BATCH = IN_FLIGHT<WIDTH> * STEP;
     const T unknown(__int_as_float(0x7fffffff));  // NaN
-    const long long step = gridDim.x * (long long)blockDim.y;
-    for (long long at = blockIdx.x * (long long)blockDim.y + threadIdx.y; at < num_ids; at += step) {
+    long long at = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+    for (; at < num_ids; at += gridDim.x * (long long)blockDim.y) {
         const long long row = wide ? ((const long long*)ids)[at] : ((const int*)ids)[at];
         const bool known = row >= 0 && row < vocab;
-#pragma unroll 4
-        for (long long column = threadIdx.x * WIDTH; column < dim; column += blockDim.x * WIDTH) {
-            Vector<T, WIDTH> vector;
-            if (known) vector = take<WIDTH>(table + row * row_stride, column, column_stride);
-            else
+        const T* const row_from = table + (known ? row * row_stride : 0);
+#pragma unroll 1
+        for (long long first = threadIdx.x * WIDTH; first < dim; first += BATCH) {
+            const int stored = int(min(dim - first, (long long)BATCH)), loaded = known ? stored : 0;
+            const T* from = row_from + first * column_stride;
+            T* const to = computed_here(output + at * dim + first);
+            Vector<T, WIDTH> vectors[IN_FLIGHT<WIDTH>];
 #pragma unroll
-                for (int j = 0; j < WIDTH; j++) vector.at[j] = unknown;
-            vector.store(output + at * dim + column);
+            for (int k = 0; k < IN_FLIGHT<WIDTH>; k++) {
+#pragma unroll
+                for (int j = 0; j < WIDTH; j++) vectors[k].at[j] = unknown;
+                from = computed_here(from);
+                if (k * STEP < loaded) vectors[k] = Vector<T, WIDTH>::load(from);
+                from += STEP * column_stride;
+            }
+#pragma unroll
+            for (int k = 0; k < IN_FLIGHT<WIDTH>; k++)
+                if (k * STEP < stored) vectors[k].store(to + k * STEP);
         }
     }
 }

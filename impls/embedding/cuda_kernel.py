@@ -11,7 +11,7 @@ from ..cuda_elementwise import WIDTHS, aligned
 from .operators import FEW_IDS, ORDER_BYTES, by_row, register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
-BLOCK = {True: 256, False: 128}  # threads, by whether rows are moved in vectors, else in single elements
+BLOCK, WARP = 128, 32
 MOST_ROWS, MOST_THREADS = 64, 1024  # of a block that finds places
 SINGLES = 4  # columns of a lane that adds up cotangents, where it has no vectors
 SUM_ROWS, CHUNK = 8, 64  # rows of a block that adds up cotangents, as many as its warps, and cotangents of a chunk
@@ -22,18 +22,18 @@ BACKWARD = CudaKernel.instances(SOURCE, "embedding_backward_kernel<{T}, {}>", WI
 KERNELS = (*FORWARD.values(), ORDER, *FEW_BACKWARD.values(), *BACKWARD.values())
 
 
-def _shape(rows: int, vectors: int, block: int, device: torch.device) -> tuple[int, tuple[int, int]]:
+def _shape(rows: int, vectors: int, device: torch.device) -> tuple[int, tuple[int, int]]:
     """Return the blocks for as many rows of as many vectors, and the threads of a block along and across the rows."""
-    along = min(next_power_of_2(vectors), block)
-    return min(cdiv(rows, block // along), resident(device, 32)), (along, block // along)
+    along = min(next_power_of_2(vectors), WARP)
+    return min(cdiv(rows, BLOCK // along), resident(device, 32)), (along, BLOCK // along)
 
 
 def _launch(output: torch.Tensor, table: torch.Tensor, ids: torch.Tensor) -> None:
     (vocab, dim), (row_stride, column_stride), width = table.shape, table.stride(), 16 // table.element_size()
     vectors = aligned(table, output) and column_stride == 1 and dim % width == row_stride % width == 0
-    shape = _shape(ids.shape[0], dim // width if vectors else dim, BLOCK[vectors], table.device)
-    sizes = (ids.shape[0], vocab, dim, row_stride, column_stride, ids.dtype == torch.int64)
-    FORWARD[table.dtype, vectors].launch(*shape, table, ids, output, *sizes)
+    shape = _shape(ids.shape[0], dim // width if vectors else dim, table.device)
+    rows = (ids.shape[0], ids.dtype == torch.int64, vocab, table, row_stride)
+    FORWARD[table.dtype, vectors].launch(*shape, ids, *rows, dim, column_stride, output)
 
 
 def _order(ids: torch.Tensor, vocab: int, ready: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

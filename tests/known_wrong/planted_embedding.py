@@ -74,12 +74,12 @@ CHUNKS = "__ldcg(&chunks[i * dim + column_of<WIDTH>(j)])"
 def _cuda_faults() -> tuple[Fault, ...]:
     of = Edits("embedding", "cuda")
     return (
-        of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds, "at < num_ids; at += step => at <= num_ids; at += step"),
+        of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds, "; at < num_ids; => ; at <= num_ids;"),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic,
-                   "table + row * row_stride => table + int(row) * int(row_stride)", **APART,
+                   "? row * row_stride => ? int(row) * int(row_stride)", **APART,
                    source=f"{PYTORCH}/issues/188467"),
         of.stopped("contiguous_assumed", cuda_on_cpu.OutOfBounds, " == row_stride % width == 0 => == 0",
-                   "take<WIDTH>(table + row * row_stride => take<WIDTH>(table + row * dim", right_on=ONE),
+                   "? row * row_stride => ? row * dim", right_on=ONE),
         of.gradient("first_ids_alone", "for (; first < end; first += 32) { => if (first < end) {", **FIFTH,
                     right_on=ONE),
         of.gradient("padding_ignored", "row == padding_idx ? begin : starts => starts", **SOME,
