@@ -45,13 +45,16 @@ __device__ void load_columns(
 
 template <class T, int WIDTH, bool SHIFTED = false>
 __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 4 : 1) cross_entropy_forward_kernel(
-    const T* __restrict__ logits,         // [rows, classes], strided
+    long long num_rows, bool wide,
     const void* __restrict__ target_ptr,  // [rows], strided
+    long long target_stride, long long ignore_index,
+    const T* __restrict__ logits,  // [rows, classes], strided
+    long long row_stride, long long classes, long long class_stride,
     T* __restrict__ output,               // [rows], or null
     Compute<T>* __restrict__ losses,      // [rows], or null
     Compute<T>* __restrict__ statistics,  // [2, rows]: maxima, and reciprocal sums of exponentials
-    long long num_rows, long long classes, long long row_stride, long long class_stride, long long target_stride,
-    bool wide, long long ignore_index, double label_smoothing) {
+    double of_target, double of_each) {   // 1 - label_smoothing, and label_smoothing / classes
+    // The parameters are in the order of their use, because a kernel waits for them in lines of 64 bytes.
     // One block owns blockDim.y consecutive rows, one thread every blockDim.x-th vector of one of them.
     using C = Compute<T>;
     const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
@@ -61,7 +64,7 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 4 : 1) cross_entropy_for
     logits += row * row_stride;
     const C expected = threadIdx.x == 0 && valid ? C(logits[target * class_stride]) : C(NAN);
     const long long step = blockDim.x * WIDTH, end = counted ? classes : 0;
-    const bool smoothed = label_smoothing > 0;
+    const bool smoothed = of_each > 0;
     C largest = C(-INFINITY), total = 0, distance = 0, seen = 0;
     const int together = SHIFTED ? threadIdx.x % 32 * WIDTH : 0;  // a warp goes on until all of its lanes are done
     for (long long start = threadIdx.x * WIDTH; start - together < end; start += IN_FLIGHT * step) {
@@ -99,7 +102,7 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 4 : 1) cross_entropy_for
     C loss = 0;
     if (counted) {
         C apart = expected - most;
-        if (smoothed) apart = C(1 - label_smoothing) * apart + C(label_smoothing) * (sums.second / C(classes));
+        if (smoothed) apart = C(of_target) * apart + C(of_each) * sums.second;
         loss = log(sums.first) - apart;
     }
     if (output) output[row] = T(loss);
@@ -130,20 +133,23 @@ __global__ void __launch_bounds__(512) cross_entropy_reduce_kernel(
 
 template <class T, int WIDTH, bool SHIFTED = false>
 __global__ void __launch_bounds__(256) cross_entropy_backward_kernel(
-    const T* __restrict__ grad_output,          // [rows], strided, or a scalar with stride 0
-    const T* __restrict__ logits,               // [rows, classes], strided
-    const void* __restrict__ target_ptr,        // [rows], strided
+    long long num_rows, long long pieces, long long reciprocal_pieces, bool wide,
+    const void* __restrict__ target_ptr,  // [rows], strided
+    long long target_stride, long long ignore_index,
+    const T* __restrict__ logits,  // [rows, classes], strided
+    long long row_stride, long long classes, long long class_stride,
     const Compute<T>* __restrict__ statistics,  // [2, rows]
-    const Compute<T>* __restrict__ scale,       // [1], or null
-    T* __restrict__ grad_logits,                // [rows, classes]
-    long long num_rows, long long classes, long long pieces, long long grad_stride, long long row_stride,
-    long long class_stride, long long target_stride, bool wide, long long ignore_index, double label_smoothing) {
+    const T* __restrict__ grad_output,          // [rows], strided, or a scalar with stride 0
+    long long grad_stride,
+    const Compute<T>* __restrict__ scale,  // [1], or null
+    T* __restrict__ grad_logits,           // [rows, classes]
+    double of_target, double of_each) {    // as forward
     // One block owns IN_FLIGHT * blockDim.x vectors of each of blockDim.y consecutive rows, one thread IN_FLIGHT of one.
     using C = Compute<T>;
-    const long long tile = blockIdx.x / pieces, row = tile * blockDim.y + threadIdx.y;
+    const auto [tile, piece] = divided(blockIdx.x, pieces, reciprocal_pieces);
+    const long long row = tile * blockDim.y + threadIdx.y;
     if (row >= num_rows) return;
-    const long long step = blockDim.x * WIDTH;
-    const long long start = (blockIdx.x - tile * pieces) * IN_FLIGHT * step + threadIdx.x * WIDTH;
+    const long long step = blockDim.x * WIDTH, start = piece * (IN_FLIGHT * step) + threadIdx.x * WIDTH;
     const long long target = index_at(target_ptr, wide, row * target_stride);
     const bool counted = target != ignore_index;
     logits += row * row_stride;
@@ -151,7 +157,7 @@ __global__ void __launch_bounds__(256) cross_entropy_backward_kernel(
     load_columns<SHIFTED>(xs, logits, start, step, counted ? classes : 0, class_stride, 0);
     const C largest = statistics[row], reciprocal = statistics[num_rows + row];
     const C grad = C(grad_output[row * grad_stride]) * (scale ? *scale : C(1));
-    const C share = C(label_smoothing) / C(classes), at_target = C(1 - label_smoothing);
+    const C share = C(of_each), at_target = C(of_target);
 #pragma unroll
     for (int k = 0; k < IN_FLIGHT; k++) {
         const long long column = start + k * step;

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
-from fourfold.backends.launch import FEW_ELEMENTS, cdiv
+from fourfold.backends.launch import FEW_ELEMENTS, cdiv, reciprocal
 
 from .operators import register_cross_entropy
 
@@ -71,6 +71,17 @@ def plan(logits: torch.Tensor, vectors: int = IN_FLIGHT) -> tuple[Access, tuple[
     return access, (threads, together), threads * width * IN_FLIGHT, shared
 
 
+def _of_rows(logits: torch.Tensor, target: torch.Tensor, ignore_index: int) -> tuple[torch.Tensor | int, ...]:
+    """Return the arguments of a kernel that say where its rows are."""
+    (row_stride, class_stride), classes = logits.stride(), logits.shape[1]
+    return target, target.stride(0), ignore_index, logits, row_stride, classes, class_stride
+
+
+def _shares(classes: int, label_smoothing: float) -> tuple[float, float]:
+    """Return the share of a target in its row's loss beside its share as one of all classes, and that of each class."""
+    return 1 - label_smoothing, label_smoothing / max(classes, 1)
+
+
 def launch_forward(
     losses: torch.Tensor,
     statistics: torch.Tensor,
@@ -82,22 +93,10 @@ def launch_forward(
     """Write losses, of the dtype of logits or of statistics, and statistics. There must be rows."""
     (rows, classes), rounded = logits.shape, losses.dtype == logits.dtype
     access, block, _, shared = plan(logits)
+    written = (losses if rounded else None, None if rounded else losses, statistics)
+    numbers = (*_of_rows(logits, target, ignore_index), *written, *_shares(classes, label_smoothing))
     FORWARD[logits.dtype, access].launch(
-        cdiv(rows, block[1]),
-        block,
-        logits,
-        target,
-        losses if rounded else None,
-        None if rounded else losses,
-        statistics,
-        rows,
-        classes,
-        *logits.stride(),
-        target.stride(0),
-        target.dtype == torch.int64,
-        ignore_index,
-        label_smoothing,
-        shared_bytes=shared,
+        cdiv(rows, block[1]), block, rows, target.dtype == torch.int64, *numbers, shared_bytes=shared
     )
 
 
@@ -124,25 +123,11 @@ def launch_backward(
     vectors = 1 if logits.numel() <= FEW_ELEMENTS[logits.device.type] else IN_FLIGHT
     access, block, columns, shared = plan(logits, vectors)
     pieces = cdiv(classes, columns)
+    given = (statistics, grad_output, grad_output.stride(0) if grad_output.ndim else 0, scale if len(scale) else None)
+    numbers = (*_of_rows(logits, target, ignore_index), *given, grad_logits, *_shares(classes, label_smoothing))
+    sizes = (rows, pieces, reciprocal(pieces), target.dtype == torch.int64)
     BACKWARD[logits.dtype, access].launch(
-        cdiv(rows, block[1]) * pieces,
-        block,
-        grad_output,
-        logits,
-        target,
-        statistics,
-        scale if len(scale) else None,
-        grad_logits,
-        rows,
-        classes,
-        pieces,
-        grad_output.stride(0) if grad_output.ndim else 0,
-        *logits.stride(),
-        target.stride(0),
-        target.dtype == torch.int64,
-        ignore_index,
-        label_smoothing,
-        shared_bytes=shared,
+        cdiv(rows, block[1]) * pieces, block, *sizes, *numbers, shared_bytes=shared
     )
 
 
