@@ -27,12 +27,12 @@ def whole(*tensors: torch.Tensor) -> bool:
     return tensors[0].numel() > FEW_ELEMENTS[tensors[0].device.type] and aligned(*tensors)
 
 
-def blocks(*tensors: torch.Tensor, vectors: int = VECTORS) -> int:
-    """Return the blocks for tensors of one size: with one vector of each tensor a thread if they are few."""
+def blocks(*tensors: torch.Tensor, vectors: int = VECTORS) -> tuple[int, int]:
+    """Return the blocks for tensors of one size, and the vectors of each tensor that a thread has: one of few."""
     x = tensors[0]
     width = 16 // x.element_size() if whole(*tensors) else 1
-    few = x.numel() <= FEW_ELEMENTS[x.device.type] * width
-    return cdiv(x.numel(), BLOCK * width * (1 if few else vectors))
+    owned = 1 if x.numel() <= FEW_ELEMENTS[x.device.type] * width else vectors
+    return cdiv(x.numel(), BLOCK * width * owned), owned
 
 
 def instances(module: str, kernel: str, struct: str, vectors: int, options: dict[bool, str]) -> dict[Any, CudaKernel]:
@@ -57,8 +57,8 @@ def forward_launches(
     strided_kernels = instances(module, "binary_strided_kernel", struct, vectors, INDICES)
 
     def flat(*tensors: torch.Tensor) -> None:
-        x, grid = tensors[0], blocks(*tensors, vectors=vectors)
-        flat_kernels[x.dtype, whole(*tensors)].launch(grid, BLOCK, *tensors, x.numel())
+        x, (grid, owned) = tensors[0], blocks(*tensors, vectors=vectors)
+        flat_kernels[x.dtype, whole(*tensors)].launch(grid, BLOCK, x.numel(), owned, *tensors)
 
     def strided(a: torch.Tensor, b: torch.Tensor, output: torch.Tensor, n: int, *sizes: int) -> None:
         grid = cdiv(n, BLOCK * vectors)
@@ -91,8 +91,9 @@ def elementwise(
 
     def gradients(*given: Any) -> None:
         *tensors, needs_a, needs_b = given
-        x, grid = tensors[0], blocks(*tensors, vectors=vectors)
-        backward_kernels[x.dtype, whole(*tensors)].launch(grid, BLOCK, *tensors, x.numel(), needs_a, needs_b)
+        x, (grid, owned) = tensors[0], blocks(*tensors, vectors=vectors)
+        numbers = x.numel(), owned, needs_a, needs_b
+        backward_kernels[x.dtype, whole(*tensors)].launch(grid, BLOCK, *numbers, *tensors)
 
     flat, strided, kernels = forward_launches(module, forward, vectors)
     return register_binary(definition, "cuda", flat, strided, gradients), (*kernels, *backward_kernels.values())

@@ -19,15 +19,15 @@ template <class C> __device__ C sigmoid(C x, C& rest) {
 // Threads of a block of the kernels below. A constant makes the distances between a thread's vectors constant, too.
 constexpr int BLOCK_THREADS = 256;
 
-// One block owns VECTORS * BLOCK_THREADS consecutive vectors, or BLOCK_THREADS if the grid then has a thread for each;
-// one thread owns every BLOCK_THREADS-th. The last block also owns the rest. `of` takes an element of each argument and
-// gives one of each result. Unless ALL are, a result that is not wanted has the address 0. A thread loads VECTORS vectors
-// of each argument before it uses the first: enough in flight to keep the memory busy.
+// One block owns `owned` * BLOCK_THREADS consecutive vectors, one thread every BLOCK_THREADS-th; `owned` is at most VECTORS,
+// and given by the host, because a thread waits for the size of the grid. The last block also owns the rest. `of` takes an
+// element of each argument and gives one of each result. Unless ALL are, a result that is not wanted has the address 0. A
+// thread loads all its vectors of each argument before it uses the first: enough in flight to keep the memory busy.
 template <int WIDTH, class T, int VECTORS = 2, bool ALL = false, int TAKEN, int GIVEN, class Of>
-__device__ void elementwise(const T* const (&taken)[TAKEN], T* const (&given)[GIVEN], long long n, Of of) {
+__device__ void elementwise(
+    const T* const (&taken)[TAKEN], T* const (&given)[GIVEN], long long n, int owned, Of of) {
     using C = Compute<T>;
     const long long num_vectors = n / WIDTH;
-    const int owned = gridDim.x * (long long)BLOCK_THREADS < num_vectors ? VECTORS : 1;
     const long long first = blockIdx.x * (long long)(owned * BLOCK_THREADS) + threadIdx.x;
     Vector<T, WIDTH> in[VECTORS][TAKEN];
 #pragma unroll
@@ -58,8 +58,9 @@ __device__ void elementwise(const T* const (&taken)[TAKEN], T* const (&given)[GI
         for (int k = 0; k < GIVEN; k++)
             if (ALL || given[k]) out[k].store(given[k] + i * WIDTH);
     }
+    if (WIDTH == 1) return;
     const long long odd = num_vectors * WIDTH + threadIdx.x;
-    if (blockIdx.x < gridDim.x - 1 || odd >= n) return;
+    if (odd >= n || blockIdx.x < gridDim.x - 1) return;
     C x[TAKEN], y[GIVEN];
 #pragma unroll
     for (int k = 0; k < TAKEN; k++) x[k] = C(taken[k][odd]);
@@ -72,13 +73,13 @@ __device__ void elementwise(const T* const (&taken)[TAKEN], T* const (&given)[GI
 // of(a, b) of two tensors that lie alike. `Of` has `operator()`, which takes and gives elements.
 template <class Of, class T, int WIDTH, int VECTORS>
 __global__ void __launch_bounds__(BLOCK_THREADS) binary_kernel(
-    const T* __restrict__ a,  // [n]
-    const T* __restrict__ b,  // [n]
-    T* __restrict__ output,   // [n]
-    long long n) {
-    // One block owns VECTORS * BLOCK_THREADS consecutive vectors.
+    long long n, int owned,
+    const T* __restrict__ a,   // [n]
+    const T* __restrict__ b,   // [n]
+    T* __restrict__ output) {  // [n]
+    // One block owns `owned` * BLOCK_THREADS consecutive vectors, up to VECTORS a thread.
     using C = Compute<T>;
-    elementwise<WIDTH, T, VECTORS, true>({a, b}, {output}, n,
+    elementwise<WIDTH, T, VECTORS, true>({a, b}, {output}, n, owned,
                                          [](const C(&x)[2], C(&y)[1]) { y[0] = Of()(x[0], x[1]); });
 }
 
@@ -115,15 +116,15 @@ __global__ void __launch_bounds__(BLOCK_THREADS) binary_strided_kernel(
 // The needed gradients, which `Of` writes last: of(grad_output, a, b, grad_a, grad_b).
 template <class Of, class T, int WIDTH, int VECTORS>
 __global__ void __launch_bounds__(BLOCK_THREADS) binary_gradients_kernel(
+    long long n, int owned, bool needs_a, bool needs_b,
     const T* __restrict__ grad_output,  // [n]
     const T* __restrict__ a,            // [n]
     const T* __restrict__ b,            // [n]
     T* __restrict__ grad_a,             // [n], not written unless needed
-    T* __restrict__ grad_b,             // [n]
-    long long n, bool needs_a, bool needs_b) {
-    // One block owns VECTORS * BLOCK_THREADS consecutive vectors.
+    T* __restrict__ grad_b) {           // [n]
+    // One block owns `owned` * BLOCK_THREADS consecutive vectors, up to VECTORS a thread.
     using C = Compute<T>;
     T* const wanted[] = {needs_a ? grad_a : nullptr, needs_b ? grad_b : nullptr};
-    elementwise<WIDTH, T, VECTORS>({grad_output, a, b}, wanted, n,
+    elementwise<WIDTH, T, VECTORS>({grad_output, a, b}, wanted, n, owned,
                                    [](const C(&x)[3], C(&y)[2]) { Of()(x[0], x[1], x[2], y[0], y[1]); });
 }

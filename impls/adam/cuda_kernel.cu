@@ -13,13 +13,13 @@ __device__ inline float root_of(float x) {
 __device__ inline double root_of(double x) { return sqrt(x); }
 
 template <class T, int WIDTH>
-__global__ void adam_kernel(
+__global__ void __launch_bounds__(BLOCK_THREADS) adam_kernel(
+    long long n,
     T* __restrict__ param,       // [n]
     const T* __restrict__ grad,  // [n]
     float* __restrict__ m,       // [n]
     float* __restrict__ v,       // [n]
-    long long n, double kept, double rate, double root, double eps, double beta1, double new1, double beta2,
-    double new2) {
+    double kept, double rate, double root, double eps, double beta1, double new1, double beta2, double new2) {
     // One thread owns WIDTH consecutive elements, or the last ones, which may be fewer.
     using C = Compute<T>;
     const C keep = C(kept), by = C(rate), times = C(root), add = C(eps);
@@ -31,7 +31,7 @@ __global__ void adam_kernel(
         mean = float(first);
         square = float(second);
     };
-    const long long at = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * WIDTH;
+    const long long at = (blockIdx.x * (long long)BLOCK_THREADS + threadIdx.x) * WIDTH;
     if (at + WIDTH <= n) {
         auto params = Vector<T, WIDTH>::load(param + at);
         const auto grads = Vector<T, WIDTH>::load(grad + at);

@@ -42,15 +42,16 @@ template <class C> struct Terms {
 
 template <class T, int WIDTH>
 __global__ void __launch_bounds__(256, 8) sigmoid_focal_loss_forward_kernel(
+    long long n, int owned,
     const T* __restrict__ logits,   // [n]
     const T* __restrict__ targets,  // [n]
     T* __restrict__ losses,         // [n], or null
     Compute<T>* __restrict__ sums,  // [blocks], or null
-    long long n, double alpha, double gamma) {
-    // One thread owns WIDTH consecutive elements.
+    double alpha, double gamma) {
+    // One thread owns `owned` times WIDTH consecutive elements.
     using C = Compute<T>;
     C sum = 0;
-    elementwise<WIDTH, T>({logits, targets}, {losses}, n, [&](const C(&x)[2], C(&y)[1]) {
+    elementwise<WIDTH, T>({logits, targets}, {losses}, n, owned, [&](const C(&x)[2], C(&y)[1]) {
         const Terms<C> terms(x[0], x[1], C(alpha), C(gamma));
         y[0] = terms.weight * terms.entropy;
         sum += y[0];
@@ -74,19 +75,20 @@ __global__ void __launch_bounds__(512) sigmoid_focal_loss_reduce_kernel(
 
 template <class T, int WIDTH>
 __global__ void sigmoid_focal_loss_backward_kernel(
-    const T* __restrict__ grad_output,  // [n], or a scalar
+    long long n, int owned, bool each,
     const T* __restrict__ logits,       // [n]
     const T* __restrict__ targets,      // [n]
+    const T* __restrict__ grad_output,  // [n], or a scalar
     T* __restrict__ grad_logits,        // [n]
-    long long n, double alpha, double gamma, long long divisor, bool each) {
-    // One thread owns WIDTH consecutive elements.
+    double alpha, double gamma, long long divisor) {
+    // One thread owns `owned` times WIDTH consecutive elements.
     using C = Compute<T>;
     const C power = C(gamma), all = each ? C(0) : C(*grad_output) / C(divisor);
     auto gradient = [&](C grad, C x, C t) { return grad * Terms<C>(x, t, C(alpha), power).slope(x, t, power); };
     if (each)
-        elementwise<WIDTH, T>({grad_output, logits, targets}, {grad_logits}, n,
+        elementwise<WIDTH, T>({grad_output, logits, targets}, {grad_logits}, n, owned,
                               [&](const C(&x)[3], C(&y)[1]) { y[0] = gradient(x[0], x[1], x[2]); });
     else
-        elementwise<WIDTH, T>({logits, targets}, {grad_logits}, n,
+        elementwise<WIDTH, T>({logits, targets}, {grad_logits}, n, owned,
                               [&](const C(&x)[2], C(&y)[1]) { y[0] = gradient(all, x[0], x[1]); });
 }

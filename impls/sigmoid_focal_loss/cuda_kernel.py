@@ -25,8 +25,9 @@ def _forward(
 ) -> None:
     tensors = (logits, targets) if summed else (logits, targets, results)
     written = (None, results) if summed else (results, None)
-    arguments = (logits, targets, *written, logits.numel(), alpha, gamma)
-    FORWARD[logits.dtype, whole(*tensors)].launch(blocks(*tensors), BLOCK, *arguments)
+    grid, owned = blocks(*tensors)
+    arguments = (logits.numel(), owned, logits, targets, *written, alpha, gamma)
+    FORWARD[logits.dtype, whole(*tensors)].launch(grid, BLOCK, *arguments)
 
 
 def _reduce(output: torch.Tensor, sums: torch.Tensor, divisor: int) -> None:
@@ -38,8 +39,9 @@ def _backward(
 ) -> None:
     each = grad_output.shape == logits.shape
     tensors = (logits, targets, grad_logits, *((grad_output,) if each else ()))
-    arguments = (grad_output, logits, targets, grad_logits, logits.numel(), *scalars, each)
-    BACKWARD[logits.dtype, whole(*tensors)].launch(blocks(*tensors), BLOCK, *arguments)
+    grid, owned = blocks(*tensors)
+    arguments = (logits.numel(), owned, each, logits, targets, grad_output, grad_logits, *scalars)
+    BACKWARD[logits.dtype, whole(*tensors)].launch(grid, BLOCK, *arguments)
 
 
-sigmoid_focal_loss = register("cuda", blocks, _forward, _reduce, _backward)
+sigmoid_focal_loss = register("cuda", lambda *tensors: blocks(*tensors)[0], _forward, _reduce, _backward)

@@ -66,9 +66,8 @@ def _cuda_faults() -> tuple[Fault, ...]:
     of = Edits("sigmoid_focal_loss", "cuda")
     return (
         of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds, IN_CUDA["store_unmasked"], right_on="a_block"),
-        of("last_block_dropped", "cuda_elementwise.py: return cdiv(x => return max(1, cdiv(x",
-           "cuda_elementwise.py: else vectors)) => else vectors)) - 1)", check=memory_is_respected, says=UNWRITTEN,
-           right_on="one_element"),
+        of("last_block_dropped", "cuda_elementwise.py: width * owned), => width * owned) - 1 or 1,",
+           check=memory_is_respected, says=UNWRITTEN, right_on="one_element"),
         # The kernel assumes contiguous memory: it reads wrong vectors past 64.
         of("offsets_in_8_bits", "elementwise.cuh: taken[k] + i * WIDTH => taken[k] + i % 64 * WIDTH",
            right_on="one_element"),

@@ -55,13 +55,13 @@ IN_TRITON = {
     "contiguous_assumed": "triton_elementwise.py: a_at = plane => a_at = at + 0 * plane",
     "offsets_in_32_bits": "triton_elementwise.py: (at - row * inner).to(tl.int64) => (at - row * inner)",
 }
-REST, A_AT = "elementwise.cuh: if (blockIdx.x < gridDim.x - 1 || odd >= n) return;", "column * a_inner_stride] =>"
-FLAT = "cuda_elementwise.py: whole(*tensors)].launch(grid, BLOCK, *tensors, x.numel())\n => whole(*tensors)]"
+REST, A_AT = "elementwise.cuh: if (odd >= n || blockIdx.x < gridDim.x - 1) return;", "column * a_inner_stride] =>"
+FLAT = "cuda_elementwise.py: whole(*tensors)].launch(grid, BLOCK, x.numel(), owned, *tensors)\n => whole(*tensors)]"
 IN_CUDA = {
     "store_unmasked": f"{REST} => if (odd >= (n + 3) / 4 * 4) return;",
     "contiguous_assumed": f"elementwise.cuh: a[plane * a_outer_stride + line * a_middle_stride + {A_AT} a[i]",
     "offsets_in_32_bits": f"elementwise.cuh: {A_AT} int(column) * int(a_inner_stride)]",
-    "last_block_dropped": f"{FLAT}.launch(max(grid - 1, 1), BLOCK, *tensors, x.numel())\n",
+    "last_block_dropped": f"{FLAT}.launch(max(grid - 1, 1), BLOCK, x.numel(), owned, *tensors)\n",
 }
 
 
@@ -90,7 +90,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    " num_vectors = (n + WIDTH - 1) / WIDTH;", source=f"{leetcuda}/pull/421", **block),
         of.stopped("vectors_misaligned", cuda_on_cpu.Misaligned,
                    "cuda_elementwise.py: all(tensor.data_ptr() % 16 == 0 for tensor in tensors) => True", **block),
-        of("grid_limited", f"{FLAT}.launch(1, BLOCK, *tensors, x.numel())\n", **MEMORY, **one),
+        of("grid_limited", f"{FLAT}.launch(1, BLOCK, x.numel(), owned, *tensors)\n", **MEMORY, **one),
         of.stopped("contiguous_assumed", out_of_bounds, IN_CUDA["contiguous_assumed"], **one),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, IN_CUDA["offsets_in_32_bits"],
                    examples=far_apart(random_case(9)), **one),
