@@ -324,7 +324,7 @@ __global__ void __launch_bounds__(512) norm_forward_staged_kernel(
             if (i >= count) continue;
             auto data = vector_of(i);
             normalize<MEAN>(data, weights[k], biases[k], mean, rstd);
-            data.store_streaming(output + row * cols + (long long)(first + i) * WIDTH);
+            data.store(output + row * cols + (long long)(first + i) * WIDTH);
         }
         staged.release();
         fill(staged.present, row + stages * rows_apart);

@@ -126,9 +126,7 @@ def launch_backward(
     given = (statistics, grad_output, grad_output.stride(0) if grad_output.ndim else 0, scale if len(scale) else None)
     numbers = (*_of_rows(logits, target, ignore_index), *given, grad_logits, *_shares(classes, label_smoothing))
     sizes = (rows, pieces, reciprocal(pieces), target.dtype == torch.int64)
-    BACKWARD[logits.dtype, access].launch(
-        cdiv(rows, block[1]) * pieces, block, *sizes, *numbers, shared_bytes=shared
-    )
+    BACKWARD[logits.dtype, access].launch(cdiv(rows, block[1]) * pieces, block, *sizes, *numbers, shared_bytes=shared)
 
 
 cross_entropy = register_cross_entropy("cuda", launch_forward, launch_reduce, launch_backward)

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(32 * MOST_WARPS, TILES == 1 ? 6 : 1) cumsum_ke
     __shared__ __align__(16) T exchanged[MOST_WARPS][32 * WIDTH];
     T* const exchange = exchanged[(threadIdx.y * blockDim.x + threadIdx.x) / 32];
     const int lane = threadIdx.x % 32, slot = reverse ? 31 - lane : lane;
-    for (long long segment = GIVEN ? blockIdx.y : 0; segment < count; segment += gridDim.y) {
+    for (long long segment = GIVEN ? blockIdx.y : 0; segment < count; segment += GIVEN ? gridDim.y : 1) {
         const long long begin = !GIVEN ? 0 : wrong ? segment * tile : end_of(segment);
         const long long end = !GIVEN ? n : wrong ? min(begin + tile, n) : end_of(segment + 1);
         C carry = wrong ? C(__int_as_float(0x7fffffff)) : C(0);
