@@ -34,7 +34,7 @@ template <int TILES, class C> __device__ void scan(const C (&own)[TILES], C (&be
 }
 
 template <class T, int TILES, bool GIVEN>
-__global__ void __launch_bounds__(32 * MOST_WARPS, TILES == 1 ? 6 : 1) cumsum_kernel(
+__global__ void __launch_bounds__(32 * MOST_WARPS, TILES == 1 && !GIVEN ? 6 : 1) cumsum_kernel(
     long long rows, const T* __restrict__ x,  // [outer, inner, n], strided
     long long inner, long long outer_stride, long long n, bool reverse, bool exclusive, bool wide, long long stride,
     T* __restrict__ output,  // [rows, n]
