@@ -112,8 +112,8 @@ def threads_of_row(cols: int, each: int, together: int, most: int = MOST_THREADS
     return min(cdiv(threads, WARP) * WARP, most), 1
 
 
-def in_two_pieces(cols: int, layout: Layout, itemsize: int, added: bool) -> bool:
-    """Return whether forward reads rows in two pieces, of which a thread has four vectors each."""
+def reads_two_pieces(cols: int, layout: Layout, itemsize: int, added: bool) -> bool:
+    """Return whether forward reads a row in two pieces. A thread then has at most four vectors of each."""
     return cols in TWO_PIECES and layout is Layout.WHOLE and itemsize == 4 and not added
 
 
@@ -141,7 +141,7 @@ def forward_plan(cols: int, layout: Layout, itemsize: int, mean: bool, added: bo
         layout = Layout.STRIDED  # several rows share a warp
     width = 16 // itemsize if layout is Layout.WHOLE else 1
     variants = forward_vectors(layout, itemsize, mean, added)
-    if in_two_pieces(cols, layout, itemsize, added):
+    if reads_two_pieces(cols, layout, itemsize, added):
         variants = variants[:2]
     # Two sums over several warps take longer than more vectors a thread, unless there is a residual to wait for.
     most = {2: WARP} if mean and not added else {}
@@ -229,7 +229,7 @@ class Norm:
         least = STAGED_BYTES[self.mean] if x.is_cuda else STAGED_BYTES_ON_CPU
         each = STAGED[self.mean].get(size)
         long = layout is Layout.WHOLE and cols * size >= least
-        if each and long and not in_two_pieces(cols, layout, size, self.added):
+        if each and long and not reads_two_pieces(cols, layout, size, self.added):
             staged = staging(cols, size, len(rows), x.device, each)
             if staged is not None:
                 kernel = self._kernel(dtype, "norm_forward_staged_kernel", each, *kind)

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 4 : 1) cross_entropy_for
     T* __restrict__ output,               // [rows], or null
     Compute<T>* __restrict__ losses,      // [rows], or null
     Compute<T>* __restrict__ statistics,  // [2, rows]: maxima, and reciprocal sums of exponentials
-    double of_target, double of_each) {   // 1 - label_smoothing, and label_smoothing / classes
+    double target_share, double class_share) {  // 1 - label_smoothing, and label_smoothing / classes
     // The parameters are in the order of their use, because a kernel waits for them in lines of 64 bytes.
     // One block owns blockDim.y consecutive rows, one thread every blockDim.x-th vector of one of them.
     using C = Compute<T>;
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 4 : 1) cross_entropy_for
     logits += row * row_stride;
     const C expected = threadIdx.x == 0 && valid ? C(logits[target * class_stride]) : C(NAN);
     const long long step = blockDim.x * WIDTH, end = counted ? classes : 0;
-    const bool smoothed = of_each > 0;
+    const bool smoothed = class_share > 0;
     C largest = C(-INFINITY), total = 0, distance = 0, seen = 0;
     const int together = SHIFTED ? threadIdx.x % 32 * WIDTH : 0;  // a warp goes on until all of its lanes are done
     for (long long start = threadIdx.x * WIDTH; start - together < end; start += IN_FLIGHT * step) {
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 4 : 1) cross_entropy_for
     C loss = 0;
     if (counted) {
         C apart = expected - most;
-        if (smoothed) apart = C(of_target) * apart + C(of_each) * sums.second;
+        if (smoothed) apart = C(target_share) * apart + C(class_share) * sums.second;
         loss = log(sums.first) - apart;
     }
     if (output) output[row] = T(loss);
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(256) cross_entropy_backward_kernel(
     long long grad_stride,
     const Compute<T>* __restrict__ scale,  // [1], or null
     T* __restrict__ grad_logits,           // [rows, classes]
-    double of_target, double of_each) {    // as forward
+    double target_share, double class_share) {  // as forward
     // One block owns IN_FLIGHT * blockDim.x vectors of each of blockDim.y consecutive rows, one thread IN_FLIGHT of one.
     using C = Compute<T>;
     const auto [tile, piece] = divided(blockIdx.x, pieces, reciprocal_pieces);
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(256) cross_entropy_backward_kernel(
     load_columns<SHIFTED>(xs, logits, start, step, counted ? classes : 0, class_stride, 0);
     const C largest = statistics[row], reciprocal = statistics[num_rows + row];
     const C grad = C(grad_output[row * grad_stride]) * (scale ? *scale : C(1));
-    const C share = C(of_each), at_target = C(of_target);
+    const C share = C(class_share), at_target = C(target_share);
 #pragma unroll
     for (int k = 0; k < IN_FLIGHT; k++) {
         const long long column = start + k * step;

@@ -71,15 +71,15 @@ def plan(logits: torch.Tensor, vectors: int = IN_FLIGHT) -> tuple[Access, tuple[
     return access, (threads, together), threads * width * IN_FLIGHT, shared
 
 
-def _of_rows(logits: torch.Tensor, target: torch.Tensor, ignore_index: int) -> tuple[torch.Tensor | int, ...]:
-    """Return the arguments of a kernel that say where its rows are."""
-    (row_stride, class_stride), classes = logits.stride(), logits.shape[1]
-    return target, target.stride(0), ignore_index, logits, row_stride, classes, class_stride
+def _row_arguments(logits: torch.Tensor, target: torch.Tensor, ignore_index: int) -> tuple[torch.Tensor | int, ...]:
+    """Return the arguments by which both kernels find the target and the logits of a row."""
+    (row_stride, class_stride), classes, wide = logits.stride(), logits.shape[1], target.dtype == torch.int64
+    return wide, target, target.stride(0), ignore_index, logits, row_stride, classes, class_stride
 
 
 def _shares(classes: int, label_smoothing: float) -> tuple[float, float]:
-    """Return the share of a target in its row's loss beside its share as one of all classes, and that of each class."""
-    return 1 - label_smoothing, label_smoothing / max(classes, 1)
+    """Return the share of the target in the loss of a row, and the share of each class, which the target has, too."""
+    return 1 - label_smoothing, label_smoothing / classes
 
 
 def launch_forward(
@@ -94,10 +94,8 @@ def launch_forward(
     (rows, classes), rounded = logits.shape, losses.dtype == logits.dtype
     access, block, _, shared = plan(logits)
     written = (losses if rounded else None, None if rounded else losses, statistics)
-    numbers = (*_of_rows(logits, target, ignore_index), *written, *_shares(classes, label_smoothing))
-    FORWARD[logits.dtype, access].launch(
-        cdiv(rows, block[1]), block, rows, target.dtype == torch.int64, *numbers, shared_bytes=shared
-    )
+    arguments = (*_row_arguments(logits, target, ignore_index), *written, *_shares(classes, label_smoothing))
+    FORWARD[logits.dtype, access].launch(cdiv(rows, block[1]), block, rows, *arguments, shared_bytes=shared)
 
 
 def launch_reduce(
@@ -124,9 +122,9 @@ def launch_backward(
     access, block, columns, shared = plan(logits, vectors)
     pieces = cdiv(classes, columns)
     given = (statistics, grad_output, grad_output.stride(0) if grad_output.ndim else 0, scale if len(scale) else None)
-    numbers = (*_of_rows(logits, target, ignore_index), *given, grad_logits, *_shares(classes, label_smoothing))
-    sizes = (rows, pieces, reciprocal(pieces), target.dtype == torch.int64)
-    BACKWARD[logits.dtype, access].launch(cdiv(rows, block[1]) * pieces, block, *sizes, *numbers, shared_bytes=shared)
+    sizes, shares = (rows, pieces, reciprocal(pieces)), _shares(classes, label_smoothing)
+    arguments = (*sizes, *_row_arguments(logits, target, ignore_index), *given, grad_logits, *shares)
+    BACKWARD[logits.dtype, access].launch(cdiv(rows, block[1]) * pieces, block, *arguments, shared_bytes=shared)
 
 
 cross_entropy = register_cross_entropy("cuda", launch_forward, launch_reduce, launch_backward)
