@@ -9,7 +9,7 @@ import torch
 from fourfold.checks.grades import allow_storage_accuracy
 from fourfold.checks.results import case_tensors, compare_results, describe, expected_results, named_results
 from fourfold.checks.search import Search, Subject, need
-from fourfold.instruments.gpu_memory_lock import room
+from fourfold.instruments.gpu_locks import room
 from fourfold.numerics.bounded import Bounded, OneOf
 from fourfold.numerics.compare import Agreement, Disagreement, compare, expectation
 from fourfold.numerics.dtypes import bits

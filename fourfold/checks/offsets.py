@@ -6,7 +6,7 @@ from fourfold.checks.grades import allow_storage_accuracy
 from fourfold.checks.results import case_tensors, compare_results, expected_results, named_results
 from fourfold.checks.search import Search, Subject, need
 from fourfold.instruments import sparse_memory
-from fourfold.instruments.gpu_memory_lock import room
+from fourfold.instruments.gpu_locks import room
 from fourfold.operations.case import Case
 from fourfold.operations.outcomes import Unclaimed, Unsupported
 

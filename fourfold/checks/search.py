@@ -29,7 +29,7 @@ from fourfold.inputs.combinations import combined_cases
 from fourfold.inputs.large_cases import LargeCases
 from fourfold.inputs.special_values import cases_with_special_values
 from fourfold.instruments.evaluation import blame_implementation, evaluate_tensors
-from fourfold.instruments.gpu_memory_lock import wait_for_others
+from fourfold.instruments.gpu_locks import wait_for_others
 from fourfold.instruments.sparse_memory import others_hold_the_memory
 from fourfold.instruments.tampering import preserve_random_state
 from fourfold.numerics.bounded import HangsOnRounding

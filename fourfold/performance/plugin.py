@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 
 from fourfold.compat import pytest_benchmark_internals, xdist_internals
 from fourfold.engine.cells import Selection
+from fourfold.instruments import gpu_locks
 from fourfold.numerics.compare import Disagreement
 from fourfold.performance import machine, report, sources
 from fourfold.performance.gate_trial import GateTrial, trial
@@ -83,6 +84,7 @@ class Performance:
         if config.getoption("report", None) and not xdist_internals.is_worker(config):
             self.directory = folder_to_write("--report", config.getoption("report"), config.invocation_params.dir)
         self.running = bool(config.getoption("--benchmark-only", False))
+        self._gpu: contextlib.ExitStack | None = None  # closed, it lets other runs have the GPU's time
         if self.running and device == "cpu":
             # Use one thread, as the interpreter and the emulation do. Turn off the emulation's checks: the tests make
             # them, and here they would take most of the time.
@@ -117,8 +119,35 @@ class Performance:
             config.hook.pytest_deselected(items=deselected)
             items[:] = [item for item in items if is_benchmark(item) == self.running]
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Compute what needs no GPU before the first benchmark takes the GPU's time, and release it after the last."""
+        if self.running and self.device == "cuda" and not session.config.getoption("collectonly"):
+            of_tests = (item.callspec.params.get("measurement") for item in session.items if hasattr(item, "callspec"))
+            self.run.bench.compute_ahead(one for one in of_tests if isinstance(one, Measurement))
+        try:
+            return (yield)
+        finally:
+            self._release_gpu()
+
+    def _take_gpu(self) -> None:
+        """Wait until no other run of benchmarks uses the GPU, unless --share-gpu tells this one not to."""
+        if self.device != "cuda" or self._gpu is not None or self.config.getoption("share_gpu", False):
+            return
+        terminal = self.config.pluginmanager.getplugin("terminalreporter")
+        self._gpu = contextlib.ExitStack()
+        self._gpu.enter_context(
+            gpu_locks.alone(lambda: terminal.write_line("waiting for the benchmarks of another process on this GPU"))
+        )
+
+    def _release_gpu(self) -> None:
+        if self._gpu is not None:
+            self._gpu.close()
+            self._gpu = None
+
     def time(self, benchmark: Any, measurement: Measurement) -> None:
         """Time a measurement within the limits of pytest-benchmark's options; skip it if it cannot run here."""
+        self._take_gpu()
         if reason := self.run.bench.unsupported(measurement):
             pytest.skip(str(reason))
         min_rounds, max_seconds = (self.config.getoption(f"--benchmark-{name}") for name in ("min-rounds", "max-time"))
@@ -198,6 +227,7 @@ class Performance:
         if self.running and self.config.getoption("perf_gate_trial"):
             with self._record_crash("--perf-gate-trial", session):
                 self.try_gate(session)
+        self._release_gpu()
         if self.timings is not None:
             with self._record_crash(f"--timings {self.timings}", session):
                 self.timings.write_text(json.dumps({"timings": [asdict(row) for row in self.rows()]}, indent=1) + "\n")
@@ -218,6 +248,7 @@ class Performance:
         """Put the gate on trial; the run fails where it raises a false alarm."""
         terminal = self.config.pluginmanager.getplugin("terminalreporter")
         seconds, planted = (self.config.getoption(f"perf_gate_{name}") for name in ("seconds", "slowdowns"))
+        self._take_gpu()
         self.trial = trial(self.run, seconds, planted, terminal.write_line)
         if self.trial.false_alarms and not session.exitstatus:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -235,6 +266,8 @@ class Performance:
             return
         terminal = self.config.pluginmanager.getplugin("terminalreporter")
         seconds = self.config.getoption("perf_gate_seconds")
+        if gating:
+            self._take_gpu()
         settings = Remeasuring(seconds, self.record_directories(), terminal.write_line) if gating else None
         self.gated = Gated.of(self.run, self.record, settings)
         slower = [change for change in self.gated.slower if by_gate or change.name in self.regressed]

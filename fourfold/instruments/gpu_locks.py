@@ -1,9 +1,9 @@
-"""A lock on gigabytes of a GPU's memory, which only a few processes may take at a time."""
+"""Locks on a GPU: on gigabytes of its memory, which few processes may take at a time, and on its time, for one."""
 
 import contextlib
 import fcntl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -55,16 +55,38 @@ def wait_for_others() -> None:
 
 
 @contextlib.contextmanager
+def alone(wait: Callable[[], object]) -> Iterator[None]:
+    """Hold the current GPU's time: no other process that asks for it goes on until this one has released it.
+
+    Args:
+        wait: called once if another process holds it.
+    """
+    gpu = torch.device("cuda", torch.cuda.current_device())
+    with _one_of([f"{torch.cuda.get_device_properties(gpu).uuid}-time"], wait):
+        try:
+            yield
+        finally:
+            torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
 def _turn(gpu: torch.device) -> Iterator[None]:
-    """Hold one of the GPU's shares, or nothing if locks are not available."""
+    """Hold one of the GPU's shares of memory."""
     properties = torch.cuda.get_device_properties(gpu)
-    shares = range(max(properties.total_memory // SHARE, 1))
+    with _one_of([f"{properties.uuid}-{n}" for n in range(max(properties.total_memory // SHARE, 1))]):
+        yield
+
+
+@contextlib.contextmanager
+def _one_of(names: Sequence[str], wait: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Hold one of some locks, or nothing if locks are not available; call `wait` once if all are held."""
     with contextlib.ExitStack() as files:
         locks = []
         with contextlib.suppress(OSError):
             directory = cache_directory()
             directory.mkdir(parents=True, exist_ok=True)
-            locks = [files.enter_context(open(directory / f"{properties.uuid}-{n}", "w")) for n in shares]
+            locks = [files.enter_context(open(directory / name, "w")) for name in names]
+        waited = False
         while locks:
             for lock in locks:
                 with contextlib.suppress(BlockingIOError):
@@ -72,5 +94,8 @@ def _turn(gpu: torch.device) -> Iterator[None]:
                     locks = []
                     break
             else:
+                if not waited:
+                    wait()
+                waited = True
                 time.sleep(0.05)
         yield

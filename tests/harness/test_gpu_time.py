@@ -1,0 +1,115 @@
+"""The time of a GPU belongs to one run of benchmarks at a time, which first computes what needs no GPU."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fourfold.checks.records import operations
+from fourfold.instruments import gpu_locks
+from fourfold.operations.record import Operation
+from fourfold.performance.measurement import Bench, Measurement, measurements_of, peers_of
+from fourfold.performance.plugin import Performance
+from fourfold.pytest_plugin.table import Matrix
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that selects the current GPU by its uuid."""
+    monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+    def select(uuid: str) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(uuid=uuid))
+
+    select("first")
+    return select
+
+
+def test_a_gpu_is_taken_when_its_holder_releases_it(gpu: Callable[[str], None]) -> None:
+    waits, taken = threading.Event(), threading.Event()
+
+    def take() -> None:
+        with gpu_locks.alone(waits.set):
+            taken.set()
+
+    with gpu_locks.alone(lambda: pytest.fail("it was free")):
+        other = threading.Thread(target=take)
+        other.start()
+        assert waits.wait(60)
+        assert not taken.is_set()
+    other.join(60)
+    assert taken.is_set()
+
+
+def test_another_gpu_is_free(gpu: Callable[[str], None]) -> None:
+    with gpu_locks.alone(lambda: pytest.fail("it was free")):
+        gpu("second")
+        with gpu_locks.alone(lambda: pytest.fail("it was free")):
+            pass
+
+
+def measurements_on(device: str, **changes: Any) -> list[Measurement]:
+    softmax: Operation = operations()["softmax"]
+    workloads = {"small": softmax.workloads["cpu"]["small"]} | changes
+    return [*measurements_of(softmax, "float32", device, peers_of(softmax), workloads)]
+
+
+def test_the_oracle_is_evaluated_ahead_and_its_errors_are_left_to_the_benchmarks() -> None:
+    def broken(dtype: object) -> Any:
+        raise RuntimeError("no such case")
+
+    timed, selection = measurements_on("cpu", broken=broken), SimpleNamespace()
+    bench: Any = Bench(selection, "cpu")  # type: ignore[arg-type]
+    bench.compute_ahead(timed)
+    names = {(workload, gradients) for _, workload, _, gradients in bench.references._results}
+    assert names == {("small", False), ("small", True)}
+    with pytest.raises(RuntimeError, match="no such case"):
+        bench.workload(next(measurement for measurement in timed if measurement.workload == "broken"))
+
+
+@pytest.mark.parametrize("shares", [False, True], ids=["alone", "shared"])
+def test_a_run_takes_the_gpu_before_its_first_benchmark_and_releases_it_after_the_last(
+    shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    @contextlib.contextmanager
+    def alone(wait: object) -> Iterator[None]:
+        events.append("taken")
+        yield
+        events.append("released")
+
+    def skip(bench: Bench, measurement: Measurement) -> str:
+        events.append("benchmark")
+        return "it is not timed"
+
+    monkeypatch.setattr(gpu_locks, "alone", alone)
+    monkeypatch.setattr(Bench, "compute_ahead", lambda bench, timed: events.extend(str(one) for one in timed))
+    monkeypatch.setattr(Bench, "unsupported", skip)
+    monkeypatch.setattr("fourfold.performance.machine.toolchain", dict)
+    options = {"share_gpu": shares, "--benchmark-only": True}
+    config: Any = SimpleNamespace(
+        getoption=lambda name, default=None: options.get(name, default),
+        pluginmanager=SimpleNamespace(getplugin=lambda name: None),
+    )
+    selection: Any = SimpleNamespace()
+    performance = Performance(config, selection, "cuda", Matrix())
+    measurement = measurements_on("cuda")[0]
+    item = SimpleNamespace(callspec=SimpleNamespace(params={"measurement": measurement}))
+    session: Any = SimpleNamespace(config=config, items=[item, SimpleNamespace()])
+    loop = performance.pytest_runtestloop(session)
+    next(loop)
+    for _ in range(2):
+        with pytest.raises(pytest.skip.Exception, match="it is not timed"):
+            performance.time(None, measurement)
+    with pytest.raises(StopIteration):
+        loop.send(None)
+    expected = [str(measurement), "taken", "benchmark", "benchmark", "released"]
+    assert events == ([event for event in expected if event not in ("taken", "released")] if shares else expected)
