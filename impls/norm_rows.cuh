@@ -1,6 +1,7 @@
 // Norms of rows and their gradients. A number is divided by the root of its row's mean square, or with MEAN first less
 // the row's mean, and then multiplied by weight. With MEAN a bias is added, and the squares are those of deviations.
 #pragma once
+#include "clusters.cuh"
 #include "rows.cuh"
 #include "staged.cuh"
 
@@ -78,10 +79,19 @@ template <class T, int WIDTH> __device__ void add_to(Vector<T, WIDTH>& x, const 
     for (int j = 0; j < WIDTH; j++) x.at[j] = T(numbers[j] + others[j]);
 }
 
+// Rows of so many vectors a thread stay in the registers of all blocks of a cluster.
+template <int WIDTH, int VECTORS> constexpr bool SHARED_ROW = WIDTH > 1 && VECTORS == 8;
+// The most threads of a block forward, and the fewest blocks of a multiprocessor: two load such rows in turn, where the
+// registers suffice.
+template <int WIDTH, int VECTORS, bool MEAN, bool ADDED>
+constexpr int FORWARD_THREADS = SHARED_ROW<WIDTH, VECTORS> && !MEAN && !ADDED ? 384 : 512;
+template <int WIDTH, int VECTORS, bool ADDED> constexpr int RESIDENT = SHARED_ROW<WIDTH, VECTORS> && !ADDED ? 2 : 1;
+
 // With ADJACENT, the single columns of a row are adjacent, and a row has whole warps. With ADDED, a residual is added to
 // x before it is normalized.
 template <class T, int WIDTH, int VECTORS, bool ADJACENT, bool MEAN, bool ADDED>
-__global__ void __launch_bounds__(512) norm_forward_kernel(
+__global__ void __launch_bounds__(FORWARD_THREADS<WIDTH, VECTORS, MEAN, ADDED>, RESIDENT<WIDTH, VECTORS, ADDED>)
+norm_forward_kernel(
     long long num_rows, long long cols, long long inner, long long outer_stride,
     const T* __restrict__ x,           // [outer, inner, cols], strided
     const T* __restrict__ weight,      // [cols], strided
@@ -96,11 +106,15 @@ __global__ void __launch_bounds__(512) norm_forward_kernel(
     long long residual_column_stride, long long weight_stride, long long bias_stride) {
     // The parameters stand in the order of their use, because they arrive in lines of 64 bytes, and each is waited for.
     // One block owns blockDim.y consecutive rows, one thread VECTORS vectors of each piece of a row (mostly one). The
-    // last piece stays in registers, the pieces before it are read twice.
+    // last piece stays in registers, the pieces before it are read twice. A cluster owns a SHARED row, a block a piece.
     using C = Compute<T>;
-    const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+    constexpr bool SHARED = SHARED_ROW<WIDTH, VECTORS>;
+    const long long row = SHARED ? cluster_id() : blockIdx.x * (long long)blockDim.y + threadIdx.y;
+    Exchange<C, 1> exchange(SHARED ? blocks_in_cluster() : 1);
     // Where registers are left, the residual is loaded together with x, and the parameters of a row of one piece, too.
     constexpr bool ONE_PIECE = VECTORS == 2, AT_ONCE = VECTORS <= 8;
+    // The parameters of a SHARED row are loaded while its sums are exchanged, where registers are left.
+    constexpr bool EARLY_PARAMETERS = SHARED && (ADDED || !MEAN);
     // A row past the end has no columns: its lanes take part in sums of their warp. A jump takes a short row longer.
     const bool present = row < num_rows;
     const long long from = ONE_PIECE && !present ? 0 : row;
@@ -185,7 +199,36 @@ __global__ void __launch_bounds__(512) norm_forward_kernel(
     };
 
     C mean = 0, mean_square;
-    if constexpr (ONE_PIECE) {
+    if constexpr (SHARED) {
+        last = block_in_cluster() * piece;
+        load(last, true);
+        const int columns = columns_from(last);
+        // To wait keeps the loads of parameters behind those of x. Half types have no registers for that.
+        constexpr bool WAIT_FIRST = MEAN || ADDED || sizeof(T) > 2;
+        if constexpr (WAIT_FIRST) exchange.wait_for_blocks();
+        auto sum_over_blocks = [&](C sum, int turn) {
+            sum = row_sum<false>(sum, turn);
+            if (blocks_in_cluster() == 1) return sum;
+            if constexpr (!WAIT_FIRST) exchange.wait_for_blocks();
+            return exchange.sum(sum, turn);
+        };
+        auto forget_unpacked = [&] {
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++) data[k].forget_unpacked();
+        };
+        if constexpr (MEAN) {
+            mean = sum_over_blocks(sum_of(columns), 0) / C(cols);
+            forget_unpacked();
+        }
+        const C squares = squares_of(columns, mean);
+        if constexpr (MEAN) forget_unpacked();
+        if constexpr (EARLY_PARAMETERS) {
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++)
+                if (first + k * step < columns) load_parameters(k, last + first + k * step);
+        }
+        mean_square = sum_over_blocks(squares, 1) / C(cols);
+    } else if constexpr (ONE_PIECE) {
         load(0, true);
         // Computed while the loads are under way.
         output = computed_here(output);
@@ -215,7 +258,7 @@ __global__ void __launch_bounds__(512) norm_forward_kernel(
     }
     const C rstd = rsqrt(mean_square + C(eps));
     auto store_statistics = [&] {
-        if (threadIdx.x > 0 || !present) return;
+        if (threadIdx.x > 0 || !present || (SHARED && last > 0)) return;
         if constexpr (MEAN) mean_of[row] = mean;
         rstd_of[row] = rstd;
     };
@@ -229,107 +272,13 @@ __global__ void __launch_bounds__(512) norm_forward_kernel(
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
             if (first + k * step >= columns) continue;
-            if constexpr (!ONE_PIECE) load_parameters(k, start + first + k * step);
+            if constexpr (!ONE_PIECE && !EARLY_PARAMETERS) load_parameters(k, start + first + k * step);
             normalize<MEAN>(data[k], weights[k], biases[k], mean, rstd);
             data[k].store(output + start + first + k * step);
         }
-        if constexpr (ONE_PIECE) break;
+        if constexpr (ONE_PIECE || SHARED) break;
     }
     if constexpr (ONE_PIECE) store_statistics();
-}
-
-// Rows in whole vectors, which the copy engine brings to shared memory.
-template <class T, int VECTORS, bool MEAN, bool ADDED>
-__global__ void __launch_bounds__(512) norm_forward_staged_kernel(
-    const T* __restrict__ x,           // [outer, inner, cols], strided, in whole vectors
-    const T* __restrict__ residual,    // [outer, inner, cols], strided, in whole vectors, or null unless ADDED
-    const T* __restrict__ weight,      // [cols]
-    const T* __restrict__ bias,        // [cols], or null unless MEAN
-    T* __restrict__ output,            // [outer * inner, cols]
-    T* __restrict__ sums,              // [outer * inner, cols]: x + residual, or null unless ADDED
-    Compute<T>* __restrict__ mean_of,  // [outer * inner], or null unless MEAN
-    Compute<T>* __restrict__ rstd_of,  // [outer * inner]
-    long long num_rows, long long cols, long long inner, long long outer_stride, long long inner_stride,
-    long long residual_outer_stride, long long residual_inner_stride, double eps, int stages) {
-    // One block or cluster owns one row in as many as there are blocks or clusters.
-    using C = Compute<T>;
-    constexpr int WIDTH = IN_16_BYTES<T>;
-    const int block = block_in_cluster(), blocks = blocks_in_cluster();
-    if (blocks > 1) cluster_arrive();
-    const long long rows_apart = num_clusters();
-    long long row = cluster_id();
-    Stages<ADDED ? 2 : 1> staged(stages, Slice(cols / WIDTH, block, blocks));
-    const int first = staged.slice.first, count = staged.slice.count;
-    auto fill = [&](int stage, long long row) {
-        if (threadIdx.x > 0 || row >= num_rows) return;
-        const T* x_row = x + row_offset(row, inner, outer_stride, inner_stride);
-        if constexpr (ADDED)
-            staged.fill(stage, x_row, residual + row_offset(row, inner, residual_outer_stride, residual_inner_stride));
-        else staged.fill(stage, x_row);
-    };
-    for (int i = 0; i < stages; i++) fill(i, row + i * rows_apart);
-    Vector<T, WIDTH> weights[VECTORS], biases[VECTORS];
-    load_columns(weights, weight, staged.slice);
-    if constexpr (MEAN) load_columns(biases, bias, staged.slice);
-    if (blocks > 1) cluster_wait();
-    int turn = 0;
-    auto sum_over_blocks = [&](C sum) {
-        sum = row_sum(sum, turn);
-        if (blocks > 1) sum = sum_of_blocks(sum, block, blocks, turn);
-        turn ^= 1;
-        return sum;
-    };
-    for (; row < num_rows; row += rows_apart) {
-        staged.wait();
-        auto vector_of = [&](int i) { return vector_at<T>(staged.of(staged.present, 0) + i); };
-        C sum = 0, squares = 0, mean = 0;
-#pragma unroll
-        for (int k = 0; k < VECTORS; k++) {
-            const int i = threadIdx.x + k * blockDim.x;
-            if (i >= count) continue;
-            auto data = vector_of(i);
-            if constexpr (ADDED) {
-                add_to(data, vector_at<T>(staged.of(staged.present, 1) + i));
-                data.store(sums + row * cols + (long long)(first + i) * WIDTH);
-                data.store(reinterpret_cast<T*>(staged.of(staged.present, 0) + i));
-            }
-            C numbers[WIDTH];
-            data.unpack(numbers);
-#pragma unroll
-            for (int j = 0; j < WIDTH; j++) {
-                if constexpr (MEAN) sum += numbers[j];
-                else squares += numbers[j] * numbers[j];
-            }
-        }
-        if constexpr (MEAN) {
-            mean = sum_over_blocks(sum) / C(cols);
-#pragma unroll
-            for (int k = 0; k < VECTORS; k++) {
-                const int i = threadIdx.x + k * blockDim.x;
-                if (i >= count) continue;
-                C numbers[WIDTH];
-                vector_of(i).unpack(numbers);
-#pragma unroll
-                for (int j = 0; j < WIDTH; j++) squares += (numbers[j] - mean) * (numbers[j] - mean);
-            }
-        }
-        const C rstd = rsqrt(sum_over_blocks(squares) / C(cols) + C(eps));
-        if (threadIdx.x == 0 && block == 0) {
-            if constexpr (MEAN) mean_of[row] = mean;
-            rstd_of[row] = rstd;
-        }
-#pragma unroll
-        for (int k = 0; k < VECTORS; k++) {
-            const int i = threadIdx.x + k * blockDim.x;
-            if (i >= count) continue;
-            auto data = vector_of(i);
-            normalize<MEAN>(data, weights[k], biases[k], mean, rstd);
-            data.store(output + row * cols + (long long)(first + i) * WIDTH);
-        }
-        staged.release();
-        fill(staged.present, row + stages * rows_apart);
-        staged.pass_on();
-    }
 }
 
 // A vector before it is split into elements. Half types would else be split as soon as they arrive, so the thread would
@@ -664,7 +613,7 @@ __global__ void __launch_bounds__(512) norm_backward_staged_kernel(
     using C = Compute<T>;
     constexpr int WIDTH = IN_16_BYTES<T>, PARAMETERS = MEAN ? 2 : 1;
     const int block = block_in_cluster(), blocks = blocks_in_cluster();
-    if (blocks > 1) cluster_arrive();
+    Exchange<C, PARAMETERS, true> exchange(blocks);
     const long long rows_apart = num_clusters();
     long long row = cluster_id();
     Stages<ADDED ? 3 : 2> staged(stages, Slice(cols / WIDTH, block, blocks));
@@ -687,7 +636,7 @@ __global__ void __launch_bounds__(512) norm_backward_staged_kernel(
         next_rstd = rstd_of[row];
     };
     load_statistics(row);
-    if (blocks > 1) cluster_wait();
+    exchange.wait_for_blocks();
     int turn = 0;
     for (; row < num_rows; row += rows_apart, turn ^= 1) {
         const C mean = next_mean, rstd = next_rstd;
@@ -724,10 +673,10 @@ __global__ void __launch_bounds__(512) norm_backward_staged_kernel(
             if (blocks > 1) {
                 if constexpr (MEAN) {
                     C both[] = {means.first, means.second};
-                    add_over_blocks(both, block, blocks, turn);
+                    exchange.add(both, turn);
                     means = {both[0], both[1]};
                 } else {
-                    means.second = sum_of_blocks(means.second, block, blocks, turn);
+                    means.second = exchange.sum(means.second, turn);
                 }
             }
             if constexpr (MEAN) means.first /= C(cols);

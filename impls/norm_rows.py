@@ -1,6 +1,7 @@
 """Norms of rows in CUDA C++, with norm_rows.cuh: rms_norm and layer_norm, also of a sum.
 
-Rows that fit in registers or shared memory are read once, longer or strided rows twice.
+Rows that fit in the registers of a block, or of the blocks of a cluster, or in shared memory are read once, longer or
+strided rows twice.
 """
 
 import enum
@@ -11,10 +12,10 @@ from typing import NamedTuple
 import torch
 
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
-from fourfold.backends.launch import available_shared_memory, cdiv, multiprocessors
+from fourfold.backends.launch import available_shared_memory, cdiv, has_clusters, multiprocessors
 from fourfold.backends.strides import Rows, as_rows
 
-from .staged_rows import Staging, staging
+from .staged_rows import CLUSTERS, Staging, staging
 
 WARP = 32
 MOST_THREADS = 512
@@ -25,17 +26,15 @@ COLUMN_THREADS, BLOCKS = 128, 8
 # Backward, further blocks of the same launch sum the columns of so few rows, or of twice as many narrow ones: SUMMED
 # columns a block, as in norm_rows.cuh. On the CPU fewer rows are few, so that both ways run.
 FEW_ROWS, NARROW, FEW_ROWS_ON_CPU, SUMMED = 64, 256, 8, 8
-# The most vectors of a row in shared memory that a thread computes, by the bytes of a number, without a mean and with
-# one. They are limited by the registers for weight, bias and their sums. Forward, rows of half types with a mean are
-# faster from a cache.
-STAGED = {False: {2: 8, 4: 8, 8: 8}, True: {4: 8, 8: 8}}
-STAGED_BACKWARD = {False: {2: 4, 4: 4, 8: 4}, True: {2: 2, 4: 4, 8: 4}}
+# Backward, the most vectors of a row in shared memory that a thread computes, by the bytes of a number, without a mean
+# and with one. They are limited by the registers for weight and the sums of the parameters' gradients.
+STAGED = {False: {2: 4, 4: 4, 8: 4}, True: {2: 2, 4: 4, 8: 4}}
 # The least bytes of such a row, without a mean and with one: shorter ones are faster in registers. On the CPU rows of a
 # page are staged, too.
-STAGED_BYTES, STAGED_BYTES_BACKWARD, STAGED_BYTES_ON_CPU = (65536, 65552), (4096, 32784), 4096
-# Columns of float32 rows that forward reads in two pieces, the first one twice: that is faster than a whole row in
-# registers or in shared memory.
-TWO_PIECES = range(12289, 16385)
+STAGED_BYTES, STAGED_BYTES_ON_CPU = (4096, 32784), 4096
+# Forward, where the blocks of a cluster share a row: the vectors of a thread, and, without a mean and with one, the
+# threads of a block that leave registers for other blocks of the multiprocessor, and the most that have any.
+SHARED_VECTORS, SHARED_THREADS, MOST_SHARED_THREADS = 8, (256, 512), (384, 512)
 
 
 class Layout(enum.Enum):
@@ -78,16 +77,16 @@ def held_rows(layout: Layout, itemsize: int, mean: bool) -> tuple[Held, ...]:
     return few, Held(width, 4, "ONE" if itemsize == 4 else "SHARED")
 
 
-def forward_vectors(layout: Layout, itemsize: int, mean: bool, added: bool) -> tuple[int, ...]:
+def forward_vectors(layout: Layout, itemsize: int, added: bool) -> tuple[int, ...]:
     """Return how many vectors a thread holds in the forward kernels for a layout, those for short rows first.
 
-    A thread with few vectors lets more blocks share a multiprocessor, but with a mean their sums take longer.
+    A thread with few vectors lets more blocks share a multiprocessor.
     """
     if layout is Layout.STRIDED:
         return (4,)
     if layout is Layout.ADJACENT:
         return (8, 16) if added and itemsize == 2 else (16,)
-    return (2, 4, 8) if mean else (2, 4)
+    return (2, 4, SHARED_VECTORS)
 
 
 def layout_of(cols: int, parameters: Sequence[torch.Tensor], rows: Sequence[Rows]) -> Layout:
@@ -112,11 +111,6 @@ def threads_of_row(cols: int, each: int, together: int, most: int = MOST_THREADS
     return min(cdiv(threads, WARP) * WARP, most), 1
 
 
-def reads_two_pieces(cols: int, layout: Layout, itemsize: int, added: bool) -> bool:
-    """Return whether forward reads a row in two pieces. A thread then has at most four vectors of each."""
-    return cols in TWO_PIECES and layout is Layout.WHOLE and itemsize == 4 and not added
-
-
 class Plan(NamedTuple):
     """How blocks divide the rows that a kernel holds in registers.
 
@@ -125,7 +119,7 @@ class Plan(NamedTuple):
         threads: threads of a row.
         together: rows of a block.
         shared_bytes: shared memory of a block.
-        blocks: blocks of a multiprocessor, backward.
+        blocks: blocks of a multiprocessor, backward; forward, of a cluster that shares a row.
     """
 
     kind: tuple[object, ...]
@@ -135,18 +129,27 @@ class Plan(NamedTuple):
     blocks: int = 0
 
 
-def forward_plan(cols: int, layout: Layout, itemsize: int, mean: bool, added: bool) -> Plan:
-    """Choose how forward walks through rows of `cols` columns."""
+def forward_plan(cols: int, layout: Layout, itemsize: int, mean: bool, added: bool, most_blocks: int) -> Plan:
+    """Choose how forward walks through rows of `cols` columns, which up to `most_blocks` blocks may share."""
     if cols <= 8 * WARP and layout is Layout.ADJACENT:
         layout = Layout.STRIDED  # several rows share a warp
     width = 16 // itemsize if layout is Layout.WHOLE else 1
-    variants = forward_vectors(layout, itemsize, mean, added)
-    if reads_two_pieces(cols, layout, itemsize, added):
-        variants = variants[:2]
-    # Two sums over several warps take longer than more vectors a thread, unless there is a residual to wait for.
-    most = {2: WARP} if mean and not added else {}
+    variants = forward_vectors(layout, itemsize, added)
+    most: dict[int, int] = {}
+    if layout is Layout.WHOLE:
+        variants = variants[:-1]  # without that of rows that blocks share
+        # Two sums over several warps take longer than more vectors a thread, unless there is a residual to wait for.
+        most = {2: WARP, 4: MOST_THREADS // 2} if mean and not added else {}
     fitting = (each for each in variants if cols <= each * width * most.get(each, MOST_THREADS))
-    each = next(fitting, variants[-1])
+    each = next(fitting, None)
+    if each is None and layout is Layout.WHOLE:
+        numbers = [blocks for blocks in (1, *CLUSTERS) if blocks <= most_blocks]
+        for threads in (MOST_THREADS,) if added else (SHARED_THREADS[mean], MOST_SHARED_THREADS[mean]):
+            for blocks in numbers:
+                if cols <= SHARED_VECTORS * width * threads * blocks:
+                    of_block = cdiv(cols, blocks * SHARED_VECTORS * width * WARP) * WARP
+                    return Plan((width, SHARED_VECTORS, False), of_block, 1, blocks=blocks)
+    each = each or variants[-1]
     return Plan((width, each, layout is Layout.ADJACENT), *threads_of_row(cols, each * width, TOGETHER))
 
 
@@ -187,17 +190,15 @@ class Norm:
         size, mean, last = dtype.itemsize, self.mean, (self.mean, self.added)
         width = 16 // size
         for layout in Layout:
-            for each in forward_vectors(layout, size, *last):
+            for each in forward_vectors(layout, size, self.added):
                 kind = (width if layout is Layout.WHOLE else 1, each, layout is Layout.ADJACENT)
                 yield _name(dtype, "norm_forward_kernel", *kind, *last)
-        if size in STAGED[mean]:
-            yield _name(dtype, "norm_forward_staged_kernel", STAGED[mean][size], *last)
         variants = {(held, held.way) for layout in Layout for held in held_rows(layout, size, mean)}
         variants |= {(held, "SEVERAL") for layout in Layout for held in held_rows(layout, size, mean)[:1]}
         for added in {False, self.added}:
             for held, way in variants:
                 yield _name(dtype, "norm_backward_kernel", held.width, held.vectors, way, mean, added)
-            yield _name(dtype, "norm_backward_staged_kernel", STAGED_BACKWARD[mean][size], mean, added)
+            yield _name(dtype, "norm_backward_staged_kernel", STAGED[mean][size], mean, added)
             for columns in (width, 1):
                 yield _name(dtype, "norm_backward_columns_kernel", columns, mean, added)
         for columns in (width, 1):
@@ -226,20 +227,9 @@ class Norm:
         first, second = rows[0], rows[-1]
         tensors_of_sum = (None if residual is None else second.tensor, sums)
         kind = (self.mean, self.added)
-        least = STAGED_BYTES[self.mean] if x.is_cuda else STAGED_BYTES_ON_CPU
-        each = STAGED[self.mean].get(size)
-        long = layout is Layout.WHOLE and cols * size >= least
-        if each and long and not reads_two_pieces(cols, layout, size, self.added):
-            staged = staging(cols, size, len(rows), x.device, each)
-            if staged is not None:
-                kernel = self._kernel(dtype, "norm_forward_staged_kernel", each, *kind)
-                sizes = (num_rows, cols, inner, *first[1:3], *second[1:3], eps)
-                tensors = (first.tensor, tensors_of_sum[0], weight, bias, output, sums, mean, rstd)
-                staged.launch(kernel, staged.groups(kernel, x.device, num_rows), (*tensors, *sizes))
-                return
-        plan = forward_plan(cols, layout, size, *kind)
+        plan = forward_plan(cols, layout, size, *kind, CLUSTERS[-1] if has_clusters(x.device) else 1)
         self._kernel(dtype, "norm_forward_kernel", *plan.kind, *kind).launch(
-            cdiv(num_rows, plan.together),
+            cdiv(num_rows, plan.together) * max(plan.blocks, 1),
             (plan.threads, plan.together),
             num_rows,
             cols,
@@ -261,6 +251,7 @@ class Norm:
             weight.stride(0),
             0 if bias is None else bias.stride(0),
             shared_bytes=plan.shared_bytes,
+            cluster=plan.blocks if plan.blocks > 1 else None,
         )
 
     def backward(
@@ -290,11 +281,11 @@ class Norm:
             unneeded = grad_weight is None and grad_bias is None
             return None if unneeded else rstd.new_empty((1 + self.mean, partials, cols))
 
-        each = STAGED_BACKWARD[self.mean][size]
+        each = STAGED[self.mean][size]
         staged: Staging | None = None
-        least = STAGED_BYTES_BACKWARD[self.mean] if x.is_cuda else STAGED_BYTES_ON_CPU
+        least = STAGED_BYTES[self.mean] if x.is_cuda else STAGED_BYTES_ON_CPU
         if layout is Layout.WHOLE and cols * size >= least:
-            staged = staging(cols, size, len(walked), x.device, each, sums=True)
+            staged = staging(cols, size, len(walked), x.device, each)
         plan = backward_plan(x, num_rows, layout, self.mean) if staged is None else None
         if staged is not None:
             kernel = self._kernel(dtype, "norm_backward_staged_kernel", each, *kind)

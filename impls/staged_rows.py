@@ -1,4 +1,4 @@
-"""Rows that the copy engine brings to shared memory, for kernels in CUDA C++ that include staged.cuh."""
+"""Rows that the copy engine brings to shared memory, for CUDA C++ with staged.cuh whose threads sum over rows."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -56,9 +56,7 @@ class Staging(NamedTuple):
         )
 
 
-def staging(
-    cols: int, itemsize: int, tensors: int, device: torch.device, each: int, sums: bool = False
-) -> Staging | None:
+def staging(cols: int, itemsize: int, tensors: int, device: torch.device, each: int) -> Staging | None:
     """Choose how to bring rows to shared memory; None if a device has no copy engine or no room for two of them.
 
     Args:
@@ -67,7 +65,6 @@ def staging(
         tensors: the number of tensors that are read.
         device: the device. On the CPU the copies are emulated, and a block holds a row.
         each: vectors of a row that a thread computes, at most.
-        sums: whether a thread sums over rows, so that there should be few blocks.
     """
     clusters, memory = has_clusters(device), available_shared_memory(device)
     vectors, two_rows = cols * itemsize // 16, 2 * 16 * tensors
@@ -76,11 +73,11 @@ def staging(
     blocks = next((blocks for blocks in (1, *CLUSTERS) if vectors <= most * blocks), None)
     if blocks is None or not (clusters or (device.type == "cpu" and blocks == 1)):
         return None
-    if sums and blocks > 1 and itemsize == 2:
+    if blocks > 1 and itemsize == 2:
         blocks = CLUSTERS[-1]  # several blocks of a multiprocessor compute in turn
     part = cdiv(vectors, blocks)
     threads = cdiv(part, each * WARP) * WARP
-    resident = max((RESIDENT if blocks == 1 else MOST_THREADS) // threads, 1) if sums else 1
+    resident = max((RESIDENT if blocks == 1 else MOST_THREADS) // threads, 1)  # few, because each has sums of its own
     stage = part * 16 * tensors
     stages = min((memory // resident - RESERVED_BYTES) // stage, MOST_STAGES[device.type])
     return Staging(threads, blocks, resident, stages, stages * stage) if stages > 1 else None

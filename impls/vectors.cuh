@@ -108,4 +108,15 @@ template <class T, int WIDTH> struct __align__(sizeof(T) * WIDTH) Vector {
         memcpy(&bits, this, sizeof bits);
         return bits;
     }
+
+    // Makes the compiler unpack a vector of half types again, instead of keeping numbers of twice as many registers.
+    __device__ void forget_unpacked() {
+#ifndef CUDA_ON_CPU
+        if constexpr (sizeof(T) == 2 && WIDTH == 8) {
+            uint4 vector = bits();
+            asm("" : "+r"(vector.x), "+r"(vector.y), "+r"(vector.z), "+r"(vector.w));
+            memcpy(this, &vector, sizeof vector);
+        }
+#endif
+    }
 };

@@ -129,7 +129,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     # More of them than a block has room for at once, where they are brought to shared memory ahead.
     "rows_in_stages": rows(11, cols=2056),
     "rows_longer_than_registers": rows(4, cols=10240),
-    "rows_in_two_pieces": rows(2, cols=16380),
+    "four_short_of_16384_columns": rows(2, cols=16380),
     "one_short_of_4096_columns_that_lie_apart": rows(1, cols=4095, x="sliced_columns"),
     "rows_longer_than_registers_along_two_axes": rows(
         2, 2, cols=8200, x="transposed", grad_output="transposed", weight="sliced_columns", bias="sliced_columns"

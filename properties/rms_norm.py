@@ -85,7 +85,7 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "eps_far_below_the_mean_square": rows(x=lambda rng, dtype: rng.normal(0, 1e-4, (3, 24)), eps=1e-12),
     # A sum of bfloat16 in bfloat16 stops growing at 256.
     "long_row": rows(1, cols=4096),
-    "rows_in_two_pieces": rows(2, cols=16380),
+    "four_short_of_16384_columns": rows(2, cols=16380),
     # More rows than blocks run at a time: each sums the gradients of several, and a second stage what they leave.
     "many_rows_of_whole_vectors": rows(300, cols=16),
     # Whole vectors, more than the registers of a block hold; and rows of which vectors are held in part.

@@ -114,19 +114,13 @@ template <class C> struct Terms {
         sum = present ? sum_of_warps[lane] : C(0);
         of_lanes(32);
     }
-    // The same over a row that a cluster shares. The caller has arrived at the cluster's barrier.
-    __device__ void of_blocks(int block, int blocks) {
-        __shared__ C largest_of_blocks[MAX_BLOCKS], sum_of_blocks[MAX_BLOCKS];
-        cluster_wait();
-        if (threadIdx.x < blocks) {
-            store_in_block(largest_of_blocks + block, threadIdx.x, largest);
-            store_in_block(sum_of_blocks + block, threadIdx.x, sum);
-        }
-        cluster_arrive();
-        cluster_wait();
-        const int lane = threadIdx.x % MAX_BLOCKS;
-        largest = lane < blocks ? largest_of_blocks[lane] : minus_infinity<C>();
-        sum = lane < blocks ? sum_of_blocks[lane] : C(0);
+    // The same over a row that a cluster shares.
+    __device__ void of_blocks(Exchange<C, 2>& exchange) {
+        C both[] = {largest, sum};
+        exchange.wait_for_blocks();
+        const bool exists = exchange.gather(both);
+        largest = exists ? both[0] : minus_infinity<C>();
+        sum = exists ? both[1] : C(0);
         of_lanes(MAX_BLOCKS);
     }
 };
@@ -140,7 +134,6 @@ template <bool SPLIT> struct Share {
     __device__ Share(long long threads) : size(int(threads)) {
         if constexpr (SPLIT) {
             blocks = size / blockDim.x;
-            if (blocks > 1) cluster_arrive();
             block = blockIdx.x % blocks;
             thread = block * blockDim.x + threadIdx.x;
             row = blockIdx.x / blocks;
@@ -249,6 +242,7 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
     extern __shared__ __align__(16) unsigned char raw[];
     T* shared = reinterpret_cast<T*>(raw + (SHIFTED ? blockDim.x / 32 * EXCHANGED * sizeof(uint4) : 0));
     const Share<SPLIT> share(threads);
+    Exchange<C, 2> exchange(share.blocks);
     const int size = share.size, thread = share.thread;
     const long long row = share.row;
     // Threads beyond the last row take part, because they share a warp with threads that own a row.
@@ -285,7 +279,7 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_forward_kernel(
     }
     const C own_largest = terms.largest;
     terms.of_row(share.of_block());
-    if (share.blocks > 1) terms.of_blocks(share.block, share.blocks);
+    if (share.blocks > 1) terms.of_blocks(exchange);
     const C largest = terms.largest, scale = C(1) / terms.sum, own_scale = exponential(own_largest - largest) * scale;
 
 #pragma unroll
@@ -332,6 +326,7 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
     extern __shared__ __align__(16) unsigned char raw[];
     T* shared = reinterpret_cast<T*>(raw + (SHIFTED ? blockDim.x / 32 * EXCHANGED * sizeof(uint4) : 0));
     const Share<SPLIT> share(threads);
+    Exchange<C, 1> exchange(share.blocks);
     const int size = share.size, thread = share.thread;
     const long long row = share.row;
     // Threads beyond the last row take part, because they share a warp with threads that own a row.
@@ -374,7 +369,7 @@ __global__ void __launch_bounds__(MAX_THREADS<EXCESS>) softmax_backward_kernel(
         product += product_of<T, WIDTH, C>(kept_grad[k], kept[k]);
     }
     product = sum_of_row(product, share.of_block());
-    if (share.blocks > 1) cluster_wait(), product = sum_of_blocks(product, share.block, share.blocks);
+    if (share.blocks > 1) exchange.wait_for_blocks(), product = exchange.sum(product);
 
 #pragma unroll
     for (int k = 0; k < KEEP; k++)

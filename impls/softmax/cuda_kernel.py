@@ -28,7 +28,7 @@ ROWS_BLOCK = 128
 # The choices for a row that blocks share, each the most threads of a block and numbers of blocks. The first number that
 # suffices is taken. With 512 threads two blocks fit on a multiprocessor: one loads while the other stores. The kernels
 # have room for 16 blocks; every GPU that has clusters runs 8.
-SPLITS = ((512, (1, 2, 4, 8)), (1024, (1, 2, 4, 8)), (1024, (16,)))
+SPLITS = ((512, (1, 2, 4, 8, 16)), (1024, (8, 16)))
 ON_EVERY_GPU, MOST_BLOCKS = 8, 16
 # Of two or four blocks with more threads than this, twice as many with half as many threads take turns more smoothly.
 HALVED_BLOCK = 384

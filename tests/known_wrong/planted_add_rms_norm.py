@@ -146,7 +146,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
     zeros = {"right_on": residual_of_zeros}
     return (
         of("variance_of_x", OF_X, **y, **zeros),
-        of("row_stride_of_x", "norm_rows.cuh: inner, residual_outer_stride, residual_inner_stride) =>2"
+        of("row_stride_of_x", "norm_rows.cuh: inner, residual_outer_stride, residual_inner_stride) =>"
            " inner, outer_stride, inner_stride)",
            examples=named(properties, "residual_lies_otherwise"), **y, **zeros),
         of("sum_never_stored_past_a_block", "norm_rows.cuh: if (store_sums) data[k] =>"
