@@ -121,10 +121,12 @@ class Performance:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Compute what needs no GPU before the first benchmark takes the GPU's time, and release it after the last."""
+        """Compute what needs no GPU, then take the GPU's time for all benchmarks."""
         if self.running and self.device == "cuda" and not session.config.getoption("collectonly"):
             of_tests = (item.callspec.params.get("measurement") for item in session.items if hasattr(item, "callspec"))
-            self.run.bench.compute_ahead(one for one in of_tests if isinstance(one, Measurement))
+            if timed := [one for one in of_tests if isinstance(one, Measurement)]:
+                self.run.bench.compute_ahead(timed)
+                self._take_gpu()  # not within a test, whose time is limited
         try:
             return (yield)
         finally:

@@ -74,11 +74,8 @@ def test_the_oracle_is_evaluated_ahead_and_its_errors_are_left_to_the_benchmarks
         bench.workload(next(measurement for measurement in timed if measurement.workload == "broken"))
 
 
-@pytest.mark.parametrize("shares", [False, True], ids=["alone", "shared"])
-def test_a_run_takes_the_gpu_before_its_first_benchmark_and_releases_it_after_the_last(
-    shares: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[str] = []
+def hooks_on_a_gpu(events: list[str], monkeypatch: pytest.MonkeyPatch, **options: bool) -> Performance:
+    """Return the hooks of a run on a simulated GPU, which skip each benchmark and add what happens to `events`."""
 
     @contextlib.contextmanager
     def alone(wait: object) -> Iterator[None]:
@@ -94,22 +91,37 @@ def test_a_run_takes_the_gpu_before_its_first_benchmark_and_releases_it_after_th
     monkeypatch.setattr(Bench, "compute_ahead", lambda bench, timed: events.extend(str(one) for one in timed))
     monkeypatch.setattr(Bench, "unsupported", skip)
     monkeypatch.setattr("fourfold.performance.machine.toolchain", dict)
-    options = {"share_gpu": shares, "--benchmark-only": True}
+    given = {"--benchmark-only": True, **options}
     config: Any = SimpleNamespace(
-        getoption=lambda name, default=None: options.get(name, default),
+        getoption=lambda name, default=None: given.get(name, default),
         pluginmanager=SimpleNamespace(getplugin=lambda name: None),
     )
     selection: Any = SimpleNamespace()
-    performance = Performance(config, selection, "cuda", Matrix())
-    measurement = measurements_on("cuda")[0]
+    return Performance(config, selection, "cuda", Matrix())
+
+
+@pytest.mark.parametrize("shares", [False, True], ids=["alone", "shared"])
+def test_a_run_takes_the_gpu_before_its_first_benchmark_and_releases_it_after_the_last(
+    shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    performance, measurement = hooks_on_a_gpu(events, monkeypatch, share_gpu=shares), measurements_on("cuda")[0]
     item = SimpleNamespace(callspec=SimpleNamespace(params={"measurement": measurement}))
-    session: Any = SimpleNamespace(config=config, items=[item, SimpleNamespace()])
+    session: Any = SimpleNamespace(config=performance.config, items=[item, SimpleNamespace()])
     loop = performance.pytest_runtestloop(session)
     next(loop)
+    assert events == [str(measurement)] + ["taken"] * (not shares)
     for _ in range(2):
         with pytest.raises(pytest.skip.Exception, match="it is not timed"):
             performance.time(None, measurement)
     with pytest.raises(StopIteration):
         loop.send(None)
-    expected = [str(measurement), "taken", "benchmark", "benchmark", "released"]
-    assert events == ([event for event in expected if event not in ("taken", "released")] if shares else expected)
+    assert events == [str(measurement), *["taken"] * (not shares), *["benchmark"] * 2, *["released"] * (not shares)]
+
+
+def test_a_benchmark_whose_hooks_come_late_takes_the_gpu_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    performance = hooks_on_a_gpu(events, monkeypatch)
+    with pytest.raises(pytest.skip.Exception, match="it is not timed"):
+        performance.time(None, measurements_on("cuda")[0])
+    assert events == ["taken", "benchmark"]
