@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from fourfold.impls import norm_rows
 from fourfold.impls.softmax import cuda_kernel as softmax_kernel
 
 from fourfold.backends.cuda import launch as cuda_launch
@@ -273,7 +274,7 @@ def test_the_blocks_that_share_a_row_of_softmax_hold_all_of_it(most: int) -> Non
         (2, 1, 32768, 1, 512),
         (2, 2, 65536, 8, 256),
         (2, 2, 20000, 2, 320),
-        (2, 2, 262144, 8, 1024),
+        (2, 2, 262144, 16, 512),
         (4, 2, 262144, 16, 1024),
     ],
 )
@@ -282,6 +283,20 @@ def test_softmax_shares_a_row_among_smaller_blocks_where_they_were_faster(
 ) -> None:
     plan = softmax_kernel.plan(cols, itemsize, True, tensors, 200 << 10, 16)
     assert (plan.threads // plan.block, plan.block) == (blocks, block)
+
+
+@pytest.mark.parametrize(("mean", "added"), itertools.product((False, True), repeat=2))
+def test_the_blocks_that_share_a_row_of_a_norm_hold_all_of_it(mean: bool, added: bool) -> None:
+    for itemsize, most, cols in itertools.product((2, 4, 8), (1, 8), range(2048, 300_000, 976)):
+        plan = norm_rows.forward_plan(cols, norm_rows.Layout.WHOLE, itemsize, mean, added, most)
+        width, vectors, _ = plan.kind
+        if vectors == norm_rows.SHARED_VECTORS:
+            assert plan.blocks in [blocks for blocks in (1, 2, 4, 8) if blocks <= most]
+            assert plan.blocks * plan.threads * vectors * width >= cols
+            # The bounds with which the kernels are compiled.
+            assert plan.threads <= (512 if mean or added else 384)
+        else:
+            assert plan.blocks == 0
 
 
 ROW_OFFSETS = """
