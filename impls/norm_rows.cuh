@@ -203,7 +203,7 @@ norm_forward_kernel(
         last = block_in_cluster() * piece;
         load(last, true);
         const int columns = columns_from(last);
-        // To wait keeps the loads of parameters behind those of x. Half types have no registers for that.
+        // Waiting here keeps the loads of parameters behind those of x. Half types would spill registers.
         constexpr bool WAIT_FIRST = MEAN || ADDED || sizeof(T) > 2;
         if constexpr (WAIT_FIRST) exchange.wait_for_blocks();
         auto sum_over_blocks = [&](C sum, int turn) {

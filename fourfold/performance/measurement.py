@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import starmap
@@ -257,29 +257,20 @@ class Bench:
             self._workload = key, measurement.make(DTYPES[measurement.dtype])
         return self._workload[1]
 
-    def compute_ahead(self, timed: Iterable[Measurement]) -> None:
+    def compute_ahead(self, timed: Sequence[Measurement]) -> None:
         """Import the peers' packages and compute the oracle's results: most of what a GPU would wait for.
 
         What raises does so again when it is needed, in the benchmark that needs it.
         """
-        packages, cases = set(), set()
-        for measurement in timed:
-            if measurement.contender in INSTALLED and measurement.contender not in packages:
-                packages.add(measurement.contender)
-                with contextlib.suppress(Exception):
-                    measurement.of.function()
-            case = (id(measurement.operation), measurement.workload, measurement.dtype, measurement.direction)
-            if case not in cases:
-                cases.add(case)
-                with contextlib.suppress(Exception):
-                    gradients = measurement.direction not in ("forward", HOST)
-                    self.references.of(
-                        measurement.operation,
-                        measurement.workload,
-                        self.workload(measurement),
-                        DTYPES[measurement.dtype],
-                        gradients,
-                    )
+        peers_of_packages = {one.contender: one.of for one in timed if one.contender in INSTALLED}
+        for peer in peers_of_packages.values():
+            with contextlib.suppress(Exception):
+                peer.function()
+        cases = {(id(one.operation), one.workload, one.dtype, one.direction): one for one in timed}
+        for one in cases.values():
+            with contextlib.suppress(Exception):
+                workload, gradients = self.workload(one), one.direction not in ("forward", HOST)
+                self.references.of(one.operation, one.workload, workload, DTYPES[one.dtype], gradients)
 
     def implementation(self, measurement: Measurement) -> Function:
         """Return a measurement's implementation, cached for all directions of a workload: it may have been compiled."""

@@ -63,14 +63,14 @@ def measurements_on(device: str, **changes: Any) -> list[Measurement]:
 
 def test_the_oracle_is_evaluated_ahead_and_its_errors_are_left_to_the_benchmarks() -> None:
     def broken(dtype: object) -> Any:
-        raise RuntimeError("no such case")
+        raise RuntimeError("cannot make the case")
 
     timed, selection = measurements_on("cpu", broken=broken), SimpleNamespace()
     bench: Any = Bench(selection, "cpu")  # type: ignore[arg-type]
     bench.compute_ahead(timed)
     names = {(workload, gradients) for _, workload, _, gradients in bench.references._results}
     assert names == {("small", False), ("small", True)}
-    with pytest.raises(RuntimeError, match="no such case"):
+    with pytest.raises(RuntimeError, match="cannot make the case"):
         bench.workload(next(measurement for measurement in timed if measurement.workload == "broken"))
 
 
