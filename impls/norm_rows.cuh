@@ -82,10 +82,10 @@ template <class T, int WIDTH> __device__ void add_to(Vector<T, WIDTH>& x, const 
 // Rows of so many vectors a thread stay in the registers of all blocks of a cluster.
 template <int WIDTH, int VECTORS> constexpr bool SHARED_ROW = WIDTH > 1 && VECTORS == 8;
 // The most threads of a block forward, and the fewest blocks of a multiprocessor: two load such rows in turn, where the
-// registers suffice.
+// registers suffice. With 0 the compiler keeps registers for several blocks, with 1 it does not.
 template <int WIDTH, int VECTORS, bool MEAN, bool ADDED>
 constexpr int FORWARD_THREADS = SHARED_ROW<WIDTH, VECTORS> && !MEAN && !ADDED ? 384 : 512;
-template <int WIDTH, int VECTORS, bool ADDED> constexpr int RESIDENT = SHARED_ROW<WIDTH, VECTORS> && !ADDED ? 2 : 1;
+template <int WIDTH, int VECTORS, bool ADDED> constexpr int RESIDENT = SHARED_ROW<WIDTH, VECTORS> && !ADDED ? 2 : 0;
 
 // With ADJACENT, the single columns of a row are adjacent, and a row has whole warps. With ADDED, a residual is added to
 // x before it is normalized.
