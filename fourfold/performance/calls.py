@@ -170,6 +170,9 @@ class Replay:
     Args:
         make: makes a call on new tensors.
         cache_bytes: the size of the L2 cache.
+
+    Raises:
+        RuntimeError: a call cannot be captured, or the capture might need more memory than is free.
     """
 
     def __init__(self, make: Callable[[], Call], cache_bytes: int) -> None:
@@ -180,8 +183,10 @@ class Replay:
             first = make()
             sets = min(GRAPH_CALLS, max(2, 3 * cache_bytes // max(first.bytes, 1) + 1))
             self._calls = [first, *(make() for _ in range(sets - 1))]
+            before = bytes_allocated_so_far()
             for call in self._calls:
                 call.run(1)
+            require_memory_for_capture(bytes_allocated_so_far() - before)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
         with disable_garbage_collection(), warnings.catch_warnings():
@@ -223,6 +228,29 @@ class Replay:
     def single_call(self) -> Call:
         """One of the calls in the graph."""
         return self._calls[0]
+
+
+def bytes_allocated_so_far() -> int:
+    """Return the sum of all allocations of this process on the current GPU, those that were freed included."""
+    return torch.cuda.memory_stats().get("allocated_bytes.all.allocated", 0)
+
+
+def require_memory_for_capture(allocated: int) -> None:
+    """Refuse to capture calls whose allocations are larger than the free memory.
+
+    A capture may be unable to use the memory of a freed tensor again. If it runs out of memory, torch's allocator can
+    free no cached memory for the rest of the process.
+
+    Args:
+        allocated: the sum of all allocations of the calls, in bytes.
+
+    Raises:
+        RuntimeError: so much memory is not free.
+    """
+    free, _ = torch.cuda.mem_get_info()
+    free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    if allocated > free:
+        raise RuntimeError(f"the calls allocate {allocated / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free")
 
 
 @contextlib.contextmanager

@@ -28,7 +28,15 @@ from fourfold.operations.case import Case
 from fourfold.operations.record import Cost, Operation
 from fourfold.operations.workloads import Tiled, Workload, tiled, whole
 from fourfold.performance import machine
-from fourfold.performance.calls import DIRECTIONS, Call, References, Replay, directions_of, worst_error
+from fourfold.performance.calls import (
+    DIRECTIONS,
+    Call,
+    References,
+    Replay,
+    directions_of,
+    require_memory_for_capture,
+    worst_error,
+)
 from fourfold.performance.ceilings import Ceilings
 from fourfold.performance.measurement import MeasuringError, achieved_rates, ratios
 from fourfold.performance.peers import INSTALLED, peers
@@ -440,6 +448,35 @@ def test_a_replayed_graph_leaves_the_results_of_its_calls(backend: str, directio
         worst_error(replay.results, expected, workload, FLOAT32)
     replay.run(1)
     assert worst_error(replay.results, expected, workload, FLOAT32) <= 1
+
+
+@pytest.mark.parametrize("free", [1, 3])
+def test_a_capture_needs_free_memory_for_all_that_its_calls_allocate(
+    free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free << 30, 8 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 4 << 30)  # of which tensors take 3
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 3 << 30)
+    require_memory_for_capture((1 + free) << 30)
+    with pytest.raises(RuntimeError, match=f"allocate {free + 2}.0 GiB, and {free + 1}.0 GiB are free"):
+        require_memory_for_capture((2 + free) << 30)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_calls_that_allocate_more_than_the_free_memory_are_not_captured() -> None:
+    """Freed tensors count: the sum of a call's temporary tensors exceeds the memory, though none is large."""
+    captured = []
+
+    def allocate_often(**inputs: torch.Tensor) -> torch.Tensor:
+        captured.append(torch.cuda.is_current_stream_capturing())
+        for _ in range(9):
+            torch.empty(torch.cuda.mem_get_info()[1] // 8, dtype=torch.uint8, device="cuda")
+        return backends.load("vector_add", "torch")(**inputs)
+
+    record, workload = operations()["vector_add"], small(vector_add.random_case(9))
+    with pytest.raises(RuntimeError, match="GiB are free"):
+        Replay(lambda: Call(allocate_often, record, workload, FLOAT32, "cuda", "forward"), 0)
+    assert captured == [False] * 2
 
 
 @pytest.mark.usefixtures("gpu")
