@@ -17,6 +17,7 @@ from fourfold.operations.workloads import Workload
 from fourfold.performance.timing import GRAPH_CALLS, Runnable
 
 DIRECTIONS = ("forward", "backward", "both")
+HOST = "host"  # the direction of a benchmark that times the host
 
 
 def directions_of(operation: Operation) -> tuple[str, ...]:

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from fourfold.performance import gate, sources
+from fourfold.performance.calls import HOST
 from fourfold.performance.gate import Change, Round
 from fourfold.performance.gated import load
-from fourfold.performance.measurement import HOST
 from fourfold.performance.sources import Baseline
 from fourfold.performance.timed_run import TimedRun
 

@@ -28,6 +28,7 @@ from fourfold.operations.workloads import Make, Workload, whole
 from fourfold.performance import code_identity, machine
 from fourfold.performance.calls import (
     DIRECTIONS,
+    HOST,
     Call,
     Checkable,
     References,
@@ -51,7 +52,6 @@ from fourfold.performance.timing import (
 )
 
 UNLIMITED = Claims()
-HOST = "host"  # the direction of a benchmark that times the host
 
 
 Source = tuple[Path, str]  # the file of a candidate, and its name there

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from fourfold.engine.pages import page
 from fourfold.engine.verdict import Finding
 from fourfold.numerics.dtypes import DTYPES
+from fourfold.performance.calls import HOST
 from fourfold.performance.charts import Point, chart, quantity, sparkline
 from fourfold.performance.gate import Change, short_name
 from fourfold.performance.timings import PeerComparison, comparisons, contenders
@@ -236,7 +237,7 @@ def _rooflines(timed: Mapping[str, Any]) -> list[dict[str, Any]]:
         series: dict[str, list[Point]] = {}
         for entry in timed["benchmarks"]:
             info = entry["extra_info"]
-            if info["dtype"] == dtype and info["flops"] and info["bytes"] and info["direction"] != "host":
+            if info["dtype"] == dtype and info["flops"] and info["bytes"] and info["direction"] != HOST:
                 point = Point(info["flops"] / info["bytes"], info["flops"] / entry["median"], _title(entry))
                 series.setdefault(info["contender"], []).append(point)
         if not series:

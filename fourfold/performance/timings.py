@@ -7,6 +7,7 @@ from typing import Any
 
 from fourfold.engine.cells import CANDIDATE
 from fourfold.engine.tables import table_lines
+from fourfold.performance.calls import HOST
 from fourfold.performance.charts import quantity
 from fourfold.performance.gate import Change
 from fourfold.performance.peers import COMPILED, INSTALLED, LIBRARY
@@ -100,6 +101,7 @@ class PeerComparison:
     Attributes:
         group: the name of the group of benchmarks.
         benchmark: operation, workload, dtype and direction.
+        of_host: whether the times are the host's.
         shapes: the shape of each input.
         seconds: the median time of each contender, by its name.
         inexact: the contenders whose results exceed the bound.
@@ -107,6 +109,7 @@ class PeerComparison:
 
     group: str
     benchmark: str
+    of_host: bool
     shapes: Mapping[str, Sequence[int]]
     seconds: Mapping[str, float]
     inexact: frozenset[str]
@@ -151,6 +154,7 @@ def comparisons(benchmarks: Iterable[Mapping[str, Any]]) -> list[PeerComparison]
                 PeerComparison(
                     group=name,
                     benchmark=" ".join(info[key] for key in ("operation", "workload", "dtype", "direction")),
+                    of_host=info["direction"] == HOST,
                     shapes=info.get("shapes", {}),
                     seconds=seconds,
                     inexact=frozenset(
@@ -185,13 +189,23 @@ def markdown(runs: Iterable[tuple[Mapping[str, Any], Sequence[PeerComparison]]])
     ]
     lines += [f"at least {LEVEL} times as fast as the fastest peer, and gives the median of these ratios."]
     for machine, rows in runs:
-        names = contenders(rows)
+        of_gpu, of_host = [row for row in rows if not row.of_host], [row for row in rows if row.of_host]
         lines += ["", f"## {machine['gpu'] or machine['cpu']}", ""]
-        lines += [", ".join(f"{name} {machine[name]}" for name in ABOUT if machine.get(name)), ""]
-        lines += _summary(rows)
-        lines += ["", f"| workload | shapes | {' | '.join(names)} |", f"|---|---|{'---|' * len(names)}"]
-        lines += [f"| {row.benchmark} | {_shapes(row.shapes)} | {' | '.join(_cells(row, names))} |" for row in rows]
+        lines += [", ".join(f"{name} {machine[name]}" for name in ABOUT if machine.get(name))]
+        if of_gpu:
+            lines += ["", *_summary(of_gpu), "", *_table(of_gpu)]
+        if of_host:
+            lines += ["", "The times of the host, until the call returns:", "", *_table(of_host)]
     return "\n".join(lines) + "\n"
+
+
+def _table(rows: Sequence[PeerComparison]) -> Iterator[str]:
+    """Yield the table of all comparisons."""
+    names = contenders(rows)
+    yield f"| workload | shapes | {' | '.join(names)} |"
+    yield f"|---|---|{'---|' * len(names)}"
+    for row in rows:
+        yield f"| {row.benchmark} | {_shapes(row.shapes)} | {' | '.join(_cells(row, names))} |"
 
 
 def _summary(rows: Sequence[PeerComparison]) -> Iterator[str]:

@@ -517,8 +517,8 @@ def test_tensor_cores_may_multiply_parts_of_wider_numbers() -> None:
 
 def test_each_kernel_stands_beside_its_fastest_peer_the_slowest_first() -> None:
     def timed(workload: str, who: str, median: float, **more: str) -> dict[str, object]:
-        info = {"operation": "softmax", "workload": workload, "dtype": "float32", "direction": "forward"}
-        info |= {"contender": who, "shapes": {"x": (8, 4)}, **more}
+        info: dict[str, object] = {"operation": "softmax", "workload": workload, "dtype": "float32"}
+        info |= {"direction": "forward", "contender": who, "shapes": {"x": (8, 4)}, **more}
         return {"group": workload, "median": median, "extra_info": info}
 
     made = [timed("a", "torch", 3.0), timed("a", "liger", 2.0, disagreement="0.1"), timed("a", "cuda", 1.0)]
@@ -538,6 +538,17 @@ def test_each_kernel_stands_beside_its_fastest_peer_the_slowest_first() -> None:
         "|---|---|---|---|---|---|---|",
         "| softmax c float32 forward | 8x4 |  | **1e+06** |  |  | 4e+06 (0.25) |",
         "| softmax a float32 forward | 8x4 | 3e+06 |  | **2e+06*** | 4e+06 (0.50) | 1e+06 (2.00) |",
+    ]
+    made = [timed("d", who, median, direction="host") for who, median in (("torch", 1e-5), ("cuda", 2e-5))]
+    with_host = markdown([({"gpu": "H100", "cpu": "x", "torch": "2.11", "liger": "0.8.5"}, [*comparisons(made), c, a])])
+    assert with_host.splitlines()[: len(page)] == page
+    assert with_host.splitlines()[len(page) :] == [
+        "",
+        "The times of the host, until the call returns:",
+        "",
+        "| workload | shapes | torch | cuda |",
+        "|---|---|---|---|",
+        "| softmax d float32 host | 8x4 | **10** | 20 (0.50) |",
     ]
 
 

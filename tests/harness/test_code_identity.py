@@ -27,9 +27,9 @@ from fourfold.numerics.dtypes import DTYPES
 from fourfold.operations.case import Case
 from fourfold.operations.workloads import Workload, tiled, whole
 from fourfold.performance import code_identity, machine
-from fourfold.performance.calls import DIRECTIONS, Call, Replay
+from fourfold.performance.calls import DIRECTIONS, HOST, Call, Replay
 from fourfold.performance.ceilings import Ceilings
-from fourfold.performance.measurement import HOST, Bench, Contender, Measurement
+from fourfold.performance.measurement import Bench, Contender, Measurement
 from fourfold.performance.timing import HostClock
 
 FLOAT32 = DTYPES["float32"]

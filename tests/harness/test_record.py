@@ -126,12 +126,13 @@ def test_the_slower_kernels_are_profiled_and_no_step_repeats_what_the_folder_has
     medians = {"torch": 1.0, "triton": 1.1, "cuda": 0.9}
     benchmarks = [
         {
-            "fullname": f"tests/b.py::test[small-{name}]",
-            "group": "small",
+            "fullname": f"tests/b.py::test[small-{direction}-{name}]",
+            "group": f"small-{direction}",
             "stats": {"median": median},
             "extra_info": {"contender": name, "operation": "swiglu", "workload": "small", "dtype": "float32"}
-            | {"direction": "forward", "shapes": {}, "error_over_bound": 0.5},
+            | {"direction": direction, "shapes": {}, "error_over_bound": 0.5},
         }
+        for direction in ("forward", "host")
         for name, median in medians.items()
     ]
     commands: list[list[str]] = []
@@ -151,7 +152,7 @@ def test_the_slower_kernels_are_profiled_and_no_step_repeats_what_the_folder_has
     monkeypatch.setattr(sys, "argv", ["record", str(tmp_path), "swiglu"])
     assert script.main() == 0
     (profiled,) = [command for command in commands if "ncu" in command]
-    assert [word for word in profiled if word.startswith("tests/")] == ["tests/b.py::test[small-triton]"]
+    assert [word for word in profiled if word.startswith("tests/")] == ["tests/b.py::test[small-forward-triton]"]
     assert str(tmp_path / "swiglu.csv") in reports.pop()
     commands.clear()
     assert script.main() == 0
