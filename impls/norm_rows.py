@@ -119,14 +119,16 @@ class Plan(NamedTuple):
         threads: threads of a row.
         together: rows of a block.
         shared_bytes: shared memory of a block.
-        blocks: blocks of a multiprocessor, backward; forward, of a cluster that shares a row.
+        resident: blocks of a multiprocessor, backward.
+        sharing: blocks that share a row, forward.
     """
 
     kind: tuple[object, ...]
     threads: int
     together: int
     shared_bytes: int = 0
-    blocks: int = 0
+    resident: int = 0
+    sharing: int = 1
 
 
 def forward_plan(cols: int, layout: Layout, itemsize: int, mean: bool, added: bool, most_blocks: int) -> Plan:
@@ -148,7 +150,7 @@ def forward_plan(cols: int, layout: Layout, itemsize: int, mean: bool, added: bo
             for blocks in numbers:
                 if cols <= SHARED_VECTORS * width * threads * blocks:
                     of_block = cdiv(cols, blocks * SHARED_VECTORS * width * WARP) * WARP
-                    return Plan((width, SHARED_VECTORS, False), of_block, 1, blocks=blocks)
+                    return Plan((width, SHARED_VECTORS, False), of_block, 1, sharing=blocks)
     each = each or variants[-1]
     return Plan((width, each, layout is Layout.ADJACENT), *threads_of_row(cols, each * width, TOGETHER))
 
@@ -229,7 +231,7 @@ class Norm:
         kind = (self.mean, self.added)
         plan = forward_plan(cols, layout, size, *kind, CLUSTERS[-1] if has_clusters(x.device) else 1)
         self._kernel(dtype, "norm_forward_kernel", *plan.kind, *kind).launch(
-            cdiv(num_rows, plan.together) * max(plan.blocks, 1),
+            cdiv(num_rows, plan.together) * plan.sharing,
             (plan.threads, plan.together),
             num_rows,
             cols,
@@ -251,7 +253,7 @@ class Norm:
             weight.stride(0),
             0 if bias is None else bias.stride(0),
             shared_bytes=plan.shared_bytes,
-            cluster=plan.blocks if plan.blocks > 1 else None,
+            cluster=plan.sharing if plan.sharing > 1 else None,
         )
 
     def backward(
@@ -293,7 +295,7 @@ class Norm:
             partial = partial_sums(partials)
             staged.launch(kernel, partials, (*inputs, added, grad_x, partial, *sizes))
         elif plan is not None:
-            partials = blocks = min(cdiv(num_rows, plan.together), multiprocessors(x.device) * plan.blocks)
+            partials = blocks = min(cdiv(num_rows, plan.together), multiprocessors(x.device) * plan.resident)
             partial, block = partial_sums(partials), (plan.threads, plan.together)
             direct: tuple[torch.Tensor | None, ...] = (None, None)
             few = (2 * FEW_ROWS if cols <= NARROW else FEW_ROWS) if x.is_cuda else FEW_ROWS_ON_CPU

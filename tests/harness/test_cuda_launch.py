@@ -291,12 +291,12 @@ def test_the_blocks_that_share_a_row_of_a_norm_hold_all_of_it(mean: bool, added:
         plan = norm_rows.forward_plan(cols, norm_rows.Layout.WHOLE, itemsize, mean, added, most)
         width, vectors, _ = plan.kind
         if vectors == norm_rows.SHARED_VECTORS:
-            assert plan.blocks in [blocks for blocks in (1, 2, 4, 8) if blocks <= most]
-            assert plan.blocks * plan.threads * vectors * width >= cols
+            assert plan.sharing in [blocks for blocks in (1, 2, 4, 8) if blocks <= most]
+            assert plan.sharing * plan.threads * vectors * width >= cols
             # The bounds with which the kernels are compiled.
             assert plan.threads <= (512 if mean or added else 384)
         else:
-            assert plan.blocks == 0
+            assert plan.sharing == 1
 
 
 ROW_OFFSETS = """
