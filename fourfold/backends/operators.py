@@ -207,9 +207,10 @@ class Operator:
             ctx.constants = [values[i] for i in places_of_constants]
             if constant:
                 ctx.mark_non_differentiable(*[output[i] for i in constant])
-            if cotangents:
-                # A result that is not used has no cotangent, and needs no zeros. The first one may be that.
+            if several:
+                # A result that is not used has no cotangent, and needs no zeros, which take a launch.
                 ctx.set_materialize_grads(False)
+            if cotangents:  # the first result may be one that is not used
                 ctx.first = (output[0].shape, output[0].dtype, output[0].device) if zeros else None
 
         return save
@@ -233,6 +234,8 @@ def _gradients(
     def backward(ctx: Any, *cotangents: Any) -> tuple[torch.Tensor | None, ...]:
         gradients: list[torch.Tensor | None] = [None] * arguments
         grad_output, further = cotangents[0], [cotangents[place] for place in others]
+        if grad_output is None and not others:
+            return tuple(gradients)
         if grad_output is None and ctx.first is not None:
             shape, dtype, device = ctx.first
             grad_output = torch.zeros(shape, dtype=dtype, device=device)

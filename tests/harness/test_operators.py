@@ -1,5 +1,6 @@
 """An operator bypasses torch's dispatcher only if nothing observes the dispatch."""
 
+import contextlib
 import itertools
 from collections.abc import Callable
 
@@ -189,6 +190,51 @@ def test_a_cotangent_of_zeros_that_has_no_memory_gives_zeros(dispatched: list[st
     output, _ = scaled_product(x, y, 0.5)
     assert torch.autograd.grad(output, x, zeros)[0].tolist() == [0, 0]
     assert dispatched == [f"{NAME}_cpu_backward"]
+
+
+def test_a_result_without_a_cotangent_gives_no_gradient() -> None:
+    class Dropped(torch.autograd.Function):
+        """The identity, without a gradient."""
+
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, grad_output: torch.Tensor) -> None:
+            return None
+
+    x, y = numbers(1, 2, grad=True), numbers(3, 4)
+    output, _ = scaled_product(x, y, 0.5)
+    (Dropped.apply(output).sum() + x.sum()).backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [1, 1]
+    assert LAUNCHES == ["forward"]
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize(
+    "operation", sampled(["layer_norm", "rms_norm", "cross_entropy", "topk", "giou_loss"], "rms_norm", "topk")
+)
+def test_results_that_have_no_cotangent_need_no_zeros(operation: str, backend: str, traced: bool, device: str) -> None:
+    """Autograd would fill a tensor for each, and on a GPU that takes as long as the kernel of a small call."""
+    x = torch.arange(16.0, device=device).reshape(4, 4).requires_grad_()
+    given = {
+        "layer_norm": (x, x.detach()[0], x.detach()[1]),
+        "rms_norm": (x, x.detach()[0]),
+        "cross_entropy": (x, torch.arange(4, device=device)),
+        "topk": (x, 2),
+        "giou_loss": (x, x.detach().flip(0)),
+    }
+    function = backends.load(operation, backend)
+    with Seen() if traced else contextlib.nullcontext():  # a mode sends the call through the dispatcher
+        output = function(*given[operation])
+    output = output[0] if isinstance(output, tuple) else output
+    cotangent = torch.ones_like(output)
+    with torch.profiler.profile() as profile:
+        torch.autograd.grad(output, x, cotangent)
+    assert {event.key for event in profile.events()}.isdisjoint({"aten::zeros", "aten::zero_", "aten::fill_"})
 
 
 @pytest.mark.parametrize("backend", KERNELS)
