@@ -207,9 +207,6 @@ class Operator:
             ctx.constants = [values[i] for i in places_of_constants]
             if constant:
                 ctx.mark_non_differentiable(*[output[i] for i in constant])
-            if several:
-                # A result that is not used has no cotangent, and needs no zeros, which take a launch.
-                ctx.set_materialize_grads(False)
             if cotangents:  # the first result may be one that is not used
                 ctx.first = (output[0].shape, output[0].dtype, output[0].device) if zeros else None
 
@@ -234,8 +231,6 @@ def _gradients(
     def backward(ctx: Any, *cotangents: Any) -> tuple[torch.Tensor | None, ...]:
         gradients: list[torch.Tensor | None] = [None] * arguments
         grad_output, further = cotangents[0], [cotangents[place] for place in others]
-        if grad_output is None and not others:
-            return tuple(gradients)
         if grad_output is None and ctx.first is not None:
             shape, dtype, device = ctx.first
             grad_output = torch.zeros(shape, dtype=dtype, device=device)
@@ -304,24 +299,36 @@ def differentiate(operator: Any, backward: Callable[..., Any], save: Callable[..
 
     Args:
         operator: the operator that `define` returned.
-        backward: maps ``(ctx, *grad_outputs)`` to a gradient for each argument. Differentiating it again raises.
+        backward: maps ``(ctx, *grad_outputs)`` to a gradient for each argument. Differentiating it again raises. Of
+            several results, an unused one has None as its grad_output, but never all of them.
         save: ``(ctx, inputs, output)`` keeps what backward needs.
 
     Returns:
         The function to call in place of the operator: see `bypass_dispatcher`.
     """
-    torch.library.register_autograd(operator, backward, setup_context=save, lib=_library)
+
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        if isinstance(output, tuple):
+            ctx.set_materialize_grads(False)  # zeros for each result that is not used would take a launch
+        save(ctx, inputs, output)
+
+    def gradients(ctx: Any, *cotangents: Any) -> tuple:
+        if all(cotangent is None for cotangent in cotangents):
+            return (None,) * len(ctx.needs_input_grad)
+        return backward(ctx, *cotangents)
+
+    torch.library.register_autograd(operator, gradients, setup_context=keep, lib=_library)
     implementation = _launches[operator].implementation
 
     def forward(ctx: Any, *given: Any) -> Any:
         *arguments, make = given
         output = implementation(*arguments) if make is None else make()
-        save(ctx, arguments, output)
+        keep(ctx, arguments, output)
         return output
 
     methods = {
         "forward": staticmethod(forward),
-        "backward": staticmethod(lambda ctx, *cotangents: (*backward(ctx, *cotangents), None)),
+        "backward": staticmethod(lambda ctx, *cotangents: (*gradients(ctx, *cotangents), None)),
     }
     differentiated: Any = type(operator.name().partition("::")[2], (torch.autograd.Function,), methods)
     return bypass_dispatcher(operator, differentiated.apply)

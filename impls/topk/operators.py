@@ -63,11 +63,8 @@ def register(backend: str, launch: Callable[..., None], launch_backward: Callabl
         ctx.n = inputs[0].shape[-1]
         ctx.save_for_backward(output[1])
         ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)  # indices need no zeros as their cotangent, which would take a launch
 
-    def differentiate(ctx: Any, grad_values: torch.Tensor | None, _: Any) -> tuple[torch.Tensor | None, None, None]:
-        if grad_values is None:
-            return None, None, None
+    def differentiate(ctx: Any, grad_values: torch.Tensor, _: Any) -> tuple[torch.Tensor, None, None]:
         return backward_operator(grad_values, *ctx.saved_tensors, ctx.n), None, None
 
     return signature.checked(operators.differentiate(operator, differentiate, save))

@@ -455,7 +455,7 @@ def test_a_capture_needs_free_memory_for_all_that_its_calls_allocate(
     free: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free << 30, 8 << 30))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 4 << 30)  # of which tensors take 3
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 4 << 30)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 3 << 30)
     require_memory_for_capture((1 + free) << 30)
     with pytest.raises(RuntimeError, match=f"allocate {free + 2}.0 GiB, and {free + 1}.0 GiB are free"):

@@ -212,6 +212,21 @@ def test_a_result_without_a_cotangent_gives_no_gradient() -> None:
     assert LAUNCHES == ["forward"]
 
 
+def arguments_of(operation: str, x: torch.Tensor) -> tuple:
+    """Return the arguments of an operation, of which x [4, 4] alone requires a gradient."""
+    constant = x.detach()
+    given = {
+        "softmax": (x,),
+        "layer_norm": (x, constant[0], constant[1]),
+        "rms_norm": (x, constant[0]),
+        "cross_entropy": (x, torch.arange(4, device=x.device)),
+        "rope": (x[None], constant[:, :2], constant[:, 2:]),
+        "cumsum": (x,),
+        "topk": (x, 2),
+    }
+    return given.get(operation, (x, constant.flip(0)))
+
+
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("backend", KERNELS)
 @pytest.mark.parametrize(
@@ -220,16 +235,9 @@ def test_a_result_without_a_cotangent_gives_no_gradient() -> None:
 def test_results_that_have_no_cotangent_need_no_zeros(operation: str, backend: str, traced: bool, device: str) -> None:
     """Autograd would fill a tensor for each, and on a GPU that takes as long as the kernel of a small call."""
     x = torch.arange(16.0, device=device).reshape(4, 4).requires_grad_()
-    given = {
-        "layer_norm": (x, x.detach()[0], x.detach()[1]),
-        "rms_norm": (x, x.detach()[0]),
-        "cross_entropy": (x, torch.arange(4, device=device)),
-        "topk": (x, 2),
-        "giou_loss": (x, x.detach().flip(0)),
-    }
     function = backends.load(operation, backend)
     with Seen() if traced else contextlib.nullcontext():  # a mode sends the call through the dispatcher
-        output = function(*given[operation])
+        output = function(*arguments_of(operation, x))
     output = output[0] if isinstance(output, tuple) else output
     cotangent = torch.ones_like(output)
     with torch.profiler.profile() as profile:
@@ -244,16 +252,7 @@ def test_results_that_have_no_cotangent_need_no_zeros(operation: str, backend: s
 )
 def test_a_gradient_of_a_gradient_raises(operation: str, backend: str, device: str) -> None:
     x = torch.arange(16.0, device=device).reshape(4, 4).requires_grad_()
-    given = {
-        "softmax": (x,),
-        "layer_norm": (x, x[0], x[1]),
-        "rms_norm": (x, x[0]),
-        "cross_entropy": (x, torch.arange(4, device=device)),
-        "rope": (x[None], x.detach()[:, :2], x.detach()[:, 2:]),
-        "cumsum": (x,),
-    }
-    inputs = given.get(operation, (x, x.detach().flip(0)))
-    output = backends.load(operation, backend)(*inputs)
+    output = backends.load(operation, backend)(*arguments_of(operation, x))
     (gradient,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match=f"{operation}_{backend}_backward.* has no derivative"):
         torch.autograd.grad(gradient.sum(), x)
