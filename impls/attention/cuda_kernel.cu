@@ -9,8 +9,8 @@ template <class T> constexpr int FORWARD_STEP = sizeof(T) == 2 ? 64 : sizeof(T) 
 template <class T> constexpr int BACKWARD_STEP = sizeof(T) == 8 ? 16 : 32;
 // Of a block. Wide heads have fewer, for their tiles to fit into shared memory.
 template <class T> constexpr int MOST_THREADS = sizeof(T) == 8 ? 32 : 128;
-// Backward, the warps that own the same 16 rows: each has a share of the scores of a step, and of the sums' columns. The
-// tiles of parts leave room for one block alone on a multiprocessor.
+// The warps that own the same 16 rows: each has a share of the scores of a step, and of the sums' columns. The tiles of parts
+// leave room for one or two blocks on a multiprocessor.
 template <class T> constexpr int SHARES = PARTS<T> > 1 ? 2 : 1;
 
 template <class T> __device__ T not_a_number() { return T(CUDART_NAN_F); }
@@ -65,6 +65,21 @@ template <class T> __device__ void wait_for_shares() {
     else __syncwarp();
 }
 
+// Combines the numbers of a thread's two rows over the warps that own them. All threads of the block wait for it, and must
+// wait again before the next call.
+template <class T, class Combine> __device__ void over_shares(Compute<T> (&numbers)[2], Combine combine) {
+    __shared__ Compute<T> of_shares[SHARES<T>][MOST_THREADS<T> / 2];
+    const int share = threadIdx.x / 32 % SHARES<T>, first_row = threadIdx.x / (32 * SHARES<T>) * 16;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (SHARES<T> > 1 && threadIdx.x % 4 == 0) of_shares[share][first_row + row_of(2 * i)] = numbers[i];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (SHARES<T> > 1)
+            numbers[i] = combine(of_shares[0][first_row + row_of(2 * i)], of_shares[1][first_row + row_of(2 * i)]);
+}
+
 // A tensor to be split.
 struct Whole {
     const float* x;        // [tokens, heads, columns], strided
@@ -93,7 +108,7 @@ __global__ void __launch_bounds__(128) attention_split_kernel(
 }
 
 template <class T, int COLUMNS, Mask MASK>
-__global__ void __launch_bounds__(MOST_THREADS<T>, 1) attention_forward_kernel(
+__global__ void __launch_bounds__(MOST_THREADS<T> * SHARES<T>, SHARES<T>) attention_forward_kernel(
     const Part<T>* __restrict__ q,  // [total_q, heads, columns], strided
     const Part<T>* __restrict__ k,  // [total_k, kv_heads, columns], strided
     const Part<T>* __restrict__ v,  // [total_k, kv_heads, columns], strided
@@ -109,7 +124,9 @@ __global__ void __launch_bounds__(MOST_THREADS<T>, 1) attention_forward_kernel(
     // One block owns up to 64 queries of a sequence and head, and COLUMNS columns of their output; one warp 16 queries.
     using C = Compute<T>;
     constexpr int KEYS = FORWARD_STEP<T>, LINE = line_of<T>(KEYS), LINE_OF_V = line_of<T>(COLUMNS);
-    const int block = blockDim.x / 2, warp = threadIdx.x / 32, width = int(columns + 15) / 16 * 16, line = line_of<T>(width);
+    constexpr int SCORES = KEYS / SHARES<T>, SUMS = COLUMNS / SHARES<T>;
+    const int block = blockDim.x / (2 * SHARES<T>), warp = threadIdx.x / (32 * SHARES<T>), share = threadIdx.x / 32 % SHARES<T>;
+    const int width = int(columns + 15) / 16 * 16, line = line_of<T>(width);
     const long long held = PARTS<T> > 1 ? width : columns;  // columns of a row
     const long long q_apart = total_q * heads * width, k_apart = total_k * kv_heads * width;  // parts
     const long long chunks = (columns + COLUMNS - 1) / COLUMNS;
@@ -120,7 +137,8 @@ __global__ void __launch_bounds__(MOST_THREADS<T>, 1) attention_forward_kernel(
     const Tokens keys{k_offsets, wide_k, batch, total_k};
     const Place place(tile, block, queries, keys);
     if (place.first >= place.length) return;
-    const int own_columns = int(min(columns - chunk, (long long)COLUMNS)), own_width = (own_columns + 15) / 16 * 16;
+    const int first_column = share * SUMS, used_columns = int(min(columns - chunk, (long long)COLUMNS));
+    const int own_columns = min(used_columns - first_column, SUMS), own_width = (own_columns + 15) / 16 * 16;
 
     extern __shared__ __align__(16) unsigned char shared[];
     Part<T>* const q_tile = reinterpret_cast<Part<T>*>(shared);
@@ -132,6 +150,7 @@ __global__ void __launch_bounds__(MOST_THREADS<T>, 1) attention_forward_kernel(
     v += place.other_begin * v_token_stride + head / (heads / kv_heads) * v_head_stride + chunk;
     const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(block, (rows + 15) / 16 * 16);
     load_tile<PARTS<T>>(q_tile, line, filled, width, q, q_token_stride, rows, held, vectors, q_apart);
+    const auto rounded = [](int count) { return count < KEYS ? (count + 15) / 16 * 16 : KEYS; };
 
     // A query at `row` of the warp sees the keys below row + limit, and below all of them.
     const int shift = place.other_length - place.length, limit = place.first + warp * 16 + 1 + shift;
@@ -141,37 +160,49 @@ __global__ void __launch_bounds__(MOST_THREADS<T>, 1) attention_forward_kernel(
         end = int(min(place.first + block + shift + right, (long long)place.other_length));
     }
     const C scale = C(scale_), slope = MASK == BIAS ? C(slopes[head]) : C(0);
-    Sums<T, COLUMNS> sums;
+    Sums<T, SUMS> sums;
     C largest[2] = {-C(CUDART_INF_F), -C(CUDART_INF_F)}, total[2] = {};
+    // Keys are loaded while the values before them are multiplied, and values while their keys are.
+    const auto load_keys = [&](int start) {
+        const int there = end - start;
+        if (there > 0)
+            load_tile<PARTS<T>>(k_tile, line, rounded(there), width, k + start * k_token_stride, k_token_stride, there, held,
+                                vectors, k_apart);
+        commit_copies();
+    };
+    load_keys(begin);
     for (int start = begin; start < end; start += KEYS) {
-        const int there = end - start, used = there < KEYS ? (there + 15) / 16 * 16 : KEYS;
+        const int there = end - start, used = rounded(there);
+        wait_for_copies<0>();
         __syncthreads();
-        load_tile<PARTS<T>>(k_tile, line, used, width, k + start * k_token_stride, k_token_stride, there, held, vectors,
-                            k_apart);
         load_tile<PARTS<T>>(v_tile, LINE_OF_V, used, COLUMNS, v + start * v_token_stride, v_token_stride, there,
-                            PARTS<T> > 1 ? own_width : own_columns, vectors, k_apart);
-        wait_for_tiles();
-        if (own_rows <= 0) continue;
-        const C past = C((long long)(limit - 1 + row_of(0)) - (start + column_of(0, 0)));
-        Sums<T, KEYS> scores;
-        scores.template add<true>(q_tile + warp * 16 * line, line, k_tile, line, width, used);
+                            PARTS<T> > 1 ? (used_columns + 15) / 16 * 16 : used_columns, vectors, k_apart);
+        commit_copies();
+        const int first = share * SCORES;
+        const C past = C((long long)(limit - 1 + row_of(0)) - (start + first + column_of(0, 0)));
+        Sums<T, SCORES> scores;
+        if (own_rows > 0)
+            scores.template add<true>(q_tile + warp * 16 * line, line, k_tile + first * line, line, width, used - first);
         C larger[2] = {largest[0], largest[1]};
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; n++) {
-            if (n * 8 >= used) break;
+        for (int n = 0; n < SCORES / 8; n++) {
+            if (first + n * 8 >= used) break;
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int key = start + column_of(n, e);
+                const int key = start + first + column_of(n, e);
                 const bool visible = key < place.other_length && sees_key<MASK>(key, limit + row_of(e), causal, left, right);
                 C& score = scores.at[n][e];
                 score = visible ? score_of<MASK>(score, scale, slope, past, n, e) : -C(CUDART_INF_F);
                 larger[e / 2] = max(larger[e / 2], score);
             }
         }
+#pragma unroll
+        for (int i = 0; i < 2; i++) larger[i] = largest_of_row(larger[i]);
+        over_shares<T>(larger, [](C a, C b) { return max(a, b); });
+        load_keys(start + KEYS);
         C base[2], shrunk[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            larger[i] = largest_of_row(larger[i]);
             // Of scores that are all -inf, so that no difference of infinities is taken.
             base[i] = larger[i] == -C(CUDART_INF_F) ? C(0) : larger[i];
             shrunk[i] = exponential<T>(largest[i] - base[i]);
@@ -179,37 +210,40 @@ __global__ void __launch_bounds__(MOST_THREADS<T>, 1) attention_forward_kernel(
             total[i] *= shrunk[i];
         }
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; n++) {
-            if (n * 8 >= used) break;
+        for (int n = 0; n < SCORES / 8; n++) {
+            if (first + n * 8 >= used) break;
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const C term = exponential<T>(scores.at[n][e] - base[e / 2]);
                 total[e / 2] += term;
-                store<T>(weights + row_of(e) * LINE + column_of(n, e), KEYS, term);
+                store<T>(weights + row_of(e) * LINE + first + column_of(n, e), KEYS, term);
             }
         }
+        wait_for_copies<1>();
+        __syncthreads();
+        if (own_rows <= 0) continue;
         sums.scale(shrunk);
-        __syncwarp();
-        sums.template add<false>(weights, LINE, v_tile, LINE_OF_V, used, own_width);
-        __syncwarp();
+        sums.template add<false>(weights, LINE, v_tile + first_column, LINE_OF_V, used, own_width);
     }
+#pragma unroll
+    for (int i = 0; i < 2; i++) total[i] = sum_of_row(total[i]);
+    over_shares<T>(total, [](C a, C b) { return a + b; });
     if (own_rows <= 0) return;
     C factors[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        total[i] = sum_of_row(total[i]);
         const int row = row_of(2 * i);
         bool sees = place.other_length > 0 && (!causal || row + limit > 0);
         if constexpr (MASK != PLAIN)
             sees = place.other_length > 0 && row + limit + right > 0 && row + limit - 1 - left < place.other_length;
         factors[i] = sees ? 1 / total[i] : C(0);
         const C base = largest[i] == -C(CUDART_INF_F) ? C(0) : largest[i];
-        if (chunk == 0 && threadIdx.x % 4 == 0 && row < own_rows)
+        if (chunk + share == 0 && threadIdx.x % 4 == 0 && row < own_rows)
             lse[head * total_q + place.begin + place.first + warp * 16 + row] = base + log(total[i]);
     }
     const long long token = place.begin + place.first + warp * 16;
-    put_rows<T, COLUMNS>(sums, output + (token * heads + head) * columns + chunk, heads * columns, own_rows,
-                         own_columns, factors, place.fits);
+    put_rows<T, SUMS>(sums, output + (token * heads + head) * columns + chunk + first_column, heads * columns, own_rows,
+                      own_columns, factors, place.fits);
 }
 
 template <class T>

@@ -203,7 +203,7 @@ def _launch(
     mask = "BIAS" if call.slopes is not None else "WINDOW" if call.is_windowed else "PLAIN"
     kernels[call.q.dtype, columns, mask].launch(
         tiles * (heads // group) * cdiv(head_size, columns),
-        own_rows * (4 if size == 4 and numbers else 2),
+        own_rows * (4 if size == 4 else 2),
         *operands,
         *call[3:5],
         call.slopes,

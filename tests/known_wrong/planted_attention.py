@@ -125,11 +125,13 @@ def _cuda_faults() -> tuple[Fault, ...]:
                     " visible ? exponential<T>((OF_KEYS ? scores.at[n][e] * scale : score) - of_lse", **SLOPES),
         of("window_on_the_other_side", "key >= limit - 1 - left => key >= limit - 1 + left", right_on="causal",
            source=f"{github}/huggingface/transformers/pull/41228"),
-        of.stopped("copies_not_awaited", cuda_on_cpu.Race, "    commit_copies();\n    wait_for_copies<0>(); => "
-                   "   commit_copies();"),
+        of.stopped("copies_not_awaited", cuda_on_cpu.Race, "        wait_for_copies<0>();\n =>"),
         of.stopped("last_block_unmasked", cuda_on_cpu.OutOfBounds,
-                   "const int there = end - start, used = there < KEYS =>"
-                   " const int there = KEYS, used = there < KEYS"),
+                   "const int there = end - start, used = rounded(there) =>"
+                   " const int there = KEYS, used = rounded(there)"),
+        of.stopped("values_not_awaited", cuda_on_cpu.Race, "        wait_for_copies<1>();\n =>"),
+        of.stopped("other_warps_maximum_not_awaited", cuda_on_cpu.Race, "= numbers[i];\n    __syncthreads(); =>"
+                   " = numbers[i];"),
     )
 
 
