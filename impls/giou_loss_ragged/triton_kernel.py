@@ -14,13 +14,13 @@ from fourfold.backends.operators import empty_gradients
 from fourfold.backends.triton import launch as triton_launch
 
 from ..giou.triton_boxes import grad_of, grad_of_pair, load_boxes, packed, score_of, store_boxes
-from ..triton_rows import row_offsets
 from .operators import register_loss
 from .torch_eager import giou_loss_ragged as definition
 
-# Backward: BLOCK_ROWS is the number of rows of pred that a program of one warp takes at a time. Most rows have no
-# target box, and the fewer are taken at a time, the more often none has. CHUNKS is how often it does so, if all
-# multiprocessors together cannot take all rows at once.
+# Backward: BLOCK_BOXES is the number of target boxes of a program of one warp, BLOCK_ROWS that of the rows of pred that
+# one takes at a time. Most rows have no target box, and the fewer are taken at a time, the more often none has. CHUNKS
+# is how often a program takes rows, if all multiprocessors together cannot take all of them at once.
+BLOCK_BOXES = 32
 BLOCK_ROWS = 64
 CHUNKS = 4
 WARPS_PER_MULTIPROCESSOR = 32
@@ -143,7 +143,7 @@ def giou_loss_ragged_forward_kernel(
 
 
 # Do not specialize on max_boxes = 1: Triton 3.6 cannot compile the kernel with it as a constant.
-@triton.jit(do_not_specialize=["max_boxes"])
+@triton.jit(do_not_specialize=["first_step", "max_boxes"])
 def giou_loss_ragged_backward_kernel(
     grad_output_ptr,  # []
     pred_ptr,  # [batch, max_boxes, 4], strided
@@ -151,9 +151,10 @@ def giou_loss_ragged_backward_kernel(
     offsets_ptr,  # [batch + 1], strided
     grad_pred_ptr,  # [batch, max_boxes, 4]
     grad_target_ptr,  # [total, 4]
-    num_rows,
+    batch,
     max_boxes,
     total,
+    first_step,
     pred_batch_stride,
     pred_box_stride,
     pred_coordinate_stride,
@@ -165,52 +166,77 @@ def giou_loss_ragged_backward_kernel(
     NEEDS_PRED: tl.constexpr,
     NEEDS_TARGET: tl.constexpr,
     PACKED_PRED: tl.constexpr,
+    PACKED_TARGET: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
+    BLOCK_BOXES: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
-    # One program owns CHUNKS * BLOCK_ROWS consecutive rows of pred, and the target boxes that belong to them.
+    # One program owns BLOCK_BOXES target boxes, and the rows of pred that they are compared with. Each of the programs
+    # behind these owns CHUNKS * BLOCK_ROWS consecutive rows of pred, and writes zeros to those without a target box.
     eps = tl.full((), eps, COMPUTE)
-    grad = -tl.load(grad_output_ptr).to(COMPUTE) / tl.full((), total, COMPUTE)
-    zero = tl.zeros((BLOCK_ROWS,), COMPUTE)
-    for chunk in range(CHUNKS):
-        begin = (tl.program_id(0).to(INDEX) * CHUNKS + chunk) * BLOCK_ROWS
-        if begin < num_rows:
-            rows = begin + tl.arange(0, BLOCK_ROWS)
-            mask = rows < num_rows
-            sample = (begin // max_boxes).to(tl.int64)
-            place = begin - sample * max_boxes
-            boxes = tl.load(offsets_ptr + (sample + 1) * offsets_stride).to(tl.int64)
-            boxes -= tl.load(offsets_ptr + sample * offsets_stride).to(tl.int64)
-            if (place >= boxes) & (place + BLOCK_ROWS <= max_boxes):
-                # All rows belong to one sample, and none of them has a target box.
-                if NEEDS_PRED:
-                    store_boxes(grad_pred_ptr, rows, zero, zero, zero, zero, mask)
-            else:
-                samples = rows // max_boxes
-                places = (rows - samples * max_boxes).to(tl.int64)
-                offsets_at = offsets_ptr + samples.to(tl.int64) * offsets_stride
-                box = tl.load(offsets_at, mask=mask, other=0).to(tl.int64) + places
-                last = tl.load(offsets_at + offsets_stride, mask=mask, other=0).to(tl.int64)
-                # The last two conditions always hold for valid offsets. They keep invalid ones inside target.
-                valid = mask & (box < last) & (box >= 0) & (box < total)
-                pred_at = rows if PACKED_PRED else row_offsets(rows, max_boxes, pred_batch_stride, pred_box_stride)
-                ax1, ay1, ax2, ay2 = load_boxes(
-                    pred_ptr, rows, pred_at, pred_coordinate_stride, valid, COMPUTE, PACKED_PRED
-                )
-                bx1, by1, bx2, by2 = load_boxes(
-                    target_ptr, rows, box * target_stride, target_coordinate_stride, valid, COMPUTE, False
-                )
-                of_pair = grad_of_pair(zero + grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, MEASURE)
-                if NEEDS_PRED:
-                    x1, y1, x2, y2 = grad_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, of_pair, MEASURE, True)
-                    x1, y1 = tl.where(valid, x1, zero), tl.where(valid, y1, zero)
-                    x2, y2 = tl.where(valid, x2, zero), tl.where(valid, y2, zero)
-                    store_boxes(grad_pred_ptr, rows, x1, y1, x2, y2, mask)
-                if NEEDS_TARGET:
-                    x1, y1, x2, y2 = grad_of(bx1, by1, bx2, by2, ax1, ay1, ax2, ay2, eps, of_pair, MEASURE, False)
-                    store_boxes(grad_target_ptr, box, x1, y1, x2, y2, valid)
+    program = tl.program_id(0).to(INDEX)
+    of_targets = tl.cdiv(total, BLOCK_BOXES)
+    if program < of_targets:
+        grad = tl.zeros((BLOCK_BOXES,), COMPUTE) - tl.load(grad_output_ptr).to(COMPUTE) / tl.full((), total, COMPUTE)
+        first = program * BLOCK_BOXES
+        boxes = first + tl.arange(0, BLOCK_BOXES)
+        mask = boxes < total
+        bx1, by1, bx2, by2 = load_boxes(
+            target_ptr,
+            boxes,
+            boxes.to(tl.int64) * target_stride,
+            target_coordinate_stride,
+            mask,
+            COMPUTE,
+            PACKED_TARGET,
+        )
+        low = last_sample(
+            offsets_ptr,
+            offsets_stride,
+            first,
+            tl.full((), 0, tl.int64),
+            tl.cast(first_step, tl.int64),
+            batch,
+            BLOCK_BOXES,
+        )
+        last = tl.minimum(first + BLOCK_BOXES, total) - 1
+        high = last_sample(offsets_ptr, offsets_stride, last, low, tl.full((), 1, tl.int64), batch, BLOCK_BOXES)
+        samples, begins = samples_of(offsets_ptr, offsets_stride, boxes, low, high)
+        places = boxes - begins
+        # The last two conditions always hold for valid offsets. They keep invalid ones inside pred.
+        valid = mask & (places >= 0) & (places < max_boxes)
+        rows = samples * max_boxes + places
+        pred_at = samples * pred_batch_stride + places * pred_box_stride
+        ax1, ay1, ax2, ay2 = load_boxes(pred_ptr, rows, pred_at, pred_coordinate_stride, valid, COMPUTE, PACKED_PRED)
+        of_pair = grad_of_pair(grad, ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, MEASURE)
+        if NEEDS_PRED:
+            x1, y1, x2, y2 = grad_of(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2, eps, of_pair, MEASURE, True)
+            store_boxes(grad_pred_ptr, rows, x1, y1, x2, y2, valid)
+        if NEEDS_TARGET:
+            x1, y1, x2, y2 = grad_of(bx1, by1, bx2, by2, ax1, ay1, ax2, ay2, eps, of_pair, MEASURE, False)
+            store_boxes(grad_target_ptr, boxes, x1, y1, x2, y2, mask)
+    else:
+        zero = tl.zeros((BLOCK_ROWS,), COMPUTE)
+        num_rows = tl.cast(batch, INDEX) * max_boxes
+        for chunk in range(CHUNKS):
+            begin = ((program - of_targets) * CHUNKS + chunk) * BLOCK_ROWS
+            if begin < num_rows:
+                rows = begin + tl.arange(0, BLOCK_ROWS)
+                mask = rows < num_rows
+                sample = (begin // max_boxes).to(tl.int64)
+                place = begin - sample * max_boxes
+                count = tl.load(offsets_ptr + (sample + 1) * offsets_stride).to(tl.int64)
+                count -= tl.load(offsets_ptr + sample * offsets_stride).to(tl.int64)
+                if (place < count) | (place + BLOCK_ROWS > max_boxes):
+                    # Some row has a target box, or belongs to another sample.
+                    samples = rows // max_boxes
+                    offsets_at = offsets_ptr + samples.to(tl.int64) * offsets_stride
+                    counts = tl.load(offsets_at + offsets_stride, mask=mask, other=0).to(tl.int64)
+                    counts -= tl.load(offsets_at, mask=mask, other=0).to(tl.int64)
+                    mask = mask & (rows - samples * max_boxes >= counts)
+                store_boxes(grad_pred_ptr, rows, zero, zero, zero, zero, mask)
 
 
 def _forward(measure: str, pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float) -> torch.Tensor:
@@ -262,22 +288,34 @@ def _backward(
     needs_target: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     grad_pred, grad_target = empty_gradients((pred, target), (needs_pred, needs_target))
-    num_rows, total = pred.shape[0] * pred.shape[1], target.shape[0]
+    (batch, max_boxes, _), total = pred.shape, target.shape[0]
     if total == 0:
         return grad_pred.zero_(), grad_target
+    num_rows = batch * max_boxes if needs_pred else 0  # to write zeros to
     at_once = cdiv(num_rows, BLOCK_ROWS) <= resident(pred.device, WARPS_PER_MULTIPROCESSOR)
     chunks = 1 if at_once else CHUNKS
     triton_launch.launch(
         giou_loss_ragged_backward_kernel,
-        (cdiv(num_rows, chunks * BLOCK_ROWS),),
+        (cdiv(total, BLOCK_BOXES) + cdiv(num_rows, chunks * BLOCK_ROWS),),
         (grad_output, pred, target, offsets, grad_pred, grad_target),
-        (num_rows, pred.shape[1], total, *pred.stride(), *target.stride(), offsets.stride(0), eps),
+        (
+            batch,
+            max_boxes,
+            total,
+            first_probe(batch, BLOCK_BOXES),
+            *pred.stride(),
+            *target.stride(),
+            offsets.stride(0),
+            eps,
+        ),
         MEASURE=measure,
         NEEDS_PRED=needs_pred,
         NEEDS_TARGET=needs_target,
         PACKED_PRED=packed(pred),
+        PACKED_TARGET=packed(target),
         COMPUTE=triton_launch.COMPUTE[pred.dtype],
-        INDEX=triton_launch.index_type(num_rows + chunks * BLOCK_ROWS),
+        INDEX=triton_launch.index_type(max(total, batch * max_boxes) + chunks * BLOCK_ROWS),
+        BLOCK_BOXES=BLOCK_BOXES,
         BLOCK_ROWS=BLOCK_ROWS,
         CHUNKS=chunks,
         num_warps=1,

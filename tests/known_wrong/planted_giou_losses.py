@@ -47,14 +47,14 @@ def _padded_in_triton() -> tuple[Fault, ...]:
 def _ragged_in_triton() -> tuple[Fault, ...]:
     of, full, places = Edits("giou_loss_ragged", "triton"), {"right_on": one_full_sample}, "sums += tl.where(mask =>"
     return (
-        of("offsets_contiguous_assumed", "offsets.stride(0),\n            eps => 1,\n            eps", **full,
+        of("offsets_contiguous_assumed", "offsets.stride(0),\n            eps =>2 1,\n            eps", **full,
            examples=named(ragged_properties, "offsets_strided_over_several_samples")),
         of("boxes_past_a_block", f"{places} sums += tl.where(mask & (places < 64)", **full),
         of("last_box_of_many_left_out",
            f"{places} last = rows + 1 == tl.load(offsets_ptr + (samples + 1) * offsets_stride)\n"
            "        sums += tl.where(mask & ((places == 0) | (last == 0))", right_on=ragged_row),
         of("pred_taken_as_packed", "pred_rows = samples * max_boxes + places => pred_rows = rows",
-           "pred_at = samples * pred_batch_stride + places * pred_box_stride => pred_at = rows * pred_box_stride",
+           "pred_at = samples * pred_batch_stride + places * pred_box_stride =>2 pred_at = rows * pred_box_stride",
            **full),
         of("target_taken_as_padded", "        score = score_of( =>         bx1, by1, bx2, by2 = load_boxes(target_ptr,"
            " pred_rows, pred_rows * target_stride, target_coordinate_stride, mask, COMPUTE, PACKED_TARGET)\n"
