@@ -239,8 +239,17 @@ def giou_loss_ragged_backward_kernel(
                 store_boxes(grad_pred_ptr, rows, zero, zero, zero, zero, mask)
 
 
+def _scalars(
+    pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float, probes: int
+) -> tuple[float, ...]:
+    """Return the numbers that both kernels take, whose search of a sample loads so many probes at once."""
+    (batch, max_boxes, _), total = pred.shape, target.shape[0]
+    strides = *pred.stride(), *target.stride(), offsets.stride(0)
+    return batch, max_boxes, total, first_probe(batch, probes), *strides, eps
+
+
 def _forward(measure: str, pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float) -> torch.Tensor:
-    device, total, (batch, max_boxes, _) = pred.device, target.shape[0], pred.shape
+    device, batch, total = pred.device, pred.shape[0], target.shape[0]
     loss = torch.empty((), dtype=pred.dtype, device=device)
     if total == 0:
         return loss.zero_()
@@ -256,16 +265,7 @@ def _forward(measure: str, pred: torch.Tensor, target: torch.Tensor, offsets: to
             torch.empty(programs, dtype=torch.float64, device=device),
             workspace.counter(device),
         ),
-        (
-            batch,
-            max_boxes,
-            total,
-            first_probe(batch, BLOCK_FORWARD),
-            *pred.stride(),
-            *target.stride(),
-            offsets.stride(0),
-            eps,
-        ),
+        _scalars(pred, target, offsets, eps, BLOCK_FORWARD),
         MEASURE=measure,
         PACKED_PRED=packed(pred),
         PACKED_TARGET=packed(target),
@@ -298,16 +298,7 @@ def _backward(
         giou_loss_ragged_backward_kernel,
         (cdiv(total, BLOCK_BOXES) + cdiv(num_rows, chunks * BLOCK_ROWS),),
         (grad_output, pred, target, offsets, grad_pred, grad_target),
-        (
-            batch,
-            max_boxes,
-            total,
-            first_probe(batch, BLOCK_BOXES),
-            *pred.stride(),
-            *target.stride(),
-            offsets.stride(0),
-            eps,
-        ),
+        _scalars(pred, target, offsets, eps, BLOCK_BOXES),
         MEASURE=measure,
         NEEDS_PRED=needs_pred,
         NEEDS_TARGET=needs_target,

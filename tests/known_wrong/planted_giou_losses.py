@@ -47,7 +47,7 @@ def _padded_in_triton() -> tuple[Fault, ...]:
 def _ragged_in_triton() -> tuple[Fault, ...]:
     of, full, places = Edits("giou_loss_ragged", "triton"), {"right_on": one_full_sample}, "sums += tl.where(mask =>"
     return (
-        of("offsets_contiguous_assumed", "offsets.stride(0),\n            eps =>2 1,\n            eps", **full,
+        of("offsets_contiguous_assumed", "*target.stride(), offsets.stride(0) => *target.stride(), 1", **full,
            examples=named(ragged_properties, "offsets_strided_over_several_samples")),
         of("boxes_past_a_block", f"{places} sums += tl.where(mask & (places < 64)", **full),
         of("last_box_of_many_left_out",
