@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(MOST_THREADS<T> * SHARES<T>, SHARES<T>) attent
     long long q_token_stride, long long q_head_stride, long long k_token_stride, long long k_head_stride,
     long long v_token_stride, long long v_head_stride, bool wide_q, bool wide_k, bool vectors, bool causal, long long left,
     long long right, double scale_) {
-    // One block owns up to 64 queries of a sequence and head, and COLUMNS columns of their output; one warp 16 queries.
+    // One block owns up to 64 queries of a sequence and head, and COLUMNS columns of their output; SHARES warps 16 queries.
     using C = Compute<T>;
     constexpr int KEYS = FORWARD_STEP<T>, LINE = line_of<T>(KEYS), LINE_OF_V = line_of<T>(COLUMNS);
     constexpr int SCORES = KEYS / SHARES<T>, SUMS = COLUMNS / SHARES<T>;
@@ -273,7 +273,7 @@ template <class T> struct Operand {
     long long token_stride, head_stride, apart;
 };
 
-// One block owns up to 64 queries of a sequence and head, and COLUMNS columns of their gradient; one warp 16 queries.
+// One block owns up to 64 queries of a sequence and head, and COLUMNS columns of their gradient; SHARES warps 16 queries.
 // OF_KEYS, it owns as many keys, and takes their gradients for `group` heads. With the own tiles A and B (q and the gradient
 // of the output; or k and v) and C and D of the other side (k and v; or q and that gradient), it takes the scores A C^T and
 // the products B D^T, from these the weights P and the gradients of scores dS, and sums up dS C and, OF_KEYS, P D.

@@ -242,7 +242,7 @@ def giou_loss_ragged_backward_kernel(
 def _scalars(
     pred: torch.Tensor, target: torch.Tensor, offsets: torch.Tensor, eps: float, probes: int
 ) -> tuple[float, ...]:
-    """Return the numbers that both kernels take, whose search of a sample loads so many probes at once."""
+    """Return the sizes, the first step of a search with this many probes, the strides and eps."""
     (batch, max_boxes, _), total = pred.shape, target.shape[0]
     strides = *pred.stride(), *target.stride(), offsets.stride(0)
     return batch, max_boxes, total, first_probe(batch, probes), *strides, eps

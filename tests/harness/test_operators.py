@@ -213,7 +213,7 @@ def test_a_result_without_a_cotangent_gives_no_gradient() -> None:
 
 
 def arguments_of(operation: str, x: torch.Tensor) -> tuple:
-    """Return the arguments of an operation, of which x [4, 4] alone requires a gradient."""
+    """Return arguments for an operation. Only x, a 4x4 matrix, requires a gradient."""
     constant = x.detach()
     given = {
         "softmax": (x,),
