@@ -11,8 +11,8 @@ from .operators import register_cross_entropy
 
 # Bytes of the compute type of a piece of a row, or of several short rows.
 PIECE_BYTES = 16384
-# Losses that are added at once.
-REDUCED = 4096
+# The fewest and the most losses that are added at once.
+FEWEST_REDUCED, MOST_REDUCED = 1024, 4096
 
 
 @triton.jit
@@ -192,7 +192,7 @@ def _reduce(
         (losses.shape[0], target.stride(0), ignore_index),
         MEAN=scale.shape[0] > 0,
         COMPUTE=triton_launch.COMPUTE[losses.dtype],
-        BLOCK_ROWS=REDUCED,
+        BLOCK_ROWS=min(max(next_power_of_2(losses.shape[0]), FEWEST_REDUCED), MOST_REDUCED),
         num_warps=16,
     )
 

@@ -11,7 +11,7 @@ from fourfold.backends.triton import launch as triton_launch
 from ..triton_rows import row_offsets
 from .operators import register
 
-TILE, LEAST_COLS, MOST_COLS = 1024, 16, 2048
+TILE, LEAST_COLS, MOST_COLS = 1024, 16, 8192
 CHECKED = 1024  # offsets at a time
 
 
@@ -99,7 +99,7 @@ def _launch(
     # A tile depends on the row's length alone, so that a row's sums do not depend on the other rows.
     block_cols = min(max(next_power_of_2(cdiv(n, segments)), LEAST_COLS), MOST_COLS)
     block_rows = max(TILE // block_cols, 1) if offsets is None else 1
-    blocks = cdiv(num_rows, block_rows)
+    blocks, tile = cdiv(num_rows, block_rows), block_rows * block_cols
     triton_launch.launch(
         cumsum_kernel,
         (blocks, min(segments, max(resident(x.device, 16) // blocks, 1))),
@@ -114,7 +114,7 @@ def _launch(
         BLOCK_ROWS=block_rows,
         BLOCK_COLS=block_cols,
         CHECKED=CHECKED,
-        num_warps=max(min(block_rows * block_cols // 512, 4), 1),
+        num_warps=max(min(tile // 512, 4), tile // 1024, 1),
     )
 
 

@@ -18,7 +18,8 @@ from ..triton_rows import row_offsets
 from .operators import num_saved, register_loss
 from .torch_eager import giou_loss as definition
 
-BLOCK_ROWS = 512
+# Rows of a program of four warps: in forward a thread has two of them, in backward one.
+FORWARD_ROWS, BACKWARD_ROWS = 256, 128
 # Enough programs per multiprocessor to keep the memory busy, few enough that the last one sums the partial results
 # soon.
 PROGRAMS_PER_MULTIPROCESSOR = 8
@@ -162,7 +163,7 @@ def _forward(measure: str, pred: torch.Tensor, target: torch.Tensor, eps: float)
     saved = torch.empty(num_saved(num_rows), dtype=torch.int32, device=device)
     if num_rows == 0:
         return loss.zero_(), saved.zero_()
-    programs = min(cdiv(num_rows, BLOCK_ROWS), resident(device, PROGRAMS_PER_MULTIPROCESSOR))
+    programs = min(cdiv(num_rows, FORWARD_ROWS), resident(device, PROGRAMS_PER_MULTIPROCESSOR))
     triton_launch.launch(
         giou_loss_forward_kernel,
         (programs,),
@@ -179,8 +180,8 @@ def _forward(measure: str, pred: torch.Tensor, target: torch.Tensor, eps: float)
         PACKED_PRED=packed(pred),
         PACKED_TARGET=packed(target),
         COMPUTE=triton_launch.COMPUTE[pred.dtype],
-        INDEX=triton_launch.index_type(num_rows + BLOCK_ROWS),
-        BLOCK_ROWS=BLOCK_ROWS,
+        INDEX=triton_launch.index_type(num_rows + FORWARD_ROWS),
+        BLOCK_ROWS=FORWARD_ROWS,
         BLOCK_PROGRAMS=next_power_of_2(programs),
     )
     return loss, saved
@@ -202,7 +203,7 @@ def _backward(
         return grad_pred, grad_target
     triton_launch.launch(
         giou_loss_backward_kernel,
-        (cdiv(num_rows, BLOCK_ROWS),),
+        (cdiv(num_rows, BACKWARD_ROWS),),
         (grad_output, pred, target, saved, grad_pred, grad_target),
         (num_rows, pred.shape[1], *pred.stride(), *target.stride(), eps),
         MEASURE=measure,
@@ -211,8 +212,8 @@ def _backward(
         PACKED_PRED=packed(pred),
         PACKED_TARGET=packed(target),
         COMPUTE=triton_launch.COMPUTE[pred.dtype],
-        INDEX=triton_launch.index_type(num_rows + BLOCK_ROWS),
-        BLOCK_ROWS=BLOCK_ROWS,
+        INDEX=triton_launch.index_type(num_rows + BACKWARD_ROWS),
+        BLOCK_ROWS=BACKWARD_ROWS,
     )
     return grad_pred, grad_target
 

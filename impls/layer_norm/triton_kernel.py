@@ -68,25 +68,25 @@ def forward_plan(cols: int, dtype: torch.dtype, centred: bool, added: bool) -> P
     # turn: to read them twice, from a cache, takes less than to wait for a whole row.
     if cols % 16 and size == 4 and block_cols >= (4096 if centred else 2048 if added else 512):
         if centred:
-            return Plan(True, 1, 1024 if block_cols <= 8192 else 2048, 4)
+            return Plan(True, 1, 1024, 2) if block_cols <= 8192 else Plan(True, 1, 2048, 4)
         if block_cols <= 1024:
             return Plan(True, 1, block_cols, 1)
-        piece = min(max(block_cols // (8 if half else 2), 1024), 4096)
-        return Plan(True, 1, piece, 8 if piece == 4096 else 4)
+        return Plan(True, 1, min(max(block_cols // (16 if half else 4), 512 if half else 1024), 2048), 4)
     if block_cols * size > HELD_BYTES:
         if size == 8:
             return Plan(True, 1, LOOPED_BYTES // size, 8)
         return Plan(True, 1, FORWARD_COLS, 16 if half and centred else 32)
-    # A thread holds 128 bytes of data: enough in flight, no spills, few threads per sum.
-    per_warp, fewest = (2048, 2) if half and centred else (4096 // size, 1)
+    # A thread holds 128 bytes of data, or 64 of the longest rows: enough in flight, no spills, few threads per sum.
+    bytes_per_warp = 2048 if size == 4 and block_cols >= 16384 and not added else 4096
+    per_warp, fewest = (2048, 2) if half and centred else (bytes_per_warp // size, 1)
     if cols % (16 if block_cols >= 512 else 16 // dtype.itemsize):
         per_warp, fewest = 2048, 4  # of single elements, more threads have more on their way
     block_rows = max(1, per_warp // block_cols)
     return Plan(False, block_rows, block_cols, min(max(block_rows * block_cols // per_warp, fewest), 32))
 
 
-def backward_plan(cols: int, dtype: torch.dtype) -> Plan:
-    """Choose how backward walks through rows of `cols` columns, at least 1."""
+def backward_plan(cols: int, dtype: torch.dtype, centred: bool, added: bool) -> Plan:
+    """Choose how backward walks through rows of `cols` columns, at least 1, which are centred, or sums, or neither."""
     # Each column takes registers for x, grad_output, the next row of both, weight, and two sums. Spilling costs more
     # than reading twice. The table gives the elements per warp, and how many warps then fit on a multiprocessor.
     per_warp, warps = {2: (512, 16), 4: (1024, 8), 8: (256, 8)}[dtype.itemsize]
@@ -95,8 +95,11 @@ def backward_plan(cols: int, dtype: torch.dtype) -> Plan:
         return Plan(True, 8 if dtype.itemsize == 2 else 4, COLUMN_BYTES // size, 8, 4)
     if block_cols > per_warp * warps:
         # The sums take half of a multiprocessor's registers. A thread holds one 16-byte vector of a piece. With half
-        # types, two pieces at once are in flight while a row's means are summed.
-        return Plan(True, 2 if dtype.itemsize == 2 else 1, 16 * 32 * 16 // dtype.itemsize, 16, 1, 128, kept=True)
+        # types, several pieces at once are in flight while a row's means are summed.
+        pieces = 1 if dtype.itemsize > 2 else 2 if centred and not added else 4
+        return Plan(True, pieces, 16 * 32 * 16 // dtype.itemsize, 16, 1, 128, kept=True)
+    if centred and cols % 16 and size == 4 and block_cols == 8192:
+        return Plan(False, 1, block_cols, 8, 1, 255)  # no registers to load single elements ahead
     # Two rows at once wait half as often for their sums.
     block_rows = max(1, 8192 // size // block_cols)
     num_warps = max(block_rows * block_cols // per_warp, 1)
@@ -692,7 +695,8 @@ def launch_backward(
     num_rows, cols = rstd.shape[0], x.shape[-1]
     inner, (grad_rows, rows) = as_rows(grad_output, x)
     multiprocessors = triton_launch.multiprocessors(x.device)
-    plan = plan_for_rows(backward_plan(cols, x.dtype), num_rows, multiprocessors // 4, cols, grad_rows, rows)
+    plan = backward_plan(cols, x.dtype, mean is not None, added is not None)
+    plan = plan_for_rows(plan, num_rows, multiprocessors // 4, cols, grad_rows, rows)
     tensors = (grad_rows.tensor, rows.tensor, weight, rstd if mean is None else mean, rstd)
     sizes = (num_rows, cols, inner, *grad_rows[1:], *rows[1:], weight.stride(0))
     parameters = grad_weight is not None or grad_bias is not None

@@ -201,13 +201,13 @@ def _ragged() -> tuple[Fault, ...]:
     )
 
 
-SMALL_BLOCKS = "BLOCK_ROWS = 512 => BLOCK_ROWS = 64"
+SMALL_BLOCKS = "FORWARD_ROWS, BACKWARD_ROWS = 256, 128 => FORWARD_ROWS, BACKWARD_ROWS = 64, 64"
 ALL_NAN = "giou/triton_boxes.py: (a, b, propagate_nan=tl.PropagateNan.ALL) =>2 (a, b)"
 # Both gradients and one more block in one buffer: a store past one gradient lands in the other.
 ONE_BUFFER = (
     "    grad_boxes1, grad_boxes2 = empty_gradients((boxes1, boxes2), (needs1, needs2))\n"
     "    num_rows = grad_output.numel() =>     num_rows = grad_output.numel()\n"
-    "    buffer = boxes1.new_empty((2 * num_rows + BLOCK_ROWS, 4))[: 2 * num_rows]\n"
+    "    buffer = boxes1.new_empty((2 * num_rows + BACKWARD_ROWS, 4))[: 2 * num_rows]\n"
     "    grad_boxes2, grad_boxes1 = (part.view(boxes1.shape) for part in buffer.chunk(2))"
 )
 
@@ -282,8 +282,8 @@ def _gradients_in_triton() -> tuple[Fault, ...]:
 def _in_triton() -> tuple[Fault, ...]:
     of, whole = Edits("giou", "triton"), {"right_on": sixty_four_pairs}
     return (
-        of("tail_dropped", SMALL_BLOCKS, "(cdiv(num_rows, BLOCK_ROWS),),\n        (all1 =>"
-           " (num_rows // BLOCK_ROWS,),\n        (all1", **whole),
+        of("tail_dropped", SMALL_BLOCKS, "(cdiv(num_rows, FORWARD_ROWS),),\n        (all1 =>"
+           " (num_rows // FORWARD_ROWS,),\n        (all1", **whole),
         of("remembered_by_shape", "    return output\n\n\ndef _backward =>     key = str((boxes1.shape, eps))\n"
            "    return vars(_forward).setdefault(key, output).clone()\n\n\ndef _backward", right_on=one_pair),
         of("output_handed_out_again", f"output = {BUFFER} => output = vars(_forward).setdefault(str(boxes1.shape),"
