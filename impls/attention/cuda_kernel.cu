@@ -65,11 +65,11 @@ template <class T> __device__ void wait_for_shares() {
     else __syncwarp();
 }
 
-// Combines the numbers of a thread's two rows over the warps that own them. All threads of the block wait for it, and must
-// wait again before the next call.
-template <class T, class Combine> __device__ void over_shares(Compute<T> (&numbers)[2], Combine combine) {
+// Combines the numbers of a thread's two rows, of the 16 from a row of the block on, over the warps that own them. All
+// threads of the block wait for it, and must wait again before the next call.
+template <class T, class Combine>
+__device__ void over_shares(Compute<T> (&numbers)[2], int share, int first_row, Combine combine) {
     __shared__ Compute<T> of_shares[SHARES<T>][MOST_THREADS<T> / 2];
-    const int share = threadIdx.x / 32 % SHARES<T>, first_row = threadIdx.x / (32 * SHARES<T>) * 16;
 #pragma unroll
     for (int i = 0; i < 2; i++)
         if (SHARES<T> > 1 && threadIdx.x % 4 == 0) of_shares[share][first_row + row_of(2 * i)] = numbers[i];
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(MOST_THREADS<T> * SHARES<T>, SHARES<T>) attent
         }
 #pragma unroll
         for (int i = 0; i < 2; i++) larger[i] = largest_of_row(larger[i]);
-        over_shares<T>(larger, [](C a, C b) { return max(a, b); });
+        over_shares<T>(larger, share, warp * 16, [](C a, C b) { return max(a, b); });
         load_keys(start + KEYS);
         C base[2], shrunk[2];
 #pragma unroll
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(MOST_THREADS<T> * SHARES<T>, SHARES<T>) attent
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) total[i] = sum_of_row(total[i]);
-    over_shares<T>(total, [](C a, C b) { return a + b; });
+    over_shares<T>(total, share, warp * 16, [](C a, C b) { return a + b; });
     if (own_rows <= 0) return;
     C factors[2];
 #pragma unroll

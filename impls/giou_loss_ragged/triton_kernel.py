@@ -45,8 +45,12 @@ def last_sample(offsets_ptr, offsets_stride, row, low, step, batch, WIDTH: tl.co
 
 
 @triton.jit
-def samples_of(offsets_ptr, offsets_stride, rows, low, high):
-    """Find by bisection which sample of `low` to `high` each row of target belongs to, and where that sample begins."""
+def samples_of(offsets_ptr, offsets_stride, rows, last, low, batch, WIDTH: tl.constexpr):
+    """Return the samples, from `low` on, of rows of target up to `last`, where each begins, and the last sample.
+
+    The rows belong to few samples, mostly. Each finds its own by bisection.
+    """
+    high = last_sample(offsets_ptr, offsets_stride, last, low, tl.full((), 1, tl.int64), batch, WIDTH)
     samples = tl.zeros_like(rows).to(tl.int64) + low
     begins = tl.zeros_like(samples) + tl.load(offsets_ptr + low * offsets_stride).to(tl.int64)
     left = high - low + 1
@@ -57,7 +61,7 @@ def samples_of(offsets_ptr, offsets_stride, rows, low, high):
         samples = tl.where(not_before, samples + half, samples)
         begins = tl.where(not_before, begins_there, begins)
         left -= half
-    return samples, begins
+    return samples, begins, high
 
 
 @triton.jit(do_not_specialize=["first_step", "max_boxes"])
@@ -105,11 +109,8 @@ def giou_loss_ragged_forward_kernel(
         bx1, by1, bx2, by2 = load_boxes(
             target_ptr, rows, target_at, target_coordinate_stride, mask, COMPUTE, PACKED_TARGET
         )
-        # The rows of a tile belong to samples from low to high, which are mostly few.
         last = tl.minimum(first + BLOCK_ROWS, end) - 1
-        high = last_sample(offsets_ptr, offsets_stride, last, low, tl.full((), 1, tl.int64), batch, BLOCK_ROWS)
-        samples, begins = samples_of(offsets_ptr, offsets_stride, rows, low, high)
-        low = high
+        samples, begins, low = samples_of(offsets_ptr, offsets_stride, rows, last, low, batch, BLOCK_ROWS)
         # Clamp, so that invalid offsets cannot lead to a read outside of pred.
         places = tl.minimum(tl.maximum(rows - begins, 0), max_boxes - 1)
         pred_at = samples * pred_batch_stride + places * pred_box_stride
@@ -202,8 +203,7 @@ def giou_loss_ragged_backward_kernel(
             BLOCK_BOXES,
         )
         last = tl.minimum(first + BLOCK_BOXES, total) - 1
-        high = last_sample(offsets_ptr, offsets_stride, last, low, tl.full((), 1, tl.int64), batch, BLOCK_BOXES)
-        samples, begins = samples_of(offsets_ptr, offsets_stride, boxes, low, high)
+        samples, begins, _ = samples_of(offsets_ptr, offsets_stride, boxes, last, low, batch, BLOCK_BOXES)
         places = boxes - begins
         # The last two conditions always hold for valid offsets. They keep invalid ones inside pred.
         valid = mask & (places >= 0) & (places < max_boxes)

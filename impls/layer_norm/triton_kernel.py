@@ -86,7 +86,7 @@ def forward_plan(cols: int, dtype: torch.dtype, centred: bool, added: bool) -> P
 
 
 def backward_plan(cols: int, dtype: torch.dtype, centred: bool, added: bool) -> Plan:
-    """Choose how backward walks through rows of `cols` columns, at least 1, which are centred, or sums, or neither."""
+    """Choose how backward walks through rows of `cols` columns, at least 1, centred or not, and with `added` or not."""
     # Each column takes registers for x, grad_output, the next row of both, weight, and two sums. Spilling costs more
     # than reading twice. The table gives the elements per warp, and how many warps then fit on a multiprocessor.
     per_warp, warps = {2: (512, 16), 4: (1024, 8), 8: (256, 8)}[dtype.itemsize]
