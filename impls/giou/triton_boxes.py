@@ -5,6 +5,9 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+# Pairs of a program of four warps: in forward a thread has two of them, in backward one.
+FORWARD_ROWS, BACKWARD_ROWS = 256, 128
+
 
 @triton.jit
 def maximum(a, b):

@@ -14,6 +14,8 @@ from ..triton_rows import row_offsets
 from .operators import GIOU
 from .torch_eager import giou as definition
 from .triton_boxes import (
+    BACKWARD_ROWS,
+    FORWARD_ROWS,
     giou_of,
     grad_of_areas,
     grad_of_box,
@@ -22,8 +24,6 @@ from .triton_boxes import (
     store_boxes,
 )
 
-# Pairs of a program of four warps: in forward a thread has two of them, in backward one.
-FORWARD_ROWS, BACKWARD_ROWS = 256, 128
 # Do not specialize on these: packed boxes do not use them, and for other boxes the gain is not worth a compilation.
 STRIDES = [
     "inner",

@@ -13,13 +13,20 @@ from fourfold.backends.launch import cdiv, next_power_of_2, resident
 from fourfold.backends.operators import empty_gradients
 from fourfold.backends.triton import launch as triton_launch
 
-from ..giou.triton_boxes import grad_of, grad_of_pair, load_boxes, packed, score_of, store_boxes
+from ..giou.triton_boxes import (
+    BACKWARD_ROWS,
+    FORWARD_ROWS,
+    grad_of,
+    grad_of_pair,
+    load_boxes,
+    packed,
+    score_of,
+    store_boxes,
+)
 from ..triton_rows import row_offsets
 from .operators import num_saved, register_loss
 from .torch_eager import giou_loss as definition
 
-# Rows of a program of four warps: in forward a thread has two of them, in backward one.
-FORWARD_ROWS, BACKWARD_ROWS = 256, 128
 # Enough programs per multiprocessor to keep the memory busy, few enough that the last one sums the partial results
 # soon.
 PROGRAMS_PER_MULTIPROCESSOR = 8

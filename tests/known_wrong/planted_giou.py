@@ -201,7 +201,7 @@ def _ragged() -> tuple[Fault, ...]:
     )
 
 
-SMALL_BLOCKS = "FORWARD_ROWS, BACKWARD_ROWS = 256, 128 => FORWARD_ROWS, BACKWARD_ROWS = 64, 64"
+SMALL_BLOCKS = "giou/triton_boxes.py: FORWARD_ROWS, BACKWARD_ROWS = 256, 128 => FORWARD_ROWS, BACKWARD_ROWS = 64, 64"
 ALL_NAN = "giou/triton_boxes.py: (a, b, propagate_nan=tl.PropagateNan.ALL) =>2 (a, b)"
 # Both gradients and one more block in one buffer: a store past one gradient lands in the other.
 ONE_BUFFER = (
