@@ -17,11 +17,14 @@ def row_offsets(rows, inner, outer_stride, inner_stride):
 
 
 @triton.jit
-def load_tile(ptr, rows, columns, num_rows, cols, inner, outer_stride, inner_stride, column_stride):
-    """Load some rows and columns of ``[outer, inner, cols]``, with 0 outside the tensor."""
+def load_tile(
+    ptr, rows, columns, num_rows, cols, inner, outer_stride, inner_stride, column_stride, POLICY: tl.constexpr
+):  # fmt: skip
+    """Load some rows and columns of ``[outer, inner, cols]``, with 0 outside the tensor, by a policy of eviction."""
     at = row_offsets(rows, inner, outer_stride, inner_stride)[:, None]
     at += (columns.to(tl.int64) * column_stride)[None, :]
-    return tl.load(ptr + at, mask=(rows < num_rows)[:, None] & (columns < cols)[None, :], other=0.0)
+    mask = (rows < num_rows)[:, None] & (columns < cols)[None, :]
+    return tl.load(ptr + at, mask=mask, other=0.0, eviction_policy=POLICY)
 
 
 @triton.jit
@@ -32,11 +35,11 @@ def load_whole_rows(ptr, rows, columns, num_rows, cols):
 
 
 @triton.jit
-def store_tile(ptr, rows, columns, num_rows, cols, values):
-    """Store some rows and columns of a contiguous tensor ``[rows, cols]``."""
+def store_tile(ptr, rows, columns, num_rows, cols, values, MODIFIER: tl.constexpr):
+    """Store some rows and columns of a contiguous tensor ``[rows, cols]``, with a modifier of caches."""
     at = rows.to(tl.int64)[:, None] * cols + columns[None, :]
     mask = (rows < num_rows)[:, None] & (columns < cols)[None, :]
-    tl.store(ptr + at, values.to(ptr.dtype.element_ty), mask=mask)
+    tl.store(ptr + at, values.to(ptr.dtype.element_ty), mask=mask, cache_modifier=MODIFIER)
 
 
 @triton.jit

@@ -19,9 +19,10 @@ from .operators import Needs, register_layer_norm
 # Longest rows that a program holds, in bytes of the compute type: forward; and backward, with the sums of columns.
 HELD_BYTES = 131072
 HELD_BYTES_BACKWARD = 65536
-# Bytes of the compute type per piece of a looped row. Forward, a program of all threads takes more at once.
+# Bytes of the compute type per piece of a looped row. Forward, a program of many threads takes more columns at once, by
+# the bytes of a number: some vectors of 16 bytes of each thread.
 LOOPED_BYTES = 16384
-FORWARD_COLS = 16384
+FORWARD_COLS, VECTOR_BYTES = {2: 16384, 4: 32768}, 16
 # Of a looped row backward, where a program has several rows.
 COLUMN_BYTES = 1024
 # Of the second stage: columns of a program, partial sums that it adds at once, and as many programs as any GPU needs.
@@ -45,6 +46,8 @@ class Plan(NamedTuple):
         num_warps: of a program.
         programs: for each multiprocessor, backward: they sum the gradients of weight and bias over the rows they own.
         registers: the most registers of a thread, so that this many programs run at once; None: Triton chooses.
+        steered: forward, where looped: whether cache policies favour data that are read twice over data that are read
+            or written once.
         kept: backward, where looped: whether a program reads its rows whole, in pieces of `block_cols` columns, up to
             `block_rows` of them at once, and holds the sums of all columns.
         ahead: backward: whether a program loads its next rows before it sums these.
@@ -56,6 +59,7 @@ class Plan(NamedTuple):
     num_warps: int
     programs: int = 0
     registers: int | None = None
+    steered: bool = False
     kept: bool = False
     ahead: bool = False
 
@@ -75,7 +79,7 @@ def forward_plan(cols: int, dtype: torch.dtype, centred: bool, added: bool) -> P
     if block_cols * size > HELD_BYTES:
         if size == 8:
             return Plan(True, 1, LOOPED_BYTES // size, 8)
-        return Plan(True, 1, FORWARD_COLS, 16 if half and centred else 32)
+        return Plan(True, 1, FORWARD_COLS[dtype.itemsize], 16 if half else 32, steered=not added)
     # A thread holds 128 bytes of data, or 64 of the longest rows: enough in flight, no spills, few threads per sum.
     bytes_per_warp = 2048 if size == 4 and block_cols >= 16384 and not added else 4096
     per_warp, fewest = (2048, 2) if half and centred else (bytes_per_warp // size, 1)
@@ -140,31 +144,33 @@ def summing_blocks(cols: int, partials: int) -> tuple[int, int]:
 def load_sum(
     x_ptr, residual_ptr, summed_ptr, rows, columns, num_rows, cols, inner, x_outer_stride, x_inner_stride,
     x_column_stride, residual_outer_stride, residual_inner_stride, residual_column_stride,
-    ADDED: tl.constexpr, COMPUTE: tl.constexpr,
+    ADDED: tl.constexpr, COMPUTE: tl.constexpr, POLICY: tl.constexpr,
 ):  # fmt: skip
     """Load some rows and columns of x. Where ADDED, return and store their sum with the residual."""
-    x = load_tile(x_ptr, rows, columns, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride)
+    x = load_tile(
+        x_ptr, rows, columns, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride, POLICY
+    )  # fmt: skip
     if ADDED:
         residual = load_tile(
             residual_ptr, rows, columns, num_rows, cols, inner,
-            residual_outer_stride, residual_inner_stride, residual_column_stride,
+            residual_outer_stride, residual_inner_stride, residual_column_stride, POLICY,
         )  # fmt: skip
         # What is normalized is what is stored: the rounded sum.
         x = (x.to(COMPUTE) + residual.to(COMPUTE)).to(summed_ptr.dtype.element_ty)
-        store_tile(summed_ptr, rows, columns, num_rows, cols, x)
+        store_tile(summed_ptr, rows, columns, num_rows, cols, x, "")
     return x.to(COMPUTE)
 
 
 @triton.jit
 def store_output(
     output_ptr, weight_ptr, bias_ptr, rows, columns, num_rows, cols, weight_stride, bias_stride, normal,
-    CENTRED: tl.constexpr, COMPUTE: tl.constexpr,
+    CENTRED: tl.constexpr, COMPUTE: tl.constexpr, MODIFIER: tl.constexpr,
 ):  # fmt: skip
     """Store some rows and columns of the output."""
     output = normal * load_parameter(weight_ptr, columns, cols, weight_stride, COMPUTE)[None, :]
     if CENTRED:
         output += load_parameter(bias_ptr, columns, cols, bias_stride, COMPUTE)[None, :]
-    store_tile(output_ptr, rows, columns, num_rows, cols, output)
+    store_tile(output_ptr, rows, columns, num_rows, cols, output, MODIFIER)
 
 
 @triton.jit
@@ -200,12 +206,17 @@ def norm_forward_kernel(
     CENTRED: tl.constexpr,
     ADDED: tl.constexpr,
     LOOPED: tl.constexpr,
+    STEERED: tl.constexpr,
+    LANES: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
     # One program owns BLOCK_ROWS consecutive rows. It holds them, or reads them in pieces of BLOCK_COLS columns, twice.
+    AGAIN: tl.constexpr = "evict_last" if STEERED else ""
+    ONCE: tl.constexpr = "evict_first" if STEERED else ""
+    WRITTEN: tl.constexpr = ".cs" if STEERED else ""
     if LOOPED:
         tl.assume(tl.program_id(0) < num_rows)  # so that no element asks whether its row exists
     rows = tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -213,12 +224,15 @@ def norm_forward_kernel(
     num = tl.full((), cols, COMPUTE)
     mean = tl.zeros((BLOCK_ROWS,), COMPUTE)
     held = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
-    squares = tl.zeros((BLOCK_ROWS,), COMPUTE) if LOOPED and CENTRED else held
+    squares = held
+    if LOOPED:
+        squares = tl.zeros((BLOCK_ROWS,) if CENTRED else (BLOCK_ROWS, LANES), COMPUTE)
     for start in range(0, cols if LOOPED else 1, BLOCK_COLS):
         at = start + columns
         held = load_sum(
             x_ptr, residual_ptr, summed_ptr, rows, at, num_rows, cols, inner, x_outer_stride, x_inner_stride,
             x_column_stride, residual_outer_stride, residual_inner_stride, residual_column_stride, ADDED, COMPUTE,
+            AGAIN,
         )  # fmt: skip
         if LOOPED and CENTRED:
             before = tl.full((), start, COMPUTE)
@@ -232,7 +246,8 @@ def norm_forward_kernel(
             # Keep this order of factors: before the first piece, apart is the piece's mean, whose square may overflow.
             squares += tl.sum(centred * centred, axis=1) + before * apart * (apart * share)
         elif LOOPED:
-            squares += held * held
+            # Each thread adds up its own columns.
+            squares += tl.sum(tl.reshape(held * held, (BLOCK_ROWS, BLOCK_COLS // LANES, LANES)), axis=1)
         else:
             if CENTRED:
                 mean = tl.sum(held, axis=1) / num
@@ -254,16 +269,18 @@ def norm_forward_kernel(
             if ADDED:
                 x = load_whole_rows(summed_ptr, rows, at, num_rows, cols)
             else:
-                x = load_tile(x_ptr, rows, at, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride)
+                x = load_tile(
+                    x_ptr, rows, at, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride, ONCE
+                )  # fmt: skip
             normal = (x.to(COMPUTE) - mean[:, None]) * rstd[:, None]
             store_output(
                 output_ptr, weight_ptr, bias_ptr, rows, at, num_rows, cols, weight_stride, bias_stride, normal,
-                CENTRED, COMPUTE,
+                CENTRED, COMPUTE, WRITTEN,
             )  # fmt: skip
     else:
         store_output(
             output_ptr, weight_ptr, bias_ptr, rows, columns, num_rows, cols, weight_stride, bias_stride,
-            held * rstd[:, None], CENTRED, COMPUTE,
+            held * rstd[:, None], CENTRED, COMPUTE, WRITTEN,
         )  # fmt: skip
         store_statistics(mean_ptr, rstd_ptr, rows, num_rows, mean, rstd, CENTRED)
 
@@ -275,10 +292,10 @@ def load_rows(
     x_outer_stride, x_inner_stride, x_column_stride, CENTRED: tl.constexpr,
 ):  # fmt: skip
     """Load some rows and columns of grad_output and x, and the rows' means, 0 where not CENTRED, and deviations."""
-    x = load_tile(x_ptr, rows, columns, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride)
+    x = load_tile(x_ptr, rows, columns, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride, "")
     grad = load_tile(
         grad_output_ptr, rows, columns, num_rows, cols, inner,
-        grad_output_outer_stride, grad_output_inner_stride, grad_output_column_stride,
+        grad_output_outer_stride, grad_output_inner_stride, grad_output_column_stride, "",
     )  # fmt: skip
     rstd = tl.load(rstd_ptr + rows.to(tl.int64), mask=rows < num_rows, other=0.0)
     mean = tl.zeros_like(rstd)
@@ -407,7 +424,7 @@ def norm_backward_kernel(
             grad_x = (grad_normal - mean_grad[:, None] - normal * mean_product[:, None]) * rstd[:, None]
             if ADDED:
                 grad_x += load_whole_rows(added_ptr, rows, columns, num_rows, cols).to(COMPUTE)
-            store_tile(grad_x_ptr, rows, columns, num_rows, cols, grad_x)
+            store_tile(grad_x_ptr, rows, columns, num_rows, cols, grad_x, "")
         if NEEDS_PARAMETERS and not DIRECT:
             grad_weight += grad * normal
             if CENTRED:
@@ -669,6 +686,8 @@ def launch_forward(
         CENTRED=mean is not None,
         ADDED=residual is not None,
         LOOPED=plan.looped,
+        STEERED=plan.steered,
+        LANES=min(plan.block_cols, plan.num_warps * 32 * VECTOR_BYTES // x.element_size()),
         COMPUTE=triton_launch.COMPUTE[x.dtype],
         INDEX=triton_launch.index_type(num_rows + plan.block_rows),
         BLOCK_ROWS=plan.block_rows,

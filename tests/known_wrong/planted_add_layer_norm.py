@@ -40,8 +40,8 @@ def _triton_faults() -> tuple[Fault, ...]:
     of = Edits("add_layer_norm", "triton")
     return (
         of("norm_before_the_sum", f"{KERNELS} x = (x.to(COMPUTE) + => summed = (x.to(COMPUTE) +",
-           f"{KERNELS} store_tile(summed_ptr, rows, columns, num_rows, cols, x) =>"
-           " store_tile(summed_ptr, rows, columns, num_rows, cols, summed)", **Y),
+           f"{KERNELS} store_tile(summed_ptr, rows, columns, num_rows, cols, x, \"\") =>"
+           " store_tile(summed_ptr, rows, columns, num_rows, cols, summed, \"\")", **Y),
         of("bias_left_out", f"{KERNELS} output += load_parameter => output += 0 * load_parameter", **Y),
         of.gradient("gradients_of_1024_columns_are_0", f"{BACKWARD} if cols == 1024:\n"
                     "        grad_output = torch.zeros_like(grad_output)\n    inner, (grad_rows,", **Y, **SHORT,

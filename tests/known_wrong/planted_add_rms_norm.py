@@ -108,9 +108,9 @@ def _torch_faults() -> tuple[Fault, ...]:
     )
 
 
-STRIDES = f"{KERNELS} residual_outer_stride, residual_inner_stride, residual_column_stride,\n        ) =>"
-STORED_OUTPUT = "held * rstd[:, None], CENTRED, COMPUTE,\n        )  # fmt: skip"
-ROW_OF_X = "x_ptr, rows, at, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride"
+STRIDES = f"{KERNELS} residual_outer_stride, residual_inner_stride, residual_column_stride, POLICY,\n        ) =>"
+STORED_OUTPUT = "held * rstd[:, None], CENTRED, COMPUTE, WRITTEN,\n        )  # fmt: skip"
+ROW_OF_X = "x_ptr, rows, at, num_rows, cols, inner, x_outer_stride, x_inner_stride, x_column_stride, AGAIN"
 
 
 def _triton_faults() -> tuple[Fault, ...]:
@@ -119,16 +119,16 @@ def _triton_faults() -> tuple[Fault, ...]:
     return (
         of("variance_of_x", f"{KERNELS} held * held, 0.0) => load_tile({ROW_OF_X}).to(COMPUTE) * load_tile("
            f"{ROW_OF_X}).to(COMPUTE), 0.0)", **y),
-        of("row_stride_of_x", f"{STRIDES} x_outer_stride, x_inner_stride, residual_column_stride,\n        )",
+        of("row_stride_of_x", f"{STRIDES} x_outer_stride, x_inner_stride, residual_column_stride, POLICY,\n        )",
            examples=named(properties, "residual_lies_otherwise"), **y,
            source="https://github.com/NVIDIA/TensorRT-LLM/pull/14810"),
-        of("columns_adjacent", f"{STRIDES} residual_outer_stride, residual_inner_stride, 1,\n        )",
+        of("columns_adjacent", f"{STRIDES} residual_outer_stride, residual_inner_stride, 1, POLICY,\n        )",
            examples=named(properties, "all_sliced_columns"), **y),
         of("residual_past_the_end", f"{KERNELS} held * held, 0.0) => held * held, 1.0)", **y),
         of("sum_in_float16", f"{KERNELS} residual.to(COMPUTE)).to(summed => residual.to(COMPUTE)).to(tl.float16).to("
            "summed", examples=named(properties, "residual_is_far_larger"), right_on=whole, **sums),
         of("normalized_is_stored_as_the_sum", f"{KERNELS} {STORED_OUTPUT} => {STORED_OUTPUT}\n"
-           "        store_tile(summed_ptr, rows, columns, num_rows, cols, held * rstd[:, None])", **sums),
+           "        store_tile(summed_ptr, rows, columns, num_rows, cols, held * rstd[:, None], WRITTEN)", **sums),
         of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(properties.rows(9, cols=5)), **y,
            source="https://github.com/vllm-project/vllm/issues/43390"),
     )

@@ -127,8 +127,7 @@ def _triton_faults() -> tuple[Fault, ...]:
         of("eps_outside_the_root", f"{ROOT} =>"
            " rstd = 1 / (tl.sqrt(squares / num) + tl.full((), eps, COMPUTE))", right_on="one_column",
            source="https://github.com/tracel-ai/burn/issues/2185"),
-        of("column_stride_dropped", "x_inner_stride, x_column_stride)\n    if ADDED =>"
-           " x_inner_stride, 1)\n    if ADDED",
+        of("column_stride_dropped", "x_inner_stride, x_column_stride, POLICY => x_inner_stride, 1, POLICY",
            examples=strided, right_on="one_column", source="https://github.com/ModelTC/LightLLM/issues/1467"),
         of("weight_contiguous_assumed", f"{WEIGHT.format('weight_stride')} => {WEIGHT.format(1)}",
            examples=named(properties, "weight_and_bias_strided"), right_on="one_column"),

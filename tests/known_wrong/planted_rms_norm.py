@@ -107,8 +107,8 @@ def _triton_faults() -> tuple[Fault, ...]:
         of("columns_past_16_bits", f"{PIECES} cols % 65536 if LOOPED else 1,", right_on=one_row,
            examples=named(properties, "one_past_65536_columns")),
         of("offsets_in_32_bits", OFFSETS_OF_ROWS, examples=far_apart(properties.rows(9, cols=5)), right_on=one_row),
-        of("column_stride_dropped", f"{KERNELS} x_inner_stride, x_column_stride)\n    if ADDED => x_inner_stride, 1)\n"
-           "    if ADDED", examples=strided, right_on=one_row,
+        of("column_stride_dropped", f"{KERNELS} x_inner_stride, x_column_stride, POLICY => x_inner_stride, 1, POLICY",
+           examples=strided, right_on=one_row,
            source="https://github.com/ModelTC/LightLLM/issues/1467"),
         of.gradient("grad_output_contiguous_assumed", f"{KERNELS} inner, *grad_rows[1:], =>"
                     " inner, inner * cols, cols, 1,",
