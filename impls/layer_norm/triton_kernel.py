@@ -84,7 +84,8 @@ def forward_plan(cols: int, dtype: torch.dtype, centred: bool, added: bool) -> P
     bytes_per_warp = 2048 if size == 4 and block_cols >= 16384 and not added else 4096
     per_warp, fewest = (2048, 2) if half and centred else (bytes_per_warp // size, 1)
     if cols % (16 if block_cols >= 512 else 16 // dtype.itemsize):
-        per_warp, fewest = 2048, 4  # of single elements, more threads have more on their way
+        # Of single elements, more threads have more on their way.
+        per_warp, fewest = 2048, 2 if added and not centred else 4
     block_rows = max(1, per_warp // block_cols)
     return Plan(False, block_rows, block_cols, min(max(block_rows * block_cols // per_warp, fewest), 32))
 
@@ -92,8 +93,9 @@ def forward_plan(cols: int, dtype: torch.dtype, centred: bool, added: bool) -> P
 def backward_plan(cols: int, dtype: torch.dtype, centred: bool, added: bool) -> Plan:
     """Choose how backward walks through rows of `cols` columns, at least 1, centred or not, and with `added` or not."""
     # Each column takes registers for x, grad_output, the next row of both, weight, and two sums. Spilling costs more
-    # than reading twice. The table gives the elements per warp, and how many warps then fit on a multiprocessor.
-    per_warp, warps = {2: (512, 16), 4: (1024, 8), 8: (256, 8)}[dtype.itemsize]
+    # than reading twice. The table gives the elements per warp, how many warps then fit on a multiprocessor, and the
+    # elements of a program that has several rows: they wait less often for their sums.
+    per_warp, warps, elements = {2: (512, 16, 2048), 4: (1024, 8, 4096), 8: (256, 8, 1024)}[dtype.itemsize]
     size, block_cols = max(dtype.itemsize, 4), next_power_of_2(cols)
     if block_cols * size > HELD_BYTES_BACKWARD:
         return Plan(True, 8 if dtype.itemsize == 2 else 4, COLUMN_BYTES // size, 8, 4)
@@ -104,8 +106,9 @@ def backward_plan(cols: int, dtype: torch.dtype, centred: bool, added: bool) -> 
         return Plan(True, pieces, 16 * 32 * 16 // dtype.itemsize, 16, 1, 128, kept=True)
     if centred and cols % 16 and size == 4 and block_cols == 8192:
         return Plan(False, 1, block_cols, 8, 1, 255)  # no registers to load single elements ahead
-    # Two rows at once wait half as often for their sums.
-    block_rows = max(1, 8192 // size // block_cols)
+    if added and cols % 16 and dtype.itemsize == 4 and block_cols <= 1024:
+        per_warp, elements = 512, 1024  # of single elements, as forward
+    block_rows = max(1, elements // block_cols)
     num_warps = max(block_rows * block_cols // per_warp, 1)
     # Single elements of half types need registers for their addresses, which leaves too few to load rows ahead.
     ahead = dtype.itemsize > 2 or cols % 16 == 0
