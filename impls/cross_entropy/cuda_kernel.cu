@@ -44,7 +44,7 @@ __device__ void load_columns(
 }
 
 template <class T, int WIDTH, bool SHIFTED = false>
-__global__ void __launch_bounds__(256, sizeof(T) == 2 ? 4 : 1) cross_entropy_forward_kernel(
+__global__ void __launch_bounds__(128, sizeof(T) == 2 ? 8 : 1) cross_entropy_forward_kernel(
     long long num_rows, bool wide,
     const void* __restrict__ target_ptr,  // [rows], strided
     long long target_stride, long long ignore_index,

@@ -12,9 +12,10 @@ from .operators import register_cross_entropy
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 WARP = 32
-# Threads of a row, at most, and of the sum of all losses; and vectors that each thread of a row loads at once.
-MOST_THREADS, REDUCE_THREADS = 256, 512
+# Vectors that each thread of a row loads at once; the most threads of a row, by how many vectors each has; and threads
+# of the sum of all losses.
 IN_FLIGHT = 4
+MOST_THREADS, REDUCE_THREADS = {1: 256, IN_FLIGHT: 128}, 512
 # Shared memory of a warp by which its lanes exchange vectors that are shifted into place.
 EXCHANGED_BYTES = 33 * 16
 
@@ -61,11 +62,11 @@ def access_of(logits: torch.Tensor) -> Access:
 def plan(logits: torch.Tensor, vectors: int = IN_FLIGHT) -> tuple[Access, tuple[int, int], int, int]:
     """Return the access, threads of a row and rows of a block, classes that a block loads at once, shared bytes.
 
-    A row has a thread for each `vectors` of its vectors, but at most MOST_THREADS.
+    A row has a thread for each `vectors` of its vectors, 1 or IN_FLIGHT, but at most MOST_THREADS.
     """
     access = access_of(logits)
     width = 16 // logits.element_size() if access.vectors else 1
-    threads = min(cdiv(logits.shape[1], width * vectors * WARP) * WARP, MOST_THREADS)
+    threads = min(cdiv(logits.shape[1], width * vectors * WARP) * WARP, MOST_THREADS[vectors])
     together = 4 if threads == WARP else 1
     shared = threads // WARP * together * EXCHANGED_BYTES if access.shifted else 0
     return access, (threads, together), threads * width * IN_FLIGHT, shared
