@@ -3,7 +3,7 @@
 #include "rows.cuh"
 
 constexpr int BLOCK = 256;
-// The number of pairs of a thread that owns no others: enough to load at least 16 bytes of each tensor.
+// The most pairs of a thread that owns no others: enough to load at least 16 bytes of each tensor.
 template <class T> constexpr int PAIRS = sizeof(T) == 2 ? 2 : 1;
 // The number of rows that a looping thread loads together. More keep the memory busier, until registers run out.
 template <class T> constexpr int ROWS = sizeof(T) == 8 ? 2 : 4;

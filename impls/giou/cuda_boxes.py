@@ -2,14 +2,15 @@
 
 import torch
 
-from fourfold.backends.launch import cdiv
+from fourfold.backends.launch import FEW_ELEMENTS, cdiv
 
 BLOCK = 256  # threads per block, the same as in boxes.cuh
 
 
-def blocks_of_pairs(num_rows: int, dtype: torch.dtype) -> int:
-    """Return the number of blocks for a kernel whose threads own PAIRS pairs each (see boxes.cuh)."""
-    return cdiv(num_rows, BLOCK * (2 if dtype.itemsize == 2 else 1))
+def blocks_of_pairs(num_rows: int, boxes: torch.Tensor) -> tuple[int, int]:
+    """Return the blocks for a kernel whose threads own up to PAIRS pairs (see boxes.cuh), and how many: one of few."""
+    owned = 2 if boxes.element_size() == 2 and num_rows > FEW_ELEMENTS[boxes.device.type] else 1
+    return cdiv(num_rows, BLOCK * owned), owned
 
 
 def looped_rows(dtype: torch.dtype) -> int:

@@ -27,17 +27,19 @@ def _forward(boxes1: torch.Tensor, boxes2: torch.Tensor, eps: float) -> torch.Te
     if num_rows == 0:
         return output
     inner, (all1, all2) = as_rows(boxes1, boxes2)
+    blocks, owned = blocks_of_pairs(num_rows, boxes1)
     FORWARD[dtype, packed(boxes1, boxes2)].launch(
-        blocks_of_pairs(num_rows, dtype),
+        blocks,
         BLOCK,
+        num_rows,
+        owned,
         all1.tensor,
         all2.tensor,
+        eps,
         output,
-        num_rows,
         inner,
         *all1[1:],
         *all2[1:],
-        eps,
     )
     return output
 
@@ -51,15 +53,17 @@ def _backward(
     if num_rows == 0:
         return grad_boxes1, grad_boxes2
     inner, (grads, all1, all2) = as_rows(grad_output.unsqueeze(-1), boxes1, boxes2)
+    blocks, owned = blocks_of_pairs(num_rows, boxes1)
     BACKWARD[dtype, packed(boxes1, boxes2)].launch(
-        blocks_of_pairs(num_rows, dtype),
+        blocks,
         BLOCK,
+        num_rows,
+        owned,
         grads.tensor,
         all1.tensor,
         all2.tensor,
         grad_boxes1 if needs1 else None,
         grad_boxes2 if needs2 else None,
-        num_rows,
         inner,
         *grads[1:3],
         *all1[1:],

@@ -57,26 +57,26 @@ __global__ void __launch_bounds__(BLOCK, 4) giou_loss_forward_kernel(
 
 template <class T, bool PACKED, Measure MEASURE = GIOU>
 __global__ void __launch_bounds__(BLOCK, 3) giou_loss_backward_kernel(
+    long long num_rows, int owned,
     const T* __restrict__ grad_output,   // []
     const T* __restrict__ pred,          // [batch, max_boxes, 4], strided
     const T* __restrict__ target,        // [batch, max_boxes, 4], strided
     const unsigned* __restrict__ saved,  // [2 + ceil(batch * max_boxes / 32)]
     Box<T>* __restrict__ grad_pred,      // [batch, max_boxes], or null if not needed
     Box<T>* __restrict__ grad_target,    // [batch, max_boxes], or null if not needed
-    long long num_rows, long long max_boxes, long long pred_batch_stride, long long pred_box_stride,
-    long long pred_coordinate_stride, long long target_batch_stride, long long target_box_stride,
-    long long target_coordinate_stride, double eps) {
-    // One block owns PAIRS * BLOCK consecutive rows. It reads only the valid rows and writes the gradient of all.
+    long long max_boxes, long long pred_batch_stride, long long pred_box_stride, long long pred_coordinate_stride,
+    long long target_batch_stride, long long target_box_stride, long long target_coordinate_stride, double eps) {
+    // One block owns owned * BLOCK consecutive rows. It reads only the valid rows and writes the gradient of all.
     using C = Compute<T>;
     const Boxes<T, PACKED> preds{pred, max_boxes, pred_batch_stride, pred_box_stride, pred_coordinate_stride};
     const Boxes<T, PACKED> targets{target, max_boxes, target_batch_stride, target_box_stride, target_coordinate_stride};
-    const long long first = blockIdx.x * (long long)(PAIRS<T> * BLOCK) + threadIdx.x;
+    const long long first = blockIdx.x * (long long)(owned * BLOCK) + threadIdx.x;
     bool valid[PAIRS<T>];
     Box<T> raw1[PAIRS<T>] = {}, raw2[PAIRS<T>] = {};
 #pragma unroll
     for (int k = 0; k < PAIRS<T>; k++) {
         const long long row = first + k * BLOCK;
-        valid[k] = row < num_rows && (saved[SAVED_HEADER + (row >> 5)] >> (row & 31) & 1);
+        valid[k] = k < owned && row < num_rows && (saved[SAVED_HEADER + (row >> 5)] >> (row & 31) & 1);
         if (valid[k]) {
             raw1[k] = preds[row];
             raw2[k] = targets[row];
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(BLOCK, 3) giou_loss_backward_kernel(
 #pragma unroll
     for (int k = 0; k < PAIRS<T>; k++) {
         const long long row = first + k * BLOCK;
-        if (row >= num_rows) break;
+        if (k >= owned || row >= num_rows) break;
         Box<C> of_pred = {}, of_target = {};
         if (valid[k]) {
             const Box<C> a = converted<C>(raw1[k]), b = converted<C>(raw2[k]);

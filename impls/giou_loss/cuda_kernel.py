@@ -68,16 +68,18 @@ def _backward(
     if num_rows == 0:
         return grad_pred, grad_target
     inner, (all_pred, all_target) = as_rows(pred, target)
+    blocks, owned = blocks_of_pairs(num_rows, pred)
     kernels[pred.dtype, packed(pred, target)].launch(
-        blocks_of_pairs(num_rows, pred.dtype),
+        blocks,
         BLOCK,
+        num_rows,
+        owned,
         grad_output,
         all_pred.tensor,
         all_target.tensor,
         saved,
         grad_pred if needs_pred else None,
         grad_target if needs_target else None,
-        num_rows,
         inner,
         *all_pred[1:],
         *all_target[1:],

@@ -302,7 +302,7 @@ def _in_triton() -> tuple[Fault, ...]:
     )
 
 
-UP_TO_64, STORED = "if (row < (num_rows + 63) / 64 * 64)", "if (row < num_rows) giou[row] ="
+UP_TO_64, STORED = "if (row < (num_rows + 63) / 64 * 64)", "if (k < owned && row < num_rows) giou[row] ="
 
 
 def _in_cuda() -> tuple[Fault, ...]:
@@ -313,7 +313,7 @@ def _in_cuda() -> tuple[Fault, ...]:
         of.stopped("store_unmasked", out_of_bounds, unmasked, **whole, says=past_the_end),
         # The arena's redzones lie past the tensor's end. The checked build stops a kernel before the arena sees it.
         of.stopped("store_unmasked", out_of_bounds, unmasked, check=memory_is_respected, **whole, says=past_the_end),
-        of.stopped("load_unmasked", out_of_bounds, "if (row < num_rows) {\n            a[k] = => "
+        of.stopped("load_unmasked", out_of_bounds, "if (k < owned && row < num_rows) {\n            a[k] = => "
                    f"{UP_TO_64} {{\n            a[k] =", **whole),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic, ROW_IN_32_BITS, **whole,
                    examples={"rows_2_28_elements_apart": pairs_far_apart}),
