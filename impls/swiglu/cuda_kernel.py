@@ -3,4 +3,4 @@
 from ..cuda_elementwise import elementwise
 from .torch_eager import swiglu as definition
 
-swiglu, KERNELS = elementwise(definition, __file__, "swiglu_forward", "swiglu_backward")
+swiglu, KERNELS = elementwise(definition, __file__, "swiglu_forward", "swiglu_backward", vectors=1)

@@ -130,7 +130,8 @@ __global__ void __launch_bounds__(32) topk_warp_kernel(
     // One warp owns one row. Each lane finds the first number of each of its GROUPS of vectors, and the first of these.
     // Whatever comes before the k-th of the lanes' numbers is among the k wanted or few others: the groups that begin
     // with such a number are read again, and what is found there is put in order.
-    constexpr int WIDTH = IN_16_BYTES<T>, GROUPS = 16, MOST = 128;
+    // It loads TOGETHER vectors before it uses the first.
+    constexpr int WIDTH = IN_16_BYTES<T>, TOGETHER = 16, GROUPS = sizeof(T) == 4 ? 32 : 16, MOST = 128;
     __shared__ unsigned groups[MOST], places[MOST];
     __shared__ Key<T> keys[MOST];
     using C = Compute<T>;
@@ -142,20 +143,23 @@ __global__ void __launch_bounds__(32) topk_warp_kernel(
     bool nan = false;
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) firsts[group] = C(-INFINITY);
-    for (int begin = lane; begin < vectors; begin += apart) {
+    for (int begin = 0; begin < vectors; begin += apart)
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++) {
-            const int vector = begin + 32 * group;
-            if (vector >= vectors) continue;
-            C numbers[WIDTH];
-            Vector<T, WIDTH>::load(from + vector * WIDTH).unpack(numbers);
+        for (int part = 0; part < GROUPS; part += TOGETHER) {
+            if (begin + 32 * part >= vectors) break;
 #pragma unroll
-            for (int j = 0; j < WIDTH; j++) {
-                nan |= numbers[j] != numbers[j];
-                firsts[group] = fmax(firsts[group], sign * numbers[j]);
+            for (int group = part; group < part + TOGETHER; group++) {
+                const int vector = begin + 32 * group + lane;
+                if (vector >= vectors) continue;
+                C numbers[WIDTH];
+                Vector<T, WIDTH>::load(from + vector * WIDTH).unpack(numbers);
+#pragma unroll
+                for (int j = 0; j < WIDTH; j++) {
+                    nan |= numbers[j] != numbers[j];
+                    firsts[group] = fmax(firsts[group], sign * numbers[j]);
+                }
             }
         }
-    }
     C first = firsts[0];
 #pragma unroll
     for (int group = 1; group < GROUPS; group++) first = fmax(first, firsts[group]);
@@ -170,6 +174,7 @@ __global__ void __launch_bounds__(32) topk_warp_kernel(
     int found = 0;
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
+        if (32 * group >= vectors) break;
         // NaN comes first of all. A lane that has one reads all of its groups.
         const bool again = nan || firsts[group] >= least;
         const unsigned lanes = __ballot_sync(~0u, again);
