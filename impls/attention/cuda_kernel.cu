@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(MOST_THREADS<T> * SHARES<T>, SHARES<T>) attent
     const Place place(tile, block, queries, keys);
     if (place.first >= place.length) return;
     const int first_column = share * SUMS, used_columns = int(min(columns - chunk, (long long)COLUMNS));
-    const int own_columns = min(used_columns - first_column, SUMS), own_width = (own_columns + 15) / 16 * 16;
+    const int own_columns = min(used_columns - first_column, SUMS), own_width = round_up_16(own_columns);
 
     extern __shared__ __align__(16) unsigned char shared[];
     Part<T>* const q_tile = reinterpret_cast<Part<T>*>(shared);
@@ -148,9 +148,9 @@ __global__ void __launch_bounds__(MOST_THREADS<T> * SHARES<T>, SHARES<T>) attent
     q += (place.begin + place.first) * q_token_stride + head * q_head_stride;
     k += place.other_begin * k_token_stride + head / (heads / kv_heads) * k_head_stride;
     v += place.other_begin * v_token_stride + head / (heads / kv_heads) * v_head_stride + chunk;
-    const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(block, (rows + 15) / 16 * 16);
+    const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(block, round_up_16(rows));
     load_tile<PARTS<T>>(q_tile, line, filled, width, q, q_token_stride, rows, held, vectors, q_apart);
-    const auto rounded = [](int count) { return count < KEYS ? (count + 15) / 16 * 16 : KEYS; };
+    const auto rounded = [](int count) { return count < KEYS ? round_up_16(count) : KEYS; };
 
     // A query at `row` of the warp sees the keys below row + limit, and below all of them.
     const int shift = place.other_length - place.length, limit = place.first + warp * 16 + 1 + shift;
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(MOST_THREADS<T> * SHARES<T>, SHARES<T>) attent
         wait_for_copies<0>();
         __syncthreads();
         load_tile<PARTS<T>>(v_tile, LINE_OF_V, used, COLUMNS, v + start * v_token_stride, v_token_stride, there,
-                            PARTS<T> > 1 ? (used_columns + 15) / 16 * 16 : used_columns, vectors, k_apart);
+                            PARTS<T> > 1 ? round_up_16(used_columns) : used_columns, vectors, k_apart);
         commit_copies();
         const int first = share * SCORES;
         const C past = C((long long)(limit - 1 + row_of(0)) - (start + first + column_of(0, 0)));
@@ -311,7 +311,7 @@ __global__ void __launch_bounds__(MOST_THREADS<T> * SHARES<T>) attention_backwar
                       OF_KEYS ? queries : keys);
     if (place.first >= place.length) return;
     const int own = share * SUMS, own_columns = int(min(columns - chunk - own, (long long)SUMS));
-    const int own_width = (own_columns + 15) / 16 * 16;
+    const int own_width = round_up_16(own_columns);
 
     extern __shared__ __align__(16) unsigned char shared[];
     __shared__ C of_query[2][OF_KEYS ? STEP : 1];
@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(MOST_THREADS<T> * SHARES<T>) attention_backwar
                             there, held, vectors, x.apart);
     };
     const long long token = place.begin + place.first;
-    const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(block, (rows + 15) / 16 * 16);
+    const int rows = place.length - place.first, own_rows = rows - warp * 16, filled = min(block, round_up_16(rows));
     load(a_tile, OF_KEYS ? of_k : of_q, token, OF_KEYS ? kv_head : first_head, filled, rows);
     load(b_tile, OF_KEYS ? of_v : of_grad, token, OF_KEYS ? kv_head : first_head, filled, rows);
     C of_row[2][2] = {};
@@ -354,7 +354,7 @@ __global__ void __launch_bounds__(MOST_THREADS<T> * SHARES<T>) attention_backwar
         const C slope = MASK == BIAS ? C(slopes[head]) : C(0);
         for (int start = begin; start < end; start += STEP) {
             const long long other = place.other_begin + start;
-            const int there = end - start, used = there < STEP ? (there + 15) / 16 * 16 : STEP;
+            const int there = end - start, used = there < STEP ? round_up_16(there) : STEP;
             __syncthreads();
             load(c_tile, OF_KEYS ? of_q : of_k, other, OF_KEYS ? head : kv_head, used, there);
             load(d_tile, OF_KEYS ? of_grad : of_v, other, OF_KEYS ? head : kv_head, used, there);

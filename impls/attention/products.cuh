@@ -27,6 +27,9 @@ template <class T> __device__ void store(Part<T>* to, long long apart, Compute<T
     }
 }
 
+// The next multiple of 16, which tensor cores multiply at a time.
+__device__ inline int round_up_16(int n) { return (n + 15) / 16 * 16; }
+
 // The row and the column of a thread's element e of its part n of a warp's sums, as mma.sync has them.
 __device__ inline int row_of(int e) { return int(threadIdx.x) % 32 / 4 + e / 2 * 8; }
 __device__ inline int column_of(int n, int e) { return n * 8 + int(threadIdx.x) % 4 * 2 + e % 2; }
