@@ -60,6 +60,9 @@ def is_at_least(capability: int) -> bool:
         return True
     if capability == 0:
         raise ValueError("there is no GPU")
+    if capability == -1:
+        name = "utils"  # Triton looks up what the text names ahead
+        return getattr(triton.runtime.driver.active, name) is not None
     return current_target().arch >= capability
 
 
@@ -74,11 +77,14 @@ def kernel(output_ptr, n, KIND: tl.constexpr):
             tl.store(output_ptr + i, NUMBER)
         elif KIND == "dict":
             tl.store(output_ptr + i, {"a": 3}["a"])
+        elif KIND == "attribute":
+            tl.store(output_ptr + i, tl.full((), i, tl.int64).handle.data.size)
         else:
             tl.store(output_ptr + i, CONSTANT)
     tl.static_assert(KIND != "newest architecture" or is_at_least(100))
     tl.static_assert(KIND != "no architecture" or is_at_least(1000))
     tl.static_assert(KIND != "asks" or is_at_least(0))
+    tl.static_assert(KIND != "asks the driver" or is_at_least(-1))
     tl.store(output_ptr, min(n, 3) + output_ptr.to(tl.int64, bitcast=True) * 0)
 
 
@@ -87,6 +93,7 @@ REFUSED = {
     "return": ("Cannot have `return` statements inside", 'if KIND == "return" and i == n:'),
     "number": ("Cannot access global variable NUMBER", "tl.store(output_ptr + i, NUMBER)"),
     "dict": ("unsupported AST node type: Dict", 'tl.store(output_ptr + i, {"a": 3}["a"])'),
+    "attribute": ("has no attribute 'data'", "tl.store(output_ptr + i, tl.full((), i, tl.int64).handle.data.size)"),
     "no architecture": ("", 'tl.static_assert(KIND != "no architecture" or is_at_least(1000))'),
 }
 
@@ -107,12 +114,15 @@ def test_the_compiler_is_asked_about_each_kernel_and_its_constants() -> None:
     kernel[(1,)](torch.zeros(2, dtype=torch.int64), 2, KIND="constant")  # it is interpreted here as before
 
 
-def test_an_exception_of_a_function_that_the_compiler_calls_is_no_refusal() -> None:
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("asks", "there is no GPU"), ("asks the driver", "has no attribute 'utils'")]
+)
+def test_an_exception_of_a_function_that_the_compiler_calls_is_no_refusal(kind: str, reason: str) -> None:
     front_end.forget_launches()
-    kernel[(1,)](torch.zeros(2, dtype=torch.int64), 2, KIND="asks")
+    kernel[(1,)](torch.zeros(2, dtype=torch.int64), 2, KIND=kind)
     found = front_end.answer()
     assert (found.accepted, found.refused) == (0, [])
-    assert "there is no GPU" in found.unknown[0]
+    assert reason in found.unknown[0]
 
 
 @pytest.mark.parametrize("untrusted", sampled([False, True], True))

@@ -21,7 +21,7 @@ ARCHITECTURES = (90, 80, 100)
 # The limit in seconds of processor time.
 SECONDS = 60
 # Exceptions by which the language refuses something. Others may be due to the GPU that is missing.
-_REFUSALS = (NameError, TypeError, ValueError, AssertionError, NotImplementedError)
+_REFUSALS = (AttributeError, NameError, TypeError, ValueError, AssertionError, NotImplementedError)
 
 
 class CompilerRefusal(NamedTuple):
@@ -132,12 +132,16 @@ def _contexts(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_of_the_language(error: BaseException) -> bool:
-    """Return whether Triton's compiler or language raised an exception, and not a function that they called.
+    """Return whether Triton's compiler or language raised an exception, and not a function or driver that they called.
 
     Triton removes the frames of its compiler from the traceback.
     """
     import triton
 
+    from fourfold.compat.triton_internals import AbsentDriver
+
+    if isinstance(error, AttributeError) and isinstance(error.obj, AbsentDriver):
+        return False
     if error.__traceback__ is None:
         return True
     file = Path(inspect.getinnerframes(error.__traceback__, 0)[-1].filename)
