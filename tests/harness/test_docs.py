@@ -337,7 +337,7 @@ def test_ci_runs_the_readmes_commands_with_the_versions_of_today_and_with_the_ol
     failing: str, tmp_path: Path
 ) -> None:
     code, calls = calls_of_ci("run", tmp_path, failing)
-    *today, install, contract, operations = calls
+    *today, install, contract, operations, compiler = calls
     expected = [
         "pip install ray mcp jsonschema check-jsonschema zizmor basedpyright playwright CI=1 ",
         "pip install -e . CI=1 ",
@@ -346,7 +346,7 @@ def test_ci_runs_the_readmes_commands_with_the_versions_of_today_and_with_the_ol
     ]
     assert today == expected[: 3 if failing == "fourfold" else 4]
     assert install == "pip install -e . CI=1 floors.txt"
-    for call, least in ((contract, 10), (operations, 2)):
+    for call, least in ((contract, 10), (operations, 2), (compiler, 1)):
         given = re.fullmatch(r"pytest -n auto (.*) CI=1 floors\.txt", call)
         assert given
         paths = [word for word in given[1].split() if word.startswith("tests/")]
@@ -362,7 +362,7 @@ def test_each_release_of_torch_is_an_environment_of_its_own(tmp_path: Path) -> N
         "pip install -e . CI=1 2.12.txt",
         "pip install -e . CI=1 2.15.txt",
     ]
-    assert len(calls) == 6
+    assert len(calls) == 8
 
 
 def test_a_release_that_cannot_be_installed_fails_and_the_others_are_tried(tmp_path: Path) -> None:
