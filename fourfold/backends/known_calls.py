@@ -12,10 +12,9 @@ A kind is looked up by a key, which takes some microseconds to make. The last ki
 function of torch.
 """
 
-import functools
 import operator
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,8 +27,7 @@ MOST_KINDS = 2048
 # Callers of kernels, and Triton, inspect addresses modulo this many bytes.
 ALIGNMENT = 16
 
-# Launches a kernel again, given the values of a call and the stream. The values are the addresses of tensors, and the
-# numbers in which calls of a kind may differ.
+# Launches a kernel again, given the values of a call and the stream.
 Launch = Callable[[Sequence[Any], int], None]
 
 _thread = threading.local()
@@ -49,29 +47,78 @@ class KnownCalls(NamedTuple):
     """The actions of calls of one kind.
 
     Attributes:
+        device: the index of the GPU.
         allocations: sizes, strides and dtype of each tensor that a call allocates.
         provided: functions that return further tensors, such as counters.
-        launches: in order. They receive a value for each argument (the address of a tensor, a number in which calls of
-            a kind may differ, 0 for others), and the addresses of the allocated and of the provided tensors.
+        constants: what the launches pass in each call.
+        launches: in order. They receive the values of a call: the addresses of its tensors, the numbers in which calls
+            of a kind may differ, the addresses of the allocated and of the provided tensors, and the constants.
         results: indices of the results among the allocated tensors; a single number if the result is not a tuple.
     """
 
+    device: int
     allocations: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]
     provided: tuple[Callable[[], torch.Tensor], ...]
+    constants: tuple[Any, ...]
     launches: tuple[Launch, ...]
     results: tuple[int, ...] | int
 
-    def repeat(self, values: list[Any], device: int) -> Any:
+    def repeat(self, values: list[Any]) -> Any:
         """Repeat such a call on the current device, given the values of its arguments. It appends to them."""
+        device, allocations, provided, constants, launches, results = self
         empty = torch_internals.empty_on_current_gpu
-        allocations = [empty(size, stride, dtype) for size, stride, dtype in self.allocations]
-        values += [tensor.data_ptr() for tensor in allocations]
-        values += [provide().data_ptr() for provide in self.provided]
+        allocated = [empty(size, stride, dtype) for size, stride, dtype in allocations]
+        values += [tensor.data_ptr() for tensor in allocated]
+        if provided:
+            values += [provide().data_ptr() for provide in provided]
+        values += constants
         stream = torch_internals.current_stream(device)
-        for launch in self.launches:
+        for launch in launches:
             launch(values, stream)
-        results = self.results
-        return allocations[results] if isinstance(results, int) else tuple([allocations[i] for i in results])
+        return allocated[results] if isinstance(results, int) else tuple([allocated[i] for i in results])
+
+
+class Places:
+    """The places of a launch's arguments among the values of a call.
+
+    Args:
+        addresses: of the call's tensors; 0 in the place of a number.
+    """
+
+    def __init__(self, addresses: Sequence[int]) -> None:
+        self._addresses = addresses
+        self.constants: list[Any] = []
+
+    def of_address(self, address: int) -> int:
+        """Return the place of a tensor. Raise ValueError if the call has none of this address."""
+        return self._addresses.index(address)
+
+    def of_constant(self, value: Any) -> int:
+        """Return the place of a value that the launch passes in each call."""
+        self.constants.append(value)
+        return len(self._addresses) + len(self.constants) - 1
+
+
+def arguments_at(
+    places: Sequence[int], conversions: Mapping[int, Callable[[Any], Any]]
+) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return the function from the values of a call to the arguments of a launch.
+
+    Args:
+        places: of the arguments among the values.
+        conversions: by the index of an argument, the function from the value to the argument.
+    """
+    take = _items(places)
+    if not conversions:
+        return take
+
+    def convert(values: Sequence[Any]) -> tuple[Any, ...]:
+        arguments = list(take(values))
+        for i, conversion in conversions.items():
+            arguments[i] = conversion(arguments[i])
+        return tuple(arguments)
+
+    return convert
 
 
 class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
@@ -79,18 +126,18 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
 
     Args:
         arguments: of the call.
-        numbers: the places of the numbers in which calls of a kind may differ. Each is an object of its own.
+        numbers: those in which calls of a kind may differ. Each is an object of its own.
     """
 
-    def __init__(self, arguments: Sequence[Any], numbers: Sequence[int] = ()) -> None:
+    def __init__(self, arguments: Sequence[Any], numbers: Sequence[float] = ()) -> None:
         super().__init__()
         self._allocated: list[torch.Tensor] = []
         self._provided: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []
-        self._launches: list[Callable[[Callable[[int], int]], Launch]] = []
+        self._launches: list[Callable[[Places], Launch]] = []
         # By a tensor map's id: the map, kept alive so that its id stays unique, and what `record_map` takes with it.
         self.maps: dict[int, tuple[Any, int, Callable[[int], Any]]] = {}
-        self._arguments = arguments
-        self._numbers = {id(arguments[place]): place for place in numbers}
+        self._tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+        self._numbers = {id(number): place for place, number in enumerate(numbers, len(self._tensors))}
         self._passed: set[int] = set()
         self._repeatable = True
 
@@ -104,14 +151,14 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
         return result
 
     def place_of_number(self, number: Any) -> int | None:
-        """Return the place of the argument that a launch passes to a kernel, if calls of a kind may differ in it."""
+        """Return the place of a number that a launch passes to a kernel, or None if all calls of a kind pass it."""
         place = self._numbers.get(id(number))
         if place is not None:
             self._passed.add(place)
         return place
 
-    def record_launch(self, again: Callable[[Callable[[int], int]], Launch]) -> None:
-        """Record a launch. `again` takes a function from an address to its index, and returns a `Launch`."""
+    def record_launch(self, again: Callable[[Places], Launch]) -> None:
+        """Record a launch. `again` takes the places of its arguments, and returns a `Launch`."""
         self._launches.append(again)
 
     def provide(self, tensor: torch.Tensor, provider: Callable[[], torch.Tensor]) -> None:
@@ -128,8 +175,9 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
 
     def repeatable_actions(self, results: Any) -> KnownCalls | None:
         """Return the actions of the call, given its results, or None if it cannot be repeated."""
-        pointers = [a.data_ptr() if isinstance(a, torch.Tensor) else 0 for a in self._arguments]
-        addresses = [*pointers, *(t.data_ptr() for t in self._allocated), *(t.data_ptr() for t, _ in self._provided)]
+        made = *self._allocated, *(tensor for tensor, _ in self._provided)
+        numbers = [0] * len(self._numbers)
+        addresses = [*(t.data_ptr() for t in self._tensors), *numbers, *(t.data_ptr() for t in made)]
         distinct = [address for address in addresses if address]
         # A number that no launch passes has an effect that nothing records.
         unknown_effect = len(self._passed) < len(self._numbers)
@@ -138,21 +186,34 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
         # The dispatcher may wrap what a mode returns in another object, so a tensor is identified by its address.
         allocations = [_form(tensor) for tensor in self._allocated]
         unclaimed: list[Any] = list(allocations)
-        places = []
+        indices, places = [], Places(addresses)
         try:
-            launches = tuple(again(addresses.index) for again in self._launches)
+            launches = tuple(again(places) for again in self._launches)
             for result in (results,) if isinstance(results, torch.Tensor) else results or ():
-                places.append(unclaimed.index(_form(result)))
-                unclaimed[places[-1]] = None
+                indices.append(unclaimed.index(_form(result)))
+                unclaimed[indices[-1]] = None
         except ValueError:  # a tensor of neither kind, such as a part of an argument
             return None
         forms = tuple(form[1:] for form in allocations)
         provided = tuple(provider for _, provider in self._provided)
-        return KnownCalls(forms, provided, launches, places[0] if isinstance(results, torch.Tensor) else tuple(places))
+        returned = indices[0] if isinstance(results, torch.Tensor) else tuple(indices)
+        device = torch.cuda.current_device()
+        return KnownCalls(device, forms, provided, tuple(places.constants), launches, returned)
 
 
 def _form(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _items(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return a function that returns the items at `places`."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return lambda items: tuple([items[place] for place in places])
+
+
+# How to make a call: a function, what it takes, and whether a tensor of the call requires a gradient.
+Found = tuple[Callable[[list[Any]], Any], list[Any], bool]
 
 
 def recorder() -> CallRecorder | None:
@@ -172,19 +233,13 @@ class _Kind(NamedTuple):
     recognize: _Recognize
 
 
-def _items(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Return a function that returns the arguments at `places`."""
-    if len(places) > 1:
-        return operator.itemgetter(*places)
-    return lambda arguments: tuple([arguments[place] for place in places])
-
-
 def _recognizer(
     arguments: Sequence[Any], setting: Hashable, tensors: Sequence[int], numbers: Sequence[int]
 ) -> _Recognize:
     """Return a function that recognizes calls of the kind of this one in less time than their key takes to make.
 
-    It recognizes none if a tensor of this call does not begin at a multiple of `ALIGNMENT`.
+    It takes as many arguments, of any types. It recognizes no call if a tensor of this one does not begin at a multiple
+    of `ALIGNMENT`.
 
     Args:
         arguments: of the call.
@@ -197,25 +252,29 @@ def _recognizer(
     others = [place for place in range(len(arguments)) if place not in (*tensors, *numbers)]
     tensors_of, others_of = _items(tensors), _items(others)
     match, constants = torch_internals.tensors_match(tensors_of(arguments)), others_of(arguments)
+    types = tuple(map(type, constants))
     # 0.0 and -0.0 are equal.
     zeros = [(place, str(x)) for place, x in zip(others, constants) if type(x) is float and x == 0]
-    blank = [0] * len(arguments)
     if match is None or any(tensor.data_ptr() % ALIGNMENT for tensor in tensors_of(arguments)):
         return lambda arguments, now: None
 
     def recognize(arguments: Sequence[Any], now: Hashable) -> list[Any] | None:
         given = tensors_of(arguments)
-        if now != setting or not match(*given) or others_of(arguments) != constants:
+        if now != setting or not match(*given):
             return None
-        values: list[Any] = blank.copy()
+        if constants and ((found := others_of(arguments)) != constants or tuple(map(type, found)) != types):
+            return None
+        values: list[Any] = []
         bits = 0
-        for place, tensor in zip(tensors, given):
-            values[place] = address = tensor.data_ptr()
+        for tensor in given:
+            address = tensor.data_ptr()
+            values.append(address)
             bits |= address
         for place in numbers:
-            values[place] = number = arguments[place]
+            number = arguments[place]
             if type(number) is not float:
                 return None
+            values.append(number)
         for place, text in zeros:
             if str(arguments[place]) != text:
                 return None
@@ -251,27 +310,39 @@ class Repeater:
         # By the shape of the first tensor: the kind of the last such call that its key recognized.
         self._recent: dict[torch.Size, _Kind] = {}
 
-    def find(self, arguments: Sequence[Any]) -> tuple[Callable[[], Any] | None, bool]:
-        """Return a function that makes the call, and whether a tensor requires a gradient.
+    def find(self, arguments: Sequence[Any]) -> Found | None:
+        """Return how to make the call: repeat the recorded one of the same kind, or else run the implementation.
 
-        The function repeats the recorded call of the same kind, or runs the implementation if that cannot be repeated.
-        Return None in its place if calls are not repeated now, or if no call of this kind was recorded.
+        Return None if calls are not repeated now, or if no call of this kind was recorded.
         """
+        if (found := self.find_recent(arguments)) is not None:
+            return found
         first = arguments[self._tensors[0]]
-        if (device := self._device(first)) < 0:
-            return None, False
-        if (recent := self._recent.get(first.shape)) is not None:
-            requires_grad, actions, recognize = recent
-            if (values := recognize(arguments, self._setting())) is not None:
-                return functools.partial(actions.repeat, values, device), requires_grad
-        kind, given = self._recognize(arguments)
+        if self._device(first) < 0:
+            return None
+        kind, values = self._recognize(arguments)
         known = self._kinds.get(kind)
         if known is False:
-            return functools.partial(self._implementation, *arguments), kind[0]
+            return self._run, list(arguments), kind[0]
         if not isinstance(known, _Kind):
-            return None, False
+            return None
         self._recent[first.shape] = known
-        return functools.partial(known.actions.repeat, given, device), known.requires_grad
+        return known.actions.repeat, values, known.requires_grad
+
+    def find_recent(self, arguments: Sequence[Any]) -> Found | None:
+        """Return how to repeat the call if it is of the last kind of its shape. The arguments may be of any types."""
+        recent = self._recent.get(getattr(arguments[self._tensors[0]], "shape", None))
+        # Repeated calls bypass the functions that record.
+        if recent is None or launch_records.current is not None or not self._usable():
+            return None
+        requires_grad, actions, recognize = recent
+        values = recognize(arguments, self._setting())
+        if values is None or actions.device != torch.cuda.current_device():
+            return None
+        return actions.repeat, values, requires_grad
+
+    def _run(self, arguments: Sequence[Any]) -> Any:
+        return self._implementation(*arguments)
 
     def _device(self, tensor: torch.Tensor | None) -> int:
         """Return the device of a call with this first tensor, or -1 if it may not be repeated now."""
@@ -279,7 +350,7 @@ class Repeater:
         if (
             device < 0
             or device != torch.cuda.current_device()
-            or launch_records.current is not None  # repeated calls bypass the functions that record
+            or launch_records.current is not None
             or not self._usable()
         ):
             return -1
@@ -290,30 +361,33 @@ class Repeater:
 
         A kind begins with whether a tensor requires a gradient. It is empty if a tensor has the negative bit.
         """
-        values: list[Any] = [0] * len(arguments)
-        parts, tensors, numbers, gradient = list(arguments), self._tensors, self._numbers, False
+        addresses: list[Any] = []
+        numbers: list[Any] = []
+        parts, tensors, gradient = list(arguments), self._tensors, False
         for place, x in enumerate(arguments):
             if place in tensors:
                 if x is None:
                     continue
                 if x.is_neg():  # its memory has the negatives of its values
-                    return (), values
-                values[place] = address = x.data_ptr()
+                    return (), []
+                address = x.data_ptr()
+                addresses.append(address)
                 requires_grad = x.requires_grad
                 gradient = gradient or requires_grad
                 parts[place] = x.shape, x.stride(), x.dtype, x.get_device(), address % ALIGNMENT, requires_grad
             elif type(x) is float:
-                if place in numbers:
-                    values[place], parts[place] = x, float
+                if place in self._numbers:
+                    numbers.append(x)
+                    parts[place] = float
                 elif x == 0:
                     parts[place] = str(x)  # 0.0 and -0.0 are equal
-        return (gradient, self._setting(), *parts), values
+        return (gradient, self._setting(), *parts), addresses + numbers
 
     def __call__(self, *arguments: Any) -> Any:
         """Repeat a known call, or call the implementation, and record the second call of a kind."""
-        make, _ = self.find(arguments)
-        if make is not None:
-            return make()
+        if (found := self.find(arguments)) is not None:
+            make, values, _ = found
+            return make(values)
         kinds, implementation = self._kinds, self._implementation
         kind = () if self._device(arguments[self._tensors[0]]) < 0 else self._recognize(arguments)[0]
         if not kind:
@@ -328,9 +402,10 @@ class Repeater:
         if recorder() is not None or torch.cuda.is_current_stream_capturing():
             return implementation(*arguments)
         given = list(arguments)
-        for place in self._numbers:
+        numbers = [place for place in self._numbers if type(arguments[place]) is float]
+        for place in numbers:
             given[place] *= 1.0  # makes a new object, by which a launch is seen to pass this number
-        watching = CallRecorder(given, self._numbers)
+        watching = CallRecorder(given, [given[place] for place in numbers])
         _thread.recorder = watching
         try:
             with watching:

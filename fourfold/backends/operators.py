@@ -60,6 +60,18 @@ class _Launch(NamedTuple):
             or torch_internals.calls_are_watched()
         )
 
+    def find(self, arguments: tuple) -> known_calls.Found | None:
+        """Return how to repeat the call: see `known_calls.Repeater.find`. Return None if it is observed.
+
+        The implementation is a `known_calls.Repeater`.
+        """
+        if torch.compiler.is_compiling() or torch_internals.calls_are_watched():
+            return None
+        repeater: Any = self.implementation
+        if (found := repeater.find_recent(arguments)) is not None:
+            return found
+        return repeater.find(arguments) if tuple(map(type, arguments)) in self.types else None
+
     def needs_dispatcher(self, arguments: tuple) -> bool:
         """Return whether a call is observed, or a view needs the dispatcher."""
         if self.is_observed(arguments):
@@ -203,8 +215,10 @@ class Operator:
 
         def save(ctx: Any, inputs: tuple, output: Any) -> None:
             values = (*inputs, *output) if several else (*inputs, output)
-            ctx.save_for_backward(*[values[i] if keep is None or keep(*inputs) else None for i, keep in keeps])
-            ctx.constants = [values[i] for i in places_of_constants]
+            if keeps:
+                ctx.save_for_backward(*[values[i] if keep is None or keep(*inputs) else None for i, keep in keeps])
+            if places_of_constants:
+                ctx.constants = [values[i] for i in places_of_constants]
             if constant:
                 ctx.mark_non_differentiable(*[output[i] for i in constant])
             if cotangents:  # the first result may be one that is not used
@@ -236,7 +250,7 @@ def _gradients(
             grad_output = torch.zeros(shape, dtype=dtype, device=device)
         needs_input_grad, single = ctx.needs_input_grad, len(places) == 1
         needed = () if single else [any(needs_input_grad[place] for place in shared) for shared in places]
-        results = take(grad_output, *further, *ctx.saved_tensors, *ctx.constants, *needed)
+        results = take(grad_output, *further, *ctx.saved_tensors, *getattr(ctx, "constants", ()), *needed)
         for shared, gradient in zip(places, (results,) if single else results):
             for place in shared:
                 if needs_input_grad[place]:
@@ -321,20 +335,20 @@ def differentiate(operator: Any, backward: Callable[..., Any], save: Callable[..
     implementation = _launches[operator].implementation
 
     def forward(ctx: Any, *given: Any) -> Any:
-        *arguments, make = given
-        output = implementation(*arguments) if make is None else make()
+        *arguments, make, values = given
+        output = implementation(*arguments) if make is None else make(values)
         keep(ctx, arguments, output)
         return output
 
     methods = {
         "forward": staticmethod(forward),
-        "backward": staticmethod(lambda ctx, *cotangents: (*gradients(ctx, *cotangents), None)),
+        "backward": staticmethod(lambda ctx, *cotangents: (*gradients(ctx, *cotangents), None, None)),
     }
     differentiated: Any = type(operator.name().partition("::")[2], (torch.autograd.Function,), methods)
-    return bypass_dispatcher(operator, differentiated.apply)
+    return bypass_dispatcher(operator, differentiated)
 
 
-def bypass_dispatcher(operator: Any, apply: Callable[..., Any] | None = None) -> Callable[..., Any]:
+def bypass_dispatcher(operator: Any, differentiated: Any = None) -> Callable[..., Any]:
     """Return the function to call in place of an operator.
 
     A call that only autograd observes bypasses torch's dispatcher, which would take about half of a small call's time.
@@ -343,11 +357,12 @@ def bypass_dispatcher(operator: Any, apply: Callable[..., Any] | None = None) ->
 
     Args:
         operator: the operator that `define` returned.
-        apply: makes a call that autograd records, of the arguments and the function that makes the call, or None.
-            Without it, the dispatcher makes such a call.
+        differentiated: the `torch.autograd.Function` of the call. It takes the arguments, the function that makes the
+            call and what this takes, or None for both. Without it, the dispatcher makes a call that autograd records.
     """
     launch = _launches[operator]
     implementation, _, tensors = launch
+    direct = differentiated and torch_internals.direct_apply(differentiated)
 
     def call(*arguments: Any) -> Any:
         if launch.needs_dispatcher(arguments):
@@ -355,16 +370,16 @@ def bypass_dispatcher(operator: Any, apply: Callable[..., Any] | None = None) ->
         for place in tensors:
             tensor = arguments[place]
             if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
-                return operator(*arguments) if apply is None else apply(*arguments, None)
+                return differentiated.apply(*arguments, None, None) if differentiated else operator(*arguments)
         return implementation(*arguments)
 
     def known(arguments: tuple) -> Any:
-        if launch.is_observed(arguments):
+        if (found := launch.find(arguments)) is None:
             return None
-        make, requires_grad = implementation.find(arguments)  # type: ignore[attr-defined]
-        if make is None or not (requires_grad and torch.is_grad_enabled()):
-            return make and make()
-        return apply and apply(*arguments, make)
+        make, values, requires_grad = found
+        if requires_grad and torch.is_grad_enabled():
+            return direct and direct(*arguments, make, values)
+        return make(values)
 
     call.known = known if isinstance(implementation, known_calls.Repeater) else None  # type: ignore[attr-defined]
     return call
@@ -392,18 +407,15 @@ def _direct_backward(operator: Any) -> Callable[..., Any]:
     """
     launch = _launches[operator]
     implementation = launch.implementation
-    find = getattr(implementation, "find", None)
+    repeats = isinstance(implementation, known_calls.Repeater)
 
     def call(grad_output: torch.Tensor | None, *saved: Any) -> Any:
         arguments = (grad_output, *saved)
-        if (
-            torch.is_grad_enabled()
-            or launch.is_observed(arguments)
-            or (grad_output is not None and torch_internals.is_without_memory(grad_output))
-        ):
+        if torch.is_grad_enabled() or (grad_output is not None and torch_internals.is_without_memory(grad_output)):
             return operator(*arguments)
-        if find is not None and (make := find(arguments)[0]) is not None:
-            return make()
+        if repeats and (found := launch.find(arguments)) is not None:
+            make, values, _ = found
+            return make(values)
         return operator(*arguments) if launch.needs_dispatcher(arguments) else implementation(*arguments)
 
     return call

@@ -53,24 +53,30 @@ def launch_compiled(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any]
     kernel[grid](*arguments, stream=stream)
 
 
+@uses("triton.knobs.HookChain().calls")
+def hook_check() -> Callable[[], bool]:
+    """Return the function that returns whether Triton has to describe a launch to a hook."""
+    runtime = triton.knobs.runtime
+    return lambda: bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
+
+
 @uses(
     "triton.compiler.CompiledKernel.__getitem__",
     "triton.compiler.CompiledKernel.run",
     "triton.compiler.CompiledKernel().function",
     "triton.compiler.CompiledKernel().packed_metadata",
-    "triton.knobs.HookChain().calls",
 )
-def relauncher(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
-    """Return a function ``(stream, *arguments)`` that launches the result of ``kernel[grid](...)`` again.
+def relauncher(kernel: Any, grid: tuple[int, ...]) -> Callable[[tuple[Any, ...], int], None]:
+    """Return the function that launches the result of ``kernel[grid](...)`` again, with arguments on a stream.
 
     The grid has three axes. The function takes addresses in place of tensors. Where there are no hooks, it omits what
     Triton describes to them at each launch.
     """
-    run, function, metadata, runtime = kernel.run, kernel.function, kernel.packed_metadata, triton.knobs.runtime
+    run, function, metadata, is_hooked = kernel.run, kernel.function, kernel.packed_metadata, hook_check()
     x, y, z = grid
 
-    def relaunch(stream: int, *arguments: Any) -> None:
-        if runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:
+    def relaunch(arguments: tuple[Any, ...], stream: int) -> None:
+        if is_hooked():
             kernel[grid](*arguments, stream=stream)
         else:
             run(x, y, z, stream, function, metadata, None, None, None, *arguments)
@@ -397,6 +403,44 @@ def shape_of(compiled: Any) -> Shape:
     options = [name for name in ("launch_cooperative_grid", "launch_pdl") if getattr(data, name, False)]
     threads = data.num_warps * data.target.warp_size
     return Shape(threads, data.shared, getattr(data, "num_ctas", 1), tuple(options), f"sm_{data.target.arch}")
+
+
+# The letters of `torch_internals.launcher`, by the types in the signature of a kernel.
+_LETTERS = {"i1": "i", "i8": "b", "i16": "h", "i32": "i", "i64": "l", "fp32": "f", "fp64": "d"}
+_LETTERS |= {"u1": "I", "u8": "B", "u16": "H", "u32": "I", "u64": "K"}
+
+
+class Entry(NamedTuple):
+    """A compiled kernel as the driver launches it.
+
+    Attributes:
+        handle: the driver's.
+        passed: the places of the arguments that are passed among all of them. Two null addresses follow.
+        types: the letters of all that is passed, for `torch_internals.launcher`.
+    """
+
+    handle: int
+    passed: tuple[int, ...]
+    types: str
+
+
+@uses(
+    "triton.compiler.ASTSource().signature",
+    "triton.compiler.CompiledKernel().function",
+    "triton.compiler.CompiledKernel().metadata",
+)
+def entry_of(compiled: Any) -> Entry | None:
+    """Return how to launch a compiled kernel without Triton. Return None if it takes more than numbers and addresses.
+
+    The driver launches it without clusters and further options.
+    """
+    data, shape, signature = compiled.metadata, shape_of(compiled), list(compiled.src.signature.values())
+    passed = tuple(place for place, kind in enumerate(signature) if kind != "constexpr")
+    letters = ["O" if str(signature[place]).startswith("*") else _LETTERS.get(signature[place]) for place in passed]
+    scratch = getattr(data, "global_scratch_size", 0) or getattr(data, "profile_scratch_size", 0)
+    if None in letters or scratch or shape.blocks_per_program != 1 or shape.options:
+        return None
+    return Entry(compiled.function, passed, "".join(filter(None, letters)) + "OO")
 
 
 @uses("triton._C.libtriton.nvidia.cublas.CublasLt")

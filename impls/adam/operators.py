@@ -116,10 +116,11 @@ def register(backend: str, launch: Callable[..., None]) -> Callable[..., Changed
 
     def known(arguments: tuple) -> Changed | None:
         factors = None if operators.is_observed(operator, arguments) else factors_of_passed.get(arguments[4:])
-        repeat = factors and repeated.find((*arguments[:4], *factors))[0]
-        if not repeat:
+        found = factors and repeated.find((*arguments[:4], *factors))
+        if not found:
             return None
-        repeat()
+        make, values, _ = found
+        make(values)
         return count_change(arguments)
 
     call.known = known  # type: ignore[attr-defined]

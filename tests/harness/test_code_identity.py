@@ -51,7 +51,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     found: list[Any] = []
     core = SimpleNamespace(
         launch=lambda stream, config, handle, *values: found.append((config, values)),
-        LaunchConfig=lambda **options: options,
+        LaunchConfig=lambda **options: SimpleNamespace(**{"cluster": None, **options}),
         Device=lambda device: SimpleNamespace(set_current=lambda: None),
         Stream=SimpleNamespace(from_handle=lambda handle: handle),
     )
@@ -61,6 +61,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         return SimpleNamespace(get_kernel=lambda name: handle)
 
     monkeypatch.setattr(cuda_launch, "_core", lambda: core)
+    monkeypatch.setattr(torch_internals, "launcher", lambda *kernel: None)  # cuda-core launches all
     monkeypatch.setattr(cuda_launch, "_object_code", object_code)
     monkeypatch.setattr(cuda_launch._GpuKernel, "check", lambda kernel, arguments: ())
     monkeypatch.setattr(cuda_launch, "_parameters", lambda *_: [])

@@ -135,6 +135,19 @@ def current_stream_of_a_device() -> None:
             assert torch_internals.current_stream(stream.device_index) == stream.cuda_stream != 0
 
 
+@contract("torch._C._FunctionBase.apply")
+def apply_without_a_search_for_wrapped_tensors() -> None:
+    def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.factor = factor
+        return x * factor
+
+    methods = {"forward": forward, "backward": lambda ctx, grad: (ctx.factor * grad, None)}
+    scale = type("Scale", (torch.autograd.Function,), {name: staticmethod(each) for name, each in methods.items()})
+    x = torch.ones(3, requires_grad=True)
+    (gradient,) = torch.autograd.grad(torch_internals.direct_apply(scale)(x, 2.0).sum(), x)
+    assert gradient.tolist() == [2.0] * 3
+
+
 LEAF = torch.ones(2, requires_grad=True)
 gives(
     lambda: [torch_internals.shares_a_base(tensor) for tensor in (LEAF, LEAF * 1, LEAF.view_as(LEAF))],
@@ -381,7 +394,7 @@ def what_compiled_code_asks_of_a_gpu() -> None:
 def guards_of_tensors() -> None:
     x, weight = torch.randn(4, 6), torch.nn.Parameter(torch.randn(6))
     match = torch_internals.tensors_match((x, weight))
-    assert match is not None, f"try torch {torch.__version__} and set NEWEST_GUARDS"
+    assert match is not None, f"try torch {torch.__version__} and set _NEWEST_TRIED"
     assert match(torch.zeros(4, 6), torch.nn.Parameter(torch.ones(6)))
     others = x[:3], x.double(), x.view(6, 4).t(), x.to("meta"), x.clone().requires_grad_(), torch.nn.Parameter(x)
     for other in (*others, torch_internals.negated_view(x), x.view(2, 2, 6), torch.ones(2, 4, 6)[:, 0], None):
@@ -393,6 +406,29 @@ def guards_of_tensors() -> None:
     kept, match = weakref.ref(given), torch_internals.tensors_match((given,))
     del given
     assert kept() is None, "a tensor is kept alive"
+
+
+@contract("torch._C._StaticCudaLauncher._launch_kernel")
+def launcher_of_compiled_code() -> None:
+    if torch.version.cuda is None:
+        assert torch_internals.launcher(1, (1, 1, 1), (32, 1, 1), 0, "O") is None
+        return
+    # Without blocks it returns before it needs a GPU.
+    launch = torch_internals.launcher(1, (0, 1, 1), (64, 1, 1), 128, "bhilBHIKfdO")
+    assert launch is not None, f"try torch {torch.__version__} and set _NEWEST_TRIED"
+    assert launch((0,) * 11, 7) is None
+    with pytest.raises(TypeError, match="exactly 9 arguments"):
+        launch.func()
+    # The compiler of this release passes arguments in the same order.
+    source = inspect.getsource(importlib.import_module("torch._inductor.runtime.static_triton_launcher"))
+    (passed,) = re.findall(r"_launch_kernel\(\s*\S*\bfunction,\s*([^)]*?),?\s*\)", source)
+    assert re.findall(r"\w+", passed.replace("self.", "")) == [
+        *("grid_x", "grid_y", "grid_z", "num_warps", "shared", "arg_tys", "args", "stream")
+    ]
+    assert launch.args == (1, 0, 1, 1, 2, 128, "bhilBHIKfdO")
+    for block in ((48, 1, 1), (32, 2, 1)):
+        assert torch_internals.launcher(1, (1, 1, 1), block, 0, "O") is None
+    assert torch_internals.launcher(1, (1 << 16, 1 << 15, 1), (32, 1, 1), 0, "O") is None
 
 
 @contract("torch.fx.experimental._config.use_duck_shape")
@@ -455,11 +491,11 @@ def launches_of_a_compiled_kernel() -> None:
     like_it = type("LikeIt", (), {**members, "__getitem__": lambda self, grid: shipped(compiled, grid)})()
     launch = triton_internals.relauncher(like_it, (4, 5, 6))
     triton_internals.launch_compiled(like_it, (4, 5, 6), ("x", 7), 8)
-    launch(8, "x", 7)
+    launch(("x", 7), 8)
     hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
     for hook in hooks:
         hook.add(print)
-        launch(8, "x", 7)
+        launch(("x", 7), 8)
         hook.remove(print)
     assert [(*launch[:6], *launch[9:]) for launch in ran] == [(4, 5, 6, 8, "function", "metadata", "x", 7)] * 4
     described = "launch", *hooks
@@ -475,13 +511,14 @@ sys.path.insert(0, sys.argv[1])
 from fills import fill_kernel
 from fourfold.compat import triton_internals
 
-asked, codes, shapes = [], [], []
+asked, codes, shapes, entries = [], [], [], []
 
 def run(shipped, kernel, *arguments, grid, warmup, **options):
     asked.append([kernel.__name__, list(grid), warmup, len(arguments), sorted(options)])
     compiled = shipped(kernel, *arguments, grid=grid, warmup=True, **options)
     codes.append(triton_internals.code_of(compiled))
     shapes.append(triton_internals.shape_of(compiled))
+    entries.append(triton_internals.entry_of(compiled))
     return compiled
 
 shipped, before = triton.JITFunction.run, triton.runtime.driver._active
@@ -515,7 +552,8 @@ with triton_internals.driver_replaced(driver):
 restored = triton.JITFunction.run is shipped and triton.runtime.driver._active is before
 returned = triton_internals.code_of(returned) == codes[1]
 codes = [[code.digest, code.name, code.cubin[:4].hex(), code.ptx] for code in codes]
-found = dict(asked=asked, restored=restored, returned=returned, codes=codes, shapes=shapes, compilations=compilations)
+found = dict(asked=asked, restored=restored, returned=returned, codes=codes, shapes=shapes, entries=entries)
+found["compilations"] = compilations
 found["failed"] = failed
 print(json.dumps(found))
 """
@@ -589,6 +627,15 @@ gives(
     ["fill_kernel", "fill_kernel", [64, 0, 1, [], "sm_80"], [64, 0, 1, [], "sm_90"]],
     "triton.compiler.CompiledKernel().metadata",
 )
+
+
+@contract("triton.compiler.ASTSource().signature")
+def what_is_passed_to_a_compiled_kernel() -> None:
+    found = compiled_without_a_gpu()
+    assert found["entries"] == [[None, [0, 1, 2], "OiiOO"]] * 2
+    for _, name, _, ptx in found["codes"]:
+        types = re.findall(rf"\.param \.[a-z](\d+)[^,)]* {name}_param_", ptx.partition(f".entry {name}(")[2])
+        assert types == ["64", "32", "32", "64", "64"]
 
 
 @contract("triton.compiler.CompiledKernel().asm")

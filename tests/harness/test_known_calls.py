@@ -16,7 +16,7 @@ from fourfold.backends import known_calls, launch_records
 from fourfold.backends.cuda import launch as cuda_launch
 from fourfold.backends.cuda.parameters import KernelParameter, LoadedKernel
 from fourfold.backends.operators import Operator, bypass_dispatcher, define
-from fourfold.backends.signature import number, signature, signature_of, tensor
+from fourfold.backends.signature import flag, number, signature, signature_of, tensor
 from fourfold.backends.triton import launch as triton_launch
 from fourfold.compat import torch_internals, triton_internals
 
@@ -63,9 +63,9 @@ class Operation:
 
     def _again(
         self, source: int, target: int, count: int, factor: float
-    ) -> Callable[[Callable[[int], int]], known_calls.Launch]:
-        def again(place_of: Callable[[int], int]) -> known_calls.Launch:
-            places = place_of(source), place_of(target)
+    ) -> Callable[[known_calls.Places], known_calls.Launch]:
+        def again(of_call: known_calls.Places) -> known_calls.Launch:
+            places = of_call.of_address(source), of_call.of_address(target)
 
             def launch(addresses: Sequence[int], stream: int) -> None:
                 assert stream == 7
@@ -152,7 +152,7 @@ def test_one_tensor_given_twice_does_not_stand_for_two() -> None:
         values = [a + b for a, b in zip(numbers(x.data_ptr(), 3), numbers(y.data_ptr(), 3))]
         numbers(output.data_ptr(), 3)[:] = values
         if (recorder := known_calls.recorder()) is not None:
-            recorder.record_launch(lambda place_of: again(place_of(x.data_ptr()), place_of(y.data_ptr()), 2))
+            recorder.record_launch(lambda places: again(*[places.of_address(z.data_ptr()) for z in (x, y, output)]))
         return output
 
     def again(x: int, y: int, output: int) -> known_calls.Launch:
@@ -179,7 +179,7 @@ def test_what_is_provided_is_asked_for_anew() -> None:
         recorder = known_calls.recorder()
         if recorder is not None:
             recorder.provide(counters[0], lambda: counters[1])
-            recorder.record_launch(lambda place_of: bump(place_of(counters[0].data_ptr())))
+            recorder.record_launch(lambda places: bump(places.of_address(counters[0].data_ptr())))
         return output
 
     def bump(place: int) -> known_calls.Launch:
@@ -303,6 +303,26 @@ def test_a_wrong_call_is_refused_although_others_are_known() -> None:
         SCALE([1.0], 2.0)
 
 
+@signature(x=tensor("..."), y=tensor("..."), again=flag())
+def known_sum(x: torch.Tensor, y: torch.Tensor, again: bool = False) -> torch.Tensor:
+    return x + y
+
+
+def test_arguments_of_other_types_are_refused_although_calls_with_equal_ones_are_known() -> None:
+    def run(x: torch.Tensor, y: torch.Tensor, again: bool) -> torch.Tensor:
+        return torch.empty(x.shape)
+
+    schema = "known_sum(Tensor x, Tensor y, bool again) -> Tensor"
+    operator = define(schema, run, lambda x, y, again: torch.empty_like(x), repeats=True)
+    call = signature_of(known_sum).checked(bypass_dispatcher(operator))
+    x = torch.ones(6)
+    for _ in range(DECIDED + 1):
+        call(x, x.clone(), True)
+    for wrong in ((x, [1.0] * 6, True), (x, None, True), (x, x.clone(), 1), (None, x, True)):
+        with pytest.raises(TypeError, match="must be"):
+            call(*wrong)
+
+
 # ---- numbers in which calls of a kind may differ
 
 
@@ -319,11 +339,11 @@ class Varying(Operation):
 
     def _again(
         self, source: int, target: int, count: int, factor: float
-    ) -> Callable[[Callable[[int], int]], known_calls.Launch]:
+    ) -> Callable[[known_calls.Places], known_calls.Launch]:
         place = known_calls.recorder().place_of_number(factor)
 
-        def again(place_of: Callable[[int], int]) -> known_calls.Launch:
-            places = place_of(source), place_of(target)
+        def again(of_call: known_calls.Places) -> known_calls.Launch:
+            places = of_call.of_address(source), of_call.of_address(target)
 
             def launch(values: Sequence[float], stream: int) -> None:
                 self._launch(values[places[0]], values[places[1]], count, factor if place is None else values[place])
@@ -341,6 +361,10 @@ def test_an_integer_in_place_of_such_a_number_is_of_another_kind() -> None:
     assert calls(Varying(), *[(torch.randn(4, 3), factor) for factor in (2.0, 2.0, 3.0, 3)]) == DECIDED + 1
 
 
+def test_an_integer_in_place_of_such_a_number_is_passed_again() -> None:
+    assert calls(Varying(), *[(torch.randn(4, 3), 3) for _ in range(4)]) == DECIDED
+
+
 def test_a_number_that_the_implementation_computes_with_keeps_a_call_from_being_repeated() -> None:
     doubled = Varying(lambda factor: 2 * factor)
     for factor in (2.0, 2.0, 3.0, 4.0):
@@ -350,12 +374,11 @@ def test_a_number_that_the_implementation_computes_with_keeps_a_call_from_being_
 
 def launched_again(monkeypatch: pytest.MonkeyPatch, launch: Callable[[float], None]) -> None:
     """Record a launch that gets the number 2.0, and launch it again with 0.25 and the same tensors."""
-    recorder = known_calls.CallRecorder([float("2")], (0,))
+    factor = float("2")
+    recorder = known_calls.CallRecorder([TENSOR, factor], [factor])
     monkeypatch.setattr(known_calls, "recorder", lambda: recorder)
-    recorder._allocated.append(TENSOR)
-    launch(recorder._arguments[0])
-    actions = recorder.repeatable_actions(None)
-    actions.launches[0]([0.25, TENSOR.data_ptr()], 7)
+    launch(factor)
+    recorder.repeatable_actions(None).repeat([TENSOR.data_ptr(), 0.25])
 
 
 TENSOR = torch.ones(3)
@@ -365,7 +388,10 @@ TENSOR = torch.ones(3)
 def launched_by_triton(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """Return a list of the arguments of Triton's repeated launches. Every launch is a known one."""
     passed: list[tuple] = []
-    monkeypatch.setattr(triton_internals, "relauncher", lambda compiled, grid: lambda *given: passed.append(given))
+    relauncher = lambda compiled, grid: lambda given, stream: passed.append((stream, *given))  # noqa: E731
+    monkeypatch.setattr(triton_internals, "relauncher", relauncher)
+    monkeypatch.setattr(triton_internals, "entry_of", lambda compiled: None)
+    monkeypatch.setattr(triton_internals, "shape_of", lambda compiled: triton_internals.Shape(64, 128, 1, (), "sm_90"))
     monkeypatch.setattr(triton_internals, "launch_compiled", lambda compiled, grid, given, stream: None)
     monkeypatch.setattr(triton_launch, "launch_key", lambda *given: "key")
     monkeypatch.setattr(triton_launch, "_LEFT_TO_TRITON", False)
@@ -378,6 +404,31 @@ def test_triton_launches_again_with_the_numbers_of_a_call(
 ) -> None:
     launched_again(monkeypatch, lambda factor: triton_launch.launch(None, (1,), (TENSOR,), (3, factor, 2.0), BLOCK=8))
     assert launched_by_triton == [(7, TENSOR.data_ptr(), 3, 0.25, 2.0, 8)]
+
+
+@pytest.fixture
+def launched_by_torch(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """Return a list of what torch's launcher gets: the kernel's part, then the arguments and the stream."""
+    passed: list[tuple] = []
+    launcher = lambda *kernel: lambda *given: passed.append((*kernel, *given))  # noqa: E731
+    monkeypatch.setattr(torch_internals, "launcher", launcher)
+    return passed
+
+
+def test_torch_launches_triton_kernels_again_unless_a_hook_sees_launches(
+    monkeypatch: pytest.MonkeyPatch, launched_by_triton: list[tuple], launched_by_torch: list[tuple]
+) -> None:
+    entry, hooked = triton_internals.Entry(99, (0, 2, 3), "OffOO"), []
+    monkeypatch.setattr(triton_internals, "entry_of", lambda compiled: entry)
+    monkeypatch.setattr(triton_internals, "hook_check", lambda: lambda: bool(hooked))
+    launch = lambda factor: triton_launch.launch(None, (5,), (TENSOR,), (3, factor, 2.0), BLOCK=8)  # noqa: E731
+    launched_again(monkeypatch, launch)
+    assert launched_by_torch == [(99, (5, 1, 1), (64, 1, 1), 128, "OffOO", (TENSOR.data_ptr(), 0.25, 2.0, 0, 0), 7)]
+    assert not launched_by_triton
+    hooked.append(True)
+    launched_again(monkeypatch, launch)
+    assert launched_by_triton == [(7, TENSOR.data_ptr(), 3, 0.25, 2.0, 8)]
+    assert len(launched_by_torch) == 1
 
 
 def test_triton_launches_again_with_descriptors_of_the_tensors_of_a_call(launched_by_triton: list[tuple]) -> None:
@@ -410,27 +461,65 @@ def test_calls_under_another_setting_are_of_another_kind() -> None:
     assert seen == ["ieee", "ieee", "tf32", "tf32"]
 
 
-def test_cuda_launches_again_with_the_converted_numbers_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    passed: list[tuple] = []
-    core = SimpleNamespace(launch=lambda stream, config, handle, *values: passed.append(values))
-    types = ("float*", 4), ("float", 4), ("double", 8)
-    scale = LoadedKernel("scale", [KernelParameter.from_type(*spelling) for spelling in types], None)
-    loaded = SimpleNamespace(
-        conversions={}, check=lambda given: (1,), convert=scale.convert, handle=0, allowed_shared_bytes=0
-    )
-    monkeypatch.setattr(cuda_launch, "_core", lambda: core)
-    monkeypatch.setattr(cuda_launch, "_stream", lambda device, stream: stream)
-    monkeypatch.setattr(cuda_launch, "_config", lambda *given: "config")
-    kernel = cuda_launch.CudaKernel(SOURCE, "adam_kernel<float, 4>")
-    monkeypatch.setattr(kernel, "_gpu_kernel", lambda device: loaded)
-    launched_again(monkeypatch, lambda factor: kernel.launch(1, 32, TENSOR, factor, factor))
-    assert passed == [(TENSOR.data_ptr(), 2.0, 2.0), (TENSOR.data_ptr(), 0.25, 0.25)]
-    assert [type(value) for value in passed[1]] == [int, np.float32, float]
+@pytest.fixture
+def scale_kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple]]:
+    """Return a function that launches a kernel, launches it again, and returns what cuda-core gets.
+
+    It takes the cluster, and the launched kernel's arguments as a function of a number that a later call replaces.
+    """
+
+    def launches(cluster: tuple[int, ...] | None, arguments: Callable[[float], tuple]) -> list[tuple]:
+        passed: list[tuple] = []
+        core = SimpleNamespace(launch=lambda stream, config, handle, *values: passed.append(values))
+        config = SimpleNamespace(cluster=cluster, grid=(4, 2, 1), block=(96, 1, 1), shmem_size=256)
+        types = ("float*", 8), ("float", 4), ("double", 8), ("unsigned long", 8)
+        parameters = [KernelParameter.from_type(*spelling) for spelling in types]
+        scale = LoadedKernel("scale", parameters, None)
+        loaded = SimpleNamespace(
+            conversions={},
+            check=lambda given: (1, 3),
+            convert=scale.convert,
+            handle=SimpleNamespace(handle=99),
+            allowed_shared_bytes=0,
+            parameters=parameters,
+        )
+        monkeypatch.setattr(cuda_launch, "_core", lambda: core)
+        monkeypatch.setattr(cuda_launch, "_stream", lambda device, stream: stream)
+        monkeypatch.setattr(cuda_launch, "_config", lambda *given: config)
+        kernel = cuda_launch.CudaKernel(SOURCE, "adam_kernel<float, 4>")
+        monkeypatch.setattr(kernel, "_gpu_kernel", lambda device: loaded)
+        launched_again(monkeypatch, lambda factor: kernel.launch(1, 32, *arguments(factor)))
+        return passed
+
+    return launches
+
+
+SECOND = 2**64 - 1
+
+
+def test_cuda_launches_again_with_the_converted_numbers_of_a_call(
+    scale_kernel: Callable[..., list[tuple]], launched_by_torch: list[tuple]
+) -> None:
+    passed = scale_kernel((2, 1, 1), lambda factor: (TENSOR, factor, factor, SECOND))
+    assert passed == [(TENSOR.data_ptr(), 2.0, 2.0, SECOND), (TENSOR.data_ptr(), 0.25, 0.25, SECOND)]
+    assert [type(value) for value in passed[1]] == [int, np.float32, float, np.uint64]
+    assert not launched_by_torch  # a launcher without clusters
+
+
+def test_torch_launches_cuda_kernels_again(
+    scale_kernel: Callable[..., list[tuple]], launched_by_torch: list[tuple]
+) -> None:
+    assert len(scale_kernel(None, lambda factor: (TENSOR, factor, factor, SECOND))) == 1
+    ((*form, arguments, stream),) = launched_by_torch
+    assert form == [99, (4, 2, 1), (96, 1, 1), 256, "OfdK"]
+    assert arguments == (TENSOR.data_ptr(), 0.25, 0.25, SECOND)
+    assert type(arguments[3]) is int
+    assert stream == 7
 
 
 def test_a_known_step_of_adam_is_checked_counted_and_made_with_its_own_numbers() -> None:
-    def again(address_of: Callable[[int], int], tensors: tuple[torch.Tensor, ...], places: list) -> known_calls.Launch:
-        indices = [address_of(tensor.data_ptr()) for tensor in tensors]
+    def again(of_call: known_calls.Places, tensors: tuple[torch.Tensor, ...], places: list) -> known_calls.Launch:
+        indices = [of_call.of_address(tensor.data_ptr()) for tensor in tensors]
 
         def launch(values: Sequence[float], stream: int) -> None:
             update(*[numbers(values[i], 3) for i in indices], *[values[place] for place in places])
@@ -449,7 +538,7 @@ def test_a_known_step_of_adam_is_checked_counted_and_made_with_its_own_numbers()
             decided.append(factors)
         else:
             places = [recorder.place_of_number(factor) for factor in factors]
-            recorder.record_launch(lambda address_of: again(address_of, tensors, places))
+            recorder.record_launch(lambda of_call: again(of_call, tensors, places))
         update(*[numbers(tensor.data_ptr(), 3) for tensor in tensors], *factors)
 
     decided: list[Factors] = []

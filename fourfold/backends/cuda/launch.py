@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from fourfold.backends import known_calls, launch_records
@@ -308,7 +309,7 @@ class CudaKernel:
                     for i, x in enumerate(args)
                     if (place := recorder.place_of_number(x)) is not None
                 ]
-                recorder.record_launch(_again(device, config, kernel.handle, values, tensors, maps, numbers))
+                recorder.record_launch(_again(device, config, kernel, values, tensors, maps, numbers))
             else:
                 recorder.refuse()
 
@@ -316,35 +317,45 @@ class CudaKernel:
 def _again(
     device: int,
     config: LaunchConfig,
-    handle: Any,
+    kernel: _GpuKernel,
     values: list[Any],
     tensors: tuple[int, ...],
     maps: list[tuple[int, int, Callable[[int], Any]]],
     numbers: list[tuple[int, int, Callable[[Any], Any]]],
-) -> Callable[[Callable[[int], int]], known_calls.Launch]:
+) -> Callable[[known_calls.Places], known_calls.Launch]:
     """Return a launch for `known_calls`, of a kernel to which `values` were passed.
 
     `maps` holds the position of each tensor map among them, its address, and what makes such a map of another address.
     `numbers` holds the position of each number in which calls of a kind may differ, the place of its value, and its
     conversion.
     """
-    core = _core()
+    launch = _launcher(config, kernel)
 
-    def again(index_of: Callable[[int], int]) -> known_calls.Launch:
-        indices = [(i, index_of(values[i])) for i in tensors if values[i]]
-        converted = [*((i, index_of(address), encode) for i, address, encode in maps), *numbers]
+    def again(places: known_calls.Places) -> known_calls.Launch:
+        at = {i: places.of_address(values[i]) for i in tensors if values[i]}
+        at |= {i: places.of_address(address) for i, address, _ in maps} | {i: place for i, place, _ in numbers}
+        constants = values if launch is None else [x.item() if isinstance(x, np.generic) else x for x in values]
+        taken = [at[i] if i in at else places.of_constant(constant) for i, constant in enumerate(constants)]
+        arguments = known_calls.arguments_at(taken, {i: convert for i, _, convert in (*maps, *numbers)})
+        if launch is not None:
+            return lambda values_of_call, stream: launch(arguments(values_of_call), stream)
+        core = _core()
 
         def launch_again(values_of_call: Sequence[Any], stream: int) -> None:
-            arguments = values.copy()
-            for i, index in indices:
-                arguments[i] = values_of_call[index]
-            for i, index, convert in converted:
-                arguments[i] = convert(values_of_call[index])
-            core.launch(_stream(device, stream), config, handle, *arguments)
+            core.launch(_stream(device, stream), config, kernel.handle, *arguments(values_of_call))
 
         return launch_again
 
     return again
+
+
+def _launcher(config: LaunchConfig, kernel: _GpuKernel) -> Callable[[tuple[Any, ...], int], None] | None:
+    """Return torch's launcher of a kernel: see `torch_internals.launcher`. Return None if it cannot launch this one."""
+    letters = [parameter.type_letter for parameter in kernel.parameters]
+    if config.cluster is not None or None in letters:
+        return None
+    types = "".join(filter(None, letters))
+    return torch_internals.launcher(int(kernel.handle.handle), config.grid, config.block, config.shmem_size, types)
 
 
 class _GpuKernel(LoadedKernel):

@@ -80,6 +80,16 @@ class KernelParameter:
         """The code by which `struct` writes the value into 8 bytes."""
         return {"u": "Q", "f": "d" if self.size == 8 else "f4x"}.get(self.kind, "q")
 
+    @property
+    def type_letter(self) -> str | None:
+        """The type as a letter for `fourfold.compat.torch_internals.launcher`, or None if it passes no such type."""
+        letters = {"i": " bh i   l", "u": " BH I   K", "f": "    f   d"}
+        if self.is_pointer:
+            return "O"
+        if self.kind in "heb":
+            return {"b": "B"}.get(self.kind, "H")
+        return letters[self.kind][self.size].strip() or None if self.kind in letters else None
+
     def takes(self, argument: Argument) -> bool:
         """Return whether an argument has the right type. A tensor's dtype and a number's range are not checked."""
         if self.kind == "?":

@@ -151,28 +151,33 @@ def _again(
     tensors: tuple[torch.Tensor | TensorDescriptor, ...],
     others: tuple[Any, ...],
     numbers: list[tuple[int, int]],
-) -> Callable[[Callable[[int], int]], known_calls.Launch]:
+) -> Callable[[known_calls.Places], known_calls.Launch]:
     """Return a launch for `known_calls`, which passes these tensors and other arguments.
 
     `numbers` holds the position of each number in which calls of a kind may differ among `others`, and the place of its
     value.
     """
 
-    def again(index_of: Callable[[int], int]) -> known_calls.Launch:
-        indices = [index_of(_memory(tensor).data_ptr()) for tensor in tensors]
-        described = [(i, _descriptors_like(x)) for i, x in enumerate(tensors) if type(x) is TensorDescriptor]
-        run = triton_internals.relauncher(compiled, grid)
+    def again(places: known_calls.Places) -> known_calls.Launch:
+        at = dict(numbers)
+        taken = [places.of_address(_memory(tensor).data_ptr()) for tensor in tensors]
+        taken += [at[i] if i in at else places.of_constant(other) for i, other in enumerate(others)]
+        described = {i: _descriptors_like(x) for i, x in enumerate(tensors) if type(x) is TensorDescriptor}
+        arguments = known_calls.arguments_at(taken, described)
+        launch = triton_internals.relauncher(compiled, grid)
+        entry, shape = triton_internals.entry_of(compiled), triton_internals.shape_of(compiled)
+        block = shape.threads, 1, 1
+        direct = entry and torch_internals.launcher(entry.handle, grid, block, shape.shared_bytes, entry.types)
+        if entry is None or direct is None:
+            return lambda values, stream: launch(arguments(values), stream)
+        null, is_hooked = places.of_constant(0), triton_internals.hook_check()
+        passed = known_calls.arguments_at([*(taken[i] for i in entry.passed), null, null], {})
 
         def launch_again(values: Sequence[Any], stream: int) -> None:
-            passed: Sequence[Any] = others
-            if numbers:
-                passed = list(others)
-                for i, place in numbers:
-                    passed[i] = values[place]
-            given = [values[index] for index in indices]
-            for i, descriptor_at in described:
-                given[i] = descriptor_at(given[i])
-            run(stream, *given, *passed)
+            if is_hooked():
+                launch(arguments(values), stream)
+            else:
+                direct(passed(values), stream)
 
         return launch_again
 
