@@ -155,15 +155,16 @@ class Signature:
     def _bind(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
         """Return the arguments of a call in order, with the defaults of those that are left out."""
         # Not by inspect, except where it raises: torch.compile has to trace this.
-        missing = self.names[len(arguments) :]
-        values = {**self._defaults, **keywords}
-        if (
-            len(arguments) > len(self.names)
-            or any(n not in missing for n in keywords)
-            or any(n not in values for n in missing)
-        ):
+        values, names, unused = list(arguments), self.names, len(keywords)
+        for name in names[len(arguments) :]:
+            if name in keywords:
+                values.append(keywords[name])
+                unused -= 1
+            elif name in self._defaults:
+                values.append(self._defaults[name])
+        if unused or len(values) != len(names):
             self._called.bind(*arguments, **keywords)
-        return (*arguments, *[values[name] for name in missing])
+        return tuple(values)
 
     @functools.cached_property
     def check(self) -> Callable[..., None]:
