@@ -178,9 +178,10 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "a_long_row_of_other_numbers": rows(1, 8300, k=70),
     "more_alike_than_are_collected": rows(2, 1500, k=70, kind="constant"),
     "more_alike_than_are_collected_from_the_smallest": rows(2, 1500, k=70, kind="constant", largest=False),
-    # A warp may own such a row of whole vectors: with several vectors a lane, with equal numbers, and with one NaN in a
-    # lane that has no other chosen number.
+    # A warp may own such a row of whole vectors: with several vectors a lane, with the chosen numbers in the few lanes
+    # that have one more, with equal numbers, and with one NaN in a lane that has no other chosen number.
     "whole_vectors": rows(2, 2048, k=12),
+    "whole_vectors_that_grow": example(np.tile(np.arange(2072), (24, 1)), 12),
     "whole_vectors_alike": rows(3, 512, k=12, kind="whole"),
     "whole_vectors_with_nan": example(np.where(np.arange(128) == 5, np.nan, np.arange(128))[None], 4),
     "more_wanted_than_a_block_sorts": rows(2, 1300, k=600),
