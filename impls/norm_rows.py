@@ -85,7 +85,7 @@ def forward_vectors(layout: Layout, itemsize: int, added: bool) -> tuple[int, ..
     if layout is Layout.STRIDED:
         return (4,)
     if layout is Layout.ADJACENT:
-        return (8, 16) if added and itemsize == 2 else (16,)
+        return (8, 16) if itemsize == 4 or (added and itemsize == 2) else (16,)
     return (2, 4, SHARED_VECTORS)
 
 

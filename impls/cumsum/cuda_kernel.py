@@ -11,7 +11,9 @@ from fourfold.backends.strides import as_rows
 from .operators import register
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
-WARP, MOST_THREADS = 32, 256
+WARP = 32
+# The most threads of a segment, by whether it has LONG tiles of the larger number.
+MOST_THREADS = {False: 128, True: 256}
 MOST_ALONG_Y = 65535
 # Tiles that a block has in flight, by whether a segment has LONG of them.
 TILES, LONG = {False: 1, True: 4}, 8
@@ -27,12 +29,12 @@ def _launch(
     num_rows, (inner, (rows,)) = x.numel() // n, as_rows(x)
     # The threads of a row depend on its length alone, so that a row's sums do not depend on the other rows.
     length, width = cdiv(n, segments), 16 // x.element_size()
-    threads = min(cdiv(length, WARP * width) * WARP, MOST_THREADS)
+    long = length >= LONG * MOST_THREADS[True] * width
+    threads = min(cdiv(length, WARP * width) * WARP, MOST_THREADS[long])
     together = 4 if threads == WARP else 1
     blocks = cdiv(num_rows, together)
     along_y = min(segments, max(resident(x.device, 2048 // (threads * together)) // blocks, 1), MOST_ALONG_Y)
     step, wide = (1, True) if offsets is None else (offsets.stride(0), offsets.dtype == torch.int64)
-    long = length >= LONG * threads * width
     kernel = BY_DTYPE[x.dtype, (long, offsets is not None)]
     first = (num_rows, rows.tensor, inner, rows.outer_stride, n, reverse, exclusive, wide)
     rest = (rows.column_stride, output, rows.inner_stride, offsets, segments, step)

@@ -23,8 +23,8 @@ SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 MAX_THREADS = {False: 1024, True: 512}
 # The most bytes of shared memory to use if it cannot hold all of a row.
 CACHED_BEHIND = 160 * 1024
-# Threads per block for blocks that own several rows.
-ROWS_BLOCK = 128
+# Threads per block for blocks that own several rows, by whether their vectors are shifted into place.
+ROWS_BLOCK = {False: 64, True: 128}
 # The choices for a row that blocks share, each the most threads of a block and numbers of blocks. The first number that
 # suffices is taken. With 512 threads two blocks fit on a multiprocessor: one loads while the other stores. The kernels
 # have room for 16 blocks; every GPU that has clusters runs 8.
@@ -116,7 +116,7 @@ def plan(
         threads = 1 << (-(-count // min(kept, 4)) - 1).bit_length()
         if shifted and threads < 32:
             return plan(cols, itemsize, False, tensors, shared_bytes, most_blocks)
-        return Plan(plain, min(threads, 32), ROWS_BLOCK)
+        return Plan(plain, min(threads, 32), ROWS_BLOCK[shifted])
     if vectors and (excess or (itemsize == 2 and count > SPLITS[0][0] * kept)):
         held = 2 * kept if itemsize == 2 else kept
         choices = [(most, blocks) for most, numbers in SPLITS for blocks in numbers if blocks <= most_blocks]
