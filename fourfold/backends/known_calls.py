@@ -31,6 +31,8 @@ ALIGNMENT = 16
 Launch = Callable[[Sequence[Any], int], None]
 
 _thread = threading.local()
+# Those whose sizes can be a key.
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 # Operators that allocate, and launch nothing.
 MAKE = frozenset(
     (
@@ -331,7 +333,8 @@ class Repeater:
 
     def find_recent(self, arguments: Sequence[Any]) -> Found | None:
         """Return how to repeat the call if it is of the last kind of its shape. The arguments may be of any types."""
-        recent = self._recent.get(getattr(arguments[self._tensors[0]], "shape", None))
+        first = arguments[self._tensors[0]]
+        recent = self._recent.get(first.shape) if type(first) in _PLAIN else None
         # Repeated calls bypass the functions that record.
         if recent is None or launch_records.current is not None or not self._usable():
             return None

@@ -116,6 +116,7 @@ def launcher(
     """Return the function that launches a kernel with given arguments on a stream, or None if there is none for it.
 
     Code written by torch's compiler launches in this way: 3.2 us on the host of an H200, by cuda-core 3.5, by Triton 4.
+    Where the driver has no room for a launch, other threads of Python wait with this one.
 
     Args:
         kernel: the driver's handle.

@@ -146,6 +146,13 @@ def test_no_call_is_repeated_where_configurations_are_forced() -> None:
     assert calls(operation, (torch.randn(4, 3), 2.0)) == 1
 
 
+def test_no_call_is_repeated_where_another_device_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    operation = Operation()
+    calls(operation, *[(torch.randn(4, 3), 2.0)] * 3)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert calls(operation, (torch.randn(4, 3), 2.0)) == 1
+
+
 def test_one_tensor_given_twice_does_not_stand_for_two() -> None:
     def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         output = torch.empty(x.shape)
@@ -318,7 +325,8 @@ def test_arguments_of_other_types_are_refused_although_calls_with_equal_ones_are
     x = torch.ones(6)
     for _ in range(DECIDED + 1):
         call(x, x.clone(), True)
-    for wrong in ((x, [1.0] * 6, True), (x, None, True), (x, x.clone(), 1), (None, x, True)):
+    shaped = SimpleNamespace(shape=[6])
+    for wrong in ((x, [1.0] * 6, True), (x, None, True), (x, x.clone(), 1), (None, x, True), (shaped, x, True)):
         with pytest.raises(TypeError, match="must be"):
             call(*wrong)
 
@@ -504,6 +512,18 @@ def test_cuda_launches_again_with_the_converted_numbers_of_a_call(
     assert passed == [(TENSOR.data_ptr(), 2.0, 2.0, SECOND), (TENSOR.data_ptr(), 0.25, 0.25, SECOND)]
     assert [type(value) for value in passed[1]] == [int, np.float32, float, np.uint64]
     assert not launched_by_torch  # a launcher without clusters
+
+
+@pytest.mark.parametrize(
+    ("spelling", "size", "letter"),
+    [
+        *[("float const*", 8, "O"), ("float", 4, "f"), ("double", 8, "d"), ("bool", 1, "B"), ("__half", 2, "H")],
+        *[("short", 2, "h"), ("int", 4, "i"), ("long", 8, "l"), ("unsigned short", 2, "H"), ("unsigned int", 4, "I")],
+        *[("unsigned long", 8, "K"), ("__nv_bfloat16", 2, "H"), ("TensorMap", 128, None), ("Plan", 8, None)],
+    ],
+)
+def test_letters_of_the_types_that_torch_passes(spelling: str, size: int, letter: str | None) -> None:
+    assert KernelParameter.from_type(spelling, size).type_letter == letter
 
 
 def test_torch_launches_cuda_kernels_again(

@@ -36,6 +36,10 @@ _KINDS = {
 _HALF_TYPES = {"h": np.dtype(np.float16), "e": np.dtype(ml_dtypes.bfloat16)}
 # The types of arguments that are passed unchanged, by kind and size.
 _AS_THEY_ARE = {("i", 8): int, ("f", 8): float, ("b", 1): bool}
+# By kind and size, the letters of `fourfold.compat.torch_internals.launcher`. The bits of half types are passed.
+_LETTERS = {("f", 4): "f", ("f", 8): "d", ("h", 2): "H", ("e", 2): "H", ("b", 1): "B"}
+_LETTERS |= {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "l"}
+_LETTERS |= {("u", 1): "B", ("u", 2): "H", ("u", 4): "I", ("u", 8): "K"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +87,7 @@ class KernelParameter:
     @property
     def type_letter(self) -> str | None:
         """The type as a letter for `fourfold.compat.torch_internals.launcher`, or None if it passes no such type."""
-        letters = {"i": " bh i   l", "u": " BH I   K", "f": "    f   d"}
-        if self.is_pointer:
-            return "O"
-        if self.kind in "heb":
-            return {"b": "B"}.get(self.kind, "H")
-        return letters[self.kind][self.size].strip() or None if self.kind in letters else None
+        return "O" if self.is_pointer else _LETTERS.get((self.kind, self.size))
 
     def takes(self, argument: Argument) -> bool:
         """Return whether an argument has the right type. A tensor's dtype and a number's range are not checked."""
