@@ -80,7 +80,7 @@ class KnownCalls(NamedTuple):
         return allocated[results] if isinstance(results, int) else tuple([allocated[i] for i in results])
 
 
-class Places:
+class CallPlaces:
     """The places of a launch's arguments among the values of a call.
 
     Args:
@@ -135,7 +135,7 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
         super().__init__()
         self._allocated: list[torch.Tensor] = []
         self._provided: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []
-        self._launches: list[Callable[[Places], Launch]] = []
+        self._launches: list[Callable[[CallPlaces], Launch]] = []
         # By a tensor map's id: the map, kept alive so that its id stays unique, and what `record_map` takes with it.
         self.maps: dict[int, tuple[Any, int, Callable[[int], Any]]] = {}
         self._tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
@@ -159,7 +159,7 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
             self._passed.add(place)
         return place
 
-    def record_launch(self, again: Callable[[Places], Launch]) -> None:
+    def record_launch(self, again: Callable[[CallPlaces], Launch]) -> None:
         """Record a launch. `again` takes the places of its arguments, and returns a `Launch`."""
         self._launches.append(again)
 
@@ -188,7 +188,7 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
         # The dispatcher may wrap what a mode returns in another object, so a tensor is identified by its address.
         allocations = [_form(tensor) for tensor in self._allocated]
         unclaimed: list[Any] = list(allocations)
-        indices, places = [], Places(addresses)
+        indices, places = [], CallPlaces(addresses)
         try:
             launches = tuple(again(places) for again in self._launches)
             for result in (results,) if isinstance(results, torch.Tensor) else results or ():

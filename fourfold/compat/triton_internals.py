@@ -410,7 +410,7 @@ _LETTERS = {"i1": "i", "i8": "b", "i16": "h", "i32": "i", "i64": "l", "fp32": "f
 _LETTERS |= {"u1": "I", "u8": "B", "u16": "H", "u32": "I", "u64": "K"}
 
 
-class Entry(NamedTuple):
+class EntryPoint(NamedTuple):
     """A compiled kernel as the driver launches it.
 
     Attributes:
@@ -429,7 +429,7 @@ class Entry(NamedTuple):
     "triton.compiler.CompiledKernel().function",
     "triton.compiler.CompiledKernel().metadata",
 )
-def entry_of(compiled: Any) -> Entry | None:
+def entry_of(compiled: Any) -> EntryPoint | None:
     """Return how to launch a compiled kernel without Triton. Return None if it takes more than numbers and addresses.
 
     The driver launches it without clusters and further options.
@@ -440,7 +440,7 @@ def entry_of(compiled: Any) -> Entry | None:
     scratch = getattr(data, "global_scratch_size", 0) or getattr(data, "profile_scratch_size", 0)
     if None in letters or scratch or shape.blocks_per_program != 1 or shape.options:
         return None
-    return Entry(compiled.function, passed, "".join(filter(None, letters)) + "OO")
+    return EntryPoint(compiled.function, passed, "".join(filter(None, letters)) + "OO")
 
 
 @uses("triton._C.libtriton.nvidia.cublas.CublasLt")

@@ -63,8 +63,8 @@ class Operation:
 
     def _again(
         self, source: int, target: int, count: int, factor: float
-    ) -> Callable[[known_calls.Places], known_calls.Launch]:
-        def again(of_call: known_calls.Places) -> known_calls.Launch:
+    ) -> Callable[[known_calls.CallPlaces], known_calls.Launch]:
+        def again(of_call: known_calls.CallPlaces) -> known_calls.Launch:
             places = of_call.of_address(source), of_call.of_address(target)
 
             def launch(addresses: Sequence[int], stream: int) -> None:
@@ -347,10 +347,10 @@ class Varying(Operation):
 
     def _again(
         self, source: int, target: int, count: int, factor: float
-    ) -> Callable[[known_calls.Places], known_calls.Launch]:
+    ) -> Callable[[known_calls.CallPlaces], known_calls.Launch]:
         place = known_calls.recorder().place_of_number(factor)
 
-        def again(of_call: known_calls.Places) -> known_calls.Launch:
+        def again(of_call: known_calls.CallPlaces) -> known_calls.Launch:
             places = of_call.of_address(source), of_call.of_address(target)
 
             def launch(values: Sequence[float], stream: int) -> None:
@@ -426,7 +426,7 @@ def launched_by_torch(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 def test_torch_launches_triton_kernels_again_unless_a_hook_sees_launches(
     monkeypatch: pytest.MonkeyPatch, launched_by_triton: list[tuple], launched_by_torch: list[tuple]
 ) -> None:
-    entry, hooked = triton_internals.Entry(99, (0, 2, 3), "OffOO"), []
+    entry, hooked = triton_internals.EntryPoint(99, (0, 2, 3), "OffOO"), []
     monkeypatch.setattr(triton_internals, "entry_of", lambda compiled: entry)
     monkeypatch.setattr(triton_internals, "hook_check", lambda: lambda: bool(hooked))
     launch = lambda factor: triton_launch.launch(None, (5,), (TENSOR,), (3, factor, 2.0), BLOCK=8)  # noqa: E731
@@ -538,7 +538,7 @@ def test_torch_launches_cuda_kernels_again(
 
 
 def test_a_known_step_of_adam_is_checked_counted_and_made_with_its_own_numbers() -> None:
-    def again(of_call: known_calls.Places, tensors: tuple[torch.Tensor, ...], places: list) -> known_calls.Launch:
+    def again(of_call: known_calls.CallPlaces, tensors: tuple[torch.Tensor, ...], places: list) -> known_calls.Launch:
         indices = [of_call.of_address(tensor.data_ptr()) for tensor in tensors]
 
         def launch(values: Sequence[float], stream: int) -> None:

@@ -322,7 +322,7 @@ def _again(
     tensors: tuple[int, ...],
     maps: list[tuple[int, int, Callable[[int], Any]]],
     numbers: list[tuple[int, int, Callable[[Any], Any]]],
-) -> Callable[[known_calls.Places], known_calls.Launch]:
+) -> Callable[[known_calls.CallPlaces], known_calls.Launch]:
     """Return a launch for `known_calls`, of a kernel to which `values` were passed.
 
     `maps` holds the position of each tensor map among them, its address, and what makes such a map of another address.
@@ -331,7 +331,7 @@ def _again(
     """
     launch = _launcher(config, kernel)
 
-    def again(places: known_calls.Places) -> known_calls.Launch:
+    def again(places: known_calls.CallPlaces) -> known_calls.Launch:
         at = {i: places.of_address(values[i]) for i in tensors if values[i]}
         at |= {i: places.of_address(address) for i, address, _ in maps} | {i: place for i, place, _ in numbers}
         constants = values if launch is None else [x.item() if isinstance(x, np.generic) else x for x in values]

@@ -151,14 +151,14 @@ def _again(
     tensors: tuple[torch.Tensor | TensorDescriptor, ...],
     others: tuple[Any, ...],
     numbers: list[tuple[int, int]],
-) -> Callable[[known_calls.Places], known_calls.Launch]:
+) -> Callable[[known_calls.CallPlaces], known_calls.Launch]:
     """Return a launch for `known_calls`, which passes these tensors and other arguments.
 
     `numbers` holds the position of each number in which calls of a kind may differ among `others`, and the place of its
     value.
     """
 
-    def again(places: known_calls.Places) -> known_calls.Launch:
+    def again(places: known_calls.CallPlaces) -> known_calls.Launch:
         at = dict(numbers)
         taken = [places.of_address(_memory(tensor).data_ptr()) for tensor in tensors]
         taken += [at[i] if i in at else places.of_constant(other) for i, other in enumerate(others)]
