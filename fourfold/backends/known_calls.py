@@ -31,8 +31,8 @@ ALIGNMENT = 16
 Launch = Callable[[Sequence[Any], int], None]
 
 _thread = threading.local()
-# Those whose sizes can be a key.
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+# The types of tensors whose calls may be repeated. Their sizes can be a key.
+TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
 # Operators that allocate, and launch nothing.
 MAKE = frozenset(
     (
@@ -91,12 +91,12 @@ class CallPlaces:
         self._addresses = addresses
         self.constants: list[Any] = []
 
-    def of_address(self, address: int) -> int:
-        """Return the place of a tensor. Raise ValueError if the call has none of this address."""
+    def find_address(self, address: int) -> int:
+        """Return the place of the tensor at an address. Raise ValueError if the call has none there."""
         return self._addresses.index(address)
 
-    def of_constant(self, value: Any) -> int:
-        """Return the place of a value that the launch passes in each call."""
+    def add_constant(self, value: Any) -> int:
+        """Add a value that the launch passes in each call, and return its place."""
         self.constants.append(value)
         return len(self._addresses) + len(self.constants) - 1
 
@@ -317,8 +317,10 @@ class Repeater:
 
         Return None if calls are not repeated now, or if no call of this kind was recorded.
         """
-        if (found := self.find_recent(arguments)) is not None:
-            return found
+        return self.find_recent(arguments) or self.find_kind(arguments)
+
+    def find_kind(self, arguments: Sequence[Any]) -> Found | None:
+        """Return how to make the call, looked up by its key: see `find`."""
         first = arguments[self._tensors[0]]
         if self._device(first) < 0:
             return None
@@ -334,7 +336,7 @@ class Repeater:
     def find_recent(self, arguments: Sequence[Any]) -> Found | None:
         """Return how to repeat the call if it is of the last kind of its shape. The arguments may be of any types."""
         first = arguments[self._tensors[0]]
-        recent = self._recent.get(first.shape) if type(first) in _PLAIN else None
+        recent = self._recent.get(first.shape) if type(first) in TENSOR_TYPES else None
         # Repeated calls bypass the functions that record.
         if recent is None or launch_records.current is not None or not self._usable():
             return None

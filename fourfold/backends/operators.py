@@ -22,11 +22,10 @@ from fourfold.compat import torch_internals
 NAMESPACE = "fourfold"
 # Library.impl costs about half as much per call as custom_op, and a small loss takes mostly call overhead.
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
-_TENSOR = (torch.Tensor, torch.nn.Parameter)
 # By a schema's types, the Python types that a launch accepts; the dispatcher converts or refuses others.
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
-    "Tensor": _TENSOR,
-    "Tensor?": (*_TENSOR, type(None)),
+    "Tensor": known_calls.TENSOR_TYPES,
+    "Tensor?": (*known_calls.TENSOR_TYPES, type(None)),
     "float": (float,),
     "float?": (float, type(None)),
     "int": (int,),
@@ -70,7 +69,7 @@ class _Launch(NamedTuple):
         repeater: Any = self.implementation
         if (found := repeater.find_recent(arguments)) is not None:
             return found
-        return repeater.find(arguments) if tuple(map(type, arguments)) in self.types else None
+        return repeater.find_kind(arguments) if tuple(map(type, arguments)) in self.types else None
 
     def needs_dispatcher(self, arguments: tuple) -> bool:
         """Return whether a call is observed, or a view needs the dispatcher."""

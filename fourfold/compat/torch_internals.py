@@ -58,7 +58,7 @@ def empty_on_current_gpu(size: tuple[int, ...], stride: tuple[int, ...], dtype: 
 _NEWEST_TRIED = (2, 15)
 
 
-def is_tried() -> bool:
+def _is_tried() -> bool:
     """Return whether this release of torch is none that came after those that `tensors_match` and `launcher` know."""
     return tuple(map(int, torch.__version__.split(".")[:2])) <= _NEWEST_TRIED
 
@@ -99,7 +99,7 @@ def tensors_match(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None
     They are alike if their class, sizes, strides, dtype, device, conjugate and negative bits, and their need of a
     gradient are the same. Return None if this release of torch is not tried.
     """
-    if not is_tried():
+    if not _is_tried():
         return None
     guards = find("torch._C._dynamo.guards.TensorGuards")
     return guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
@@ -128,7 +128,7 @@ def launcher(
     """
     threads, *others = block
     # The launcher counts threads in warps, and the blocks of a grid in 32 bits.
-    if not is_tried() or others != [1, 1] or threads % 32 or math.prod(grid) >= 2**31:
+    if not _is_tried() or others != [1, 1] or threads % 32 or math.prod(grid) >= 2**31:
         return None
     launch = torch._C._StaticCudaLauncher._launch_kernel
     return functools.partial(launch, kernel, *grid, threads // 32, shared_bytes, types)

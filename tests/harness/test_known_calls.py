@@ -64,8 +64,8 @@ class Operation:
     def _again(
         self, source: int, target: int, count: int, factor: float
     ) -> Callable[[known_calls.CallPlaces], known_calls.Launch]:
-        def again(of_call: known_calls.CallPlaces) -> known_calls.Launch:
-            places = of_call.of_address(source), of_call.of_address(target)
+        def again(call_places: known_calls.CallPlaces) -> known_calls.Launch:
+            places = call_places.find_address(source), call_places.find_address(target)
 
             def launch(addresses: Sequence[int], stream: int) -> None:
                 assert stream == 7
@@ -159,7 +159,7 @@ def test_one_tensor_given_twice_does_not_stand_for_two() -> None:
         values = [a + b for a, b in zip(numbers(x.data_ptr(), 3), numbers(y.data_ptr(), 3))]
         numbers(output.data_ptr(), 3)[:] = values
         if (recorder := known_calls.recorder()) is not None:
-            recorder.record_launch(lambda places: again(*[places.of_address(z.data_ptr()) for z in (x, y, output)]))
+            recorder.record_launch(lambda places: again(*[places.find_address(z.data_ptr()) for z in (x, y, output)]))
         return output
 
     def again(x: int, y: int, output: int) -> known_calls.Launch:
@@ -186,7 +186,7 @@ def test_what_is_provided_is_asked_for_anew() -> None:
         recorder = known_calls.recorder()
         if recorder is not None:
             recorder.provide(counters[0], lambda: counters[1])
-            recorder.record_launch(lambda places: bump(places.of_address(counters[0].data_ptr())))
+            recorder.record_launch(lambda places: bump(places.find_address(counters[0].data_ptr())))
         return output
 
     def bump(place: int) -> known_calls.Launch:
@@ -350,8 +350,8 @@ class Varying(Operation):
     ) -> Callable[[known_calls.CallPlaces], known_calls.Launch]:
         place = known_calls.recorder().place_of_number(factor)
 
-        def again(of_call: known_calls.CallPlaces) -> known_calls.Launch:
-            places = of_call.of_address(source), of_call.of_address(target)
+        def again(call_places: known_calls.CallPlaces) -> known_calls.Launch:
+            places = call_places.find_address(source), call_places.find_address(target)
 
             def launch(values: Sequence[float], stream: int) -> None:
                 self._launch(values[places[0]], values[places[1]], count, factor if place is None else values[place])
@@ -538,8 +538,10 @@ def test_torch_launches_cuda_kernels_again(
 
 
 def test_a_known_step_of_adam_is_checked_counted_and_made_with_its_own_numbers() -> None:
-    def again(of_call: known_calls.CallPlaces, tensors: tuple[torch.Tensor, ...], places: list) -> known_calls.Launch:
-        indices = [of_call.of_address(tensor.data_ptr()) for tensor in tensors]
+    def again(
+        call_places: known_calls.CallPlaces, tensors: tuple[torch.Tensor, ...], places: list
+    ) -> known_calls.Launch:
+        indices = [call_places.find_address(tensor.data_ptr()) for tensor in tensors]
 
         def launch(values: Sequence[float], stream: int) -> None:
             update(*[numbers(values[i], 3) for i in indices], *[values[place] for place in places])
@@ -558,7 +560,7 @@ def test_a_known_step_of_adam_is_checked_counted_and_made_with_its_own_numbers()
             decided.append(factors)
         else:
             places = [recorder.place_of_number(factor) for factor in factors]
-            recorder.record_launch(lambda of_call: again(of_call, tensors, places))
+            recorder.record_launch(lambda call_places: again(call_places, tensors, places))
         update(*[numbers(tensor.data_ptr(), 3) for tensor in tensors], *factors)
 
     decided: list[Factors] = []

@@ -332,10 +332,10 @@ def _again(
     launch = _launcher(config, kernel)
 
     def again(places: known_calls.CallPlaces) -> known_calls.Launch:
-        at = {i: places.of_address(values[i]) for i in tensors if values[i]}
-        at |= {i: places.of_address(address) for i, address, _ in maps} | {i: place for i, place, _ in numbers}
+        at = {i: places.find_address(values[i]) for i in tensors if values[i]}
+        at |= {i: places.find_address(address) for i, address, _ in maps} | {i: place for i, place, _ in numbers}
         constants = values if launch is None else [x.item() if isinstance(x, np.generic) else x for x in values]
-        taken = [at[i] if i in at else places.of_constant(constant) for i, constant in enumerate(constants)]
+        taken = [at[i] if i in at else places.add_constant(constant) for i, constant in enumerate(constants)]
         arguments = known_calls.arguments_at(taken, {i: convert for i, _, convert in (*maps, *numbers)})
         if launch is not None:
             return lambda values_of_call, stream: launch(arguments(values_of_call), stream)

@@ -86,7 +86,7 @@ class KernelParameter:
 
     @property
     def type_letter(self) -> str | None:
-        """The type as a letter for `fourfold.compat.torch_internals.launcher`, or None if it passes no such type."""
+        """The letter of the type in `fourfold.compat.torch_internals.launcher`; None if the launcher cannot pass it."""
         return "O" if self.is_pointer else _LETTERS.get((self.kind, self.size))
 
     def takes(self, argument: Argument) -> bool:

@@ -160,8 +160,8 @@ def _again(
 
     def again(places: known_calls.CallPlaces) -> known_calls.Launch:
         at = dict(numbers)
-        taken = [places.of_address(_memory(tensor).data_ptr()) for tensor in tensors]
-        taken += [at[i] if i in at else places.of_constant(other) for i, other in enumerate(others)]
+        taken = [places.find_address(_memory(tensor).data_ptr()) for tensor in tensors]
+        taken += [at[i] if i in at else places.add_constant(other) for i, other in enumerate(others)]
         described = {i: _descriptors_like(x) for i, x in enumerate(tensors) if type(x) is TensorDescriptor}
         arguments = known_calls.arguments_at(taken, described)
         launch = triton_internals.relauncher(compiled, grid)
@@ -170,7 +170,7 @@ def _again(
         direct = entry and torch_internals.launcher(entry.handle, grid, block, shape.shared_bytes, entry.types)
         if entry is None or direct is None:
             return lambda values, stream: launch(arguments(values), stream)
-        null, is_hooked = places.of_constant(0), triton_internals.hook_check()
+        null, is_hooked = places.add_constant(0), triton_internals.hook_check()
         passed = known_calls.arguments_at([*(taken[i] for i in entry.passed), null, null], {})
 
         def launch_again(values: Sequence[Any], stream: int) -> None:
