@@ -36,14 +36,19 @@ def forward(a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any = None) -
     found = oracle.forward(a, b, scale_a, scale_b)
     if not isinstance(found, Bounded):
         return found
-    orders = ORDERS[1:] if _is_extreme(scale_a.value) or _is_extreme(scale_b.value) else ("dequantised",)
-    others = (oracle.forward(a, b, scale_a, scale_b, order=order) for order in orders)
+    others = (oracle.forward(a, b, scale_a, scale_b, order=order) for order in orders(scale_a, scale_b))
     return functools.reduce(either_formula, others, found)
 
 
 def _is_extreme(scale: np.ndarray) -> bool:
     size = abs(scale[np.isfinite(scale) & (scale != 0)])
     return bool(((size < LEAST_SCALE) | (size > LARGEST_SCALE)).any())
+
+
+def orders(scale_a: Any, scale_b: Any) -> tuple[str, ...]:
+    """Return the orders, beside that of scales first, whose errors differ for these scales."""
+    values = (getattr(scale, "value", scale) for scale in (scale_a, scale_b))
+    return ORDERS[1:] if any(map(_is_extreme, values)) else ("dequantised",)
 
 
 # ---- cases
@@ -53,6 +58,7 @@ example = SCALED_MATMUL.example
 # The numbers of float8_e4m3fn, in the order of their bits, and the bits of NaN of each sign.
 NUMBERS: np.ndarray = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
 NAN = (0x7F, 0xFF)
+E5M2 = np.dtype(ml_dtypes.float8_e5m2)
 
 
 def rows(m: int, n: int, k: int, **arguments: Any) -> Callable[[DType], Case]:
@@ -60,12 +66,22 @@ def rows(m: int, n: int, k: int, **arguments: Any) -> Callable[[DType], Case]:
     return example(m=m, n=n, k=k, **arguments)
 
 
-def every_finite_number() -> Callable[[DType], Case]:
-    """Multiply each number of the type, in a and in b, by a few others: all other terms are 0, so nothing is summed."""
-    a, b = np.zeros((127, 2), NUMBERS.dtype), np.zeros((8, 2), NUMBERS.dtype)
-    a[:, 0], a[:, 1] = np.delete(NUMBERS, NAN).reshape(2, 127)
+def numbers_of_e5m2(rng: np.random.Generator, dtype: DType) -> np.ndarray:
+    """Return numbers of the other type, infinities among them."""
+    numbers = np.exp(rng.normal(0, 4, (7, 300))) * rng.choice([1, -1], (7, 300))
+    numbers[3, [5, 40]] = np.inf, -np.inf
+    return numbers.astype(E5M2)
+
+
+def every_finite_number(float8: Any, swapped: bool = False) -> Callable[[DType], Case]:
+    """Multiply each number of a type by a few others: all other terms are 0, so nothing is summed."""
+    numbers = np.arange(256, dtype=np.uint8).view(float8)
+    numbers = numbers[np.isfinite(numbers.astype(np.float64))]
+    a, b = np.zeros((len(numbers) // 2, 2), float8), np.zeros((8, 2), NUMBERS.dtype)
+    a[:, 0], a[:, 1] = numbers.reshape(2, -1)
     b[:4, 0] = b[4:, 1] = [1, -448, 2.0**-9, 1.875]
-    return example(a=a, b=b, scale_a=np.full((127, 1), 2.0**-6), scale_b=[[2.0**-6]])
+    a, b = (b, a) if swapped else (a, b)
+    return example(a=a, b=b, scale_a=np.full((len(a), 1), 2.0**-6), scale_b=[[2.0**-6]])
 
 
 def nan_of_each_sign(rng: np.random.Generator, dtype: DType) -> np.ndarray:
@@ -78,14 +94,14 @@ def nan_of_each_sign(rng: np.random.Generator, dtype: DType) -> np.ndarray:
 def blocks_cancel() -> Callable[[DType], Case]:
     """Let the second block of terms cancel nearly all of the first: a half type keeps nothing of the difference."""
     rng = np.random.default_rng(9)
-    half, b = rng.normal(0, 2, (6, 128)), rng.normal(0, 2, (5, 128))
+    half, b = (rng.normal(0, 2, (extent, 128)).astype(NUMBERS.dtype) for extent in (6, 5))
     scale_a = np.exp(rng.normal(-3, 1, (6, 1))) * [1, 1 - 2.0**-9]
     return example(a=np.concatenate([half, -half], axis=1), b=np.tile(b, 2), scale_a=scale_a, scale_b=np.ones((1, 2)))
 
 
 def terms_of_14_bits(rng: np.random.Generator, dtype: DType) -> np.ndarray:
     """Return terms of one sign whose sums have more digits than the float8 tensor cores of Hopper keep."""
-    return rng.choice([1.125, 1.625, 1.875, 3.25, 0.01953125], (4, 128))
+    return rng.choice([1.125, 1.625, 1.875, 3.25, 0.01953125], (4, 128)).astype(NUMBERS.dtype)
 
 
 examples: Mapping[str, Callable[[DType], Case]] = {
@@ -98,7 +114,11 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     # Rows of whole vectors that are not aligned.
     "misaligned": rows(16, 16, 160, **dict.fromkeys(("a", "b", "scale_a", "scale_b"), "misaligned")),
     "rows_apart_by_no_multiple_of_16_bytes": rows(9, 16, 144, a="cut_from_wider", b="cut_from_wider"),
-    "every_finite_number": every_finite_number(),
+    "every_finite_number": every_finite_number(NUMBERS.dtype),
+    "every_finite_number_of_e5m2": every_finite_number(E5M2),
+    "every_finite_number_of_e5m2_in_b": every_finite_number(E5M2, swapped=True),
+    "e5m2": example(a=numbers_of_e5m2, b=numbers_of_e5m2),
+    "e5m2_times_e4m3": example(a=numbers_of_e5m2, n=9),
     "scales_of_zero": rows(12, 131, 140, scale_a="whole", scale_b="whole"),
     "subnormal_scales": rows(6, 5, 140, scale_a="tiny"),
     "nan_of_each_sign": example(a=nan_of_each_sign, b=nan_of_each_sign),
@@ -174,30 +194,33 @@ def cost(case: Case) -> tuple[Cost, Cost]:
     return replace(moved, flops=0), nothing
 
 
-def tile_blocks(m: int, n: int, k: int, times: int, across: int) -> Make:
+def tile_blocks(make_part: Callable[[DType], Case], times: int, across: int) -> Make:
     """Return a workload that repeats a case: its rows `times` times, and its columns, whole blocks, `across` times."""
 
     def make(dtype: DType) -> Workload:
-        part = rows(m, n, k)(dtype)
-        inputs = {name: np.tile(part[name], (times, 1)) for name in ("a", "scale_a")}
-        inputs |= {name: np.tile(part[name], (across, 1)) for name in ("b", "scale_b")}
+        part = make_part(dtype)
+        inputs = {name: np.concatenate([part[name]] * times) for name in ("a", "scale_a")}
+        inputs |= {name: np.concatenate([part[name]] * across) for name in ("b", "scale_b")}
         nothing = np.tile(part.grad_output, (times, across))
         return Workload(case=replace(part, inputs=inputs, grad_output=nothing), part=part)
 
     return make
 
 
-workloads: Mapping[str, Mapping[str, Make]] = {
-    "cpu": {"small": whole(rows(64, 64, 128)), "ragged": whole(rows(33, 150, 200))},
-    "cuda": {
-        "small": whole(rows(256, 256, 256)),
-        "large": tile_blocks(64, 128, 4096, times=64, across=32),
-        # As DeepSeek's layers have them: 4096 tokens, and 64 while tokens are generated.
-        "tokens": tile_blocks(64, 128, 7168, times=64, across=16),
-        "skinny": tile_blocks(64, 128, 7168, times=1, across=16),
-        "ragged": whole(rows(65, 1003, 1001)),
-    },
-}
+def workloads_of(part: Callable[[int, int, int], Callable[[DType], Case]]) -> Mapping[str, Mapping[str, Make]]:
+    """Return the workloads of an operation, given the function that makes a named case from m, n and k."""
+    return {
+        "cpu": {"small": whole(part(64, 64, 128)), "ragged": whole(part(33, 150, 200))},
+        "cuda": {
+            "small": whole(part(256, 256, 256)),
+            "large": tile_blocks(part(64, 128, 4096), times=64, across=32),
+            # As DeepSeek's layers have them: 4096 tokens, and 64 while tokens are generated.
+            "tokens": tile_blocks(part(64, 128, 7168), times=64, across=16),
+            "skinny": tile_blocks(part(64, 128, 7168), times=1, across=16),
+            "ragged": whole(part(65, 1003, 1001)),
+        },
+    }
+
 
 operation = SCALED_MATMUL.operation(
     oracle,
@@ -211,5 +234,5 @@ operation = SCALED_MATMUL.operation(
         blocks_of_columns_stand_alone,
     ),
     cost=cost,
-    workloads=workloads,
+    workloads=workloads_of(rows),
 )

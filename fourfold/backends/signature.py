@@ -48,8 +48,8 @@ class Signature:
 
     Raises:
         TypeError: the function has other arguments.
-        ValueError: the first argument is no floating-point tensor or may be None, no tensor has an axis that limits
-            the integers of another, or the values of a parameter depend on sizes, which a signature cannot check.
+        ValueError: the first argument is no tensor or may be None, no tensor has an axis that limits the integers of
+            another, or the values of a parameter depend on sizes, which a signature cannot check.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Signature:
             actual = ", ".join(self._called.parameters)
             raise TypeError(f"signature: {self.name} takes {actual}, and not {', '.join(self.names) or 'nothing'}")
         first = arguments[self.names[0]]
-        if isinstance(first, Values) or not first.is_floating or first.optional:
-            raise ValueError(f"signature: {self.names[0]} must be a floating-point tensor, and not optional")
+        if isinstance(first, Values) or first.optional:
+            raise ValueError(f"signature: {self.names[0]} must be a tensor, and not optional")
         for name, of in self.parameters.items():
             if not of.choices:
                 raise ValueError(f"signature: the values of {name} must not depend on sizes")

@@ -240,6 +240,12 @@ def copying_operators() -> set[Any]:
     return {aten._to_copy, aten._local_scalar_dense, aten._reshape_copy, aten._unsafe_view}
 
 
+@uses("torch._int_mm")
+def int8_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return the product of two int8 matrices, summed in int32. No public function of torch multiplies so on a GPU."""
+    return torch._int_mm(a, b)
+
+
 @uses("torch.cuda._sleep")
 def keep_stream_busy(cycles: int) -> None:
     """Enqueue a wait of `cycles` GPU cycles on the current stream.

@@ -591,9 +591,9 @@ class Declaration:
         """Return another array for an input, in the same layout."""
         tensor, former = self.tensors[name], case[name]
         kind = str(rng.choice(tensor.kinds)) if tensor.is_floating else "any"
-        tested = tensor.is_floating and not tensor.dtypes
-        dtype = DTYPES[former.dtype.name if tested else "float32"]
-        array = make_array(tensor, rng, former.shape, dtype, sizes, kind).astype(former.dtype)
+        dtype = DTYPES.get(former.dtype.name, DTYPES["float32"])
+        own = replace(tensor, dtypes=(former.dtype.name,)) if tensor.dtypes else tensor
+        array = make_array(own, rng, former.shape, dtype, sizes, kind).astype(former.dtype)
         if case.layouts.get(name) == "expanded":
             array = self._make_constant(name, array, list(case.inputs).index(name))
         return array

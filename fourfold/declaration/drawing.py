@@ -38,7 +38,8 @@ def make_array(
             the least, the largest, or the first of its `also`. The default is the first kind, and for integers a
             uniform distribution.
     """
-    own_dtype = tensor.dtype(dtype, int(rng.integers(2)))
+    place = int(rng.integers(2))
+    own_dtype = tensor.dtype(dtype, 0 if tensor.is_floating else place)  # `draw_array` draws of all float8 dtypes
     stored_dtype = own_dtype.numpy
     if tensor.make is not None:
         return _require_shape(np.asarray(tensor.make(rng, shape, stored_dtype)), shape, stored_dtype)
@@ -53,7 +54,9 @@ def draw_array(
     """Return a strategy of arrays of a shape, for these sizes of the named axes and this place of the argument."""
     size = int(np.prod(shape, dtype=np.int64))
     if tensor.is_floating and tensor.special and tensor.make is None:
-        return arrays.arrays(tensor.dtype(dtype), shape, tensor.kinds, place)
+        own_dtypes = [tensor.dtype(dtype, i) for i in range(max(len(tensor.dtypes), 1))]
+        strategies = [arrays.arrays(own_dtype, shape, tensor.kinds, place) for own_dtype in own_dtypes]
+        return strategies[0] if len(strategies) == 1 else st.one_of(strategies)
     kinds = tensor.kinds if tensor.is_floating else PATTERNS
     rngs = generators(place)
     bulk = st.builds(lambda rng, how: make_array(tensor, rng, shape, dtype, sizes, how), rngs, st.sampled_from(kinds))

@@ -11,7 +11,7 @@ import torch
 from fourfold.declaration.cases import CallPlan, Declaration, has_range
 from fourfold.inputs.arrays import ENDS, ZERO
 from fourfold.inputs.special_values import special_values
-from fourfold.numerics.dtypes import DTYPES, DType
+from fourfold.numerics.dtypes import DTYPES, DType, dtype_of
 from fourfold.operations import axes as notation
 from fourfold.operations.arguments import Place, Ragged, TensorInput
 from fourfold.operations.axes import LEADING, Shape
@@ -355,8 +355,8 @@ class NamedCases:
             given, dtypes = arrays[name], declaration.tensors[name].dtypes
             inputs[name] = given.astype(given.dtype if given.dtype.name in dtypes else inputs[name].dtype)
         if changes.special in inputs:
-            special_dtype = declaration.tensors[changes.special].dtype(dtype)
-            inputs[changes.special] = _insert_special_values(inputs[changes.special], special_dtype, plan.parameters)
+            array = inputs[changes.special]
+            inputs[changes.special] = _insert_special_values(array, dtype_of(array.dtype), plan.parameters)
         case = declaration.case(plan, inputs, rng, dtype, _present_layouts(changes.layouts, inputs))
         if "grad_output" in arrays:
             cotangent = np.broadcast_to(arrays["grad_output"], case.grad_output.shape)

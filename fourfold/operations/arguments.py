@@ -222,8 +222,8 @@ def tensor(
     Args:
         axes: ``"... cols"``, ``"batch heads seq dim"``, ``"rows 4"``, ``"batch+1"``: see `fourfold.operations.axes`.
         dtype: a dtype or its name: an integer dtype, bool, float8, or a floating-point dtype that the tensor keeps
-            whatever dtype is tested. For a list of integer dtypes, each case uses one of them. The default is the
-            tested dtype.
+            whatever dtype is tested. For a list of integer dtypes, or of float8 dtypes, each case uses one of them.
+            The default is the tested dtype.
         low: the least integer. The default is 0, or the least of the dtype for int8 without `high`.
         high: the integer past the largest, as in `torch.randint`. The name of an axis declares indices into that axis.
             The default for int8 and uint8 is the end of the dtype.
@@ -251,8 +251,8 @@ def tensor(
         raise ValueError(
             f"dtype must be among {', '.join(dtype_names)}, or left out for the tested dtype, not {unknown[0]!r}"
         )
-    if len(dtypes) > 1 and any(name not in INTEGERS for name in dtypes):
-        raise ValueError(f"dtype may list integer dtypes only, not {', '.join(dtypes)}")
+    if len(dtypes) > 1 and not any(all(name in of for name in dtypes) for of in (INTEGERS, QUANTISED)):
+        raise ValueError(f"dtype may list either integer dtypes or float8 dtypes only, not {', '.join(dtypes)}")
     if unknown := [name for name in kinds if name not in (*KINDS, MASKED, *LIMITED)]:
         raise ValueError(f"kind must be among {', '.join((*KINDS, MASKED, *LIMITED))}, not {unknown[0]!r}")
     integers = bool(dtypes) and dtypes[0] in INTEGERS

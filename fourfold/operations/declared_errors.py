@@ -115,7 +115,7 @@ class Arguments:
         for name, tensor in self._tensors.items():
             dtypes: tuple[torch.dtype, ...] = NOT_THE_ONLY if tensor.dtypes else NOT_FLOATING
             dtypes = dtypes if tensor.is_floating else NOT_INTEGERS
-            for dtype in (d for d in dtypes if d != self.good[name].dtype):
+            for dtype in (d for d in dtypes if d != self.good[name].dtype and name_of(d) not in tensor.dtypes):
                 yield self._wrong_dtypes(f"{name}_of_{_short(dtype)}", name, {name: dtype})
         if len(floating) > 1:
             yield self._wrong_dtypes("all_of_integers", floating[0], dict.fromkeys(floating, torch.int64))

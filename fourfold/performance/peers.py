@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from fourfold import backends
+from fourfold.compat import torch_internals
 
 Function = Callable[..., Any]  # takes the operation's arguments by name; returns a tensor, or a tuple of the outputs
 COMPILED, LIBRARY = "compile", "library"
@@ -59,6 +60,38 @@ def scaled_matmul(
         return F.scaled_mm(a, b.t(), scale_a.t().contiguous().t(), of_a, padded, of_b, output_dtype=out_dtype)
     except (AttributeError, RuntimeError, ValueError) as error:
         raise NotImplementedError(str(error)) from error
+
+
+def rowwise_scaled_matmul(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """Call CUTLASS or cuBLAS, which multiply so on a GPU alone, in 14 bits.
+
+    Raises:
+        NotImplementedError: torch has no such product: on the CPU, or of these extents or dtypes.
+    """
+    if not a.is_cuda:
+        raise NotImplementedError("torch has no row-wise scales on the CPU")
+    try:
+        by_row = F.ScalingType.RowWise
+        return F.scaled_mm(a, b.t(), scale_a[:, None], by_row, scale_b[None], by_row, output_dtype=out_dtype)
+    except (AttributeError, RuntimeError, ValueError) as error:
+        raise NotImplementedError(str(error)) from error
+
+
+def int8_matmul(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """Call cuBLAS, and multiply its integers with the scales after.
+
+    Raises:
+        NotImplementedError: cuBLAS has no product of these extents.
+    """
+    try:
+        sums = torch_internals.int8_product(a, b.t())
+    except RuntimeError as error:
+        raise NotImplementedError(str(error)) from error
+    return (sums * scale_a[:, None] * scale_b).to(out_dtype)
 
 
 def attention(
@@ -117,6 +150,8 @@ LIBRARIES: Mapping[str, Function] = {
     "embedding": lambda table, ids, padding_idx=None: F.embedding(ids, table, padding_idx),
     "matmul": matmul,
     "scaled_matmul": scaled_matmul,
+    "rowwise_scaled_matmul": rowwise_scaled_matmul,
+    "int8_matmul": int8_matmul,
     "attention": attention,
     "paged_attention": paged_attention,
 }

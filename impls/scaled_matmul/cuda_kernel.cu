@@ -1,6 +1,6 @@
 #include <mma.h>
 
-#include "scaled_matmul/float8.cuh"
+#include "scaled_matmul/quantised.cuh"
 #include "tiles.cuh"
 #include "vectors.cuh"
 
@@ -36,6 +36,7 @@ template <int TILE, int THREADS> struct Side {
     const unsigned char* __restrict__ ptr;
     long long extent, terms, stride, term_stride;
     bool vectors;  // whether terms are adjacent, and rows begin at multiples of 16 bytes
+    int type;      // of the numbers
 
     __device__ static int row(int i) { return (int(threadIdx.x) + i * THREADS) / (STEP / WIDTH); }
     __device__ static int term(int i) { return (int(threadIdx.x) + i * THREADS) % (STEP / WIDTH) * WIDTH; }
@@ -51,15 +52,22 @@ template <int TILE, int THREADS> struct Side {
         }
     }
 
-    // Converts, and stores from registers to shared memory, one row of it per row.
-    __device__ static void put(const Fetched& fetched, __half* shared) {
+    // Converts from TYPE, and stores from registers to shared memory, one row of it per row.
+    template <int TYPE> __device__ static void put_as(const Fetched& fetched, __half* shared) {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            const uint4 numbers = fetched[i];
+            const uint4 bits = fetched[i];
             uint4* to = reinterpret_cast<uint4*>(shared + row(i) * LINE + term(i));
-            to[0] = make_uint4(decoded(numbers.x), decoded(numbers.x >> 16), decoded(numbers.y), decoded(numbers.y >> 16));
-            to[1] = make_uint4(decoded(numbers.z), decoded(numbers.z >> 16), decoded(numbers.w), decoded(numbers.w >> 16));
+            to[0] = make_uint4(decoded<TYPE>(bits.x), decoded<TYPE>(bits.x >> 16), decoded<TYPE>(bits.y),
+                               decoded<TYPE>(bits.y >> 16));
+            to[1] = make_uint4(decoded<TYPE>(bits.z), decoded<TYPE>(bits.z >> 16), decoded<TYPE>(bits.w),
+                               decoded<TYPE>(bits.w >> 16));
         }
+    }
+    __device__ void put(const Fetched& fetched, __half* shared) const {
+        if (type == E4M3) put_as<E4M3>(fetched, shared);
+        else if (type == E5M2) put_as<E5M2>(fetched, shared);
+        else put_as<INT8>(fetched, shared);
     }
 };
 
@@ -96,20 +104,31 @@ template <int TILE, int THREADS> struct Scales {
     }
 };
 
-// The result c, [rows, columns], contiguous.
-template <class T> struct Result {
+// The result c, [rows, columns], contiguous; with a scale for each row and each column if ROWWISE.
+template <class T, bool ROWWISE> struct Result {
     static constexpr int WIDTH = 16 / sizeof(T);
     T* __restrict__ ptr;
     long long rows, columns;
+    const float* __restrict__ of_rows;
+    const float* __restrict__ of_columns;
+    long long row_stride, column_stride;
 
     // Stores 8 neighbours of a row. Some or all of them may lie outside.
     __device__ void put(long long row, long long column, const float* sums) const {
         if (row >= rows) return;
+        float scale = 1;
+        if constexpr (ROWWISE) scale = of_rows[row * row_stride];
 #pragma unroll
         for (int begin = 0; begin < 8; begin += WIDTH) {
             Vector<T, WIDTH> results;
 #pragma unroll
-            for (int j = 0; j < WIDTH; j++) results.at[j] = T(sums[begin + j]);
+            for (int j = 0; j < WIDTH; j++) {
+                float sum = sums[begin + j];
+                // Columns past the end, which are not stored, take the last one's scale.
+                if constexpr (ROWWISE)
+                    sum *= scale * of_columns[min(column + begin + j, columns - 1) * column_stride];
+                results.at[j] = T(sum);
+            }
             const long long at = column + begin;
             T* to = ptr + row * columns + at;
             if (columns % WIDTH == 0 && at < columns) {
@@ -124,13 +143,15 @@ template <class T> struct Result {
 };
 
 // The sums of a tile, in the tensor cores' fragments of its warps: of the present block of terms, and of all before it.
-// The tensor cores multiply float16 numbers exactly and add up in float32. Those of float8 numbers keep 14 bits on Hopper.
-template <int TILE_M, int TILE_N, int THREADS> struct Sums {
+// The tensor cores multiply float16 numbers exactly and add up in float32, which holds the sum of any block of int8
+// numbers; int32 then holds the total. Those of float8 numbers keep 14 bits on Hopper.
+template <class Total, int TILE_M, int TILE_N, int THREADS> struct Sums {
     static constexpr int WARPS = THREADS / 32, WARPS_M = (WARPS + 1) / 2, WARPS_N = WARPS / WARPS_M;
     static constexpr int ROWS = TILE_M / FRAGMENT / WARPS_M, COLUMNS = TILE_N / FRAGMENT / WARPS_N;
     static_assert(ROWS * WARPS_M * FRAGMENT == TILE_M && COLUMNS * WARPS_N * FRAGMENT == TILE_N);
     using Fragment = nvcuda::wmma::fragment<nvcuda::wmma::accumulator, FRAGMENT, FRAGMENT, FRAGMENT, float>;
-    Fragment of_block[ROWS][COLUMNS], total[ROWS][COLUMNS];
+    Fragment of_block[ROWS][COLUMNS];
+    Total total[ROWS][COLUMNS][Fragment::num_elements];
 
     __device__ Sums() {
 #pragma unroll
@@ -138,7 +159,8 @@ template <int TILE_M, int TILE_N, int THREADS> struct Sums {
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++) {
                 nvcuda::wmma::fill_fragment(of_block[i][j], 0.0f);
-                nvcuda::wmma::fill_fragment(total[i][j], 0.0f);
+#pragma unroll
+                for (int e = 0; e < Fragment::num_elements; e++) total[i][j][e] = 0;
             }
     }
     __device__ static int first_row() { return int(threadIdx.x) / 32 / WARPS_N * ROWS * FRAGMENT; }
@@ -161,32 +183,40 @@ template <int TILE_M, int TILE_N, int THREADS> struct Sums {
         }
     }
 
-    // Ends a block of terms. Fragments of one kind hold their elements in the same places, so scales meet their rows.
-    __device__ void promote(const float* scales) {
+    // Ends a block of terms, which has scales if SCALED. Fragments of one kind hold their elements in the same places, so
+    // scales meet their rows.
+    template <bool SCALED> __device__ void promote(const float* scales) {
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             Fragment scale;
             const float* from = scales + (first_row() + i * FRAGMENT) * FRAGMENT;
-            nvcuda::wmma::load_matrix_sync(scale, from, FRAGMENT, nvcuda::wmma::mem_row_major);
+            if constexpr (SCALED)
+                nvcuda::wmma::load_matrix_sync(scale, from, FRAGMENT, nvcuda::wmma::mem_row_major);
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++) {
 #pragma unroll
-                for (int e = 0; e < Fragment::num_elements; e++)
-                    total[i][j].x[e] += of_block[i][j].x[e] * scale.x[e];
+                for (int e = 0; e < Fragment::num_elements; e++) {
+                    const float sum = of_block[i][j].x[e];
+                    if constexpr (SCALED) total[i][j][e] += sum * scale.x[e];
+                    else total[i][j][e] += Total(sum);
+                }
                 nvcuda::wmma::fill_fragment(of_block[i][j], 0.0f);
             }
         }
     }
 
     // Which elements a lane's registers hold is unspecified, so pass them through shared memory, 256 numbers per warp.
-    template <class T> __device__ void put(const Result<T>& c, long long rows, long long columns, float* passed) const {
+    template <class ResultOf>
+    __device__ void put(const ResultOf& c, long long rows, long long columns, float* passed) {
         float* mine = passed + threadIdx.x / 32 * FRAGMENT * FRAGMENT;
         const int row = threadIdx.x % 32 / 2, column = threadIdx.x % 2 * 8;
 #pragma unroll
         for (int i = 0; i < ROWS; i++)
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++) {
-                nvcuda::wmma::store_matrix_sync(mine, total[i][j], FRAGMENT, nvcuda::wmma::mem_row_major);
+#pragma unroll
+                for (int e = 0; e < Fragment::num_elements; e++) of_block[i][j].x[e] = float(total[i][j][e]);
+                nvcuda::wmma::store_matrix_sync(mine, of_block[i][j], FRAGMENT, nvcuda::wmma::mem_row_major);
                 __syncwarp();
                 const long long first = columns + first_column() + j * FRAGMENT;
                 c.put(rows + first_row() + i * FRAGMENT + row, first + column, mine + row * FRAGMENT + column);
@@ -195,19 +225,19 @@ template <int TILE_M, int TILE_N, int THREADS> struct Sums {
     }
 };
 
-template <class T, int TILE_M, int TILE_N, int THREADS>
+template <class T, int TILE_M, int TILE_N, int THREADS, bool ROWWISE, class Total>
 __global__ void __launch_bounds__(THREADS) scaled_matmul_kernel(
-    const unsigned char* __restrict__ a,  // float8_e4m3fn [m, k], strided
-    const unsigned char* __restrict__ b,  // float8_e4m3fn [n, k], strided
-    const float* __restrict__ scale_a,    // [m, ceil(k / BLOCK)], strided
-    const float* __restrict__ scale_b,    // [ceil(n / BLOCK), ceil(k / BLOCK)], strided
+    const unsigned char* __restrict__ a,  // of a_type, [m, k], strided
+    const unsigned char* __restrict__ b,  // of b_type, [n, k], strided
+    const float* __restrict__ scale_a,    // [m, ceil(k / BLOCK)], strided; [m] if ROWWISE
+    const float* __restrict__ scale_b,    // [ceil(n / BLOCK), ceil(k / BLOCK)], strided; [n] if ROWWISE
     T* __restrict__ c,                    // [m, n], or [parts, m, n]: the sums over each part of the terms
     long long m, long long n, long long k, long long a_row_stride, long long a_column_stride, long long b_row_stride,
     long long b_column_stride, long long scale_a_row_stride, long long scale_a_column_stride,
     long long scale_b_row_stride, long long scale_b_column_stride, bool a_vectors, bool b_vectors,
-    long long parts) {
-    // One block owns a tile [TILE_M, TILE_N] of the result, whose columns share a scale of each block of terms, or its
-    // sums over one of the parts of the terms.
+    int a_type, int b_type, long long parts) {
+    // One block owns a tile [TILE_M, TILE_N] of the result, whose columns share a scale of each block of terms unless
+    // ROWWISE, or its sums over one of the parts of the terms.
     static_assert(BLOCK % TILE_N == 0 && BLOCK % STEP == 0);
     __shared__ __align__(32) __half left[TILE_M * LINE], right[TILE_N * LINE];
     __shared__ __align__(32) float scales[TILE_M * FRAGMENT];
@@ -220,11 +250,11 @@ __global__ void __launch_bounds__(THREADS) scaled_matmul_kernel(
     using Left = Side<TILE_M, THREADS>;
     using Right = Side<TILE_N, THREADS>;
     using OfTile = Scales<TILE_M, THREADS>;
-    const Left of_a{a, m, k, a_row_stride, a_column_stride, a_vectors};
-    const Right of_b{b, n, k, b_row_stride, b_column_stride, b_vectors};
+    const Left of_a{a, m, k, a_row_stride, a_column_stride, a_vectors, a_type};
+    const Right of_b{b, n, k, b_row_stride, b_column_stride, b_vectors, b_type};
     const float* of_columns = scale_b + first_column / BLOCK * scale_b_row_stride;
     const OfTile of_tile{scale_a, of_columns, m, scale_a_row_stride, scale_a_column_stride, scale_b_column_stride};
-    Sums<TILE_M, TILE_N, THREADS> sums;
+    Sums<Total, TILE_M, TILE_N, THREADS> sums;
     // Nothing is multiplied by a warp all of whose rows, or columns, lie outside.
     const bool within = first_row + sums.first_row() < m && first_column + sums.first_column() < n;
     typename Left::Fetched next_left;
@@ -233,31 +263,33 @@ __global__ void __launch_bounds__(THREADS) scaled_matmul_kernel(
     if (begin < end) {
         of_a.fetch(next_left, first_row, begin);
         of_b.fetch(next_right, first_column, begin);
-        of_tile.fetch(next_scales, first_row, begin / BLOCK);
+        if constexpr (!ROWWISE) of_tile.fetch(next_scales, first_row, begin / BLOCK);
     }
     for (long long start = begin; start < end; start += STEP) {
         const long long next = start + STEP;
         const bool ends_block = next % BLOCK == 0 || next >= end;
-        Left::put(next_left, left);
-        Right::put(next_right, right);
-        if (ends_block) OfTile::put(next_scales, scales);
+        of_a.put(next_left, left);
+        of_b.put(next_right, right);
+        if (!ROWWISE && ends_block) OfTile::put(next_scales, scales);
         __syncthreads();
         if (next < end) {
             // These loads are in flight while the present tile is multiplied.
             of_a.fetch(next_left, first_row, next);
             of_b.fetch(next_right, first_column, next);
-            if (ends_block) of_tile.fetch(next_scales, first_row, next / BLOCK);
+            if (!ROWWISE && ends_block) of_tile.fetch(next_scales, first_row, next / BLOCK);
         }
         if (within) sums.add(left, right);
-        if (ends_block) sums.promote(scales);
+        if (ends_block) sums.template promote<!ROWWISE>(scales);
         __syncthreads();
     }
     static_assert(sizeof(float) * FRAGMENT * FRAGMENT * (THREADS / 32) <= sizeof left);
-    sums.put(Result<T>{c + part * m * n, m, n}, first_row, first_column, reinterpret_cast<float*>(left));
+    const Result<T, ROWWISE> of_c{c + part * m * n, m, n, scale_a, scale_b, scale_a_row_stride, scale_b_row_stride};
+    sums.put(of_c, first_row, first_column, reinterpret_cast<float*>(left));
 }
 
+template <int TYPE>
 __global__ void to_float16_kernel(
-    const unsigned char* __restrict__ b,  // float8_e4m3fn [n, k], strided
+    const unsigned char* __restrict__ b,  // of TYPE, [n, k], strided
     __half* __restrict__ to,              // [n, terms], with zeros beyond k
     long long k, long long terms, long long row_stride, long long column_stride, bool vectors) {
     // One block owns a row; one thread every blockDim.x-th 16 numbers of it. Their order is that in which a thread has
@@ -266,7 +298,8 @@ __global__ void to_float16_kernel(
         const unsigned char* from = b + blockIdx.x * row_stride + at * column_stride;
         const uint4 bits = fetched(from, column_stride, k - at, vectors);
         uint4* put = reinterpret_cast<uint4*>(to + blockIdx.x * terms + at);
-        put[0] = make_uint4(decoded(bits.x), decoded(bits.y), decoded(bits.z), decoded(bits.w));
-        put[1] = make_uint4(decoded(bits.x >> 16), decoded(bits.y >> 16), decoded(bits.z >> 16), decoded(bits.w >> 16));
+        put[0] = make_uint4(decoded<TYPE>(bits.x), decoded<TYPE>(bits.y), decoded<TYPE>(bits.z), decoded<TYPE>(bits.w));
+        put[1] = make_uint4(decoded<TYPE>(bits.x >> 16), decoded<TYPE>(bits.y >> 16), decoded<TYPE>(bits.z >> 16),
+                            decoded<TYPE>(bits.w >> 16));
     }
 }

@@ -1,4 +1,6 @@
-"""scaled_matmul in CUDA C++: a portable kernel, and one for Hopper with wgmma and the copy engine (TMA).
+"""scaled_matmul, rowwise_scaled_matmul and int8_matmul in CUDA C++.
+
+There is a portable kernel, and one for Hopper with wgmma and the copy engine (TMA).
 
 The one for Hopper multiplies a copy of b in float16. Where there are few tiles, several blocks of the portable kernel
 share each, as in matmul.
@@ -15,8 +17,8 @@ from fourfold.backends.tuning import Configuration, Tuner, anywhere, on_gpu
 
 from ..matmul.cuda_kernel import SOURCE as MATMUL_SOURCE
 from ..matmul.operators import LITTLE_WORK, one_axis_dense, run_fastest
-from .operators import read_by_vectors, register
-from .torch_eager import BLOCK, OUT_DTYPES
+from .operators import read_by_vectors, register, scale_strides_of
+from .torch_eager import BLOCK, FLOAT8, MOST_TERMS, OUT_DTYPES
 from .torch_eager import unsupported as unsupported
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
@@ -24,6 +26,10 @@ HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
 THREADS = 256
 # For the Hopper kernel: the threads of a block, and the elements of a 128-byte line. A stage has 128 lines.
 HOPPER_THREADS, LINE = 384, 64
+# The numbers of the types of quantised numbers in quantised.cuh.
+TYPES = {dtype: number for number, dtype in enumerate((*FLOAT8, torch.int8))}
+# How kernels sum, and their last template arguments: whether scales are of whole rows, and the type of the totals.
+SUMS = {"blocks": "false, float", "rows": "true, float", "integers": "true, int"}
 
 
 def _tiles(
@@ -31,10 +37,10 @@ def _tiles(
 ) -> Configuration:
     # The sums over parts of the terms are in float32, and are added after.
     kernels = {
-        dtype: CudaKernel(
-            SOURCE, f"scaled_matmul_kernel<{'float' if parts > 1 else CPP_TYPES[dtype]}, {m}, {n}, {threads}>"
-        )
+        (dtype, sums): CudaKernel(SOURCE, f"scaled_matmul_kernel<{result}, {m}, {n}, {threads}, {of_sums}>")
         for dtype in dtypes
+        for result in ("float" if parts > 1 else CPP_TYPES[dtype],)
+        for sums, of_sums in SUMS.items()
     }
     options = {"kernels": kernels, "tile": (m, n), "threads": threads, "parts": parts}
     name += f"_in_{parts}_parts" if parts > 1 else ""
@@ -56,8 +62,14 @@ IN_PARTS = (
 def _hopper(blocks: int) -> Configuration:
     stages = 14
     kernels = {
-        dtype: CudaKernel(HOPPER_SOURCE, f"scaled_matmul_hopper_kernel<{CPP_TYPES[dtype]}, {blocks}, {stages}>")
+        (dtype, sums, type_of_a): CudaKernel(
+            HOPPER_SOURCE,
+            f"scaled_matmul_hopper_kernel<{CPP_TYPES[dtype]}, {blocks}, {stages}, {TYPES[type_of_a]}, {of_sums}>",
+        )
         for dtype in OUT_DTYPES
+        for sums, of_sums in SUMS.items()
+        for type_of_a in TYPES
+        if (type_of_a in FLOAT8 and sums != "integers") or (type_of_a == torch.int8 and sums != "blocks")
     }
     # With the barriers, and room to align the start.
     shared_bytes = stages * (BLOCK * LINE * 2 + 2 * 8) + 1024
@@ -70,21 +82,35 @@ def _hopper(blocks: int) -> Configuration:
 
 
 HOPPER = (_hopper(2), _hopper(1))
-TO_FLOAT16 = CudaKernel(SOURCE, "to_float16_kernel")
+TO_FLOAT16 = {dtype: CudaKernel(SOURCE, f"to_float16_kernel<{number}>") for dtype, number in TYPES.items()}
 SUM_OF_PARTS = {dtype: CudaKernel(MATMUL_SOURCE, f"sum_of_parts_kernel<{CPP_TYPES[dtype]}>") for dtype in OUT_DTYPES}
 PORTABLE = (*LARGE.values(), SMALL, SKINNY, *IN_PARTS)
-# Those of HOPPER compile for sm_90a only.
-KERNELS = (*{k.name: k for each in PORTABLE for k in each.options["kernels"].values()}.values(), TO_FLOAT16)
-TUNER = Tuner("scaled_matmul_cuda", (*HOPPER, *PORTABLE), Path(__file__))
+# The sums of parts are added in float32.
+WHOLE = tuple(configuration for configuration in PORTABLE if configuration not in IN_PARTS)
+TUNERS = {
+    "blocks": Tuner("scaled_matmul_cuda", (*HOPPER, *PORTABLE), Path(__file__)),
+    "rows": Tuner("rowwise_scaled_matmul_cuda", (*HOPPER, *PORTABLE), Path(__file__)),
+    "integers": Tuner("int8_matmul_cuda", (*HOPPER, *WHOLE), Path(__file__)),
+}
+
+
+def kernels_of(sums: str, *types: torch.dtype) -> tuple[CudaKernel, ...]:
+    """Return the kernels with these sums of these types, but for those of HOPPER, which compile for sm_90a only."""
+    of_sums = (k for each in PORTABLE for (_, name), k in each.options["kernels"].items() if name == sums)
+    return *{kernel.name: kernel for kernel in of_sums}.values(), *(TO_FLOAT16[dtype] for dtype in types)
+
+
+KERNELS = kernels_of("blocks", *FLOAT8)
 
 
 def _launch(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, output: torch.Tensor
 ) -> None:
     (m, k), n, dtype = a.shape, b.shape[0], output.dtype
+    sums = "blocks" if scale_a.ndim == 2 else "integers" if a.dtype == torch.int8 and k <= MOST_TERMS else "rows"
     vectors = read_by_vectors(a), read_by_vectors(b)
     left, right, strides = a.view(torch.uint8), b.view(torch.uint8), (*a.stride(), *b.stride())
-    scale_strides = *scale_a.stride(), *scale_b.stride()
+    scale_strides = scale_strides_of(scale_a, scale_b)
 
     def run_hopper(configuration: Configuration) -> None:
         blocks, terms = configuration.options["blocks"], cdiv(k, BLOCK) * BLOCK
@@ -92,9 +118,9 @@ def _launch(
         if one_axis_dense(left) != 1 or k % 2:  # TMA takes neither such strides nor an odd number of bytes as float16
             rows = left.new_zeros((m, terms))
             rows[:, :k] = left
-        TO_FLOAT16.launch(n, THREADS, right, columns, k, terms, *b.stride(), vectors[1])
+        TO_FLOAT16[b.dtype].launch(n, THREADS, right, columns, k, terms, *b.stride(), vectors[1])
         tiles = cdiv(m, BLOCK) * cdiv(n, blocks * BLOCK)
-        configuration.options["kernels"][dtype].launch(
+        configuration.options["kernels"][dtype, sums, a.dtype].launch(
             min(tiles, multiprocessors(a.device)),
             HOPPER_THREADS,
             *(swizzled_map(x, (BLOCK, LINE)) for x in (rows.view(torch.float16), columns)),
@@ -113,18 +139,18 @@ def _launch(
         if configuration in HOPPER:
             return run_hopper(configuration)
         (rows, columns), threads, parts = options["tile"], options["threads"], options["parts"]
-        kernel, blocks = options["kernels"][dtype], cdiv(m, rows) * cdiv(n, columns) * parts
+        kernel, blocks = options["kernels"][dtype, sums], cdiv(m, rows) * cdiv(n, columns) * parts
         to = output if parts == 1 else torch.empty((parts, m, n), dtype=torch.float32, device=a.device)
-        kernel.launch(
-            blocks, threads, left, right, scale_a, scale_b, to, m, n, k, *strides, *scale_strides, *vectors, parts
-        )
+        numbers = m, n, k, *strides, *scale_strides, *vectors, TYPES[a.dtype], TYPES[b.dtype], parts
+        kernel.launch(blocks, threads, left, right, scale_a, scale_b, to, *numbers)
         if parts > 1:
             SUM_OF_PARTS[dtype].launch(cdiv(m * n, THREADS), THREADS, to, output, m * n, parts, 0, 0.0)
         return None
 
     def fits(configuration: Configuration) -> bool:
         least = BLOCK if configuration in HOPPER else (configuration.options["parts"] - 1) * BLOCK
-        return configuration.serves(dtype, a.device) and k >= least
+        is_known = configuration in TUNERS[sums].configurations
+        return is_known and k >= least and configuration.serves(dtype, a.device)
 
     def default() -> Configuration:
         if a.is_cuda and m * n > 512 * 512 and m * n * k >= LITTLE_WORK and fits(HOPPER[0]):
@@ -135,7 +161,8 @@ def _launch(
             return SKINNY
         return SMALL if not a.is_cuda or m * n <= 512 * 512 else LARGE[dtype]
 
-    run_fastest(TUNER, a.device, (m, n, k), (str(dtype), vectors), fits, default, run)
+    kind = (str(dtype), vectors, str(a.dtype), str(b.dtype))
+    run_fastest(TUNERS[sums], a.device, (m, n, k), kind, fits, default, run)
 
 
-scaled_matmul = register("cuda", _launch)
+scaled_matmul, rowwise_scaled_matmul, int8_matmul = register("cuda", _launch)

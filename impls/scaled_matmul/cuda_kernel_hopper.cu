@@ -1,7 +1,7 @@
 // For compute capability 9.0 only: wgmma on float16 numbers, whose tiles the copy engine (TMA) loads. The left matrix
 // is converted in registers, and the right one before.
 #include "hopper.cuh"
-#include "scaled_matmul/float8.cuh"
+#include "scaled_matmul/quantised.cuh"
 #include "tiles.cuh"
 #include "vectors.cuh"
 
@@ -15,9 +15,9 @@ constexpr int GROUP = 8;
 // sums COLUMNS columns of a block of terms at a time, in two sets of registers by turns.
 constexpr int BOX_BYTES = BLOCK * LINE_BYTES, COLUMNS = 64;
 
-// Loads half of the terms of 64 rows of a box, and converts them. Of 16 terms a thread has those of four adjacent
+// Loads half of the terms of 64 rows of a box, and converts them from TYPE. Of 16 terms a thread has those of four adjacent
 // places, as to_float16_kernel orders them.
-__device__ inline void load_terms(unsigned (&terms)[LINE / 16][4], unsigned rows, int half) {
+template <int TYPE> __device__ inline void load_terms(unsigned (&terms)[LINE / 16][4], unsigned rows, int half) {
     const int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
 #pragma unroll
     for (int i = 0; i < LINE / 16; i += 2) {
@@ -26,7 +26,7 @@ __device__ inline void load_terms(unsigned (&terms)[LINE / 16][4], unsigned rows
                      : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3])
                      : "r"(rows + row * LINE_BYTES + ((half * 4 + i + lane / 16) ^ row % 8) * 16) : "memory");
 #pragma unroll
-        for (int e = 0; e < 8; e++) terms[i + e / 4][e % 4] = decoded(bits[e / 4 * 2 + e % 2] >> e % 4 / 2 * 16);
+        for (int e = 0; e < 8; e++) terms[i + e / 4][e % 4] = decoded<TYPE>(bits[e / 4 * 2 + e % 2] >> e % 4 / 2 * 16);
     }
 }
 
@@ -39,13 +39,18 @@ __device__ inline void multiply(float (&sums)[COLUMNS / 2], const unsigned (&a)[
     wgmma_commit();
 }
 
-// Adds the sums of a block of terms, which have been waited for, with its scales.
-__device__ inline void add_scaled(float (&total)[COLUMNS / 2], float (&sums)[COLUMNS / 2], const float (&of_rows)[2],
+// Adds the sums of a block of terms, which have been waited for: with its scales, or as they are if ROWWISE. float32
+// holds any sum of a block of integers.
+template <bool ROWWISE, class Total>
+__device__ inline void add_scaled(Total (&total)[COLUMNS / 2], float (&sums)[COLUMNS / 2], const float (&of_rows)[2],
                                   float of_columns) {
     wgmma_written(sums);
     const float scales[2] = {of_rows[0] * of_columns, of_rows[1] * of_columns};
 #pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i++) total[i] += sums[i] * scales[i / 2 % 2];
+    for (int i = 0; i < COLUMNS / 2; i++) {
+        if constexpr (ROWWISE) total[i] += Total(sums[i]);
+        else total[i] += sums[i] * scales[i / 2 % 2];
+    }
 }
 
 // Stores a thread's sums: in two rows, two of every 8 of 64 columns. Neighbouring lanes exchange pairs,
@@ -78,12 +83,12 @@ __device__ inline void store_sums(const float (&sums)[COLUMNS / 2], T* __restric
     }
 }
 
-template <class T, int ACROSS, int STAGES>
+template <class T, int ACROSS, int STAGES, int TYPE, bool ROWWISE, class Total>
 __global__ void __launch_bounds__(THREADS, 1) scaled_matmul_hopper_kernel(
-    const __grid_constant__ TensorMap a_map,  // of float8_e4m3fn [m, terms], in elements of 2 bytes
+    const __grid_constant__ TensorMap a_map,  // of TYPE [m, terms], in elements of 2 bytes
     const __grid_constant__ TensorMap b_map,  // of float16 [n, terms], with zeros up to a multiple of BLOCK
-    const float* __restrict__ scale_a,        // [m, terms / BLOCK], strided
-    const float* __restrict__ scale_b,        // [ceil(n / BLOCK), terms / BLOCK], strided
+    const float* __restrict__ scale_a,        // [m, terms / BLOCK], strided; [m] if ROWWISE
+    const float* __restrict__ scale_b,        // [ceil(n / BLOCK), terms / BLOCK], strided; [n] if ROWWISE
     T* __restrict__ c,                        // [m, n]
     long long m, long long n, long long terms, long long scale_a_row_stride, long long scale_a_column_stride,
     long long scale_b_row_stride, long long scale_b_column_stride) {
@@ -142,7 +147,8 @@ __global__ void __launch_bounds__(THREADS, 1) scaled_matmul_hopper_kernel(
         const int next_row = int(min(max(m - 1 - row, 0ll), 8ll));
         const float* of_column = scale_b + (long long)at.column * ACROSS * scale_b_row_stride;
         const long long next_column = min(blocks_n - 1 - at.column * ACROSS, 1) * scale_b_row_stride;
-        float total[2 * ACROSS][COLUMNS / 2] = {}, sums[2][COLUMNS / 2] = {}, of_rows[2] = {}, of_columns[ACROSS] = {};
+        Total total[2 * ACROSS][COLUMNS / 2] = {};
+        float sums[2][COLUMNS / 2] = {}, of_rows[2] = {}, of_columns[ACROSS] = {};
         unsigned numbers[2][LINE / 16][4];
         const auto take = [&] {
             const unsigned box = base + turn.stage * BOX_BYTES;
@@ -160,38 +166,52 @@ __global__ void __launch_bounds__(THREADS, 1) scaled_matmul_hopper_kernel(
             const unsigned left = take() + share * 64 * LINE_BYTES;
             // Until then wgmma reads the registers of the first half of the last block's terms.
             wgmma_wait<1>();
-            load_terms(numbers[0], left, 0);
+            load_terms<TYPE>(numbers[0], left, 0);
             unsigned first = take();
             wgmma_wait<0>();
             multiply(sums[0], numbers[0], first, false);
-            load_terms(numbers[1], left, 1);
+            load_terms<TYPE>(numbers[1], left, 1);
             unsigned second = take();
             multiply(sums[0], numbers[1], second, true);
             __syncwarp();
             if (block) release(2);
             release(1);
-            add_scaled(total[2 * ACROSS - 1], sums[1], of_rows, of_columns[ACROSS - 1]);
+            add_scaled<ROWWISE>(total[2 * ACROSS - 1], sums[1], of_rows, of_columns[ACROSS - 1]);
+            if constexpr (!ROWWISE) {
 #pragma unroll
-            for (int r = 0; r < 2; r++) of_rows[r] = of_row[r * next_row * scale_a_row_stride];
+                for (int r = 0; r < 2; r++) of_rows[r] = of_row[r * next_row * scale_a_row_stride];
 #pragma unroll
-            for (int i = 0; i < ACROSS; i++) of_columns[i] = of_column[i * next_column];
-            of_row += scale_a_column_stride, of_column += scale_b_column_stride;
+                for (int i = 0; i < ACROSS; i++) of_columns[i] = of_column[i * next_column];
+                of_row += scale_a_column_stride, of_column += scale_b_column_stride;
+            }
 #pragma unroll
             for (int j = 1; j < 2 * ACROSS; j++) {
                 if (j % 2 == 0) first = take(), second = take();
                 multiply(sums[j % 2], numbers[0], first + j % 2 * COLUMNS * LINE_BYTES, false);
                 wgmma_wait<1>();
-                add_scaled(total[j - 1], sums[(j - 1) % 2], of_rows, of_columns[(j - 1) / 2]);
+                add_scaled<ROWWISE>(total[j - 1], sums[(j - 1) % 2], of_rows, of_columns[(j - 1) / 2]);
                 multiply(sums[j % 2], numbers[1], second + j % 2 * COLUMNS * LINE_BYTES, true);
                 if (j % 2 == 0) release(2);
             }
         }
         wgmma_wait<0>();
         release(2);
-        add_scaled(total[2 * ACROSS - 1], sums[1], of_rows, of_columns[ACROSS - 1]);
+        add_scaled<ROWWISE>(total[2 * ACROSS - 1], sums[1], of_rows, of_columns[ACROSS - 1]);
 #pragma unroll
-        for (int j = 0; j < 2 * ACROSS; j++)
-            store_sums(total[j], c, row, at.column * (long long)ACROSS * BLOCK + j * COLUMNS, m, n);
+        for (int j = 0; j < 2 * ACROSS; j++) {
+            const long long first = at.column * (long long)ACROSS * BLOCK + j * COLUMNS;
+            float results[COLUMNS / 2];
+#pragma unroll
+            for (int i = 0; i < COLUMNS / 2; i++) {
+                results[i] = float(total[j][i]);
+                if constexpr (ROWWISE) {
+                    const long long here = first + lane % 4 * 2 + i / 4 * 8 + i % 2;
+                    results[i] *= of_row[i / 2 % 2 * next_row * scale_a_row_stride] *
+                                  scale_b[min(here, n - 1) * scale_b_row_stride];
+                }
+            }
+            store_sums(results, c, row, first, m, n);
+        }
     }
 #endif
 }

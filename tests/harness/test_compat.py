@@ -339,6 +339,13 @@ def version_counts_writes_in_place() -> None:
     assert torch_internals.version(x) == torch_internals.version(x.detach()) == 1
 
 
+@contract("torch._int_mm")
+def product_of_int8_matrices() -> None:
+    a, b = torch.full((32, 64), -128, dtype=torch.int8), torch.full((64, 16), 127, dtype=torch.int8)
+    product = torch_internals.int8_product(a, b)
+    assert (product.dtype, product.unique().tolist()) == (torch.int32, [-128 * 127 * 64])
+
+
 @contract("torch._neg_view")
 def view_of_the_negatives() -> None:
     x = torch.tensor([[1.0, -2.0], [3.0, 4.0]], dtype=torch.bfloat16)

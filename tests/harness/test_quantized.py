@@ -285,6 +285,30 @@ def in_half_of_float64(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return in_float32(x.float(), weight).to(x.dtype)
 
 
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+
+
+@operation(q=tensor("rows cols", dtype=FLOAT8), scale=tensor("cols", dtype="float32"), returns="float32", tried=False)
+def from_either(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return q.float() * scale
+
+
+@pytest.mark.parametrize("read_as", FLOAT8)
+def test_a_kernel_of_both_types_of_float8_is_called_with_both(read_as: str) -> None:
+    """A kernel that takes one type for the other is found."""
+
+    def kernel(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return q.view(getattr(torch, read_as)).float() * scale
+
+    options = {"device": "cpu", "dtypes": ["float32"], "only": ["forward"], "seed": 0}
+    assert fourfold.verify(from_either.definition, from_either, **options).passed
+    [other] = set(FLOAT8) - {read_as}
+    verdict = fourfold.verify(kernel, from_either, **options)
+    assert not verdict.passed
+    assert other in str(verdict)
+
+
+
 @pytest.mark.full
 def test_a_weight_of_float32_beside_half_data_has_a_gradient_of_float32() -> None:
     case = scaled_rows.examples["ordinary"](DTYPES["bfloat16"])

@@ -34,7 +34,7 @@ CHOSEN = {
     ),
     "scaled_matmul": (
         "stages = 14 => stages = 6",
-        "run_fastest(TUNER, a.device, (m, n, k), (str(dtype), vectors), fits, default, run) =>"
+        "run_fastest(TUNERS[sums], a.device, (m, n, k), kind, fits, default, run) =>"
         " run(HOPPER[0] if fits(HOPPER[0]) else SMALL)",
     ),
     "attention": (
@@ -150,7 +150,7 @@ OF_MATMUL = _faults(
     ("no_sync_before_store", f"{FENCE}\n{HANDED_OVER} => {FENCE}\n                    if (!by_map) {{", UNWRITTEN,
      r"a bulk copy reads shared address \d+, which nothing in this block has wri"),
 )
-LOADS = "            load_terms(numbers[1], left, 1);\n"
+LOADS = "            load_terms<TYPE>(numbers[1], left, 1);\n"
 RELEASES = "            if (block) release(2);\n            release(1);\n"
 OF_SCALED_MATMUL = _faults(
     "scaled_matmul",

@@ -82,12 +82,12 @@ def _torch_faults() -> tuple[Fault, ...]:
         of("scales_in_powers_of_2", POWERS_OF_2, right_on="no_k"),
         of.law(properties.a_power_of_2_goes_through, "return total.to( => return (total + 0.25).to(", name="offset"),
         # A pipeline that ends late adds the last of several blocks of terms twice.
-        of.law(properties.blocks_of_terms_add_up, "sums * (scale_a => (1 + (0 < p and k <= start + BLOCK)) * sums"
-               " * (scale_a", name="last_block_twice", **one),
+        of.law(properties.blocks_of_terms_add_up, "sums * (scale_a[:, p => (1 + (0 < p and k <= start + BLOCK)) * sums"
+               " * (scale_a[:, p", name="last_block_twice", **one),
         of.law(properties.the_identity_gives_a_with_its_scales, POWERS_OF_2, name="scales_in_powers_of_2_by_its_law",
                right_on=rows(3, 5, 7, scale_a=np.ones((3, 1)))),
         of.law(properties.blocks_of_columns_stand_alone, FIRST_SCALE, name="first_scale_of_b_by_its_law", **one),
-        of.unchecked("arguments_not_checked"),
+        of.unchecked("arguments_not_checked", times=3),
     )
 
 
@@ -112,6 +112,8 @@ def _triton_faults() -> tuple[Fault, ...]:
         of("nan_is_480", f"{NAN} => numbers = numbers", examples=named(properties, "nan_of_each_sign"),
            source="https://github.com/ml-explore/mlx/pull/4164", **one),
         of("subnormal_is_0", f"{NAN} => numbers = tl.where((bits & 0x78) == 0, 0.0, numbers)\n        {NAN}", **none),
+        of("e5m2_read_as_e4m3", "tl.uint8 and E5M2: => tl.uint8 and not E5M2 and E5M2:",
+           examples=named(properties, "e5m2")),
         of("sign_dropped", "(magnitude | ((bits & 0x80) << 8)) => magnitude", **none),
         of("total_in_bfloat16", f"{TOTAL} total = (total + sums * (scale_a * tl.load(scale_b_ptr))[:, None]).to("
            "tl.bfloat16).to(tl.float32)", **none),
@@ -126,7 +128,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of.stopped("store_unmasked", cuda_on_cpu.OutOfBounds,
                    "scaled_matmul/cuda_kernel.cu:         if (row >= rows) return;\n =>"),
         of("last_block_dropped",
-           "[dtype], cdiv(m, rows) * cdiv(n, columns) => [dtype], max(cdiv(m, rows) * cdiv(n, columns) - 1, 1)",
+           "sums], cdiv(m, rows) * cdiv(n, columns) => sums], max(cdiv(m, rows) * cdiv(n, columns) - 1, 1)",
            check=memory_is_respected, says=UNWRITTEN, right_on="one_element"),
         of.stopped("offsets_in_32_bits", cuda_on_cpu.UndefinedArithmetic,
                    "ptr + position * stride => ptr + int(position) * int(stride)", examples=far_apart(rows(9, 5, 7)),
@@ -141,7 +143,9 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of("blocks_of_equal_width", "scale_b + first_column / BLOCK * =>"
            " scale_b + first_column * ((n + BLOCK - 1) / BLOCK) / n *",
            source=f"{github}/vllm-project/vllm/pull/49596", **one),
-        of("e5m2_misread", "(spread & 0x7f007f00u) >> 1; => spread & 0x7f007f00u;", "__half(256.0f) => __half(1.0f)",
+        of("types_exchanged", "TYPES[a.dtype], TYPES[b.dtype], parts => TYPES[b.dtype], TYPES[a.dtype], parts",
+           examples=named(properties, "e5m2_times_e4m3")),
+        of("e4m3_misread", "(spread & 0x7f007f00u) >> 1; => spread & 0x7f007f00u;", "__half(256.0f) => __half(1.0f)",
            "pair |= (nan << 1) - (nan >> 5); =>", right_on="no_k"),
     )
 

@@ -1,0 +1,9 @@
+"""int8_matmul in CUDA C++: see `fourfold.impls.scaled_matmul.torch_eager`."""
+
+import torch
+
+from ..scaled_matmul.cuda_kernel import int8_matmul as int8_matmul
+from ..scaled_matmul.cuda_kernel import kernels_of
+from ..scaled_matmul.torch_eager import unsupported as unsupported
+
+KERNELS = kernels_of("integers", torch.int8)
