@@ -308,7 +308,6 @@ def test_a_kernel_of_both_types_of_float8_is_called_with_both(read_as: str) -> N
     assert other in str(verdict)
 
 
-
 @pytest.mark.full
 def test_a_weight_of_float32_beside_half_data_has_a_gradient_of_float32() -> None:
     case = scaled_rows.examples["ordinary"](DTYPES["bfloat16"])
