@@ -5,13 +5,15 @@ looks up compiled kernels. All of this depends only on the numbers and on the te
 and alignment, and on whether they require gradients. Calls with the same of these are of one kind. An operator may name
 numbers that it only passes to its kernels: calls of a kind may differ in these. The second call of a kind is recorded:
 the tensors that it allocates, and the kernels that it launches on them. Later calls of this kind allocate the same
-tensors and launch the same kernels. A call that does anything else, such as copying a tensor, is never repeated in this
-way.
+results and launch the same kernels. What nobody gets, as temporary tensors and statistics that only a gradient would
+need, shares one allocation: the scratch. A call that does anything else, such as copying a tensor, is never repeated in
+this way.
 
 A kind is looked up by a key, which takes some microseconds to make. The last kind of a shape is compared first, by a
 function of torch.
 """
 
+import itertools
 import operator
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -26,6 +28,8 @@ from fourfold.compat import torch_internals
 MOST_KINDS = 2048
 # Callers of kernels, and Triton, inspect addresses modulo this many bytes.
 ALIGNMENT = 16
+# Tensors in the scratch begin at multiples of this many bytes, as those of torch's allocator do.
+SCRATCH_ALIGNMENT = 512
 
 # Launches a kernel again, given the values of a call and the stream.
 Launch = Callable[[Sequence[Any], int], None]
@@ -50,34 +54,52 @@ class KnownCalls(NamedTuple):
 
     Attributes:
         device: the index of the GPU.
-        allocations: sizes, strides and dtype of each tensor that a call allocates.
+        allocations: sizes, strides and dtype of each tensor that a call allocates: its results in order, then the
+            scratch, if there is one.
+        offsets: of the tensors in the scratch, except the first, which begins there.
         provided: functions that return further tensors, such as counters.
         constants: what the launches pass in each call.
         launches: in order. They receive the values of a call: the addresses of its tensors, the numbers in which calls
-            of a kind may differ, the addresses of the allocated and of the provided tensors, and the constants.
-        results: indices of the results among the allocated tensors; a single number if the result is not a tuple.
+            of a kind may differ, the addresses of the allocated tensors, of the others in the scratch and of the
+            provided tensors, and the constants.
+        results: their number, or None for one that is not a tuple.
     """
 
     device: int
     allocations: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]
+    offsets: tuple[int, ...]
     provided: tuple[Callable[[], torch.Tensor], ...]
     constants: tuple[Any, ...]
     launches: tuple[Launch, ...]
-    results: tuple[int, ...] | int
+    results: int | None
 
     def repeat(self, values: list[Any]) -> Any:
         """Repeat such a call on the current device, given the values of its arguments. It appends to them."""
-        device, allocations, provided, constants, launches, results = self
+        device, allocations, offsets, provided, constants, launches, results = self
         empty = torch_internals.empty_on_current_gpu
         allocated = [empty(size, stride, dtype) for size, stride, dtype in allocations]
         values += [tensor.data_ptr() for tensor in allocated]
+        if offsets:
+            scratch = values[-1]
+            values += [scratch + offset for offset in offsets]
         if provided:
             values += [provide().data_ptr() for provide in provided]
         values += constants
         stream = torch_internals.current_stream(device)
         for launch in launches:
             launch(values, stream)
-        return allocated[results] if isinstance(results, int) else tuple([allocated[i] for i in results])
+        return allocated[0] if results is None else tuple(allocated[:results])
+
+
+class UnrepeatedCalls(NamedTuple):
+    """Calls of a kind that cannot be repeated: see `KnownCalls`."""
+
+    implementation: Callable[..., Any]
+    public: int | slice | None
+
+    def repeat(self, arguments: list[Any]) -> Any:
+        """Run the implementation on the call's arguments."""
+        return public_results(self.implementation(*arguments), self.public)
 
 
 class CallPlaces:
@@ -93,6 +115,8 @@ class CallPlaces:
 
     def find_address(self, address: int) -> int:
         """Return the place of the tensor at an address. Raise ValueError if the call has none there."""
+        if not address:  # of a tensor without elements, which a call may leave out
+            return self.add_constant(0)
         return self._addresses.index(address)
 
     def add_constant(self, value: Any) -> int:
@@ -176,35 +200,49 @@ class CallRecorder(torch_internals.dispatch_mode()):  # type: ignore[misc]
         self._repeatable = False
 
     def repeatable_actions(self, results: Any) -> KnownCalls | None:
-        """Return the actions of the call, given its results, or None if it cannot be repeated."""
-        made = *self._allocated, *(tensor for tensor, _ in self._provided)
-        numbers = [0] * len(self._numbers)
-        addresses = [*(t.data_ptr() for t in self._tensors), *numbers, *(t.data_ptr() for t in made)]
+        """Return the actions of the call, given those of its results to return, or None if it cannot be repeated."""
+        single = isinstance(results, torch.Tensor)
+        # The dispatcher may wrap what a mode returns in another object, so a tensor is identified by its address.
+        allocated = [_form(tensor) for tensor in self._allocated]
+        returned = [_form(result) for result in ((results,) if single else results or ())]
+        others = [tensor for tensor, form in zip(self._allocated, allocated) if form[0] and form not in returned]
+        ends = [*itertools.accumulate(_scratch_bytes(tensor) for tensor in others)]
+        made = [form[0] for form in returned] + [t.data_ptr() for t in (*others, *(t for t, _ in self._provided))]
+        addresses = [*(t.data_ptr() for t in self._tensors), *[0] * len(self._numbers), *made]
         distinct = [address for address in addresses if address]
         # A number that no launch passes has an effect that nothing records.
         unknown_effect = len(self._passed) < len(self._numbers)
-        if not self._repeatable or unknown_effect or len(set(distinct)) < len(distinct):
+        # A result may be a part of an argument.
+        known_results = all(form in allocated for form in returned)
+        if not self._repeatable or unknown_effect or not known_results or len(set(distinct)) < len(distinct):
             return None
-        # The dispatcher may wrap what a mode returns in another object, so a tensor is identified by its address.
-        allocations = [_form(tensor) for tensor in self._allocated]
-        unclaimed: list[Any] = list(allocations)
-        indices, places = [], CallPlaces(addresses)
+        places = CallPlaces(addresses)
         try:
             launches = tuple(again(places) for again in self._launches)
-            for result in (results,) if isinstance(results, torch.Tensor) else results or ():
-                indices.append(unclaimed.index(_form(result)))
-                unclaimed[indices[-1]] = None
-        except ValueError:  # a tensor of neither kind, such as a part of an argument
+        except ValueError:  # a tensor that is none of the call's
             return None
-        forms = tuple(form[1:] for form in allocations)
-        provided = tuple(provider for _, provider in self._provided)
-        returned = indices[0] if isinstance(results, torch.Tensor) else tuple(indices)
-        device = torch.cuda.current_device()
-        return KnownCalls(device, forms, provided, tuple(places.constants), launches, returned)
+        return KnownCalls(
+            torch.cuda.current_device(),
+            (*(form[1:] for form in returned), *([((ends[-1],), (1,), torch.uint8)] if ends else [])),
+            tuple(ends[:-1]),
+            tuple(provider for _, provider in self._provided),
+            tuple(places.constants),
+            launches,
+            None if single else len(returned),
+        )
 
 
 def _form(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _scratch_bytes(tensor: torch.Tensor) -> int:
+    return -(-tensor.untyped_storage().nbytes() // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+
+
+def public_results(results: Any, public: int | slice | None) -> Any:
+    """Return the results of a call that its caller gets: see `Repeater`."""
+    return results if public is None else results[public]
 
 
 def _items(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
@@ -214,8 +252,10 @@ def _items(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return lambda items: tuple([items[place] for place in places])
 
 
-# How to make a call: a function, what it takes, and whether a tensor of the call requires a gradient.
-Found = tuple[Callable[[list[Any]], Any], list[Any], bool]
+_Actions = KnownCalls | UnrepeatedCalls
+# How to make a call: for all of its results, for the public ones, what both take, and whether a tensor of the call
+# requires a gradient.
+Found = tuple[_Actions, _Actions, list[Any], bool]
 
 
 def recorder() -> CallRecorder | None:
@@ -228,10 +268,18 @@ _Recognize = Callable[[Sequence[Any], Hashable], list[Any] | None]
 
 
 class _Kind(NamedTuple):
-    """A kind of calls that are repeated: whether a tensor requires a gradient, their actions, and their recognizer."""
+    """A kind of calls that are repeated.
+
+    Attributes:
+        requires_grad: whether a tensor requires a gradient.
+        actions: of the calls.
+        for_public: the actions of calls that return the public results alone.
+        recognize: recognizes the calls.
+    """
 
     requires_grad: bool
     actions: KnownCalls
+    for_public: KnownCalls
     recognize: _Recognize
 
 
@@ -295,6 +343,7 @@ class Repeater:
         numbers: the indices of the floats in which calls of a kind may differ. The implementation passes them to
             kernels as they are, and uses them for nothing else.
         setting: returns what a call's actions depend on beside its key. It is then part of the key.
+        public: the index of the results that callers get unless they need a gradient. None: all.
     """
 
     def __init__(
@@ -304,9 +353,11 @@ class Repeater:
         usable: Callable[[], bool],
         numbers: Sequence[int] = (),
         setting: Callable[[], Hashable] = lambda: None,
+        public: int | slice | None = None,
     ) -> None:
         self._implementation, self._tensors, self._usable = implementation, tuple(tensors), usable
-        self._setting = setting
+        self._setting, self._public = setting, public
+        self._unrepeated = UnrepeatedCalls(implementation, None), UnrepeatedCalls(implementation, public)
         self._numbers = tuple(numbers)
         self._kinds: dict[tuple[Any, ...], _Kind | bool] = {}
         # By the shape of the first tensor: the kind of the last such call that its key recognized.
@@ -327,11 +378,11 @@ class Repeater:
         kind, values = self._recognize(arguments)
         known = self._kinds.get(kind)
         if known is False:
-            return self._run, list(arguments), kind[0]
+            return *self._unrepeated, list(arguments), kind[0]
         if not isinstance(known, _Kind):
             return None
         self._recent[first.shape] = known
-        return known.actions.repeat, values, known.requires_grad
+        return known.actions, known.for_public, values, known.requires_grad
 
     def find_recent(self, arguments: Sequence[Any]) -> Found | None:
         """Return how to repeat the call if it is of the last kind of its shape. The arguments may be of any types."""
@@ -340,14 +391,11 @@ class Repeater:
         # Repeated calls bypass the functions that record.
         if recent is None or launch_records.current is not None or not self._usable():
             return None
-        requires_grad, actions, recognize = recent
+        requires_grad, actions, for_public, recognize = recent
         values = recognize(arguments, self._setting())
         if values is None or actions.device != torch.cuda.current_device():
             return None
-        return actions.repeat, values, requires_grad
-
-    def _run(self, arguments: Sequence[Any]) -> Any:
-        return self._implementation(*arguments)
+        return actions, for_public, values, requires_grad
 
     def _device(self, tensor: torch.Tensor | None) -> int:
         """Return the device of a call with this first tensor, or -1 if it may not be repeated now."""
@@ -391,8 +439,8 @@ class Repeater:
     def __call__(self, *arguments: Any) -> Any:
         """Repeat a known call, or call the implementation, and record the second call of a kind."""
         if (found := self.find(arguments)) is not None:
-            make, values, _ = found
-            return make(values)
+            known, _, values, _ = found
+            return known.repeat(values)
         kinds, implementation = self._kinds, self._implementation
         kind = () if self._device(arguments[self._tensors[0]]) < 0 else self._recognize(arguments)[0]
         if not kind:
@@ -418,6 +466,10 @@ class Repeater:
         finally:
             _thread.recorder = None
         actions = watching.repeatable_actions(results)
+        for_public = actions if self._public is None else watching.repeatable_actions(results[self._public])
         recognize = _recognizer(arguments, kind[1], self._tensors, self._numbers)
-        kinds[kind] = actions is not None and _Kind(kind[0], actions, recognize)
+        if actions is None or for_public is None:
+            kinds[kind] = False
+        else:
+            kinds[kind] = _Kind(kind[0], actions, for_public, recognize)
         return results

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fourfold.backends import known_calls, tuning
+from fourfold.backends.known_calls import public_results
 from fourfold.compat import torch_internals
 
 NAMESPACE = "fourfold"
@@ -45,11 +46,13 @@ class _Launch(NamedTuple):
         implementation: takes the operator's arguments.
         types: the types of its arguments, in order, for which it may be called without torch's dispatcher.
         tensors: the indices of the arguments that are tensors, or None.
+        public: the index of the results that callers get, or None for all.
     """
 
     implementation: Callable[..., Any]
     types: frozenset[tuple[type, ...]]
     tensors: tuple[int, ...]
+    public: int | slice | None
 
     def is_observed(self, arguments: tuple) -> bool:
         """Return whether torch.compile, a transform, a mode or an argument's type needs the dispatcher."""
@@ -91,8 +94,8 @@ class Operator:
     """An operation as autograd and torch.compile see it, whatever computes it.
 
     Attributes:
-        schema: ``"name(Tensor x, float eps) -> (Tensor output, Tensor mean)"``. The first result is the public one, the
-            others are for backward alone. No argument is mutated, none has a default, no result is a view of one.
+        schema: ``"name(Tensor x, float eps) -> (Tensor output, Tensor mean)"``. No argument is mutated, none has a
+            default, no result is a view of one.
         fake: takes the arguments, and gives empty results of the right shape, strides, dtype and device.
         saves: the arguments and results that backward takes after the cotangent, tensors before others.
         saves_if: for a saved tensor, a function of the arguments: backward takes None in its place where it is false.
@@ -108,6 +111,8 @@ class Operator:
             their arguments pass the checks, depends only on what is the same for calls of a kind and on the setting
             that `register` takes, and all of it is launched by `CudaKernel.launch` or
             `fourfold.backends.triton.launch.launch`.
+        public: the index of the results that callers get: 0, ``slice(2)`` or, for all of them, None. The others are
+            for backward alone.
     """
 
     schema: str
@@ -118,6 +123,7 @@ class Operator:
     cotangents: tuple[str, ...] = ()
     backward: Callable[..., Any] | None = None
     repeats: bool = False
+    public: int | slice | None = None
 
     def register(
         self,
@@ -137,12 +143,13 @@ class Operator:
             setting: returns what the launches depend on beside the arguments, as torch's settings.
 
         Returns:
-            What to call in place of `forward`: see `differentiate`.
+            What to call in place of `forward`, for the public results: see `differentiate`.
 
         Raises:
             ValueError: there is no backward, or `saves` has another order.
         """
-        operator = define(self.schema.replace("(", f"_{backend}(", 1), forward, self.fake, self.repeats, setting)
+        of_backend = self.schema.replace("(", f"_{backend}(", 1)
+        operator = define(of_backend, forward, self.fake, self.repeats, setting, self.public)
         if backward is None:
             if self.backward is None:
                 raise ValueError(f"{self._name} has no backward")
@@ -273,6 +280,7 @@ def define(
     fake: Callable[..., Any],
     repeats: bool = False,
     setting: Callable[[], Hashable] = lambda: None,
+    public: int | slice | None = None,
 ) -> Callable[..., Any]:
     """Register an operator for CPU and CUDA tensors.
 
@@ -283,6 +291,7 @@ def define(
         fake: returns uninitialised results of the right shape, dtype and device.
         repeats: whether known calls of it may be repeated: see `Operator`.
         setting: see `Operator.register`.
+        public: the index of the results that `bypass_dispatcher` returns: see `Operator`.
 
     Returns:
         The operator, to be called in place of `implementation`.
@@ -296,8 +305,9 @@ def define(
     kinds = [_PYTHON_TYPES[kind] for kind in _types(arguments).values()]
     tensors = tuple(place for place, kind in enumerate(kinds) if kind[0] is torch.Tensor)
     if repeats:
-        implementation = known_calls.Repeater(implementation, tensors, tuning.nothing_forced, setting=setting)
-    _launches[operator] = _Launch(implementation, frozenset(itertools.product(*kinds)), tensors)
+        usable = tuning.nothing_forced
+        implementation = known_calls.Repeater(implementation, tensors, usable, setting=setting, public=public)
+    _launches[operator] = _Launch(implementation, frozenset(itertools.product(*kinds)), tensors, public)
     return operator
 
 
@@ -348,7 +358,7 @@ def differentiate(operator: Any, backward: Callable[..., Any], save: Callable[..
 
 
 def bypass_dispatcher(operator: Any, differentiated: Any = None) -> Callable[..., Any]:
-    """Return the function to call in place of an operator.
+    """Return the function to call in place of an operator. It returns the public results.
 
     A call that only autograd observes bypasses torch's dispatcher, which would take about half of a small call's time.
     The function's `known` takes the arguments, makes a call of a known kind, whose arguments need no more checks, and
@@ -360,10 +370,13 @@ def bypass_dispatcher(operator: Any, differentiated: Any = None) -> Callable[...
             call and what this takes, or None for both. Without it, the dispatcher makes a call that autograd records.
     """
     launch = _launches[operator]
-    implementation, _, tensors = launch
+    implementation, _, tensors, public = launch
     direct = differentiated and torch_internals.direct_apply(differentiated)
 
     def call(*arguments: Any) -> Any:
+        return public_results(all_results(arguments), public)
+
+    def all_results(arguments: tuple) -> Any:
         if launch.needs_dispatcher(arguments):
             return operator(*arguments)
         for place in tensors:
@@ -375,10 +388,10 @@ def bypass_dispatcher(operator: Any, differentiated: Any = None) -> Callable[...
     def known(arguments: tuple) -> Any:
         if (found := launch.find(arguments)) is None:
             return None
-        make, values, requires_grad = found
+        actions, for_public, values, requires_grad = found
         if requires_grad and torch.is_grad_enabled():
-            return direct and direct(*arguments, make, values)
-        return make(values)
+            return direct and public_results(direct(*arguments, actions.repeat, values), public)
+        return for_public.repeat(values)
 
     call.known = known if isinstance(implementation, known_calls.Repeater) else None  # type: ignore[attr-defined]
     return call
@@ -413,8 +426,8 @@ def _direct_backward(operator: Any) -> Callable[..., Any]:
         if torch.is_grad_enabled() or (grad_output is not None and torch_internals.is_without_memory(grad_output)):
             return operator(*arguments)
         if repeats and (found := launch.find(arguments)) is not None:
-            make, values, _ = found
-            return make(values)
+            actions, _, values, _ = found
+            return actions.repeat(values)
         return operator(*arguments) if launch.needs_dispatcher(arguments) else implementation(*arguments)
 
     return call

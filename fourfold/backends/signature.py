@@ -95,7 +95,7 @@ class Signature:
         lines = (inspect.getdoc(self.function) or "").splitlines()
         return next((line.removeprefix("Source: ").rstrip(".") for line in lines if line.startswith("Source: ")), "")
 
-    def checked(self, call: Callable[..., Any], public: int | slice | None = None) -> Callable[..., Any]:
+    def checked(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that checks its arguments, then passes them to `call` in order.
 
         The integers of lengths, offsets and indices are checked only on the CPU and outside torch.compile, because a
@@ -104,7 +104,6 @@ class Signature:
 
         Args:
             call: takes the arguments.
-            public: which of several results to return, unless all are.
 
         Raises:
             TypeError: an argument is missing, unknown, or not a tensor of its dtype, the dtypes differ, or a parameter
@@ -145,7 +144,7 @@ class Signature:
                 if extra is not None:
                     extra(*arguments)
                 results = call(*arguments)
-            return results if public is None else results[public]
+            return results
 
         # torch.compile keeps a few versions of a code object, which operations must not share.
         checked.__code__ = checked.__code__.replace(co_name=self.name)  # type: ignore[attr-defined]

@@ -119,8 +119,8 @@ def register(backend: str, launch: Callable[..., None]) -> Callable[..., Changed
         found = factors and repeated.find((*arguments[:4], *factors))
         if not found:
             return None
-        make, values, _ = found
-        make(values)
+        actions, _, values, _ = found
+        actions.repeat(values)
         return count_change(arguments)
 
     call.known = known  # type: ignore[attr-defined]

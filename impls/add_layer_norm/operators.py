@@ -29,6 +29,7 @@ ADD_LAYER_NORM = SIGNATURE.operator(
     gradients={"x residual": "h", "weight": "weight", "bias": "weight"},
     cotangents=("y", "h"),
     repeats=True,
+    public=slice(2),
 )
 
 
@@ -43,4 +44,4 @@ def register(backend: str, forward: Callable[..., None], backward: Callable[...,
     """
     run_backward = backward_of_sum(ADD_LAYER_NORM, backward)
     operator = ADD_LAYER_NORM.register(backend, forward_of(ADD_LAYER_NORM, forward), run_backward)
-    return SIGNATURE.checked(operator, slice(2))
+    return SIGNATURE.checked(operator)

@@ -28,6 +28,7 @@ ADD_RMS_NORM = SIGNATURE.operator(
     gradients={"x residual": "residual_out", "weight": "weight"},
     cotangents=("y", "residual_out"),
     repeats=True,
+    public=slice(2),
 )
 
 
@@ -69,4 +70,4 @@ def register(backend: str, forward: Callable[..., None], backward: Callable[...,
     """
     run_backward = backward_of_sum(ADD_RMS_NORM, backward)
     operator = ADD_RMS_NORM.register(backend, forward_of(ADD_RMS_NORM, forward), run_backward)
-    return SIGNATURE.checked(operator, slice(2))
+    return SIGNATURE.checked(operator)

@@ -30,9 +30,12 @@ ATTENTION = SIGNATURE.operator(
     saves=("q", "k", "v", "q_offsets", "k_offsets", "slopes", "output", "lse", "causal", "scale", "window"),
     gradients={"q": "q", "k": "k", "v": "v"},
     repeats=True,
+    public=0,
 )
 # The same with a gradient of both results.
-ATTENTION_WITH_LSE = replace(ATTENTION, schema=WITH_LSE.schema("attention_with_lse", RESULTS), cotangents=("lse",))
+ATTENTION_WITH_LSE = replace(
+    ATTENTION, schema=WITH_LSE.schema("attention_with_lse", RESULTS), cotangents=("lse",), public=None
+)
 
 
 class Call(NamedTuple):
@@ -163,4 +166,4 @@ def register(
     # Only the second operator has a gradient of lse.
     output_alone = ATTENTION.register(backend, run_forward, run_backward_of_output)
     with_lse = ATTENTION_WITH_LSE.register(backend, run_forward, run_backward)
-    return SIGNATURE.checked(output_alone, 0), WITH_LSE.checked(with_lse)
+    return SIGNATURE.checked(output_alone), WITH_LSE.checked(with_lse)

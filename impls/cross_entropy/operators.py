@@ -28,6 +28,7 @@ CROSS_ENTROPY = SIGNATURE.operator(
     saves=("logits", "target", "statistics", "scale", "ignore_index", "label_smoothing"),
     gradients={"logits": "logits"},
     repeats=True,
+    public=0,
 )
 
 
@@ -64,4 +65,4 @@ def register_cross_entropy(
         return grad_logits
 
     operator = CROSS_ENTROPY.register(backend, run_forward, run_backward)
-    return SIGNATURE.checked(operator, 0)
+    return SIGNATURE.checked(operator)

@@ -28,6 +28,6 @@ def register_loss(
     """Register the operators of a loss on a backend; return the function that checks arguments and calls them."""
     signature = signature_of(definition)
     operator = signature.operator(
-        _fake, "(Tensor loss, Tensor saved)", saves=("pred", "target", "saved", "eps"), repeats=True
+        _fake, "(Tensor loss, Tensor saved)", saves=("pred", "target", "saved", "eps"), repeats=True, public=0
     ).register(backend, *launches)
-    return signature.checked(operator, 0)
+    return signature.checked(operator)

@@ -46,6 +46,7 @@ LAYER_NORM = SIGNATURE.operator(
     saves=("x", "weight", "mean", "rstd"),
     gradients={"x": "x", "weight": "weight", "bias": "weight"},
     repeats=True,
+    public=0,
 )
 
 
@@ -64,4 +65,4 @@ def register_layer_norm(backend: str, forward: Callable[..., Any], backward: Cal
         backward(*gradients, Needs(*needs), *rest)
 
     operator = LAYER_NORM.register(backend, forward_of(LAYER_NORM, forward), backward_of(LAYER_NORM, write))
-    return SIGNATURE.checked(operator, 0)
+    return SIGNATURE.checked(operator)

@@ -21,7 +21,7 @@ def empty_results(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[to
 
 SIGNATURE = signature_of(definition)
 RMS_NORM = SIGNATURE.operator(
-    empty_results, "(Tensor output, Tensor rstd)", saves=("x", "weight", "rstd"), repeats=True
+    empty_results, "(Tensor output, Tensor rstd)", saves=("x", "weight", "rstd"), repeats=True, public=0
 )
 
 
@@ -75,4 +75,4 @@ def register_rms_norm(backend: str, forward: Callable[..., None], backward: Call
         backward(*(gradient if needed else None for gradient, needed in zip(gradients, needs)), *rest)
 
     operator = RMS_NORM.register(backend, forward_of(RMS_NORM, forward), backward_of(RMS_NORM, write))
-    return SIGNATURE.checked(operator, 0)
+    return SIGNATURE.checked(operator)

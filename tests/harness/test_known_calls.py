@@ -4,6 +4,7 @@ import ctypes
 import weakref
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -329,6 +330,147 @@ def test_arguments_of_other_types_are_refused_although_calls_with_equal_ones_are
     for wrong in ((x, [1.0] * 6, True), (x, None, True), (x, x.clone(), 1), (None, x, True), (shaped, x, True)):
         with pytest.raises(TypeError, match="must be"):
             call(*wrong)
+
+
+# ---- the scratch, which holds what nobody gets
+
+
+@signature(x=tensor("..."))
+def known_norm(x: torch.Tensor) -> torch.Tensor:
+    return x / x.sum()
+
+
+class Norm:
+    """An operation of several results, whose kernel gets their addresses and those of temporary tensors.
+
+    Args:
+        name: of the operator, all of whose results have gradients.
+        public: the index of the results that callers get.
+    """
+
+    def __init__(self, name: str, public: int | slice | None) -> None:
+        self.allocated: list[torch.Tensor] = []
+        self.passed: list[tuple[int, ...]] = []
+        schema = f"{name}(Tensor x) -> (Tensor output, Tensor sum, Tensor twice, Tensor none)"
+        names = dict.fromkeys(("saves", "cotangents"), ("output", "sum", "twice"))
+        operator = Operator(
+            schema=schema, fake=self._empty, gradients={"x": "output"}, repeats=True, public=public, **names
+        )
+        backward = lambda grad, more, others, output, sum, twice: grad / sum  # noqa: E731
+        forward = lambda x: self.run(x)  # noqa: E731
+        self.call = signature_of(known_norm).checked(operator.register("cpu", forward, backward))
+
+    def _empty(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.empty_like(x), torch.empty(1), torch.empty(200), torch.empty(0)
+
+    def run(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (output, total, twice, none), temporary = self._empty(x), (torch.empty(130), torch.empty((0, 3)))
+        tensors = x, temporary[0], twice, output, total, none, temporary[1]
+        if (recorder := known_calls.recorder()) is not None:
+            recorder.record_launch(lambda places: self._again([places.find_address(t.data_ptr()) for t in tensors]))
+        self._launch(*[tensor.data_ptr() for tensor in tensors])
+        return output, total, twice, none
+
+    def _again(self, places: list[int]) -> known_calls.Launch:
+        def launch(values: Sequence[int], stream: int) -> None:
+            given = tuple(values[place] for place in places)
+            self.passed.append(given)
+            self._launch(*given)
+
+        return launch
+
+    def _launch(self, x: int, temporary: int, twice: int, output: int, total: int, *empty: int) -> None:
+        assert empty == (0, 0)
+        numbers(temporary, 130)[:] = [7.0] * 130
+        numbers(twice, 200)[:] = [2.0] * 200
+        numbers(total, 1)[0] = sum(numbers(x, 3))
+        numbers(output, 3)[:] = [value / numbers(total, 1)[0] for value in numbers(x, 3)]
+        assert list(numbers(temporary, 130)) == [7.0] * 130
+        assert list(numbers(twice, 200)) == [2.0] * 200
+
+    def repeated(self, monkeypatch: pytest.MonkeyPatch, x: torch.Tensor) -> tuple[Any, list[torch.Tensor], list[int]]:
+        """Return the results of a repeated call, what it allocates, and the addresses that its kernel gets.
+
+        They are those of temporary, twice, output and total.
+        """
+        for _ in range(DECIDED):
+            self.call(x)
+        made, empty = [], torch_internals.empty_on_current_gpu
+        keep = lambda *form: made.append(empty(*form)) or made[-1]  # noqa: E731
+        monkeypatch.setattr(torch_internals, "empty_on_current_gpu", keep)
+        results = self.call(x)
+        ((_, *addresses, _, _),) = self.passed
+        return results, made, addresses
+
+
+X = torch.tensor([1.0, 2.0, 5.0])
+
+
+def allocated_bytes(made: list[torch.Tensor]) -> list[int]:
+    return [tensor.untyped_storage().nbytes() for tensor in made]
+
+
+def test_results_that_nobody_gets_share_an_allocation_with_temporary_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, made, addresses = Norm("known_norm_first", 0).repeated(monkeypatch, X)
+    assert torch.equal(result, X / 8)
+    assert allocated_bytes(made) == [12, 512 + 1024 + 1024]
+    temporary, twice, output, total = addresses
+    assert output == result.data_ptr() == made[0].data_ptr()
+    assert sorted(address - made[1].data_ptr() for address in (temporary, twice, total)) == [0, 512, 512 + 1024]
+
+
+def test_each_of_several_public_results_is_a_tensor_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    (output, total), made, addresses = Norm("known_norm_two", slice(2)).repeated(monkeypatch, X)
+    assert torch.equal(output, X / 8)
+    assert torch.equal(total, torch.tensor([8.0]))
+    assert allocated_bytes(made) == [12, 4, 1024 + 1024]
+    assert addresses[2:] == [output.data_ptr(), total.data_ptr()]
+    assert sorted(address - made[2].data_ptr() for address in addresses[:2]) == [0, 1024]
+
+
+def test_temporary_tensors_share_an_allocation_where_all_results_are_public(monkeypatch: pytest.MonkeyPatch) -> None:
+    (output, total, twice, none), made, addresses = Norm("known_norm_all", None).repeated(monkeypatch, X)
+    assert torch.equal(output, X / 8)
+    assert torch.equal(twice, torch.full((200,), 2.0))
+    assert none.shape == (0,)
+    assert allocated_bytes(made) == [12, 4, 800, 0, 1024]
+    assert addresses == [made[4].data_ptr(), twice.data_ptr(), output.data_ptr(), total.data_ptr()]
+
+
+def test_saved_results_are_tensors_of_their_own_where_a_gradient_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm, x = Norm("known_norm_saved", 0), X.clone().requires_grad_()
+    result, made, (_, twice, output, total) = norm.repeated(monkeypatch, x)
+    (gradient,) = torch.autograd.grad(result.sum(), x)
+    assert torch.equal(gradient, torch.full((3,), 1 / 8))
+    assert [output, total, twice] == [tensor.data_ptr() for tensor in made[:3]]
+    assert allocated_bytes(made) == [12, 4, 800, 0, 1024]
+    with torch.no_grad():
+        assert torch.equal(norm.call(x), X / 8)
+    assert allocated_bytes(made[5:]) == [12, 512 + 1024 + 1024]
+
+
+def test_public_results_of_a_call_that_is_never_repeated() -> None:
+    norm = Norm("known_norm_copied", 0)
+    run = norm.run
+    norm.run = lambda x: run(x.clone())
+    for _ in range(DECIDED + 2):
+        assert torch.equal(norm.call(X), X / 8)
+    assert not norm.passed
+
+
+def test_tensors_without_elements_are_not_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    call, made = known_calls.Repeater(lambda x: (torch.empty((0, 3)), torch.empty(2))[1], (0,), lambda: True), []
+    empty = torch_internals.empty_on_current_gpu
+    monkeypatch.setattr(torch_internals, "empty_on_current_gpu", lambda *form: made.append(form) or empty(*form))
+    for _ in range(DECIDED + 1):
+        assert call(X).shape == (2,)
+    assert made == [((2,), (1,), torch.float32)]
+
+
+def test_a_call_that_returns_a_part_of_an_argument_is_never_repeated() -> None:
+    call = known_calls.Repeater(lambda x: x[1:], (0,), lambda: True)
+    for _ in range(DECIDED + 2):
+        assert torch.equal(call(X), X[1:])
 
 
 # ---- numbers in which calls of a kind may differ
