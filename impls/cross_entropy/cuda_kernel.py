@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 import torch
 
+from fourfold.backends import workspace
 from fourfold.backends.cuda.launch import CPP_TYPES, CudaKernel
 from fourfold.backends.launch import FEW_ELEMENTS, cdiv, reciprocal
 
-from .operators import register_cross_entropy
+from .operators import Reduced, register_cross_entropy
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 WARP = 32
@@ -32,20 +33,26 @@ class Access(NamedTuple):
     shifted: bool = False
 
 
-FORWARD, BACKWARD = (
-    {
+ACCESSES = (Access(False), Access(True), Access(True, shifted=True))
+
+
+def _kernels(name: str, further: str = "") -> dict[tuple[torch.dtype, Access], CudaKernel]:
+    return {
         (dtype, access): CudaKernel(
             SOURCE,
-            f"cross_entropy_{name}_kernel<{cpp}, {16 // dtype.itemsize if access.vectors else 1}"
-            f"{', true' if access.shifted else ''}>",
+            f"cross_entropy_{name}_kernel<{cpp}, {16 // dtype.itemsize if access.vectors else 1}, "
+            f"{str(access.shifted).lower()}{further}>",
         )
         for dtype, cpp in CPP_TYPES.items()
-        for access in (Access(False), Access(True), Access(True, shifted=True))
+        for access in ACCESSES
     }
-    for name in ("forward", "backward")
-)
+
+
+# Those of forward by whether they reduce the losses.
+FORWARD = {reduced: _kernels("forward", f", {str(reduced).lower()}") for reduced in (False, True)}
+BACKWARD = _kernels("backward")
 REDUCE = {dtype: CudaKernel(SOURCE, f"cross_entropy_reduce_kernel<{cpp}>") for dtype, cpp in CPP_TYPES.items()}
-KERNELS = (*FORWARD.values(), *BACKWARD.values(), *REDUCE.values())
+KERNELS = tuple(kernel for group in (*FORWARD.values(), BACKWARD, REDUCE) for kernel in group.values())
 
 
 def access_of(logits: torch.Tensor) -> Access:
@@ -86,23 +93,27 @@ def _shares(classes: int, label_smoothing: float) -> tuple[float, float]:
 def launch_forward(
     losses: torch.Tensor,
     statistics: torch.Tensor,
+    reduced: Reduced | None,
     logits: torch.Tensor,
     target: torch.Tensor,
     ignore_index: int,
     label_smoothing: float,
 ) -> None:
-    """Write losses, of the dtype of logits or of statistics, and statistics. There must be rows."""
+    """Write losses, of the dtype of logits or of statistics, statistics and what is reduced. There must be rows."""
     (rows, classes), rounded = logits.shape, losses.dtype == logits.dtype
     access, block, _, shared = plan(logits)
-    written = (losses if rounded else None, None if rounded else losses, statistics)
-    arguments = (*_row_arguments(logits, target, ignore_index), *written, *_shares(classes, label_smoothing))
-    FORWARD[logits.dtype, access].launch(cdiv(rows, block[1]), block, rows, *arguments, shared_bytes=shared)
+    blocks = cdiv(rows, block[1])
+    written, rest = (losses if rounded else None, None if rounded else losses, statistics), (None, None)
+    if reduced is not None:
+        written = (reduced.output, losses, statistics)
+        rest = reduced.scale if len(reduced.scale) else None, workspace.counter(logits.device) if blocks > 1 else None
+    arguments = (*_row_arguments(logits, target, ignore_index), *written, *_shares(classes, label_smoothing), *rest)
+    FORWARD[reduced is not None][logits.dtype, access].launch(blocks, block, rows, *arguments, shared_bytes=shared)
 
 
-def launch_reduce(
-    output: torch.Tensor, scale: torch.Tensor, losses: torch.Tensor, target: torch.Tensor, ignore_index: int
-) -> None:
+def launch_reduce(reduced: Reduced, losses: torch.Tensor, target: torch.Tensor, ignore_index: int) -> None:
     """Write the sum of losses, or their mean and its reciprocal count."""
+    output, scale = reduced
     integers = (losses.shape[0], target.stride(0), target.dtype == torch.int64, ignore_index)
     REDUCE[output.dtype].launch(1, REDUCE_THREADS, losses, target, output, scale if len(scale) else None, *integers)
 

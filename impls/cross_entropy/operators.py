@@ -1,13 +1,29 @@
 """The operators of cross_entropy, which Triton and CUDA C++ share except for the launches."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fourfold.backends.signature import signature_of
 
 from .torch_eager import cross_entropy as definition
+
+# The most rows whose losses forward reduces itself, which saves a launch. A single block takes its time for more; on
+# the CPU, few cases have as few rows, so that tests reach both ways.
+FEW_ROWS = {"cuda": 4096, "cpu": 8}
+
+
+class Reduced(NamedTuple):
+    """What the losses of all rows are reduced to.
+
+    Attributes:
+        output: a scalar: the sum, or, if scale is not empty, the mean over rows that count.
+        scale: the reciprocal of the number of those rows; empty where the sum is wanted.
+    """
+
+    output: torch.Tensor
+    scale: torch.Tensor
 
 
 def empty_results(
@@ -39,10 +55,10 @@ def register_cross_entropy(
 
     Args:
         backend: part of the operator's name.
-        forward: ``(losses, statistics, logits, target, ignore_index, label_smoothing)`` writes losses ``[rows]`` of any
-            dtype and statistics ``[2, rows]``. It is not called without rows.
-        reduce: ``(output, scale, losses, target, ignore_index)`` writes the sum of losses, or, if scale is not empty,
-            their mean over rows that count, and the reciprocal of their number.
+        forward: ``(losses, statistics, reduced, logits, target, ignore_index, label_smoothing)`` writes losses
+            ``[rows]`` of any dtype and statistics ``[2, rows]``. Of few rows it also writes what is `Reduced`, with
+            losses of the dtype of statistics; else this is None. It is not called without rows.
+        reduce: ``(reduced, losses, target, ignore_index)`` writes what is `Reduced` of many rows, or of none.
         backward: ``(grad_logits, grad_output, logits, target, statistics, scale, ignore_index, label_smoothing)``
             writes the first. It is not called without rows.
     """
@@ -52,10 +68,12 @@ def register_cross_entropy(
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         output, statistics, scale = empty_results(logits, target, ignore_index, label_smoothing, reduction)
         losses = output if reduction == "none" else torch.empty_like(statistics[0])
-        if logits.shape[0]:
-            forward(losses, statistics, logits, target, ignore_index, label_smoothing)
-        if reduction != "none":
-            reduce(output, scale, losses, target, ignore_index)
+        reduced, rows = None if reduction == "none" else Reduced(output, scale), logits.shape[0]
+        in_forward = reduced if 0 < rows <= FEW_ROWS[logits.device.type] else None
+        if rows:
+            forward(losses, statistics, in_forward, logits, target, ignore_index, label_smoothing)
+        if reduced is not in_forward:
+            reduce(reduced, losses, target, ignore_index)
         return output, statistics, scale
 
     def run_backward(grad_output: torch.Tensor, logits: torch.Tensor, *saved: Any) -> torch.Tensor:

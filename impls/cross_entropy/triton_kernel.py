@@ -4,15 +4,16 @@ import torch
 import triton
 import triton.language as tl
 
+from fourfold.backends import workspace
 from fourfold.backends.launch import cdiv, next_power_of_2
 from fourfold.backends.triton import launch as triton_launch
 
-from .operators import register_cross_entropy
+from .operators import Reduced, register_cross_entropy
 
 # Bytes of the compute type of a piece of a row, or of several short rows.
 PIECE_BYTES = 16384
-# The fewest and the most losses that are added at once.
-FEWEST_REDUCED, MOST_REDUCED = 1024, 4096
+# The fewest and the most losses that are added at once, and the most in the last program of forward, for each warp.
+FEWEST_REDUCED, MOST_REDUCED, REDUCED_BY_WARP = 1024, 4096, 512
 
 
 @triton.jit
@@ -23,12 +24,46 @@ def load_logits(logits_ptr, rows, columns, counted, classes, row_stride, class_s
     return tl.load(logits_ptr + at, mask=mask, other=float("-inf")).to(COMPUTE)
 
 
+@triton.jit
+def reduce_losses(
+    losses_ptr,
+    target_ptr,
+    output_ptr,
+    scale_ptr,
+    num_rows,
+    target_stride,
+    ignore_index,
+    MEAN: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):
+    """Write the sum of the losses of all rows, or their mean over rows that count and its reciprocal count."""
+    sums = tl.zeros((BLOCK_ROWS,), COMPUTE)
+    counts = tl.zeros((BLOCK_ROWS,), tl.int64)
+    for start in range(0, num_rows, BLOCK_ROWS):
+        rows = (start + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
+        # .cg reads from the L2 cache, which has the results of other multiprocessors. This one's L1 may not.
+        sums += tl.load(losses_ptr + rows, mask=rows < num_rows, other=0.0, cache_modifier=".cg")
+        if MEAN:
+            target = tl.load(target_ptr + rows * target_stride, mask=rows < num_rows, other=0).to(tl.int64)
+            counts += ((rows < num_rows) & (target != ignore_index)).to(tl.int64)
+    total = tl.sum(sums, axis=0)
+    if MEAN:
+        count = tl.sum(counts, axis=0).to(COMPUTE)
+        tl.store(scale_ptr, 1.0 / count)
+        total = total / count
+    tl.store(output_ptr, total.to(output_ptr.dtype.element_ty))
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def cross_entropy_forward_kernel(
     logits_ptr,  # [rows, classes], strided
     target_ptr,  # [rows], strided
     losses_ptr,  # [rows]
     statistics_ptr,  # [2, rows]: maxima, and reciprocal sums of exponentials
+    output_ptr,  # a scalar, if REDUCED_ROWS > 0
+    scale_ptr,  # [1], of a mean
+    counter_ptr,  # [1]: number of finished programs, unless ALONE
     num_rows,
     classes,
     row_stride,
@@ -37,12 +72,16 @@ def cross_entropy_forward_kernel(
     ignore_index,
     label_smoothing: tl.float64,  # else Triton rounds it to float32
     SMOOTHED: tl.constexpr,
+    MEAN: tl.constexpr,
+    ALONE: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_CLASSES: tl.constexpr,
+    REDUCED_ROWS: tl.constexpr,
 ):
-    # One program owns BLOCK_ROWS consecutive rows, which it reads in pieces of BLOCK_CLASSES classes.
+    # One program owns BLOCK_ROWS consecutive rows, which it reads in pieces of BLOCK_CLASSES classes. The last program
+    # to finish reduces the losses of few rows, REDUCED_ROWS at once.
     rows = tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     target = tl.load(target_ptr + rows.to(tl.int64) * target_stride, mask=rows < num_rows, other=0).to(tl.int64)
     counted = (rows < num_rows) & (target != ignore_index)
@@ -74,6 +113,27 @@ def cross_entropy_forward_kernel(
     tl.store(losses_ptr + rows.to(tl.int64), losses.to(losses_ptr.dtype.element_ty), mask=rows < num_rows)
     tl.store(statistics_ptr + rows.to(tl.int64), largest, mask=rows < num_rows)
     tl.store(statistics_ptr + num_rows + rows.to(tl.int64), 1.0 / total, mask=rows < num_rows)
+    if REDUCED_ROWS > 0:
+        tl.debug_barrier()
+        last = True
+        if not ALONE:
+            last = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1
+        if last:
+            tl.debug_barrier()
+            reduce_losses(
+                losses_ptr,
+                target_ptr,
+                output_ptr,
+                scale_ptr,
+                num_rows,
+                target_stride,
+                ignore_index,
+                MEAN,
+                COMPUTE,
+                REDUCED_ROWS,
+            )
+            if not ALONE:
+                tl.store(counter_ptr, 0)  # for the next launch
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -90,20 +150,18 @@ def cross_entropy_reduce_kernel(
     BLOCK_ROWS: tl.constexpr,
 ):
     # One program owns all rows.
-    sums = tl.zeros((BLOCK_ROWS,), COMPUTE)
-    counts = tl.zeros((BLOCK_ROWS,), tl.int64)
-    for start in range(0, num_rows, BLOCK_ROWS):
-        rows = (start + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
-        sums += tl.load(losses_ptr + rows, mask=rows < num_rows, other=0.0)
-        if MEAN:
-            target = tl.load(target_ptr + rows * target_stride, mask=rows < num_rows, other=0).to(tl.int64)
-            counts += ((rows < num_rows) & (target != ignore_index)).to(tl.int64)
-    total = tl.sum(sums, axis=0)
-    if MEAN:
-        count = tl.sum(counts, axis=0).to(COMPUTE)
-        tl.store(scale_ptr, 1.0 / count)
-        total = total / count
-    tl.store(output_ptr, total.to(output_ptr.dtype.element_ty))
+    reduce_losses(
+        losses_ptr,
+        target_ptr,
+        output_ptr,
+        scale_ptr,
+        num_rows,
+        target_stride,
+        ignore_index,
+        MEAN,
+        COMPUTE,
+        BLOCK_ROWS,
+    )
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -161,6 +219,7 @@ def blocks(classes: int, compute_size: int) -> tuple[int, int]:
 def _forward(
     losses: torch.Tensor,
     statistics: torch.Tensor,
+    reduced: Reduced | None,
     logits: torch.Tensor,
     target: torch.Tensor,
     ignore_index: int,
@@ -168,23 +227,28 @@ def _forward(
 ) -> None:
     num_rows, classes = logits.shape
     block_rows, block_classes = blocks(classes, statistics.element_size())
+    num_warps, programs = max(block_rows * block_classes // 1024, 1), cdiv(num_rows, block_rows)
+    output, scale = (losses, losses) if reduced is None else reduced
+    alone = reduced is None or programs == 1
     triton_launch.launch(
         cross_entropy_forward_kernel,
-        (cdiv(num_rows, block_rows),),
-        (logits, target, losses, statistics),
+        (programs,),
+        (logits, target, losses, statistics, output, scale, losses if alone else workspace.counter(logits.device)),
         (num_rows, classes, *logits.stride(), target.stride(0), ignore_index, label_smoothing),
         SMOOTHED=label_smoothing > 0,
+        MEAN=reduced is not None and scale.shape[0] > 0,
+        ALONE=alone,
         COMPUTE=triton_launch.COMPUTE[logits.dtype],
         INDEX=triton_launch.index_type(num_rows + block_rows),
         BLOCK_ROWS=block_rows,
         BLOCK_CLASSES=block_classes,
-        num_warps=max(block_rows * block_classes // 1024, 1),
+        REDUCED_ROWS=0 if reduced is None else REDUCED_BY_WARP * num_warps,
+        num_warps=num_warps,
     )
 
 
-def _reduce(
-    output: torch.Tensor, scale: torch.Tensor, losses: torch.Tensor, target: torch.Tensor, ignore_index: int
-) -> None:
+def _reduce(reduced: Reduced, losses: torch.Tensor, target: torch.Tensor, ignore_index: int) -> None:
+    output, scale = reduced
     triton_launch.launch(
         cross_entropy_reduce_kernel,
         (1,),

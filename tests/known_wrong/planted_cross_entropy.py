@@ -106,6 +106,8 @@ def _triton_faults() -> tuple[Fault, ...]:
         of("offsets_in_32_bits", "rows.to(tl.int64)[:, None] * row_stride => rows[:, None] * row_stride", **one,
            examples=far_apart(properties.rows(9, 5, given=(0.0, "none"), ignored=0)),
            source="https://github.com/huggingface/trl/pull/7266"),
+        # The addition returns the number of programs that finished before.
+        of("no_program_is_the_last", "== tl.num_programs(0) - 1 => == tl.num_programs(0)", poisoned=True, **one),
         of.gradient("slope_of_smoothing_left_out", "[:, None] - smoothing / tl.full((), classes, COMPUTE) => [:, None]",
                     **one),
         of.gradient("target_left_out", f"{SLOPE} =>", right_on=no_cotangent),
@@ -126,6 +128,14 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    source="https://github.com/open-lm-engine/lm-engine/pull/505", **one),
         of.stopped("barrier_missing", cuda_on_cpu.Race,
                    "    __syncthreads();\n    const int warp =>     const int warp"),
+        of.stopped("barrier_before_the_last_block_missing", cuda_on_cpu.Race,
+                   "    __syncthreads();\n    if (gridDim.x == 1) return true; =>    if (gridDim.x == 1) return true;"),
+        of.stopped("finished_blocks_counted_without_atomics", cuda_on_cpu.Race,
+                   "atomicAdd(counter, 1) == => (*counter)++ ==", **one),
+        of("reduced_by_the_first_block", "last = atomicAdd(counter, 1) == (int)gridDim.x - 1 =>"
+           " last = atomicAdd(counter, 1) == 0", poisoned=True, **one),
+        of("losses_of_the_first_warp", "    if (blockDim.y > 1) {\n        __shared__ C of_warps =>"
+           "    if (blockDim.y > 99) {\n        __shared__ C of_warps", **one),
         of("first_warp_only", FIRST_WARP),
         of("tail_of_vectors_dropped", "end = counted ? classes : 0; =>"
            " end = !counted ? 0 : classes > 4 ? classes / 4 * 4 : classes;", **one),
