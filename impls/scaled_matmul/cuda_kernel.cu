@@ -1,5 +1,7 @@
 #include <mma.h>
 
+#include <type_traits>
+
 #include "scaled_matmul/quantised.cuh"
 #include "tiles.cuh"
 #include "vectors.cuh"
@@ -11,6 +13,8 @@ constexpr int STEP = 64, LINE = STEP + 8;
 // Rows of tiles that are walked column by column, so that inputs stay in the cache.
 constexpr int GROUP = 8;
 constexpr int FRAGMENT = 16;
+// What has a scale: nothing, each block of terms of a row of a and of 128 columns, or each row of a and each column.
+enum Scaled { NOTHING, BLOCKS, ROWS };
 
 // Loads 16 neighbours of a row: the first `there` of them, then zeros.
 __device__ inline uint4 fetched(const unsigned char* from, long long term_stride, long long there, bool vectors) {
@@ -27,8 +31,8 @@ __device__ inline uint4 fetched(const unsigned char* from, long long term_stride
     return words;
 }
 
-// a, or b: [extent, terms], with any strides.
-template <int TILE, int THREADS> struct Side {
+// a, or b: [extent, terms], with any strides. Its numbers are of float8, or of int8 if INTEGERS.
+template <int TILE, int THREADS, bool INTEGERS> struct Side {
     static constexpr int WIDTH = 16, COUNT = TILE * STEP / WIDTH / THREADS;
     static_assert(COUNT * WIDTH * THREADS == TILE * STEP);
     using Fetched = uint4[COUNT];
@@ -36,7 +40,7 @@ template <int TILE, int THREADS> struct Side {
     const unsigned char* __restrict__ ptr;
     long long extent, terms, stride, term_stride;
     bool vectors;  // whether terms are adjacent, and rows begin at multiples of 16 bytes
-    int type;      // of the numbers
+    bool e5m2;     // whether numbers are of float8_e5m2
 
     __device__ static int row(int i) { return (int(threadIdx.x) + i * THREADS) / (STEP / WIDTH); }
     __device__ static int term(int i) { return (int(threadIdx.x) + i * THREADS) % (STEP / WIDTH) * WIDTH; }
@@ -52,22 +56,21 @@ template <int TILE, int THREADS> struct Side {
         }
     }
 
-    // Converts from TYPE, and stores from registers to shared memory, one row of it per row.
-    template <int TYPE> __device__ static void put_as(const Fetched& fetched, __half* shared) {
+    // Converts, and stores from registers to shared memory, one row of it per row.
+    __device__ void put(const Fetched& fetched, __half* shared) const {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             const uint4 bits = fetched[i];
             uint4* to = reinterpret_cast<uint4*>(shared + row(i) * LINE + term(i));
-            to[0] = make_uint4(decoded<TYPE>(bits.x), decoded<TYPE>(bits.x >> 16), decoded<TYPE>(bits.y),
-                               decoded<TYPE>(bits.y >> 16));
-            to[1] = make_uint4(decoded<TYPE>(bits.z), decoded<TYPE>(bits.z >> 16), decoded<TYPE>(bits.w),
-                               decoded<TYPE>(bits.w >> 16));
+            to[0] = make_uint4(number(bits.x), number(bits.x >> 16), number(bits.y), number(bits.y >> 16));
+            to[1] = make_uint4(number(bits.z), number(bits.z >> 16), number(bits.w), number(bits.w >> 16));
         }
     }
-    __device__ void put(const Fetched& fetched, __half* shared) const {
-        if (type == E4M3) put_as<E4M3>(fetched, shared);
-        else if (type == E5M2) put_as<E5M2>(fetched, shared);
-        else put_as<INT8>(fetched, shared);
+    __device__ unsigned number(unsigned two) const {
+        if constexpr (INTEGERS) return decoded<INT8>(two);
+        // Both are computed: two copies of the code would take longer to load than a short product.
+        const unsigned e4m3 = decoded<E4M3>(two), wide = decoded<E5M2>(two);
+        return e5m2 ? wide : e4m3;
     }
 };
 
@@ -104,8 +107,16 @@ template <int TILE, int THREADS> struct Scales {
     }
 };
 
-// The result c, [rows, columns], contiguous; with a scale for each row and each column if ROWWISE.
-template <class T, bool ROWWISE> struct Result {
+// The bits of a total as those of a float, and the total of such bits.
+__device__ inline float bits_of(float total) { return total; }
+__device__ inline float bits_of(int total) { return __int_as_float(total); }
+template <class Total> __device__ Total of_bits(float bits) {
+    if constexpr (std::is_same_v<Total, int>) return __float_as_int(bits);
+    else return bits;
+}
+
+// The result c, [rows, columns], contiguous. Its sums are of type Total.
+template <class T, Scaled SCALED, class Total> struct Result {
     static constexpr int WIDTH = 16 / sizeof(T);
     T* __restrict__ ptr;
     long long rows, columns;
@@ -117,17 +128,20 @@ template <class T, bool ROWWISE> struct Result {
     __device__ void put(long long row, long long column, const float* sums) const {
         if (row >= rows) return;
         float scale = 1;
-        if constexpr (ROWWISE) scale = of_rows[row * row_stride];
+        if constexpr (SCALED == ROWS) scale = of_rows[row * row_stride];
 #pragma unroll
         for (int begin = 0; begin < 8; begin += WIDTH) {
             Vector<T, WIDTH> results;
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) {
-                float sum = sums[begin + j];
-                // Columns past the end, which are not stored, take the last one's scale.
-                if constexpr (ROWWISE)
-                    sum *= scale * of_columns[min(column + begin + j, columns - 1) * column_stride];
-                results.at[j] = T(sum);
+                const Total total = of_bits<Total>(sums[begin + j]);
+                if constexpr (SCALED == ROWS) {
+                    // Columns past the end, which are not stored, take the last one's scale.
+                    const long long here = min(column + begin + j, columns - 1);
+                    results.at[j] = T(float(total) * (scale * of_columns[here * column_stride]));
+                } else {
+                    results.at[j] = T(total);
+                }
             }
             const long long at = column + begin;
             T* to = ptr + row * columns + at;
@@ -183,8 +197,7 @@ template <class Total, int TILE_M, int TILE_N, int THREADS> struct Sums {
         }
     }
 
-    // Ends a block of terms, which has scales if SCALED. Fragments of one kind hold their elements in the same places, so
-    // scales meet their rows.
+    // Ends a block of terms. Fragments of one kind hold their elements in the same places, so scales meet their rows.
     template <bool SCALED> __device__ void promote(const float* scales) {
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
@@ -205,7 +218,8 @@ template <class Total, int TILE_M, int TILE_N, int THREADS> struct Sums {
         }
     }
 
-    // Which elements a lane's registers hold is unspecified, so pass them through shared memory, 256 numbers per warp.
+    // Which elements a lane's registers hold is unspecified, so pass their bits through shared memory, 256 numbers per
+    // warp.
     template <class ResultOf>
     __device__ void put(const ResultOf& c, long long rows, long long columns, float* passed) {
         float* mine = passed + threadIdx.x / 32 * FRAGMENT * FRAGMENT;
@@ -215,7 +229,7 @@ template <class Total, int TILE_M, int TILE_N, int THREADS> struct Sums {
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++) {
 #pragma unroll
-                for (int e = 0; e < Fragment::num_elements; e++) of_block[i][j].x[e] = float(total[i][j][e]);
+                for (int e = 0; e < Fragment::num_elements; e++) of_block[i][j].x[e] = bits_of(total[i][j][e]);
                 nvcuda::wmma::store_matrix_sync(mine, of_block[i][j], FRAGMENT, nvcuda::wmma::mem_row_major);
                 __syncwarp();
                 const long long first = columns + first_column() + j * FRAGMENT;
@@ -225,19 +239,19 @@ template <class Total, int TILE_M, int TILE_N, int THREADS> struct Sums {
     }
 };
 
-template <class T, int TILE_M, int TILE_N, int THREADS, bool ROWWISE, class Total>
+template <class T, int TILE_M, int TILE_N, int THREADS, Scaled SCALED, bool INTEGERS, class Total>
 __global__ void __launch_bounds__(THREADS) scaled_matmul_kernel(
-    const unsigned char* __restrict__ a,  // of a_type, [m, k], strided
-    const unsigned char* __restrict__ b,  // of b_type, [n, k], strided
-    const float* __restrict__ scale_a,    // [m, ceil(k / BLOCK)], strided; [m] if ROWWISE
-    const float* __restrict__ scale_b,    // [ceil(n / BLOCK), ceil(k / BLOCK)], strided; [n] if ROWWISE
+    const unsigned char* __restrict__ a,  // float8, or int8 if INTEGERS: [m, k], strided
+    const unsigned char* __restrict__ b,  // float8, or int8 if INTEGERS: [n, k], strided
+    const float* __restrict__ scale_a,    // [m, ceil(k / BLOCK)], strided; [m] if of ROWS
+    const float* __restrict__ scale_b,    // [ceil(n / BLOCK), ceil(k / BLOCK)], strided; [n] if of ROWS
     T* __restrict__ c,                    // [m, n], or [parts, m, n]: the sums over each part of the terms
     long long m, long long n, long long k, long long a_row_stride, long long a_column_stride, long long b_row_stride,
     long long b_column_stride, long long scale_a_row_stride, long long scale_a_column_stride,
     long long scale_b_row_stride, long long scale_b_column_stride, bool a_vectors, bool b_vectors,
-    int a_type, int b_type, long long parts) {
-    // One block owns a tile [TILE_M, TILE_N] of the result, whose columns share a scale of each block of terms unless
-    // ROWWISE, or its sums over one of the parts of the terms.
+    bool a_e5m2, bool b_e5m2, long long parts) {
+    // One block owns a tile [TILE_M, TILE_N] of the result, whose columns share a scale of each of the BLOCKS of terms, or
+    // its sums over one of the parts of the terms.
     static_assert(BLOCK % TILE_N == 0 && BLOCK % STEP == 0);
     __shared__ __align__(32) __half left[TILE_M * LINE], right[TILE_N * LINE];
     __shared__ __align__(32) float scales[TILE_M * FRAGMENT];
@@ -247,11 +261,11 @@ __global__ void __launch_bounds__(THREADS) scaled_matmul_kernel(
     const long long begin = part * blocks / parts * BLOCK, end = min(k, (part + 1) * blocks / parts * BLOCK);
     const long long first_row = tile.row * (long long)TILE_M, first_column = tile.column * (long long)TILE_N;
 
-    using Left = Side<TILE_M, THREADS>;
-    using Right = Side<TILE_N, THREADS>;
+    using Left = Side<TILE_M, THREADS, INTEGERS>;
+    using Right = Side<TILE_N, THREADS, INTEGERS>;
     using OfTile = Scales<TILE_M, THREADS>;
-    const Left of_a{a, m, k, a_row_stride, a_column_stride, a_vectors, a_type};
-    const Right of_b{b, n, k, b_row_stride, b_column_stride, b_vectors, b_type};
+    const Left of_a{a, m, k, a_row_stride, a_column_stride, a_vectors, a_e5m2};
+    const Right of_b{b, n, k, b_row_stride, b_column_stride, b_vectors, b_e5m2};
     const float* of_columns = scale_b + first_column / BLOCK * scale_b_row_stride;
     const OfTile of_tile{scale_a, of_columns, m, scale_a_row_stride, scale_a_column_stride, scale_b_column_stride};
     Sums<Total, TILE_M, TILE_N, THREADS> sums;
@@ -263,28 +277,47 @@ __global__ void __launch_bounds__(THREADS) scaled_matmul_kernel(
     if (begin < end) {
         of_a.fetch(next_left, first_row, begin);
         of_b.fetch(next_right, first_column, begin);
-        if constexpr (!ROWWISE) of_tile.fetch(next_scales, first_row, begin / BLOCK);
+        if constexpr (SCALED == BLOCKS) of_tile.fetch(next_scales, first_row, begin / BLOCK);
     }
     for (long long start = begin; start < end; start += STEP) {
         const long long next = start + STEP;
         const bool ends_block = next % BLOCK == 0 || next >= end;
         of_a.put(next_left, left);
         of_b.put(next_right, right);
-        if (!ROWWISE && ends_block) OfTile::put(next_scales, scales);
+        if (SCALED == BLOCKS && ends_block) OfTile::put(next_scales, scales);
         __syncthreads();
         if (next < end) {
             // These loads are in flight while the present tile is multiplied.
             of_a.fetch(next_left, first_row, next);
             of_b.fetch(next_right, first_column, next);
-            if (!ROWWISE && ends_block) of_tile.fetch(next_scales, first_row, next / BLOCK);
+            if (SCALED == BLOCKS && ends_block) of_tile.fetch(next_scales, first_row, next / BLOCK);
         }
         if (within) sums.add(left, right);
-        if (ends_block) sums.template promote<!ROWWISE>(scales);
+        if (ends_block) sums.template promote<SCALED == BLOCKS>(scales);
         __syncthreads();
     }
     static_assert(sizeof(float) * FRAGMENT * FRAGMENT * (THREADS / 32) <= sizeof left);
-    const Result<T, ROWWISE> of_c{c + part * m * n, m, n, scale_a, scale_b, scale_a_row_stride, scale_b_row_stride};
+    using OfC = Result<T, SCALED, Total>;
+    const OfC of_c{c + part * m * n, m, n, scale_a, scale_b, scale_a_row_stride, scale_b_row_stride};
     sums.put(of_c, first_row, first_column, reinterpret_cast<float*>(left));
+}
+
+template <class T>
+__global__ void __launch_bounds__(256) scaled_sum_of_parts_kernel(
+    const int* __restrict__ sums,       // [parts, m, n]
+    const float* __restrict__ scale_a,  // [m], strided
+    const float* __restrict__ scale_b,  // [n], strided
+    T* __restrict__ c,                  // [m, n]
+    long long m, long long n, long long parts, long long scale_a_stride, long long scale_b_stride) {
+    // One block owns up to blockDim.x columns of a row, one thread one of them.
+    const unsigned blocks = (unsigned)((n + blockDim.x - 1) / blockDim.x), row = blockIdx.x / blocks;
+    const long long column = (long long)(blockIdx.x - row * blocks) * blockDim.x + threadIdx.x;
+    if (column >= n) return;
+    const float scale = scale_a[row * scale_a_stride] * scale_b[column * scale_b_stride];
+    int sum = 0;
+#pragma unroll 4
+    for (long long part = 0; part < parts; part++) sum += sums[(part * m + row) * n + column];
+    c[row * n + column] = T(float(sum) * scale);
 }
 
 template <int TYPE>

@@ -27,21 +27,29 @@ THREADS = 256
 # For the Hopper kernel: the threads of a block, and the elements of a 128-byte line. A stage has 128 lines.
 HOPPER_THREADS, LINE = 384, 64
 # The numbers of the types of quantised numbers in quantised.cuh.
-TYPES = {dtype: number for number, dtype in enumerate((*FLOAT8, torch.int8))}
-# How kernels sum, and their last template arguments: whether scales are of whole rows, and the type of the totals.
-SUMS = {"blocks": "false, float", "rows": "true, float", "integers": "true, int"}
+INT8 = (torch.int8,)
+TYPES = {dtype: number for number, dtype in enumerate((*FLOAT8, *INT8))}
+# What has scales, and whether sums are of int8 numbers: in int32, or in float32 if there are many terms. The values are
+# the last template arguments of the kernels.
+SUMS = {
+    "blocks": "BLOCKS, false, float",
+    "rows": "ROWS, false, float",
+    "integers": "ROWS, true, int",
+    "many integers": "ROWS, true, float",
+}
 
 
 def _tiles(
     name: str, m: int, n: int, threads: int, *dtypes: torch.dtype, on_cpu: bool = True, parts: int = 1
 ) -> Configuration:
-    # The sums over parts of the terms are in float32, and are added after.
-    kernels = {
-        (dtype, sums): CudaKernel(SOURCE, f"scaled_matmul_kernel<{result}, {m}, {n}, {threads}, {of_sums}>")
-        for dtype in dtypes
-        for result in ("float" if parts > 1 else CPP_TYPES[dtype],)
-        for sums, of_sums in SUMS.items()
-    }
+    def kernel(dtype: torch.dtype, sums: str) -> CudaKernel:
+        # Sums over parts of the terms are added after: those of int32 without scales, others in float32.
+        result, of_sums = ("float" if parts > 1 else CPP_TYPES[dtype]), SUMS[sums]
+        if parts > 1 and sums == "integers":
+            result, of_sums = "int", "NOTHING, true, int"
+        return CudaKernel(SOURCE, f"scaled_matmul_kernel<{result}, {m}, {n}, {threads}, {of_sums}>")
+
+    kernels = {(dtype, sums): kernel(dtype, sums) for dtype in dtypes for sums in SUMS}
     options = {"kernels": kernels, "tile": (m, n), "threads": threads, "parts": parts}
     name += f"_in_{parts}_parts" if parts > 1 else ""
     needs = "a GPU; the CPU, which takes long, runs bfloat16"
@@ -67,9 +75,13 @@ def _hopper(blocks: int) -> Configuration:
             f"scaled_matmul_hopper_kernel<{CPP_TYPES[dtype]}, {blocks}, {stages}, {TYPES[type_of_a]}, {of_sums}>",
         )
         for dtype in OUT_DTYPES
-        for sums, of_sums in SUMS.items()
-        for type_of_a in TYPES
-        if (type_of_a in FLOAT8 and sums != "integers") or (type_of_a == torch.int8 and sums != "blocks")
+        for sums, types, of_sums in (
+            ("blocks", FLOAT8, "false, float"),
+            ("rows", FLOAT8, "true, float"),
+            ("integers", INT8, "true, int"),
+            ("many integers", INT8, "true, float"),
+        )
+        for type_of_a in types
     }
     # With the barriers, and room to align the start.
     shared_bytes = stages * (BLOCK * LINE * 2 + 2 * 8) + 1024
@@ -85,12 +97,12 @@ HOPPER = (_hopper(2), _hopper(1))
 TO_FLOAT16 = {dtype: CudaKernel(SOURCE, f"to_float16_kernel<{number}>") for dtype, number in TYPES.items()}
 SUM_OF_PARTS = {dtype: CudaKernel(MATMUL_SOURCE, f"sum_of_parts_kernel<{CPP_TYPES[dtype]}>") for dtype in OUT_DTYPES}
 PORTABLE = (*LARGE.values(), SMALL, SKINNY, *IN_PARTS)
-# The sums of parts are added in float32.
-WHOLE = tuple(configuration for configuration in PORTABLE if configuration not in IN_PARTS)
+SCALED_SUM_OF_PARTS = {
+    dtype: CudaKernel(SOURCE, f"scaled_sum_of_parts_kernel<{CPP_TYPES[dtype]}>") for dtype in OUT_DTYPES
+}
 TUNERS = {
-    "blocks": Tuner("scaled_matmul_cuda", (*HOPPER, *PORTABLE), Path(__file__)),
-    "rows": Tuner("rowwise_scaled_matmul_cuda", (*HOPPER, *PORTABLE), Path(__file__)),
-    "integers": Tuner("int8_matmul_cuda", (*HOPPER, *WHOLE), Path(__file__)),
+    name: Tuner(f"{name}_cuda", (*HOPPER, *PORTABLE), Path(__file__))
+    for name in ("scaled_matmul", "rowwise_scaled_matmul", "int8_matmul")
 }
 
 
@@ -107,7 +119,10 @@ def _launch(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, output: torch.Tensor
 ) -> None:
     (m, k), n, dtype = a.shape, b.shape[0], output.dtype
-    sums = "blocks" if scale_a.ndim == 2 else "integers" if a.dtype == torch.int8 and k <= MOST_TERMS else "rows"
+    if a.dtype == torch.int8:
+        name, sums = "int8_matmul", "integers" if k <= MOST_TERMS else "many integers"
+    else:
+        name, sums = ("rowwise_scaled_matmul", "rows") if scale_a.ndim == 1 else ("scaled_matmul", "blocks")
     vectors = read_by_vectors(a), read_by_vectors(b)
     left, right, strides = a.view(torch.uint8), b.view(torch.uint8), (*a.stride(), *b.stride())
     scale_strides = scale_strides_of(scale_a, scale_b)
@@ -140,17 +155,21 @@ def _launch(
             return run_hopper(configuration)
         (rows, columns), threads, parts = options["tile"], options["threads"], options["parts"]
         kernel, blocks = options["kernels"][dtype, sums], cdiv(m, rows) * cdiv(n, columns) * parts
-        to = output if parts == 1 else torch.empty((parts, m, n), dtype=torch.float32, device=a.device)
-        numbers = m, n, k, *strides, *scale_strides, *vectors, TYPES[a.dtype], TYPES[b.dtype], parts
+        of_parts = torch.int32 if sums == "integers" else torch.float32
+        to = output if parts == 1 else torch.empty((parts, m, n), dtype=of_parts, device=a.device)
+        are_e5m2 = (x.dtype == torch.float8_e5m2 for x in (a, b))
+        numbers = m, n, k, *strides, *scale_strides, *vectors, *are_e5m2, parts
         kernel.launch(blocks, threads, left, right, scale_a, scale_b, to, *numbers)
-        if parts > 1:
+        if parts > 1 and sums == "integers":
+            numbers = m, n, parts, scale_a.stride(0), scale_b.stride(0)
+            SCALED_SUM_OF_PARTS[dtype].launch(m * cdiv(n, THREADS), THREADS, to, scale_a, scale_b, output, *numbers)
+        elif parts > 1:
             SUM_OF_PARTS[dtype].launch(cdiv(m * n, THREADS), THREADS, to, output, m * n, parts, 0, 0.0)
         return None
 
     def fits(configuration: Configuration) -> bool:
         least = BLOCK if configuration in HOPPER else (configuration.options["parts"] - 1) * BLOCK
-        is_known = configuration in TUNERS[sums].configurations
-        return is_known and k >= least and configuration.serves(dtype, a.device)
+        return configuration.serves(dtype, a.device) and k >= least
 
     def default() -> Configuration:
         if a.is_cuda and m * n > 512 * 512 and m * n * k >= LITTLE_WORK and fits(HOPPER[0]):
@@ -162,7 +181,7 @@ def _launch(
         return SMALL if not a.is_cuda or m * n <= 512 * 512 else LARGE[dtype]
 
     kind = (str(dtype), vectors, str(a.dtype), str(b.dtype))
-    run_fastest(TUNERS[sums], a.device, (m, n, k), kind, fits, default, run)
+    run_fastest(TUNERS[name], a.device, (m, n, k), kind, fits, default, run)
 
 
 scaled_matmul, rowwise_scaled_matmul, int8_matmul = register("cuda", _launch)

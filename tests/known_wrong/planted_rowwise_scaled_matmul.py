@@ -66,7 +66,7 @@ def _rowwise_faults() -> tuple[Fault, ...]:
                      f"{CUDA}of_columns[min(column + begin + j, columns - 1) * => of_columns[(column + begin + j) *",
                      source=f"{GITHUB}/pytorch/pytorch/issues/133334"),
         cuda("scales_of_rows_left_out", f"{CUDA}if constexpr (ROWWISE) scale = of_rows[row * row_stride]; =>"),
-        cuda("types_exchanged", "TYPES[a.dtype], TYPES[b.dtype], parts => TYPES[b.dtype], TYPES[a.dtype], parts",
+        cuda("types_exchanged", "for x in (a, b)) => for x in (b, a))",
              examples=named(properties, "e5m2_times_e4m3")),
     )
 
@@ -88,7 +88,8 @@ def _int8_faults() -> tuple[Fault, ...]:
         cuda("sums_in_float16", f"{CUDA}total[i][j][e] += Total(sum); => total[i][j][e] += Total(float(__half(sum)));",
              **largest),
         cuda("sign_lost", "scaled_matmul/quantised.cuh: spread >> 8 ^ 0x64806480u; => spread >> 8 ^ 0x64006400u;"),
-        cuda("float8", "TYPES[a.dtype], TYPES[b.dtype], parts => 0, 0, parts", right_on="no_k"),
+        cuda("tail_of_terms_dropped", f"{CUDA}end = min(k, (part => end = min(k > BLOCK ? k / BLOCK * BLOCK : k, (part",
+             right_on="k_127"),
     )
 
 

@@ -143,7 +143,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
         of("blocks_of_equal_width", "scale_b + first_column / BLOCK * =>"
            " scale_b + first_column * ((n + BLOCK - 1) / BLOCK) / n *",
            source=f"{github}/vllm-project/vllm/pull/49596", **one),
-        of("types_exchanged", "TYPES[a.dtype], TYPES[b.dtype], parts => TYPES[b.dtype], TYPES[a.dtype], parts",
+        of("types_exchanged", "for x in (a, b)) => for x in (b, a))",
            examples=named(properties, "e5m2_times_e4m3")),
         of("e4m3_misread", "(spread & 0x7f007f00u) >> 1; => spread & 0x7f007f00u;", "__half(256.0f) => __half(1.0f)",
            "pair |= (nan << 1) - (nan >> 5); =>", right_on="no_k"),
