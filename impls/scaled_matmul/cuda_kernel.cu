@@ -31,8 +31,8 @@ __device__ inline uint4 fetched(const unsigned char* from, long long term_stride
     return words;
 }
 
-// a, or b: [extent, terms], with any strides. Its numbers are of float8, or of int8 if INTEGERS.
-template <int TILE, int THREADS, bool INTEGERS> struct Side {
+// a, or b: [extent, terms], with any strides. Its numbers are of a type, or of either type of float8.
+template <int TILE, int THREADS, int TYPE> struct Side {
     static constexpr int WIDTH = 16, COUNT = TILE * STEP / WIDTH / THREADS;
     static_assert(COUNT * WIDTH * THREADS == TILE * STEP);
     using Fetched = uint4[COUNT];
@@ -40,7 +40,7 @@ template <int TILE, int THREADS, bool INTEGERS> struct Side {
     const unsigned char* __restrict__ ptr;
     long long extent, terms, stride, term_stride;
     bool vectors;  // whether terms are adjacent, and rows begin at multiples of 16 bytes
-    bool e5m2;     // whether numbers are of float8_e5m2
+    bool e5m2;     // of EITHER_FLOAT8, whether it is float8_e5m2
 
     __device__ static int row(int i) { return (int(threadIdx.x) + i * THREADS) / (STEP / WIDTH); }
     __device__ static int term(int i) { return (int(threadIdx.x) + i * THREADS) % (STEP / WIDTH) * WIDTH; }
@@ -67,8 +67,7 @@ template <int TILE, int THREADS, bool INTEGERS> struct Side {
         }
     }
     __device__ unsigned number(unsigned two) const {
-        if constexpr (INTEGERS) return decoded<INT8>(two);
-        // Both are computed: two copies of the code would take longer to load than a short product.
+        if constexpr (TYPE != EITHER_FLOAT8) return decoded<TYPE>(two);
         const unsigned e4m3 = decoded<E4M3>(two), wide = decoded<E5M2>(two);
         return e5m2 ? wide : e4m3;
     }
@@ -239,10 +238,10 @@ template <class Total, int TILE_M, int TILE_N, int THREADS> struct Sums {
     }
 };
 
-template <class T, int TILE_M, int TILE_N, int THREADS, Scaled SCALED, bool INTEGERS, class Total>
+template <class T, int TILE_M, int TILE_N, int THREADS, Scaled SCALED, int TYPE, class Total>
 __global__ void __launch_bounds__(THREADS) scaled_matmul_kernel(
-    const unsigned char* __restrict__ a,  // float8, or int8 if INTEGERS: [m, k], strided
-    const unsigned char* __restrict__ b,  // float8, or int8 if INTEGERS: [n, k], strided
+    const unsigned char* __restrict__ a,  // of TYPE, [m, k], strided
+    const unsigned char* __restrict__ b,  // of TYPE, [n, k], strided
     const float* __restrict__ scale_a,    // [m, ceil(k / BLOCK)], strided; [m] if of ROWS
     const float* __restrict__ scale_b,    // [ceil(n / BLOCK), ceil(k / BLOCK)], strided; [n] if of ROWS
     T* __restrict__ c,                    // [m, n], or [parts, m, n]: the sums over each part of the terms
@@ -261,8 +260,8 @@ __global__ void __launch_bounds__(THREADS) scaled_matmul_kernel(
     const long long begin = part * blocks / parts * BLOCK, end = min(k, (part + 1) * blocks / parts * BLOCK);
     const long long first_row = tile.row * (long long)TILE_M, first_column = tile.column * (long long)TILE_N;
 
-    using Left = Side<TILE_M, THREADS, INTEGERS>;
-    using Right = Side<TILE_N, THREADS, INTEGERS>;
+    using Left = Side<TILE_M, THREADS, TYPE>;
+    using Right = Side<TILE_N, THREADS, TYPE>;
     using OfTile = Scales<TILE_M, THREADS>;
     const Left of_a{a, m, k, a_row_stride, a_column_stride, a_vectors, a_e5m2};
     const Right of_b{b, n, k, b_row_stride, b_column_stride, b_vectors, b_e5m2};

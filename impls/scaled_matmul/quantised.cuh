@@ -2,7 +2,7 @@
 #include <cuda_fp16.h>
 
 // The types of quantised numbers.
-constexpr int E4M3 = 0, E5M2 = 1, INT8 = 2;
+constexpr int E4M3 = 0, E5M2 = 1, INT8 = 2, EITHER_FLOAT8 = 3;
 
 // Two numbers, the low bytes of a word, as two of float16, which holds them all.
 template <int TYPE> __device__ inline unsigned decoded(unsigned two) {
