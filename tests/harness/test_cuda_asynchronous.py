@@ -32,6 +32,10 @@ PRODUCTS = {
     for dtype, cpp in ((torch.float16, "__half"), (torch.bfloat16, "__nv_bfloat16"))
     for fault in ("NONE", "NO_FENCE", "NO_FENCE_AGAIN")
 }
+INT8_PRODUCTS = {
+    fault: CudaKernel(SOURCE, f"shared_times_shared<{fault}>")
+    for fault in ("NONE", "NO_FENCE", "NO_WAIT", "NO_WAIT_FOR_GROUP", "DIVERGENT")
+}
 
 pytestmark = pytest.mark.skipif(
     cuda_on_cpu.unavailable_reason() is not None, reason=cuda_on_cpu.unavailable_reason() or ""
@@ -119,6 +123,48 @@ def test_registers_of_an_operand_take_a_fence_as_well(fault, line):
         )
     number = int(re.search(r"asynchronous\.cu:(\d+)", str(told.value))[1])
     assert SOURCE.read_text().splitlines()[number - 1].strip().startswith(line)
+
+
+def int8_product(
+    a: torch.Tensor, b: torch.Tensor, sums: torch.Tensor, add: bool = False, fault: str = "NONE"
+) -> torch.Tensor:
+    """Return the product of int8 matrices that a warpgroup computes, perhaps added to int32 sums."""
+    maps, sums = (swizzled_map(x.view(torch.float16), (64, 64)) for x in (a, b)), sums.clone()
+    INT8_PRODUCTS[fault].launch(1, 128, *maps, sums, int(add), shared_bytes=2 * 64 * 128 + 1024)
+    return sums
+
+
+@pytest.mark.parametrize("mode", ["checked", "fast"])
+@pytest.mark.parametrize("add", [False, True])
+def test_wgmma_multiplies_int8(add, mode, monkeypatch):
+    monkeypatch.setenv("FOURFOLD_CUDA_ON_CPU", mode)
+    a, b = torch.randint(-128, 128, (2, 64, 128), generator=torch.Generator().manual_seed(0)).to(torch.int8)
+    a[0], b[0] = -128, -128
+    sums = torch.arange(64 * 64).view(64, 64).sub(2000).to(torch.int32)
+    # int32 wraps around.
+    sums[0, 0] = 2**31 - 1
+    expected = a.long() @ b.long().t() + add * sums.long()
+    assert torch.equal(int8_product(a, b, sums, add), expected.to(torch.int32))
+
+
+@pytest.mark.parametrize(
+    ("fault", "raises", "says"),
+    [
+        ("NO_FENCE", cuda_on_cpu.Race, r"takes registers that the threads have used, with no wgmma\.fence"),
+        ("NO_WAIT", cuda_on_cpu.Race, r"wgmma reads shared address \d+ before the copy to it has landed"),
+        ("DIVERGENT", cuda_on_cpu.DivergentWarp, "the threads of a warpgroup give wgmma different operands"),
+    ],
+)
+def test_wgmma_of_int8_is_checked(fault, raises, says):
+    zeros = torch.zeros((64, 128), dtype=torch.int8)
+    with pytest.raises(raises, match=says):
+        int8_product(zeros, zeros, torch.zeros((64, 64), dtype=torch.int32), fault=fault)
+
+
+def test_sums_of_int8_are_wrong_until_they_are_waited_for():
+    zeros = torch.zeros((64, 128), dtype=torch.int8)
+    sums = torch.zeros((64, 64), dtype=torch.int32)
+    assert (int8_product(zeros, zeros, sums, fault="NO_WAIT_FOR_GROUP") == -1).all()
 
 
 def sums_ahead(

@@ -122,15 +122,17 @@ __global__ void box_of_planes(
 
 // ---- wgmma with a in registers
 
-#define FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define SIXTEEN(i) FOUR(i), FOUR(i + 4), FOUR(i + 8), FOUR(i + 12)
+#define FOUR(KIND, i) "+" KIND(d[i]), "+" KIND(d[i + 1]), "+" KIND(d[i + 2]), "+" KIND(d[i + 3])
+#define SIXTEEN(KIND, i) FOUR(KIND, i), FOUR(KIND, i + 4), FOUR(KIND, i + 8), FOUR(KIND, i + 12)
+#define NAMES                                                                                                      \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,"       \
+    "%28,%29,%30,%31}"
 #define MULTIPLY(TYPE)                                                                                             \
     asm volatile(                                                                                                  \
         "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"                                                          \
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " "                                             \
-        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,"   \
-        "%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, add, 1, 1, 1;\n}"                                               \
-        : SIXTEEN(0), SIXTEEN(16) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " NAMES                                       \
+        ", {%32,%33,%34,%35}, %36, add, 1, 1, 1;\n}"                                                              \
+        : SIXTEEN("f", 0), SIXTEEN("f", 16) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
 __device__ inline void multiply(float (&d)[32], const unsigned (&a)[4], unsigned long long b, int add, __half) {
     MULTIPLY("f16");
 }
@@ -138,7 +140,7 @@ __device__ inline void multiply(float (&d)[32], const unsigned (&a)[4], unsigned
     MULTIPLY("bf16");
 }
 
-enum Fault { NONE, NO_FENCE, NO_FENCE_AGAIN };
+enum Fault { NONE, NO_FENCE, NO_FENCE_AGAIN, NO_WAIT, NO_WAIT_FOR_GROUP, DIVERGENT };
 
 // A warpgroup multiplies a [64, 16], twice, by b [16, 64], whose columns are adjacent.
 template <class T, Fault FAULT>
@@ -177,6 +179,46 @@ __global__ void registers_times_shared(
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     for (int i = 0; i < 32; i++) sums[(row + i % 4 / 2 * 8) * 64 + i / 4 * 8 + pair * 2 + i % 2] = d[i];
+}
+
+// ---- wgmma of int8
+
+__device__ inline void multiply(int (&d)[32], unsigned long long a, unsigned long long b, int add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 " NAMES ", %32, %33, add;\n}"
+        : SIXTEEN("r", 0), SIXTEEN("r", 16) : "l"(a), "l"(b), "r"(add));
+}
+
+// A warpgroup multiplies a [64, 128] by b [64, 128], and may add the product to the sums.
+template <Fault FAULT>
+__global__ void shared_times_shared(
+    const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, int* sums, int add) {
+    extern __shared__ __align__(16) unsigned char raw[];
+    __shared__ unsigned long long full;
+    const unsigned tile = (address(raw) + 1023) / 1024 * 1024;
+    if (threadIdx.x == 0) {
+        init(&full, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        expect(&full, 2 * 64 * 128);
+        load((void*)__cvta_shared_to_generic(tile), a_map, &full, 0);
+        load((void*)__cvta_shared_to_generic(tile + 64 * 128), b_map, &full, 0);
+    }
+    if (FAULT != NO_WAIT) wait(&full, 0);
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
+    const unsigned long long a = (tile >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62, b = a + 64 * 128 / 16;
+    int* to[32];
+    for (int i = 0; i < 32; i++) to[i] = sums + (row + i % 4 / 2 * 8) * 64 + i / 4 * 8 + pair * 2 + i % 2;
+    int d[32];
+    for (int i = 0; i < 32; i++) d[i] = *to[i];
+    if (FAULT != NO_FENCE) asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    for (int i = 0; i < 4; i++) multiply(d, a + i * 2, b + i * 2 + (FAULT == DIVERGENT && row > 8), add || i > 0);
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    if (FAULT != NO_WAIT_FOR_GROUP) asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    for (int i = 0; i < 32; i++) *to[i] = d[i];
 }
 
 __global__ void powers_of_two(const float* x, float* y) {

@@ -346,8 +346,10 @@ void land(const Copy& c) {
 
 struct Accumulator {
     unsigned columns, pending;
-    std::vector<float*> registers;  // [thread of the warpgroup][register]
-    std::vector<float> values;      // [64][columns]
+    std::vector<void*> registers;  // [thread of the warpgroup][register]
+    std::vector<char> values;      // [64][columns], of 4 bytes
+
+    char* value(unsigned row, unsigned column) { return &values[(row * columns + column) * 4]; }
 };
 // A variable whose value wgmma takes as a register of a.
 struct Taken {
@@ -364,9 +366,10 @@ struct Rendezvous {
     const void* pc;
     const char* what;
     unsigned pending, columns;
-    bool bfloat16, add, a_transposed, b_transposed;
+    ptx::Elements elements;
+    bool add, a_transposed, b_transposed;
     int a_sign, b_sign;
-    float* const* d;
+    void* const* d;
     const unsigned* a_registers;  // null: a is in shared memory
     const void* const* a_places;
     unsigned long long a, b;
@@ -392,12 +395,29 @@ void check_all_warps_waited(const Granule& g, unsigned address, const void* pc) 
     }
 }
 
-// Reads `lines` x 16 elements of 2 bytes by a descriptor of the swizzle of 128 bytes, to out[16][lines].
-void read_matrix(unsigned long long descriptor, unsigned lines, bool transposed, bool bfloat16, float* out, Multiplication& m, const void* pc) {
+// The values of float16, or null for other elements.
+const float* halves_of(ptx::Elements elements) { return elements == ptx::Elements::FLOAT16 ? half_values() : nullptr; }
+
+// Converts two bytes: an element, or two of int8.
+void convert(unsigned bits, const float* halves, float* out, unsigned) {
+    unsigned whole = bits << 16;
+    std::memcpy(out, &whole, sizeof *out);
+    if (halves) *out = halves[bits];
+}
+void convert(unsigned bits, const float*, unsigned* out, unsigned apart) {
+    for (unsigned e = 0; e < 2; e++) out[e * apart] = unsigned(static_cast<signed char>(bits >> e * 8));
+}
+
+// Terms in 32 bytes of elements that are summed as T.
+template <class T> constexpr unsigned TERMS = std::is_same_v<T, float> ? 16 : 32;
+
+// Reads `lines` x 32 bytes by a descriptor of the swizzle of 128 bytes, to out[TERMS][lines].
+template <class T>
+void read_matrix(unsigned long long descriptor, unsigned lines, bool transposed, ptx::Elements elements, T* out, Multiplication& m, const void* pc) {
     unsigned start = unsigned(descriptor & 0x3fff) << 4, leading = unsigned(descriptor >> 16 & 0x3fff) << 4, stride = unsigned(descriptor >> 32 & 0x3fff) << 4;
     if (descriptor >> 62 != 1) fail(OUT_OF_BOUNDS, {}, pc, "wgmma with another swizzle than that of 128 bytes is not emulated");
-    const float* table = half_values();
-    // The elements that are adjacent in memory go in chunks of 8.
+    const float* halves = halves_of(elements);
+    // The pairs of bytes that are adjacent in memory go in chunks of 8.
     unsigned outer = transposed ? 16 : lines, inner = transposed ? lines : 16;
     for (unsigned i = 0; i < outer; i++)
         for (unsigned j = 0; j < inner; j += 8) {
@@ -411,31 +431,23 @@ void read_matrix(unsigned long long descriptor, unsigned lines, bool transposed,
                 m.reads.push_back({address, GRANULE});
             }
             unsigned short bits[8];
-            // Rows that nothing has written may belong to no element of the result: they are NaN.
+            // Rows that nothing has written may belong to no element of the result: they are NaN, or -1.
             if (now.checking && !granule(address).written) std::memset(bits, 0xff, sizeof bits);
             else std::memcpy(bits, from, sizeof bits);
             for (unsigned e = 0; e < 8; e++) {
-                unsigned whole = unsigned(bits[e]) << 16;
-                float value;
-                std::memcpy(&value, &whole, sizeof value);
-                if (!bfloat16) value = table[bits[e]];
                 unsigned line = transposed ? j + e : i, k = transposed ? i : j + e;
-                out[k * lines + line] = value;
+                convert(bits[e], halves, out + k * (TERMS<T> / 16) * lines + line, lines);
             }
         }
 }
 
 // Of the registers of a that each thread holds, [16][64]: of two elements in each, as mma.sync has them.
-void take_registers(const Rendezvous* slots, bool bfloat16, float* out) {
-    const float* table = half_values();
+void take_registers(const Rendezvous* slots, ptx::Elements elements, float* out) {
+    const float* halves = halves_of(elements);
     for (unsigned t = 0; t < WARPGROUP; t++)
         for (unsigned e = 0; e < 8; e++) {
-            unsigned bits = slots[t].a_registers[e / 2] >> e % 2 * 16 & 0xffff, whole = bits << 16;
-            float value;
-            std::memcpy(&value, &whole, sizeof value);
-            if (!bfloat16) value = table[bits];
             unsigned row = t / 32 * 16 + t % 32 / 4 + e / 2 % 2 * 8, k = t % 4 * 2 + e / 4 * 8 + e % 2;
-            out[k * 64 + row] = value;
+            convert(slots[t].a_registers[e / 2] >> e % 2 * 16 & 0xffff, halves, out + k * 64 + row, 0);
         }
 }
 
@@ -452,14 +464,14 @@ Accumulator& accumulator_of(Warpgroup& g, const Rendezvous* slots) {
     auto fresh = std::make_unique<Accumulator>();
     fresh->columns = columns;
     fresh->pending = 0;
-    fresh->values.resize(64 * columns);
+    fresh->values.resize(64 * columns * 4);
     unsigned each = columns / 2;
     for (unsigned t = 0; t < WARPGROUP; t++)
         for (unsigned i = 0; i < each; i++) {
-            float* place = slots[t].d[i];
+            void* place = slots[t].d[i];
             fresh->registers.push_back(place);
-            fresh->values[row_of(t, i) * columns + column_of(t, i)] = *place;
-            std::memset(place, 0xff, sizeof *place);
+            std::memcpy(fresh->value(row_of(t, i), column_of(t, i)), place, 4);
+            std::memset(place, 0xff, 4);
         }
     g.accumulators.push_back(std::move(fresh));
     return *g.accumulators.back();
@@ -481,6 +493,27 @@ std::vector<Taken> taken(Warpgroup& g) {
     return all;
 }
 
+// Adds the product of matrices of which one is in shared memory, and the other may be in registers.
+template <class T> void add_product(const Rendezvous* slots, Accumulator& acc, Multiplication& m) {
+    const Rendezvous& s = slots[0];
+    static T a[TERMS<T> * 64], b[TERMS<T> * 256];
+    if constexpr (std::is_same_v<T, float>) {
+        if (s.a_registers) take_registers(slots, s.elements, a);
+    }
+    if (!s.a_registers) read_matrix(s.a, 64, s.a_transposed, s.elements, a, m, s.pc);
+    read_matrix(s.b, s.columns, s.b_transposed, s.elements, b, m, s.pc);
+    if (!s.add) std::fill(acc.values.begin(), acc.values.end(), '\0');
+    T sign = T(s.a_sign * s.b_sign);
+    for (unsigned row = 0; row < 64; row++) {
+        T* sums = reinterpret_cast<T*>(acc.value(row, 0));
+        for (unsigned k = 0; k < TERMS<T>; k++) {
+            T factor = sign * a[k * 64 + row];
+            const T* terms = b + k * s.columns;
+            for (unsigned column = 0; column < s.columns; column++) sums[column] += factor * terms[column];
+        }
+    }
+}
+
 void multiply(Warpgroup& g) {
     const Rendezvous& s = g.slots[0];
     for (const Rendezvous& other : g.slots)
@@ -490,22 +523,9 @@ void multiply(Warpgroup& g) {
         fail(RACE, {}, s.pc, "wgmma takes registers that the threads have used, with no wgmma.fence between");
     Accumulator& acc = accumulator_of(g, g.slots);
     Multiplication m{{}, &acc, {}, s.pc};
-    static float a[16 * 64], b[16 * 256];
-    if (s.a_registers) {
-        take_registers(g.slots, s.bfloat16, a);
-        if (now.checking) m.taken = taken(g);
-    } else read_matrix(s.a, 64, s.a_transposed, s.bfloat16, a, m, s.pc);
-    read_matrix(s.b, s.columns, s.b_transposed, s.bfloat16, b, m, s.pc);
-    if (!s.add) std::fill(acc.values.begin(), acc.values.end(), 0.0f);
-    float sign = float(s.a_sign * s.b_sign);
-    for (unsigned row = 0; row < 64; row++) {
-        float* sums = &acc.values[row * s.columns];
-        for (unsigned k = 0; k < 16; k++) {
-            float factor = sign * a[k * 64 + row];
-            const float* terms = b + k * s.columns;
-            for (unsigned column = 0; column < s.columns; column++) sums[column] += factor * terms[column];
-        }
-    }
+    if (s.a_registers && now.checking) m.taken = taken(g);
+    if (s.elements == ptx::Elements::INT8) add_product<unsigned>(g.slots, acc, m);
+    else add_product<float>(g.slots, acc, m);
     acc.pending++;
     g.groups.open.push_back(std::move(m));
 }
@@ -522,7 +542,7 @@ void finish(Warpgroup& g, unsigned first_thread, const Multiplication& m) {
     Accumulator& acc = *m.accumulator;
     unsigned each = acc.columns / 2;
     for (unsigned t = 0; t < WARPGROUP; t++)
-        for (unsigned i = 0; i < each; i++) *acc.registers[t * each + i] = acc.values[row_of(t, i) * acc.columns + column_of(t, i)];
+        for (unsigned i = 0; i < each; i++) std::memcpy(acc.registers[t * each + i], acc.value(row_of(t, i), column_of(t, i)), 4);
     g.accumulators.erase(std::find_if(g.accumulators.begin(), g.accumulators.end(), [&](auto& one) { return one.get() == &acc; }));
 }
 
@@ -856,8 +876,8 @@ void wgmma_wait(unsigned pending) {
         g.groups.wait(g.slots[0].pending, [&](const Multiplication& m) { finish(g, first, m); });
     });
 }
-void wgmma(unsigned columns, bool bfloat16, float* const* d, const unsigned* a_registers, const void* const* a_places, unsigned long long a, unsigned long long b, bool add, int a_sign, int b_sign, bool a_transposed, bool b_transposed) {
-    together({HERE, "wgmma.mma_async", 0, columns, bfloat16, add, a_transposed, b_transposed, a_sign, b_sign, d, a_registers, a_places, a, b}, [](Warpgroup& g, unsigned) { multiply(g); });
+void wgmma(unsigned columns, Elements elements, void* const* d, const unsigned* a_registers, const void* const* a_places, unsigned long long a, unsigned long long b, bool add, int a_sign, int b_sign, bool a_transposed, bool b_transposed) {
+    together({HERE, "wgmma.mma_async", 0, columns, elements, add, a_transposed, b_transposed, a_sign, b_sign, d, a_registers, a_places, a, b}, [](Warpgroup& g, unsigned) { multiply(g); });
 }
 
 float exp2_approximate(float x) {

@@ -42,9 +42,11 @@ void named_barrier(unsigned number, unsigned threads, bool waits);
 void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(unsigned pending);
-// d: the thread's `columns` / 2 registers. a_registers: its four of a, or null: a descriptor says where a is. a_places: the
-// variables that are these registers, or null for a temporary.
-void wgmma(unsigned columns, bool bfloat16, float* const* d, const unsigned* a_registers, const void* const* a_places, unsigned long long a, unsigned long long b, bool add, int a_sign, int b_sign, bool a_transposed, bool b_transposed);
+// The elements of a and b. Sums are of int32, and wrap around, for INT8, and of float32 otherwise.
+enum class Elements { FLOAT16, BFLOAT16, INT8 };
+// Multiplies by 32 bytes of each line. d: the thread's `columns` / 2 registers. a_registers: its four of a, or null: a
+// descriptor says where a is. a_places: the variables that are these registers, or null for a temporary.
+void wgmma(unsigned columns, Elements elements, void* const* d, const unsigned* a_registers, const void* const* a_places, unsigned long long a, unsigned long long b, bool add, int a_sign, int b_sign, bool a_transposed, bool b_transposed);
 
 // mma.sync of 16 x 16 by 16 x 8 elements of float16 or bfloat16: of each lane, its registers.
 void mma(bool bfloat16, float* const* d, const unsigned* a, const unsigned* b, const float* c, Site site);

@@ -183,10 +183,22 @@ def _wgmma(match: re.Match, o: list[str]) -> str:
     b, add, a_sign, b_sign, *transposed = map(_value, o[2:])
     a, a_registers = ("0", "a, places") if in_registers else (_value(o[1]), "nullptr, nullptr")
     a_transposed, b_transposed = ["0", *transposed][-2:]
-    bfloat16 = "true" if match[2] == "bf16" else "false"
-    listed = ", ".join(f"&{register}" for register in registers)
     operands = a_registers, a, b, add, a_sign, b_sign, a_transposed, b_transposed
-    return f"{scales}float* const d[] = {{{listed}}}; {_call('wgmma', str(columns), bfloat16, 'd', *operands)}"
+    return scales + _wgmma_call("float", "BFLOAT16" if match[2] == "bf16" else "FLOAT16", registers, *operands)
+
+
+def _wgmma_int8(match: re.Match, o: list[str]) -> str:
+    registers = _elements(o[0])
+    # Integers have no signs, and are adjacent along the terms.
+    if len(registers) != int(match[1]) // 2 or len(o) != 4:
+        raise ValueError(o)
+    return _wgmma_call("int", "INT8", registers, "nullptr, nullptr", *map(_value, o[1:]), "1", "1", "0", "0")
+
+
+def _wgmma_call(kind: str, elements: str, registers: list[str], *operands: str) -> str:
+    listed = ", ".join(f"static_cast<{kind}*>(&{register})" for register in registers)
+    elements = f"::fourfold::ptx::Elements::{elements}"
+    return f"void* const d[] = {{{listed}}}; {_call('wgmma', str(len(registers) * 2), elements, 'd', *operands)}"
 
 
 def _mma(match: re.Match, o: list[str]) -> str:
@@ -262,6 +274,7 @@ _INSTRUCTIONS: tuple[tuple[str, _Make], ...] = (
     (r"wgmma\.commit_group\.sync\.aligned", lambda m, o: _call("wgmma_commit")),
     (r"wgmma\.wait_group\.sync\.aligned", lambda m, o: _call("wgmma_wait", _value(o[0]))),
     (r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(bf16|f16)\.\2", _wgmma),
+    (r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k32\.s32\.s8\.s8", _wgmma_int8),
     (r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(bf16|f16)\.\1\.f32", _mma),
     (r"ldmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16", _load_matrices),
     (r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32", lambda m, o: _call("set_registers", _value(o[0]))),
