@@ -69,16 +69,22 @@ template <int COUNT> __device__ inline void wgmma_written(float (&d)[COUNT]) {
 #pragma unroll
     for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
+template <int COUNT> __device__ inline void wgmma_written(int (&d)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) asm volatile("" : "+r"(d[i])::"memory");
+}
 
 template <class T> constexpr bool IS_BFLOAT16 = false;
 template <> constexpr bool IS_BFLOAT16<__nv_bfloat16> = true;
 
-#define WGMMA_SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define WGMMA_SUMS_16(i) WGMMA_SUMS_4(i), WGMMA_SUMS_4(i + 4), WGMMA_SUMS_4(i + 8), WGMMA_SUMS_4(i + 12)
-#define WGMMA_SUMS_32 WGMMA_SUMS_16(0), WGMMA_SUMS_16(16)
-#define WGMMA_SUMS_64 WGMMA_SUMS_32, WGMMA_SUMS_16(32), WGMMA_SUMS_16(48)
-#define WGMMA_SUMS_96 WGMMA_SUMS_64, WGMMA_SUMS_16(64), WGMMA_SUMS_16(80)
-#define WGMMA_SUMS_128 WGMMA_SUMS_96, WGMMA_SUMS_16(96), WGMMA_SUMS_16(112)
+// Operands of wgmma: the sums, in registers of a KIND, "f" or "r", and their names.
+#define WGMMA_SUMS_4(KIND, i) "+" KIND(d[i]), "+" KIND(d[i + 1]), "+" KIND(d[i + 2]), "+" KIND(d[i + 3])
+#define WGMMA_SUMS_16(KIND, i) \
+    WGMMA_SUMS_4(KIND, i), WGMMA_SUMS_4(KIND, i + 4), WGMMA_SUMS_4(KIND, i + 8), WGMMA_SUMS_4(KIND, i + 12)
+#define WGMMA_SUMS_32(KIND) WGMMA_SUMS_16(KIND, 0), WGMMA_SUMS_16(KIND, 16)
+#define WGMMA_SUMS_64(KIND) WGMMA_SUMS_32(KIND), WGMMA_SUMS_16(KIND, 32), WGMMA_SUMS_16(KIND, 48)
+#define WGMMA_SUMS_96(KIND) WGMMA_SUMS_64(KIND), WGMMA_SUMS_16(KIND, 64), WGMMA_SUMS_16(KIND, 80)
+#define WGMMA_SUMS_128(KIND) WGMMA_SUMS_96(KIND), WGMMA_SUMS_16(KIND, 96), WGMMA_SUMS_16(KIND, 112)
 #define WGMMA_NAMES_32                                                                                          \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"                    \
     "%24,%25,%26,%27,%28,%29,%30,%31"
@@ -96,49 +102,49 @@ template <> constexpr bool IS_BFLOAT16<__nv_bfloat16> = true;
         "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"                                                        \
         "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" WGMMA_NAMES_32                         \
         "}, %32, %33, add, 1, 1, %35, %36;\n}"                                                                  \
-        : WGMMA_SUMS_32                                                                                         \
+        : WGMMA_SUMS_32("f")                                                                                    \
         : "l"(a), "l"(b), "r"(add), "n"(A_ACROSS), "n"(ACROSS))
 #define WGMMA_REGISTERS_64(TYPE)                                                                                \
     asm volatile(                                                                                               \
         "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"                                                        \
         "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" WGMMA_NAMES_32                         \
         "}, {%32,%33,%34,%35}, %36, add, 1, 1, %38;\n}"                                                         \
-        : WGMMA_SUMS_32                                                                                         \
+        : WGMMA_SUMS_32("f")                                                                                    \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(ACROSS))
 #define WGMMA_SHARED_128(TYPE)                                                                                  \
     asm volatile(                                                                                               \
         "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"                                                        \
         "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" WGMMA_NAMES_64                        \
         "}, %64, %65, add, 1, 1, %67, %68;\n}"                                                                  \
-        : WGMMA_SUMS_64                                                                                         \
+        : WGMMA_SUMS_64("f")                                                                                    \
         : "l"(a), "l"(b), "r"(add), "n"(A_ACROSS), "n"(ACROSS))
 #define WGMMA_REGISTERS_128(TYPE)                                                                               \
     asm volatile(                                                                                               \
         "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"                                                        \
         "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" WGMMA_NAMES_64                        \
         "}, {%64,%65,%66,%67}, %68, add, 1, 1, %70;\n}"                                                         \
-        : WGMMA_SUMS_64                                                                                         \
+        : WGMMA_SUMS_64("f")                                                                                    \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(ACROSS))
 #define WGMMA_SHARED_192(TYPE)                                                                                  \
     asm volatile(                                                                                               \
         "{\n.reg .pred add;\nsetp.ne.b32 add, %98, 0;\n"                                                        \
         "wgmma.mma_async.sync.aligned.m64n192k16.f32." TYPE "." TYPE " {" WGMMA_NAMES_96                        \
         "}, %96, %97, add, 1, 1, %99, %100;\n}"                                                                 \
-        : WGMMA_SUMS_96                                                                                         \
+        : WGMMA_SUMS_96("f")                                                                                    \
         : "l"(a), "l"(b), "r"(add), "n"(A_ACROSS), "n"(ACROSS))
 #define WGMMA_SHARED_256(TYPE)                                                                                  \
     asm volatile(                                                                                               \
         "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"                                                       \
         "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " {" WGMMA_NAMES_128                       \
         "}, %128, %129, add, 1, 1, %131, %132;\n}"                                                              \
-        : WGMMA_SUMS_128                                                                                        \
+        : WGMMA_SUMS_128("f")                                                                                   \
         : "l"(a), "l"(b), "r"(add), "n"(A_ACROSS), "n"(ACROSS))
 #define WGMMA_REGISTERS_256(TYPE)                                                                               \
     asm volatile(                                                                                               \
         "{\n.reg .pred add;\nsetp.ne.b32 add, %133, 0;\n"                                                       \
         "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " {" WGMMA_NAMES_128                       \
         "}, {%128,%129,%130,%131}, %132, add, 1, 1, %134;\n}"                                                   \
-        : WGMMA_SUMS_128                                                                                        \
+        : WGMMA_SUMS_128("f")                                                                                   \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(ACROSS))
 
 // d = a b, or d + a b: [64, 16] times [16, 2 * registers]. a is in shared memory, with adjacent terms, or A_ACROSS with
@@ -178,4 +184,21 @@ template <class T, int ACROSS>
 __device__ inline void wgmma(float (&d)[128], const unsigned (&a)[4], unsigned long long b, int add) {
     if constexpr (IS_BFLOAT16<T>) WGMMA_REGISTERS_256("bf16");
     else WGMMA_REGISTERS_256("f16");
+}
+
+// d = a b, or d + a b, of int8 numbers in shared memory with adjacent terms, and sums of int32, which wrap around:
+// [64, 32] times [32, 2 * registers].
+__device__ inline void wgmma_int8(int (&d)[64], unsigned long long a, unsigned long long b, int add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {" WGMMA_NAMES_64 "}, %64, %65, add;\n}"
+        : WGMMA_SUMS_64("r")
+        : "l"(a), "l"(b), "r"(add));
+}
+__device__ inline void wgmma_int8(int (&d)[128], unsigned long long a, unsigned long long b, int add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {" WGMMA_NAMES_128 "}, %128, %129, add;\n}"
+        : WGMMA_SUMS_128("r")
+        : "l"(a), "l"(b), "r"(add));
 }

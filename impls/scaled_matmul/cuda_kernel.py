@@ -1,11 +1,12 @@
 """scaled_matmul, rowwise_scaled_matmul and int8_matmul in CUDA C++.
 
-There is a portable kernel, and one for Hopper with wgmma and the copy engine (TMA).
+There is a portable kernel, and two for Hopper with wgmma and the copy engine (TMA).
 
-The one for Hopper multiplies a copy of b in float16. Where there are few tiles, several blocks of the portable kernel
-share each, as in matmul.
+One of these multiplies a copy of b in float16, the other one int8 numbers if int32 holds every sum. Where there are few
+tiles, several blocks of the portable kernel share each, as in matmul.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -23,12 +24,12 @@ from .torch_eager import unsupported as unsupported
 
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
+INT8_SOURCE = SOURCE.with_name("cuda_kernel_int8_hopper.cu")
 THREADS = 256
-# For the Hopper kernel: the threads of a block, and the elements of a 128-byte line. A stage has 128 lines.
+# For the Hopper kernels: the threads of a block, and the elements of 2 bytes of a 128-byte line.
 HOPPER_THREADS, LINE = 384, 64
-# The numbers of the types of quantised numbers in quantised.cuh.
-INT8 = (torch.int8,)
-TYPES = {dtype: number for number, dtype in enumerate((*FLOAT8, *INT8))}
+# The types of float8 numbers in quantised.cuh.
+TYPES = dict(zip(FLOAT8, ("E4M3", "E5M2"), strict=True))
 # What has scales and is multiplied, and how it is summed: the last template arguments of the kernels. Those of one type
 # alone take a tenth less time. The sums of many int8 numbers are of float32.
 SUMS = {
@@ -70,20 +71,15 @@ IN_PARTS = (
 
 
 def _hopper(blocks: int) -> Configuration:
-    stages = 14
+    stages = 14  # of 128 lines
     kernels = {
-        (dtype, sums, type_of_a): CudaKernel(
+        (dtype, scaled, type_of_a): CudaKernel(
             HOPPER_SOURCE,
-            f"scaled_matmul_hopper_kernel<{CPP_TYPES[dtype]}, {blocks}, {stages}, {TYPES[type_of_a]}, {of_sums}>",
+            f"scaled_matmul_hopper_kernel<{CPP_TYPES[dtype]}, {blocks}, {stages}, {name}, {rowwise}>",
         )
         for dtype in OUT_DTYPES
-        for sums, types, of_sums in (
-            ("blocks", FLOAT8, "false, float"),
-            ("rows", FLOAT8, "true, float"),
-            ("integers", INT8, "true, int"),
-            ("many integers", INT8, "true, float"),
-        )
-        for type_of_a in types
+        for scaled, rowwise in (("blocks", "false"), ("rows", "true"))
+        for type_of_a, name in TYPES.items()
     }
     # With the barriers, and room to align the start.
     shared_bytes = stages * (BLOCK * LINE * 2 + 2 * 8) + 1024
@@ -95,52 +91,82 @@ def _hopper(blocks: int) -> Configuration:
     )
 
 
+def _int8_hopper(columns: int, stages: int) -> Configuration:
+    kernels = {
+        dtype: CudaKernel(INT8_SOURCE, f"int8_matmul_hopper_kernel<{CPP_TYPES[dtype]}, {columns}, {stages}>")
+        for dtype in OUT_DTYPES
+    }
+    # With the barriers, and room to align the start.
+    shared_bytes = stages * ((BLOCK + columns) * LINE * 2 + 2 * 8) + 1024
+    return Configuration(
+        f"int8_hopper_{BLOCK}x{columns}",
+        {"kernels": kernels, "columns": columns, "shared_bytes": shared_bytes},
+        runs_on=is_hopper_or_emulated,
+        needs="compute capability 9.0: wgmma and TMA",
+    )
+
+
 HOPPER = (_hopper(2), _hopper(1))
-TO_FLOAT16 = {dtype: CudaKernel(SOURCE, f"to_float16_kernel<{number}>") for dtype, number in TYPES.items()}
+INT8_HOPPER = (_int8_hopper(256, 4), _int8_hopper(128, 7))
+TO_FLOAT16 = {dtype: CudaKernel(SOURCE, f"to_float16_kernel<{name}>") for dtype, name in TYPES.items()}
 SUM_OF_PARTS = {dtype: CudaKernel(MATMUL_SOURCE, f"sum_of_parts_kernel<{CPP_TYPES[dtype]}>") for dtype in OUT_DTYPES}
 PORTABLE = (*LARGE.values(), SMALL, SKINNY, *IN_PARTS)
 SCALED_SUM_OF_PARTS = {
     dtype: CudaKernel(SOURCE, f"scaled_sum_of_parts_kernel<{CPP_TYPES[dtype]}>") for dtype in OUT_DTYPES
 }
+# By the operation's name.
 TUNERS = {
-    name: Tuner(f"{name}_cuda", (*HOPPER, *PORTABLE), Path(__file__))
-    for name in ("scaled_matmul", "rowwise_scaled_matmul", "int8_matmul")
+    name: Tuner(f"{name}_cuda", (*for_hopper, *PORTABLE), Path(__file__))
+    for name, for_hopper in (
+        ("scaled_matmul", HOPPER),
+        ("rowwise_scaled_matmul", HOPPER),
+        ("int8_matmul", INT8_HOPPER),
+    )
 }
 
 
-def kernels_of(sums: str, *types: torch.dtype) -> tuple[CudaKernel, ...]:
-    """Return the kernels with these sums of these types, but for those of HOPPER, which compile for sm_90a only."""
-    of_sums = (k for each in PORTABLE for (_, name), k in each.options["kernels"].items() if name == sums)
-    return *{kernel.name: kernel for kernel in of_sums}.values(), *(TO_FLOAT16[dtype] for dtype in types)
+def kernels_of(*sums: str) -> Iterator[CudaKernel]:
+    """Yield the portable kernels with some of `SUMS`. Those for Hopper compile for sm_90a only."""
+    of_sums = [k for each in PORTABLE for (_, name), k in each.options["kernels"].items() if name in sums]
+    yield from {kernel.name: kernel for kernel in of_sums}.values()
 
 
-KERNELS = kernels_of("blocks", *FLOAT8)
+KERNELS = (*kernels_of("blocks of e4m3", "blocks"), *TO_FLOAT16.values())
+
+
+def _as_halves(matrix: torch.Tensor) -> torch.Tensor:
+    """Return a matrix of bytes as the copy engine takes it, in elements of 2: itself, or with zeros after each row."""
+    rows, k = matrix.shape
+    # TMA takes neither strides of other numbers than multiples of 16 bytes nor half of an element.
+    if one_axis_dense(matrix) != 1 or k % 2:
+        unpadded, matrix = matrix, matrix.new_zeros((rows, cdiv(k, BLOCK) * BLOCK))
+        matrix[:, :k] = unpadded
+    return matrix.view(torch.float16)
 
 
 def _launch(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, output: torch.Tensor
 ) -> None:
     (m, k), n, dtype = a.shape, b.shape[0], output.dtype
+    scaled = "blocks" if scale_a.ndim == 2 else "rows"
     if a.dtype == torch.int8:
         name, sums = "int8_matmul", "integers" if k <= MOST_TERMS else "many integers"
     else:
-        name, sums = ("rowwise_scaled_matmul", "rows") if scale_a.ndim == 1 else ("scaled_matmul", "blocks")
+        name = "scaled_matmul" if scaled == "blocks" else "rowwise_scaled_matmul"
+        sums = f"{scaled} of e4m3" if a.dtype == b.dtype == torch.float8_e4m3fn else scaled
     vectors = read_by_vectors(a), read_by_vectors(b)
     left, right, strides = a.view(torch.uint8), b.view(torch.uint8), (*a.stride(), *b.stride())
     scale_strides = scale_strides_of(scale_a, scale_b)
 
     def run_hopper(configuration: Configuration) -> None:
         blocks, terms = configuration.options["blocks"], cdiv(k, BLOCK) * BLOCK
-        rows, columns = left, torch.empty((n, terms), dtype=torch.float16, device=a.device)
-        if one_axis_dense(left) != 1 or k % 2:  # TMA takes neither such strides nor an odd number of bytes as float16
-            rows = left.new_zeros((m, terms))
-            rows[:, :k] = left
+        rows, columns = _as_halves(left), torch.empty((n, terms), dtype=torch.float16, device=a.device)
         TO_FLOAT16[b.dtype].launch(n, THREADS, right, columns, k, terms, *b.stride(), vectors[1])
         tiles = cdiv(m, BLOCK) * cdiv(n, blocks * BLOCK)
-        configuration.options["kernels"][dtype, sums, a.dtype].launch(
+        configuration.options["kernels"][dtype, scaled, a.dtype].launch(
             min(tiles, multiprocessors(a.device)),
             HOPPER_THREADS,
-            *(swizzled_map(x, (BLOCK, LINE)) for x in (rows.view(torch.float16), columns)),
+            *(swizzled_map(x, (BLOCK, LINE)) for x in (rows, columns)),
             scale_a,
             scale_b,
             output,
@@ -151,10 +177,31 @@ def _launch(
             shared_bytes=configuration.options["shared_bytes"],
         )
 
+    def run_int8_hopper(configuration: Configuration) -> None:
+        columns = configuration.options["columns"]
+        halves_of_a, halves_of_b = _as_halves(left), _as_halves(right)  # the maps do not keep them alive
+        configuration.options["kernels"][dtype].launch(
+            min(cdiv(m, BLOCK) * cdiv(n, columns), multiprocessors(a.device)),
+            HOPPER_THREADS,
+            swizzled_map(halves_of_a, (BLOCK, LINE)),
+            swizzled_map(halves_of_b, (columns, LINE)),
+            scale_a,
+            scale_b,
+            output,
+            m,
+            n,
+            k,
+            scale_a.stride(0),
+            scale_b.stride(0),
+            shared_bytes=configuration.options["shared_bytes"],
+        )
+
     def run(configuration: Configuration) -> None:
         options = configuration.options
         if configuration in HOPPER:
             return run_hopper(configuration)
+        if configuration in INT8_HOPPER:
+            return run_int8_hopper(configuration)
         (rows, columns), threads, parts = options["tile"], options["threads"], options["parts"]
         kernel, blocks = options["kernels"][dtype, sums], cdiv(m, rows) * cdiv(n, columns) * parts
         of_parts = torch.int32 if sums == "integers" else torch.float32
@@ -170,12 +217,15 @@ def _launch(
         return None
 
     def fits(configuration: Configuration) -> bool:
-        least = BLOCK if configuration in HOPPER else (configuration.options["parts"] - 1) * BLOCK
-        return configuration.serves(dtype, a.device) and k >= least
+        # Those for Hopper, which have no parts, take a block of terms at least.
+        least = (configuration.options.get("parts", 2) - 1) * BLOCK
+        too_many = configuration in INT8_HOPPER and sums != "integers"
+        return configuration.serves(dtype, a.device) and k >= least and not too_many
 
     def default() -> Configuration:
-        if a.is_cuda and m * n > 512 * 512 and m * n * k >= LITTLE_WORK and fits(HOPPER[0]):
-            return HOPPER[0]
+        hopper = TUNERS[name].configurations[0]
+        if a.is_cuda and m * n > 512 * 512 and m * n * k >= LITTLE_WORK and fits(hopper):
+            return hopper
         if a.is_cuda and m * n <= 512 * 512 and fits(IN_PARTS[0]):
             return IN_PARTS[0]
         if m <= SKINNY.options["tile"][0]:

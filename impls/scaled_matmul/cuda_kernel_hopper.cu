@@ -2,8 +2,8 @@
 // is converted in registers, and the right one before.
 #include "hopper.cuh"
 #include "scaled_matmul/quantised.cuh"
+#include "scaled_matmul/results.cuh"
 #include "tiles.cuh"
-#include "vectors.cuh"
 
 // Terms that share a scale of a, and of b; columns of the result that share a scale of b; rows of a tile.
 constexpr int BLOCK = 128;
@@ -39,51 +39,20 @@ __device__ inline void multiply(float (&sums)[COLUMNS / 2], const unsigned (&a)[
     wgmma_commit();
 }
 
-// Adds the sums of a block of terms, which have been waited for: with its scales, or as they are if ROWWISE. float32
-// holds any sum of a block of integers.
-template <bool ROWWISE, class Total>
-__device__ inline void add_scaled(Total (&total)[COLUMNS / 2], float (&sums)[COLUMNS / 2], const float (&of_rows)[2],
+// Adds the sums of a block of terms, which have been waited for: with its scales, or as they are if ROWWISE.
+template <bool ROWWISE>
+__device__ inline void add_scaled(float (&total)[COLUMNS / 2], float (&sums)[COLUMNS / 2], const float (&of_rows)[2],
                                   float of_columns) {
     wgmma_written(sums);
     const float scales[2] = {of_rows[0] * of_columns, of_rows[1] * of_columns};
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; i++) {
-        if constexpr (ROWWISE) total[i] += Total(sums[i]);
+        if constexpr (ROWWISE) total[i] += sums[i];
         else total[i] += sums[i] * scales[i / 2 % 2];
     }
 }
 
-// Stores a thread's sums: in two rows, two of every 8 of 64 columns. Neighbouring lanes exchange pairs,
-// so that each has 4 columns in one row.
-template <class T>
-__device__ inline void store_sums(const float (&sums)[COLUMNS / 2], T* __restrict__ c, long long row, long long column,
-                                  long long m, long long n) {
-    const bool odd = threadIdx.x % 2;
-    row += odd ? 8 : 0, column += threadIdx.x % 4 / 2 * 4;
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i += 4, column += 8) {
-        Vector<T, 4> results;
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            // As values: a choice between two places would move all sums to local memory.
-            const float first = sums[i + e], second = sums[i + 2 + e];
-            const float other = __shfl_xor_sync(~0u, odd ? first : second, 1);
-            results.at[e] = T(odd ? other : first);
-            results.at[2 + e] = T(odd ? second : other);
-        }
-        if (row >= m) continue;
-        T* to = c + row * n + column;
-        if (n % 4 == 0 && column < n) {
-            results.store(to);
-            continue;
-        }
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            if (column + e < n) to[e] = results.at[e];
-    }
-}
-
-template <class T, int ACROSS, int STAGES, int TYPE, bool ROWWISE, class Total>
+template <class T, int ACROSS, int STAGES, int TYPE, bool ROWWISE>
 __global__ void __launch_bounds__(THREADS, 1) scaled_matmul_hopper_kernel(
     const __grid_constant__ TensorMap a_map,  // of TYPE [m, terms], in elements of 2 bytes
     const __grid_constant__ TensorMap b_map,  // of float16 [n, terms], with zeros up to a multiple of BLOCK
@@ -147,7 +116,7 @@ __global__ void __launch_bounds__(THREADS, 1) scaled_matmul_hopper_kernel(
         const int next_row = int(min(max(m - 1 - row, 0ll), 8ll));
         const float* of_column = scale_b + (long long)at.column * ACROSS * scale_b_row_stride;
         const long long next_column = min(blocks_n - 1 - at.column * ACROSS, 1) * scale_b_row_stride;
-        Total total[2 * ACROSS][COLUMNS / 2] = {};
+        float total[2 * ACROSS][COLUMNS / 2] = {};
         float sums[2][COLUMNS / 2] = {}, of_rows[2] = {}, of_columns[ACROSS] = {};
         unsigned numbers[2][LINE / 16][4];
         const auto take = [&] {
@@ -203,7 +172,7 @@ __global__ void __launch_bounds__(THREADS, 1) scaled_matmul_hopper_kernel(
             float results[COLUMNS / 2];
 #pragma unroll
             for (int i = 0; i < COLUMNS / 2; i++) {
-                results[i] = float(total[j][i]);
+                results[i] = total[j][i];
                 if constexpr (ROWWISE) {
                     const long long here = first + lane % 4 * 2 + i / 4 * 8 + i % 2;
                     results[i] *= of_row[i / 2 % 2 * next_row * scale_a_row_stride] *

@@ -1,4 +1,4 @@
-"""Planted faults in the kernels for Hopper, of matmul, scaled_matmul and attention: edits of their emulated sources.
+"""Planted faults in the kernels for Hopper, of products and attention: edits of their emulated sources.
 
 Most concern asynchronous work: waits for a phase of an mbarrier, fences, groups of wgmma, swizzles.
 """
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from fourfold.properties import attention as attention_properties
+from fourfold.properties import int8_matmul as int8_properties
 from fourfold.properties import scaled_matmul as scaled_properties
 
 from fourfold.backends.cuda import emulator as cuda_on_cpu
@@ -36,6 +37,11 @@ CHOSEN = {
         "stages = 14 => stages = 6",
         "run_fastest(TUNERS[sums], a.device, (m, n, k), kind, fits, default, run) =>"
         " run(HOPPER[0] if fits(HOPPER[0]) else SMALL)",
+    ),
+    "int8_matmul": (
+        "_int8_hopper(128, 7) => _int8_hopper(128, 2)",
+        "run_fastest(TUNERS[sums], a.device, (m, n, k), kind, fits, default, run) =>"
+        " run(INT8_HOPPER[1] if fits(INT8_HOPPER[1]) else SMALL)",
     ),
     "attention": (
         "hopper_configuration(256, 64, 2)) => hopper_configuration(64, 64, 2))",
@@ -68,6 +74,11 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "one_block": scaled_properties.rows(60, 60, 128),
         "several_tiles": scaled_properties.rows(150, 300, 300),
     },
+    # One step, and five, the last one incomplete, in tiles that end inside the result.
+    "int8_matmul": {
+        "one_step": int8_properties.INT8.example(m=60, n=60, k=128),
+        "several_tiles": int8_properties.INT8.example(m=150, n=200, k=600),
+    },
     # Several steps of keys, the last one incomplete, for two warpgroups; and a sequence after it.
     "attention": {
         "many_keys": attention_properties.tokens([70, 3], [330, 5], heads=(2, 1), columns=16, causal=True),
@@ -89,7 +100,7 @@ def _faults(operation: str, *faults: tuple[Any, ...], gradient: bool = False, ch
     """Return faults, of a gradient or else of the output, with a name, edits, the exception (None for a wrong result),
     and its message."""
     of, examples = Edits(operation, "cuda"), EXAMPLES[f"{operation} backward" if gradient else operation]
-    place = r"\((?:cuda_kernel_hopper(?:_backward)?\.cu|boxes\.cuh):\d+\).*"
+    place = r"\((?:cuda_kernel(?:_int8)?_hopper(?:_backward)?\.cu|boxes\.cuh|results\.cuh):\d+\).*"
     return tuple(
         (of.gradient if gradient else of)(
             name,
@@ -154,7 +165,8 @@ LOADS = "            load_terms<TYPE>(numbers[1], left, 1);\n"
 RELEASES = "            if (block) release(2);\n            release(1);\n"
 OF_SCALED_MATMUL = _faults(
     "scaled_matmul",
-    ("no_wait", "barrier_wait(full + turn.stage * 8, turn.parity); =>", RACE, NOT_LANDED.removeprefix("wgmma ")),
+    ("no_wait", "scaled_matmul/cuda_kernel_hopper.cu: barrier_wait(full + turn.stage * 8, turn.parity); =>", RACE,
+     NOT_LANDED.removeprefix("wgmma ")),
     ("rows_released_early", f"{RELEASES} =>", f"{LOADS} => {RELEASES}{LOADS}", RACE, HAS_READ),
     ("columns_released_early", "wgmma_wait<1>();\n                add => release(2);\n wgmma_wait<1>(); add",
      "if (j % 2 == 0) release(2); =>", RACE, STILL_READ),
@@ -171,6 +183,24 @@ OF_SCALED_MATMUL = _faults(
     ("pairs_not_exchanged", "odd ? first : second, 1); => odd ? first : second, 0);", None, OUTPUT),
     ("columns_past_the_end_written", "if (column + e < n) to[e] => to[e]", RACE,
      r"write at byte \d+ of argument 4 \(c\).*, which thread \d+ of block \d+ wrote in line \d+"),
+)
+INT8 = "scaled_matmul/cuda_kernel_int8_hopper.cu: "
+OF_INT8_MATMUL = _faults(
+    "int8_matmul",
+    ("no_wait", f"{INT8}barrier_wait(full + turn.stage * 8, turn.parity); =>", RACE, NOT_LANDED),
+    ("released_early", f"{INT8}        if (lane == 0) barrier_arrive(empty + before * 8);\n =>",
+     f"{INT8}if (step > 0 && lane == 0) barrier_arrive(empty + before * 8); =>",
+     f"{INT8}            wgmma_wait<1>(); =>"
+     " if (lane == 0) barrier_arrive(empty + turn.stage * 8);\n            wgmma_wait<1>();", RACE, STILL_READ),
+    ("no_wgmma_fence", f"{INT8}            wgmma_fence();\n =>", RACE,
+     "wgmma takes registers that the threads have used, with no wgmma.fence between"),
+    ("registers_read_early", f"{INT8}        wgmma_wait<0>();\n        wgmma_written(sums); =>", None, OUTPUT),
+    ("wrong_stride", f"{INT8}matrix_descriptor(b + i, 16, SWIZZLED) => matrix_descriptor(b + i, 16, SWIZZLED / 2)",
+     None, OUTPUT),
+    ("terms_of_another_product", f"{INT8}matrix_descriptor(a + i, => matrix_descriptor(a + i / 2,", None, OUTPUT),
+    ("one_scale_of_rows", f"{INT8}(of_rows[i / 2 % 2] * => (of_rows[0] *", None, OUTPUT),
+    ("scales_past_the_last_column", f"{INT8}scale_b[min(column, n - 1) * => scale_b[column *", cuda_on_cpu.OutOfBounds,
+     "scale_b"),
 )
 RELEASES_KEYS = "if (lane == 0) barrier_arrive(k_empty + k_turn.stage * 8);"
 RELEASES_VALUES = "if (lane == 0) barrier_arrive(v_empty + v_turn.stage * 8);"
@@ -241,4 +271,4 @@ OF_SHARED_PRODUCTS = _faults(
     chosen="attention shared",
 )
 # fmt: on
-FAULTS = (*OF_MATMUL, *OF_SCALED_MATMUL, *OF_ATTENTION, *OF_ATTENTION_BACKWARD, *OF_SHARED_PRODUCTS)
+FAULTS = (*OF_MATMUL, *OF_SCALED_MATMUL, *OF_INT8_MATMUL, *OF_ATTENTION, *OF_ATTENTION_BACKWARD, *OF_SHARED_PRODUCTS)
