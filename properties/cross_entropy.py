@@ -185,8 +185,9 @@ examples: Mapping[str, Callable[[DType], Case]] = {
     "classes_not_a_multiple_of_16": rows(3, 15, given=(0.1, "none")),
     "one_past_a_warp": rows(3, 33, given=(0.0, "none")),
     "one_past_1024_classes": rows(3, 1025, given=(0.1,)),
-    # More than a block has, and few enough that the last block reduces their losses.
+    # More than a block has, and few enough that the last block reduces their losses; more than a warp has threads.
     "a_few_rows": rows(7, 40, given=(0.1,)),
+    "a_few_rows_for_two_warps": rows(37, 40, given=(0.1,)),
     "many_rows": rows(1500, 3, given=(0.1,)),
     "many_rows_each": rows(700, 3, given=(0.0, "none")),
     "targets_of_the_edges": targets_of_the_edges,

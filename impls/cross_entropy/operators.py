@@ -11,7 +11,7 @@ from .torch_eager import cross_entropy as definition
 
 # The most rows whose losses forward reduces itself, which saves a launch. A single block takes its time for more; on
 # the CPU, few cases have as few rows, so that tests reach both ways.
-FEW_ROWS = {"cuda": 1024, "cpu": 8}
+FEW_ROWS = {"cuda": 1024, "cpu": 40}
 
 
 class Reduced(NamedTuple):

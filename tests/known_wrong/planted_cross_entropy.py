@@ -124,7 +124,7 @@ def _cuda_faults() -> tuple[Fault, ...]:
     of, one = Edits("cross_entropy", "cuda"), {"right_on": one_row}
     return (
         of.stopped("target_of_ignored_rows_read", cuda_on_cpu.OutOfBounds,
-                   "threadIdx.x == 0 && valid ? C(logits => threadIdx.x == 0 ? C(logits",
+                   "threadIdx.x == 0 && valid ? C(logits => threadIdx.x == 0 && here ? C(logits",
                    source="https://github.com/open-lm-engine/lm-engine/pull/505", **one),
         of.stopped("barrier_missing", cuda_on_cpu.Race,
                    "    __syncthreads();\n    const int warp =>     const int warp"),
@@ -132,8 +132,8 @@ def _cuda_faults() -> tuple[Fault, ...]:
                    "    __syncthreads();\n    if (gridDim.x == 1) return true; =>    if (gridDim.x == 1) return true;"),
         of.stopped("finished_blocks_counted_without_atomics", cuda_on_cpu.Race,
                    "atomicAdd(counter, 1) == => (*counter)++ ==", **one),
-        of("reduced_by_the_first_block", "last = atomicAdd(counter, 1) == (int)gridDim.x - 1 =>"
-           " last = atomicAdd(counter, 1) == 0", poisoned=True, **one),
+        of.stopped("reduced_by_the_first_block", cuda_on_cpu.Race,
+                   "last = atomicAdd(counter, 1) == (int)gridDim.x - 1 => last = atomicAdd(counter, 1) == 0", **one),
         of("losses_of_the_first_warp", "    if (blockDim.y > 1) {\n        __shared__ C of_warps =>"
            "    if (blockDim.y > 99) {\n        __shared__ C of_warps", **one),
         of("first_warp_only", FIRST_WARP),

@@ -35,12 +35,12 @@ CHOSEN = {
     ),
     "scaled_matmul": (
         "stages = 14 => stages = 6",
-        "run_fastest(TUNERS[sums], a.device, (m, n, k), kind, fits, default, run) =>"
+        "run_fastest(TUNERS[name], a.device, (m, n, k), kind, fits, default, run) =>"
         " run(HOPPER[0] if fits(HOPPER[0]) else SMALL)",
     ),
     "int8_matmul": (
         "_int8_hopper(128, 7) => _int8_hopper(128, 2)",
-        "run_fastest(TUNERS[sums], a.device, (m, n, k), kind, fits, default, run) =>"
+        "run_fastest(TUNERS[name], a.device, (m, n, k), kind, fits, default, run) =>"
         " run(INT8_HOPPER[1] if fits(INT8_HOPPER[1]) else SMALL)",
     ),
     "attention": (

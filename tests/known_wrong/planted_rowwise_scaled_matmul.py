@@ -63,9 +63,9 @@ def _rowwise_faults() -> tuple[Fault, ...]:
                examples=named(properties, "one_scale_of_a_tensor"),
                source=f"{GITHUB}/pytorch/pytorch/issues/159940"),
         cuda.stopped("scales_past_the_last_column", cuda_on_cpu.OutOfBounds,
-                     f"{CUDA}of_columns[min(column + begin + j, columns - 1) * => of_columns[(column + begin + j) *",
+                     f"{CUDA}here = min(column + begin + j, columns - 1); => here = column + begin + j;",
                      source=f"{GITHUB}/pytorch/pytorch/issues/133334"),
-        cuda("scales_of_rows_left_out", f"{CUDA}if constexpr (ROWWISE) scale = of_rows[row * row_stride]; =>"),
+        cuda("scales_of_rows_left_out", f"{CUDA}if constexpr (SCALED == ROWS) scale = of_rows[row * row_stride]; =>"),
         cuda("types_exchanged", "for x in (a, b)) => for x in (b, a))",
              examples=named(properties, "e5m2_times_e4m3")),
     )
