@@ -85,8 +85,8 @@ def _int8_faults() -> tuple[Fault, ...]:
                **largest),
         triton("scales_of_blocks", f"{STRIDE_OF_SCALES} scale_a_ptr + (rows.to(tl.int64) * 0 + row) *"
                " scale_a_row_stride", right_on="one_element", source=f"{GITHUB}/ModelTC/LightX2V/issues/896"),
-        cuda("sums_in_float16", f"{CUDA}total[i][j][e] += Total(sum); => total[i][j][e] += Total(float(__half(sum / 64)) * 64);",
-             **largest),
+        cuda("sums_in_float16", f"{CUDA}total[i][j][e] += Total(sum); =>"
+             " total[i][j][e] += Total(float(__half(sum / 64)) * 64);", **largest),
         cuda("sign_lost", "scaled_matmul/quantised.cuh: spread >> 8 ^ 0x64806480u; => spread >> 8 ^ 0x64006400u;"),
         cuda("tail_of_terms_dropped", f"{CUDA}end = min(k, (part => end = min(k > BLOCK ? k / BLOCK * BLOCK : k, (part",
              right_on="k_127"),
