@@ -22,6 +22,15 @@ template <int STAGES> struct Turn {
     }
 };
 
+// Initializes the barriers of a ring's stages, in one thread. The thread that loads fills a stage; each of `warps` reports
+// by itself that it is done with it.
+template <int STAGES> __device__ inline void init_ring(unsigned full, unsigned empty, int warps) {
+    for (int stage = 0; stage < STAGES; stage++) {
+        barrier_init(full + stage * 8, 1);
+        barrier_init(empty + stage * 8, warps);
+    }
+}
+
 // ---- the copy engine
 
 // Loads a box of a matrix.

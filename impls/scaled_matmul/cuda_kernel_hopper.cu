@@ -69,11 +69,7 @@ __global__ void __launch_bounds__(THREADS, 1) scaled_matmul_hopper_kernel(
     // The shuffle tells the compiler that the value is the same in all of a warp.
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0);
     if (threadIdx.x == 0) {
-        for (int stage = 0; stage < STAGES; stage++) {
-            barrier_init(full + stage * 8, 1);
-            // Each multiplying warp reports by itself that it is done with a stage.
-            barrier_init(empty + stage * 8, MULTIPLYING * WARPGROUP / 32);
-        }
+        init_ring<STAGES>(full, empty, MULTIPLYING * WARPGROUP / 32);
         fence_mbarrier_init();
         prefetch(a_map);
         prefetch(b_map);
