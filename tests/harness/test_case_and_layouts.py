@@ -144,7 +144,7 @@ NAMESPACE: dict[str, Any] = {
     "bfloat16": ml_dtypes.bfloat16,
     "torch": torch,
     **{name: each.numpy for name, each in QUANTISED.items()},
-    **{name: np.dtype(name) for name in ("float16", "float32", "float64", "int32", "int64")},
+    **{name: np.dtype(name) for name in ("float16", "float32", "float64", "int8", "int32", "int64")},
 }
 
 
