@@ -40,7 +40,8 @@ def forward(a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any = None) -
     return functools.reduce(either_formula, others, found)
 
 
-def _is_extreme(scale: np.ndarray) -> bool:
+def is_extreme(scale: np.ndarray) -> bool:
+    """Return whether a scale may leave the normal range of float32 in some order: see `LEAST_SCALE`."""
     size = abs(scale[np.isfinite(scale) & (scale != 0)])
     return bool(((size < LEAST_SCALE) | (size > LARGEST_SCALE)).any())
 
@@ -48,7 +49,7 @@ def _is_extreme(scale: np.ndarray) -> bool:
 def orders(scale_a: Any, scale_b: Any) -> tuple[str, ...]:
     """Return the orders, beside that of scales first, whose errors differ for these scales."""
     values = (getattr(scale, "value", scale) for scale in (scale_a, scale_b))
-    return ORDERS[1:] if any(map(_is_extreme, values)) else ("dequantised",)
+    return ORDERS[1:] if any(map(is_extreme, values)) else ("dequantised",)
 
 
 # ---- cases
@@ -168,7 +169,7 @@ def the_identity_gives_a_with_its_scales(evaluate: Evaluate, case: Case, dtype: 
     usual = np.isfinite(a.value).all(axis=1, keepdims=True) & np.isfinite(scale_a).all(axis=1, keepdims=True)
     with np.errstate(over="ignore", invalid="ignore"):
         size = abs(of_rows.value * of_columns.value)
-    usual = usual & (size < LARGEST_SCALE) & ((size > LEAST_SCALE) | (size == 0)) & (not _is_extreme(scale_a))
+    usual = usual & (size < LARGEST_SCALE) & ((size > LEAST_SCALE) | (size == 0)) & (not is_extreme(scale_a))
     yield equal_where(usual & np.isfinite(scale_b).all(axis=1)[column], output, a * (of_rows * of_columns))
 
 

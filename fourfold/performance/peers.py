@@ -9,7 +9,7 @@ call.
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,31 +50,45 @@ def scaled_matmul(
     It takes the scales of a column by column, and a multiple of 4 scales of each block of columns of b.
 
     Raises:
-        NotImplementedError: torch or cuBLAS has no such product: on another device, or of these extents or dtypes.
+        NotImplementedError: see `_float8_product`.
     """
-    if not a.is_cuda:
-        raise NotImplementedError("torch has no block-wise scales on the CPU")
     padded = F.pad(scale_b, (0, -scale_b.shape[1] % 4)).contiguous().t()
-    try:
-        of_a, of_b = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
-        return F.scaled_mm(a, b.t(), scale_a.t().contiguous().t(), of_a, padded, of_b, output_dtype=out_dtype)
-    except (AttributeError, RuntimeError, ValueError) as error:
-        raise NotImplementedError(str(error)) from error
+    scales = {"BlockWise1x128": scale_a.t().contiguous().t(), "BlockWise128x128": padded}
+    return _float8_product(a, b, "block-wise", [*scales.items()], out_dtype)
 
 
 def rowwise_scaled_matmul(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype
 ) -> torch.Tensor:
-    """Call CUTLASS or cuBLAS, which multiply so on a GPU alone, in 14 bits.
+    """Call CUTLASS or cuBLAS, which multiply so in 14 bits.
 
     Raises:
-        NotImplementedError: torch has no such product: on the CPU, or of these extents or dtypes.
+        NotImplementedError: see `_float8_product`.
+    """
+    return _float8_product(a, b, "row-wise", [("RowWise", scale_a[:, None]), ("RowWise", scale_b[None])], out_dtype)
+
+
+def _float8_product(
+    a: torch.Tensor, b: torch.Tensor, kind: str, scales: Sequence[tuple[str, torch.Tensor]], out_dtype: torch.dtype
+) -> torch.Tensor:
+    """Call torch's product of scaled float8 matrices.
+
+    Args:
+        a: ``[m, k]``.
+        b: ``[n, k]``.
+        kind: of the scales, for the message.
+        scales: of a and of b, each with the name of its `torch.nn.functional.ScalingType`.
+        out_dtype: that of the result.
+
+    Raises:
+        NotImplementedError: the matrices are on the CPU, or torch cannot multiply them on this GPU.
     """
     if not a.is_cuda:
-        raise NotImplementedError("torch has no row-wise scales on the CPU")
+        raise NotImplementedError(f"torch has no {kind} scales on the CPU")
+    (type_of_a, scale_a), (type_of_b, scale_b) = scales
     try:
-        by_row = F.ScalingType.RowWise
-        return F.scaled_mm(a, b.t(), scale_a[:, None], by_row, scale_b[None], by_row, output_dtype=out_dtype)
+        of_a, of_b = (getattr(F.ScalingType, name) for name in (type_of_a, type_of_b))
+        return F.scaled_mm(a, b.t(), scale_a, of_a, scale_b, of_b, output_dtype=out_dtype)
     except (AttributeError, RuntimeError, ValueError) as error:
         raise NotImplementedError(str(error)) from error
 

@@ -24,12 +24,12 @@ def load_logits(logits_ptr, rows, columns, counted, classes, row_stride, class_s
     return tl.load(logits_ptr + at, mask=mask, other=float("-inf")).to(COMPUTE)
 
 
-@triton.jit
-def reduce_losses(
-    losses_ptr,
-    target_ptr,
-    output_ptr,
-    scale_ptr,
+@triton.jit(do_not_specialize=["num_rows"])
+def cross_entropy_reduce_kernel(
+    losses_ptr,  # [rows]
+    target_ptr,  # [rows], strided
+    output_ptr,  # a scalar
+    scale_ptr,  # [1], of a mean
     num_rows,
     target_stride,
     ignore_index,
@@ -37,7 +37,7 @@ def reduce_losses(
     COMPUTE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ):
-    """Write the sum of the losses of all rows, or their mean over rows that count and its reciprocal count."""
+    # One program owns all rows: that of a launch, or the last one of forward to finish.
     sums = tl.zeros((BLOCK_ROWS,), COMPUTE)
     counts = tl.zeros((BLOCK_ROWS,), tl.int64)
     for start in range(0, num_rows, BLOCK_ROWS):
@@ -120,7 +120,7 @@ def cross_entropy_forward_kernel(
             last = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1
         if last:
             tl.debug_barrier()
-            reduce_losses(
+            cross_entropy_reduce_kernel(
                 losses_ptr,
                 target_ptr,
                 output_ptr,
@@ -134,34 +134,6 @@ def cross_entropy_forward_kernel(
             )
             if not ALONE:
                 tl.store(counter_ptr, 0)  # for the next launch
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def cross_entropy_reduce_kernel(
-    losses_ptr,  # [rows]
-    target_ptr,  # [rows], strided
-    output_ptr,  # a scalar
-    scale_ptr,  # [1], of a mean
-    num_rows,
-    target_stride,
-    ignore_index,
-    MEAN: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-):
-    # One program owns all rows.
-    reduce_losses(
-        losses_ptr,
-        target_ptr,
-        output_ptr,
-        scale_ptr,
-        num_rows,
-        target_stride,
-        ignore_index,
-        MEAN,
-        COMPUTE,
-        BLOCK_ROWS,
-    )
 
 
 @triton.jit(do_not_specialize=["num_rows"])

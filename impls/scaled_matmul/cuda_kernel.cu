@@ -62,11 +62,12 @@ template <int TILE, int THREADS, int TYPE> struct Side {
         for (int i = 0; i < COUNT; i++) {
             const uint4 bits = fetched[i];
             uint4* to = reinterpret_cast<uint4*>(shared + row(i) * LINE + term(i));
-            to[0] = make_uint4(number(bits.x), number(bits.x >> 16), number(bits.y), number(bits.y >> 16));
-            to[1] = make_uint4(number(bits.z), number(bits.z >> 16), number(bits.w), number(bits.w >> 16));
+            to[0] = make_uint4(pair(bits.x), pair(bits.x >> 16), pair(bits.y), pair(bits.y >> 16));
+            to[1] = make_uint4(pair(bits.z), pair(bits.z >> 16), pair(bits.w), pair(bits.w >> 16));
         }
     }
-    __device__ unsigned number(unsigned two) const {
+    // Two numbers as two of float16: see decoded.
+    __device__ unsigned pair(unsigned two) const {
         if constexpr (TYPE != EITHER_FLOAT8) return decoded<TYPE>(two);
         const unsigned e4m3 = decoded<E4M3>(two), wide = decoded<E5M2>(two);
         return e5m2 ? wide : e4m3;

@@ -174,6 +174,10 @@ def _default(m: int, n: int, device: torch.device) -> Configuration:
     return few if m <= 16 else many
 
 
+def _dense(matrix: torch.Tensor) -> torch.Tensor:
+    return matrix if one_axis_dense(matrix) == 1 else padded(matrix)
+
+
 def _launch(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, output: torch.Tensor
 ) -> None:
@@ -186,9 +190,8 @@ def _launch(
         scalars = (m, n, k, *a.stride(), *b.stride(), *scale_strides_of(scale_a, scale_b))
         described = configuration is DESCRIBED and k > 0  # no descriptor is of nothing
         if described:
-            rows = a if one_axis_dense(a) == 1 else padded(a)
-            left = descriptor(rows, False, [options["BLOCK_M"], options["BLOCK_K"]])
-            columns = padded(b, torch.float16) if not in_integers else b if one_axis_dense(b) == 1 else padded(b)
+            columns = _dense(b) if in_integers else padded(b, torch.float16)
+            left = descriptor(_dense(a), False, [options["BLOCK_M"], options["BLOCK_K"]])
             right = descriptor(columns, False, [options["BLOCK_N"], options["BLOCK_K"]])
         else:
             by_bits = configuration in BITS and a.dtype != torch.int8

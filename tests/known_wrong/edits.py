@@ -181,6 +181,6 @@ class Edits:
         return self._fault(name, functools.partial(law_holds, law), r"left side.* is .*expected", edits, more)
 
     def unchecked(self, name: str, times: int = 1, **more: Any) -> Fault:
-        """Return an implementation that does not check its arguments, in a file with so many signatures."""
+        """Return a fault of the checks of arguments: there are none. The file has `times` signatures."""
         edit = f"@signature( =>{times} @(lambda *_, **__: lambda function: function)("
         return self._fault(name, declared_errors_are_raised, "in place of|was raised|not name", (edit,), more)

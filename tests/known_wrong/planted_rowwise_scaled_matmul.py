@@ -26,7 +26,7 @@ TOTAL = f"{TRITON}total = sums.to(tl.float32) * (scale_a[:, None] =>"
 
 
 def _faults_of_either(operation: str) -> tuple[Fault, ...]:
-    """Return faults in torch, most of which a law shows."""
+    """Return the faults in torch. Laws reject most of them."""
     of, example, sums = Edits(operation, "torch"), EXAMPLES[operation], SUMS[operation]
 
     def after_sums(change: str) -> str:

@@ -493,7 +493,7 @@ std::vector<Taken> taken(Warpgroup& g) {
     return all;
 }
 
-// Adds the product of matrices of which one is in shared memory, and the other may be in registers.
+// Adds the product of a, in registers or in shared memory, and b, in shared memory.
 template <class T> void add_product(const Rendezvous* slots, Accumulator& acc, Multiplication& m) {
     const Rendezvous& s = slots[0];
     static T a[TERMS<T> * 64], b[TERMS<T> * 256];
