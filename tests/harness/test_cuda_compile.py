@@ -36,9 +36,7 @@ def arch(request):
     return request.param
 
 
-def test_the_kernels_that_run_on_the_cpu_compile_for_each_architecture(arch, monkeypatch, tmp_path):
-    # Use an empty cache: the cache would return a kernel that a launch compiled alone.
-    monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path))
+def test_the_kernels_that_run_on_the_cpu_compile_for_each_architecture(arch):
     resources = compile_ahead_of_time(CONTROLS, NAMES, arch)
     assert list(resources) == NAMES
     for name, needs in resources.items():
@@ -118,6 +116,21 @@ def test_a_kernel_is_compiled_once_until_a_header_changes(tmp_path, monkeypatch)
     header.write_text("#define VALUE 2\n")
     assert compile_kernels(source, names[0], names, "sm_90a").path.read_bytes() != first.path.read_bytes()
     assert compiled == [names, names]
+
+
+def test_resources_are_of_kernels_that_were_compiled_together(tmp_path, monkeypatch):
+    # The code of a kernel depends on the others, as that of matmul's in float32 does on the sums of parts in float64.
+    monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path / "cache"))
+    source = tmp_path / "k.cu"
+    source.write_text("template <class T> __global__ void k(T* c) { c[threadIdx.x] *= 2; }")
+    compiled = []
+    compile_ = cuda_compile._compile
+    monkeypatch.setattr(cuda_compile, "_compile", lambda *a: compiled.append(a[1]) or compile_(*a))
+    launched = ["k<double>", "k<float>"]
+    compile_kernels(source, launched[0], launched, "sm_90a")
+    for together in (["k<float>"], ["k<float>", "k<int>"], ["k<int>", "k<float>"]):
+        assert [*compile_ahead_of_time(source, together, "sm_90a")] == together
+    assert compiled == [launched, ["k<float>"], ["k<float>", "k<int>"]]
 
 
 @pytest.mark.full

@@ -293,7 +293,9 @@ def nvrtc_options(source: pathlib.Path, arch: str) -> list[str]:
     ]
 
 
-def compile_kernels(source: pathlib.Path, name: str, also: Collection[str], arch: str) -> CompiledKernels:
+def compile_kernels(
+    source: pathlib.Path, name: str, also: Collection[str], arch: str, reproducible: bool = False
+) -> CompiledKernels:
     """Return the cubin that contains a kernel, from the cache or freshly compiled. Needs neither a GPU nor a driver.
 
     Args:
@@ -301,6 +303,8 @@ def compile_kernels(source: pathlib.Path, name: str, also: Collection[str], arch
         name: the kernel, a C++ name expression.
         also: other kernels of the file, to compile together with it if it has to be compiled.
         arch: such as "sm_90a".
+        reproducible: whether the cubin must contain the kernel and `also` alone, whatever was compiled before. The code
+            and the shared memory of a kernel depend on the kernels that are compiled together with it.
 
     Raises:
         CudaError: NVRTC is missing or rejects the file. The message contains its output.
@@ -309,7 +313,8 @@ def compile_kernels(source: pathlib.Path, name: str, also: Collection[str], arch
     check_headers(texts)
     prepared = nvrtc_source(str(source), texts)
     changed = [] if prepared == (texts[str(source)], {}) else [prepared]
-    directory = cache_folder("cuda", digest(_nvrtc_version(), options, texts, *changed))
+    alone = [sorted({name, *also})] if reproducible else []
+    directory = cache_folder("cuda", digest(_nvrtc_version(), options, texts, *changed, *alone))
     return load_or_compile(
         directory,
         name,
@@ -335,7 +340,7 @@ def compile_ahead_of_time(source: pathlib.Path, names: Sequence[str], arch: str)
 
     Args:
         source: the `.cu` file.
-        names: C++ name expressions of kernels.
+        names: C++ name expressions of kernels, which are compiled together.
         arch: such as "sm_80", "sm_90a", "sm_100a", "sm_120".
 
     Returns:
@@ -347,7 +352,7 @@ def compile_ahead_of_time(source: pathlib.Path, names: Sequence[str], arch: str)
     source = pathlib.Path(source).resolve()
     resources = {}
     for name in names:
-        compiled = compile_kernels(source, name, names, arch)
+        compiled = compile_kernels(source, name, names, arch, reproducible=True)
         lowered, log = compiled.lowered_names[name], kernel_log(compiled, name)
         # The functions that a kernel calls have properties of their own, listed after the kernel's.
         properties = log.partition(f"Function properties for {lowered}\n")[2].partition("Function properties")[0]
