@@ -208,6 +208,7 @@ CHECKS = {
     "python": check_python,
     ".ci/nightly": check_nightly,
     ".ci/record": check_record,
+    ".ci/host_times": check_record,
     "ruff": check_tool,
     "mypy": check_tool,
 }

@@ -331,6 +331,16 @@ def test_calls_alike_are_repeated_on_a_gpu(backend: str, repeated: list[tuple]) 
             *(torch.ones(n, 1, device="cuda") for n in (1024, 4)),
             torch.bfloat16,
         ),
+        "rowwise_scaled_matmul": (
+            *(torch.randn(n, 128, device="cuda").to(torch.float8_e5m2) for n in (1024, 512)),
+            *(torch.ones(n, device="cuda") for n in (1024, 512)),
+            torch.bfloat16,
+        ),
+        "int8_matmul": (
+            *(torch.randint(-128, 128, (n, 128), device="cuda", dtype=torch.int8) for n in (1024, 512)),
+            *(torch.ones(n, device="cuda") for n in (1024, 512)),
+            torch.bfloat16,
+        ),
         "paged_attention": (
             torch.randn(2, 4, 32, device="cuda"),
             *torch.randn(2, 5, 8, 2, 32, device="cuda"),
@@ -340,7 +350,7 @@ def test_calls_alike_are_repeated_on_a_gpu(backend: str, repeated: list[tuple]) 
         ),
         "attention": (*torch.randn(3, 32, 2, 64, device="cuda").half(), None, None, True, None, (-1, -1), None),
     }
-    without_gradient = {"paged_attention", "scaled_matmul"}
+    without_gradient = {"paged_attention", "scaled_matmul", "rowwise_scaled_matmul", "int8_matmul"}
     for operation, arguments in calls.items():
         function, results = backends.load(operation, backend), []
         for _ in range(5):

@@ -1,4 +1,4 @@
-"""`.ci/record`, which records the times of all operations on all GPUs."""
+"""`.ci/record` and `.ci/host_times`, which record the times of all operations on GPUs."""
 
 import contextlib
 import json
@@ -17,9 +17,9 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / ".ci" / "record"
 
 
-def load_script() -> Any:
-    loader = SourceFileLoader("record", str(SCRIPT))
-    module = module_from_spec(spec_from_loader("record", loader))  # type: ignore[arg-type]
+def load_script(path: Path = SCRIPT) -> Any:
+    loader = SourceFileLoader(path.name, str(path))
+    module = module_from_spec(spec_from_loader(path.name, loader))  # type: ignore[arg-type]
     loader.exec_module(module)
     return module
 
@@ -178,3 +178,39 @@ def test_configurations_chosen_while_others_run_are_forgotten(tmp_path: Path, mo
     monkeypatch.setattr(sys, "argv", ["record", str(tmp_path), "vector_add", "--device", "cpu"])
     assert script.main() == 0
     assert seen[-1] == ["alone.json"]
+
+
+def host_times(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
+    script = load_script(SCRIPT.with_name("host_times"))
+    monkeypatch.setattr(sys, "argv", ["host_times", *words, "--device", "cpu", "--seconds", "0"])
+    return script
+
+
+def test_the_table_of_the_host_has_a_time_of_each_call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = host_times(monkeypatch, "vector_add", "softmax")
+    monkeypatch.setattr(script, "CALLS", 1)
+    assert script.main() == 0
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    cells = {row.split(" | ")[0]: row.strip("| ").split(" | ")[1:] for row in rows}
+    assert [*cells] == ["| vector_add", "| softmax"]
+    assert [len([float(time) for time in times if time.strip()]) for times in cells.values()] == [4, 6]
+
+
+def test_a_call_that_fails_is_reported_beside_the_times_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = host_times(monkeypatch, "vector_add", "softmax")
+    calls = {
+        "vector_add": {("vector_add", "triton", False): lambda: 1 / 0, ("vector_add", "cuda", False): lambda: None},
+        "softmax": {("softmax", "triton", False): lambda: None},
+    }
+    monkeypatch.setattr(script, "calls_of", lambda name, device: calls[name])
+    assert script.main() == 1
+    report = capsys.readouterr()
+    assert report.err == "vector_add triton False ZeroDivisionError: division by zero\n"
+    assert [[bool(time.strip()) for time in row.split(" | ")[1:3]] for row in report.out.splitlines()[2:]] == [
+        [False, True],
+        [True, False],
+    ]
