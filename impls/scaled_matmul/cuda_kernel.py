@@ -59,7 +59,7 @@ def _tiles(
     return Configuration(name, options, frozenset(dtypes), anywhere if on_cpu else on_gpu, needs)
 
 
-SKINNY, SMALL = _tiles("16x32", 16, 32, 32, *OUT_DTYPES), _tiles("32x32", 32, 32, 64, *OUT_DTYPES)
+SKINNY, SMALL = _tiles("16x32", 16, 32, 64, *OUT_DTYPES), _tiles("32x32", 32, 32, 128, *OUT_DTYPES)
 LARGE = {
     dtype: _tiles(f"128x128_{str(dtype).removeprefix('torch.')}", 128, 128, 256, dtype, on_cpu=dtype == torch.bfloat16)
     for dtype in OUT_DTYPES
