@@ -77,15 +77,15 @@ def held_rows(layout: Layout, itemsize: int, mean: bool) -> tuple[Held, ...]:
     return few, Held(width, 4, "ONE" if itemsize == 4 else "SHARED")
 
 
-def forward_vectors(layout: Layout, itemsize: int, added: bool) -> tuple[int, ...]:
+def forward_vectors(layout: Layout, itemsize: int, mean: bool, added: bool) -> tuple[int, ...]:
     """Return how many vectors a thread holds in the forward kernels for a layout, those for short rows first.
 
-    A thread with few vectors lets more blocks share a multiprocessor.
+    A thread with few vectors lets more blocks share a multiprocessor. That costs layer_norm more than it gains.
     """
     if layout is Layout.STRIDED:
         return (4,)
     if layout is Layout.ADJACENT:
-        return (8, 16) if itemsize == 4 or (added and itemsize == 2) else (16,)
+        return (8, 16) if (added and itemsize < 8) or (itemsize == 4 and not mean) else (16,)
     return (2, 4, SHARED_VECTORS)
 
 
@@ -136,7 +136,7 @@ def forward_plan(cols: int, layout: Layout, itemsize: int, mean: bool, added: bo
     if cols <= 8 * WARP and layout is Layout.ADJACENT:
         layout = Layout.STRIDED  # several rows share a warp
     width = 16 // itemsize if layout is Layout.WHOLE else 1
-    variants = forward_vectors(layout, itemsize, added)
+    variants = forward_vectors(layout, itemsize, mean, added)
     most: dict[int, int] = {}
     if layout is Layout.WHOLE:
         variants = variants[:-1]  # without that of rows that blocks share
@@ -192,7 +192,7 @@ class Norm:
         size, mean, last = dtype.itemsize, self.mean, (self.mean, self.added)
         width = 16 // size
         for layout in Layout:
-            for each in forward_vectors(layout, size, self.added):
+            for each in forward_vectors(layout, size, mean, self.added):
                 kind = (width if layout is Layout.WHOLE else 1, each, layout is Layout.ADJACENT)
                 yield _name(dtype, "norm_forward_kernel", *kind, *last)
         variants = {(held, held.way) for layout in Layout for held in held_rows(layout, size, mean)}
