@@ -72,10 +72,21 @@ class Configuration:
 
 @dataclass
 class Forced:
-    """A configuration that a kernel's launches are forced to use, and the number of launches that used it."""
+    """A configuration that a kernel's launches are forced to use.
+
+    Attributes:
+        configuration: it.
+        launches: the number of launches that used it.
+        alone: whether a launch that it cannot do raises `Misfit`, instead of taking the default.
+    """
 
     configuration: Configuration
     launches: int = 0
+    alone: bool = False
+
+
+class Misfit(Exception):
+    """An exception for a launch that a forced configuration cannot do."""
 
 
 class Tuner:
@@ -111,6 +122,9 @@ class Tuner:
             default: returns a configuration that fits, without measuring.
             run: does the launch. It may be called many times.
             worthwhile: whether launches of the kind take long enough that measuring pays.
+
+        Raises:
+            Misfit: a forced configuration, and no other, may be taken, and does not fit.
         """
         if not _forced and (earlier := self._chosen.get((device, kind))):
             return earlier
@@ -118,6 +132,8 @@ class Tuner:
             recorder.refuse()  # the choice may differ at the next call
         if forced := _forced.get(self.name):
             if not fits(forced.configuration):
+                if forced.alone:
+                    raise Misfit(forced.configuration.name)
                 return default()
             forced.launches += 1
             return forced.configuration
@@ -212,7 +228,8 @@ def configurations(kernel: str) -> tuple[Configuration, ...]:
 def force_configuration(kernel: str, configuration: str) -> Iterator[Forced]:
     """Launch a kernel with a configuration wherever it fits, and otherwise with its default.
 
-    It yields a `Forced`, whose count of launches shows whether the configuration was used at all.
+    It yields a `Forced`, whose count of launches shows whether the configuration was used at all, and whose `alone` may
+    be set.
 
     Raises:
         KeyError: there is no such kernel or configuration.

@@ -191,10 +191,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     ]
     if check:
         cells = cells_for_check(cells, check, hypothesis.settings.get_current_profile_name() == profiles.NIGHTLY)
+    everywhere: Collection[str] | None = None  # the dtypes of which a plain run takes all cells; None: all cells
     if not profiles.is_full() and not names_parameters(metafunc.config):
         cells = default_cells(cells, limits.get("plain", check.plain if check else PLAIN))
         if not selection.narrowed:
-            cells = spread(cells, metafunc.definition.name, PLAIN if check and check.everywhere else ())
+            everywhere = PLAIN if check and check.everywhere else ()
+            cells = spread(cells, metafunc.definition.name, everywhere)
     if "law" in metafunc.fixturenames:
         triples = [
             (cell, law, output)
@@ -209,6 +211,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("cell,configuration", choices, ids=[f"{cell}-{c.name}" for cell, c in choices])
     elif "output" in metafunc.fixturenames and not limits.get("whole"):
         pairs = [(cell, name) for cell in cells for name in outputs_for(check, selection.operations[cell.operation])]
+        if everywhere is not None:
+            pairs = spread_outputs(pairs, metafunc.definition.name, everywhere)
         metafunc.parametrize("cell,output", pairs, ids=[_cell_id(cell, output) for cell, output in pairs])
     else:
         metafunc.parametrize("cell", cells, ids=str)
@@ -273,6 +277,21 @@ def spread(cells: list[Cell], test: str, everywhere: Collection[str]) -> list[Ce
         if numbers[operation] % profiles.OWN_OPERATIONS == 0 or numbers[operation] == smallest
     }
     return [c for c in cells if c.dtype in everywhere or c.backend == backend_of.get((c.operation, c.dtype))]
+
+
+def spread_outputs(pairs: list[tuple[Cell, str]], test: str, everywhere: Collection[str]) -> list[tuple[Cell, str]]:
+    """Return the pairs of one output of each operation, and all pairs of the dtypes `everywhere`.
+
+    As in `spread`, the names of the test and of the operation choose.
+    """
+    outputs: dict[str, dict[str, None]] = {}
+    for cell, output in pairs:
+        outputs.setdefault(cell.operation, {})[output] = None
+    chosen = {
+        (operation, [*names][zlib.crc32(f"{test} {operation}".encode()) // 100 % len(names)])
+        for operation, names in outputs.items()
+    }
+    return [(cell, output) for cell, output in pairs if cell.dtype in everywhere or (cell.operation, output) in chosen]
 
 
 def names_parameters(config: pytest.Config) -> bool:

@@ -16,7 +16,14 @@ from fourfold.checks.search import Search
 from fourfold.engine.cells import Cell
 from fourfold.engine.profiles import OWN_OPERATIONS
 from fourfold.numerics.dtypes import DTYPES
-from fourfold.pytest_plugin.hooks import beyond_default, cells_for_check, default_cells, examples, spread
+from fourfold.pytest_plugin.hooks import (
+    beyond_default,
+    cells_for_check,
+    default_cells,
+    examples,
+    spread,
+    spread_outputs,
+)
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = ROOT / "tests" / "operations"
@@ -116,6 +123,22 @@ def test_a_plain_run_takes_one_backend_of_some_operations() -> None:
     assert [c for c in spread(every, "test_a", ("float32",)) if c.dtype == "float32"] == [
         c for c in every if c.dtype == "float32"
     ]
+
+
+def test_a_plain_run_takes_one_output_of_an_operation() -> None:
+    every = [
+        (Cell(f"operation_{n}", "cuda", dtype), output)
+        for n in range(30)
+        for dtype in ("float16", "float32")
+        for output in "yh"
+    ]
+    chosen = spread_outputs(every, "test_a", ())
+    assert [*Counter((cell.operation, cell.dtype) for cell, _ in chosen).values()] == [1] * 60
+    assert {output for _, output in chosen} == {"y", "h"}
+    assert spread_outputs(every, "test_b", ()) != chosen
+    assert spread_outputs(every[:20], "test_a", ()) == [pair for pair in chosen if pair in every[:20]]
+    in_float32 = [pair for pair in every if pair[0].dtype == "float32"]
+    assert [p for p in spread_outputs(every, "test_a", ("float32",)) if p in in_float32] == in_float32
 
 
 @pytest.mark.parametrize("operation", [f"operation_{n}" for n in range(9)])

@@ -12,7 +12,7 @@ from subjects import subject_of
 from fourfold import backends
 from fourfold.backends import tuning
 from fourfold.backends.cuda.compile import CudaError
-from fourfold.backends.tuning import Configuration, Tuner
+from fourfold.backends.tuning import Configuration, Misfit, Tuner
 from fourfold.checks.configurations import configuration_agrees
 from fourfold.checks.search import Search
 from fourfold.operations.outcomes import Failure
@@ -101,6 +101,9 @@ def test_forced_configuration_is_taken_wherever_it_fits(measured: list[str]) -> 
     with tuning.force_configuration("kernel", "too_large") as forced:
         assert choice(kernel) == "too_large"
         assert choice(kernel, "another kind", fits=lambda configuration: configuration is not TOO_LARGE) == "slow"
+        forced.alone = True
+        with pytest.raises(Misfit):
+            choice(kernel, fits=lambda configuration: configuration is not TOO_LARGE)
     assert forced.launches == 1
     assert choice(kernel) == "fast"
     with pytest.raises(KeyError), tuning.force_configuration("kernel", "unheard_of"):
@@ -134,14 +137,20 @@ def test_a_baselines_kernels_run_as_todays_while_they_are_the_same(
 # ---- the check of a configuration
 
 
-RIGHT, WRONG, UNUSED = (Configuration(name, {}) for name in ("right", "wrong", "unused"))
+RIGHT, WRONG, UNUSED, MATRICES = (Configuration(name, {}) for name in ("right", "wrong", "unused", "matrices"))
 WRONG_GRADIENT = Configuration("wrong_gradient", {}, of_gradients=True)
-TUNER = Tuner("vector_add_planted", (RIGHT, WRONG, UNUSED, WRONG_GRADIENT), Path(__file__))
+TUNER = Tuner("vector_add_planted", (RIGHT, WRONG, UNUSED, MATRICES, WRONG_GRADIENT), Path(__file__))
+CHOSEN: list[str] = []
 
 
 def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Add, wrongly with one configuration or with wrong gradients with another, and never launch a third."""
-    chosen = TUNER.choose(x.device, None, lambda each: each is not UNUSED, lambda: RIGHT, lambda each: None)
+
+    def fits(configuration: Configuration) -> bool:
+        return configuration is not UNUSED and (configuration is not MATRICES or x.ndim == 2)
+
+    chosen = TUNER.choose(x.device, None, fits, lambda: RIGHT, lambda each: None)
+    CHOSEN.append(chosen.name)
     output = x - y if chosen is WRONG else x + y
     if chosen is WRONG_GRADIENT and output.requires_grad:
         output.register_hook(torch.neg)
@@ -163,3 +172,12 @@ def test_a_configuration_that_is_wrong_or_that_no_case_uses_is_rejected(
     subject = subject_of("vector_add", add, backend="planted")
     with pytest.raises(Failure, match=says) if says else contextlib.nullcontext():
         configuration_agrees(configuration, subject, Search(examples=3))
+
+
+def test_what_a_configuration_cannot_do_is_left_to_the_check_of_the_default() -> None:
+    subject = subject_of("vector_add", add, backend="planted")
+    CHOSEN.clear()
+    search = Search(examples=3)
+    configuration_agrees(MATRICES, subject, search)
+    assert {*CHOSEN} == {"matrices"}
+    assert search.ran == len(CHOSEN)
