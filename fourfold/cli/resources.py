@@ -58,8 +58,10 @@ class CellResources:
         def compile_one(cell: Cell) -> list[dict[str, Any]] | str:
             try:
                 return kernels_of(cell, *ARCHITECTURES[arch], folder)
-            except (StaticError, CudaError) as error:
+            except StaticError as error:
                 return str(error)
+            except CudaError as error:
+                return f"{cell}: {error}"
 
         with ThreadPoolExecutor(max(jobs, 1)) as pool:
             results = dict(zip(map(str, cells), pool.map(compile_one, cells)))
@@ -96,9 +98,7 @@ def command(options: argparse.Namespace) -> int:
         for line in needs(new):
             print(line)
         return 1 if new.errors else 0
-    compared = [
-        (cell, pair) for cell in new.kernels for pair in pair_kernels(new.kernels[cell], old.kernels.get(cell, []))
-    ]
+    compared = compare(new, old)
     for line in lines(compared, new, old):
         print(line)
     return 1 if new.errors or (options.strict and any(pair.worse for _, pair in compared)) else 0
@@ -183,6 +183,12 @@ def _used_files(kernels: Path, operation: str) -> dict[str, bytes]:
 
 
 # ---- reports
+
+
+def compare(new: CellResources, old: CellResources) -> list[tuple[str, Pair]]:
+    """Return the pairs of kernels of each cell that compiles on both sides, and of new cells."""
+    cells = [cell for cell in new.kernels if cell not in old.errors]
+    return [(cell, pair) for cell in cells for pair in pair_kernels(new.kernels[cell], old.kernels.get(cell, []))]
 
 
 def lines(compared: Sequence[tuple[str, Pair]], new: CellResources, old: CellResources) -> Iterator[str]:

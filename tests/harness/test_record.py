@@ -119,6 +119,24 @@ def test_what_has_no_time_left_is_recorded_by_the_same_command_later(
     assert timed() == ["softmax"]
 
 
+def test_what_fails_beside_others_is_timed_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load_script()
+    names: list[str] = []
+
+    def run(seconds: float, command: list[str], *rest: Any) -> int:
+        names.append(command[command.index("--op") + 1])
+        if names in (["softmax"], ["softmax", "swiglu"]):
+            return 1
+        Path(command[-1].partition("=")[2]).write_text("{}")
+        return 0
+
+    reports_of(script, monkeypatch)
+    monkeypatch.setattr(script, "status_within", run)
+    monkeypatch.setattr(sys, "argv", ["record", str(tmp_path), "softmax", "swiglu", "--device=cpu", "--step=time"])
+    assert script.main() == 0
+    assert names == ["softmax", "swiglu", "softmax", "swiglu"]
+
+
 def test_the_slower_kernels_are_profiled_and_no_step_repeats_what_the_folder_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from fourfold.cli.resources import (
     CellResources,
     _used_files,
     changed_operations,
+    compare,
     implementations,
     lines,
     unpack,
@@ -193,6 +194,14 @@ def test_what_was_written_is_compared_with_what_is_compiled(tmp_path: Path, caps
     assert said.endswith("3 of 4 kernels have the same code\n")
 
 
+def test_kernels_whose_base_does_not_compile_are_not_called_new() -> None:
+    new = CellResources({"a": [kernel("x")], "b": [kernel("x")]}, {})
+    old = CellResources({}, {"a": "a: no such header"})
+    compared = compare(new, old)
+    assert [(cell, pair.new, pair.old) for cell, pair in compared] == [("b", kernel("x"), None)]
+    assert "not compared, the base does not compile: a: no such header" in lines(compared, new, old)
+
+
 @pytest.mark.full
 def test_a_kernel_that_does_not_compile_is_told(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cells = [Cell("vector_add", "cuda", "float32"), Cell("vector_add", "triton", "float32")]
@@ -202,7 +211,9 @@ def test_a_kernel_that_does_not_compile_is_told(repository: Path, capsys: pytest
     assert found.kernels == {}
     assert found.errors.keys() == {"vector_add-cuda-float32", "vector_add-triton-float32"}
     none = CellResources({}, {})
-    assert sum(line.startswith("does not compile: ") for line in lines([], found, none)) == 2
+    assert (
+        sum(bool(re.match(r"does not compile: vector_add-\w+-float32: ", line)) for line in lines([], found, none)) == 2
+    )
     assert sum(line.startswith("not compared, the base") for line in lines([], none, found)) == 2
 
 
