@@ -75,9 +75,9 @@ class Forced:
     """A configuration that a kernel's launches are forced to use.
 
     Attributes:
-        configuration: it.
+        configuration: the forced one.
         launches: the number of launches that used it.
-        alone: whether a launch that it cannot do raises `Misfit`, instead of taking the default.
+        alone: whether a launch that it cannot do raises `Misfit` instead of taking the default.
     """
 
     configuration: Configuration
@@ -124,7 +124,7 @@ class Tuner:
             worthwhile: whether launches of the kind take long enough that measuring pays.
 
         Raises:
-            Misfit: a forced configuration, and no other, may be taken, and does not fit.
+            Misfit: a configuration that is forced alone does not fit.
         """
         if not _forced and (earlier := self._chosen.get((device, kind))):
             return earlier

@@ -9,7 +9,7 @@ from fourfold.backends.tuning import Configuration, Forced
 from fourfold.checks.backward import backward_agrees
 from fourfold.checks.forward import forward_agrees
 from fourfold.checks.search import Search, Subject
-from fourfold.operations.outcomes import Failure, Unsupported
+from fourfold.operations.outcomes import Failure, Unsupported, Vacuous
 
 
 def configuration_agrees(configuration: Configuration, subject: Subject, search: Search) -> None:
@@ -40,7 +40,7 @@ def agrees_if_forced(configuration: str, subject: Subject, search: Search) -> Fo
         forced.alone = not forced.configuration.of_gradients
         try:
             (forward_agrees if forced.alone else backward_agrees)(subject, search)
-        except Failure:  # without a launch, it says that no case could have failed
-            if forced.launches or not forced.alone:
+        except Vacuous:
+            if forced.launches:
                 raise
     return forced
