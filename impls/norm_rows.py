@@ -80,7 +80,7 @@ def held_rows(layout: Layout, itemsize: int, mean: bool) -> tuple[Held, ...]:
 def forward_vectors(layout: Layout, itemsize: int, mean: bool, added: bool) -> tuple[int, ...]:
     """Return how many vectors a thread holds in the forward kernels for a layout, those for short rows first.
 
-    A thread with few vectors lets more blocks share a multiprocessor, which slows down layer_norm alone.
+    A thread with few vectors lets more blocks share a multiprocessor. Only layer_norm is slower with them.
     """
     if layout is Layout.STRIDED:
         return (4,)

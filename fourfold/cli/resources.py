@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import fourfold
-from fourfold.backends.cuda.compile import CudaError
 from fourfold.checks.records import operations
 from fourfold.engine.cells import Cell, Selection, SelectionError
 from fourfold.operations import registry
@@ -60,8 +59,6 @@ class CellResources:
                 return kernels_of(cell, *ARCHITECTURES[arch], folder)
             except StaticError as error:
                 return str(error)
-            except CudaError as error:
-                return f"{cell}: {error}"
 
         with ThreadPoolExecutor(max(jobs, 1)) as pool:
             results = dict(zip(map(str, cells), pool.map(compile_one, cells)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fourfold.backends.cuda.compile import CudaError
 from fourfold.checks.ahead_of_time import COMMAND, CUDA, KERNELS, cuda_kernels, environment
 from fourfold.engine.cells import Cell
 
@@ -34,13 +35,15 @@ def kernels_of(cell: Cell, major: int, minor: int, folder: Path | None = None) -
         folder: where to take `impls` from; None for the library's own.
 
     Raises:
-        StaticError: a Triton kernel does not compile, or one of `folder`.
-        CudaError: a CUDA C++ kernel does not compile.
+        StaticError: a kernel does not compile. The message names the cell.
     """
     if cell.backend not in ("triton", "cuda"):
         return []
     if cell.backend == "cuda" and folder is None:
-        return cuda_kernels(cell.operation, cell.dtype, 10 * major + minor)
+        try:
+            return cuda_kernels(cell.operation, cell.dtype, 10 * major + minor)
+        except CudaError as error:
+            raise StaticError(f"{cell}: {error}") from error
     command = [*COMMAND, cell.operation, cell.dtype, f"{major}{minor}", *([CUDA] if cell.backend == "cuda" else [])]
     command += [KERNELS, str(folder)] if folder is not None else []
     process = subprocess.run(command, capture_output=True, text=True, env=environment())

@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fourfold.backends.cuda.compile import CudaError
 from fourfold.engine.cells import CANDIDATE
 from fourfold.performance import code_identity, gate, sources, static
 from fourfold.performance.measurement import Bench, Measurement
@@ -70,7 +69,7 @@ class TimedRun:
         try:
             cells = dict.fromkeys(m.cell for m in self.timed.values() if m.cell and m.cell.backend != CANDIDATE)
             return {"kernels": static.metrics(cells)}
-        except (static.StaticError, CudaError) as error:
+        except static.StaticError as error:
             return {"kernels": {}, "error": str(error)}
 
     @cached_property

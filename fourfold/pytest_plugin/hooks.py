@@ -191,12 +191,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     ]
     if check:
         cells = cells_for_check(cells, check, hypothesis.settings.get_current_profile_name() == profiles.NIGHTLY)
-    everywhere: Collection[str] | None = None  # the dtypes of which a plain run takes all cells; None: all cells
-    if not profiles.is_full() and not names_parameters(metafunc.config):
+    is_plain = not profiles.is_full() and not names_parameters(metafunc.config)
+    if is_plain:
         cells = default_cells(cells, limits.get("plain", check.plain if check else PLAIN))
-        if not selection.narrowed:
-            everywhere = PLAIN if check and check.everywhere else ()
-            cells = spread(cells, metafunc.definition.name, everywhere)
+    samples = is_plain and not selection.narrowed
+    everywhere = PLAIN if check and check.everywhere else ()
+    if samples:
+        cells = spread(cells, metafunc.definition.name, everywhere)
     if "law" in metafunc.fixturenames:
         triples = [
             (cell, law, output)
@@ -211,7 +212,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("cell,configuration", choices, ids=[f"{cell}-{c.name}" for cell, c in choices])
     elif "output" in metafunc.fixturenames and not limits.get("whole"):
         pairs = [(cell, name) for cell in cells for name in outputs_for(check, selection.operations[cell.operation])]
-        if everywhere is not None:
+        if samples:
             pairs = spread_outputs(pairs, metafunc.definition.name, everywhere)
         metafunc.parametrize("cell,output", pairs, ids=[_cell_id(cell, output) for cell, output in pairs])
     else:
@@ -269,7 +270,7 @@ def spread(cells: list[Cell], test: str, everywhere: Collection[str]) -> list[Ce
     backends: dict[tuple[str, str], list[str]] = {}
     for cell in cells:
         backends.setdefault((cell.operation, cell.dtype), []).append(cell.backend)
-    numbers = {cell.operation: zlib.crc32(f"{test} {cell.operation}".encode()) for cell in cells}
+    numbers = {cell.operation: number_of(test, cell.operation) for cell in cells}
     smallest = min(numbers.values(), default=0)
     backend_of = {
         (operation, dtype): names[numbers[operation] // profiles.OWN_OPERATIONS % len(names)]
@@ -277,6 +278,11 @@ def spread(cells: list[Cell], test: str, everywhere: Collection[str]) -> list[Ce
         if numbers[operation] % profiles.OWN_OPERATIONS == 0 or numbers[operation] == smallest
     }
     return [c for c in cells if c.dtype in everywhere or c.backend == backend_of.get((c.operation, c.dtype))]
+
+
+def number_of(test: str, operation: str) -> int:
+    """Return a number that depends on the names of a test and of an operation alone."""
+    return zlib.crc32(f"{test} {operation}".encode())
 
 
 def spread_outputs(pairs: list[tuple[Cell, str]], test: str, everywhere: Collection[str]) -> list[tuple[Cell, str]]:
@@ -288,8 +294,7 @@ def spread_outputs(pairs: list[tuple[Cell, str]], test: str, everywhere: Collect
     for cell, output in pairs:
         outputs.setdefault(cell.operation, {})[output] = None
     chosen = {
-        (operation, [*names][zlib.crc32(f"{test} {operation}".encode()) // 100 % len(names)])
-        for operation, names in outputs.items()
+        (operation, [*names][number_of(test, operation) // 100 % len(names)]) for operation, names in outputs.items()
     }
     return [(cell, output) for cell, output in pairs if cell.dtype in everywhere or (cell.operation, output) in chosen]
 

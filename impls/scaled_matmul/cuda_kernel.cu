@@ -8,10 +8,8 @@
 
 // Terms that share a scale of a, and of b, and columns of the result that share a scale of b.
 constexpr int BLOCK = 128;
-// Terms of a step. A small tile takes a whole block of them, because each step waits once for memory.
-__device__ constexpr int step_of(int rows, int columns) { return rows + columns > BLOCK ? BLOCK / 2 : BLOCK; }
-// Rows of shared memory are padded so that they begin in different banks.
-__device__ constexpr int line_of(int step) { return step + 8; }
+// What rows of shared memory are padded with, so that they begin in different banks.
+constexpr int PADDING = 8;
 // Rows of tiles that are walked column by column, so that inputs stay in the cache.
 constexpr int GROUP = 8;
 constexpr int FRAGMENT = 16;
@@ -35,7 +33,7 @@ __device__ inline uint4 fetched(const unsigned char* from, long long term_stride
 
 // a, or b: [extent, terms], with any strides. Its numbers are of a type, or of either type of float8.
 template <int TILE, int STEP, int THREADS, int TYPE> struct Side {
-    static constexpr int WIDTH = 16, LINE = line_of(STEP), COUNT = TILE * STEP / WIDTH / THREADS;
+    static constexpr int WIDTH = 16, LINE = STEP + PADDING, COUNT = TILE * STEP / WIDTH / THREADS;
     static_assert(COUNT * WIDTH * THREADS == TILE * STEP);
     using Fetched = uint4[COUNT];
 
@@ -164,7 +162,8 @@ template <class T, Scaled SCALED, class Total> struct Result {
 template <class Total, int TILE_M, int TILE_N, int THREADS> struct Sums {
     static constexpr int WARPS = THREADS / 32, WARPS_M = (WARPS + 1) / 2, WARPS_N = WARPS / WARPS_M;
     static constexpr int ROWS = TILE_M / FRAGMENT / WARPS_M, COLUMNS = TILE_N / FRAGMENT / WARPS_N;
-    static constexpr int STEP = step_of(TILE_M, TILE_N), LINE = line_of(STEP);
+    // Terms of a step. A small tile takes a whole block of them, because each step waits once for memory.
+    static constexpr int STEP = TILE_M + TILE_N > BLOCK ? BLOCK / 2 : BLOCK, LINE = STEP + PADDING;
     static_assert(ROWS * WARPS_M * FRAGMENT == TILE_M && COLUMNS * WARPS_N * FRAGMENT == TILE_N);
     using Fragment = nvcuda::wmma::fragment<nvcuda::wmma::accumulator, FRAGMENT, FRAGMENT, FRAGMENT, float>;
     Fragment of_block[ROWS][COLUMNS];
@@ -255,7 +254,8 @@ __global__ void __launch_bounds__(THREADS) scaled_matmul_kernel(
     bool a_e5m2, bool b_e5m2, long long parts) {
     // One block owns a tile [TILE_M, TILE_N] of the result, whose columns share a scale of each of the BLOCKS of terms, or
     // its sums over one of the parts of the terms.
-    constexpr int STEP = step_of(TILE_M, TILE_N), LINE = line_of(STEP);
+    using OfSums = Sums<Total, TILE_M, TILE_N, THREADS>;
+    constexpr int STEP = OfSums::STEP, LINE = OfSums::LINE;
     static_assert(BLOCK % TILE_N == 0 && BLOCK % STEP == 0);
     __shared__ __align__(32) __half left[TILE_M * LINE], right[TILE_N * LINE];
     __shared__ __align__(32) float scales[TILE_M * FRAGMENT];
@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(THREADS) scaled_matmul_kernel(
     const Right of_b{b, n, k, b_row_stride, b_column_stride, b_vectors, b_e5m2};
     const float* of_columns = scale_b + first_column / BLOCK * scale_b_row_stride;
     const OfTile of_tile{scale_a, of_columns, m, scale_a_row_stride, scale_a_column_stride, scale_b_column_stride};
-    Sums<Total, TILE_M, TILE_N, THREADS> sums;
+    OfSums sums;
     // Nothing is multiplied by a warp all of whose rows, or columns, lie outside.
     const bool within = first_row + sums.first_row() < m && first_column + sums.first_column() < n;
     typename Left::Fetched next_left;

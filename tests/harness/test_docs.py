@@ -192,7 +192,7 @@ def check_nightly(words: list[str]) -> None:
     assert set(words[1:]) <= set(known[1].split())
 
 
-def check_record(words: list[str]) -> None:
+def check_script(words: list[str]) -> None:
     check_words(words, set(re.findall(r'"(--[a-z]+)"', (ROOT / words[0]).read_text())))
 
 
@@ -207,8 +207,8 @@ CHECKS = {
     "fourfold": check_fourfold,
     "python": check_python,
     ".ci/nightly": check_nightly,
-    ".ci/record": check_record,
-    ".ci/host_times": check_record,
+    ".ci/record": check_script,
+    ".ci/host_times": check_script,
     "ruff": check_tool,
     "mypy": check_tool,
 }

@@ -144,7 +144,7 @@ CHOSEN: list[str] = []
 
 
 def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Add, wrongly with one configuration or with wrong gradients with another, and never launch a third."""
+    """Add, wrongly with one configuration or with wrong gradients with another. Two more fit nothing, and matrices."""
 
     def fits(configuration: Configuration) -> bool:
         return configuration is not UNUSED and (configuration is not MATRICES or x.ndim == 2)

@@ -313,8 +313,8 @@ def compile_kernels(
     check_headers(texts)
     prepared = nvrtc_source(str(source), texts)
     changed = [] if prepared == (texts[str(source)], {}) else [prepared]
-    alone = [sorted({name, *also})] if reproducible else []
-    directory = cache_folder("cuda", digest(_nvrtc_version(), options, texts, *changed, *alone))
+    names = [sorted({name, *also})] if reproducible else []
+    directory = cache_folder("cuda", digest(_nvrtc_version(), options, texts, *changed, *names))
     return load_or_compile(
         directory,
         name,
