@@ -358,7 +358,7 @@ def _runtime_objects(key: str) -> list[str]:
             for target in objects:
                 output = pathlib.Path(scratch, target.name)
                 code = HERE / f"{target.stem}.cpp"
-                _run(*_command(), "-O2", "-fno-omit-frame-pointer", "-c", str(code), "-o", str(output))
+                _run(*_command(), "-O3", "-fno-omit-frame-pointer", "-c", str(code), "-o", str(output))
                 os.replace(output, target)
             write_atomically(directory / _CHECKSUMS, json.dumps({o.name: checksum(o) for o in objects}).encode())
     return [str(o) for o in objects]

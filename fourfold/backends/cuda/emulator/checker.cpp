@@ -145,9 +145,10 @@ bool ordered_by_fences(const Access& a) {
     return false;
 }
 
-bool ordered(const Access& a) {
-    if (a.kind == NONE || a.block < now.first_block || ordered_in_block(a)) return true;
-    return !sync_variables.empty() && ordered_by_fences(a);
+// Whether an access happens before the running thread's next one: in most cases by a barrier.
+inline bool ordered(const Access& a) {
+    if (a.kind == NONE || a.block < now.first_block || (a.block == now.block && a.epoch < now.epoch)) return true;
+    return ordered_in_block(a) || (!sync_variables.empty() && ordered_by_fences(a));
 }
 
 unsigned crowd_of(const Access& old, const Access& latest) {
@@ -164,7 +165,7 @@ unsigned crowd_of(const Access& old, const Access& latest) {
     return position;
 }
 
-Access merged(const Access& old, Access latest) {
+inline Access merged(const Access& old, Access latest) {
     bool taken_over = old.kind == RELEASING_ATOMIC && latest.kind >= ATOMIC;
     if (taken_over || ordered(old)) return latest;
     if (old.block != latest.block) {
@@ -417,15 +418,16 @@ Region* shared_at(const char* p) {
     return nullptr;
 }
 
-bool own_memory(const char* p) { return on_fiber_stack(p) || (p >= &__ehdr_start && p < &_end); }
+bool in_this_object(const char* p) { return p >= &__ehdr_start && p < &_end; }
 
 inline void touch(const void* address, size_t bytes, bool write, Kind kind, const void* pc) {
     if (!now.checking) return;
     now.last_access = pc;
     char* p = const_cast<char*>(static_cast<const char*>(address));
+    if (on_fiber_stack(p)) return;  // as most accesses are
     for (Region& r : tensors)
         if (size_t(p - r.begin) < r.bytes) return check(r, size_t(p - r.begin), unsigned(bytes), write, kind, pc);
-    if (own_memory(p)) return;
+    if (in_this_object(p)) return;
     if (Region* r = shared_at(p)) {
         if (asynchronous || copying) asynchronous_access(p, unsigned(bytes), write, pc);
         return check(*r, size_t(p - r->begin), unsigned(bytes), write, kind, pc);

@@ -74,21 +74,24 @@ template <class D, class A, class B, class C> struct Operands {
     const B* b;
     const C* c;
 };
-// The last lane to arrive computes for all lanes, in the accumulator's type, or in float for a half accumulator.
-template <int M, int N, int K, class D, class A, class B, class C> void multiply(void** slots, unsigned) {
+// The last lane to arrive computes for all lanes, in the accumulator's type, or in float for a half accumulator. Fragments
+// are registers, whose accesses need no check.
+template <int M, int N, int K, class D, class A, class B, class C> FOURFOLD_UNCHECKED __attribute__((optimize("O3"))) void multiply(void** slots, unsigned) {
     using Slot = Operands<D, A, B, C>;
     using Out = typename D::element_type;
     using Sum = std::conditional_t<std::is_same_v<Out, double>, double, std::conditional_t<std::is_integral_v<Out>, long long, float>>;
-    auto slot = [slots](int lane) { return static_cast<Slot*>(slots[lane]); };
-    Sum a[M][K], b[K][N];
-    for (int i = 0; i < M * K; i++) a[i / K][i % K] = Sum(slot(i / A::num_elements)->a->x[i % A::num_elements]);
-    for (int i = 0; i < K * N; i++) b[i / N][i % N] = Sum(slot(i / B::num_elements)->b->x[i % B::num_elements]);
-    Sum sums[M * N];
-    for (int i = 0; i < M * N; i++) {
-        sums[i] = Sum(slot(i / C::num_elements)->c->x[i % C::num_elements]);
-        for (int k = 0; k < K; k++) sums[i] += a[i / N][k] * b[k][i % N];
+    Sum a[M * K], b[K * N], sums[M * N];
+    for (int lane = 0; lane < 32; lane++) {
+        const Slot& of = *static_cast<Slot*>(slots[lane]);
+        for (int i = 0; i < A::num_elements; i++) a[lane * A::num_elements + i] = Sum(of.a->x[i]);
+        for (int i = 0; i < B::num_elements; i++) b[lane * B::num_elements + i] = Sum(of.b->x[i]);
+        for (int i = 0; i < C::num_elements; i++) sums[lane * C::num_elements + i] = Sum(of.c->x[i]);
     }
-    for (int i = 0; i < M * N; i++) slot(i / D::num_elements)->d->x[i % D::num_elements] = Out(sums[i]);
+    for (int row = 0; row < M; row++)
+        for (int k = 0; k < K; k++)
+            for (int column = 0; column < N; column++) sums[row * N + column] += a[row * K + k] * b[k * N + column];
+    for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < D::num_elements; i++) static_cast<Slot*>(slots[lane])->d->x[i] = Out(sums[lane * D::num_elements + i]);
 }
 template <int M, int N, int K, class TD, class T, class LA, class LB, class TC>
 void mma_sync(fragment<accumulator, M, N, K, TD>& d, const fragment<matrix_a, M, N, K, T, LA>& a, const fragment<matrix_b, M, N, K, T, LB>& b,
