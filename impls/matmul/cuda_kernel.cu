@@ -355,35 +355,48 @@ __global__ void __launch_bounds__(BLOCK) sum_of_parts_kernel(
 // Vectors of a row that a thread copies.
 constexpr int COPIED = 4;
 
+// A matrix that is copied to rows of `pitch` elements.
+template <class T> struct Copied {
+    const T* from;  // [rows, columns], strided
+    T* to;          // [rows, pitch]
+    long long rows, columns, row_stride, column_stride, pitch;
+};
+
 template <class T>
 __global__ void __launch_bounds__(BLOCK) copy_rows_kernel(
-    const T* __restrict__ from,    // [rows, columns], strided
-    const T* __restrict__ output,  // [rows, columns], or null
-    T* __restrict__ to,            // [rows, pitch]: a copy of `from`, or its gradient through the activation of `output`
+    const T* __restrict__ output,  // [rows, columns], or null: the first copy is the gradient through its activation
+    long long activation, double negative_slope,
+    const T* __restrict__ from, T* __restrict__ to,
     long long rows, long long columns, long long row_stride, long long column_stride, long long pitch,
-    long long activation, double negative_slope) {
-    // One warp owns 32 * COPIED consecutive vectors of a row of `to`.
+    const T* __restrict__ from_1, T* __restrict__ to_1,
+    long long rows_1, long long columns_1, long long row_stride_1, long long column_stride_1, long long pitch_1,
+    const T* __restrict__ from_2, T* __restrict__ to_2,
+    long long rows_2, long long columns_2, long long row_stride_2, long long column_stride_2, long long pitch_2) {
+    // One warp owns 32 * COPIED consecutive vectors of a row of a copy, the blockIdx.y-th.
     using C = Compute<T>;
     constexpr int WIDTH = 16 / sizeof(T);
-    const long long vectors = pitch / WIDTH, in_row = (vectors + 32 * COPIED - 1) / (32 * COPIED);
+    Copied<T> copy{from, to, rows, columns, row_stride, column_stride, pitch};
+    if (blockIdx.y == 1) copy = {from_1, to_1, rows_1, columns_1, row_stride_1, column_stride_1, pitch_1};
+    if (blockIdx.y == 2) copy = {from_2, to_2, rows_2, columns_2, row_stride_2, column_stride_2, pitch_2};
+    const long long vectors = copy.pitch / WIDTH, in_row = (vectors + 32 * COPIED - 1) / (32 * COPIED);
     const long long warp = blockIdx.x * (long long)blockDim.y + threadIdx.y, row = warp / in_row;
-    if (row >= rows) return;
+    if (row >= copy.rows) return;
     const int first = int(warp % in_row) * 32 * COPIED + int(threadIdx.x);
     const auto number = [&](int i) { return first + i * 32; };
     Vector<T, WIDTH> copied[COPIED];
-    const T* source = from + row * row_stride;
-    if (column_stride == 1) {
-        load_shifted<T, WIDTH, COPIED>(copied, source, columns, number, 0.0f);
+    const T* source = copy.from + row * copy.row_stride;
+    if (copy.column_stride == 1) {
+        load_shifted<T, WIDTH, COPIED>(copied, source, copy.columns, number, 0.0f);
     } else {
 #pragma unroll
         for (int i = 0; i < COPIED; i++)
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) {
                 const long long column = number(i) * (long long)WIDTH + j;
-                copied[i].at[j] = column < columns ? source[column * column_stride] : T(0.0f);
+                copied[i].at[j] = column < copy.columns ? source[column * copy.column_stride] : T(0.0f);
             }
     }
-    if (output) {
+    if (output && blockIdx.y == 0) {
         Vector<T, WIDTH> outputs[COPIED];
         load_shifted<T, WIDTH, COPIED>(outputs, output + row * columns, columns, number, 0.0f);
 #pragma unroll
@@ -395,5 +408,5 @@ __global__ void __launch_bounds__(BLOCK) copy_rows_kernel(
     }
 #pragma unroll
     for (int i = 0; i < COPIED; i++)
-        if (number(i) < vectors) copied[i].store(to + row * pitch + number(i) * (long long)WIDTH);
+        if (number(i) < vectors) copied[i].store(copy.to + row * copy.pitch + number(i) * (long long)WIDTH);
 }

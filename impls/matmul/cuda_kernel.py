@@ -32,8 +32,8 @@ from .operators import (
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
 BLOCK = 256
-# Of the kernel that copies rows: vectors of a thread, and words of 16 bytes that a warp exchanges.
-COPIED, EXCHANGED = 4, 33
+# Of the kernel that copies rows: matrices, vectors of a thread, and words of 16 bytes that a warp exchanges.
+MOST_COPIES, COPIED, EXCHANGED = 3, 4, 33
 # For the Hopper kernel: rows of a warpgroup, terms per step, and elements of a 128-byte line, the unit of its copies.
 HOPPER_ROWS, HOPPER_TERMS, HOPPER_LINE = 64, 64, 64
 HALF_TYPES = (torch.float16, torch.bfloat16)
@@ -156,32 +156,33 @@ def _vectors(matrix: torch.Tensor) -> bool:
 
 
 def _padded(
-    matrix: torch.Tensor, output: torch.Tensor | None = None, activation: int = 0, negative_slope: float = 0.0
-) -> torch.Tensor:
-    """Return a copy whose rows begin at multiples of 16 bytes, as a tensor map needs.
+    *matrices: torch.Tensor, output: torch.Tensor | None = None, activation: int = 0, negative_slope: float = 0.0
+) -> list[torch.Tensor]:
+    """Return copies of up to three matrices whose rows begin at multiples of 16 bytes, as a tensor map needs.
 
-    With the output of an activation, return the gradient of its input; `matrix` is then the cotangent.
+    With the output of an activation, the first is the gradient of its input; the first matrix is then the cotangent.
     """
-    (rows, columns), pitch = matrix.shape, padded_row(matrix)
-    copy = torch.empty((rows, pitch), dtype=matrix.dtype, device=matrix.device)
-    if matrix.is_contiguous() and pitch == columns:
-        rows, columns, pitch = 1, matrix.numel(), matrix.numel()
-    warps = rows * cdiv(pitch * copy.element_size(), 16 * 32 * COPIED)
-    COPY_ROWS[matrix.dtype].launch(
-        cdiv(warps, BLOCK // 32),
-        (32, BLOCK // 32),
-        matrix,
-        output,
-        copy,
-        rows,
-        columns,
-        *matrix.stride(),
-        pitch,
-        activation,
-        negative_slope,
-        shared_bytes=BLOCK // 32 * EXCHANGED * 16,
-    )
-    return copy[:, : matrix.shape[1]]
+    copies, arguments, warps = [], [], 0
+    for matrix in matrices:
+        (rows, columns), pitch = matrix.shape, padded_row(matrix)
+        copy = torch.empty((rows, pitch), dtype=matrix.dtype, device=matrix.device)
+        copies.append(copy[:, :columns])
+        if matrix.is_contiguous() and pitch == columns:
+            rows, columns, pitch = 1, matrix.numel(), matrix.numel()
+        arguments += [matrix, copy, rows, columns, *matrix.stride(), pitch]
+        warps = max(warps, rows * cdiv(pitch * copy.element_size(), 16 * 32 * COPIED))
+    if copies:
+        COPY_ROWS[matrices[0].dtype].launch(
+            (cdiv(warps, BLOCK // 32), len(copies)),
+            (32, BLOCK // 32),
+            output,
+            activation,
+            negative_slope,
+            *arguments,
+            *(None, None, 0, 0, 0, 0, 0) * (MOST_COPIES - len(copies)),
+            shared_bytes=BLOCK // 32 * EXCHANGED * 16,
+        )
+    return copies
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: float) -> torch.Tensor:
@@ -197,8 +198,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
 
     def run_hopper(options: Mapping[str, Any], to: torch.Tensor) -> None:
         rows, columns, parts = options["rows"], options["columns"], options["parts"]
-        rows_of_a, a_along_m = dense_rows(a, dense_a, _padded)
-        rows_of_b, b_along_k = dense_rows(b, dense_b, _padded)
+        (rows_of_a, a_along_m), (rows_of_b, b_along_k) = dense_rows(((a, dense_a), (b, dense_b)), _padded)
         across = HOPPER_TERMS, HOPPER_LINE
         a_map = swizzled_map(rows_of_a, across if a_along_m else (rows, HOPPER_TERMS))
         b_map = swizzled_map(rows_of_b, (columns, HOPPER_TERMS) if b_along_k else across)
@@ -273,15 +273,9 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
     return c
 
 
-def _activation_backward(
-    grad_output: torch.Tensor, output: torch.Tensor, activation: str, negative_slope: float
-) -> torch.Tensor:
-    return _padded(grad_output, output, ACTIVATION_NUMBERS[activation], negative_slope)
-
-
 def depends_on_batch(dtype: str, device: str) -> str | None:
     """Return why a sample depends on its batch: on a GPU all extents, also the number of rows, choose the tiles."""
     return None if device == "cpu" else "the depth of the tiles, which orders the sums, is chosen by all extents"
 
 
-matmul = register_matmul("cuda", _product, _activation_backward)
+matmul = register_matmul("cuda", _product, _padded, is_hopper_or_emulated)

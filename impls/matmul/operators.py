@@ -1,6 +1,6 @@
 """The operators of matmul, which Triton and CUDA C++ share except for the launches."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
@@ -51,21 +51,26 @@ def one_axis_dense(matrix: torch.Tensor) -> int | None:
 
 
 def dense_rows(
-    matrix: torch.Tensor, dense: int | None, padded: Callable[[torch.Tensor], torch.Tensor]
-) -> tuple[torch.Tensor, bool]:
-    """Return a matrix as TMA takes it, whose rows are dense: itself, or its transpose.
+    matrices: Iterable[tuple[torch.Tensor, int | None]], padded: Callable[..., list[torch.Tensor]]
+) -> list[tuple[torch.Tensor, bool]]:
+    """Return matrices as TMA takes them, whose rows are dense: themselves, or their transposes.
 
     Args:
-        matrix: not empty, with any strides.
-        dense: its `one_axis_dense`.
-        padded: copies a matrix to rows that begin at multiples of 16 bytes. It is asked where TMA takes neither.
+        matrices: each, not empty, with any strides, and its `one_axis_dense`.
+        padded: copies matrices to rows that begin at multiples of 16 bytes. It gets those that TMA takes neither way.
 
     Returns:
-        it, and whether it is the transpose.
+        for each, the matrix, and whether it is the transpose.
     """
-    transposed = dense == 0 if dense is not None else matrix.stride(0) == 1 != matrix.stride(1)
-    rows = matrix.t() if transposed else matrix
-    return rows if dense is not None else padded(rows), transposed
+    found, copied = [], []
+    for matrix, dense in matrices:
+        transposed = dense == 0 if dense is not None else matrix.stride(0) == 1 != matrix.stride(1)
+        rows = matrix.t() if transposed else matrix
+        if dense is None:
+            copied.append(rows)
+        found.append((None if dense is None else rows, transposed))
+    copies = iter(padded(*copied))
+    return [(next(copies) if rows is None else rows, transposed) for rows, transposed in found]
 
 
 def padded_row(matrix: torch.Tensor) -> int:
@@ -90,7 +95,8 @@ MATMUL = SIGNATURE.operator(
 def register_matmul(
     backend: str,
     product: Callable[..., torch.Tensor],
-    activation_backward: Callable[..., torch.Tensor],
+    padded: Callable[..., list[torch.Tensor]],
+    takes_maps: Callable[[torch.device], bool],
     setting: Callable[[], Hashable] = lambda: None,
 ) -> Callable[..., Any]:
     """Register ``matmul_<backend>`` and its gradient.
@@ -98,9 +104,10 @@ def register_matmul(
     Args:
         backend: part of the operator's name.
         product: maps ``(a, b, activation, negative_slope)`` to activation(a @ b), contiguous.
-        activation_backward: maps ``(grad_output, output, activation, negative_slope)`` to the gradient of the product
-            in the dtype of the output, with dense rows that begin at multiples of 16 bytes. It goes by the sign of the
-            output.
+        padded: maps up to three matrices to copies whose rows begin at multiples of 16 bytes, in one launch. With an
+            ``output``, the first copy is the gradient through the ``activation``, a number of `ACTIVATION_NUMBERS`,
+            with ``negative_slope``, in the dtype of the output. It goes by the sign of the output.
+        takes_maps: whether products of half types on a device take tensor maps.
         setting: returns what the launches depend on beside the arguments.
     """
 
@@ -114,9 +121,19 @@ def register_matmul(
         needs_a: bool,
         needs_b: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        grad = grad_output
-        if output is not None:
-            grad = activation_backward(grad_output, output, activation, negative_slope)
+        factors = {"grad": grad_output} | ({"b": b} if needs_a else {}) | ({"a": a} if needs_b else {})
+        work = grad_output.numel() * a.shape[1]
+        pays = work >= (LITTLE_WORK if a.is_cuda else 1) and a.itemsize == 2 and takes_maps(a.device)
+        # The gradient through the activation, and what no map can describe, in one launch.
+        copied = [
+            name
+            for name, factor in factors.items()
+            if (pays and one_axis_dense(factor) is None) or (name == "grad" and output is not None)
+        ]
+        number = ACTIVATION_NUMBERS[activation]
+        copies = padded(*(factors[n] for n in copied), output=output, activation=number, negative_slope=negative_slope)
+        factors |= zip(copied, copies, strict=True)
+        grad, a, b = factors["grad"], factors.get("a", a), factors.get("b", b)
         return (
             product(grad, b.t(), "none", 0.0) if needs_a else a.new_empty(0),
             product(a.t(), grad, "none", 0.0) if needs_b else b.new_empty(0),

@@ -30,7 +30,7 @@ from .operators import (
 )
 
 BLOCK_ELEMENTS = 1024
-COPIED_ROWS, COPIED_COLUMNS = 32, 64
+MOST_COPIES, COPIED_ROWS, COPIED_COLUMNS = 3, 32, 64
 # Of a product for which it pays to copy a matrix that is loaded slowly.
 MANY_ROWS, MANY_COLUMNS = 256, 2048
 
@@ -209,10 +209,10 @@ def sum_of_parts_kernel(
 
 
 @triton.jit
-def copy_rows_kernel(
+def copy_tile(
     from_ptr,  # [rows, columns], strided
-    output_ptr,  # [rows, columns], used if ACTIVATION
     to_ptr,  # [rows, pitch]: a copy of `from`, or its gradient through the activation of `output`
+    output_ptr,  # [rows, columns], used if ACTIVATION
     rows,
     columns,
     row_stride,
@@ -224,7 +224,7 @@ def copy_rows_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    # One program owns a tile [BLOCK_ROWS, BLOCK_COLUMNS] of the copy, whichever axis of `from` is dense.
+    """Copy the program's tile [BLOCK_ROWS, BLOCK_COLUMNS] of a matrix, whichever of its axes is dense."""
     tiles = tl.cdiv(pitch, BLOCK_COLUMNS)
     tile = tl.program_id(0)
     row = ((tile // tiles).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]
@@ -240,6 +240,87 @@ def copy_rows_kernel(
             numbers = tl.where(output > 0.0, grad, grad * slope_of(slope_bits).to(COMPUTE))
     numbers = numbers.to(to_ptr.dtype.element_ty)
     tl.store(to_ptr + row * pitch + column, numbers, mask=(row < rows) & (column < pitch))
+
+
+@triton.jit
+def copy_rows_kernel(
+    output_ptr,
+    from_ptr,
+    to_ptr,
+    from_1_ptr,
+    to_1_ptr,
+    from_2_ptr,
+    to_2_ptr,
+    rows,
+    columns,
+    row_stride,
+    column_stride,
+    pitch,
+    rows_1,
+    columns_1,
+    row_stride_1,
+    column_stride_1,
+    pitch_1,
+    rows_2,
+    columns_2,
+    row_stride_2,
+    column_stride_2,
+    pitch_2,
+    slope_bits,
+    ACTIVATION: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    # One program owns a tile of the program_id(1)-th copy. The first may be the gradient through an activation.
+    if tl.program_id(1) == 0:
+        copy_tile(
+            from_ptr,
+            to_ptr,
+            output_ptr,
+            rows,
+            columns,
+            row_stride,
+            column_stride,
+            pitch,
+            slope_bits,
+            ACTIVATION,
+            COMPUTE,
+            BLOCK_ROWS,
+            BLOCK_COLUMNS,
+        )
+    if tl.program_id(1) == 1:
+        copy_tile(
+            from_1_ptr,
+            to_1_ptr,
+            to_1_ptr,
+            rows_1,
+            columns_1,
+            row_stride_1,
+            column_stride_1,
+            pitch_1,
+            slope_bits,
+            0,
+            COMPUTE,
+            BLOCK_ROWS,
+            BLOCK_COLUMNS,
+        )
+    if tl.program_id(1) == 2:
+        copy_tile(
+            from_2_ptr,
+            to_2_ptr,
+            to_2_ptr,
+            rows_2,
+            columns_2,
+            row_stride_2,
+            column_stride_2,
+            pitch_2,
+            slope_bits,
+            0,
+            COMPUTE,
+            BLOCK_ROWS,
+            BLOCK_COLUMNS,
+        )
 
 
 TORCH_COMPUTE = {dtype: torch.float64 if dtype == torch.float64 else torch.float32 for dtype in triton_launch.COMPUTE}
@@ -332,33 +413,43 @@ def descriptor(rows: torch.Tensor, transposed: bool, block: list[int]) -> Tensor
 
 
 def padded(
-    matrix: torch.Tensor,
+    *matrices: torch.Tensor,
     dtype: torch.dtype | None = None,
     output: torch.Tensor | None = None,
     activation: int = 0,
     negative_slope: float = 0.0,
-) -> torch.Tensor:
-    """Return a copy, of a dtype if given, whose rows are dense and begin at multiples of 16 bytes, as TMA needs.
+) -> list[torch.Tensor]:
+    """Return copies of up to three matrices, whose rows are dense and begin at multiples of 16 bytes, as TMA needs.
 
-    With the output of an activation, return the gradient of its input; `matrix` is then the cotangent.
+    They are of a dtype, if one is given. With the output of an activation, the first is the gradient of its input; the
+    first matrix is then the cotangent.
     """
-    (rows, columns), pitch = matrix.shape, padded_row(matrix)
-    copy = torch.empty((rows, pitch), dtype=dtype or matrix.dtype, device=matrix.device)
-    if matrix.is_contiguous() and pitch == columns:
-        rows, columns, pitch = 1, matrix.numel(), matrix.numel()
-    block_rows = 1 if rows == 1 else COPIED_ROWS
+    if not matrices:
+        return []
+    copies, tensors, numbers, shapes = [], [], [], []
+    for matrix in matrices:
+        (rows, columns), pitch = matrix.shape, padded_row(matrix)
+        copy = torch.empty((rows, pitch), dtype=dtype or matrix.dtype, device=matrix.device)
+        copies.append(copy[:, :columns])
+        if matrix.is_contiguous() and pitch == columns:
+            rows, columns, pitch = 1, matrix.numel(), matrix.numel()
+        tensors += [matrix, copy]
+        numbers += [rows, columns, *matrix.stride(), pitch]
+        shapes.append((rows, pitch))
+    lacking = MOST_COPIES - len(copies)
+    block_rows = 1 if all(rows == 1 for rows, _ in shapes) else COPIED_ROWS
     block_columns = COPIED_ROWS * COPIED_COLUMNS // block_rows
     triton_launch.launch(
         copy_rows_kernel,
-        (cdiv(rows, block_rows) * cdiv(pitch, block_columns),),
-        (matrix, matrix if output is None else output, copy),
-        (rows, columns, *matrix.stride(), pitch, _slope_bits(negative_slope)),
+        (max(cdiv(rows, block_rows) * cdiv(pitch, block_columns) for rows, pitch in shapes), len(copies)),
+        (tensors[0] if output is None else output, *tensors, *tensors[:2] * lacking),
+        (*numbers, *(0,) * 5 * lacking, _slope_bits(negative_slope)),
         ACTIVATION=activation,
-        COMPUTE=triton_launch.COMPUTE[matrix.dtype] if activation else None,
+        COMPUTE=triton_launch.COMPUTE[matrices[0].dtype] if activation else None,
         BLOCK_ROWS=block_rows,
         BLOCK_COLUMNS=block_columns,
     )
-    return copy[:, : matrix.shape[1]]
+    return copies
 
 
 def _precision_of_float32() -> str:
@@ -390,8 +481,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
         tiles, parts = cdiv(m, block_m) * cdiv(n, block_n), options["PARTS"]
         to = c if parts == 1 else torch.empty((parts, m, n), dtype=TORCH_COMPUTE[dtype], device=device)
         if configuration in DESCRIPTORS:
-            rows_of_a, a_transposed = dense_rows(a, dense_a, padded)
-            rows_of_b, b_transposed = dense_rows(b, dense_b, padded)
+            (rows_of_a, a_transposed), (rows_of_b, b_transposed) = dense_rows(((a, dense_a), (b, dense_b)), padded)
             by_descriptor = parts == 1 and one_axis_dense(c) == 1
             c_block = [block_m, block_n // 2 if options["HALVES"] else block_n]
             triton_launch.launch(
@@ -414,9 +504,9 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
             # Without tensor cores, adjacent terms are slow to load: such a matrix is transposed first, where that pays.
             left, right = a, b
             if wide and a.stride(1) == 1 != a.stride(0) and n > MANY_COLUMNS and m * k >= MANY_ROWS * MANY_ROWS:
-                left = padded(a.t()).t()
+                left = padded(a.t())[0].t()
             if wide and b.stride(0) == 1 != b.stride(1) and m >= MANY_ROWS and n * k >= MANY_ROWS * MANY_ROWS:
-                right = padded(b)
+                (right,) = padded(b)
             triton_launch.launch(
                 matmul_kernel,
                 (tiles * parts,),
@@ -456,15 +546,9 @@ def _product(a: torch.Tensor, b: torch.Tensor, activation: str, negative_slope: 
     return c
 
 
-def _activation_backward(
-    grad_output: torch.Tensor, output: torch.Tensor, activation: str, negative_slope: float
-) -> torch.Tensor:
-    return padded(grad_output, None, output, ACTIVATION_NUMBERS[activation], negative_slope)
-
-
 def depends_on_batch(dtype: str, device: str) -> str | None:
     """Return why a sample depends on its batch: on a GPU all extents, also the number of rows, choose the tiles."""
     return None if device == "cpu" else "the depth of the tiles, which orders the sums, is chosen by all extents"
 
 
-matmul = register_matmul("triton", _product, _activation_backward, _precision_of_float32)
+matmul = register_matmul("triton", _product, padded, has_descriptors, _precision_of_float32)

@@ -175,7 +175,7 @@ def _default(m: int, n: int, device: torch.device) -> Configuration:
 
 
 def _dense(matrix: torch.Tensor) -> torch.Tensor:
-    return matrix if one_axis_dense(matrix) == 1 else padded(matrix)
+    return matrix if one_axis_dense(matrix) == 1 else padded(matrix)[0]
 
 
 def _launch(
@@ -190,7 +190,7 @@ def _launch(
         scalars = (m, n, k, *a.stride(), *b.stride(), *scale_strides_of(scale_a, scale_b))
         described = configuration is DESCRIBED and k > 0  # no descriptor is of nothing
         if described:
-            columns = _dense(b) if in_integers else padded(b, torch.float16)
+            columns = _dense(b) if in_integers else padded(b, dtype=torch.float16)[0]
             left = descriptor(_dense(a), False, [options["BLOCK_M"], options["BLOCK_K"]])
             right = descriptor(columns, False, [options["BLOCK_N"], options["BLOCK_K"]])
         else:

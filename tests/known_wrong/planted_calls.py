@@ -79,9 +79,9 @@ def _kept(language: str) -> Fault:
 LEFT_OUT = "{} left out: its default is {}, the definition's is {}".format
 EPS, PRODUCT = "eps: float = 1e-5 => eps: float =", "return right(a, b, activation, negative_slope)"
 SLOPE = wrapped(
-    "_activation_backward, _precision_of_float32)", 'matmul(a, b, activation="none", negative_slope=0.2)', PRODUCT
+    "padded, has_descriptors, _precision_of_float32)", 'matmul(a, b, activation="none", negative_slope=0.2)', PRODUCT
 )
-RELU = wrapped("_product, _activation_backward)", 'matmul(a, b, activation="relu", negative_slope=0.01)', PRODUCT)
+RELU = wrapped("_padded, is_hopper_or_emulated)", 'matmul(a, b, activation="relu", negative_slope=0.01)', PRODUCT)
 LIMITED = wrapped(
     "_forward, _backward))", "giou(boxes1, boxes2, eps=1e-5)", "return right(boxes1, boxes2, min(eps, 16.0))"
 )
