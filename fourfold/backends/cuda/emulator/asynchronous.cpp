@@ -389,9 +389,9 @@ void check_all_warps_waited(const Granule& g, unsigned address, const void* pc) 
     if (g.barrier < 0 || g.arriving) return;
     unsigned first = now.thread / WARPGROUP * WARPGROUP, component = now.threads + unsigned(g.barrier);
     for (unsigned warp = 0; warp < WARPGROUP / LANES; warp++) {
-        unsigned most = 0;
-        for (unsigned lane = 0; lane < LANES; lane++) most = std::max(most, known[first + warp * LANES + lane][component]);
-        if (most <= g.phase) check_landed(g, first + warp * LANES, address, "wgmma reads", pc);
+        unsigned lane = 0;
+        while (lane < LANES && known[first + warp * LANES + lane][component] <= g.phase) lane++;
+        if (lane == LANES) check_landed(g, first + warp * LANES, address, "wgmma reads", pc);
     }
 }
 
