@@ -21,6 +21,7 @@ from .operators import (
     ACTIVATION_NUMBERS,
     LITTLE_WORK,
     MANY_TERMS,
+    MOST_COPIES,
     MOST_SHARED,
     dense_rows,
     one_axis_dense,
@@ -32,8 +33,8 @@ from .operators import (
 SOURCE = Path(__file__).parent / "cuda_kernel.cu"
 HOPPER_SOURCE = SOURCE.with_name("cuda_kernel_hopper.cu")
 BLOCK = 256
-# Of the kernel that copies rows: matrices, vectors of a thread, and words of 16 bytes that a warp exchanges.
-MOST_COPIES, COPIED, EXCHANGED = 3, 4, 33
+# Of the kernel that copies rows: vectors of a thread, and words of 16 bytes that a warp exchanges.
+COPIED, EXCHANGED = 4, 33
 # For the Hopper kernel: rows of a warpgroup, terms per step, and elements of a 128-byte line, the unit of its copies.
 HOPPER_ROWS, HOPPER_TERMS, HOPPER_LINE = 64, 64, 64
 HALF_TYPES = (torch.float16, torch.bfloat16)

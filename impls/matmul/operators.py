@@ -18,6 +18,8 @@ ACTIVATION_NUMBERS = {"none": 0, "relu": 1, "leaky_relu": 2}
 LITTLE_WORK = 512 * 512 * 512
 # The least number of terms that programs share where a result is small, and the most tiles of such a result.
 MANY_TERMS, MOST_SHARED = 256, 1024
+# The number of matrices that one launch copies to rows that begin at multiples of 16 bytes.
+MOST_COPIES = 3
 
 
 def run_fastest(

@@ -21,6 +21,7 @@ from .operators import (
     ACTIVATION_NUMBERS,
     LITTLE_WORK,
     MANY_TERMS,
+    MOST_COPIES,
     MOST_SHARED,
     dense_rows,
     one_axis_dense,
@@ -30,7 +31,7 @@ from .operators import (
 )
 
 BLOCK_ELEMENTS = 1024
-MOST_COPIES, COPIED_ROWS, COPIED_COLUMNS = 3, 32, 64
+COPIED_ROWS, COPIED_COLUMNS = 32, 64
 # Of a product for which it pays to copy a matrix that is loaded slowly.
 MANY_ROWS, MANY_COLUMNS = 256, 2048
 
@@ -244,13 +245,13 @@ def copy_tile(
 
 @triton.jit
 def copy_rows_kernel(
-    output_ptr,
-    from_ptr,
-    to_ptr,
-    from_1_ptr,
-    to_1_ptr,
-    from_2_ptr,
-    to_2_ptr,
+    output_ptr,  # [rows, columns], used if ACTIVATION
+    from_ptr,  # [rows, columns], strided
+    to_ptr,  # [rows, pitch]
+    from_1_ptr,  # [rows_1, columns_1], strided
+    to_1_ptr,  # [rows_1, pitch_1]
+    from_2_ptr,  # [rows_2, columns_2], strided
+    to_2_ptr,  # [rows_2, pitch_2]
     rows,
     columns,
     row_stride,
