@@ -33,6 +33,7 @@ CYCLES_PER_SECOND = 2e9
 
 _kernels: dict[str, "Tuner"] = {}
 _forced: dict[str, "Forced"] = {}
+_only_compiles = False
 
 
 def anywhere(device: torch.device) -> bool:
@@ -142,7 +143,13 @@ class Tuner:
         if torch.cuda.is_current_stream_capturing():
             return default()
         fitting = [configuration for configuration in self.configurations if fits(configuration)]
-        chosen = self._recall(device, kind, fitting) or self._measure(device, kind, fitting, run) or default()
+        chosen = self._recall(device, kind, fitting)
+        if chosen is None and _only_compiles:
+            for configuration in fitting:
+                with _skip_misfits():
+                    run(configuration)
+            return default()
+        chosen = chosen or self._measure(device, kind, fitting, run) or default()
         self._chosen[device, kind] = chosen
         return chosen
 
@@ -165,13 +172,9 @@ class Tuner:
         fitting: list[Configuration],
         run: Callable[[Configuration], None],
     ) -> Configuration | None:
-        # Import late: Triton reads TRITON_INTERPRET when it is imported, and the caller may still have to set it.
-        from triton import OutOfResources
-
         times: dict[Configuration, float] = {}
         for configuration in fitting:
-            # Skip a configuration that asks for more resources than the device has.
-            with contextlib.suppress(OutOfResources, CudaError):
+            with _skip_misfits():
                 times[configuration] = milliseconds(functools.partial(run, configuration))
         if not times:
             return None
@@ -180,6 +183,14 @@ class Tuner:
         with directory_lock(file.parent), contextlib.suppress(OSError):  # an unwritable choice is measured again
             write_atomically(file, json.dumps({**_read_choices(file), repr(kind): fastest.name}).encode())
         return fastest
+
+
+def _skip_misfits() -> contextlib.suppress:
+    """Return a context that skips a configuration which asks for more resources than the device has."""
+    # Import late: Triton reads TRITON_INTERPRET when it is imported, and the caller may still have to set it.
+    from triton import OutOfResources
+
+    return contextlib.suppress(OutOfResources, CudaError)
 
 
 def _read_choices(file: pathlib.Path) -> dict[str, str]:
@@ -212,6 +223,17 @@ def milliseconds(run: Callable[[], None]) -> float:
     host_seconds = time.perf_counter() - began
     runs = max(1, min(MOST_RUNS, int(MEASURED_MILLISECONDS / max(batch(1, host_seconds), 1e-3))))
     return min(batch(runs, host_seconds) for _ in range(BATCHES))
+
+
+@contextlib.contextmanager
+def only_compile() -> Iterator[None]:
+    """Run each configuration once instead of measuring it, and choose none: where other processes use the GPU too."""
+    global _only_compiles
+    _only_compiles = True
+    try:
+        yield
+    finally:
+        _only_compiles = False
 
 
 def nothing_forced() -> bool:

@@ -66,6 +66,7 @@ def alone(wait: Callable[[], object]) -> Iterator[None]:
         try:
             yield
         finally:
+            torch.cuda.synchronize()
             torch.cuda.empty_cache()
 
 
@@ -97,5 +98,8 @@ def _one_of(names: Sequence[str], wait: Callable[[], object] = lambda: None) -> 
                 if not waited:
                     wait()
                 waited = True
-                time.sleep(0.05)
+                if len(locks) == 1:
+                    fcntl.flock(locks.pop(), fcntl.LOCK_EX)
+                else:
+                    time.sleep(0.05)
         yield

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from fourfold.backends import tuning
 from fourfold.backends.launch_records import Code
 from fourfold.checks.outputs import requires_gradient
 from fourfold.checks.records import reference_of
@@ -235,10 +236,21 @@ def measurements_of(
 
 
 class Bench:
-    """The shared state of a run's benchmarks: workloads, the oracle's results and the ceilings."""
+    """The shared state of a run's benchmarks: workloads, the oracle's results and the ceilings.
 
-    def __init__(self, selection: Selection, device: str) -> None:
-        self.selection, self.device = selection, device
+    Args:
+        selection: the selected cells.
+        device: "cpu" or "cuda".
+        lend: a context in which other runs may use the GPU.
+    """
+
+    def __init__(
+        self,
+        selection: Selection,
+        device: str,
+        lend: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        self.selection, self.device, self._lend = selection, device, lend
         self.references = References()
         self.codes: dict[str, Code] = {}  # what the timed calls launched, by its hash
         self._workload: tuple[Any, Workload] | None = None
@@ -254,7 +266,8 @@ class Bench:
         key = id(measurement.operation), measurement.workload, measurement.dtype
         if self._workload is None or self._workload[0] != key:
             self._workload = None
-            self._workload = key, measurement.make(DTYPES[measurement.dtype])
+            with self._lend():
+                self._workload = key, measurement.make(DTYPES[measurement.dtype])
         return self._workload[1]
 
     def compute_ahead(self, timed: Sequence[Measurement]) -> None:
@@ -359,6 +372,11 @@ class Bench:
             except RuntimeError as error:  # a call that cannot be captured is judged by its time
                 record.refuse(str(error).splitlines()[0])
         return code_identity.describe(record, self.workload(measurement), self.codes)
+
+    def warm_up(self, measurement: Measurement) -> None:
+        """Make a measurement's call once, which compiles all that it needs."""
+        with tuning.only_compile():
+            self.call(measurement).run(1)
 
     def between_rounds(self, runnable: Checkable, clock: Clock) -> Callable[[], None]:
         """Return what to do before each round: poison the results, and wait for the GPU if the host is timed."""

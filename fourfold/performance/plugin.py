@@ -69,7 +69,7 @@ class Performance:
 
     def __init__(self, config: pytest.Config, selection: Selection, device: str, matrix: Matrix) -> None:
         self.config, self.selection, self.device, self.matrix = config, selection, device, matrix
-        self.run = TimedRun(Bench(selection, device))
+        self.run = TimedRun(Bench(selection, device, self._lend_gpu))
         self.failures: list[dict[str, Any]] = []
         self.failed: set[str] = set()
         self.record: BaselineHistory | None = None
@@ -84,7 +84,9 @@ class Performance:
         if config.getoption("report", None) and not xdist_internals.is_worker(config):
             self.directory = folder_to_write("--report", config.getoption("report"), config.invocation_params.dir)
         self.running = bool(config.getoption("--benchmark-only", False))
+        self.warming_up = bool(config.getoption("warm_up", False))
         self._gpu: contextlib.ExitStack | None = None  # closed, it lets other runs have the GPU's time
+        self._has_waited = False
         if self.running and device == "cpu":
             # Use one thread, as the interpreter and the emulation do. Turn off the emulation's checks: the tests make
             # them, and here they would take most of the time.
@@ -121,31 +123,51 @@ class Performance:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Compute what needs no GPU, then take the GPU's time for all benchmarks."""
+        """Compute what needs no GPU, then take the GPU's time for all benchmarks. Lend it while nothing runs on it."""
+        timed: list[Measurement] = []
         if self.running and self.device == "cuda" and not session.config.getoption("collectonly"):
             of_tests = (item.callspec.params.get("measurement") for item in session.items if hasattr(item, "callspec"))
-            if timed := [one for one in of_tests if isinstance(one, Measurement)]:
+            timed = [one for one in of_tests if isinstance(one, Measurement)]
+        with contextlib.ExitStack() as contexts:
+            contexts.callback(self._release_gpu)
+            if timed and not self.warming_up:
+                from fourfold.compat import dynamo_internals  # late: it imports torch's compiler
+
                 self.run.bench.compute_ahead(timed)
                 self._take_gpu()  # not within a test, whose time is limited
-        try:
+                contexts.enter_context(dynamo_internals.around_compilation(self._lend_gpu))
             return (yield)
-        finally:
-            self._release_gpu()
 
     def _take_gpu(self) -> None:
-        """Wait until no other run of benchmarks uses the GPU, unless --share-gpu tells this one not to."""
-        if self.device != "cuda" or self._gpu is not None or self.config.getoption("share_gpu", False):
+        """Wait until no other run of benchmarks uses the GPU."""
+        if self.device != "cuda" or self._gpu is not None or self.warming_up:
             return
-        terminal = self.config.pluginmanager.getplugin("terminalreporter")
         self._gpu = contextlib.ExitStack()
-        self._gpu.enter_context(
-            gpu_locks.alone(lambda: terminal.write_line("waiting for the benchmarks of another process on this GPU"))
-        )
+        self._gpu.enter_context(gpu_locks.alone(self._say_waiting))
+
+    def _say_waiting(self) -> None:
+        """Print once that another run has the GPU."""
+        if not self._has_waited:
+            terminal = self.config.pluginmanager.getplugin("terminalreporter")
+            terminal.write_line("waiting for the benchmarks of another process on this GPU")
+        self._has_waited = True
 
     def _release_gpu(self) -> None:
         if self._gpu is not None:
             self._gpu.close()
             self._gpu = None
+
+    @contextlib.contextmanager
+    def _lend_gpu(self) -> Iterator[None]:
+        """Let another run have the GPU's time, unless the GPU is in the middle of a capture."""
+        lends = self._gpu is not None and not torch.cuda.is_current_stream_capturing()
+        if lends:
+            self._release_gpu()
+        try:
+            yield
+        finally:
+            if lends:
+                self._take_gpu()
 
     def time(self, benchmark: Any, measurement: Measurement) -> None:
         """Time a measurement within the limits of pytest-benchmark's options; skip it if it cannot run here."""
@@ -154,6 +176,11 @@ class Performance:
             pytest.skip(str(reason))
         min_rounds, max_seconds = (self.config.getoption(f"--benchmark-{name}") for name in ("min-rounds", "max-time"))
         try:
+            if self.warming_up:
+                # Called by the fixture, which else warns that it was not used.
+                benchmark.pedantic(self.run.bench.warm_up, args=(measurement,))
+                pytest_benchmark_internals.discard(benchmark)
+                return
             self.run.bench.time(benchmark, measurement, min_rounds, float(max_seconds))
         except Disagreement as disagreement:
             pytest.fail(

@@ -6,6 +6,7 @@ it.
 
 import _thread
 import ast
+import contextlib
 import functools
 import importlib
 import inspect
@@ -41,6 +42,7 @@ from fourfold.candidates.integrity.snapshot import Snapshot, modules_of
 from fourfold.compat import (
     MissingPart,
     cuda_core_internals,
+    dynamo_internals,
     hypothesis_internals,
     pytest_internals,
     python_internals,
@@ -235,6 +237,29 @@ def tensor_without_memory() -> None:
     assert (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype) == ((2, 3), (1, 2), 4, torch.float16)
     torch.neg(tensor)
     assert seen == ["aten.neg.default"]
+
+
+@contract("torch._dynamo.callback.callback_handler")
+def compilation_by_torch() -> None:
+    events: list[str] = []
+
+    @contextlib.contextmanager
+    def compilation() -> Iterator[None]:
+        events.append("begin")
+        yield
+        events.append("end")
+
+    def traced(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        events.append("compile")
+        return graph
+
+    doubled = torch.compile(lambda x: x.sin() * 2, backend=traced)
+    with dynamo_internals.around_compilation(compilation):
+        for _ in range(2):
+            assert torch.equal(doubled(torch.zeros(3)), torch.zeros(3))
+    assert events == ["begin", "compile", "end"]
+    torch.compile(lambda x: x.cos() * 2, backend=traced)(torch.zeros(3))
+    assert events == ["begin", "compile", "end", "compile"]
 
 
 @contract("torch._decomp.decomposition_table")

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from fourfold.checks.records import operations
+from fourfold.compat import pytest_benchmark_internals
 from fourfold.instruments import gpu_locks
 from fourfold.operations.record import Operation
 from fourfold.performance.measurement import Bench, Measurement, measurements_of, peers_of
@@ -23,6 +25,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None
     """Return a function that selects the current GPU by its uuid."""
     monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
 
     def select(uuid: str) -> None:
@@ -100,23 +103,66 @@ def hooks_on_a_gpu(events: list[str], monkeypatch: pytest.MonkeyPatch, **options
     return Performance(config, selection, "cuda", Matrix())
 
 
-@pytest.mark.parametrize("shares", [False, True], ids=["alone", "shared"])
 def test_a_run_takes_the_gpu_before_its_first_benchmark_and_releases_it_after_the_last(
-    shares: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     events: list[str] = []
-    performance, measurement = hooks_on_a_gpu(events, monkeypatch, share_gpu=shares), measurements_on("cuda")[0]
+    performance, measurement = hooks_on_a_gpu(events, monkeypatch), measurements_on("cuda")[0]
     item = SimpleNamespace(callspec=SimpleNamespace(params={"measurement": measurement}))
     session: Any = SimpleNamespace(config=performance.config, items=[item, SimpleNamespace()])
     loop = performance.pytest_runtestloop(session)
     next(loop)
-    assert events == [str(measurement)] + ["taken"] * (not shares)
+    assert events == [str(measurement), "taken"]
     for _ in range(2):
         with pytest.raises(pytest.skip.Exception, match="it is not timed"):
             performance.time(None, measurement)
     with pytest.raises(StopIteration):
         loop.send(None)
-    assert events == [str(measurement), *["taken"] * (not shares), *["benchmark"] * 2, *["released"] * (not shares)]
+    assert events == [str(measurement), "taken", "benchmark", "benchmark", "released"]
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_run_lends_the_gpu_while_torch_compile_compiles(capturing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    performance, measurement = hooks_on_a_gpu(events, monkeypatch), measurements_on("cuda")[0]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+
+    def compile_by_torch(bench: Bench, measurement: Measurement) -> str:
+        torch.compile(lambda x: x + 1, backend=lambda graph, inputs: events.append("compiled") or graph)(torch.ones(1))
+        return "it is not timed"
+
+    monkeypatch.setattr(Bench, "unsupported", compile_by_torch)
+    item = SimpleNamespace(callspec=SimpleNamespace(params={"measurement": measurement}))
+    loop = performance.pytest_runtestloop(SimpleNamespace(config=performance.config, items=[item]))  # type: ignore[arg-type]
+    next(loop)
+    with pytest.raises(pytest.skip.Exception, match="it is not timed"):
+        performance.time(None, measurement)
+    during = ["compiled"] if capturing else ["released", "compiled", "taken"]
+    assert events == [str(measurement), "taken", *during]
+
+
+def test_a_run_lends_the_gpu_while_it_makes_a_workload(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    made = measurements_on("cuda")[0]
+    performance = hooks_on_a_gpu(events, monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    performance._take_gpu()
+    for _ in range(2):
+        performance.run.bench.workload(replace(made, make=lambda dtype: events.append("made") or made.make(dtype)))  # type: ignore[func-returns-value]
+    assert events == ["taken", "released", "made", "taken"]
+
+
+def test_a_warm_up_makes_each_call_beside_other_runs_and_times_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    performance, measurement = hooks_on_a_gpu(events, monkeypatch, warm_up=True), measurements_on("cuda")[0]
+    monkeypatch.setattr(Bench, "unsupported", lambda bench, measurement: None)
+    monkeypatch.setattr(Bench, "warm_up", lambda bench, measurement: events.append("call"))
+    monkeypatch.setattr(pytest_benchmark_internals, "discard", lambda benchmark: events.append("discarded"))
+    item = SimpleNamespace(callspec=SimpleNamespace(params={"measurement": measurement}))
+    loop = performance.pytest_runtestloop(SimpleNamespace(config=performance.config, items=[item]))  # type: ignore[arg-type]
+    next(loop)
+    performance.time(SimpleNamespace(pedantic=lambda call, args: call(*args)), measurement)
+    assert events == ["call", "discarded"]
 
 
 def test_a_benchmark_whose_hooks_come_late_takes_the_gpu_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,26 +177,6 @@ def test_the_slower_kernels_are_profiled_and_no_step_repeats_what_the_folder_has
     assert reports.pop()[3] == "report"
 
 
-def test_configurations_chosen_while_others_run_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path / "cache"))
-    choices = tmp_path / "cache" / "tuning"
-    choices.mkdir(parents=True)
-    (choices / "alone.json").write_text("{}")
-    os.utime(choices / "alone.json", (0, 0))
-    seen: list[list[str]] = []
-
-    def run(*given: Any) -> int:
-        seen.append(sorted(path.name for path in choices.iterdir()))
-        (choices / "busy.json").write_text("{}")
-        return 0
-
-    script = load_script()
-    monkeypatch.setattr(script, "status_within", run)
-    monkeypatch.setattr(sys, "argv", ["record", str(tmp_path), "vector_add", "--device", "cpu"])
-    assert script.main() == 0
-    assert seen[-1] == ["alone.json"]
-
-
 def host_times(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
     script = load_script(SCRIPT.with_name("host_times"))
     monkeypatch.setattr(sys, "argv", ["host_times", *words, "--device", "cpu", "--seconds", "0"])

@@ -69,6 +69,25 @@ def test_measurement_outlives_the_process(measured: list[str]) -> None:
     assert measured
 
 
+def test_compilation_alone_runs_what_fits_and_chooses_nothing(measured: list[str]) -> None:
+    kernel, ran = tuner(), list[str]()
+
+    def run(configuration: Configuration) -> None:
+        ran.append(configuration.name)
+        if configuration is TOO_LARGE:
+            raise CudaError("more shared memory than there is")
+
+    with tuning.only_compile():
+        assert kernel.choose(GPU, "kind", lambda _: True, lambda: SLOW, run) is SLOW
+    assert ran == ["slow", "too_large", "fast"]
+    assert not measured
+    assert choice(kernel) == "fast"
+    assert measured
+    with tuning.only_compile():
+        assert kernel.choose(GPU, "kind", lambda _: True, lambda: SLOW, run) is FAST
+        assert choice(tuner()) == "fast"
+
+
 def test_what_does_not_fit_is_never_taken(measured: list[str]) -> None:
     kernel = tuner()
     assert choice(kernel, fits=lambda configuration: configuration is SLOW) == "slow"

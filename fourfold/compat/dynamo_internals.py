@@ -1,0 +1,34 @@
+"""TorchDynamo's private parts. Importing them takes two seconds, so they are not in ``torch_internals``."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch._dynamo.callback import callback_handler
+
+from fourfold.compat import uses
+
+
+@uses("torch._dynamo.callback.callback_handler")
+@contextlib.contextmanager
+def around_compilation(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """Enter a context whenever torch.compile begins to compile something, and leave it when that has ended.
+
+    ``torch.compiler`` has hooks for what compiles, but none for when it does.
+    """
+    entered: list[contextlib.ExitStack] = []
+
+    def begin(*about: Any) -> None:
+        entered.append(contextlib.ExitStack())
+        entered[-1].enter_context(context())
+
+    def end(*about: Any) -> None:
+        entered.pop().close()
+
+    callback_handler.register_start_callback(begin)
+    callback_handler.register_end_callback(end)
+    try:
+        yield
+    finally:
+        callback_handler.remove_start_callback(begin)
+        callback_handler.remove_end_callback(end)
