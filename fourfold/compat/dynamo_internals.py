@@ -14,7 +14,7 @@ from fourfold.compat import uses
 def around_compilation(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
     """Enter a context whenever torch.compile begins to compile something, and leave it when that has ended.
 
-    ``torch.compiler`` has hooks for what compiles, but none for when it does.
+    ``torch.compiler`` has hooks for what compiles, but none for when it does. ``torch.compiler.reset`` removes them.
     """
     entered: list[contextlib.ExitStack] = []
 
@@ -30,5 +30,5 @@ def around_compilation(context: Callable[[], contextlib.AbstractContextManager[A
     try:
         yield
     finally:
-        callback_handler.remove_start_callback(begin)
-        callback_handler.remove_end_callback(end)
+        for callbacks, ours in ((callback_handler.start_callbacks, begin), (callback_handler.end_callbacks, end)):
+            callbacks[:] = [callback for callback in callbacks if callback is not ours]

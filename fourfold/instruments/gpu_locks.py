@@ -66,8 +66,9 @@ def alone(wait: Callable[[], object]) -> Iterator[None]:
         try:
             yield
         finally:
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
+            if torch.cuda.memory_reserved():
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
 
 
 @contextlib.contextmanager

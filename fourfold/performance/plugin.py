@@ -128,15 +128,13 @@ class Performance:
         if self.running and self.device == "cuda" and not session.config.getoption("collectonly"):
             of_tests = (item.callspec.params.get("measurement") for item in session.items if hasattr(item, "callspec"))
             timed = [one for one in of_tests if isinstance(one, Measurement)]
-        with contextlib.ExitStack() as contexts:
-            contexts.callback(self._release_gpu)
-            if timed and not self.warming_up:
-                from fourfold.compat import dynamo_internals  # late: it imports torch's compiler
-
-                self.run.bench.compute_ahead(timed)
-                self._take_gpu()  # not within a test, whose time is limited
-                contexts.enter_context(dynamo_internals.around_compilation(self._lend_gpu))
+        if timed and not self.warming_up:
+            self.run.bench.compute_ahead(timed)
+            self._take_gpu()  # not within a test, whose time is limited
+        try:
             return (yield)
+        finally:
+            self._release_gpu()
 
     def _take_gpu(self) -> None:
         """Wait until no other run of benchmarks uses the GPU."""
@@ -159,8 +157,9 @@ class Performance:
 
     @contextlib.contextmanager
     def _lend_gpu(self) -> Iterator[None]:
-        """Let another run have the GPU's time, unless the GPU is in the middle of a capture."""
-        lends = self._gpu is not None and not torch.cuda.is_current_stream_capturing()
+        """Let another run have the GPU's time, unless this one holds much of its memory or captures a graph."""
+        lends = self._gpu is not None and torch.cuda.memory_allocated() < gpu_locks.LITTLE
+        lends = lends and not torch.cuda.is_current_stream_capturing()
         if lends:
             self._release_gpu()
         try:
@@ -168,6 +167,14 @@ class Performance:
         finally:
             if lends:
                 self._take_gpu()
+
+    def _lending_to_compile(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the GPU is lent while torch.compile compiles."""
+        if self._gpu is None:
+            return contextlib.nullcontext()
+        from fourfold.compat import dynamo_internals  # late: it imports torch's compiler
+
+        return dynamo_internals.around_compilation(self._lend_gpu)
 
     def time(self, benchmark: Any, measurement: Measurement) -> None:
         """Time a measurement within the limits of pytest-benchmark's options; skip it if it cannot run here."""
@@ -181,7 +188,9 @@ class Performance:
                 benchmark.pedantic(self.run.bench.warm_up, args=(measurement,))
                 pytest_benchmark_internals.discard(benchmark)
                 return
-            self.run.bench.time(benchmark, measurement, min_rounds, float(max_seconds))
+            self.run.bench.implementation(measurement)  # resets torch's compiler, also what observes it
+            with self._lending_to_compile():
+                self.run.bench.time(benchmark, measurement, min_rounds, float(max_seconds))
         except Disagreement as disagreement:
             pytest.fail(
                 f"{measurement}: its result is wrong on this workload, so it has no time: {disagreement}", pytrace=False

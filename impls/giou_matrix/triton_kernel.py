@@ -14,7 +14,7 @@ from .operators import leaves_lanes_idle, register
 
 # Rows and columns of a tile. A pair takes some 40 registers, so that a thread has four at once.
 TILE = 32, 32
-PAIRS = 128  # of a program without a tile, which is one warp
+PAIRS = 512  # of a program without a tile
 REDUCED = 64
 
 
@@ -158,9 +158,8 @@ def _forward(scores: torch.Tensor, a: torch.Tensor, b: torch.Tensor, tiles: Any,
     (n, m), tensors = scores.shape, (a, b, scores)
     if leaves_lanes_idle(m):
         index = triton_launch.index_type(n * m + PAIRS)
-        options = {"COMPUTE": triton_launch.COMPUTE[a.dtype], "INDEX": index, "PAIRS": PAIRS, "num_warps": 1}
-        grid = (cdiv(n * m, PAIRS),)
-        triton_launch.launch(giou_matrix_pairs_kernel, grid, tensors, (n, m, eps), ENCLOSED=enclosed, **options)
+        options = {"ENCLOSED": enclosed, "COMPUTE": triton_launch.COMPUTE[a.dtype], "INDEX": index, "PAIRS": PAIRS}
+        triton_launch.launch(giou_matrix_pairs_kernel, (cdiv(n * m, PAIRS),), tensors, (n, m, eps), **options)
         return
     options = {"ENCLOSED": enclosed, **_options(a)}
     triton_launch.launch(giou_matrix_forward_kernel, (tiles[0] * tiles[1],), tensors, (n, m, eps), **options)

@@ -94,7 +94,7 @@ def hooks_on_a_gpu(events: list[str], monkeypatch: pytest.MonkeyPatch, **options
     monkeypatch.setattr(Bench, "compute_ahead", lambda bench, timed: events.extend(str(one) for one in timed))
     monkeypatch.setattr(Bench, "unsupported", skip)
     monkeypatch.setattr("fourfold.performance.machine.toolchain", dict)
-    given = {"--benchmark-only": True, **options}
+    given = {"--benchmark-only": True, "--benchmark-min-rounds": 1, "--benchmark-max-time": 1.0, **options}
     config: Any = SimpleNamespace(
         getoption=lambda name, default=None: given.get(name, default),
         pluginmanager=SimpleNamespace(getplugin=lambda name: None),
@@ -121,24 +121,31 @@ def test_a_run_takes_the_gpu_before_its_first_benchmark_and_releases_it_after_th
     assert events == [str(measurement), "taken", "benchmark", "benchmark", "released"]
 
 
-@pytest.mark.parametrize("capturing", [False, True])
-def test_a_run_lends_the_gpu_while_torch_compile_compiles(capturing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("held", "capturing", "during"),
+    [
+        (0, False, ["released", "compiled", "taken"]),
+        (gpu_locks.LITTLE, False, ["compiled"]),  # another run would miss the memory
+        (0, True, ["compiled"]),
+    ],
+)
+def test_a_run_lends_the_gpu_while_torch_compile_compiles(
+    held: int, capturing: bool, during: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compile_by_torch(bench: Bench, benchmark: Any, measurement: Measurement, *limits: float) -> None:
+        for function in (lambda x: x + 1, lambda x: x + 2):
+            torch.compile(function, backend=lambda graph, inputs: events.append("compiled") or graph)(torch.ones(1))
+
     events: list[str] = []
     performance, measurement = hooks_on_a_gpu(events, monkeypatch), measurements_on("cuda")[0]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-
-    def compile_by_torch(bench: Bench, measurement: Measurement) -> str:
-        torch.compile(lambda x: x + 1, backend=lambda graph, inputs: events.append("compiled") or graph)(torch.ones(1))
-        return "it is not timed"
-
-    monkeypatch.setattr(Bench, "unsupported", compile_by_torch)
-    item = SimpleNamespace(callspec=SimpleNamespace(params={"measurement": measurement}))
-    loop = performance.pytest_runtestloop(SimpleNamespace(config=performance.config, items=[item]))  # type: ignore[arg-type]
-    next(loop)
-    with pytest.raises(pytest.skip.Exception, match="it is not timed"):
-        performance.time(None, measurement)
-    during = ["compiled"] if capturing else ["released", "compiled", "taken"]
-    assert events == [str(measurement), "taken", *during]
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held)
+    monkeypatch.setattr(Bench, "unsupported", lambda bench, measurement: None)
+    monkeypatch.setattr(Bench, "implementation", lambda bench, measurement: torch.compiler.reset())
+    monkeypatch.setattr(Bench, "time", compile_by_torch)
+    for _ in range(2):
+        performance.time(SimpleNamespace(fullname="softmax"), measurement)
+    assert events == ["taken", *during * 4]
 
 
 def test_a_run_lends_the_gpu_while_it_makes_a_workload(monkeypatch: pytest.MonkeyPatch) -> None:
