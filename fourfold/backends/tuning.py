@@ -143,13 +143,8 @@ class Tuner:
         if torch.cuda.is_current_stream_capturing():
             return default()
         fitting = [configuration for configuration in self.configurations if fits(configuration)]
-        chosen = self._recall(device, kind, fitting)
-        if chosen is None and _only_compiles:
-            for configuration in fitting:
-                with _skip_misfits():
-                    run(configuration)
-            return default()
-        chosen = chosen or self._measure(device, kind, fitting, run) or default()
+        find = self._compile if _only_compiles else self._measure
+        chosen = self._recall(device, kind, fitting) or find(device, kind, fitting, run) or default()
         self._chosen[device, kind] = chosen
         return chosen
 
@@ -164,6 +159,17 @@ class Tuner:
     def _recall(self, device: torch.device, kind: Hashable, fitting: list[Configuration]) -> Configuration | None:
         configuration = self._by_name.get(_read_choices(self._file(device)).get(repr(kind), ""))
         return configuration if configuration in fitting else None
+
+    def _compile(
+        self,
+        device: torch.device,
+        kind: Hashable,
+        fitting: list[Configuration],
+        run: Callable[[Configuration], None],
+    ) -> None:
+        for configuration in fitting:
+            with _skip_misfits():
+                run(configuration)
 
     def _measure(
         self,
@@ -227,7 +233,7 @@ def milliseconds(run: Callable[[], None]) -> float:
 
 @contextlib.contextmanager
 def only_compile() -> Iterator[None]:
-    """Run each configuration once instead of measuring it, and choose none: where other processes use the GPU too."""
+    """Run each configuration once instead of measuring it, and choose the default: others may use the GPU meanwhile."""
     global _only_compiles
     _only_compiles = True
     try:

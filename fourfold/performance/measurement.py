@@ -374,9 +374,12 @@ class Bench:
         return code_identity.describe(record, self.workload(measurement), self.codes)
 
     def warm_up(self, measurement: Measurement) -> None:
-        """Make a measurement's call once, which compiles all that it needs."""
+        """Make a measurement's call, which compiles all that it needs; on a GPU once more, for a profiler."""
         with tuning.only_compile():
-            self.call(measurement).run(1)
+            call = self.call(measurement)
+            call.run(1)
+            if self.device == "cuda":
+                mark(call, str(measurement))
 
     def between_rounds(self, runnable: Checkable, clock: Clock) -> Callable[[], None]:
         """Return what to do before each round: poison the results, and wait for the GPU if the host is timed."""
@@ -454,8 +457,6 @@ class Bench:
         clock, workload = measurement.clock, self.workload(measurement)
         runnable, timed = self.prepare(measurement, clock)
         launched = self.launched(measurement, runnable)
-        if isinstance(clock, DeviceClock):
-            mark(runnable.single_call, str(measurement))
         setup = self.between_rounds(runnable, clock)
         states = [machine.gpu_state(self.device)]
         rounds = plan_rounds(clock, runnable, setup, least_rounds, most_seconds)

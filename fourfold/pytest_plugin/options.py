@@ -76,7 +76,7 @@ def add_options(add: Callable[..., object]) -> None:
         metavar="AXIS=SIZE,...",
         help="of a benchmarked operation, in place of its workloads (repeatable)",
     )
-    add("--warm-up", action="store_true", help="make the call of each benchmark once to compile it, and time none")
+    add("--warm-up", action="store_true", help="make the call of each benchmark to compile it, and time none")
     add("--timings", type=Path, metavar="FILE", help="write the times of a benchmarked kernel as JSON")
     add("--report", type=Path, metavar="DIR", help="write DIR/index.html, of this run and of others there")
 

@@ -25,8 +25,6 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None
     """Return a function that selects the current GPU by its uuid."""
     monkeypatch.setenv("FOURFOLD_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
 
     def select(uuid: str) -> None:
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(uuid=uuid))
@@ -56,6 +54,19 @@ def test_another_gpu_is_free(gpu: Callable[[str], None]) -> None:
         gpu("second")
         with gpu_locks.alone(lambda: pytest.fail("it was free")):
             pass
+
+
+@pytest.mark.parametrize("reserved", [0, 1])
+def test_a_run_ends_its_work_and_frees_its_memory_before_it_releases_the_gpu(
+    reserved: int, gpu: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved)  # 0: there may be no context to wait for
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: events.append("end"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("free"))
+    with gpu_locks.alone(lambda: pytest.fail("it was free")):
+        assert not events
+    assert events == ["end", "free"] * reserved
 
 
 def measurements_on(device: str, **changes: Any) -> list[Measurement]:
