@@ -143,16 +143,22 @@ def test_a_run_takes_the_gpu_before_its_first_benchmark_and_releases_it_after_th
 def test_a_run_lends_the_gpu_while_torch_compile_compiles(
     held: int, capturing: bool, during: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def implementation(bench: Bench, measurement: Measurement) -> None:
+        if not made:  # it is cached
+            torch.compiler.reset()
+        made.append(measurement)
+
     def compile_by_torch(bench: Bench, benchmark: Any, measurement: Measurement, *limits: float) -> None:
+        bench.implementation(measurement)
         for function in (lambda x: x + 1, lambda x: x + 2):
             torch.compile(function, backend=lambda graph, inputs: events.append("compiled") or graph)(torch.ones(1))
 
-    events: list[str] = []
+    events, made = list[str](), list[Measurement]()
     performance, measurement = hooks_on_a_gpu(events, monkeypatch), measurements_on("cuda")[0]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held)
     monkeypatch.setattr(Bench, "unsupported", lambda bench, measurement: None)
-    monkeypatch.setattr(Bench, "implementation", lambda bench, measurement: torch.compiler.reset())
+    monkeypatch.setattr(Bench, "implementation", implementation)
     monkeypatch.setattr(Bench, "time", compile_by_torch)
     for _ in range(2):
         performance.time(SimpleNamespace(fullname="softmax"), measurement)
