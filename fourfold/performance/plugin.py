@@ -124,13 +124,12 @@ class Performance:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         """Compute what needs no GPU, then take the GPU's time for all benchmarks. Lend it while nothing runs on it."""
-        timed: list[Measurement] = []
-        if self.running and self.device == "cuda" and not session.config.getoption("collectonly"):
+        times = self.running and not self.warming_up and not session.config.getoption("collectonly")
+        if times and self.device == "cuda":
             of_tests = (item.callspec.params.get("measurement") for item in session.items if hasattr(item, "callspec"))
-            timed = [one for one in of_tests if isinstance(one, Measurement)]
-        if timed and not self.warming_up:
-            self.run.bench.compute_ahead(timed)
-            self._take_gpu()  # not within a test, whose time is limited
+            if timed := [one for one in of_tests if isinstance(one, Measurement)]:
+                self.run.bench.compute_ahead(timed)
+                self._take_gpu()  # not within a test, whose time is limited
         try:
             return (yield)
         finally:
