@@ -183,10 +183,8 @@ class Performance:
         min_rounds, max_seconds = (self.config.getoption(f"--benchmark-{name}") for name in ("min-rounds", "max-time"))
         try:
             if self.warming_up:
-                # Called by the fixture, which else warns that it was not used.
-                benchmark.pedantic(self.run.bench.warm_up, args=(measurement,))
-                pytest_benchmark_internals.discard(benchmark)
-                return
+                self.run.bench.warm_up(measurement)
+                pytest.skip("--warm-up: called, not timed")
             self.run.bench.implementation(measurement)  # resets torch's compiler, also what observes it
             with self._lending_to_compile():
                 self.run.bench.time(benchmark, measurement, min_rounds, float(max_seconds))

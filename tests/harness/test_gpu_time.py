@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from fourfold.checks.records import operations
-from fourfold.compat import pytest_benchmark_internals
 from fourfold.instruments import gpu_locks
 from fourfold.operations.record import Operation
 from fourfold.performance.measurement import Bench, Measurement, measurements_of, peers_of
@@ -181,12 +180,12 @@ def test_a_warm_up_makes_each_call_beside_other_runs_and_times_none(monkeypatch:
     performance, measurement = hooks_on_a_gpu(events, monkeypatch, warm_up=True), measurements_on("cuda")[0]
     monkeypatch.setattr(Bench, "unsupported", lambda bench, measurement: None)
     monkeypatch.setattr(Bench, "warm_up", lambda bench, measurement: events.append("call"))
-    monkeypatch.setattr(pytest_benchmark_internals, "discard", lambda benchmark: events.append("discarded"))
     item = SimpleNamespace(callspec=SimpleNamespace(params={"measurement": measurement}))
     loop = performance.pytest_runtestloop(SimpleNamespace(config=performance.config, items=[item]))  # type: ignore[arg-type]
     next(loop)
-    performance.time(SimpleNamespace(pedantic=lambda call, args: call(*args)), measurement)
-    assert events == ["call", "discarded"]
+    with pytest.raises(pytest.skip.Exception, match="called, not timed"):
+        performance.time(None, measurement)
+    assert events == ["call"]
 
 
 def test_a_benchmark_whose_hooks_come_late_takes_the_gpu_itself(monkeypatch: pytest.MonkeyPatch) -> None:
