@@ -143,8 +143,7 @@ class Tuner:
         if torch.cuda.is_current_stream_capturing():
             return default()
         fitting = [configuration for configuration in self.configurations if fits(configuration)]
-        find = self._compile if _only_compiles else self._measure
-        chosen = self._recall(device, kind, fitting) or find(device, kind, fitting, run) or default()
+        chosen = self._recall(device, kind, fitting) or self._measure(device, kind, fitting, run) or default()
         self._chosen[device, kind] = chosen
         return chosen
 
@@ -160,17 +159,6 @@ class Tuner:
         configuration = self._by_name.get(_read_choices(self._file(device)).get(repr(kind), ""))
         return configuration if configuration in fitting else None
 
-    def _compile(
-        self,
-        device: torch.device,
-        kind: Hashable,
-        fitting: list[Configuration],
-        run: Callable[[Configuration], None],
-    ) -> None:
-        for configuration in fitting:
-            with _skip_misfits():
-                run(configuration)
-
     def _measure(
         self,
         device: torch.device,
@@ -178,10 +166,17 @@ class Tuner:
         fitting: list[Configuration],
         run: Callable[[Configuration], None],
     ) -> Configuration | None:
+        # Import late: Triton reads TRITON_INTERPRET when it is imported, and the caller may still have to set it.
+        from triton import OutOfResources
+
         times: dict[Configuration, float] = {}
         for configuration in fitting:
-            with _skip_misfits():
-                times[configuration] = milliseconds(functools.partial(run, configuration))
+            # Skip a configuration that asks for more resources than the device has.
+            with contextlib.suppress(OutOfResources, CudaError):
+                if _only_compiles:
+                    run(configuration)
+                else:
+                    times[configuration] = milliseconds(functools.partial(run, configuration))
         if not times:
             return None
         fastest = min(times, key=times.__getitem__)
@@ -189,14 +184,6 @@ class Tuner:
         with directory_lock(file.parent), contextlib.suppress(OSError):  # an unwritable choice is measured again
             write_atomically(file, json.dumps({**_read_choices(file), repr(kind): fastest.name}).encode())
         return fastest
-
-
-def _skip_misfits() -> contextlib.suppress:
-    """Return a context that skips a configuration which asks for more resources than the device has."""
-    # Import late: Triton reads TRITON_INTERPRET when it is imported, and the caller may still have to set it.
-    from triton import OutOfResources
-
-    return contextlib.suppress(OutOfResources, CudaError)
 
 
 def _read_choices(file: pathlib.Path) -> dict[str, str]:

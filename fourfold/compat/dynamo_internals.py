@@ -16,14 +16,13 @@ def around_compilation(context: Callable[[], contextlib.AbstractContextManager[A
 
     ``torch.compiler`` has hooks for what compiles, but none for when it does. ``torch.compiler.reset`` removes them.
     """
-    entered: list[contextlib.ExitStack] = []
+    entered = contextlib.ExitStack()
 
     def begin(*about: Any) -> None:
-        entered.append(contextlib.ExitStack())
-        entered[-1].enter_context(context())
+        entered.enter_context(context())
 
     def end(*about: Any) -> None:
-        entered.pop().close()
+        entered.close()
 
     callback_handler.register_start_callback(begin)
     callback_handler.register_end_callback(end)
