@@ -3,8 +3,10 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 from torch._dynamo.callback import callback_handler
+from torch._inductor.runtime.benchmarking import benchmarker
 
 from fourfold.compat import uses
 
@@ -31,3 +33,17 @@ def around_compilation(context: Callable[[], contextlib.AbstractContextManager[A
     finally:
         for callbacks, ours in ((callback_handler.start_callbacks, begin), (callback_handler.end_callbacks, end)):
             callbacks[:] = [callback for callback in callbacks if callback is not ours]
+
+
+@uses("torch._inductor.runtime.benchmarking.benchmarker")
+@contextlib.contextmanager
+def around_measurements(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """Enter a context whenever torch.compile times kernels on a GPU to choose the fastest, and leave it afterwards."""
+    by_torch: Callable[..., float] = benchmarker.benchmark_gpu
+
+    def measure(*args: Any, **options: Any) -> float:
+        with context():
+            return by_torch(*args, **options)
+
+    with mock.patch.object(benchmarker, "benchmark_gpu", measure):
+        yield

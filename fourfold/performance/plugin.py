@@ -137,7 +137,7 @@ class Performance:
 
     def _take_gpu(self) -> None:
         """Wait until no other run of benchmarks uses the GPU."""
-        if self.device != "cuda" or self._gpu is not None or self.warming_up:
+        if self.device != "cuda" or self._gpu is not None:
             return
         self._gpu = contextlib.ExitStack()
         self._gpu.enter_context(gpu_locks.alone(self._say_waiting))
@@ -156,9 +156,12 @@ class Performance:
 
     @contextlib.contextmanager
     def _lend_gpu(self) -> Iterator[None]:
-        """Let another run have the GPU's time, unless this one holds much of its memory or captures a graph."""
-        lends = self._gpu is not None and torch.cuda.memory_allocated() < gpu_locks.LITTLE
-        lends = lends and not torch.cuda.is_current_stream_capturing()
+        """Let another run have the GPU's time, unless this one captures a graph or cannot free much of its memory."""
+        lends = self._gpu is not None and not torch.cuda.is_current_stream_capturing()
+        if lends:
+            torch.cuda.empty_cache()
+            # A graph keeps what its kernels use, which `torch.cuda.memory_allocated` does not count.
+            lends = torch.cuda.memory_reserved() < gpu_locks.LITTLE
         if lends:
             self._release_gpu()
         try:
@@ -167,26 +170,47 @@ class Performance:
             if lends:
                 self._take_gpu()
 
-    def _lending_to_compile(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which the GPU is lent while torch.compile compiles."""
-        if self._gpu is None:
-            return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def _hold_gpu(self) -> Iterator[None]:
+        """Take the GPU's time, unless this run has it, and release it afterwards."""
+        takes = self._gpu is None
+        self._take_gpu()
+        try:
+            yield
+        finally:
+            if takes:
+                self._release_gpu()
+
+    @contextlib.contextmanager
+    def _share_gpu(self) -> Iterator[None]:
+        """Lend the GPU while torch.compile compiles, but hold it while it times kernels to choose the fastest.
+
+        It caches its choice, so that a wrong one would remain.
+        """
+        if self.device != "cuda":
+            yield
+            return
         from fourfold.compat import dynamo_internals  # late: it imports torch's compiler
 
-        return dynamo_internals.around_compilation(self._lend_gpu)
+        with (
+            dynamo_internals.around_compilation(self._lend_gpu),
+            dynamo_internals.around_measurements(self._hold_gpu),
+        ):
+            yield
 
     def time(self, benchmark: Any, measurement: Measurement) -> None:
         """Time a measurement within the limits of pytest-benchmark's options; skip it if it cannot run here."""
-        self._take_gpu()
+        if not self.warming_up:
+            self._take_gpu()
         if reason := self.run.bench.unsupported(measurement):
             pytest.skip(str(reason))
         min_rounds, max_seconds = (self.config.getoption(f"--benchmark-{name}") for name in ("min-rounds", "max-time"))
         try:
-            if self.warming_up:
-                self.run.bench.warm_up(measurement)
-                pytest.skip("--warm-up: called, not timed")
             self.run.bench.implementation(measurement)  # resets torch's compiler, also what observes it
-            with self._lending_to_compile():
+            with self._share_gpu():
+                if self.warming_up:
+                    self.run.bench.warm_up(measurement)
+                    pytest.skip("--warm-up: called, not timed")
                 self.run.bench.time(benchmark, measurement, min_rounds, float(max_seconds))
         except Disagreement as disagreement:
             pytest.fail(

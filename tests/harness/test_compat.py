@@ -262,6 +262,33 @@ def compilation_by_torch() -> None:
     assert events == ["begin", "compile", "end", "compile"]
 
 
+@contract("torch._inductor.runtime.benchmarking.benchmarker")
+def measurement_by_torch() -> None:
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    events: list[str] = []
+
+    @contextlib.contextmanager
+    def measurement() -> Iterator[None]:
+        events.append("begin")
+        yield
+        events.append("end")
+
+    def time(benchmarker: object, function: Callable[[], None], **options: Any) -> float:
+        function()
+        return 1.0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(benchmarker), "benchmark_gpu", time)
+        with dynamo_internals.around_measurements(measurement):
+            # The tuner of kernels calls the first one, the choice of a padding the second.
+            assert benchmarker.benchmark(lambda: events.append("run"), (), {}, device="cuda") == 1.0
+            assert benchmarker.benchmark_gpu(lambda: events.append("run")) == 1.0
+        assert events == ["begin", "run", "end"] * 2
+        benchmarker.benchmark_gpu(lambda: None)
+    assert events == ["begin", "run", "end"] * 2
+
+
 @contract("torch._decomp.decomposition_table")
 def operators_by_simpler_ones() -> None:
     x = torch.rand(1, 1, 2, 2)

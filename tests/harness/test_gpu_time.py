@@ -155,7 +155,10 @@ def test_a_run_lends_the_gpu_while_torch_compile_compiles(
     events, made = list[str](), list[Measurement]()
     performance, measurement = hooks_on_a_gpu(events, monkeypatch), measurements_on("cuda")[0]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held)
+    memory = [held, 2 * gpu_locks.LITTLE]  # a graph's, which is no longer allocated, and what can be freed
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: sum(memory))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: memory.__delitem__(slice(1, None)))
     monkeypatch.setattr(Bench, "unsupported", lambda bench, measurement: None)
     monkeypatch.setattr(Bench, "implementation", implementation)
     monkeypatch.setattr(Bench, "time", compile_by_torch)
@@ -175,10 +178,50 @@ def test_a_run_lends_the_gpu_while_it_makes_a_workload(monkeypatch: pytest.Monke
     assert events == ["taken", "released", "made", "taken"]
 
 
+@pytest.mark.parametrize(
+    ("warms_up", "expected"),
+    [
+        (False, "taken released compiled taken measured released taken measured"),
+        (True, "compiled taken measured released taken measured released"),
+    ],
+)
+def test_torch_compile_measures_alone_though_it_compiles_beside_other_runs(
+    warms_up: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    def compile_by_inductor(graph: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
+        events.append("compiled")
+        benchmarker.benchmark_gpu(lambda: None)
+        return graph
+
+    def compile_by_torch(bench: Bench, *arguments: object) -> None:
+        torch.compile(lambda x: x + 1, backend=compile_by_inductor)(torch.ones(1))
+        benchmarker.benchmark_gpu(lambda: None)  # the tuner's, in the first call
+
+    def measure(benchmarker: object, call: object) -> float:
+        events.append("measured")
+        return 1.0
+
+    events: list[str] = []
+    measurement = measurements_on("cuda")[0]
+    performance = hooks_on_a_gpu(events, monkeypatch, warm_up=warms_up)
+    monkeypatch.setattr(type(benchmarker), "benchmark_gpu", measure)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(Bench, "unsupported", lambda bench, measurement: None)
+    monkeypatch.setattr(Bench, "implementation", lambda bench, measurement: torch.compiler.reset())
+    monkeypatch.setattr(Bench, "time", compile_by_torch)
+    monkeypatch.setattr(Bench, "warm_up", compile_by_torch)
+    with pytest.raises(pytest.skip.Exception) if warms_up else contextlib.nullcontext():
+        performance.time(SimpleNamespace(fullname="softmax"), measurement)
+    assert " ".join(events) == expected
+
+
 def test_a_warm_up_makes_each_call_beside_other_runs_and_times_none(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     performance, measurement = hooks_on_a_gpu(events, monkeypatch, warm_up=True), measurements_on("cuda")[0]
     monkeypatch.setattr(Bench, "unsupported", lambda bench, measurement: None)
+    monkeypatch.setattr(Bench, "implementation", lambda bench, measurement: None)
     monkeypatch.setattr(Bench, "warm_up", lambda bench, measurement: events.append("call"))
     item = SimpleNamespace(callspec=SimpleNamespace(params={"measurement": measurement}))
     loop = performance.pytest_runtestloop(SimpleNamespace(config=performance.config, items=[item]))  # type: ignore[arg-type]
