@@ -53,6 +53,8 @@ from fourfold.performance.timing import (
 )
 
 UNLIMITED = Claims()
+# The most elements of a workload that is kept for the whole run.
+SMALL = 2**20
 
 
 Source = tuple[Path, str]  # the file of a candidate, and its name there
@@ -253,7 +255,7 @@ class Bench:
         self.selection, self.device, self._lend = selection, device, lend
         self.references = References()
         self.codes: dict[str, Code] = {}  # what the timed calls launched, by its hash
-        self._workload: tuple[Any, Workload] | None = None
+        self._workloads: dict[Any, Workload] = {}
         self._functions: tuple[Any, dict[str, Function]] | None = None
 
     @cached_property
@@ -262,13 +264,14 @@ class Bench:
         return measure(self.device)
 
     def workload(self, measurement: Measurement) -> Workload:
-        """Return a measurement's workload. Only the latest is cached: a large one fills gigabytes."""
+        """Return a measurement's workload. Small ones are cached, and of the large ones, of gigabytes, the latest."""
         key = id(measurement.operation), measurement.workload, measurement.dtype
-        if self._workload is None or self._workload[0] != key:
-            self._workload = None
+        if key not in self._workloads:
+            kept = {key: workload for key, workload in self._workloads.items() if workload.case.elements <= SMALL}
+            self._workloads = kept
             with self._lend():
-                self._workload = key, measurement.make(DTYPES[measurement.dtype])
-        return self._workload[1]
+                self._workloads[key] = measurement.make(DTYPES[measurement.dtype])
+        return self._workloads[key]
 
     def compute_ahead(self, timed: Sequence[Measurement]) -> None:
         """Import the peers' packages and compute the oracle's results: most of what a GPU would wait for.

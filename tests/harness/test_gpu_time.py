@@ -14,7 +14,7 @@ import torch
 from fourfold.checks.records import operations
 from fourfold.instruments import gpu_locks
 from fourfold.operations.record import Operation
-from fourfold.performance.measurement import Bench, Measurement, measurements_of, peers_of
+from fourfold.performance.measurement import SMALL, Bench, Measurement, measurements_of, peers_of
 from fourfold.performance.plugin import Performance
 from fourfold.pytest_plugin.table import Matrix
 
@@ -165,6 +165,21 @@ def test_a_run_lends_the_gpu_while_torch_compile_compiles(
     for _ in range(2):
         performance.time(SimpleNamespace(fullname="softmax"), measurement)
     assert events == ["taken", *during * 4]
+
+
+def test_only_small_workloads_are_kept() -> None:
+    made: list[str] = []
+    small, *_ = measurements_on("cpu")
+
+    def make(name: str, elements: int) -> Measurement:
+        workload = SimpleNamespace(case=SimpleNamespace(elements=elements))
+        return replace(small, workload=name, make=lambda dtype: made.append(name) or workload)  # type: ignore[func-returns-value, arg-type, return-value]
+
+    bench = Bench(SimpleNamespace(), "cpu")  # type: ignore[arg-type]
+    timed = [make("small", SMALL), make("large", SMALL + 1), make("larger", SMALL + 2)]
+    for measurement in [*timed, *reversed(timed)]:
+        bench.workload(measurement)
+    assert made == ["small", "large", "larger", "large"]
 
 
 def test_a_run_lends_the_gpu_while_it_makes_a_workload(monkeypatch: pytest.MonkeyPatch) -> None:
