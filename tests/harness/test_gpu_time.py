@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fourfold.checks.records import operations
+from fourfold.compat import dynamo_internals
 from fourfold.instruments import gpu_locks
 from fourfold.operations.record import Operation
 from fourfold.performance.measurement import SMALL, Bench, Measurement, measurements_of, peers_of
@@ -203,16 +204,14 @@ def test_a_run_lends_the_gpu_while_it_makes_a_workload(monkeypatch: pytest.Monke
 def test_torch_compile_measures_alone_though_it_compiles_beside_other_runs(
     warms_up: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torch._inductor.runtime.benchmarking import benchmarker
-
     def compile_by_inductor(graph: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
         events.append("compiled")
-        benchmarker.benchmark_gpu(lambda: None)
+        dynamo_internals.benchmarker.benchmark_gpu(lambda: None)
         return graph
 
     def compile_by_torch(bench: Bench, *arguments: object) -> None:
         torch.compile(lambda x: x + 1, backend=compile_by_inductor)(torch.ones(1))
-        benchmarker.benchmark_gpu(lambda: None)  # the tuner's, in the first call
+        dynamo_internals.benchmarker.benchmark_gpu(lambda: None)  # the tuner's, in the first call
 
     def measure(benchmarker: object, call: object) -> float:
         events.append("measured")
@@ -221,7 +220,7 @@ def test_torch_compile_measures_alone_though_it_compiles_beside_other_runs(
     events: list[str] = []
     measurement = measurements_on("cuda")[0]
     performance = hooks_on_a_gpu(events, monkeypatch, warm_up=warms_up)
-    monkeypatch.setattr(type(benchmarker), "benchmark_gpu", measure)
+    monkeypatch.setattr(type(dynamo_internals.benchmarker), "benchmark_gpu", measure)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(Bench, "unsupported", lambda bench, measurement: None)
     monkeypatch.setattr(Bench, "implementation", lambda bench, measurement: torch.compiler.reset())
