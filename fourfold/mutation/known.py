@@ -80,11 +80,14 @@ def classify(
     """
     by_mutant: dict[tuple, ReviewedMutant] = {}
     problems = []
-    files = {mutant.file for mutant in mutants}
+    of_files: dict[str, list[Mutant]] = {}
+    for mutant in mutants:
+        of_files.setdefault(mutant.file, []).append(mutant)
     for entry in entries:
-        if not files.issuperset(entry.alternatives("file")):
+        files = entry.alternatives("file")
+        if not of_files.keys() >= {*files}:
             continue
-        matches = [mutant for mutant in mutants if entry.describes(mutant)]
+        matches = [mutant for file in files for mutant in of_files[file] if entry.describes(mutant)]
         absent = [
             f"{name} = {value!r}"
             for name in entry.fields

@@ -1,5 +1,6 @@
 """A mutant: a source file with one small mistake."""
 
+import bisect
 import difflib
 from collections import Counter
 from collections.abc import Iterable
@@ -84,7 +85,7 @@ def apply_edits(file: str, text: str, edits: Iterable[Edit]) -> list[Mutant]:
         if mutated == text or mutated in texts:
             continue
         texts.add(mutated)
-        row = max(i for i, start in enumerate(starts) if start <= edit.start)
+        row = bisect.bisect_right(starts, edit.start) - 1
         code = text[starts[row] :].partition("\n")[0].strip()
         original = " ".join(text[edit.start : edit.end].split())
         replacement = " ".join(edit.replacement.split())

@@ -1,6 +1,7 @@
 """The files of an operation's kernels, which of their functions it uses, and their mutants."""
 
 import ast
+import functools
 import pathlib
 import re
 from collections.abc import Mapping
@@ -34,7 +35,7 @@ def sources(operation: str, backend: str) -> dict[str, str]:
     }
     shared = {path: path.read_text() for path in sorted(folder.iterdir()) if path.suffix in suffixes}
     code |= {path: text for path, text in shared.items() if any(path.stem in t for t in code.values())}
-    while new := {p: shared[p] for p in shared.keys() - code.keys() if any(f'"{p.name}"' in t for t in code.values())}:
+    while new := {p: s for p, s in shared.items() if p not in code and any(f'"{p.name}"' in t for t in code.values())}:
         code |= new
     return {
         str(path.relative_to(folder)): text for path, text in code.items() if backend == "cuda" or "@triton.jit" in text
@@ -82,19 +83,26 @@ def _reached(operation: str, backend: str) -> tuple[set[str], list[pathlib.Path]
         if (path, name) in visited or not path.exists():
             continue
         visited.add((path, name))
-        body = ast.parse(path.read_text()).body
-        names = set[str]().union(*(ws for node in body for n, ws in _values(node) if name in ("", n)))
+        values, imports = _module(path.read_text())
+        names = set[str]().union(*(words for bound, words in values if name in ("", bound)))
         words |= names
         pending += [(path, word) for word in names]
-        for node in body:
-            if isinstance(node, ast.ImportFrom) and node.level:
-                place = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
-                for alias in node.names:
-                    if name == "" or (alias.asname or alias.name) in names:
-                        module = place / f"{alias.name}.py"
-                        members = [(module, word) for word in names] if module.exists() else []
-                        pending += members or [(place.with_suffix(".py"), alias.name)]
+        for node in imports:
+            place = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            for alias in node.names:
+                if name == "" or (alias.asname or alias.name) in names:
+                    module = place / f"{alias.name}.py"
+                    members = [(module, word) for word in names] if module.exists() else []
+                    pending += members or [(place.with_suffix(".py"), alias.name)]
     return words, sorted({path for path, _ in visited})
+
+
+@functools.cache
+def _module(text: str) -> tuple[list[tuple[str, set[str]]], list[ast.ImportFrom]]:
+    """Return the names that a module binds, each with the words of its value, and its relative imports."""
+    body = ast.parse(text).body
+    imports = [node for node in body if isinstance(node, ast.ImportFrom) and node.level]
+    return [value for node in body for value in _values(node)], imports
 
 
 def _values(node: ast.stmt) -> list[tuple[str, set[str]]]:

@@ -324,10 +324,11 @@ def test_list_without_a_reason_or_a_place_is_refused(old: str, new: str, says: s
 def test_each_entry_of_the_repositorys_list_speaks_of_a_mutant() -> None:
     entries, problems, files = known.read_list(EQUIVALENT), [], set()
     for language in ("triton", "cuda"):
+        texts: dict[str, str] = {}
         for operation in operations():
-            texts = sources(operation, language)
-            problems += known.classify(entries, mutants_of_files(texts, language), {})[1]
-            files |= texts.keys()
+            texts |= sources(operation, language)
+        problems += known.classify(entries, mutants_of_files(texts, language), {})[1]
+        files |= texts.keys()
     assert not problems
     assert {file for entry in entries for file in entry.alternatives("file")} <= files
 
