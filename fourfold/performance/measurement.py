@@ -267,8 +267,7 @@ class Bench:
         """Return a measurement's workload. Small ones are cached, and of the large ones, of gigabytes, the latest."""
         key = id(measurement.operation), measurement.workload, measurement.dtype
         if key not in self._workloads:
-            kept = {key: workload for key, workload in self._workloads.items() if workload.case.elements <= SMALL}
-            self._workloads = kept
+            self._workloads = {k: kept for k, kept in self._workloads.items() if kept.case.elements <= SMALL}
             with self._lend():
                 self._workloads[key] = measurement.make(DTYPES[measurement.dtype])
         return self._workloads[key]

@@ -157,7 +157,6 @@ def test_a_run_lends_the_gpu_while_torch_compile_compiles(
     performance, measurement = hooks_on_a_gpu(events, monkeypatch), measurements_on("cuda")[0]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     memory = [held, 2 * gpu_locks.LITTLE]  # a graph's, which is no longer allocated, and what can be freed
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: sum(memory))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: memory.__delitem__(slice(1, None)))
     monkeypatch.setattr(Bench, "unsupported", lambda bench, measurement: None)
