@@ -1,6 +1,7 @@
 """The benchmark plugin: hooks of pytest and pytest-benchmark that turn measurements into benchmarks and record them."""
 
 import contextlib
+import gc
 import json
 import os
 import traceback
@@ -205,6 +206,7 @@ class Performance:
         if reason := self.run.bench.unsupported(measurement):
             pytest.skip(str(reason))
         min_rounds, max_seconds = (self.config.getoption(f"--benchmark-{name}") for name in ("min-rounds", "max-time"))
+        refusal = ""
         try:
             self.run.bench.implementation(measurement)  # resets torch's compiler, also what observes it
             with self._share_gpu():
@@ -222,7 +224,10 @@ class Performance:
             absent |= measurement.contender in (LIBRARY, COMPILED) and isinstance(error, torch.OutOfMemoryError)
             if measurement.contender not in INSTALLED and not absent:
                 raise
-            pytest.skip(f"{measurement.contender} does not take it: {type(error).__name__}: {error}")
+            refusal = f"{measurement.contender} does not take it: {type(error).__name__}: {error}"
+        if refusal:
+            gc.collect()  # the exception's frames may hold all of a GPU's memory, which other runs would lack
+            pytest.skip(refusal)
         self.run.timed[pytest_benchmark_internals.name_of(benchmark)] = measurement
 
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -165,6 +166,27 @@ def test_a_run_lends_the_gpu_while_torch_compile_compiles(
     for _ in range(2):
         performance.time(SimpleNamespace(fullname="softmax"), measurement)
     assert events == ["taken", *during * 4]
+
+
+def test_a_peer_that_runs_out_of_memory_frees_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out_of_memory(bench: Bench, *arguments: object) -> None:
+        held = torch.ones(1)
+        results.append(weakref.ref(held))
+        try:
+            raise torch.OutOfMemoryError("too much")
+        except torch.OutOfMemoryError as error:
+            kept = error  # which keeps this frame, and that keeps it
+            raise kept from None
+
+    results = list[weakref.ref[torch.Tensor]]()
+    performance = hooks_on_a_gpu([], monkeypatch)
+    (compiled, *_) = [one for one in measurements_on("cuda") if one.contender == "compile"]
+    monkeypatch.setattr(Bench, "unsupported", lambda bench, measurement: None)
+    monkeypatch.setattr(Bench, "implementation", lambda bench, measurement: None)
+    monkeypatch.setattr(Bench, "time", run_out_of_memory)
+    with pytest.raises(pytest.skip.Exception, match="compile does not take it: OutOfMemoryError: too much"):
+        performance.time(None, compiled)
+    assert [result() for result in results] == [None]
 
 
 def test_only_small_workloads_are_kept() -> None:
