@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from fourfold.checks.outputs import together
 from fourfold.checks.records import operations
 from fourfold.checks.search import Subject
 from fourfold.compat import torch_internals
@@ -108,10 +109,10 @@ def compiled(subject: Subject, dynamic: bool) -> Callable:
     return torch.compile(subject.implementation, fullgraph=True, dynamic=dynamic, backend=backend)
 
 
-@pytest.mark.only(backends=["triton", "cuda"], dtypes=TRACED)
+@pytest.mark.only(backends=["triton", "cuda"], dtypes=TRACED, whole=True)
 def test_operator_passes_opcheck(subject: Subject, cell: Cell) -> None:
     operator = getattr(torch.ops.fourfold, f"{cell.operation}_{cell.backend}").default
-    case = alike(subject)[-1]
+    case = alike(together(subject))[-1]
     tensors = case.tensors(subject.dtype, subject.device)
     for name in subject.operation.differentiable:
         tensors[name].requires_grad_()
